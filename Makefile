@@ -1,0 +1,84 @@
+# Everything is set up in .venv and target/; nothing else on the machine is changed.
+#
+# Variables:
+#   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
+#   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, _abi.py, Cargo.lock)
+#   MARKERS="not slow"  with `test`: which tests pytest selects
+#   ARGS=...            with `demo`, `test` and `bench`: more arguments for the script or for pytest
+
+PYTHON ?= python3
+MARKERS ?= not slow
+ARGS ?=
+
+VENV := $(CURDIR)/.venv
+RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock .cargo/config.toml
+TORCH_LIB = $$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
+TCH_2.11 := 0.24.0
+TCH_2.13 := 0.26.0
+
+# torch-sys, maturin and cargo ask the `python` on PATH; a conda environment beside VIRTUAL_ENV confuses maturin.
+export PATH := $(VENV)/bin:$(PATH)
+export VIRTUAL_ENV := $(VENV)
+export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
+unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
+
+.DELETE_ON_ERROR:
+.PHONY: help demo build lint test bench docs wheel all
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n '/^# Variables/,/^$$/s/^# *//p' $(MAKEFILE_LIST)
+
+demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
+	python examples/train_gpt.py $(ARGS)
+
+build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install the package and its tools into .venv
+
+test: build ## Run the tests of the Rust core and of the Python package
+	LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features
+	python -m pytest -m "$(MARKERS)" $(ARGS)
+
+lint: build ## Check formatting, lints, types and the stub of the extension
+	cargo fmt --check
+	cargo clippy --all-targets --no-default-features -- -D warnings
+	cargo clippy --all-targets --release --features extension-module -- -D warnings
+	ruff check
+	ruff format --check
+	mypy
+	python -m mypy.stubtest oxidion._oxidion
+
+bench: build ## Time every class against torch's optimizers and the installed peers
+	python benchmarks/step.py $(ARGS)
+
+docs: build ## Build the API documentation of the core and run the code blocks of the README
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --no-default-features
+	python -m pytest tests/meta/test_docs.py
+
+wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/
+	maturin build --release --strip --out dist
+
+all: lint test docs wheel ## Everything that must pass before a release
+
+$(VENV)/.python:
+	@command -v cargo >/dev/null || { echo "error: no cargo on PATH; install Rust from https://rustup.rs" >&2; exit 1; }
+	@command -v c++ >/dev/null || { echo "error: no C++ compiler (c++) on PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.10 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; use make PYTHON=..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	python -m pip install -q --upgrade "pip>=25.1"
+	rm -rf target/*/build/torch-sys-* target/*/.fingerprint/torch-sys-*  # compiled for the torch of another .venv
+	touch $@
+
+$(VENV)/.deps: $(VENV)/.python pyproject.toml
+	python -m pip install -q --group build
+	touch $@
+
+$(VENV)/.built: $(VENV)/.deps $(RUST)
+	maturin develop --release --extras test,lint,examples,bench
+	touch $@
+
+.PHONY: pin
+pin:
+	$(if $(TCH_$(TORCH)),,$(error TORCH=$(TORCH) is not supported; choose 2.11 or 2.13))
+	sed -i 's/torch==[0-9.]*\*/torch==$(TORCH).*/' pyproject.toml
+	sed -i 's/^TORCH = ".*"/TORCH = "$(TORCH)"/' python/oxidion/_abi.py
+	cargo update -p tch --precise $(TCH_$(TORCH))

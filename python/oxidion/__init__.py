@@ -1,0 +1,43 @@
+"""Optimizers for PyTorch with a Rust core: Dion, Muon, AdamW, Lion.
+
+Swap one in for a ``torch.optim`` class::
+
+    optimizer = oxidion.Dion(oxidion.param_groups(model, algorithm="dion", lr=0.01))
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch  # loads libtorch, which the extension links against
+
+from oxidion._abi import check_torch
+
+check_torch(torch.__version__)
+
+from oxidion import _oxidion, functional  # noqa: E402
+from oxidion._env import env_report  # noqa: E402
+from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
+from oxidion.groups import param_groups  # noqa: E402
+from oxidion.optim.adamw import AdamW  # noqa: E402
+from oxidion.optim.dion import Dion, DionMixedPrecisionConfig  # noqa: E402
+from oxidion.optim.lion import Lion  # noqa: E402
+from oxidion.optim.muon import Muon  # noqa: E402
+
+__all__ = [
+    "AdamW",
+    "Dion",
+    "DionMixedPrecisionConfig",
+    "LayoutError",
+    "Lion",
+    "Muon",
+    "PlanMismatch",
+    "PoisonedOptimizer",
+    "__version__",
+    "env_report",
+    "functional",
+    "param_groups",
+]
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_oxidion.forget_threads_after_fork)

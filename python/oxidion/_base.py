@@ -1,0 +1,324 @@
+"""The base class of all optimizers: groups, state, one step through the core."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from oxidion import _driver, _shadow, _state, _validate
+from oxidion._oxidion import Plan, PoisonedOptimizer, Session, algorithms
+from oxidion._table import Table
+from oxidion._validate import Field
+
+COMMON: dict[str, Field] = {
+    "lr": _validate.number(1e-3),
+    "weight_decay": _validate.number(0.0),
+    "algorithm": _validate.word(None, *algorithms()),
+    "step": _validate.count(0, low=0),
+    "cautious_wd": _validate.flag(False),
+    "maximize": _validate.flag(False),
+    "foreach": _validate.flag(None),
+    "capturable": _validate.flag(False),
+    "differentiable": _validate.flag(False),
+    "strict": _validate.flag(True),
+    "max_batch_bytes": _validate.count(None, optional=True),
+    "state_dtype": _validate.dtype(),
+}
+"""Group keys of every algorithm."""
+
+SCHEDULER_KEYS = {"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "base_momentum", "max_momentum", "lr_scale"}
+FOREIGN_KEYS = {"params", "param_names", "name", "fused", "decoupled_weight_decay", *SCHEDULER_KEYS}
+"""Keys that schedulers, frameworks and checkpoints of other optimizers add."""
+
+SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
+
+
+class OxOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` whose step is planned and computed in Rust.
+
+    Subclasses give a signature, defaults and a schema. ``param_groups`` may mix algorithms: the group key
+    ``algorithm`` says which one optimizes the group.
+    """
+
+    ALGORITHM: ClassVar[str]
+    MATRIX: ClassVar[bool] = True
+    SCHEMA: ClassVar[dict[str, Field]]
+    STATE_NAMES: ClassVar[_state.Names] = {}
+    _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
+
+    _step_supports_amp_scaling = True
+    _session: Session | None = None
+    _current_plan: Plan | None = None
+    _poison: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "ALGORITHM" in cls.__dict__:
+            OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
+        if defaults.get("differentiable"):
+            raise RuntimeError(f"{type(self).__name__} does not support differentiable=True: its step is not recorded")
+        defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
+        dtype = defaults.get("state_dtype")
+        defaults["state_dtype"] = _validate.dtype_name(dtype, "state_dtype")
+        lr = defaults["lr"]
+        if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
+            raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
+        _validate.check_group(defaults, COMMON | self.SCHEMA, self._known_keys(), "defaults")
+        self._last_betas: dict[int, tuple[Any, Any]] = {}
+        super().__init__(params, defaults)
+
+    # ------------------------------------------------------------------ groups
+
+    @classmethod
+    def _known_keys(cls) -> set[str]:
+        schemas = [COMMON, *(other.SCHEMA for other in OxOptimizer._registry.values())]
+        return FOREIGN_KEYS.union(*schemas)
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group. Missing keys get the class's defaults, then those of the group's algorithm.
+
+        Raises:
+            ValueError: for unknown keys, values out of range, or a parameter that the algorithm does not take.
+            TypeError: for parameters that are not real floating-point tensors.
+        """
+        number = len(self.param_groups) if hasattr(self, "param_groups") else 0
+        if isinstance(param_group, dict):
+            self._spell(param_group)
+            self._check(param_group, number)
+        super().add_param_group(param_group)
+        try:
+            self._complete(param_group)
+            self._check(param_group, number)
+            self._check_params(param_group)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def _spell(self, group: dict[str, Any]) -> None:
+        """Turns another spelling of a key into the class's own; completes betas that were given in one form."""
+        for other, own in SPELLINGS.items():
+            if own in self.defaults and other in group:
+                group[own] = group.pop(other)
+        betas = group.get("betas")
+        first, second = group.get("beta1"), group.get("beta2")
+        if "beta1" not in self.defaults or (betas is None and first is None and second is None):
+            return
+        default = self.defaults["betas"]
+        given = (default[0] if first is None else first, default[1] if second is None else second)
+        if betas is None:
+            group["betas"] = given
+        elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
+            warnings.warn(f"betas={betas} wins over beta1={first}, beta2={second}", stacklevel=4)
+        if isinstance(group["betas"], (tuple, list)) and len(group["betas"]) == 2:
+            group["beta1"], group["beta2"] = group["betas"]
+
+    def _complete(self, group: dict[str, Any]) -> None:
+        """Fills in the keys that the group's algorithm needs and the class's defaults lack."""
+        own = self._registry.get(group["algorithm"])
+        for key, field in (COMMON | (own.SCHEMA if own else {})).items():
+            if SPELLINGS.get(key) not in group and not (key in ("beta1", "beta2") and "beta1" not in self.defaults):
+                group.setdefault(key, field.default)
+        if group.get("betas") is None and group.get("beta1") is not None:
+            group["betas"] = (group["beta1"], group["beta2"])
+
+    def _check(self, group: dict[str, Any], number: int) -> None:
+        algorithm = group.get("algorithm", self.ALGORITHM)
+        own = self._registry.get(algorithm)
+        schema = COMMON | self.SCHEMA | (own.SCHEMA if own else {})
+        _validate.check_group(group, schema, self._known_keys(), f"group {number}")
+
+    def _check_params(self, group: dict[str, Any]) -> None:
+        matrix = self._registry[group["algorithm"]].MATRIX
+        names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+        for name, param in zip(names, group["params"], strict=True):
+            if not param.is_floating_point():
+                raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
+            if hasattr(param, "ds_id"):
+                raise TypeError(f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape")
+            if matrix and group["strict"] and param.ndim < 2:
+                raise ValueError(
+                    f"{name}: algorithm {group['algorithm']!r} needs parameters with at least 2 dimensions, got shape "
+                    f"{tuple(param.shape)}. Put it in a group with algorithm='adamw' or 'lion', or pass strict=False"
+                )
+
+    def _mirror_betas(self) -> None:
+        """Keeps ``betas`` equal to ``beta1`` and ``beta2`` in groups that have both: the one that changed wins."""
+        for number, group in enumerate(self.param_groups):
+            if "beta1" not in group:
+                continue
+            pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
+            if pair != betas:
+                if self._last_betas.get(number) == betas:
+                    group["betas"] = betas = pair
+                else:
+                    group["beta1"], group["beta2"] = betas
+            self._last_betas[number] = betas
+
+    # -------------------------------------------------------------------- step
+
+    @override
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Takes one step from the gradients in ``.grad``; parameters and state are written in place.
+
+        Args:
+            closure: evaluates the model anew with gradients enabled and returns the loss.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            TypeError: for sparse, complex or otherwise unusable gradients; nothing has been written.
+            ValueError: for gradients of another shape or device; nothing has been written.
+            PoisonedOptimizer: after a step that failed half way.
+        """
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._take_step()
+        return loss
+
+    def _take_step(self) -> None:
+        if self._poison is not None:
+            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and float(found_inf) > 0:
+            return
+        scale = getattr(self, "grad_scale", None)
+        self._mirror_betas()
+        for group in self.param_groups:
+            group["step"] += 1
+        try:
+            session = self._begin(1.0 if scale is None else 1.0 / float(scale))
+        except BaseException:
+            for group in self.param_groups:
+                group["step"] -= 1
+            raise
+        try:
+            _driver.run(session, self._schedule, ())
+            written = session.end()
+        except BaseException as error:
+            self._poison = f"{type(error).__name__}: {error}"
+            self._session = None
+            raise
+        torch.autograd.graph.increment_version(written)
+
+    def _begin(self, grad_factor: float) -> Session:
+        threads = torch.get_num_threads()
+        session = self._session
+        if session is None or not session.begin(self.param_groups, self.state, grad_factor, threads):
+            session = self._bind(check_gradients=True)
+            if not session.begin(self.param_groups, self.state, grad_factor, threads):
+                raise RuntimeError("parameters or states changed while the step was being planned")
+        return session
+
+    def _make_plan(self) -> Plan:
+        return Plan(self.param_groups, _state.dtypes(self.param_groups, self.state, self.STATE_NAMES))
+
+    def _bind(self, *, check_gradients: bool = False) -> Session:
+        """Compiles the plan, makes missing states, and binds both."""
+        plan = self._make_plan()
+        if check_gradients:
+            plan.preflight(self.param_groups)
+        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES)
+        arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32)
+        self._session = Session(plan, self.param_groups, states, self.state, arena)
+        self._current_plan = plan
+        self._schedule = tuple(plan.schedule)
+        return self._session
+
+    def init_state(self) -> None:
+        """Allocates the state of every parameter, with or without a gradient. A second call does nothing."""
+        if self._session is None:
+            self._bind()
+
+    def _init_group(self, _group: dict[str, Any], *_lists: Any, skip_non_grad_params: bool = True) -> bool:
+        """Allocates state on behalf of frameworks that do so before the first step. Returns False: nothing complex."""
+        del skip_non_grad_params
+        self.init_state()
+        return False
+
+    # ------------------------------------------------------------- checkpoints
+
+    @override
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state dict; every state keeps the dtype that it was saved with."""
+        incoming: dict[Any, Any] = {}
+
+        def capture(_self: Optimizer, final: dict[str, Any]) -> None:
+            incoming.update(final["state"])
+
+        def restore(_self: Optimizer) -> None:
+            _state.restore_dtypes(incoming, self.param_groups, self.state)
+
+        hooks = [
+            self.register_load_state_dict_pre_hook(capture),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._session = None
+        self._poison = None
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Completes groups that come from a checkpoint or a pickle of another version."""
+        super().__setstate__(state)
+        self._last_betas = {}
+        self._session = None
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                if not (key == "betas" and "beta1" in group):
+                    group.setdefault(key, value)
+            self._complete(group)
+
+    def synchronize_for_checkpoint(self) -> None:
+        """Makes the state equal on all replicas. On one device it is, and nothing is done."""
+
+    # ----------------------------------------------------------- introspection
+
+    def plan(self) -> Plan:
+        """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace."""
+        return self._current_plan if self._session is not None and self._current_plan else self._make_plan()
+
+    def explain(self) -> Table:
+        """One row per parameter: shape, algorithm, view, learning-rate factor, rank, state bytes, FLOPs per step."""
+        return Table(self._make_plan().rows())
+
+    def metrics(self) -> Table:
+        """Measures one step with the present gradients, taken on copies: this optimizer does not change.
+
+        Columns: update and parameter RMS, orthogonality error, captured energy and error-feedback norm where the
+        algorithm has them. ``.stages`` holds milliseconds by bucket, ``.bytes_sent`` what a step sends.
+        """
+        return _shadow.metrics(self)
+
+    def verify(self) -> Table:
+        """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
+
+        ``update_error`` is ``‖update - reference‖ / ‖reference‖``. Nothing changes.
+        """
+        return _shadow.verify(self)
+
+
+def defaults(values: dict[str, Any], skip: Iterable[str] = ()) -> dict[str, Any]:
+    """The ``locals()`` of a constructor as defaults: without ``self``, ``params`` and what ``skip`` names."""
+    left_out = {"self", "params", "__class__", *skip}
+    return {key: value for key, value in values.items() if key not in left_out}

@@ -1,0 +1,29 @@
+"""The interpreter of a plan's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from oxidion._oxidion import Session
+
+COMPUTE, ISSUE, WAIT = 0, 1, 2
+
+
+class Work(Protocol):
+    """A collective in flight."""
+
+    def wait(self) -> object:
+        """Orders what follows after the collective."""
+
+
+def run(session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]) -> None:
+    """Runs every instruction in order: computes in the core, collectives where they were bound."""
+    inflight: dict[int, Work] = {}
+    for op, k in schedule:
+        if op == COMPUTE:
+            session.compute(k)
+        elif op == ISSUE:
+            inflight[k] = comms[k]()
+        else:
+            inflight.pop(k).wait()

@@ -1,0 +1,107 @@
+"""Steps taken on copies: what ``metrics()`` and ``verify()`` look at."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from oxidion import _state
+from oxidion._table import Table
+
+if TYPE_CHECKING:
+    from oxidion._base import OxOptimizer
+
+
+def _copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    local = tensor.to_local() if hasattr(tensor, "_local_tensor") else tensor
+    return local.detach().to(dtype).clone() if dtype else local.detach().clone()
+
+
+def _twin(optimizer: OxOptimizer) -> OxOptimizer:
+    """An optimizer of the same settings over copies of parameters, gradients and states."""
+    twin = copy.copy(optimizer)
+    twins = {}
+    for param in _state.parameters(optimizer.param_groups):
+        clone = _copy(param).requires_grad_(param.requires_grad)
+        clone.grad = None if param.grad is None else _copy(param.grad)
+        twins[param] = clone
+    twin.param_groups = [
+        {**group, "params": [twins[param] for param in group["params"]]} for group in optimizer.param_groups
+    ]
+    twin.state = type(optimizer.state)(dict)
+    for param, entries in optimizer.state.items():
+        if param in twins:
+            twin.state[twins[param]] = {
+                key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+                for key, value in entries.items()
+            }
+    return twin
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def metrics(optimizer: OxOptimizer) -> Table:
+    """The table of ``OxOptimizer.metrics``."""
+    twin = _twin(optimizer)
+    session = twin._bind()
+    params = _state.parameters(twin.param_groups)
+    before = [param.detach().clone() for param in params]
+    session.measure(True)
+    twin._take_step()
+    measured, milliseconds = session.measurements()
+    plan = twin.plan()
+    rows = []
+    for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):
+        entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
+        entry["update_rms"] = _rms(param.detach() - old)
+        entry["param_rms"] = _rms(old)
+        for key, values in measured.items():
+            own = [value for at, value in values if at == index]
+            entry[key] = max(own) if own else None
+        rows.append(entry)
+    return Table(rows, stages=dict(enumerate(milliseconds)), bytes_sent=sum(r["wire_bytes"] for r in plan.rows()))
+
+
+def _reference_step(row: dict[str, Any], param: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    """The parameter after a naive step in float64."""
+    from oxidion._reference import REFERENCE
+
+    step: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None] | None = REFERENCE.get(row["algorithm"])
+    if step is None:
+        raise NotImplementedError(f"{row['algorithm']} has no naive reference to verify against")
+    target = _copy(param, torch.float64)
+    assert param.grad is not None
+    step(target, _copy(param.grad, torch.float64), state, group)
+    return target
+
+
+def verify(optimizer: OxOptimizer) -> Table:
+    """The table of ``OxOptimizer.verify``."""
+    twin = _twin(optimizer)
+    twin.init_state()
+    plan = twin.plan()
+    params = _state.parameters(twin.param_groups)
+    groups = [group for group in twin.param_groups for _ in group["params"]]
+    rows = []
+    for row, specs, param, group in zip(plan.rows(), plan.state_specs(), params, groups, strict=True):
+        entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
+        if param.grad is not None:
+            public = twin.STATE_NAMES.get(row["algorithm"], {})
+            state = {role: _copy(twin.state[param][public.get(role, role)], torch.float64) for role, *_ in specs}
+            entry["reference"] = _reference_step(row, param, state, group)
+            entry["start"] = _copy(param, torch.float64)
+        rows.append(entry)
+    twin._take_step()
+    for entry, param in zip(rows, params, strict=True):
+        if "reference" in entry:
+            start, reference = entry.pop("start"), entry.pop("reference")
+            wanted, got = reference - start, param.detach().double() - start
+            size = float(wanted.norm())
+            entry["update_error"] = float((got - wanted).norm()) / (size or 1.0)
+    return Table(rows)

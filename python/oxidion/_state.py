@@ -1,0 +1,98 @@
+"""State tensors: made from the plan's specs, kept in ``Optimizer.state``, restored without a change of dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oxidion._comm import like_param
+from oxidion._oxidion import Plan, fill_normal
+
+Names = Mapping[str, Mapping[str, str]]
+
+
+def parameters(groups: list[dict[str, Any]]) -> list[Tensor]:
+    """The parameters of all groups in plan order."""
+    return list(chain.from_iterable(group["params"] for group in groups))
+
+
+def materialise(
+    plan: Plan, groups: list[dict[str, Any]], state: dict[Tensor, dict[str, Any]], names: Names
+) -> list[list[Tensor]]:
+    """Makes the states that are missing and returns those of every parameter in the order of the plan's specs.
+
+    A state that is there is taken as it is, whatever its dtype. A missing step counter begins at the group's
+    ``step``, as checkpoints of optimizers that count by group need it.
+    """
+    bound = []
+    steps = chain.from_iterable([group.get("step", 0)] * len(group["params"]) for group in groups)
+    rows = zip(parameters(groups), plan.state_specs(), plan.algorithms, steps, strict=True)
+    for index, (param, specs, algorithm, steps_taken) in enumerate(rows):
+        own = state[param]
+        public = names.get(algorithm, {})
+        fresh = not own
+        tensors = []
+        for role, shape, dtype, seed, sharded in specs:
+            key = public.get(role, role)
+            value = own.get(key)
+            if role == "step" and value is not None and not isinstance(value, Tensor):
+                value = torch.tensor(float(value), dtype=torch.float32)
+                own[key] = value
+            if value is None:
+                value = torch.zeros(shape, dtype=getattr(torch, dtype))
+                if seed is not None:
+                    normal = torch.empty(shape, dtype=torch.float32)
+                    fill_normal(normal, seed, index)
+                    value.copy_(normal)
+                if role == "step" and not fresh:
+                    value.fill_(steps_taken)
+                own[key] = value if role == "step" else like_param(value, param, sharded=sharded)
+                value = own[key]
+            tensors.append(value)
+        bound.append(tensors)
+    return bound
+
+
+def restore_dtypes(incoming: Mapping[Any, Any], groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> None:
+    """Puts back the dtypes that ``Optimizer.load_state_dict`` cast away, from the tensors of the incoming dict.
+
+    Args:
+        incoming: ``state_dict["state"]``, keyed by the position of the parameter.
+        groups: the groups after loading.
+        state: the state after loading, changed in place.
+    """
+    for index, param in enumerate(parameters(groups)):
+        saved = incoming.get(index)
+        if not isinstance(saved, Mapping):
+            continue
+        own = state.get(param, {})
+        for key, value in saved.items():
+            loaded = own.get(key)
+            if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+                own[key] = value.detach().clone().to(device=loaded.device)
+
+
+def dtypes(
+    groups: list[dict[str, Any]], state: Mapping[Tensor, Mapping[str, Any]], names: Names
+) -> list[dict[str, str]]:
+    """The dtypes of the states that exist, by role, for each parameter: the plan takes them as they are."""
+    if not state:
+        return []
+    rows = []
+    for group in groups:
+        roles = {key: role for role, key in names.get(group["algorithm"], {}).items()}
+        fallback = {key: role for role, key in names.get("adamw", {}).items()}
+        for param in group["params"]:
+            own = state.get(param, {})
+            rows.append(
+                {
+                    roles.get(key, fallback.get(key, key)): str(value.dtype).removeprefix("torch.")
+                    for key, value in own.items()
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 0
+                }
+            )
+    return rows

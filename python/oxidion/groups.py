@@ -1,0 +1,112 @@
+"""Sorts the parameters of a model into groups: matrices to an orthonormal algorithm, the rest to AdamW or Lion."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+HEAD = re.compile(r"(^|\.)(lm_head|head|output|output_layer|classifier|unembed|embed_out)(\.|$)")
+"""Names under which models keep their output layer."""
+
+
+def _reasons(model: nn.Module, scalar_patterns: Iterable[str]) -> dict[int, str]:
+    """For each parameter that must not be orthonormalized, by identity: why."""
+    reasons: dict[int, str] = {}
+    embeddings = [m.weight for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    tables = {weight.untyped_storage().data_ptr() for weight in embeddings if weight.device.type != "meta"}
+    tables.discard(0)
+    reasons.update({id(weight): "embedding" for weight in embeddings})
+    patterns = [re.compile(pattern) for pattern in scalar_patterns]
+    for prefix, module in model.named_modules():
+        for name, param in module.named_parameters(recurse=False):
+            path = f"{prefix}.{name}" if prefix else name
+            if id(param) in reasons:
+                continue
+            if param.ndim < 2:
+                reasons[id(param)] = f"{param.ndim}-D"
+            elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
+                reasons[id(param)] = "normalization"
+            elif param.device.type != "meta" and param.untyped_storage().data_ptr() in tables:
+                reasons[id(param)] = "shares the memory of an embedding"
+            elif HEAD.search(path):
+                reasons[id(param)] = "output layer by its name"
+            elif any(pattern.search(path) for pattern in patterns):
+                reasons[id(param)] = "name pattern"
+    return reasons
+
+
+def param_groups(
+    model: nn.Module,
+    algorithm: str = "dion",
+    lr: float | Tensor | None = None,
+    *,
+    scalar_algorithm: str = "adamw",
+    scalar_lr: float | Tensor | None = None,
+    weight_decay: float | None = None,
+    scalar_weight_decay: float = 0.0,
+    scalar_patterns: Iterable[str] = (),
+    **group_keys: Any,
+) -> list[dict[str, Any]]:
+    """Groups for an optimizer of this package, with the names of the parameters.
+
+    Weights of two dimensions that are neither embeddings nor the output layer go to ``algorithm``; convolutions and
+    other weights of more dimensions too, as one matrix each (``flatten=True``) where the algorithm is "muon", else to
+    the scalar algorithm. Embeddings, the output layer (tied to an embedding, or named like one), normalizations and
+    biases go to ``scalar_algorithm``. The decisions are logged to ``oxidion.groups`` at INFO.
+
+    Args:
+        model: the model, before or after ``fully_shard``.
+        algorithm: for the matrices.
+        lr: of the matrices; None leaves the optimizer's default.
+        scalar_algorithm: for the rest.
+        scalar_lr: of the rest; None means ``lr``.
+        weight_decay: of the matrices; None leaves the optimizer's default.
+        scalar_weight_decay: of the rest.
+        scalar_patterns: regular expressions; parameters whose name matches one are not orthonormalized.
+        **group_keys: further keys of the matrix groups.
+
+    Returns:
+        One to three groups; each parameter that requires a gradient is in exactly one.
+
+    Raises:
+        ValueError: for a model without parameters that require gradients.
+    """
+    reasons = _reasons(model, scalar_patterns)
+    matrices: list[tuple[str, Tensor]] = []
+    stacks: list[tuple[str, Tensor]] = []
+    scalars: list[tuple[str, Tensor]] = []
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            logger.info("%s: frozen, left out", name)
+            continue
+        reason = reasons.get(id(param))
+        if reason is None and param.ndim > 2 and algorithm != "muon":
+            reason = f"{param.ndim}-D"
+        if reason is not None:
+            scalars.append((name, param))
+        elif param.ndim > 2:
+            stacks.append((name, param))
+        else:
+            matrices.append((name, param))
+        logger.info("%s %s: %s", name, tuple(param.shape), f"{scalar_algorithm} ({reason})" if reason else algorithm)
+    own = {"algorithm": algorithm, "lr": lr, "weight_decay": weight_decay, **group_keys}
+    rest = {
+        "algorithm": scalar_algorithm,
+        "lr": lr if scalar_lr is None else scalar_lr,
+        "weight_decay": scalar_weight_decay,
+    }
+    wanted = [(matrices, own), (stacks, {**own, "flatten": True}), (scalars, rest)]
+    groups = [
+        {"params": params, **{key: value for key, value in keys.items() if value is not None}}
+        for params, keys in wanted
+        if params
+    ]
+    if not groups:
+        raise ValueError("model has no parameter that requires a gradient")
+    return groups

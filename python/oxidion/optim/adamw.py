@@ -1,0 +1,81 @@
+"""AdamW with torch's signature."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._validate import Field
+
+
+class AdamW(OxOptimizer):
+    r"""AdamW: Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101).
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2 \\
+        x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x
+            - \frac{\mathrm{lr}}{1-\beta_1^t} \frac{m}{\sqrt{v}/\sqrt{1-\beta_2^t} + \epsilon}
+
+    State: ``step`` (float32 scalar), ``exp_avg``, ``exp_avg_sq`` and with ``amsgrad`` ``max_exp_avg_sq``, shaped like
+    the parameter, of its dtype unless ``state_dtype``. Parameters and state are written in place. Equal to
+    ``torch.optim.AdamW``, whose checkpoints load. A non-finite gradient makes its parameter non-finite, no other.
+
+    Args:
+        params: parameters, groups, or named parameters.
+        lr: step size; a one-element tensor is allowed.
+        betas: decay rates of the two moments.
+        eps: added to the denominator.
+        weight_decay: decay per unit of ``lr``.
+        amsgrad: use the running maximum of the second moment.
+        maximize: ascend instead of descend.
+        foreach: accepted for compatibility; there is one implementation.
+        capturable: accepted for compatibility.
+        differentiable: must be False.
+        fused: accepted for compatibility.
+        cautious_wd: decay only where the update and the parameter agree in sign.
+        strict: see ``Dion``; no effect on elementwise algorithms.
+        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        state_dtype: dtype of the moments; None means the parameter's.
+
+    Raises:
+        ValueError: for hyper-parameters out of range.
+    """
+
+    ALGORITHM = "adamw"
+    MATRIX = False
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "betas": _validate.betas((0.9, 0.999)),
+        "eps": _validate.number(1e-8),
+        "amsgrad": _validate.flag(False),
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
+        "adamw": {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": "max_exp_avg_sq"},
+        "lion": {"momentum": "exp_avg"},
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        cautious_wd: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        if foreach and fused:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        super().__init__(params, defaults(locals()))

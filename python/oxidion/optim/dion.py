@@ -1,0 +1,165 @@
+"""Dion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._comm import check_mesh
+from oxidion._validate import Field
+from oxidion.optim.muon import ORTH_DTYPE, mirror_betas
+
+
+@dataclass
+class DionMixedPrecisionConfig:
+    """Dtypes of Dion's states; None means the parameter's.
+
+    Args:
+        momentum_dtype: of the momentum, also of AdamW's and Lion's.
+        Q_dtype: of the right factor.
+        variance_dtype: of AdamW's second moment.
+    """
+
+    momentum_dtype: torch.dtype | None = None
+    Q_dtype: torch.dtype | None = None
+    variance_dtype: torch.dtype | None = None
+
+
+class Dion(OxOptimizer):
+    r"""Dion: low-rank orthonormal updates with error feedback (Ahn et al. 2025, arXiv:2504.05295).
+
+    With the matrix oriented so that ``m ≥ n`` (its transpose where it has fewer rows than columns) and rank ``r``:
+
+    .. math::
+        M \leftarrow M + G, \quad P = \operatorname{orth}(M Q), \quad R = M^\top P, \quad
+        M \leftarrow M - (1-\mu) P R^\top, \\
+        Q_j \leftarrow R_j / (\lVert R_j \rVert + \epsilon), \quad
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
+
+    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``. Parameters and state are written in place.
+    A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
+    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random numbers depend on
+    ``seed``, the position of the parameter and the step only; torch's generators are not touched.
+
+    Args:
+        params: parameters, groups, or named parameters.
+        replicate_mesh: a mesh or process group of one rank, or None.
+        outer_shard_mesh: likewise.
+        inner_shard_mesh: likewise.
+        replicate_mesh_grad_sync: accepted for compatibility; there is nothing to synchronize on one rank.
+        rank_fraction: rank of the update as a fraction of the matrix's short side, in (0, 1].
+        rank_multiple_of: the rank is rounded up to a multiple of this.
+        lr: step size; a one-element tensor is allowed.
+        mu: momentum factor: this share of the captured part stays in the momentum.
+        betas: decay rates of groups with algorithm "adamw" or "lion".
+        weight_decay: decay per unit of ``lr``.
+        epsilon: added to the column norms, and AdamW's epsilon.
+        power_iters: power iterations per step.
+        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR) or "qr" (Householder). A failed Cholesky
+            factorization is repeated with a shift, then replaced by Householder QR.
+        cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
+        rcqr_oversample: rows of the sketch per column.
+        mixed_precision_config: dtypes of the states.
+        orth_dtype: dtype of P, R and the products that make them; "auto" is float32, float64 where parameter or
+            momentum are.
+        seed: of the initial Q and of the sketches.
+        maximize: ascend instead of descend.
+        foreach: accepted for compatibility; there is one implementation.
+        capturable: accepted for compatibility.
+        differentiable: must be False.
+        strict: with False, parameters of fewer than two dimensions are optimized by AdamW.
+        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        state_dtype: dtype of all states that ``mixed_precision_config`` does not name.
+
+    Raises:
+        ValueError: for hyper-parameters out of range and parameters that are no matrices.
+        TypeError: for a mesh that is none.
+    """
+
+    ALGORITHM = "dion"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "rank_fraction": _validate.number(1.0, high=1.0, open_low=True),
+        "rank_multiple_of": _validate.count(1),
+        "mu": _validate.number(0.95),
+        "betas": _validate.betas((0.9, 0.95)),
+        "beta1": _validate.beta(None),
+        "beta2": _validate.beta(None),
+        "epsilon": _validate.number(1e-8),
+        "oversample": _validate.number(1.25, low=1.0),
+        "power_iters": _validate.count(1),
+        "qr_method": _validate.word("rcqr", "rcqr", "cqr", "qr"),
+        "cqr_warmup_steps": _validate.count(150, low=0),
+        "momentum_dtype": _validate.dtype(),
+        "Q_dtype": _validate.dtype(),
+        "variance_dtype": _validate.dtype(),
+        "orth_dtype": ORTH_DTYPE,
+        "seed": _validate.count(0, low=0),
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        replicate_mesh: Any = None,
+        outer_shard_mesh: Any = None,
+        inner_shard_mesh: Any = None,
+        replicate_mesh_grad_sync: bool = True,
+        rank_fraction: float = 1.0,
+        rank_multiple_of: int = 1,
+        lr: float | Tensor = 0.01,
+        mu: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        epsilon: float = 1e-8,
+        power_iters: int = 1,
+        qr_method: str = "rcqr",
+        cqr_warmup_steps: int = 150,
+        rcqr_oversample: float = 1.25,
+        mixed_precision_config: DionMixedPrecisionConfig | None = None,
+        *,
+        orth_dtype: str = "auto",
+        seed: int = 0,
+        cautious_wd: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        meshes = ("replicate_mesh", "outer_shard_mesh", "inner_shard_mesh")
+        for name, mesh in zip(meshes, (replicate_mesh, outer_shard_mesh, inner_shard_mesh), strict=True):
+            check_mesh(name, mesh)
+        config = mixed_precision_config or DionMixedPrecisionConfig()
+        values = {
+            "rank_fraction": rank_fraction,
+            "rank_multiple_of": rank_multiple_of,
+            "lr": lr,
+            "mu": mu,
+            "betas": betas,
+            "weight_decay": weight_decay,
+            "epsilon": epsilon,
+            "oversample": rcqr_oversample,
+            "power_iters": power_iters,
+            "qr_method": qr_method,
+            "cqr_warmup_steps": cqr_warmup_steps,
+            "orth_dtype": orth_dtype,
+            "seed": seed,
+            "cautious_wd": cautious_wd,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "strict": strict,
+            "max_batch_bytes": max_batch_bytes,
+            "state_dtype": state_dtype,
+        }
+        for key in ("momentum_dtype", "Q_dtype", "variance_dtype"):
+            values[key] = _validate.dtype_name(getattr(config, key), key)
+        super().__init__(params, mirror_betas(values))

@@ -1,0 +1,68 @@
+"""Lion with lion-pytorch's signature."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._validate import Field
+
+
+class Lion(OxOptimizer):
+    r"""Lion: the sign of an interpolated momentum (Chen et al. 2023, arXiv:2302.06675).
+
+    .. math::
+        u &= \operatorname{sign}(\beta_1 m + (1-\beta_1) g), \qquad m \leftarrow \beta_2 m + (1-\beta_2) g \\
+        x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x - \mathrm{lr}\, u
+
+    Every element moves by exactly ``lr``. State: ``exp_avg``, shaped like the parameter, of its dtype unless
+    ``state_dtype``. Parameters and state are written in place. A NaN gradient makes its element NaN, no other; an
+    infinite one moves its parameter by ``lr`` once and stays in the momentum.
+
+    Args:
+        params: parameters, groups, or named parameters.
+        lr: step size; usually 3 to 10 times smaller than AdamW's.
+        betas: weight of the momentum in the direction, and its decay rate.
+        weight_decay: decay per unit of ``lr``.
+        cautious_wd: decay only where the update and the parameter agree in sign.
+        maximize: ascend instead of descend.
+        foreach: accepted for compatibility; there is one implementation.
+        capturable: accepted for compatibility.
+        differentiable: must be False.
+        strict: see ``Dion``; no effect on elementwise algorithms.
+        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        state_dtype: dtype of the momentum; None means the parameter's.
+
+    Raises:
+        ValueError: for hyper-parameters out of range.
+    """
+
+    ALGORITHM = "lion"
+    MATRIX = False
+    SCHEMA: ClassVar[dict[str, Field]] = {"betas": _validate.betas((0.9, 0.99))}
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
+        "lion": {"momentum": "exp_avg"},
+        "adamw": {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": "max_exp_avg_sq"},
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        cautious_wd: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        super().__init__(params, defaults(locals()))

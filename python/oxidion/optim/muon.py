@@ -1,0 +1,129 @@
+"""Muon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._comm import check_mesh
+from oxidion._validate import Field
+
+ORTH_DTYPE = _validate.word("auto", "auto", "bfloat16", "float16", "float32", "float64")
+ADJUST_LR = _validate.word("spectral_norm", "spectral_norm", "rms_norm", "original", "match_rms_adamw", None)
+
+
+class Muon(OxOptimizer):
+    r"""Muon: momentum orthonormalized by a quintic iteration (Jordan et al. 2024).
+
+    .. math::
+        M \leftarrow \mu M + G, \qquad U = \operatorname{orth}(\mu M + G) \text{ or } \operatorname{orth}(M), \qquad
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr}\, s\, U
+
+    ``orth`` is five steps of Polar Express (arXiv:2505.16932) or of Newton–Schulz. For a matrix of ``d_out`` rows and
+    ``d_in`` columns ``s`` is ``√(d_out/d_in)`` ("spectral_norm"), ``0.2·√max(d_out, d_in)`` ("rms_norm", in units of
+    AdamW's ``lr``) or 1 (None); torch's "original" is ``√max(1, d_out/d_in)``.
+
+    Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``. Group keys
+    without an argument: ``num_heads`` (a ``[h·d, n]`` weight is ``h`` matrices) and ``split_sizes`` (row blocks, for
+    example of a fused QKV weight); ``s`` comes from the block.
+
+    State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite gradient
+    makes its own parameter NaN, no other.
+
+    Args:
+        params: parameters, groups, or named parameters.
+        distributed_mesh: a mesh or process group of one rank, or None.
+        lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
+        mu: momentum factor.
+        betas: decay rates of groups with algorithm "adamw" or "lion".
+        weight_decay: decay per unit of ``lr``.
+        cautious_wd: decay only where the update and the parameter agree in sign.
+        epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
+        nesterov: look one step ahead.
+        adjust_lr: the rule for ``s``.
+        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
+        use_gram_newton_schulz: must be False.
+        use_triton: accepted for compatibility; the kernels are built in.
+        use_polar_express: Polar Express (default) or Newton–Schulz.
+        newton_schulz_func: must be None.
+        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the CPU
+            multiplies it, else float32.
+        maximize: ascend instead of descend.
+        foreach: accepted for compatibility; there is one implementation.
+        capturable: accepted for compatibility.
+        differentiable: must be False.
+        strict: with False, parameters of fewer than two dimensions are optimized by AdamW.
+        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        state_dtype: dtype of the momentum; None means the parameter's.
+
+    Raises:
+        ValueError: for hyper-parameters out of range and parameters that are no matrices.
+        TypeError: for a mesh that is none.
+    """
+
+    ALGORITHM = "muon"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "mu": _validate.number(0.95),
+        "betas": _validate.betas((0.9, 0.95)),
+        "beta1": _validate.beta(None),
+        "beta2": _validate.beta(None),
+        "epsilon": _validate.number(1e-8),
+        "nesterov": _validate.flag(False),
+        "adjust_lr": ADJUST_LR,
+        "flatten": _validate.flag(False),
+        "num_heads": _validate.count(None, optional=True),
+        "split_sizes": _validate.counts(None),
+        "use_polar_express": _validate.flag(True),
+        "orth_dtype": ORTH_DTYPE,
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        distributed_mesh: Any = None,
+        lr: float | Tensor = 0.01,
+        mu: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        cautious_wd: bool = False,
+        epsilon: float = 1e-8,
+        nesterov: bool = False,
+        adjust_lr: str | None = "spectral_norm",
+        flatten: bool = False,
+        use_gram_newton_schulz: bool = False,
+        use_triton: bool = False,
+        use_polar_express: bool = True,
+        newton_schulz_func: Callable[..., Tensor] | None = None,
+        *,
+        orth_dtype: str = "auto",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        check_mesh("distributed_mesh", distributed_mesh)
+        if newton_schulz_func is not None:
+            kind = ValueError if callable(newton_schulz_func) else TypeError
+            raise kind("newton_schulz_func must be None in this version; use_polar_express selects the iteration")
+        if use_gram_newton_schulz:
+            raise ValueError("use_gram_newton_schulz must be False in this version")
+        skip = ("distributed_mesh", "newton_schulz_func", "use_gram_newton_schulz", "use_triton")
+        values = defaults(locals(), skip=(*skip, "skip"))
+        super().__init__(params, mirror_betas(values))
+
+
+def mirror_betas(values: dict[str, Any]) -> dict[str, Any]:
+    """Adds ``beta1`` and ``beta2`` beside ``betas``, as groups of this family have them."""
+    pair = values["betas"]
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        values["beta1"], values["beta2"] = pair
+    return values

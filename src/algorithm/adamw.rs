@@ -1,0 +1,112 @@
+//! `AdamW`: decoupled weight decay (Loshchilov & Hutter 2019, arXiv:1711.05101), optional `AMSGrad` and cautious decay.
+//!
+//! m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², x ← (1-lr·λ)x - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
+
+use super::{Algorithm, flops, whole};
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::hyper::Hyper;
+use crate::kernels;
+use crate::options::Options;
+use crate::plan::{Program, Stage};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::StageIo;
+
+pub(super) const OPTIONS: [&str; 5] =
+    ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype", "state_dtype"];
+
+const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
+const LR: usize = 0;
+const BETA1: usize = 1;
+const BETA2: usize = 2;
+const EPSILON: usize = 3;
+const WEIGHT_DECAY: usize = 4;
+
+const MOMENTUM: usize = 0;
+const VARIANCE: usize = 1;
+const STEP: usize = 2;
+const MAX_VARIANCE: usize = 3;
+
+#[derive(Debug)]
+pub(super) struct AdamW {
+    amsgrad: bool,
+    cautious: bool,
+    momentum_dtype: Option<DType>,
+    variance_dtype: Option<DType>,
+}
+
+impl AdamW {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let every = options.dtype("state_dtype")?;
+        Ok(Self {
+            amsgrad: options.flag("amsgrad")?,
+            cautious: options.flag("cautious_wd")?,
+            momentum_dtype: options.dtype("momentum_dtype")?.or(every),
+            variance_dtype: options.dtype("variance_dtype")?.or(every),
+        })
+    }
+}
+
+impl Algorithm for AdamW {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn flat(&self) -> bool {
+        true
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        Ok(whole(p))
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let variance = self.variance_dtype.unwrap_or(p.dtype);
+        let mut states = vec![
+            StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks),
+            StateSpec::like("variance", p, variance, blocks),
+            StateSpec::counter("step", blocks),
+        ];
+        if self.amsgrad {
+            states.push(StateSpec::like("max_variance", p, variance, blocks));
+        }
+        Ok(states)
+    }
+
+    fn program(&self, _shape: &UnitShape) -> Result<Program> {
+        Ok(Program::new().local(0, "apply"))
+    }
+
+    fn run(&self, _stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let update = kernels::AdamW {
+            lr: h[LR],
+            beta1: h[BETA1],
+            beta2: h[BETA2],
+            epsilon: h[EPSILON],
+            decay: h[LR] * h[WEIGHT_DECAY],
+            cautious: self.cautious,
+            grad_factor: io.grad_factor,
+            steps: io.units.iter().map(|u| u.state[STEP].increment()).collect(),
+        };
+        let jobs = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
+        if self.amsgrad {
+            let jobs: Vec<[Slab; 5]> = jobs
+                .zip(io.units)
+                .map(|([x, g, m, v], u)| [x, g, m, v, u.state[MAX_VARIANCE]])
+                .collect();
+            kernels::run(&update, &jobs);
+        } else {
+            kernels::run(&update, &jobs.collect::<Vec<_>>());
+        }
+        Ok(())
+    }
+
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block]) -> Description {
+        Description { view: "elements".into(), lr_factor: 1.0, rank: None, flops: flops(14 * p.numel()) }
+    }
+}

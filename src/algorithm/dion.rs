@@ -1,0 +1,318 @@
+//! Dion: low-rank orthonormal updates by amortized power iteration with error feedback (Ahn et al. 2025, arXiv:2504.05295).
+//!
+//! With B the matrix oriented m ≥ n: M ← M + G, P = orth(M·Q), R = Mᵀ·P, M ← M - (1-μ)·P·Rᵀ,
+//! Q ← R / (‖R‖ by column + ε), X ← (1-lr·λ)·X - lr·√(d_out/d_in)·P·Qᵀ.
+
+use tch::Tensor;
+
+use super::{Algorithm, flops};
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::kernels;
+use crate::linalg::adjust::AdjustLr;
+use crate::linalg::low_rank::{add_product, back_project, project, set_product, sketches};
+use crate::linalg::qr::{QrMethod, orthonormalize, sketch_rows};
+use crate::linalg::random::Key;
+use crate::options::Options;
+use crate::plan::{BufferId, Program, Stage, Target};
+use crate::spec::{Block, Description, Init, ParamSpec, StateSpec, UnitShape};
+use crate::stage::{StageIo, orthogonality_error};
+use crate::view::View;
+
+pub(super) const OPTIONS: [&str; 12] = [
+    "cautious_wd",
+    "momentum_dtype",
+    "Q_dtype",
+    "state_dtype",
+    "orth_dtype",
+    "oversample",
+    "power_iters",
+    "qr_method",
+    "cqr_warmup_steps",
+    "rank_fraction",
+    "rank_multiple_of",
+    "seed",
+];
+
+const SCALARS: [&str; 5] = ["lr", "mu", "weight_decay", "epsilon", "step"];
+const LR: usize = 0;
+const MU: usize = 1;
+const WEIGHT_DECAY: usize = 2;
+const EPSILON: usize = 3;
+const STEP: usize = 4;
+
+const MOMENTUM: usize = 0;
+const Q: usize = 1;
+
+const PREPARE: Stage = 0;
+const PROJECT: Stage = 1;
+const ORTHONORMALIZE: Stage = 2;
+const BACK_PROJECT: Stage = 3;
+const FEEDBACK: Stage = 4;
+const APPLY: Stage = 5;
+
+const P: BufferId = 0;
+const R: BufferId = 1;
+const WORK: BufferId = 2;
+const NORMS: BufferId = 3;
+const FULL: BufferId = 4;
+
+/// Separates the random numbers of the sketch from those of the initial Q.
+pub(super) const SKETCH_TAG: u32 = 1;
+
+#[derive(Debug)]
+pub(super) struct Dion {
+    rank_fraction: f64,
+    rank_multiple_of: usize,
+    power_iters: usize,
+    qr_method: QrMethod,
+    cqr_warmup_steps: usize,
+    oversample: f64,
+    seed: u64,
+    cautious: bool,
+    momentum_dtype: Option<DType>,
+    q_dtype: Option<DType>,
+    orth_dtype: Option<DType>,
+}
+
+impl Dion {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let every = options.dtype("state_dtype")?;
+        Ok(Self {
+            rank_fraction: options.real("rank_fraction", 1.0)?,
+            rank_multiple_of: options.count("rank_multiple_of", 1)?.max(1),
+            power_iters: options.count("power_iters", 1)?.max(1),
+            qr_method: QrMethod::parse(options.word("qr_method")?.unwrap_or("rcqr"))?,
+            cqr_warmup_steps: options.count("cqr_warmup_steps", 150)?,
+            oversample: options.real("oversample", 1.25)?,
+            seed: options.count("seed", 0)? as u64,
+            cautious: options.flag("cautious_wd")?,
+            momentum_dtype: options.dtype("momentum_dtype")?.or(every),
+            q_dtype: options.dtype("Q_dtype")?.or(every),
+            orth_dtype: match options.word("orth_dtype")? {
+                None | Some("auto") => None,
+                Some(name) => Some(DType::parse(name)?),
+            },
+        })
+    }
+
+    /// min(⌈fraction·min(m, n) / multiple⌉·multiple, m, n), the product in float64.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and positive
+    fn rank(&self, rows: usize, cols: usize) -> usize {
+        let short = rows.min(cols);
+        let multiple = self.rank_multiple_of as f64;
+        let wanted = (self.rank_fraction * short as f64 / multiple).ceil() as usize * self.rank_multiple_of;
+        wanted.min(short)
+    }
+
+    /// The type of P, R and the products that make them. bfloat16 products are a setting: their error would be fed
+    /// back into the momentum.
+    fn product(&self, param: DType, momentum: DType) -> DType {
+        let needed = if param == DType::F64 || momentum == DType::F64 { DType::F64 } else { DType::F32 };
+        self.orth_dtype.unwrap_or(needed)
+    }
+
+    fn method(&self, step: f64) -> QrMethod {
+        #[allow(clippy::cast_precision_loss)] // a number of steps
+        let warm = step <= self.cqr_warmup_steps as f64;
+        if self.qr_method == QrMethod::Cqr && warm { QrMethod::Rcqr } else { self.qr_method }
+    }
+
+    fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let units = io.units.len();
+        let mut p = io.matrices(P, 0, units)?;
+        let (tall, rank) = (p.size()[1], p.size()[2]);
+        let method = self.method(h[STEP]);
+        let sketch = if method == QrMethod::Rcqr && rank < tall {
+            let keys: Vec<_> = io
+                .units
+                .iter()
+                .map(|u| (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index))
+                .collect();
+            let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
+            let step = h[STEP] as u64;
+            Some(sketches(&keys, rows, usize::try_from(tall).unwrap_or(0), SKETCH_TAG, step)?)
+        } else {
+            None
+        };
+        let (orthonormal, report) = orthonormalize(&p, method, sketch.as_ref())?;
+        if report.householder > 0 {
+            log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
+        }
+        p.f_copy_(&orthonormal)?;
+        for i in 0..units {
+            let matrix = io.matrix(P, i)?;
+            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+        }
+        Ok(())
+    }
+
+    fn feedback(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        for i in 0..io.units.len() {
+            let unit = io.units[i];
+            let (r, norms) = (io.slab(R, i)?, io.slab(NORMS, i)?);
+            kernels::column_sums_of_squares(&r, norms.len(), &norms)?;
+            let mut stored = self.momentum(io, i)?;
+            let whole = stored.shallow_clone();
+            io.record("captured_energy", i, || {
+                let energy = |slab: &Slab| kernels::sum_of_squares(slab).max(f64::MIN_POSITIVE);
+                Ok(energy(&r) / energy(&Slab::of(&whole)?))
+            })?;
+            let mut scaled = io.matrix(WORK, i)?;
+            scaled.f_copy_(&io.matrix(R, i)?)?;
+            let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
+            add_product(&mut stored, unit.rows < unit.cols, &io.matrix(P, i)?, &scaled)?;
+            if unit.state[MOMENTUM].dtype() != r.dtype() {
+                unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])?.f_copy_(&stored)?;
+            }
+            io.record("error_feedback_norm", i, || Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt()))?;
+        }
+        Ok(())
+    }
+
+    fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let unit = io.units[0];
+        let (transposed, units) = (unit.rows < unit.cols, 0..io.units.len());
+        let rate = h[LR] * AdjustLr::SpectralNorm.factor(unit.rows as u64, unit.cols as u64);
+        let decay = h[LR] * h[WEIGHT_DECAY];
+        let direct = !self.cautious && unit.param.dtype() == io.slab(P, 0)?.dtype();
+        for i in units.clone() {
+            let factor = if direct { -rate } else { 1.0 };
+            let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
+            kernels::normalize_columns(&io.slab(R, i)?, &io.slab(NORMS, i)?, h[EPSILON], factor, &q, &work);
+        }
+        if direct {
+            let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();
+            if decay != 0.0 {
+                kernels::run(&kernels::Decay { decay }, &jobs);
+            }
+            for i in units {
+                let mut param = io.units[i].param.tensor(&[unit.rows, unit.cols])?;
+                add_product(&mut param, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
+            }
+        } else {
+            for i in units.clone() {
+                set_product(&io.matrix(FULL, i)?, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
+            }
+            let jobs = units.map(|i| Ok([io.units[i].param, io.slab(FULL, i)?])).collect::<Result<Vec<_>>>()?;
+            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, &jobs);
+        }
+        Ok(())
+    }
+
+    /// The momentum in product type as it is stored: itself, or its copy in `FULL`.
+    fn momentum(&self, io: &StageIo<'_>, i: usize) -> Result<Tensor> {
+        let unit = &io.units[i];
+        if unit.state[MOMENTUM].dtype() == io.slab(P, i)?.dtype() {
+            unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])
+        } else {
+            io.matrix(FULL, i)
+        }
+    }
+
+    fn accumulate(&self, io: &StageIo<'_>) -> Result<()> {
+        let unit = io.units[0];
+        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
+        if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
+            let jobs: Vec<_> = io.units.iter().map(|u| [u.grad, u.state[MOMENTUM]]).collect();
+            kernels::run(&add, &jobs);
+        } else {
+            let jobs = (0..io.units.len())
+                .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(FULL, i)?]))
+                .collect::<Result<Vec<_>>>()?;
+            kernels::run(&add, &jobs);
+        }
+        let (short, rank) = (unit.rows.min(unit.cols), self.rank(unit.rows, unit.cols));
+        for i in 0..io.units.len() {
+            io.matrix(R, i)?.f_copy_(&io.units[i].state[Q].tensor(&[short, rank])?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Algorithm for Dion {
+    fn name(&self) -> &'static str {
+        "dion"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        View { num_heads: 1, ..View::default() }.blocks(p)
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let momentum = self.momentum_dtype.unwrap_or(p.dtype);
+        let (rows, cols) = blocks.first().map_or((0, 0), |b| (b.rows, b.cols));
+        let (long, rank) = (rows.min(cols), self.rank(rows, cols));
+        let lead = &p.shape[..p.shape.len().saturating_sub(2)];
+        let q = StateSpec {
+            role: "Q",
+            shape: lead.iter().copied().chain([long, rank]).collect(),
+            dtype: self.q_dtype.unwrap_or(p.dtype),
+            init: Init::Normal { seed: self.seed },
+            like_param: false,
+            slices: (0..blocks.len()).map(|i| i * long * rank..(i + 1) * long * rank).collect(),
+        };
+        Ok(vec![StateSpec::like("momentum", p, momentum, blocks), q])
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        let (tall, short) = (shape.rows.max(shape.cols), shape.rows.min(shape.cols));
+        let rank = self.rank(shape.rows, shape.cols);
+        let momentum = shape.state[MOMENTUM];
+        let product = self.product(shape.param, momentum);
+        let mut program = Program::new()
+            .buffer("p", tall, rank, product)
+            .buffer("r", short, rank, product)
+            .buffer("work", short, rank, product)
+            .buffer("norms", 1, rank, DType::F64);
+        if self.cautious || momentum != product || shape.param != product {
+            program = program.buffer("full", shape.rows, shape.cols, product);
+        }
+        program = program.local(PREPARE, "accumulate");
+        for _ in 0..self.power_iters {
+            program = program
+                .local(PROJECT, "project")
+                .redistribute(P, Target::Whole)
+                .local(ORTHONORMALIZE, "orthonormalize")
+                .redistribute(P, Target::Storage)
+                .local(BACK_PROJECT, "back_project")
+                .redistribute(R, Target::Replicate);
+        }
+        Ok(program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let Some(unit) = io.units.first() else { return Ok(()) };
+        let transposed = unit.rows < unit.cols;
+        match stage {
+            PREPARE => self.accumulate(io),
+            PROJECT => (0..io.units.len())
+                .try_for_each(|i| project(&self.momentum(io, i)?, transposed, &io.matrix(R, i)?, &io.matrix(P, i)?)),
+            ORTHONORMALIZE => self.orthonormalize(io, h),
+            BACK_PROJECT => (0..io.units.len()).try_for_each(|i| {
+                back_project(&self.momentum(io, i)?, transposed, &io.matrix(P, i)?, &io.matrix(R, i)?)
+            }),
+            FEEDBACK => self.feedback(io, h),
+            APPLY => self.apply(io, h),
+            _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
+        let Some(b) = blocks.first() else { return Description::default() };
+        let rank = self.rank(b.rows, b.cols);
+        Description {
+            view: View { num_heads: 1, ..View::default() }.phrase(p),
+            lr_factor: AdjustLr::SpectralNorm.factor(b.rows as u64, b.cols as u64),
+            rank: Some(rank),
+            flops: flops(blocks.len() * rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols))),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Lion (Chen et al. 2023, arXiv:2302.06675), optional cautious decay.
+//!
+//! u = sign(β₁m + (1-β₁)g), m ← β₂m + (1-β₂)g, x ← (1-lr·λ)x - lr·u.
+
+use super::{Algorithm, flops, whole};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::hyper::Hyper;
+use crate::kernels;
+use crate::options::Options;
+use crate::plan::{Program, Stage};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::StageIo;
+
+pub(super) const OPTIONS: [&str; 3] = ["cautious_wd", "momentum_dtype", "state_dtype"];
+
+const SCALARS: [&str; 4] = ["lr", "beta1", "beta2", "weight_decay"];
+const LR: usize = 0;
+const BETA1: usize = 1;
+const BETA2: usize = 2;
+const WEIGHT_DECAY: usize = 3;
+
+const MOMENTUM: usize = 0;
+
+#[derive(Debug)]
+pub(super) struct Lion {
+    cautious: bool,
+    momentum_dtype: Option<DType>,
+}
+
+impl Lion {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        Ok(Self {
+            cautious: options.flag("cautious_wd")?,
+            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+        })
+    }
+}
+
+impl Algorithm for Lion {
+    fn name(&self) -> &'static str {
+        "lion"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn flat(&self) -> bool {
+        true
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        Ok(whole(p))
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks)])
+    }
+
+    fn program(&self, _shape: &UnitShape) -> Result<Program> {
+        Ok(Program::new().local(0, "apply"))
+    }
+
+    fn run(&self, _stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let update = kernels::Lion {
+            lr: h[LR],
+            beta1: h[BETA1],
+            beta2: h[BETA2],
+            decay: h[LR] * h[WEIGHT_DECAY],
+            cautious: self.cautious,
+            grad_factor: io.grad_factor,
+        };
+        let jobs: Vec<_> = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM]]).collect();
+        kernels::run(&update, &jobs);
+        Ok(())
+    }
+
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block]) -> Description {
+        Description { view: "elements".into(), lr_factor: 1.0, rank: None, flops: flops(10 * p.numel()) }
+    }
+}

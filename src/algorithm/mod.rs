@@ -1,0 +1,133 @@
+//! The optimizers. An algorithm is mathematics on local batches: states, a program, stages.
+
+mod adamw;
+mod dion;
+mod lion;
+mod muon;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::options::Options;
+use crate::plan::{Program, Stage};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::StageIo;
+
+/// Mathematics of one optimizer with the structural settings of one group.
+pub trait Algorithm: Debug + Send + Sync {
+    /// Name in the group key `algorithm`.
+    fn name(&self) -> &'static str;
+
+    /// The live scalars, in the order by which `run` indexes them.
+    fn scalars(&self) -> &'static [&'static str];
+
+    /// Whether the algorithm is elementwise, so that blocks of any length share a bucket.
+    fn flat(&self) -> bool {
+        false
+    }
+
+    /// How the parameter is cut into blocks.
+    ///
+    /// # Errors
+    /// `Error::Value` for a shape that the algorithm does not take.
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>>;
+
+    /// The states kept for a parameter.
+    ///
+    /// # Errors
+    /// `Error::Value` for settings that do not fit the shape.
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>>;
+
+    /// Buffers, stages and placement changes for a bucket of this class.
+    ///
+    /// # Errors
+    /// `Error::Value` for sizes beyond what can be addressed.
+    fn program(&self, shape: &UnitShape) -> Result<Program>;
+
+    /// Runs a stage on what this process holds. Writes parameters, states and buffers in place.
+    ///
+    /// # Errors
+    /// Whatever libtorch or a kernel says.
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, hyper: &Hyper) -> Result<()>;
+
+    /// What `explain()` prints.
+    fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description;
+}
+
+/// Any algorithm.
+pub type AnyAlgorithm = Arc<dyn Algorithm>;
+
+/// An entry of the table below.
+struct Entry {
+    name: &'static str,
+    /// The structural settings that it reads.
+    options: &'static [&'static str],
+    new: fn(&Options) -> Result<AnyAlgorithm>,
+}
+
+const TABLE: [Entry; 4] = [
+    Entry { name: "adamw", options: &adamw::OPTIONS, new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
+    Entry { name: "dion", options: &dion::OPTIONS, new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
+    Entry { name: "lion", options: &lion::OPTIONS, new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
+    Entry { name: "muon", options: &muon::OPTIONS, new: |o| Ok(Arc::new(muon::Muon::new(o)?)) },
+];
+
+/// Structural settings that the plan itself reads.
+const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
+
+/// The keys of a group that shape the plan, each once, in a fixed order.
+#[must_use]
+pub fn option_keys() -> Vec<&'static str> {
+    let mut keys: Vec<_> =
+        TABLE.iter().flat_map(|e| e.options.iter().copied()).chain(PLAN_OPTIONS).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// The names of all algorithms.
+#[must_use]
+pub fn names() -> Vec<&'static str> {
+    TABLE.iter().map(|e| e.name).collect()
+}
+
+fn entry(name: &str) -> Result<&'static Entry> {
+    TABLE.iter().find(|e| e.name == name).ok_or_else(|| {
+        Error::Value(format!("algorithm must be one of {}, got '{name}'", names().join(", ")))
+    })
+}
+
+/// The algorithm of this name with these settings.
+///
+/// # Errors
+/// `Error::Value` for an unknown name or settings that it refuses.
+pub fn build(name: &str, options: &Options) -> Result<AnyAlgorithm> {
+    (entry(name)?.new)(options)
+}
+
+/// The algorithm that optimizes this parameter: the group's, or `AdamW` for a parameter that is no matrix in a group
+/// that allows it (`strict=False`).
+///
+/// # Errors
+/// As `build`.
+pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'static str> {
+    let found = entry(group)?;
+    if !options.flag_or("strict", true)? && p.shape.len() < 2 && !(found.new)(options)?.flat() {
+        log::info!(target: "oxidion.plan", "{}: shape {:?} is no matrix, optimized by adamw", p.name, p.shape);
+        return Ok("adamw");
+    }
+    Ok(found.name)
+}
+
+/// One block that is the whole parameter, for elementwise algorithms.
+fn whole(p: &ParamSpec) -> Vec<Block> {
+    vec![Block { offset: 0, rows: 1, cols: p.numel() }]
+}
+
+/// Floating-point operations as `explain()` prints them.
+#[allow(clippy::cast_precision_loss)] // printed with three digits
+fn flops(operations: usize) -> f64 {
+    operations as f64
+}

@@ -1,0 +1,151 @@
+//! Checked views of tensors: the only place that turns a tensor into memory and back.
+
+use half::{bf16, f16};
+use tch::{Device, Tensor};
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// A contiguous run of elements on the CPU, borrowed from a tensor that the session keeps alive.
+#[derive(Clone, Copy, Debug)]
+pub struct Slab {
+    address: usize,
+    len: usize,
+    dtype: DType,
+}
+
+/// An element type of Rust that stands for a `DType`.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// The type it stands for.
+    const DTYPE: DType;
+}
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for f64 {
+    const DTYPE: DType = DType::F64;
+}
+
+impl Slab {
+    /// No elements.
+    pub const EMPTY: Self = Self { address: 0, len: 0, dtype: DType::F32 };
+
+    /// The elements of a contiguous CPU tensor.
+    ///
+    /// # Errors
+    /// `Error::Internal` for another device, type or a strided tensor: the session stages those first.
+    pub fn of(tensor: &Tensor) -> Result<Self> {
+        let dtype = DType::from_kind(tensor.f_kind()?)
+            .ok_or_else(|| Error::Internal("a tensor without a floating-point type reached a kernel".into()))?;
+        if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
+            return Err(Error::Internal("a tensor that is not contiguous on the CPU reached a kernel".into()));
+        }
+        Ok(Self { address: tensor.data_ptr() as usize, len: tensor.numel(), dtype })
+    }
+
+    /// `len` elements of another type from byte `offset` of this memory: how buffers lie in the arena.
+    ///
+    /// # Errors
+    /// `Error::Internal` beyond the end or for an address that the type cannot have.
+    pub fn carve(&self, offset: usize, len: usize, dtype: DType) -> Result<Self> {
+        let address = self.address + offset;
+        if offset + len * dtype.bytes() > self.len * self.dtype.bytes() || !address.is_multiple_of(dtype.bytes()) {
+            return Err(Error::Internal(format!("a buffer of {len} elements at byte {offset} is outside the arena")));
+        }
+        Ok(Self { address, len, dtype })
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// `len` elements from `offset`, cut to what there is.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len);
+        Self {
+            address: self.address + offset * self.dtype.bytes(),
+            len: len.min(self.len - offset),
+            dtype: self.dtype,
+        }
+    }
+
+    /// Adds one to a float32 counter and returns the new value.
+    #[must_use]
+    pub fn increment(&self) -> f64 {
+        if self.dtype != DType::F32 || self.len != 1 {
+            return f64::NAN;
+        }
+        // SAFETY: `of` checked type and device; the stage that counts owns the state.
+        let counter = unsafe { self.slice::<f32>() };
+        counter[0] += 1.0;
+        f64::from(counter[0])
+    }
+
+    /// The elements as a slice.
+    ///
+    /// # Safety
+    /// The tensor behind the slab is alive, nobody else reads or writes these elements while the slice
+    /// lives, and `'a` ends before the stage does.
+    #[must_use]
+    #[allow(clippy::mut_from_ref)] // the slab is a pointer, not the owner
+    pub unsafe fn slice<'a, T: Element>(&self) -> &'a mut [T] {
+        debug_assert_eq!(T::DTYPE, self.dtype);
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: `of` checked type, device and contiguity; the caller upholds lifetime and exclusivity.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, self.len) }
+    }
+
+    /// The elements as a row-major tensor of this shape that shares their memory.
+    ///
+    /// # Errors
+    /// `Error::Internal` when the shape has another number of elements.
+    pub fn tensor(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape.iter().product::<usize>() != self.len {
+            return Err(Error::Internal(format!("{} elements viewed as {shape:?}", self.len)));
+        }
+        let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
+        if self.len == 0 {
+            return Ok(Tensor::f_empty(&size, (self.dtype.kind(), Device::Cpu))?);
+        }
+        let mut stride = vec![1_i64; size.len()];
+        for d in (1..size.len()).rev() {
+            stride[d - 1] = stride[d] * size[d];
+        }
+        // SAFETY: the slab's tensor outlives the stage (the session holds it) and the result does not leave it.
+        let view = unsafe {
+            Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
+        };
+        Ok(view?)
+    }
+}
+
+/// A size as libtorch wants it.
+///
+/// # Errors
+/// `Error::Value` beyond 2⁶³ - 1.
+pub fn to_i64(n: usize) -> Result<i64> {
+    i64::try_from(n).map_err(|_| Error::Value(format!("a size of {n} elements is too large")))
+}

@@ -1,0 +1,56 @@
+//! The one way into the core: interpreter released, gradients off, panics turned into errors.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::prelude::*;
+
+use super::error::to_python;
+use crate::error::{Error, Result};
+use crate::threads;
+
+/// Entering the core from Python.
+pub(super) trait Enter {
+    /// Runs `work` on this thread without the interpreter and without recording gradients.
+    fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R>;
+}
+
+impl Enter for Python<'_> {
+    fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
+        let guarded = || {
+            catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
+                let said = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied())
+                    .unwrap_or("no message");
+                Err(Error::Internal(format!("the core panicked: {said}")))
+            })
+        };
+        self.detach(guarded).map_err(to_python)
+    }
+}
+
+/// Drops the thread pool in a forked child, which has none of its threads.
+#[pyfunction]
+pub(super) fn forget_threads_after_fork() {
+    threads::forget_after_fork();
+}
+
+/// The instruction sets that the CPU kernels use on this machine.
+#[pyfunction]
+pub(super) fn cpu_features() -> Vec<&'static str> {
+    let mut found = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        for (name, there) in [
+            ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+            ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+            ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
+        ] {
+            if there {
+                found.push(name);
+            }
+        }
+    }
+    found
+}

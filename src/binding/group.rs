@@ -1,0 +1,80 @@
+//! Groups (dicts) to options and live scalars.
+
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
+
+use crate::algorithm::{AnyAlgorithm, option_keys};
+use crate::hyper::Hyper;
+use crate::options::{OptionValue, Options};
+use crate::plan::GroupSpec;
+
+/// The parameters of a group.
+pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
+    required(group, "params")?.cast_into::<PyList>().map_err(Into::into)
+}
+
+fn required<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<Bound<'py, PyAny>> {
+    group.get_item(key)?.ok_or_else(|| PyKeyError::new_err(format!("the group has no '{key}'")))
+}
+
+/// What the plan reads of a group.
+pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
+    let mut options = Options::default();
+    for key in option_keys() {
+        if let Some(value) = group.get_item(key)? {
+            options.insert(key, option(key, &value)?);
+        }
+    }
+    Ok(GroupSpec { algorithm: required(group, "algorithm")?.extract()?, options })
+}
+
+fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+    if value.is_none() {
+        Ok(OptionValue::None)
+    } else if value.is_instance_of::<PyBool>() {
+        Ok(OptionValue::Bool(value.extract()?))
+    } else if value.is_instance_of::<PyInt>() {
+        Ok(OptionValue::Int(value.extract()?))
+    } else if value.is_instance_of::<PyFloat>() {
+        Ok(OptionValue::Float(value.extract()?))
+    } else if value.is_instance_of::<PyString>() {
+        Ok(OptionValue::Str(value.extract()?))
+    } else {
+        let ints = value.extract::<Vec<i64>>();
+        ints.map(OptionValue::Ints).map_err(|_| PyValueError::new_err(format!("{key} has a value of no known kind: {value}")))
+    }
+}
+
+/// The live scalars of an algorithm, read from its group.
+pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm) -> PyResult<Hyper> {
+    algorithm.scalars().iter().map(|key| scalar(group, key)).collect::<PyResult<Vec<f64>>>().map(Hyper)
+}
+
+/// One scalar by its canonical name; torch's spellings are accepted.
+fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
+    let py = group.py();
+    let beta = match key {
+        "beta1" => Some(0),
+        "beta2" => Some(1),
+        _ => None,
+    };
+    if let Some(index) = beta {
+        if let Some(betas) = group.get_item(intern!(py, "betas"))? {
+            return betas.get_item(index)?.extract();
+        }
+    }
+    if let Some(value) = group.get_item(key)? {
+        return value.extract();
+    }
+    if key == "epsilon" {
+        return required(group, "eps")?.extract();
+    }
+    required(group, key)?.extract()
+}
+
+/// Whether the group maximizes.
+pub(super) fn maximize(group: &Bound<'_, PyDict>) -> PyResult<bool> {
+    group.get_item(intern!(group.py(), "maximize"))?.map_or(Ok(false), |v| v.extract())
+}

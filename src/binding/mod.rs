@@ -1,0 +1,28 @@
+//! The border to Python: unpacking, the interpreter lock, errors. No mathematics, no scheduling policy.
+
+mod enter;
+mod error;
+mod functional;
+mod group;
+mod handles;
+mod plan;
+mod session;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule(gil_used = true)]
+fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // A second import in the same process finds the logger installed, which is what is wanted.
+    let _ = pyo3_log::try_init();
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    error::register(module)?;
+    module.add_class::<plan::PyPlan>()?;
+    module.add_class::<session::PySession>()?;
+    module.add_function(wrap_pyfunction!(plan::algorithms, module)?)?;
+    module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;
+    module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
+    functional::register(module)
+}

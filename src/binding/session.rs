@@ -1,0 +1,192 @@
+//! The session as Python sees it: identity checks, gradients in, instructions, written parameters out.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use tch::Tensor;
+
+use super::enter::Enter;
+use super::plan::PyPlan;
+use super::{group, handles, tensor};
+use crate::plan::GroupSpec;
+use crate::session::Session;
+use crate::threads;
+
+/// The objects of `optimizer.state`, in its order: a parameter with its dict, then each key with its value.
+type Fingerprint = Vec<(usize, usize)>;
+
+/// A plan bound to the parameters and states of an optimizer.
+#[pyclass(name = "Session", module = "oxidion", frozen)]
+pub(super) struct PySession {
+    inner: Mutex<Session>,
+    groups: Vec<GroupSpec>,
+    /// The parameter objects, in plan order.
+    params: Vec<Py<PyAny>>,
+    /// The local tensor object of each parameter that is distributed.
+    locals: Vec<Option<Py<PyAny>>>,
+    /// Kept alive so that the addresses in `known` stay theirs.
+    _state: Vec<Py<PyAny>>,
+    known: Fingerprint,
+}
+
+/// Addresses of everything in the state dict: no hashing, no look-up.
+fn fingerprint(state: &Bound<'_, PyDict>, mut keep: Option<&mut Vec<Py<PyAny>>>) -> PyResult<Fingerprint> {
+    let mut seen = Vec::new();
+    for (param, entries) in state.iter() {
+        seen.push((param.as_ptr() as usize, entries.as_ptr() as usize));
+        if let Some(keep) = keep.as_deref_mut() {
+            keep.push(entries.clone().unbind());
+        }
+        for (key, value) in entries.cast::<PyDict>()?.iter() {
+            seen.push((key.as_ptr() as usize, value.as_ptr() as usize));
+            if let Some(keep) = keep.as_deref_mut() {
+                keep.push(key.unbind());
+                keep.push(value.unbind());
+            }
+        }
+    }
+    Ok(seen)
+}
+
+#[pymethods]
+impl PySession {
+    /// Binds `plan` to the parameters of `groups`, to `states` (a list of tensors for each parameter, in the order of
+    /// the plan's specs), which live in the dict `state`, and to a float32 workspace.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        plan: &PyPlan,
+        groups: Vec<Bound<'_, PyDict>>,
+        states: Vec<Vec<Bound<'_, PyAny>>>,
+        state: &Bound<'_, PyDict>,
+        arena: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let (mut params, mut locals, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
+        for group in &groups {
+            for object in group::params(group)?.iter() {
+                let local = handles::local(&object)?;
+                tensors.push(tensor::unpack(&local, "parameter")?);
+                locals.push((!local.is(&object)).then(|| local.unbind()));
+                params.push(object.unbind());
+            }
+        }
+        let states = states
+            .iter()
+            .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
+            .collect::<PyResult<Vec<Vec<Tensor>>>>()?;
+        let arena = tensor::unpack(arena, "arena")?;
+        let inner = py.enter(|| Session::new(Arc::clone(&plan.plan), tensors, states, arena))?;
+        let mut keep = Vec::new();
+        let known = fingerprint(state, Some(&mut keep))?;
+        Ok(Self { inner: Mutex::new(inner), groups: plan.groups.clone(), params, locals, _state: keep, known })
+    }
+
+    /// Starts a step with the gradients and live scalars of `groups`. False, with nothing done, when parameters,
+    /// states or structural settings are not those that were bound: plan and bind anew.
+    fn begin(
+        &self,
+        groups: Vec<Bound<'_, PyDict>>,
+        state: &Bound<'_, PyDict>,
+        grad_factor: f64,
+        num_threads: usize,
+    ) -> PyResult<bool> {
+        let py = state.py();
+        if groups.len() != self.groups.len() || fingerprint(state, None)? != self.known {
+            return Ok(false);
+        }
+        let mut grads = Vec::with_capacity(self.params.len());
+        for (group, settings) in groups.iter().zip(&self.groups) {
+            if group::spec(group)? != *settings {
+                return Ok(false);
+            }
+            for object in group::params(group)?.iter() {
+                let at = grads.len();
+                let same = self.params.get(at).is_some_and(|p| p.is(&object)) && self.local_is_bound(&object, at)?;
+                if !same {
+                    return Ok(false);
+                }
+                let grad = object.getattr(intern!(py, "grad"))?;
+                grads.push(if grad.is_none() { None } else { Some(gradient(&object, &grad)?) });
+            }
+        }
+        if grads.len() != self.params.len() {
+            return Ok(false);
+        }
+        threads::set(num_threads);
+        let plan = {
+            let inner = self.lock();
+            if !inner.fits() {
+                return Ok(false);
+            }
+            Arc::clone(inner.plan())
+        };
+        let (mut hypers, mut factors) = (Vec::new(), Vec::new());
+        for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
+            hypers.push(group::hyper(&groups[number], algorithm)?);
+            factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
+        }
+        py.enter(|| self.lock().begin(grads, hypers, factors))?;
+        Ok(true)
+    }
+
+    /// Runs compute instruction `k`.
+    fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
+        py.enter(|| self.lock().compute(k))
+    }
+
+    /// Ends the step; returns the parameters that were written.
+    fn end<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let written = py.enter(|| self.lock().end())?;
+        let list = PyList::empty(py);
+        for i in written {
+            list.append(&self.params[i])?;
+            if let Some(local) = &self.locals[i] {
+                list.append(local)?;
+            }
+        }
+        Ok(list)
+    }
+
+    /// Asks for measurements of the steps that follow.
+    fn measure(&self, on: bool) {
+        self.lock().set_probe(on);
+    }
+
+    /// (measurements by name as (parameter index, value), milliseconds of each compute of the last step).
+    #[allow(clippy::type_complexity)] // plain values for one caller
+    fn measurements<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Vec<f64>)> {
+        let inner = self.lock();
+        let (probe, spent) = inner.measurements();
+        let by_name = PyDict::new(py);
+        for (name, values) in probe.into_iter().flatten() {
+            by_name.set_item(name, values.clone())?;
+        }
+        Ok((by_name, spent.iter().map(|d| d.as_secs_f64() * 1e3).collect()))
+    }
+}
+
+impl PySession {
+    fn lock(&self) -> MutexGuard<'_, Session> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn local_is_bound(&self, object: &Bound<'_, PyAny>, at: usize) -> PyResult<bool> {
+        match self.locals.get(at) {
+            Some(Some(local)) => Ok(handles::local(object)?.is(local)),
+            Some(None) => Ok(true),
+            None => Ok(false),
+        }
+    }
+}
+
+/// The local gradient of a parameter.
+pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    if handles::is_distributed(grad)? && handles::layout(grad)? != handles::layout(param)? {
+        return Err(super::error::LayoutError::new_err(
+            "a gradient has other placements than its parameter. Redistribute it before step()",
+        ));
+    }
+    tensor::unpack(&handles::local(grad)?, "gradient")
+}

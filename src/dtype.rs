@@ -1,0 +1,102 @@
+//! Element types of parameters, states and buffers.
+
+use crate::error::{Error, Result};
+
+/// A floating-point element type that parameters, states and buffers may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// IEEE single precision.
+    F32,
+    /// IEEE double precision.
+    F64,
+}
+
+impl DType {
+    /// Bytes of one element.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+            Self::F64 => 8,
+        }
+    }
+
+    /// torch's name of the type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "float16",
+            Self::BF16 => "bfloat16",
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+        }
+    }
+
+    /// The type of torch's name `name`, without the `torch.` prefix.
+    ///
+    /// # Errors
+    /// `Error::Value` for a name that is no supported floating-point type.
+    pub fn parse(name: &str) -> Result<Self> {
+        [Self::F16, Self::BF16, Self::F32, Self::F64].into_iter().find(|d| d.name() == name).ok_or_else(|| {
+            Error::Value(format!("dtype must be float16, bfloat16, float32 or float64, got '{name}'"))
+        })
+    }
+
+    /// The corresponding type of libtorch.
+    #[must_use]
+    pub fn kind(self) -> tch::Kind {
+        match self {
+            Self::F16 => tch::Kind::Half,
+            Self::BF16 => tch::Kind::BFloat16,
+            Self::F32 => tch::Kind::Float,
+            Self::F64 => tch::Kind::Double,
+        }
+    }
+
+    /// The element type of a libtorch type, `None` where no algorithm takes it.
+    #[must_use]
+    pub fn from_kind(kind: tch::Kind) -> Option<Self> {
+        match kind {
+            tch::Kind::Half => Some(Self::F16),
+            tch::Kind::BFloat16 => Some(Self::BF16),
+            tch::Kind::Float => Some(Self::F32),
+            tch::Kind::Double => Some(Self::F64),
+            _ => None,
+        }
+    }
+
+    /// The type in which arithmetic on elements of this type is done: float64 for itself, else float32.
+    #[must_use]
+    pub fn arithmetic(self) -> Self {
+        if self == Self::F64 { Self::F64 } else { Self::F32 }
+    }
+}
+
+/// Whether this CPU multiplies bfloat16 matrices in hardware.
+#[must_use]
+pub fn cpu_multiplies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::arch::is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// The type in which large products are fastest at the accuracy that an orthonormalization needs, for parameters of
+/// type `param`: bfloat16 where the hardware multiplies it, else float32; float64 parameters keep float64.
+#[must_use]
+pub fn product_dtype(param: DType) -> DType {
+    match param {
+        DType::F64 => DType::F64,
+        _ if cpu_multiplies_bf16() => DType::BF16,
+        _ => DType::F32,
+    }
+}

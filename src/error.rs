@@ -1,0 +1,34 @@
+//! The one error type of the core. The border maps its variants to Python classes.
+
+/// Result of every fallible function of the core.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong, by the class of exception that a user sees.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A hyper-parameter, shape or option that no algorithm accepts (Python: `ValueError`).
+    #[error("{0}")]
+    Value(String),
+    /// An object of the wrong kind (Python: `TypeError`).
+    #[error("{0}")]
+    Type(String),
+    /// A sharding that cannot be lowered (Python: `oxidion.LayoutError`).
+    #[error("{param}: {what}. {way_out}")]
+    Layout {
+        /// Name of the parameter.
+        param: String,
+        /// What was found and what was expected.
+        what: String,
+        /// What the user can do.
+        way_out: String,
+    },
+    /// Ranks that disagree about the plan (Python: `oxidion.PlanMismatch`).
+    #[error("{0}")]
+    PlanMismatch(String),
+    /// A broken promise inside the core (Python: `RuntimeError`).
+    #[error("internal error: {0}. Please report it with the output of `python -m oxidion env`.")]
+    Internal(String),
+    /// libtorch refused an operation (Python: `RuntimeError`).
+    #[error("libtorch: {0}")]
+    Torch(#[from] tch::TchError),
+}

@@ -1,0 +1,144 @@
+//! Element conversions between storage types and the two arithmetic types.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::batch::{Element, Slab};
+use crate::dtype::DType;
+
+/// An arithmetic type: float32 or float64.
+pub trait Real:
+    Element
+    + Default
+    + PartialOrd
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+{
+    /// Rounds a float64.
+    fn of(x: f64) -> Self;
+    /// Widens to float64.
+    fn wide(self) -> f64;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// Converts float32 storage.
+    fn from_f32(x: f32) -> Self;
+    /// Rounds to float32.
+    fn to_f32(self) -> f32;
+}
+
+impl Real for f32 {
+    #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
+    fn of(x: f64) -> Self {
+        x as Self
+    }
+    fn wide(self) -> f64 {
+        f64::from(self)
+    }
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Real for f64 {
+    fn of(x: f64) -> Self {
+        x
+    }
+    fn wide(self) -> f64 {
+        self
+    }
+    fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    fn from_f32(x: f32) -> Self {
+        Self::from(x)
+    }
+    #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
+    fn to_f32(self) -> f32 {
+        self as f32
+    }
+}
+
+/// Round to nearest even, NaN kept; branch-free so that it vectorises.
+#[inline(always)]
+#[allow(clippy::inline_always, clippy::cast_possible_truncation)] // the shift leaves 16 bits
+fn bf16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    let quiet = ((bits >> 16) | 0x40) as u16;
+    if x.is_nan() { quiet } else { rounded }
+}
+
+/// Elements of any type into arithmetic type. `to` is as long as `from`.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
+    match from.dtype() {
+        // SAFETY (each arm): the type was matched; the caller holds the only access to this piece.
+        DType::F32 => unsafe { from.slice::<f32>() }.iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
+        // SAFETY: as above.
+        DType::F64 => unsafe { from.slice::<f64>() }.iter().zip(to).for_each(|(x, y)| *y = C::of(*x)),
+        // SAFETY: as above.
+        DType::BF16 => unsafe { from.slice::<bf16>() }
+            .iter()
+            .zip(to)
+            .for_each(|(x, y)| *y = C::from_f32(f32::from_bits(u32::from(x.to_bits()) << 16))),
+        DType::F16 => {
+            let mut wide = [0.0_f32; super::TILE];
+            // SAFETY: as above.
+            for (x, y) in unsafe { from.slice::<f16>() }.chunks(super::TILE).zip(to.chunks_mut(super::TILE)) {
+                x.convert_to_f32_slice(&mut wide[..x.len()]);
+                wide.iter().zip(y).for_each(|(x, y)| *y = C::from_f32(*x));
+            }
+        }
+    }
+}
+
+/// Elements of arithmetic type into any type, rounded once to nearest even. `to` is as long as `from`.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
+    match to.dtype() {
+        // SAFETY (each arm): the type was matched; the caller holds the only access to this piece.
+        DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
+        // SAFETY: as above.
+        DType::F64 => unsafe { to.slice::<f64>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
+        // SAFETY: as above.
+        DType::BF16 => unsafe { to.slice::<bf16>() }
+            .iter_mut()
+            .zip(from)
+            .for_each(|(y, x)| *y = bf16::from_bits(bf16_bits(x.to_f32()))),
+        DType::F16 => {
+            let mut narrow = [0.0_f32; super::TILE];
+            // SAFETY: as above.
+            for (y, x) in unsafe { to.slice::<f16>() }.chunks_mut(super::TILE).zip(from.chunks(super::TILE)) {
+                narrow.iter_mut().zip(x).for_each(|(n, x)| *n = x.to_f32());
+                y.convert_from_f32_slice(&narrow[..x.len()]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_bits_any_value_equals_the_half_crate() {
+        for i in 0..=u32::from(u16::MAX) {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits((i << 16) | low);
+                let (ours, theirs) = (bf16::from_bits(bf16_bits(x)), bf16::from_f32(x));
+                assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{x}");
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
+
+mod convert;
+pub mod elementwise;
+pub mod reduce;
+
+use rayon::prelude::*;
+
+use crate::batch::{Element, Slab};
+use crate::dtype::DType;
+use crate::threads;
+
+pub use convert::Real;
+
+/// Elements that one task handles.
+const PIECE: usize = 1 << 15;
+/// Elements converted at a time when an operand is not of the arithmetic type; the scratch fits in L1.
+const TILE: usize = 512;
+
+/// An elementwise operation on `N` operands of equal length.
+pub trait Op<const N: usize>: Sync {
+    /// Which operands are written.
+    const WRITES: [bool; N];
+
+    /// Applies the operation to equally long slices of job `job`.
+    fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]);
+}
+
+struct Piece<const N: usize> {
+    job: usize,
+    operands: [Slab; N],
+}
+
+/// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs.
+///
+/// Arithmetic is float64 for a job with a float64 operand, else float32; other types are converted tile by tile.
+pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
+    let total: usize = jobs.iter().map(|job| job[0].len()).sum();
+    if total <= PIECE || threads::get() == 1 {
+        for (job, operands) in jobs.iter().enumerate() {
+            dispatch(op, &Piece { job, operands: *operands });
+        }
+        return;
+    }
+    let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
+    for (job, operands) in jobs.iter().enumerate() {
+        for start in (0..operands[0].len()).step_by(PIECE) {
+            pieces.push(Piece { job, operands: operands.map(|s| s.part(start, PIECE)) });
+        }
+    }
+    let share = (pieces.len() / (threads::get() * 32)).max(1);
+    threads::run(|| pieces.par_iter().with_min_len(share).for_each(|piece| dispatch(op, piece)));
+}
+
+fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
+    if piece.operands.iter().any(|s| s.dtype() == DType::F64) {
+        vectorised::<f64, N, O>(op, piece);
+    } else {
+        vectorised::<f32, N, O>(op, piece);
+    }
+}
+
+/// The best instruction set of this machine, asked once by the standard library.
+fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f")
+            && std::arch::is_x86_feature_detected!("avx512vl")
+            && std::arch::is_x86_feature_detected!("avx512dq")
+            && std::arch::is_x86_feature_detected!("avx512bw")
+        {
+            // SAFETY: the features were detected on the line above.
+            return unsafe { with_avx512::<C, N, O>(op, piece) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature was detected on the line above.
+            return unsafe { with_avx2::<C, N, O>(op, piece) };
+        }
+    }
+    body::<C, N, O>(op, piece);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+fn with_avx512<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
+    body::<C, N, O>(op, piece);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn with_avx2<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
+    body::<C, N, O>(op, piece);
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
+    let Piece { job, operands } = piece;
+    if operands.iter().all(|s| s.dtype() == <C as Element>::DTYPE) {
+        // SAFETY: `run`'s caller passes disjoint slabs of live tensors; this task alone has this piece.
+        let slices = operands.map(|s| unsafe { s.slice::<C>() });
+        return op.apply(*job, slices);
+    }
+    let mut scratch = [[C::default(); TILE]; N];
+    let len = operands[0].len();
+    for start in (0..len).step_by(TILE) {
+        let tile = operands.map(|s| s.part(start, TILE));
+        let n = tile[0].len();
+        for (slab, buffer) in tile.iter().zip(scratch.iter_mut()) {
+            convert::load(slab, &mut buffer[..n]);
+        }
+        op.apply(*job, scratch.each_mut().map(|buffer| &mut buffer[..n]));
+        for ((slab, buffer), written) in tile.iter().zip(scratch.iter()).zip(O::WRITES) {
+            if written {
+                convert::store(&buffer[..n], slab);
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! How a tensor lies along one mesh axis, with DTensor's meaning.
+
+/// Reduction that a partial value still needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reduction {
+    /// The ranks' values add up to the true one.
+    Sum,
+    /// The mean of the ranks' values is the true one.
+    Avg,
+}
+
+/// Placement along one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Placement {
+    /// Every rank holds the same values.
+    Replicate,
+    /// Rank i holds the i-th chunk of this dimension.
+    Shard(usize),
+    /// Every rank holds a contribution.
+    Partial(Reduction),
+}

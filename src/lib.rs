@@ -1,0 +1,23 @@
+//! The core of oxidion: plans optimizer steps, and computes them.
+//!
+//! Data flows one way: parameters → specs → plan → stages → apply. `algorithm` is mathematics, `layout` is geometry,
+//! `plan` joins them, `session` runs the result, `binding` is the border to Python.
+
+pub mod algorithm;
+pub mod batch;
+pub mod dtype;
+pub mod error;
+pub mod hyper;
+pub mod kernels;
+pub mod layout;
+pub mod linalg;
+pub mod options;
+pub mod plan;
+pub mod session;
+pub mod spec;
+pub mod stage;
+pub mod threads;
+pub mod view;
+
+#[cfg(feature = "python")]
+mod binding;

@@ -1,0 +1,180 @@
+use super::super::coefficients::{NEWTON_SCHULZ, POLAR_EXPRESS};
+use super::*;
+
+const SHAPES: [(i64, i64, i64); 10] = [
+    (1, 1, 1),
+    (3, 1, 7),
+    (3, 7, 1),
+    (3, 17, 5),
+    (3, 5, 17),
+    (2, 24, 24),
+    (1, 48, 160),
+    (1, 160, 48),
+    (3, 520, 530),
+    (1, 640, 513),
+];
+
+fn random(shape: &[i64], kind: Kind) -> Tensor {
+    tch::manual_seed(11);
+    Tensor::randn(shape, (Kind::Double, Device::Cpu)).to_kind(kind)
+}
+
+/// Runs the iteration with a scratch full of NaN: nothing may be read before it is written.
+fn run(x: &Tensor, polynomial: &Polynomial, epsilon: f64) -> Tensor {
+    let (b, m, n) = x.size3().unwrap();
+    let scratch = Tensor::full([scratch_elements(b, m, n)], f64::NAN, (x.kind(), Device::Cpu));
+    let mut out = x.copy();
+    newton_schulz(&mut out, polynomial, epsilon, &scratch).unwrap();
+    out
+}
+
+/// The polynomial applied to the singular values in float64.
+fn expected(x: &Tensor, polynomial: &Polynomial) -> Tensor {
+    let x = x.to_kind(Kind::Double);
+    let (u, s, v) = x.svd(true, true);
+    let norm = s.square().sum_dim_intlist([-1].as_slice(), true, Kind::Double).sqrt();
+    let mut y = s / (norm * polynomial.norm_factor);
+    for [a, b, c] in polynomial.rows {
+        let square = &y * &y;
+        y = &y * (*a + &square * (*b + *c * &square));
+    }
+    (u * y.unsqueeze(-2)).matmul(&v.transpose(-2, -1))
+}
+
+fn relative(a: &Tensor, b: &Tensor) -> f64 {
+    let difference = (a.to_kind(Kind::Double) - b).norm();
+    (difference / b.norm()).double_value(&[])
+}
+
+#[test]
+fn every_shape_matches_the_polynomial_of_the_singular_values() {
+    // Tolerances: rounding of the products, about eps of the dtype per step times the slope of the polynomial.
+    for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 2e-5), (Kind::BFloat16, 1e-1)] {
+        for polynomial in [&POLAR_EXPRESS, &NEWTON_SCHULZ] {
+            for (b, m, n) in SHAPES {
+                let x = random(&[b, m, n], kind);
+                let error = relative(&run(&x, polynomial, 0.0), &expected(&x, polynomial));
+                assert!(error < tolerance, "{kind:?} {} {b}x{m}x{n}: {error}", polynomial.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn float16_small_matrix_matches_the_polynomial() {
+    let x = random(&[2, 6, 9], Kind::Half);
+    let error = relative(&run(&x, &POLAR_EXPRESS, 1e-7), &expected(&x, &POLAR_EXPRESS));
+    assert!(error < 3e-2, "{error}");
+}
+
+#[test]
+fn well_conditioned_input_gives_its_polar_factor() {
+    // Singular values of a Gaussian 48 x 160 matrix lie within a factor 4 of each other, so Newton–Schulz is within
+    // 5 % of U Vᵀ per singular value.
+    let x = random(&[1, 48, 160], Kind::Double);
+    let (u, _, v) = x.svd(true, true);
+    let error = relative(&run(&x, &NEWTON_SCHULZ, 1e-12), &u.matmul(&v.transpose(-2, -1)));
+    assert!(error < 0.05, "{error}");
+}
+
+#[test]
+fn other_degrees_of_the_polynomial_are_exact() {
+    // A cubic step, a negative linear coefficient, an even number of steps and no step at all.
+    let rows: [&'static [[f64; 3]]; 4] = [
+        &[[1.5, -0.5, 0.0], [1.5, -0.5, 0.0]],
+        &[[-1.5, 0.5, 0.25], [3.0, -2.0, 0.5], [2.0, -1.5, 0.0]],
+        &[[0.0, 1.0, 0.5]],
+        &[],
+    ];
+    for rows in rows {
+        let polynomial = Polynomial { name: "test", rows, norm_factor: 1.0 };
+        for (b, m, n) in [(2, 9, 4), (1, 520, 512)] {
+            let x = random(&[b, m, n], Kind::Double);
+            let error = relative(&run(&x, &polynomial, 0.0), &expected(&x, &polynomial));
+            assert!(error < 1e-12, "{rows:?} {m}x{n}: {error}");
+        }
+    }
+}
+
+#[test]
+fn epsilon_is_added_to_the_norm() {
+    let identity = Polynomial { name: "test", rows: &[], norm_factor: 2.0 };
+    let x = Tensor::from_slice(&[3.0, 4.0]).view([1, 1, 2]);
+    // 3 / (2 * 5 + 0.5)
+    assert!((run(&x, &identity, 0.5).double_value(&[0, 0, 0]) - 3.0 / 10.5).abs() < 1e-15);
+}
+
+#[test]
+fn zero_matrix_stays_exactly_zero() {
+    for kind in [Kind::BFloat16, Kind::Float, Kind::Double] {
+        for epsilon in [0.0, 1e-8] {
+            for (b, m, n) in [(2, 5, 3), (1, 512, 512)] {
+                let out = run(&Tensor::zeros([b, m, n], (kind, Device::Cpu)), &POLAR_EXPRESS, epsilon);
+                assert_eq!(out.count_nonzero(None).int64_value(&[]), 0, "{kind:?} {epsilon}");
+            }
+        }
+    }
+}
+
+#[test]
+fn non_finite_matrix_becomes_nan_and_leaves_the_others_alone() {
+    for (m, n) in [(6, 4), (4, 6), (515, 512)] {
+        for bad in [f64::NAN, f64::INFINITY] {
+            let x = random(&[3, m, n], Kind::Float);
+            let clean = run(&x, &POLAR_EXPRESS, 1e-8);
+            let _ = x.get(1).get(2).get(1).fill_(bad);
+            let out = run(&x, &POLAR_EXPRESS, 1e-8);
+            for i in [0, 2] {
+                assert!(out.get(i).equal(&clean.get(i)), "{m}x{n} matrix {i}");
+            }
+            assert!(out.get(1).isnan().all().int64_value(&[]) == 1, "{m}x{n} {bad}");
+        }
+    }
+}
+
+#[test]
+fn batch_of_small_matrices_equals_each_alone() {
+    let x = random(&[1100, 13, 11], Kind::Double);
+    assert!(group_size(1100, 13, 11) < 1100, "the batch has several groups");
+    let together = run(&x, &POLAR_EXPRESS, 1e-8);
+    for i in [0, 1, 915, 916, 1099] {
+        let alone = run(&x.narrow(0, i, 1), &POLAR_EXPRESS, 1e-8);
+        assert!(relative(&together.narrow(0, i, 1), &alone) < 1e-13, "{i}");
+    }
+}
+
+#[test]
+fn strips_give_an_exactly_symmetric_product() {
+    let mirror = Mirror { strips: STRIPS, size: 37 };
+    for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
+        let w = random(&[37, 51], kind);
+        let out = Tensor::full([37, 37], f64::NAN, (kind, Device::Cpu));
+        let free = Tensor::full([37, 37], f64::NAN, (kind, Device::Cpu));
+        let mut gram = out.copy();
+        mirror.gram(&mut gram, &w, &free).unwrap();
+        assert!(gram.equal(&gram.transpose(0, 1)));
+        let wide = w.to_kind(Kind::Double);
+        assert!(relative(&gram, &wide.matmul(&wide.transpose(0, 1))) < 4e-3);
+        let mut quadratic = out.copy();
+        let step = Step { linear: 1.0, ratio: -3.0, square: true, gamma: 0.5 };
+        mirror.quadratic(&mut quadratic, &gram, &step, &free).unwrap();
+        assert!(quadratic.equal(&quadratic.transpose(0, 1)));
+        let g = gram.to_kind(Kind::Double);
+        assert!(relative(&quadratic, &(0.5 * (g.matmul(&g) - 3.0 * &g))) < 1e-2);
+    }
+}
+
+#[test]
+fn empty_batch_and_wrong_scratch() {
+    for shape in [[0, 3, 4], [2, 0, 4], [2, 3, 0]] {
+        assert_eq!(run(&Tensor::zeros(shape, (Kind::Float, Device::Cpu)), &POLAR_EXPRESS, 1e-8).size(), shape);
+    }
+    let mut x = random(&[1, 3, 4], Kind::Float);
+    let enough = scratch_elements(1, 3, 4);
+    for scratch in [
+        Tensor::zeros([enough - 1], (Kind::Float, Device::Cpu)),
+        Tensor::zeros([enough], (Kind::Double, Device::Cpu)),
+    ] {
+        assert!(matches!(newton_schulz(&mut x, &POLAR_EXPRESS, 1e-8, &scratch), Err(Error::Internal(_))));
+    }
+}

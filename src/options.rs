@@ -1,0 +1,131 @@
+//! The structural settings of a group: those that shape the plan. Live scalars are in `hyper.rs`.
+
+use std::collections::BTreeMap;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// One setting as it came from the group.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OptionValue {
+    /// Not set.
+    None,
+    /// A flag.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A real number.
+    Float(f64),
+    /// A word.
+    Str(String),
+    /// A list of integers.
+    Ints(Vec<i64>),
+}
+
+/// The settings of one group by key; a key that the group lacks reads as not set.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options(BTreeMap<String, OptionValue>);
+
+impl Options {
+    /// Records one setting.
+    pub fn insert(&mut self, key: &str, value: OptionValue) {
+        self.0.insert(key.to_owned(), value);
+    }
+
+    fn get(&self, key: &str) -> &OptionValue {
+        self.0.get(key).unwrap_or(&OptionValue::None)
+    }
+
+    fn wrong<T>(&self, key: &str, wanted: &str) -> Result<T> {
+        Err(Error::Value(format!("{key} must be {wanted}, got {:?}", self.get(key))))
+    }
+
+    /// A flag; not set is false.
+    ///
+    /// # Errors
+    /// `Error::Value` when it is no flag.
+    pub fn flag(&self, key: &str) -> Result<bool> {
+        self.flag_or(key, false)
+    }
+
+    /// A flag with a value for "not set".
+    ///
+    /// # Errors
+    /// `Error::Value` when it is no flag.
+    pub fn flag_or(&self, key: &str, unset: bool) -> Result<bool> {
+        match self.get(key) {
+            OptionValue::None => Ok(unset),
+            OptionValue::Bool(b) => Ok(*b),
+            OptionValue::Int(i @ (0 | 1)) => Ok(*i == 1),
+            _ => self.wrong(key, "True or False"),
+        }
+    }
+
+    /// A word, `None` when it is not set.
+    ///
+    /// # Errors
+    /// `Error::Value` when it is no word.
+    pub fn word(&self, key: &str) -> Result<Option<&str>> {
+        match self.get(key) {
+            OptionValue::None => Ok(None),
+            OptionValue::Str(s) => Ok(Some(s)),
+            _ => self.wrong(key, "a string"),
+        }
+    }
+
+    /// A non-negative integer, `None` when it is not set.
+    ///
+    /// # Errors
+    /// `Error::Value` when it is negative or no integer.
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
+        match self.get(key) {
+            OptionValue::None => Ok(None),
+            OptionValue::Int(i) if *i >= 0 => usize::try_from(*i).map(Some).or_else(|_| self.wrong(key, "an integer >= 0")),
+            _ => self.wrong(key, "an integer >= 0"),
+        }
+    }
+
+    /// A non-negative integer with a value for "not set".
+    ///
+    /// # Errors
+    /// As `optional_count`.
+    pub fn count(&self, key: &str, unset: usize) -> Result<usize> {
+        Ok(self.optional_count(key)?.unwrap_or(unset))
+    }
+
+    /// A list of non-negative integers; not set is empty.
+    ///
+    /// # Errors
+    /// `Error::Value` for anything else.
+    pub fn counts(&self, key: &str) -> Result<Vec<usize>> {
+        match self.get(key) {
+            OptionValue::None => Ok(Vec::new()),
+            OptionValue::Ints(v) => {
+                v.iter().map(|i| usize::try_from(*i).or_else(|_| self.wrong(key, "positive integers"))).collect()
+            }
+            _ => self.wrong(key, "a tuple of positive integers"),
+        }
+    }
+
+    /// A real number with a value for "not set".
+    ///
+    /// # Errors
+    /// `Error::Value` when it is no number.
+    pub fn real(&self, key: &str, unset: f64) -> Result<f64> {
+        match self.get(key) {
+            OptionValue::None => Ok(unset),
+            OptionValue::Float(x) => Ok(*x),
+            #[allow(clippy::cast_precision_loss)] // settings are small integers
+            OptionValue::Int(i) => Ok(*i as f64),
+            _ => self.wrong(key, "a number"),
+        }
+    }
+
+    /// An element type by torch's name, `None` when it is not set.
+    ///
+    /// # Errors
+    /// `Error::Value` for another name.
+    pub fn dtype(&self, key: &str) -> Result<Option<DType>> {
+        self.word(key)?.map(DType::parse).transpose()
+    }
+}

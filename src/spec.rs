@@ -1,0 +1,140 @@
+//! What the layers say to each other about parameters and their states: shapes, types, blocks. No tensors.
+
+use std::ops::Range;
+
+use crate::dtype::DType;
+
+/// One parameter as the optimizer sees it, with its global shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Position over all groups; also the stream of the parameter's random numbers.
+    pub index: usize,
+    /// Name given by the user, or `param <index>`.
+    pub name: String,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl ParamSpec {
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A matrix inside the row-major storage of a parameter: `rows × cols` elements from `offset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// First element.
+    pub offset: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+impl Block {
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// The elements of the block.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.numel()
+    }
+}
+
+/// How a state tensor begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// Independent N(0, 1), a function of (seed, parameter, element) only.
+    Normal {
+        /// The group's seed.
+        seed: u64,
+    },
+}
+
+/// A state tensor that an algorithm keeps for one parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Canonical name; a class may show it under another one.
+    pub role: &'static str,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Initial value.
+    pub init: Init,
+    /// Whether element i belongs to element i of the parameter, so that it is sharded like it.
+    pub like_param: bool,
+    /// The elements that belong to each block of the parameter.
+    pub slices: Vec<Range<usize>>,
+}
+
+impl StateSpec {
+    /// A state of the parameter's own shape.
+    #[must_use]
+    pub fn like(role: &'static str, p: &ParamSpec, dtype: DType, blocks: &[Block]) -> Self {
+        Self {
+            role,
+            shape: p.shape.clone(),
+            dtype,
+            init: Init::Zeros,
+            like_param: true,
+            slices: blocks.iter().map(Block::range).collect(),
+        }
+    }
+
+    /// A counter: one float32 element shared by all blocks.
+    #[must_use]
+    pub fn counter(role: &'static str, blocks: &[Block]) -> Self {
+        Self {
+            role,
+            shape: Vec::new(),
+            dtype: DType::F32,
+            init: Init::Zeros,
+            like_param: false,
+            slices: blocks.iter().map(|_| 0..1).collect(),
+        }
+    }
+
+    /// Bytes of the whole tensor.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bytes()
+    }
+}
+
+/// The class of a bucket: what all its units have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitShape {
+    /// Rows of each block (1 for flat units).
+    pub rows: usize,
+    /// Columns of each block (0 for flat units, whose lengths differ).
+    pub cols: usize,
+    /// Element type of the parameters.
+    pub param: DType,
+    /// Element types of the states, in the order of `Algorithm::state`.
+    pub state: Vec<DType>,
+}
+
+/// What `explain()` says about one parameter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Description {
+    /// How the parameter is read as matrices.
+    pub view: String,
+    /// `lr` is multiplied by this factor.
+    pub lr_factor: f64,
+    /// Rank of the update, where it is bounded by a hyper-parameter.
+    pub rank: Option<usize>,
+    /// Floating-point operations of one step.
+    pub flops: f64,
+}

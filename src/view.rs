@@ -1,0 +1,115 @@
+//! Parameters read as matrices: flattened, stacked, per head, or in row blocks. Shapes only.
+
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::spec::{Block, ParamSpec};
+
+/// The option keys that choose a view.
+pub const OPTIONS: [&str; 3] = ["flatten", "num_heads", "split_sizes"];
+
+/// How a parameter is cut into matrices. Every matrix is contiguous in row-major storage.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct View {
+    /// Read `[d0, d1, ...]` as one `[d0, d1·d2·…]` matrix instead of a stack over the leading dimensions.
+    pub flatten: bool,
+    /// Cut a `[h·d, n]` matrix into `h` matrices `[d, n]`.
+    pub num_heads: usize,
+    /// Cut a matrix into row blocks of these heights.
+    pub split_sizes: Vec<usize>,
+}
+
+impl View {
+    /// The view that a group asks for.
+    ///
+    /// # Errors
+    /// `Error::Value` for values of the wrong kind or that exclude each other.
+    pub fn from_options(options: &Options) -> Result<Self> {
+        let num_heads = options.optional_count("num_heads")?.unwrap_or(1);
+        let split_sizes = options.counts("split_sizes")?;
+        let flatten = options.flag("flatten")?;
+        if num_heads == 0 {
+            return Err(Error::Value("num_heads must be an integer >= 1, got 0".into()));
+        }
+        if !split_sizes.is_empty() && (split_sizes.len() < 2 || split_sizes.contains(&0)) {
+            return Err(Error::Value(format!(
+                "split_sizes must be two or more positive integers, got {split_sizes:?}"
+            )));
+        }
+        let chosen = usize::from(flatten) + usize::from(num_heads > 1) + usize::from(!split_sizes.is_empty());
+        if chosen > 1 {
+            return Err(Error::Value(
+                "flatten, num_heads and split_sizes exclude each other: give one of them".into(),
+            ));
+        }
+        Ok(Self { flatten, num_heads, split_sizes })
+    }
+
+    /// The matrices of a parameter.
+    ///
+    /// # Errors
+    /// `Error::Value` that names the parameter when the view does not fit its shape.
+    pub fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        let shape = &p.shape;
+        if shape.len() < 2 {
+            return Err(Error::Value(format!(
+                "{}: a matrix algorithm needs a parameter with at least 2 dimensions, got shape {shape:?}. Put it in a \
+                 group with algorithm='adamw' or 'lion', or pass strict=False",
+                p.name
+            )));
+        }
+        if self.flatten {
+            return Ok(vec![Block { offset: 0, rows: shape[0], cols: shape[1..].iter().product() }]);
+        }
+        let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+        if self.num_heads > 1 || !self.split_sizes.is_empty() {
+            let key = if self.num_heads > 1 { "num_heads" } else { "split_sizes" };
+            if shape.len() != 2 {
+                return Err(Error::Value(format!("{}: {key} needs a 2-D parameter, got shape {shape:?}", p.name)));
+            }
+            let heights = if self.num_heads > 1 {
+                if !rows.is_multiple_of(self.num_heads) {
+                    return Err(Error::Value(format!(
+                        "{}: num_heads must divide dimension 0, got num_heads={} and shape {shape:?}",
+                        p.name, self.num_heads
+                    )));
+                }
+                vec![rows / self.num_heads; self.num_heads]
+            } else {
+                self.split_sizes.clone()
+            };
+            if heights.iter().sum::<usize>() != rows {
+                return Err(Error::Value(format!(
+                    "{}: split_sizes must sum to dimension 0, got {heights:?} and shape {shape:?}",
+                    p.name
+                )));
+            }
+            let mut offset = 0;
+            return Ok(heights
+                .into_iter()
+                .map(|rows| {
+                    let block = Block { offset, rows, cols };
+                    offset += block.numel();
+                    block
+                })
+                .collect());
+        }
+        let count = shape[..shape.len() - 2].iter().product::<usize>();
+        Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect())
+    }
+
+    /// One phrase for `explain()`.
+    #[must_use]
+    pub fn phrase(&self, p: &ParamSpec) -> String {
+        if self.flatten && p.shape.len() > 2 {
+            "flattened".into()
+        } else if self.num_heads > 1 {
+            format!("{} heads", self.num_heads)
+        } else if !self.split_sizes.is_empty() {
+            format!("row blocks {:?}", self.split_sizes)
+        } else if p.shape.len() > 2 {
+            format!("stack of {}", p.shape[..p.shape.len() - 2].iter().product::<usize>())
+        } else {
+            "matrix".into()
+        }
+    }
+}
