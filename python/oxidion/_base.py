@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _driver, _shadow, _state, _validate
-from oxidion._oxidion import Plan, PoisonedOptimizer, Session, algorithms
+from oxidion import _driver, _schema, _shadow, _state, _validate
+from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 from oxidion._table import Table
 from oxidion._validate import Field
-
-COMMON: dict[str, Field] = {
-    "lr": _validate.number(1e-3),
-    "weight_decay": _validate.number(0.0),
-    "algorithm": _validate.word(None, *algorithms()),
-    "step": _validate.count(0, low=0),
-    "cautious_wd": _validate.flag(False),
-    "maximize": _validate.flag(False),
-    "foreach": _validate.flag(None),
-    "capturable": _validate.flag(False),
-    "differentiable": _validate.flag(False),
-    "strict": _validate.flag(True),
-    "max_batch_bytes": _validate.count(None, optional=True),
-    "state_dtype": _validate.dtype(),
-}
-"""Group keys of every algorithm."""
-
-SCHEDULER_KEYS = {"initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "base_momentum", "max_momentum", "lr_scale"}
-FOREIGN_KEYS = {"params", "param_names", "name", "fused", "decoupled_weight_decay", *SCHEDULER_KEYS}
-"""Keys that schedulers, frameworks and checkpoints of other optimizers add."""
-
-SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
 
 
 class OxOptimizer(Optimizer):
@@ -65,77 +43,50 @@ class OxOptimizer(Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
         if defaults.get("differentiable"):
-            raise RuntimeError(f"{type(self).__name__} does not support differentiable=True: its step is not recorded")
+            raise RuntimeError(
+                f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
+            )
         defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = _validate.dtype_name(dtype, "state_dtype")
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
-        _validate.check_group(defaults, COMMON | self.SCHEMA, self._known_keys(), "defaults")
+        _validate.check_group(defaults, _schema.COMMON | self.SCHEMA, _schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, tuple[Any, Any]] = {}
         super().__init__(params, defaults)
 
     # ------------------------------------------------------------------ groups
 
     @classmethod
-    def _known_keys(cls) -> set[str]:
-        schemas = [COMMON, *(other.SCHEMA for other in OxOptimizer._registry.values())]
-        return FOREIGN_KEYS.union(*schemas)
+    def _schemas(cls) -> dict[str, dict[str, Field]]:
+        return {name: other.SCHEMA for name, other in OxOptimizer._registry.items()}
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group. Missing keys get the class's defaults, then those of the group's algorithm.
 
         Raises:
-            ValueError: for unknown keys, values out of range, or a parameter that the algorithm does not take.
-            TypeError: for parameters that are not real floating-point tensors.
+            ValueError: for unknown keys, values out of range, or a parameter that the algorithm does not
+            take. TypeError: for parameters that are not real floating-point tensors.
         """
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
-            self._spell(param_group)
+            _schema.spell(param_group, self.defaults)
             self._check(param_group, number)
         super().add_param_group(param_group)
         try:
-            self._complete(param_group)
+            _schema.complete(param_group, self.defaults, self._schemas())
             self._check(param_group, number)
             self._check_params(param_group)
         except BaseException:
             self.param_groups.pop()
             raise
 
-    def _spell(self, group: dict[str, Any]) -> None:
-        """Turns another spelling of a key into the class's own; completes betas that were given in one form."""
-        for other, own in SPELLINGS.items():
-            if own in self.defaults and other in group:
-                group[own] = group.pop(other)
-        betas = group.get("betas")
-        first, second = group.get("beta1"), group.get("beta2")
-        if "beta1" not in self.defaults or (betas is None and first is None and second is None):
-            return
-        default = self.defaults["betas"]
-        given = (default[0] if first is None else first, default[1] if second is None else second)
-        if betas is None:
-            group["betas"] = given
-        elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
-            warnings.warn(f"betas={betas} wins over beta1={first}, beta2={second}", stacklevel=4)
-        if isinstance(group["betas"], (tuple, list)) and len(group["betas"]) == 2:
-            group["beta1"], group["beta2"] = group["betas"]
-
-    def _complete(self, group: dict[str, Any]) -> None:
-        """Fills in the keys that the group's algorithm needs and the class's defaults lack."""
-        own = self._registry.get(group["algorithm"])
-        for key, field in (COMMON | (own.SCHEMA if own else {})).items():
-            if SPELLINGS.get(key) not in group and not (key in ("beta1", "beta2") and "beta1" not in self.defaults):
-                group.setdefault(key, field.default)
-        if group.get("betas") is None and group.get("beta1") is not None:
-            group["betas"] = (group["beta1"], group["beta2"])
-
     def _check(self, group: dict[str, Any], number: int) -> None:
-        algorithm = group.get("algorithm", self.ALGORITHM)
-        own = self._registry.get(algorithm)
-        schema = COMMON | self.SCHEMA | (own.SCHEMA if own else {})
-        _validate.check_group(group, schema, self._known_keys(), f"group {number}")
+        schemas = self._schemas()
+        schema = _schema.COMMON | self.SCHEMA | schemas.get(group.get("algorithm", self.ALGORITHM), {})
+        _validate.check_group(group, schema, _schema.known_keys(schemas), f"group {number}")
 
     def _check_params(self, group: dict[str, Any]) -> None:
         matrix = self._registry[group["algorithm"]].MATRIX
@@ -144,31 +95,21 @@ class OxOptimizer(Optimizer):
             if not param.is_floating_point():
                 raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
             if hasattr(param, "ds_id"):
-                raise TypeError(f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape")
+                raise TypeError(
+                    f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape"
+                )
             if matrix and group["strict"] and param.ndim < 2:
                 raise ValueError(
-                    f"{name}: algorithm {group['algorithm']!r} needs parameters with at least 2 dimensions, got shape "
-                    f"{tuple(param.shape)}. Put it in a group with algorithm='adamw' or 'lion', or pass strict=False"
+                    f"{name}: algorithm {group['algorithm']!r} needs parameters with at least 2 dimensions, "
+                    f"got shape {tuple(param.shape)}. Put it in a group with algorithm='adamw' or 'lion', or "
+                    "pass strict=False"
                 )
-
-    def _mirror_betas(self) -> None:
-        """Keeps ``betas`` equal to ``beta1`` and ``beta2`` in groups that have both: the one that changed wins."""
-        for number, group in enumerate(self.param_groups):
-            if "beta1" not in group:
-                continue
-            pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
-            if pair != betas:
-                if self._last_betas.get(number) == betas:
-                    group["betas"] = betas = pair
-                else:
-                    group["beta1"], group["beta2"] = betas
-            self._last_betas[number] = betas
 
     # -------------------------------------------------------------------- step
 
     @override
-    @torch._disable_dynamo
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    @_disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step from the gradients in ``.grad``; parameters and state are written in place.
 
         Args:
@@ -198,7 +139,7 @@ class OxOptimizer(Optimizer):
         if found_inf is not None and float(found_inf) > 0:
             return
         scale = getattr(self, "grad_scale", None)
-        self._mirror_betas()
+        _schema.mirror_betas(self.param_groups, self._last_betas)
         for group in self.param_groups:
             group["step"] += 1
         try:
@@ -246,7 +187,7 @@ class OxOptimizer(Optimizer):
             self._bind()
 
     def _init_group(self, _group: dict[str, Any], *_lists: Any, skip_non_grad_params: bool = True) -> bool:
-        """Allocates state on behalf of frameworks that do so before the first step. Returns False: nothing complex."""
+        """Allocates state for frameworks that ask before the first step. Returns False: nothing complex."""
         del skip_non_grad_params
         self.init_state()
         return False
@@ -254,7 +195,7 @@ class OxOptimizer(Optimizer):
     # ------------------------------------------------------------- checkpoints
 
     @override
-    @torch._disable_dynamo
+    @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; every state keeps the dtype that it was saved with."""
         incoming: dict[Any, Any] = {}
@@ -287,7 +228,7 @@ class OxOptimizer(Optimizer):
             for key, value in self.defaults.items():
                 if not (key == "betas" and "beta1" in group):
                     group.setdefault(key, value)
-            self._complete(group)
+            _schema.complete(group, self.defaults, self._schemas())
 
     def synchronize_for_checkpoint(self) -> None:
         """Makes the state equal on all replicas. On one device it is, and nothing is done."""
@@ -299,14 +240,14 @@ class OxOptimizer(Optimizer):
         return self._current_plan if self._session is not None and self._current_plan else self._make_plan()
 
     def explain(self) -> Table:
-        """One row per parameter: shape, algorithm, view, learning-rate factor, rank, state bytes, FLOPs per step."""
+        """One row per parameter: shape, algorithm, view, lr factor, rank, state bytes, FLOPs per step."""
         return Table(self._make_plan().rows())
 
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
-        Columns: update and parameter RMS, orthogonality error, captured energy and error-feedback norm where the
-        algorithm has them. ``.stages`` holds milliseconds by bucket, ``.bytes_sent`` what a step sends.
+        Columns: update and parameter RMS; orthogonality error, captured energy and error-feedback norm where
+        the algorithm has them. ``.stages`` holds milliseconds by bucket, ``.bytes_sent`` what a step sends.
         """
         return _shadow.metrics(self)
 

@@ -45,6 +45,7 @@ def like_param(state: Tensor, param: Tensor, *, sharded: bool) -> Tensor:
         return state
     from torch.distributed.tensor import DTensor, Replicate
 
+    assert isinstance(param, DTensor)
     mesh = param.device_mesh
     placements = param.placements if sharded else [Replicate()] * mesh.ndim
     return DTensor.from_local(state, mesh, placements, run_check=False)

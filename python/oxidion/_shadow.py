@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    local = tensor.to_local() if hasattr(tensor, "_local_tensor") else tensor
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.detach().to(dtype).clone() if dtype else local.detach().clone()
 
 
@@ -65,14 +65,20 @@ def metrics(optimizer: OxOptimizer) -> Table:
             own = [value for at, value in values if at == index]
             entry[key] = max(own) if own else None
         rows.append(entry)
-    return Table(rows, stages=dict(enumerate(milliseconds)), bytes_sent=sum(r["wire_bytes"] for r in plan.rows()))
+    return Table(
+        rows, stages=dict(enumerate(milliseconds)), bytes_sent=sum(r["wire_bytes"] for r in plan.rows())
+    )
 
 
-def _reference_step(row: dict[str, Any], param: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+def _reference_step(
+    row: dict[str, Any], param: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> Tensor:
     """The parameter after a naive step in float64."""
     from oxidion._reference import REFERENCE
 
-    step: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None] | None = REFERENCE.get(row["algorithm"])
+    step: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None] | None = REFERENCE.get(
+        row["algorithm"]
+    )
     if step is None:
         raise NotImplementedError(f"{row['algorithm']} has no naive reference to verify against")
     target = _copy(param, torch.float64)
@@ -93,7 +99,9 @@ def verify(optimizer: OxOptimizer) -> Table:
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
         if param.grad is not None:
             public = twin.STATE_NAMES.get(row["algorithm"], {})
-            state = {role: _copy(twin.state[param][public.get(role, role)], torch.float64) for role, *_ in specs}
+            state = {
+                role: _copy(twin.state[param][public.get(role, role)], torch.float64) for role, *_ in specs
+            }
             entry["reference"] = _reference_step(row, param, state, group)
             entry["start"] = _copy(param, torch.float64)
         rows.append(entry)

@@ -1,4 +1,4 @@
-"""State tensors: made from the plan's specs, kept in ``Optimizer.state``, restored without a change of dtype."""
+"""State tensors: made from the plan's specs, kept in ``Optimizer.state``, loaded with their dtypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parameters(groups: list[dict[str, Any]]) -> list[Tensor]:
 def materialise(
     plan: Plan, groups: list[dict[str, Any]], state: dict[Tensor, dict[str, Any]], names: Names
 ) -> list[list[Tensor]]:
-    """Makes the states that are missing and returns those of every parameter in the order of the plan's specs.
+    """Makes the states that are missing; returns those of every parameter in the order of the plan's specs.
 
     A state that is there is taken as it is, whatever its dtype. A missing step counter begins at the group's
     ``step``, as checkpoints of optimizers that count by group need it.
@@ -57,8 +57,10 @@ def materialise(
     return bound
 
 
-def restore_dtypes(incoming: Mapping[Any, Any], groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Puts back the dtypes that ``Optimizer.load_state_dict`` cast away, from the tensors of the incoming dict.
+def restore_dtypes(
+    incoming: Mapping[Any, Any], groups: list[dict[str, Any]], state: Mapping[Tensor, Any]
+) -> None:
+    """Puts back the dtypes that ``Optimizer.load_state_dict`` cast away.
 
     Args:
         incoming: ``state_dict["state"]``, keyed by the position of the parameter.

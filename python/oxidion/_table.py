@@ -18,7 +18,9 @@ class Table:
 
     def __getattr__(self, name: str) -> Any:
         """Facts are attributes."""
-        raise AttributeError(f"this table has no fact {name!r}; it has {sorted(set(self.__dict__) - {'rows'})}")
+        raise AttributeError(
+            f"this table has no fact {name!r}; it has {sorted(set(self.__dict__) - {'rows'})}"
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -50,7 +52,9 @@ class Table:
         columns = self.columns
         cells = [columns, *([_cell(row.get(key)) for key in columns] for row in self.rows)]
         widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells
+        ]
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__

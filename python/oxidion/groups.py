@@ -1,4 +1,4 @@
-"""Sorts the parameters of a model into groups: matrices to an orthonormal algorithm, the rest to AdamW or Lion."""
+"""Sorts the parameters of a model into groups: matrices to one algorithm, the rest to another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _reasons(model: nn.Module, scalar_patterns: Iterable[str]) -> dict[int, str]
                 continue
             if param.ndim < 2:
                 reasons[id(param)] = f"{param.ndim}-D"
-            elif isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
+            elif isinstance(
+                module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
+            ):
                 reasons[id(param)] = "normalization"
             elif param.device.type != "meta" and param.untyped_storage().data_ptr() in tables:
                 reasons[id(param)] = "shares the memory of an embedding"
@@ -55,10 +57,11 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for an optimizer of this package, with the names of the parameters.
 
-    Weights of two dimensions that are neither embeddings nor the output layer go to ``algorithm``; convolutions and
-    other weights of more dimensions too, as one matrix each (``flatten=True``) where the algorithm is "muon", else to
-    the scalar algorithm. Embeddings, the output layer (tied to an embedding, or named like one), normalizations and
-    biases go to ``scalar_algorithm``. The decisions are logged to ``oxidion.groups`` at INFO.
+    Weights of two dimensions that are neither embeddings nor the output layer go to ``algorithm``;
+    convolutions and other weights of more dimensions too, as one matrix each (``flatten=True``) where the
+    algorithm is "muon", else to the scalar algorithm. Embeddings, the output layer (tied to an embedding, or
+    named like one), normalizations and biases go to ``scalar_algorithm``. The decisions are logged to
+    ``oxidion.groups`` at INFO.
 
     Args:
         model: the model, before or after ``fully_shard``.
@@ -94,7 +97,9 @@ def param_groups(
             stacks.append((name, param))
         else:
             matrices.append((name, param))
-        logger.info("%s %s: %s", name, tuple(param.shape), f"{scalar_algorithm} ({reason})" if reason else algorithm)
+        logger.info(
+            "%s %s: %s", name, tuple(param.shape), f"{scalar_algorithm} ({reason})" if reason else algorithm
+        )
     own = {"algorithm": algorithm, "lr": lr, "weight_decay": weight_decay, **group_keys}
     rest = {
         "algorithm": scalar_algorithm,

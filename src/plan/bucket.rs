@@ -58,7 +58,7 @@ pub struct Bucket {
 ///
 /// # Errors
 /// Whatever an algorithm says against a shape.
-pub fn buckets(members: &[Member], algorithms: &[AnyAlgorithm], limits: &[Option<usize>]) -> Result<Vec<Bucket>> {
+pub(super) fn buckets(members: &[Member], algorithms: &[AnyAlgorithm], limits: &[Option<usize>]) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
         let algorithm = &algorithms[member.algorithm];

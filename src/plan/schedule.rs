@@ -37,7 +37,7 @@ pub struct Compute {
 
 /// The schedule of buckets without communication: each bucket's stages in one crossing, in bucket order.
 #[must_use]
-pub fn schedule(buckets: &[Bucket]) -> (Vec<Compute>, Vec<Instr>) {
+pub(super) fn schedule(buckets: &[Bucket]) -> (Vec<Compute>, Vec<Instr>) {
     let computes: Vec<Compute> = buckets
         .iter()
         .enumerate()

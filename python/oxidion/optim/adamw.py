@@ -20,9 +20,10 @@ class AdamW(OxOptimizer):
         x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x
             - \frac{\mathrm{lr}}{1-\beta_1^t} \frac{m}{\sqrt{v}/\sqrt{1-\beta_2^t} + \epsilon}
 
-    State: ``step`` (float32 scalar), ``exp_avg``, ``exp_avg_sq`` and with ``amsgrad`` ``max_exp_avg_sq``, shaped like
-    the parameter, of its dtype unless ``state_dtype``. Parameters and state are written in place. Equal to
-    ``torch.optim.AdamW``, whose checkpoints load. A non-finite gradient makes its parameter non-finite, no other.
+    State: ``step`` (float32 scalar), ``exp_avg``, ``exp_avg_sq`` and with ``amsgrad`` ``max_exp_avg_sq``,
+    shaped like the parameter, of its dtype unless ``state_dtype``. Parameters and state are written in place.
+    Equal to ``torch.optim.AdamW``, whose checkpoints load. A non-finite gradient makes its parameter
+    non-finite, no other.
 
     Args:
         params: parameters, groups, or named parameters.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
+from oxidion._base import OxOptimizer
 from oxidion._comm import check_mesh
 from oxidion._validate import Field
 from oxidion.optim.muon import ORTH_DTYPE, mirror_betas
@@ -34,7 +34,8 @@ class DionMixedPrecisionConfig:
 class Dion(OxOptimizer):
     r"""Dion: low-rank orthonormal updates with error feedback (Ahn et al. 2025, arXiv:2504.05295).
 
-    With the matrix oriented so that ``m ≥ n`` (its transpose where it has fewer rows than columns) and rank ``r``:
+    With the matrix oriented so that ``m ≥ n`` (its transpose where it has fewer rows than columns) and rank
+    ``r``:
 
     .. math::
         M \leftarrow M + G, \quad P = \operatorname{orth}(M Q), \quad R = M^\top P, \quad
@@ -42,31 +43,26 @@ class Dion(OxOptimizer):
         Q_j \leftarrow R_j / (\lVert R_j \rVert + \epsilon), \quad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
-    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``. Parameters and state are written in place.
-    A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
-    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random numbers depend on
-    ``seed``, the position of the parameter and the step only; torch's generators are not touched.
+    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``. Parameters and state are written in
+    place. A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to
+    the update and keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random
+    numbers depend on ``seed``, the position of the parameter and the step only; torch's generators are not
+    touched.
 
     Args:
-        params: parameters, groups, or named parameters.
-        replicate_mesh: a mesh or process group of one rank, or None.
-        outer_shard_mesh: likewise.
-        inner_shard_mesh: likewise.
-        replicate_mesh_grad_sync: accepted for compatibility; there is nothing to synchronize on one rank.
-        rank_fraction: rank of the update as a fraction of the matrix's short side, in (0, 1].
-        rank_multiple_of: the rank is rounded up to a multiple of this.
-        lr: step size; a one-element tensor is allowed.
-        mu: momentum factor: this share of the captured part stays in the momentum.
-        betas: decay rates of groups with algorithm "adamw" or "lion".
-        weight_decay: decay per unit of ``lr``.
-        epsilon: added to the column norms, and AdamW's epsilon.
-        power_iters: power iterations per step.
-        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR) or "qr" (Householder). A failed Cholesky
+        params: parameters, groups, or named parameters. replicate_mesh: a mesh or process group of one rank,
+        or None. outer_shard_mesh: likewise. inner_shard_mesh: likewise. replicate_mesh_grad_sync: accepted
+        for compatibility; there is nothing to synchronize on one rank. rank_fraction: rank of the update as a
+        fraction of the matrix's short side, in (0, 1]. rank_multiple_of: the rank is rounded up to a multiple
+        of this. lr: step size; a one-element tensor is allowed. mu: momentum factor: this share of the
+        captured part stays in the momentum. betas: decay rates of groups with algorithm "adamw" or "lion".
+        weight_decay: decay per unit of ``lr``. epsilon: added to the column norms, and AdamW's epsilon.
+        power_iters: power iterations per step. qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky
+        QR) or "qr" (Householder). A failed Cholesky
             factorization is repeated with a shift, then replaced by Householder QR.
-        cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
-        rcqr_oversample: rows of the sketch per column.
-        mixed_precision_config: dtypes of the states.
-        orth_dtype: dtype of P, R and the products that make them; "auto" is float32, float64 where parameter or
+        cqr_warmup_steps: "cqr" uses "rcqr" for this many steps. rcqr_oversample: rows of the sketch per
+        column. mixed_precision_config: dtypes of the states. orth_dtype: dtype of P, R and the products that
+        make them; "auto" is float32, float64 where parameter or
             momentum are.
         seed: of the initial Q and of the sketches.
         maximize: ascend instead of descend.

@@ -21,37 +21,31 @@ class Muon(OxOptimizer):
     r"""Muon: momentum orthonormalized by a quintic iteration (Jordan et al. 2024).
 
     .. math::
-        M \leftarrow \mu M + G, \qquad U = \operatorname{orth}(\mu M + G) \text{ or } \operatorname{orth}(M), \qquad
-        X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr}\, s\, U
+        M \leftarrow \mu M + G, \qquad U = \operatorname{orth}(\mu M + G) \text{ or } \operatorname{orth}(M),
+        \qquad X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr}\, s\, U
 
-    ``orth`` is five steps of Polar Express (arXiv:2505.16932) or of Newton–Schulz. For a matrix of ``d_out`` rows and
-    ``d_in`` columns ``s`` is ``√(d_out/d_in)`` ("spectral_norm"), ``0.2·√max(d_out, d_in)`` ("rms_norm", in units of
-    AdamW's ``lr``) or 1 (None); torch's "original" is ``√max(1, d_out/d_in)``.
+    ``orth`` is five steps of Polar Express (arXiv:2505.16932) or of Newton–Schulz. For a matrix of ``d_out``
+    rows and ``d_in`` columns ``s`` is ``√(d_out/d_in)`` ("spectral_norm"), ``0.2·√max(d_out, d_in)``
+    ("rms_norm", in units of AdamW's ``lr``) or 1 (None); torch's "original" is ``√max(1, d_out/d_in)``.
 
-    Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``. Group keys
-    without an argument: ``num_heads`` (a ``[h·d, n]`` weight is ``h`` matrices) and ``split_sizes`` (row blocks, for
-    example of a fused QKV weight); ``s`` comes from the block.
+    Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``.
+    Group keys without an argument: ``num_heads`` (a ``[h·d, n]`` weight is ``h`` matrices) and
+    ``split_sizes`` (row blocks, for example of a fused QKV weight); ``s`` comes from the block.
 
-    State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite gradient
-    makes its own parameter NaN, no other.
+    State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite
+    gradient makes its own parameter NaN, no other.
 
     Args:
-        params: parameters, groups, or named parameters.
-        distributed_mesh: a mesh or process group of one rank, or None.
-        lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
-        mu: momentum factor.
-        betas: decay rates of groups with algorithm "adamw" or "lion".
-        weight_decay: decay per unit of ``lr``.
-        cautious_wd: decay only where the update and the parameter agree in sign.
-        epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
-        nesterov: look one step ahead.
-        adjust_lr: the rule for ``s``.
-        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
-        use_gram_newton_schulz: must be False.
-        use_triton: accepted for compatibility; the kernels are built in.
-        use_polar_express: Polar Express (default) or Newton–Schulz.
-        newton_schulz_func: must be None.
-        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the CPU
+        params: parameters, groups, or named parameters. distributed_mesh: a mesh or process group of one
+        rank, or None. lr: step size, see ``adjust_lr``; a one-element tensor is allowed. mu: momentum factor.
+        betas: decay rates of groups with algorithm "adamw" or "lion". weight_decay: decay per unit of ``lr``.
+        cautious_wd: decay only where the update and the parameter agree in sign. epsilon: added to the norm
+        that scales the iteration, and AdamW's epsilon. nesterov: look one step ahead. adjust_lr: the rule for
+        ``s``. flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
+        use_gram_newton_schulz: must be False. use_triton: accepted for compatibility; the kernels are built
+        in. use_polar_express: Polar Express (default) or Newton–Schulz. newton_schulz_func: must be None.
+        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
+        CPU
             multiplies it, else float32.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
@@ -113,7 +107,9 @@ class Muon(OxOptimizer):
         check_mesh("distributed_mesh", distributed_mesh)
         if newton_schulz_func is not None:
             kind = ValueError if callable(newton_schulz_func) else TypeError
-            raise kind("newton_schulz_func must be None in this version; use_polar_express selects the iteration")
+            raise kind(
+                "newton_schulz_func must be None in this version; use_polar_express selects the iteration"
+            )
         if use_gram_newton_schulz:
             raise ValueError("use_gram_newton_schulz must be False in this version")
         skip = ("distributed_mesh", "newton_schulz_func", "use_gram_newton_schulz", "use_triton")

@@ -1,8 +1,8 @@
 //! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
 
 mod convert;
-pub mod elementwise;
-pub mod reduce;
+pub(super) mod elementwise;
+pub(super) mod reduce;
 
 use rayon::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::batch::{Element, Slab};
 use crate::dtype::DType;
 use crate::threads;
 
-pub use convert::Real;
+pub(super) use convert::Real;
 
 /// Elements that one task handles.
 const PIECE: usize = 1 << 15;

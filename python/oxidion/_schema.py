@@ -1,0 +1,97 @@
+"""Group keys: what every algorithm shares, what others add, and how the spellings of a key go together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from oxidion import _validate
+from oxidion._oxidion import algorithms
+from oxidion._validate import Field
+
+COMMON: dict[str, Field] = {
+    "lr": _validate.number(1e-3),
+    "weight_decay": _validate.number(0.0),
+    "algorithm": _validate.word(None, *algorithms()),
+    "step": _validate.count(0, low=0),
+    "cautious_wd": _validate.flag(False),
+    "maximize": _validate.flag(False),
+    "foreach": _validate.flag(None),
+    "capturable": _validate.flag(False),
+    "differentiable": _validate.flag(False),
+    "strict": _validate.flag(True),
+    "max_batch_bytes": _validate.count(None, optional=True),
+    "state_dtype": _validate.dtype(),
+}
+"""Group keys of every algorithm."""
+
+SCHEDULER_KEYS = {
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_lr",
+    "swa_lr",
+    "base_momentum",
+    "max_momentum",
+    "lr_scale",
+}
+FOREIGN_KEYS = {"params", "param_names", "name", "fused", "decoupled_weight_decay", *SCHEDULER_KEYS}
+"""Keys that schedulers, frameworks and checkpoints of other optimizers add."""
+
+SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
+"""torch's and the orthonormal family's word for the same thing."""
+
+
+def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
+    """Every key that a group may have, whatever its algorithm."""
+    return FOREIGN_KEYS.union(COMMON, *schemas.values())
+
+
+def spell(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Turns other spellings of keys into the class's own; completes betas given in one form."""
+    for other, own in SPELLINGS.items():
+        if own in defaults and other in group:
+            group[own] = group.pop(other)
+    betas = group.get("betas")
+    first, second = group.get("beta1"), group.get("beta2")
+    if "beta1" not in defaults or (betas is None and first is None and second is None):
+        return
+    default = defaults["betas"]
+    if betas is None:
+        group["betas"] = (default[0] if first is None else first, default[1] if second is None else second)
+    elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
+        warnings.warn(f"betas={betas} wins over beta1={first}, beta2={second}", stacklevel=5)
+    if isinstance(group["betas"], (tuple, list)) and len(group["betas"]) == 2:
+        group["beta1"], group["beta2"] = group["betas"]
+
+
+def complete(
+    group: dict[str, Any], defaults: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Field]]
+) -> None:
+    """Fills in the keys that the group's algorithm needs and the class's defaults lack."""
+    for key, field in {**COMMON, **schemas.get(group["algorithm"], {})}.items():
+        mirrored = key in ("beta1", "beta2") and "beta1" not in defaults
+        if SPELLINGS.get(key) not in group and not mirrored:
+            group.setdefault(key, field.default)
+    if group.get("betas") is None and group.get("beta1") is not None:
+        group["betas"] = (group["beta1"], group["beta2"])
+
+
+def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]]) -> None:
+    """Keeps ``betas`` equal to ``beta1`` and ``beta2`` in groups that have both: the one that changed wins.
+
+    Args:
+        groups: changed in place.
+        last: the betas of each group at the last call, kept by the caller.
+    """
+    for number, group in enumerate(groups):
+        if "beta1" not in group:
+            continue
+        pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
+        if pair != betas:
+            if last.get(number) == betas:
+                group["betas"] = betas = pair
+            else:
+                group["beta1"], group["beta2"] = betas
+        last[number] = betas
