@@ -198,13 +198,13 @@ class OxOptimizer(Optimizer):
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; every state keeps the dtype that it was saved with."""
-        incoming: dict[Any, Any] = {}
+        incoming: dict[str, Any] = {}
 
         def capture(_self: Optimizer, final: dict[str, Any]) -> None:
-            incoming.update(final["state"])
+            incoming.update(final)
 
         def restore(_self: Optimizer) -> None:
-            _state.restore_dtypes(incoming, self.param_groups, self.state)
+            _state.own_copies(incoming, self.param_groups, self.state)
 
         hooks = [
             self.register_load_state_dict_pre_hook(capture),

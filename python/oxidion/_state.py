@@ -57,25 +57,33 @@ def materialise(
     return bound
 
 
-def restore_dtypes(
-    incoming: Mapping[Any, Any], groups: list[dict[str, Any]], state: Mapping[Tensor, Any]
+def own_copies(
+    incoming: Mapping[str, Any], groups: list[dict[str, Any]], state: Mapping[Tensor, Any]
 ) -> None:
-    """Puts back the dtypes that ``Optimizer.load_state_dict`` cast away.
+    """Undoes what ``Optimizer.load_state_dict`` did to dtypes, and gives the optimizer tensors of its own.
 
     Args:
-        incoming: ``state_dict["state"]``, keyed by the position of the parameter.
+        incoming: the state dict, whose groups list the keys of its states in the order of the parameters.
         groups: the groups after loading.
         state: the state after loading, changed in place.
     """
-    for index, param in enumerate(parameters(groups)):
-        saved = incoming.get(index)
+    keys = chain.from_iterable(group["params"] for group in incoming["param_groups"])
+    for saved_key, param in zip(keys, parameters(groups), strict=True):
+        saved = incoming["state"].get(saved_key)
         if not isinstance(saved, Mapping):
             continue
         own = state.get(param, {})
         for key, value in saved.items():
             loaded = own.get(key)
-            if isinstance(value, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != value.dtype:
+            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if loaded.dtype != value.dtype or _address(loaded) == _address(value):
                 own[key] = value.detach().clone().to(device=loaded.device)
+
+
+def _address(tensor: Tensor) -> int:
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local.data_ptr()
 
 
 def dtypes(

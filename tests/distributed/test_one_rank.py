@@ -1,0 +1,144 @@
+"""Layouts over axes of one rank; more ranks are refused with the way out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import oxidion
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("fs",))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[DeviceMesh]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,), mesh_dim_names=("fs",))
+    dist.destroy_process_group()
+
+
+def build(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    keys = {"rank_fraction": 0.5} if name == "Dion" else {}
+    return getattr(oxidion, name)(model.parameters(), strict=False, **keys)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x, y = torch.randn(32, 8, generator=generator), torch.randn(32, 4, generator=generator)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+
+def full(param: torch.Tensor) -> torch.Tensor:
+    return param.full_tensor() if isinstance(param, DTensor) else param
+
+
+@pytest.mark.parametrize("name", ["Dion", "Muon", "AdamW", "Lion"])
+def test_fully_shard_on_one_rank_equals_the_plain_model(mesh: DeviceMesh, name: str) -> None:
+    plain, sharded = build(), build()
+    fully_shard(sharded, mesh=mesh)
+    for model in (plain, sharded):
+        train(model, optimizer_of(model, name), 3, seed=1)
+    for (key, a), b in zip(plain.named_parameters(), sharded.parameters(), strict=True):
+        assert isinstance(b, DTensor)
+        torch.testing.assert_close(a.detach(), full(b).detach(), rtol=0, atol=1e-6, msg=key)
+
+
+def test_state_of_a_distributed_parameter_is_distributed_like_it(mesh: DeviceMesh) -> None:
+    model = build()
+    fully_shard(model, mesh=mesh)
+    optimizer = optimizer_of(model, "Dion")
+    train(model, optimizer, 1, seed=2)
+    param = model[0].weight
+    state = optimizer.state[param]
+    assert isinstance(state["momentum"], DTensor)
+    assert state["momentum"].placements == param.placements
+    assert isinstance(state["Q"], DTensor)
+    assert "fs:Shard(0)/1" in str(optimizer.explain())
+
+
+def test_distributed_state_dict_resumes_bit_equal(mesh: DeviceMesh) -> None:
+    def start() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = build()
+        fully_shard(model, mesh=mesh)
+        return model, optimizer_of(model, "Dion")
+
+    model, optimizer = start()
+    train(model, optimizer, 2, seed=3)
+    saved = get_optimizer_state_dict(model, optimizer)
+    weights = {k: full(v).clone() for k, v in model.state_dict().items()}
+    resumed, second = start()
+    for key, value in resumed.state_dict().items():
+        value.copy_(distribute_tensor(weights[key], mesh, value.placements))
+    set_optimizer_state_dict(resumed, second, saved)
+    train(model, optimizer, 2, seed=4)
+    train(resumed, second, 2, seed=4)
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(full(a), full(b))
+
+
+def test_version_counter_of_a_distributed_parameter_advances(mesh: DeviceMesh) -> None:
+    param = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
+    loss = (param * param).sum()
+    optimizer = oxidion.Muon([param])
+    param.grad = distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)])
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_gradient_with_other_placements_is_refused(mesh: DeviceMesh) -> None:
+    param = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
+    param.grad = distribute_tensor(torch.randn(4, 4), mesh, [Replicate()])
+    with pytest.raises(oxidion.LayoutError, match="placements"):
+        oxidion.Muon([param]).step()
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+def test_parameter_on_two_ranks_is_refused_with_the_way_out(two_ranks: DeviceMesh, placement: object) -> None:
+    local = torch.randn(4, 4)
+    param = nn.Parameter(DTensor.from_local(local, two_ranks, [placement], run_check=False))
+    param.grad = DTensor.from_local(local.clone(), two_ranks, [placement], run_check=False)
+    with pytest.raises(oxidion.LayoutError, match=r"'fs' of 2 ranks.*one device"):
+        oxidion.Muon([param]).step()
+
+
+def test_mesh_argument_is_checked(two_ranks: DeviceMesh) -> None:
+    params = [nn.Parameter(torch.randn(4, 4))]
+    with pytest.raises(oxidion.LayoutError, match="outer_shard_mesh has 2 ranks"):
+        oxidion.Dion(params, outer_shard_mesh=two_ranks)
+    with pytest.raises(oxidion.LayoutError, match="distributed_mesh has 2 ranks"):
+        oxidion.Muon(params, distributed_mesh=dist.group.WORLD)
+    with pytest.raises(TypeError, match="replicate_mesh must be a DeviceMesh"):
+        oxidion.Dion(params, replicate_mesh="dp")
+
+
+def test_mesh_of_one_rank_is_accepted(mesh: DeviceMesh) -> None:
+    param = nn.Parameter(torch.randn(4, 4))
+    optimizer = oxidion.Dion([param], replicate_mesh=dist.group.WORLD, outer_shard_mesh=mesh)
+    param.grad = torch.randn(4, 4)
+    before = param.detach().clone()
+    optimizer.step()
+    assert not torch.equal(before, param)
+    optimizer.synchronize_for_checkpoint()
