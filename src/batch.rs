@@ -34,19 +34,30 @@ impl Element for f64 {
 
 impl Slab {
     /// No elements.
-    pub const EMPTY: Self = Self { address: 0, len: 0, dtype: DType::F32 };
+    pub const EMPTY: Self = Self {
+        address: 0,
+        len: 0,
+        dtype: DType::F32,
+    };
 
     /// The elements of a contiguous CPU tensor.
     ///
     /// # Errors
     /// `Error::Internal` for another device, type or a strided tensor: the session stages those first.
     pub fn of(tensor: &Tensor) -> Result<Self> {
-        let dtype = DType::from_kind(tensor.f_kind()?)
-            .ok_or_else(|| Error::Internal("a tensor without a floating-point type reached a kernel".into()))?;
+        let dtype = DType::from_kind(tensor.f_kind()?).ok_or_else(|| {
+            Error::Internal("a tensor without a floating-point type reached a kernel".into())
+        })?;
         if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
-            return Err(Error::Internal("a tensor that is not contiguous on the CPU reached a kernel".into()));
+            return Err(Error::Internal(
+                "a tensor that is not contiguous on the CPU reached a kernel".into(),
+            ));
         }
-        Ok(Self { address: tensor.data_ptr() as usize, len: tensor.numel(), dtype })
+        Ok(Self {
+            address: tensor.data_ptr() as usize,
+            len: tensor.numel(),
+            dtype,
+        })
     }
 
     /// `len` elements of another type from byte `offset` of this memory: how buffers lie in the arena.
@@ -55,8 +66,12 @@ impl Slab {
     /// `Error::Internal` beyond the end or for an address that the type cannot have.
     pub fn carve(&self, offset: usize, len: usize, dtype: DType) -> Result<Self> {
         let address = self.address + offset;
-        if offset + len * dtype.bytes() > self.len * self.dtype.bytes() || !address.is_multiple_of(dtype.bytes()) {
-            return Err(Error::Internal(format!("a buffer of {len} elements at byte {offset} is outside the arena")));
+        if offset + len * dtype.bytes() > self.len * self.dtype.bytes()
+            || !address.is_multiple_of(dtype.bytes())
+        {
+            return Err(Error::Internal(format!(
+                "a buffer of {len} elements at byte {offset} is outside the arena"
+            )));
         }
         Ok(Self { address, len, dtype })
     }
@@ -124,7 +139,10 @@ impl Slab {
     /// `Error::Internal` when the shape has another number of elements.
     pub fn tensor(&self, shape: &[usize]) -> Result<Tensor> {
         if shape.iter().product::<usize>() != self.len {
-            return Err(Error::Internal(format!("{} elements viewed as {shape:?}", self.len)));
+            return Err(Error::Internal(format!(
+                "{} elements viewed as {shape:?}",
+                self.len
+            )));
         }
         let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
         if self.len == 0 {
@@ -136,7 +154,13 @@ impl Slab {
         }
         // SAFETY: the slab's tensor outlives the stage (the session holds it) and the result does not leave it.
         let view = unsafe {
-            Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
+            Tensor::f_from_blob(
+                self.address as *const u8,
+                &size,
+                &stride,
+                self.dtype.kind(),
+                Device::Cpu,
+            )
         };
         Ok(view?)
     }

@@ -37,7 +37,10 @@ impl Options {
     }
 
     fn wrong<T>(&self, key: &str, wanted: &str) -> Result<T> {
-        Err(Error::Value(format!("{key} must be {wanted}, got {:?}", self.get(key))))
+        Err(Error::Value(format!(
+            "{key} must be {wanted}, got {:?}",
+            self.get(key)
+        )))
     }
 
     /// A flag; not set is false.
@@ -80,7 +83,9 @@ impl Options {
     pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
         match self.get(key) {
             OptionValue::None => Ok(None),
-            OptionValue::Int(i) if *i >= 0 => usize::try_from(*i).map(Some).or_else(|_| self.wrong(key, "an integer >= 0")),
+            OptionValue::Int(i) if *i >= 0 => usize::try_from(*i)
+                .map(Some)
+                .or_else(|_| self.wrong(key, "an integer >= 0")),
             _ => self.wrong(key, "an integer >= 0"),
         }
     }
@@ -100,9 +105,10 @@ impl Options {
     pub fn counts(&self, key: &str) -> Result<Vec<usize>> {
         match self.get(key) {
             OptionValue::None => Ok(Vec::new()),
-            OptionValue::Ints(v) => {
-                v.iter().map(|i| usize::try_from(*i).or_else(|_| self.wrong(key, "positive integers"))).collect()
-            }
+            OptionValue::Ints(v) => v
+                .iter()
+                .map(|i| usize::try_from(*i).or_else(|_| self.wrong(key, "positive integers")))
+                .collect(),
             _ => self.wrong(key, "a tuple of positive integers"),
         }
     }

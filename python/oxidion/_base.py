@@ -67,8 +67,8 @@ class OxOptimizer(Optimizer):
         """Adds a group. Missing keys get the class's defaults, then those of the group's algorithm.
 
         Raises:
-            ValueError: for unknown keys, values out of range, or a parameter that the algorithm does not
-            take. TypeError: for parameters that are not real floating-point tensors.
+            ValueError: for unknown keys, values out of range, or parameters that the algorithm does not take.
+            TypeError: for parameters that are not real floating-point tensors.
         """
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
@@ -79,6 +79,7 @@ class OxOptimizer(Optimizer):
             _schema.complete(param_group, self.defaults, self._schemas())
             self._check(param_group, number)
             self._check_params(param_group)
+            _schema.mirror_betas(self.param_groups, self._last_betas)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -128,7 +129,7 @@ class OxOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             self._take_step()
         return loss
 
@@ -161,7 +162,7 @@ class OxOptimizer(Optimizer):
         threads = torch.get_num_threads()
         session = self._session
         if session is None or not session.begin(self.param_groups, self.state, grad_factor, threads):
-            session = self._bind(check_gradients=True)
+            session = self._bind(in_step=True)
             if not session.begin(self.param_groups, self.state, grad_factor, threads):
                 raise RuntimeError("parameters or states changed while the step was being planned")
         return session
@@ -169,12 +170,13 @@ class OxOptimizer(Optimizer):
     def _make_plan(self) -> Plan:
         return Plan(self.param_groups, _state.dtypes(self.param_groups, self.state, self.STATE_NAMES))
 
-    def _bind(self, *, check_gradients: bool = False) -> Session:
-        """Compiles the plan, makes missing states, and binds both."""
+    def _bind(self, *, in_step: bool = False) -> Session:
+        """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
         plan = self._make_plan()
-        if check_gradients:
+        if in_step:
             plan.preflight(self.param_groups)
-        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES)
+        done = [group["step"] - in_step for group in self.param_groups]
+        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
         arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32)
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._current_plan = plan
@@ -225,10 +227,24 @@ class OxOptimizer(Optimizer):
         self._last_betas = {}
         self._session = None
         for group in self.param_groups:
+            if "betas" not in group and "beta1" in group:
+                group["betas"] = (group["beta1"], group["beta2"])
             for key, value in self.defaults.items():
-                if not (key == "betas" and "beta1" in group):
-                    group.setdefault(key, value)
+                group.setdefault(key, value)
             _schema.complete(group, self.defaults, self._schemas())
+        _schema.mirror_betas(self.param_groups, self._last_betas)
+
+    @override
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
+        _schema.mirror_betas(self.param_groups, self._last_betas)
+        return super().state_dict()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        _schema.mirror_betas(self.param_groups, self._last_betas)
+        return super().__getstate__()
 
     def synchronize_for_checkpoint(self) -> None:
         """Makes the state equal on all replicas. On one device it is, and nothing is done."""

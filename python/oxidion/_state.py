@@ -21,27 +21,32 @@ def parameters(groups: list[dict[str, Any]]) -> list[Tensor]:
 
 
 def materialise(
-    plan: Plan, groups: list[dict[str, Any]], state: dict[Tensor, dict[str, Any]], names: Names
+    plan: Plan,
+    groups: list[dict[str, Any]],
+    state: dict[Tensor, dict[str, Any]],
+    names: Names,
+    steps_done: list[int],
 ) -> list[list[Tensor]]:
     """Makes the states that are missing; returns those of every parameter in the order of the plan's specs.
 
-    A state that is there is taken as it is, whatever its dtype. A missing step counter begins at the group's
-    ``step``, as checkpoints of optimizers that count by group need it.
+    A state that is there is taken as it is, whatever its dtype. A missing step counter begins at its group's
+    entry of ``steps_done``, as checkpoints of optimizers that count by group need it.
     """
     bound = []
-    steps = chain.from_iterable([group.get("step", 0)] * len(group["params"]) for group in groups)
+    steps = chain.from_iterable(
+        [n] * len(group["params"]) for n, group in zip(steps_done, groups, strict=True)
+    )
     rows = zip(parameters(groups), plan.state_specs(), plan.algorithms, steps, strict=True)
     for index, (param, specs, algorithm, steps_taken) in enumerate(rows):
-        own = state[param]
+        own = state[param] if specs else {}
         public = names.get(algorithm, {})
         fresh = not own
         tensors = []
         for role, shape, dtype, seed, sharded in specs:
             key = public.get(role, role)
             value = own.get(key)
-            if role == "step" and value is not None and not isinstance(value, Tensor):
-                value = torch.tensor(float(value), dtype=torch.float32)
-                own[key] = value
+            if role == "step" and value is not None and getattr(value, "dtype", None) != torch.float32:
+                value = own[key] = torch.tensor(float(value), dtype=torch.float32)
             if value is None:
                 value = torch.zeros(shape, dtype=getattr(torch, dtype))
                 if seed is not None:

@@ -99,7 +99,11 @@ impl Dion {
     }
 
     /// min(⌈fraction·min(m, n) / multiple⌉·multiple, m, n), the product in float64.
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and positive
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss
+    )] // small and positive
     fn rank(&self, rows: usize, cols: usize) -> usize {
         let short = rows.min(cols);
         let multiple = self.rank_multiple_of as f64;
@@ -110,14 +114,22 @@ impl Dion {
     /// The type of P, R and the products that make them. bfloat16 products are a setting: their error would be fed
     /// back into the momentum.
     fn product(&self, param: DType, momentum: DType) -> DType {
-        let needed = if param == DType::F64 || momentum == DType::F64 { DType::F64 } else { DType::F32 };
+        let needed = if param == DType::F64 || momentum == DType::F64 {
+            DType::F64
+        } else {
+            DType::F32
+        };
         self.orth_dtype.unwrap_or(needed)
     }
 
     fn method(&self, step: f64) -> QrMethod {
         #[allow(clippy::cast_precision_loss)] // a number of steps
         let warm = step <= self.cqr_warmup_steps as f64;
-        if self.qr_method == QrMethod::Cqr && warm { QrMethod::Rcqr } else { self.qr_method }
+        if self.qr_method == QrMethod::Cqr && warm {
+            QrMethod::Rcqr
+        } else {
+            self.qr_method
+        }
     }
 
     fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -129,20 +141,41 @@ impl Dion {
             let keys: Vec<_> = io
                 .units
                 .iter()
-                .map(|u| (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index))
+                .map(|u| {
+                    (
+                        Key {
+                            seed: self.seed,
+                            stream: u.param_index as u64,
+                        },
+                        u.block_index,
+                    )
+                })
                 .collect();
             let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
             let step = h[STEP] as u64;
-            Some(sketches(&keys, rows, usize::try_from(tall).unwrap_or(0), SKETCH_TAG, step)?)
+            Some(sketches(
+                &keys,
+                rows,
+                usize::try_from(tall).unwrap_or(0),
+                SKETCH_TAG,
+                step,
+            )?)
         } else {
             None
         };
+        let empty: Vec<bool> = (0..units)
+            .map(|i| Ok(kernels::sum_of_squares(&io.slab(P, i)?) == 0.0))
+            .collect::<Result<_>>()?;
         let (orthonormal, report) = orthonormalize(&p, method, sketch.as_ref())?;
         if report.householder > 0 {
             log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
         }
         p.f_copy_(&orthonormal)?;
+        // Q sees nothing of the momentum: any basis would be made up, so there is no direction to step along.
+        for i in (0..units).filter(|i| empty[*i]) {
+            let _ = io.matrix(P, i)?.f_zero_()?;
+        }
         for i in 0..units {
             let matrix = io.matrix(P, i)?;
             io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
@@ -166,9 +199,13 @@ impl Dion {
             let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
             add_product(&mut stored, unit.rows < unit.cols, &io.matrix(P, i)?, &scaled)?;
             if unit.state[MOMENTUM].dtype() != r.dtype() {
-                unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])?.f_copy_(&stored)?;
+                unit.state[MOMENTUM]
+                    .tensor(&[unit.rows, unit.cols])?
+                    .f_copy_(&stored)?;
             }
-            io.record("error_feedback_norm", i, || Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt()))?;
+            io.record("error_feedback_norm", i, || {
+                Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt())
+            })?;
         }
         Ok(())
     }
@@ -182,7 +219,14 @@ impl Dion {
         for i in units.clone() {
             let factor = if direct { -rate } else { 1.0 };
             let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
-            kernels::normalize_columns(&io.slab(R, i)?, &io.slab(NORMS, i)?, h[EPSILON], factor, &q, &work);
+            kernels::normalize_columns(
+                &io.slab(R, i)?,
+                &io.slab(NORMS, i)?,
+                h[EPSILON],
+                factor,
+                &q,
+                &work,
+            );
         }
         if direct {
             let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();
@@ -195,10 +239,24 @@ impl Dion {
             }
         } else {
             for i in units.clone() {
-                set_product(&io.matrix(FULL, i)?, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
+                set_product(
+                    &io.matrix(FULL, i)?,
+                    transposed,
+                    &io.matrix(P, i)?,
+                    &io.matrix(WORK, i)?,
+                )?;
             }
-            let jobs = units.map(|i| Ok([io.units[i].param, io.slab(FULL, i)?])).collect::<Result<Vec<_>>>()?;
-            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, &jobs);
+            let jobs = units
+                .map(|i| Ok([io.units[i].param, io.slab(FULL, i)?]))
+                .collect::<Result<Vec<_>>>()?;
+            kernels::run(
+                &kernels::Apply {
+                    rate,
+                    decay,
+                    cautious: self.cautious,
+                },
+                &jobs,
+            );
         }
         Ok(())
     }
@@ -215,7 +273,11 @@ impl Dion {
 
     fn accumulate(&self, io: &StageIo<'_>) -> Result<()> {
         let unit = io.units[0];
-        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
+        let add = kernels::Momentum {
+            mu: 1.0,
+            grad_factor: io.grad_factor,
+            nesterov: false,
+        };
         if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
             let jobs: Vec<_> = io.units.iter().map(|u| [u.grad, u.state[MOMENTUM]]).collect();
             kernels::run(&add, &jobs);
@@ -227,7 +289,8 @@ impl Dion {
         }
         let (short, rank) = (unit.rows.min(unit.cols), self.rank(unit.rows, unit.cols));
         for i in 0..io.units.len() {
-            io.matrix(R, i)?.f_copy_(&io.units[i].state[Q].tensor(&[short, rank])?)?;
+            io.matrix(R, i)?
+                .f_copy_(&io.units[i].state[Q].tensor(&[short, rank])?)?;
         }
         Ok(())
     }
@@ -243,7 +306,11 @@ impl Algorithm for Dion {
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        View { num_heads: 1, ..View::default() }.blocks(p)
+        View {
+            num_heads: 1,
+            ..View::default()
+        }
+        .blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -257,7 +324,9 @@ impl Algorithm for Dion {
             dtype: self.q_dtype.unwrap_or(p.dtype),
             init: Init::Normal { seed: self.seed },
             like_param: false,
-            slices: (0..blocks.len()).map(|i| i * long * rank..(i + 1) * long * rank).collect(),
+            slices: (0..blocks.len())
+                .map(|i| i * long * rank..(i + 1) * long * rank)
+                .collect(),
         };
         Ok(vec![StateSpec::like("momentum", p, momentum, blocks), q])
     }
@@ -285,19 +354,35 @@ impl Algorithm for Dion {
                 .local(BACK_PROJECT, "back_project")
                 .redistribute(R, Target::Replicate);
         }
-        Ok(program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
+        Ok(program
+            .local(FEEDBACK, "feedback")
+            .redistribute(NORMS, Target::Replicate)
+            .local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let Some(unit) = io.units.first() else { return Ok(()) };
+        let Some(unit) = io.units.first() else {
+            return Ok(());
+        };
         let transposed = unit.rows < unit.cols;
         match stage {
             PREPARE => self.accumulate(io),
-            PROJECT => (0..io.units.len())
-                .try_for_each(|i| project(&self.momentum(io, i)?, transposed, &io.matrix(R, i)?, &io.matrix(P, i)?)),
+            PROJECT => (0..io.units.len()).try_for_each(|i| {
+                project(
+                    &self.momentum(io, i)?,
+                    transposed,
+                    &io.matrix(R, i)?,
+                    &io.matrix(P, i)?,
+                )
+            }),
             ORTHONORMALIZE => self.orthonormalize(io, h),
             BACK_PROJECT => (0..io.units.len()).try_for_each(|i| {
-                back_project(&self.momentum(io, i)?, transposed, &io.matrix(P, i)?, &io.matrix(R, i)?)
+                back_project(
+                    &self.momentum(io, i)?,
+                    transposed,
+                    &io.matrix(P, i)?,
+                    &io.matrix(R, i)?,
+                )
             }),
             FEEDBACK => self.feedback(io, h),
             APPLY => self.apply(io, h),
@@ -306,10 +391,16 @@ impl Algorithm for Dion {
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
-        let Some(b) = blocks.first() else { return Description::default() };
+        let Some(b) = blocks.first() else {
+            return Description::default();
+        };
         let rank = self.rank(b.rows, b.cols);
         Description {
-            view: View { num_heads: 1, ..View::default() }.phrase(p),
+            view: View {
+                num_heads: 1,
+                ..View::default()
+            }
+            .phrase(p),
             lr_factor: AdjustLr::SpectralNorm.factor(b.rows as u64, b.cols as u64),
             rank: Some(rank),
             flops: flops(blocks.len() * rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols))),

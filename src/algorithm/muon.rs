@@ -65,7 +65,11 @@ impl Muon {
             nesterov: options.flag("nesterov")?,
             cautious: options.flag("cautious_wd")?,
             adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
-            polynomial: if options.flag("use_polar_express")? { &POLAR_EXPRESS } else { &NEWTON_SCHULZ },
+            polynomial: if options.flag("use_polar_express")? {
+                &POLAR_EXPRESS
+            } else {
+                &NEWTON_SCHULZ
+            },
             momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
             orth_dtype: match options.word("orth_dtype")? {
                 None | Some("auto") => None,
@@ -93,13 +97,19 @@ impl Algorithm for Muon {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks)])
+        Ok(vec![StateSpec::like(
+            "momentum",
+            p,
+            self.momentum_dtype.unwrap_or(p.dtype),
+            blocks,
+        )])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let (rows, cols) = (shape.rows, shape.cols);
         let dtype = self.orth_dtype.unwrap_or_else(|| product_dtype(shape.param));
-        let size = |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
+        let size =
+            |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
         let scratch = scratch_elements(ANY_COUNT, size(rows)?, size(cols)?);
         let scratch = usize::try_from(scratch).map_err(|_| Error::Internal("negative scratch".into()))?;
         Ok(Program::new()
@@ -115,8 +125,11 @@ impl Algorithm for Muon {
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         match stage {
             PREPARE => {
-                let update =
-                    kernels::Momentum { mu: h[MU], grad_factor: io.grad_factor, nesterov: self.nesterov };
+                let update = kernels::Momentum {
+                    mu: h[MU],
+                    grad_factor: io.grad_factor,
+                    nesterov: self.nesterov,
+                };
                 let jobs = (0..io.units.len())
                     .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(U, i)?]))
                     .collect::<Result<Vec<_>>>()?;
@@ -131,7 +144,9 @@ impl Algorithm for Muon {
                 }
             }
             APPLY => {
-                let Some(unit) = io.units.first() else { return Ok(()) };
+                let Some(unit) = io.units.first() else {
+                    return Ok(());
+                };
                 let update = kernels::Apply {
                     rate: h[LR] * self.factor(unit.rows, unit.cols),
                     decay: h[LR] * h[WEIGHT_DECAY],

@@ -6,9 +6,24 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 
-create_exception!(oxidion, LayoutError, PyValueError, "A sharding that cannot be worked on.");
-create_exception!(oxidion, PlanMismatch, PyRuntimeError, "Ranks that disagree about the plan of a step.");
-create_exception!(oxidion, PoisonedOptimizer, PyRuntimeError, "A step failed half way; load a checkpoint.");
+create_exception!(
+    oxidion,
+    LayoutError,
+    PyValueError,
+    "A sharding that cannot be worked on."
+);
+create_exception!(
+    oxidion,
+    PlanMismatch,
+    PyRuntimeError,
+    "Ranks that disagree about the plan of a step."
+);
+create_exception!(
+    oxidion,
+    PoisonedOptimizer,
+    PyRuntimeError,
+    "A step failed half way; load a checkpoint."
+);
 
 /// The exception that stands for an error.
 pub(super) fn to_python(error: Error) -> PyErr {
@@ -20,6 +35,12 @@ pub(super) fn to_python(error: Error) -> PyErr {
         Error::PlanMismatch(_) => PlanMismatch::new_err(text),
         Error::Internal(_) | Error::Torch(_) => PyRuntimeError::new_err(text),
     }
+}
+
+/// The same error with the parameter's name in front.
+pub(super) fn with_name(py: Python<'_>, error: &PyErr, name: &str) -> PyErr {
+    let text = format!("{name}: {}", error.value(py));
+    PyErr::from_type(error.get_type(py), text)
 }
 
 /// Adds the exception classes to the module.

@@ -13,7 +13,7 @@ use crate::algorithm;
 use crate::dtype::DType;
 use crate::plan::{GroupSpec, ParamInput, Plan};
 use crate::session::check_gradient;
-use crate::spec::{Init, ParamSpec};
+use crate::spec::{Description, Init, ParamSpec};
 
 /// The schedule of one step: buckets, buffers, instructions.
 #[pyclass(name = "Plan", module = "oxidion", frozen)]
@@ -51,14 +51,27 @@ fn inputs(groups: &[Bound<'_, PyDict>], dtypes: &[BTreeMap<String, String>]) -> 
                 )));
             };
             let shape: Vec<usize> = object.getattr("shape")?.extract()?;
-            let spec = ParamSpec { index, name, shape, dtype };
+            let spec = ParamSpec {
+                index,
+                name,
+                shape,
+                dtype,
+            };
             let state_dtypes = dtypes
                 .get(index)
                 .into_iter()
                 .flatten()
                 .filter_map(|(role, name)| Some((role.clone(), DType::parse(name).ok()?)))
                 .collect();
-            params.push(ParamInput { spec, layout: handles::layout(&object)?, group: number, state_dtypes });
+            let frozen =
+                !object.getattr("requires_grad")?.extract::<bool>()? && object.getattr("grad")?.is_none();
+            params.push(ParamInput {
+                spec,
+                layout: handles::layout(&object)?,
+                group: number,
+                frozen,
+                state_dtypes,
+            });
         }
     }
     Ok(params)
@@ -77,18 +90,24 @@ impl PyPlan {
         let params = inputs(&groups, &state_dtypes)?;
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
         let plan = py.enter(|| Plan::build(params, &groups))?;
-        Ok(Self { plan: Arc::new(plan), groups })
+        Ok(Self {
+            plan: Arc::new(plan),
+            groups,
+        })
     }
 
     /// Refuses gradients that no step could use, before anything is allocated.
-    fn preflight(&self, groups: Vec<Bound<'_, PyDict>>) -> PyResult<()> {
+    fn preflight(&self, py: Python<'_>, groups: Vec<Bound<'_, PyDict>>) -> PyResult<()> {
         let mut members = self.plan.members.iter();
         for group in &groups {
             for object in group::params(group)?.iter() {
-                let (Some(member), grad) = (members.next(), object.getattr("grad")?) else { return Ok(()) };
+                let (Some(member), grad) = (members.next(), object.getattr("grad")?) else {
+                    return Ok(());
+                };
                 if !grad.is_none() {
                     let param = tensor::unpack(&handles::local(&object)?, &member.spec.name)?;
-                    let grad = super::session::gradient(&object, &grad)?;
+                    let grad = super::session::gradient(&object, &grad)
+                        .map_err(|e| super::error::with_name(py, &e, &member.spec.name))?;
                     check_gradient(&grad, &param, &member.spec.name).map_err(super::error::to_python)?;
                 }
             }
@@ -117,7 +136,11 @@ impl PyPlan {
     /// The name of the algorithm of each parameter.
     #[getter]
     fn algorithms(&self) -> Vec<&'static str> {
-        self.plan.members.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
+        self.plan
+            .members
+            .iter()
+            .map(|m| self.plan.algorithms[m.algorithm].name())
+            .collect()
     }
 
     /// For each parameter its states: (role, shape, dtype name, seed of a normal start or None, shaped like it).
@@ -130,7 +153,11 @@ impl PyPlan {
             };
             (s.role, s.shape.clone(), s.dtype.name(), seed, s.like_param)
         };
-        self.plan.members.iter().map(|m| m.states.iter().map(row).collect()).collect()
+        self.plan
+            .members
+            .iter()
+            .map(|m| m.states.iter().map(row).collect())
+            .collect()
     }
 
     /// One row per parameter for `explain()`.
@@ -138,7 +165,14 @@ impl PyPlan {
         let rows = PyList::empty(py);
         for member in &self.plan.members {
             let algorithm = &self.plan.algorithms[member.algorithm];
-            let about = algorithm.describe(&member.spec, &member.blocks);
+            let about = if member.frozen {
+                Description {
+                    view: "frozen".into(),
+                    ..Description::default()
+                }
+            } else {
+                algorithm.describe(&member.spec, &member.blocks)
+            };
             let row = PyDict::new(py);
             row.set_item("name", &member.spec.name)?;
             row.set_item("shape", pyo3::types::PyTuple::new(py, &member.spec.shape)?)?;
@@ -150,7 +184,14 @@ impl PyPlan {
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
             row.set_item("owner", "local")?;
-            row.set_item("state_bytes", member.states.iter().map(crate::spec::StateSpec::bytes).sum::<usize>())?;
+            row.set_item(
+                "state_bytes",
+                member
+                    .states
+                    .iter()
+                    .map(crate::spec::StateSpec::bytes)
+                    .sum::<usize>(),
+            )?;
             row.set_item("flops", about.flops)?;
             row.set_item("wire_bytes", 0)?;
             rows.append(row)?;
@@ -163,7 +204,11 @@ impl PyPlan {
         let mut values = Vec::with_capacity(self.plan.members.len());
         for row in self.rows(py)?.iter() {
             let value = row.get_item(key)?;
-            values.push(if value.is_none() { f64::NAN } else { value.extract()? });
+            values.push(if value.is_none() {
+                f64::NAN
+            } else {
+                value.extract()?
+            });
         }
         Ok(values.into_pyarray(py))
     }
@@ -174,7 +219,12 @@ impl PyPlan {
 
     fn __repr__(&self) -> String {
         let plan = &self.plan;
-        format!("<Plan: {} parameters, {} buckets, {} bytes>", plan.members.len(), plan.buckets.len(), plan.arena.bytes)
+        format!(
+            "<Plan: {} parameters, {} buckets, {} bytes>",
+            plan.members.len(),
+            plan.buckets.len(),
+            plan.arena.bytes
+        )
     }
 }
 

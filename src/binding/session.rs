@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -29,6 +30,8 @@ pub(super) struct PySession {
     /// Kept alive so that the addresses in `known` stay theirs.
     _state: Vec<Py<PyAny>>,
     known: Fingerprint,
+    /// Parameters that were frozen when the plan was made: it does not cover them.
+    unplanned: Vec<bool>,
 }
 
 /// Addresses of everything in the state dict: no hashing, no look-up.
@@ -74,13 +77,26 @@ impl PySession {
         }
         let states = states
             .iter()
-            .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
+            .map(|list| {
+                list.iter()
+                    .map(|s| tensor::unpack(&handles::local(s)?, "state"))
+                    .collect()
+            })
             .collect::<PyResult<Vec<Vec<Tensor>>>>()?;
         let arena = tensor::unpack(arena, "arena")?;
+        let unplanned = plan.plan.members.iter().map(|m| m.frozen).collect();
         let inner = py.enter(|| Session::new(Arc::clone(&plan.plan), tensors, states, arena))?;
         let mut keep = Vec::new();
         let known = fingerprint(state, Some(&mut keep))?;
-        Ok(Self { inner: Mutex::new(inner), groups: plan.groups.clone(), params, locals, _state: keep, known })
+        Ok(Self {
+            inner: Mutex::new(inner),
+            groups: plan.groups.clone(),
+            params,
+            locals,
+            _state: keep,
+            known,
+            unplanned,
+        })
     }
 
     /// Starts a step with the gradients and live scalars of `groups`. False, with nothing done, when parameters,
@@ -103,12 +119,20 @@ impl PySession {
             }
             for object in group::params(group)?.iter() {
                 let at = grads.len();
-                let same = self.params.get(at).is_some_and(|p| p.is(&object)) && self.local_is_bound(&object, at)?;
+                let same =
+                    self.params.get(at).is_some_and(|p| p.is(&object)) && self.local_is_bound(&object, at)?;
                 if !same {
                     return Ok(false);
                 }
                 let grad = object.getattr(intern!(py, "grad"))?;
-                grads.push(if grad.is_none() { None } else { Some(gradient(&object, &grad)?) });
+                if !grad.is_none() && self.unplanned[at] {
+                    return Ok(false);
+                }
+                grads.push(if grad.is_none() {
+                    None
+                } else {
+                    Some(self.named_gradient(&object, &grad, at)?)
+                });
             }
         }
         if grads.len() != self.params.len() {
@@ -125,7 +149,11 @@ impl PySession {
         let (mut hypers, mut factors) = (Vec::new(), Vec::new());
         for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
             hypers.push(group::hyper(&groups[number], algorithm)?);
-            factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
+            factors.push(if group::maximize(&groups[number])? {
+                -grad_factor
+            } else {
+                grad_factor
+            });
         }
         py.enter(|| self.lock().begin(grads, hypers, factors))?;
         Ok(true)
@@ -172,6 +200,18 @@ impl PySession {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn named_gradient(
+        &self,
+        object: &Bound<'_, PyAny>,
+        grad: &Bound<'_, PyAny>,
+        at: usize,
+    ) -> PyResult<Tensor> {
+        gradient(object, grad).map_err(|e| {
+            let plan = Arc::clone(self.lock().plan());
+            super::error::with_name(grad.py(), &e, &plan.members[at].spec.name)
+        })
+    }
+
     fn local_is_bound(&self, object: &Bound<'_, PyAny>, at: usize) -> PyResult<bool> {
         match self.locals.get(at) {
             Some(Some(local)) => Ok(handles::local(object)?.is(local)),
@@ -181,8 +221,22 @@ impl PySession {
     }
 }
 
-/// The local gradient of a parameter.
+/// The local gradient of a parameter, of its dtype or of the one that the user set as the parameter's `grad_dtype`.
 pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    let py = param.py();
+    let (own, wanted) = (
+        grad.getattr(intern!(py, "dtype"))?,
+        param.getattr(intern!(py, "dtype"))?,
+    );
+    if !own.is(&wanted) {
+        let allowed = param.getattr(intern!(py, "grad_dtype"))?;
+        if !allowed.is_none() && !allowed.is(&own) {
+            return Err(PyTypeError::new_err(format!(
+                "the gradient must have the parameter's dtype {wanted}, got {own}. Convert it, or allow it by setting \
+                 the parameter's grad_dtype"
+            )));
+        }
+    }
     if handles::is_distributed(grad)? && handles::layout(grad)? != handles::layout(param)? {
         return Err(super::error::LayoutError::new_err(
             "a gradient has other placements than its parameter. Redistribute it before step()",

@@ -9,11 +9,12 @@ use crate::error::{Error, Result};
 pub enum AdjustLr {
     /// `1`: `lr` is the spectral norm of an update. 4096 x 1024: 1.
     None,
-    /// `sqrt(fan_out / fan_in)`: `lr` is the RMS-to-RMS operator norm of an update. 4096 x 1024: 2; 1024 x 4096: 0.5.
+    /// `sqrt(fan_out / fan_in)`: `lr` is the RMS-to-RMS operator norm of an update. 4096 x 1024: 2; 1024 x
+    /// 4096: 0.5.
     #[default]
     SpectralNorm,
-    /// `0.2 * sqrt(max(fan_out, fan_in))`: `lr` is in units of `AdamW`'s, whose updates have an RMS of about 0.2
-    /// (arXiv:2502.16982). 4096 x 1024: 12.8.
+    /// `0.2 * sqrt(max(fan_out, fan_in))`: `lr` is in units of `AdamW`'s, whose updates have an RMS of about
+    /// 0.2 (arXiv:2502.16982). 4096 x 1024: 12.8.
     RmsNorm,
     /// `sqrt(max(1, fan_out / fan_in))`, torch's default for Muon. 4096 x 1024: 2; 1024 x 4096: 1.
     Original,
@@ -34,12 +35,13 @@ impl AdjustLr {
             Some("original") => Ok(Self::Original),
             Some("match_rms_adamw") => Ok(Self::MatchRmsAdamw),
             Some(other) => Err(Error::Value(format!(
-                "adjust_lr must be one of spectral_norm, rms_norm, original, match_rms_adamw or None, got {other:?}"
+                "adjust_lr must be spectral_norm, rms_norm, original, match_rms_adamw or None, got {other:?}"
             ))),
         }
     }
 
-    /// The factor for a matrix with `fan_out` rows and `fan_in` columns. A matrix without elements has factor 1.
+    /// The factor for a matrix with `fan_out` rows and `fan_in` columns. A matrix without elements has factor
+    /// 1.
     #[must_use]
     pub fn factor(self, fan_out: u64, fan_in: u64) -> f64 {
         if fan_out == 0 || fan_in == 0 {
@@ -57,6 +59,7 @@ impl AdjustLr {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
 
@@ -73,7 +76,10 @@ mod tests {
         for (adjust, tall, wide) in table {
             assert!((adjust.factor(4096, 1024) - tall).abs() < 1e-14, "{adjust:?}");
             assert!((adjust.factor(1024, 4096) - wide).abs() < 1e-14, "{adjust:?}");
-            assert!(adjust.factor(0, 3).is_finite() && adjust.factor(3, 0).is_finite(), "{adjust:?}");
+            assert!(
+                adjust.factor(0, 3).is_finite() && adjust.factor(3, 0).is_finite(),
+                "{adjust:?}"
+            );
         }
     }
 
@@ -90,6 +96,9 @@ mod tests {
             assert_eq!(AdjustLr::parse(name).unwrap(), expected);
         }
         let message = AdjustLr::parse(Some("spectral")).unwrap_err().to_string();
-        assert!(message.contains("adjust_lr must be") && message.contains("spectral"), "{message}");
+        assert!(
+            message.contains("adjust_lr must be") && message.contains("spectral"),
+            "{message}"
+        );
     }
 }

@@ -7,28 +7,51 @@ pub struct Polynomial {
     pub name: &'static str,
     /// One `[a, b, c]` per step, applied in order.
     pub rows: &'static [[f64; 3]],
-    /// The input is divided by `norm_factor * ||X||_F + epsilon`, so a factor above 1 leaves room for rounding.
+    /// The input is divided by `norm_factor * ||X||_F + epsilon`, so a factor above 1 leaves room for
+    /// rounding.
     pub norm_factor: f64,
 }
 
-/// Polar Express: five quintics, each the minimax choice for the range of singular values that the one before leaves.
+/// Polar Express: five quintics, each the minimax choice for the range of singular values that the one before
+/// leaves.
 ///
-/// Amsel, Persson, Musco and Gower, arXiv:2505.16932, algorithm 1. Every row but the last has the paper's safety
-/// factor of 1.02 in it: `a / 1.02`, `b / 1.02³`, `c / 1.02⁵`.
+/// Amsel, Persson, Musco and Gower, arXiv:2505.16932, algorithm 1. Every row but the last has the paper's
+/// safety factor of 1.02 in it: `a / 1.02`, `b / 1.02³`, `c / 1.02⁵`.
 pub const POLAR_EXPRESS: Polynomial = Polynomial {
     name: "polar_express",
     rows: &[
-        [8.156_554_524_902_461, -22.483_292_925_577_95, 15.878_769_915_207_462],
-        [4.042_929_935_166_739, -2.808_917_465_908_714, 0.500_017_845_105_131_6],
-        [3.891_667_802_292_660_7, -2.772_484_153_217_685, 0.506_064_817_850_339_3],
-        [3.285_753_657_755_655, -2.368_129_493_342_537_6, 0.464_490_242_330_031_06],
-        [2.346_541_325_859_637_7, -1.709_782_838_268_708_1, 0.423_235_511_693_053_23],
+        [
+            8.156_554_524_902_461,
+            -22.483_292_925_577_95,
+            15.878_769_915_207_462,
+        ],
+        [
+            4.042_929_935_166_739,
+            -2.808_917_465_908_714,
+            0.500_017_845_105_131_6,
+        ],
+        [
+            3.891_667_802_292_660_7,
+            -2.772_484_153_217_685,
+            0.506_064_817_850_339_3,
+        ],
+        [
+            3.285_753_657_755_655,
+            -2.368_129_493_342_537_6,
+            0.464_490_242_330_031_06,
+        ],
+        [
+            2.346_541_325_859_637_7,
+            -1.709_782_838_268_708_1,
+            0.423_235_511_693_053_23,
+        ],
     ],
     norm_factor: 1.02,
 };
 
-/// Newton–Schulz: the quintic iteration of Muon (Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon/>)
-/// with coefficients tuned for each of five steps, close to the polar factor for singular values above about 0.01.
+/// Newton–Schulz: the quintic iteration of Muon (Jordan et al. 2024,
+/// <https://kellerjordan.github.io/posts/muon/>) with coefficients tuned for each of five steps, close to the
+/// polar factor for singular values above about 0.01.
 pub const NEWTON_SCHULZ: Polynomial = Polynomial {
     name: "newton_schulz",
     rows: &[
@@ -44,7 +67,9 @@ pub const NEWTON_SCHULZ: Polynomial = Polynomial {
 /// The polynomial called `name`, if there is one.
 #[must_use]
 pub fn by_name(name: &str) -> Option<&'static Polynomial> {
-    [&POLAR_EXPRESS, &NEWTON_SCHULZ].into_iter().find(|polynomial| polynomial.name == name)
+    [&POLAR_EXPRESS, &NEWTON_SCHULZ]
+        .into_iter()
+        .find(|polynomial| polynomial.name == name)
 }
 
 #[cfg(test)]
@@ -60,7 +85,8 @@ mod tests {
 
     #[test]
     fn polynomials_map_singular_values_near_one() {
-        // Ranges of the published figures: Newton–Schulz within 5 %, Polar Express within 15 % above sigma = 0.005.
+        // Ranges of the published figures: Newton–Schulz within 5 %, Polar Express within 15 % above sigma =
+        // 0.005.
         for (polynomial, low, high) in [(&POLAR_EXPRESS, 0.85, 1.15), (&NEWTON_SCHULZ, 0.95, 1.05)] {
             for i in 0..=1000 {
                 let sigma = 0.02_f64.powf(f64::from(i) / 1000.0);

@@ -11,7 +11,11 @@ use crate::error::{Error, Result};
 /// # Errors
 /// Whatever libtorch says.
 pub fn project(stored: &Tensor, transposed: bool, q: &Tensor, out: &Tensor) -> Result<()> {
-    let oriented = if transposed { stored.f_tr()? } else { stored.shallow_clone() };
+    let oriented = if transposed {
+        stored.f_tr()?
+    } else {
+        stored.shallow_clone()
+    };
     let _ = oriented.f_mm_out(out, q)?;
     Ok(())
 }
@@ -55,7 +59,8 @@ pub fn sketches(keys: &[(Key, usize)], rows: usize, cols: usize, tag: u32, step:
     for ((key, block), out) in keys.iter().zip(numbers.chunks_exact_mut(each.max(1))) {
         fill_normal(out, *key, tag, step, (block * each) as u64);
     }
-    let size = [keys.len(), rows, cols].map(|n| i64::try_from(n).map_err(|_| Error::Value(format!("size {n} is too large"))));
+    let size = [keys.len(), rows, cols]
+        .map(|n| i64::try_from(n).map_err(|_| Error::Value(format!("size {n} is too large"))));
     let [count, rows_size, cols_size] = size;
     let mut sketch = Tensor::f_from_slice(&numbers)?.f_view([count?, rows_size?, cols_size?])?;
     #[allow(clippy::cast_precision_loss)] // a number of rows

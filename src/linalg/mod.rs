@@ -1,8 +1,9 @@
-//! Dense linear algebra on batches of matrices: Newton–Schulz polar factors, Cholesky-based orthonormalization,
-//! learning-rate factors and counter-based normal numbers.
+//! Dense linear algebra on batches of matrices: Newton–Schulz polar factors, Cholesky-based
+//! orthonormalization, learning-rate factors and counter-based normal numbers.
 //!
 //! Functions take `tch::Tensor` batches `[B, m, n]` (or plain slices), know nothing about parameters or
-//! optimizers, and treat the matrices of a batch independently: a non-finite matrix never changes another one.
+//! optimizers, and treat the matrices of a batch independently: a non-finite matrix never changes another
+//! one.
 
 pub mod adjust;
 pub mod coefficients;

@@ -1,6 +1,7 @@
 //! Orthonormal bases of tall matrices by randomized Cholesky QR, Cholesky QR or Householder QR.
 //!
-//! B = matrices in the batch, m = rows, r = columns (m >= r), k = rows of the sketch. Suffixes name logical dimensions.
+//! B = matrices in the batch, m = rows, r = columns (m >= r), k = rows of the sketch. Suffixes name logical
+//! dimensions.
 //!
 //! Signatures: [`orthonormalize`]`(&p_bmr, method, sketch_bkm) -> (q_bmr, Report)` and
 //! [`sketch_rows`]`(r, oversample, m) -> k`.
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 /// Which factorization [`orthonormalize`] tries first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum QrMethod {
-    /// Randomized Cholesky QR: QR of a sketch, then one Cholesky QR (arXiv:2111.11148). Any condition number.
+    /// Randomized Cholesky QR: QR of a sketch, then one Cholesky QR (arXiv:2406.11751). Any condition number.
     #[default]
     Rcqr,
     /// Cholesky QR, repeated once when the first result is not orthonormal to rounding. The cheapest for
@@ -33,7 +34,9 @@ impl QrMethod {
             "rcqr" => Ok(Self::Rcqr),
             "cqr" => Ok(Self::Cqr),
             "qr" => Ok(Self::Qr),
-            other => Err(Error::Value(format!("qr_method must be one of rcqr, cqr, qr, got {other:?}"))),
+            other => Err(Error::Value(format!(
+                "qr_method must be one of rcqr, cqr, qr, got {other:?}"
+            ))),
         }
     }
 }
@@ -49,7 +52,11 @@ pub struct Report {
 
 /// Rows of the sketch for `r` columns: `ceil(oversample * r)`, at least `r` and at most `m`.
 #[must_use]
-#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "sizes are far below 2^53"
+)]
 pub fn sketch_rows(r: i64, oversample: f64, m: i64) -> i64 {
     ((oversample * r as f64).ceil() as i64).max(r).min(m)
 }
@@ -58,36 +65,45 @@ pub fn sketch_rows(r: i64, oversample: f64, m: i64) -> i64 {
 const PROBES: i64 = 8;
 /// A result whose probe deviates more than this cannot be repaired by repeating Cholesky QR.
 const REPAIRABLE: f64 = 0.1;
-/// Multiple of the tolerance for a second pass within which its result is accepted; one pass leaves about a tenth.
+/// Multiple of the tolerance for a second pass within which its result is accepted; one pass leaves about a
+/// tenth.
 const ACCEPTED: f64 = 8.0;
 
 /// An orthonormal basis `Q` of the columns of every matrix: `Qᵀ Q = I` and `range(P) ⊆ range(Q)`.
 ///
-/// `p_bmr` is `[B, m, r]` with `m >= r` in any float dtype; arithmetic is float32 (float64 for float64) and the
-/// result is a new tensor of the dtype of `p_bmr`. Columns are scaled by their largest entry first, so neither the
-/// scale of a matrix nor of a column matters. `sketch_bkm` (`[B or 1, k, m]`, `k >= r`, entries `N(0, 1/k)`, any float
-/// dtype) is needed for [`QrMethod::Rcqr`] when `m > r`; square matrices always use Householder QR.
+/// `p_bmr` is `[B, m, r]` with `m >= r` in any float dtype; arithmetic is float32 (float64 for float64) and
+/// the result is a new tensor of the dtype of `p_bmr`. Columns are scaled by their largest entry first, so
+/// neither the scale of a matrix nor of a column matters. `sketch_bkm` (`[B or 1, k, m]`, `k >= r`, entries
+/// `N(0, 1/k)`, any float dtype) is needed for [`QrMethod::Rcqr`] when `m > r`; square matrices always use
+/// Householder QR.
 ///
 /// * Rcqr: `R₁ = qr(S P).R`, `P₁ = P R₁⁻¹`, `R₂ = chol(P₁ᵀ P₁)`, `Q = P₁ R₂⁻¹`.
 /// * Cqr: `R = chol(Pᵀ P)`, `Q = P R⁻¹`.
 ///
-/// Every result is tested with eight random sign vectors `Z`: `d = max |Qᵀ Q Z - Z|`. Where `32 sqrt(r) u < d <= 0.1`
-/// (`u` = unit roundoff), Cholesky QR is applied to `Q` once more ("`CholeskyQR2`"). A matrix whose Cholesky
-/// factorization failed or whose `d` is still too large is retried with the Cholesky factor of
-/// `Pᵀ P + u sqrt(m r + r (r + 1)) ||P||_F² I` and two further passes (shifted Cholesky QR, Fukaya et al., SIAM J. Sci.
-/// Comput. 42, 2020; their shift, `11 (m r + r (r + 1)) u ||P||²`, is the worst case of rounding and exceeds `||P||²`
-/// itself in float32, so this one is the size that random rounding has), and with Householder QR at last, which needs
-/// no full rank: zero and dependent columns give an orthonormal completion. A zero matrix gives Householder's `Q`,
-/// the first columns of the identity up to sign. A non-finite matrix gives NaN and does not disturb the others.
+/// Every result is tested with eight random sign vectors `Z`: `d = max |Qᵀ Q Z - Z|`. Where `d` is between
+/// `32 sqrt(r) u` (`u` = unit roundoff) and 0.1, Cholesky QR is applied to `Q` once more ("`CholeskyQR2`").
+/// A matrix whose Cholesky factorization failed or whose `d` is still too large is retried with the
+/// Cholesky factor of `Pᵀ P + s I` and two further passes (shifted Cholesky QR, Fukaya et al., SIAM J. Sci.
+/// Comput. 42, 2020). Their shift `11 (m r + r (r + 1)) u ||P||²` is the worst case of rounding, above
+/// `||P||²` itself in float32; `s = sqrt(m r + r (r + 1)) u ||P||_F²` is the size that random rounding has.
+/// At last comes Householder QR, which needs no full rank: zero and dependent columns give an orthonormal
+/// completion. A zero matrix gives Householder's `Q`, the first columns of the identity up to sign. A
+/// non-finite matrix gives NaN and does not disturb the others.
 ///
 /// The host reads one number per matrix, the deviation, to decide about retries.
 ///
 /// # Errors
 /// [`Error::Value`] for `m < r` or an unfit sketch, [`Error::Torch`] when libtorch refuses.
-pub fn orthonormalize(p_bmr: &Tensor, method: QrMethod, sketch_bkm: Option<&Tensor>) -> Result<(Tensor, Report)> {
+pub fn orthonormalize(
+    p_bmr: &Tensor,
+    method: QrMethod,
+    sketch_bkm: Option<&Tensor>,
+) -> Result<(Tensor, Report)> {
     let (b, m, r) = p_bmr.size3()?;
     if m < r {
-        return Err(Error::Value(format!("orthonormalize needs at least as many rows as columns, got {m} x {r}")));
+        return Err(Error::Value(format!(
+            "orthonormalize needs at least as many rows as columns, got {m} x {r}"
+        )));
     }
     let mut report = Report::default();
     if b == 0 || r == 0 {
@@ -105,7 +121,10 @@ pub fn orthonormalize(p_bmr: &Tensor, method: QrMethod, sketch_bkm: Option<&Tens
     };
     let finite_b11 = finite_b.f_view([b, 1, 1])?;
     let nan = Tensor::f_scalar_tensor(f64::NAN, (q_bmr.f_kind()?, q_bmr.device()))?;
-    Ok((q_bmr.f_where_self(&finite_b11, &nan)?.f_totype(p_bmr.f_kind()?)?, report))
+    Ok((
+        q_bmr.f_where_self(&finite_b11, &nan)?.f_totype(p_bmr.f_kind()?)?,
+        report,
+    ))
 }
 
 /// The sketch, if it fits a batch of `b` matrices `m x r`.
@@ -121,10 +140,14 @@ fn fitting(sketch_bkm: Option<&Tensor>, b: i64, m: i64, r: i64) -> Result<&Tenso
     Ok(sketch)
 }
 
-/// A copy in the dtype of the arithmetic with columns divided by their largest absolute entry (zero columns and
-/// non-finite matrices become zero), and whether each matrix is finite.
+/// A copy in the dtype of the arithmetic with columns divided by their largest absolute entry (zero columns
+/// and non-finite matrices become zero), and whether each matrix is finite.
 fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
-    let kind = if p_bmr.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
+    let kind = if p_bmr.f_kind()? == Kind::Double {
+        Kind::Double
+    } else {
+        Kind::Float
+    };
     let wide_bmr = p_bmr.f_totype(kind)?;
     let (low_b1r, high_b1r) = wide_bmr.f_aminmax(1, true)?;
     let largest_b1r = high_b1r.f_maximum(&low_b1r.f_neg()?)?;
@@ -176,8 +199,15 @@ fn shifted(p_bmr: &Tensor) -> Result<Attempt> {
     let first = cholesky_pass(p_bmr, Some(&shift_b1))?;
     let second = cholesky_pass(&first.q_bmr, None)?;
     let third = cholesky_pass(&second.q_bmr, None)?;
-    let info_b = first.info_b.f_abs()?.f_add(&second.info_b.f_abs()?)?.f_add(&third.info_b.f_abs()?)?;
-    Ok(Attempt { q_bmr: third.q_bmr, info_b })
+    let info_b = first
+        .info_b
+        .f_abs()?
+        .f_add(&second.info_b.f_abs()?)?
+        .f_add(&third.info_b.f_abs()?)?;
+    Ok(Attempt {
+        q_bmr: third.q_bmr,
+        info_b,
+    })
 }
 
 /// Tests a first attempt and repairs the matrices that need it.
@@ -187,7 +217,8 @@ fn settle(p_bmr: &Tensor, first: Attempt, finite_b: &Tensor, report: &mut Report
     let tolerance = 32.0 * (r as f64).sqrt() * unit_roundoff(p_bmr)?;
     let mut q_bmr = first.q_bmr;
     // A non-finite matrix is given up, not repaired.
-    let mut deviations = host(&deviation(&q_bmr, &first.info_b)?.f_masked_fill(&finite_b.f_logical_not()?, 0.0)?)?;
+    let mut deviations =
+        host(&deviation(&q_bmr, &first.info_b)?.f_masked_fill(&finite_b.f_logical_not()?, 0.0)?)?;
 
     let again = select(&deviations, |d| d > tolerance && d <= REPAIRABLE);
     if !again.is_empty() {
@@ -203,7 +234,11 @@ fn settle(p_bmr: &Tensor, first: Attempt, finite_b: &Tensor, report: &mut Report
     let failed = select(&deviations, |d| d.is_nan() || d > ACCEPTED * tolerance);
     if !failed.is_empty() {
         report.householder += failed.len();
-        log::debug!("Householder QR used for {} of {} matrices", failed.len(), deviations.len());
+        log::debug!(
+            "Householder QR used for {} of {} matrices",
+            failed.len(),
+            deviations.len()
+        );
         let index = Tensor::f_from_slice(&failed)?.f_to_device(q_bmr.device())?;
         let _ = q_bmr.f_index_copy_(0, &index, &householder(&rows(p_bmr, &failed)?)?)?;
     }
@@ -215,7 +250,10 @@ fn deviation(q_bmr: &Tensor, info_b: &Tensor) -> Result<Tensor> {
     let (_, _, r) = q_bmr.size3()?;
     let probes_1rz = probes(r, q_bmr)?;
     let image_brz = q_bmr.f_transpose(1, 2)?.f_matmul(&q_bmr.f_matmul(&probes_1rz)?)?;
-    let largest_b = image_brz.f_sub(&probes_1rz)?.f_abs()?.f_amax([1, 2].as_slice(), false)?;
+    let largest_b = image_brz
+        .f_sub(&probes_1rz)?
+        .f_abs()?
+        .f_amax([1, 2].as_slice(), false)?;
     Ok(largest_b.f_masked_fill(&info_b.f_ne(0)?, f64::INFINITY)?)
 }
 
@@ -226,12 +264,19 @@ fn probes(r: i64, like: &Tensor) -> Result<Tensor> {
     for value in &mut values {
         *value = value.signum();
     }
-    Ok(Tensor::f_from_slice(&values)?.f_to_device(like.device())?.f_totype(like.f_kind()?)?.f_view([1, r, PROBES])?)
+    Ok(Tensor::f_from_slice(&values)?
+        .f_to_device(like.device())?
+        .f_totype(like.f_kind()?)?
+        .f_view([1, r, PROBES])?)
 }
 
 /// Half the distance from 1 to the next number.
 fn unit_roundoff(x: &Tensor) -> Result<f64> {
-    Ok(if x.f_kind()? == Kind::Double { f64::EPSILON / 2.0 } else { f64::from(f32::EPSILON) / 2.0 })
+    Ok(if x.f_kind()? == Kind::Double {
+        f64::EPSILON / 2.0
+    } else {
+        f64::from(f32::EPSILON) / 2.0
+    })
 }
 
 /// The numbers of a vector, on the host.
@@ -244,7 +289,11 @@ fn host(x_b: &Tensor) -> Result<Vec<f64>> {
 
 /// Indices of the deviations that satisfy `wanted`.
 fn select(deviations: &[f64], wanted: impl Fn(f64) -> bool) -> Vec<i64> {
-    (0..).zip(deviations).filter(|&(_, &d)| wanted(d)).map(|(i, _)| i).collect()
+    (0..)
+        .zip(deviations)
+        .filter(|&(_, &d)| wanted(d))
+        .map(|(i, _)| i)
+        .collect()
 }
 
 /// The matrices with these indices.
@@ -269,5 +318,6 @@ fn replace(q_bmr: &mut Tensor, attempt: &Attempt, indices: &[i64], deviations: &
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
 #[path = "qr_tests.rs"]
 mod tests;

@@ -40,11 +40,24 @@ impl Arena {
     #[must_use]
     pub fn lay_out(buckets: &[Bucket], slots: &[usize]) -> Self {
         let extent = |bucket: &Bucket| {
-            bucket.program.buffers.iter().map(|b| b.bytes(bucket.units.len()).next_multiple_of(ALIGN)).sum::<usize>()
+            bucket
+                .program
+                .buffers
+                .iter()
+                .map(|b| b.bytes(bucket.units.len()).next_multiple_of(ALIGN))
+                .sum::<usize>()
         };
         let count = slots.iter().max().map_or(0, |m| m + 1);
         let sizes: Vec<usize> = (0..count)
-            .map(|slot| buckets.iter().zip(slots).filter(|(_, s)| **s == slot).map(|(b, _)| extent(b)).max().unwrap_or(0))
+            .map(|slot| {
+                buckets
+                    .iter()
+                    .zip(slots)
+                    .filter(|(_, s)| **s == slot)
+                    .map(|(b, _)| extent(b))
+                    .max()
+                    .unwrap_or(0)
+            })
             .collect();
         let places = buckets
             .iter()
@@ -56,13 +69,19 @@ impl Arena {
                     .buffers
                     .iter()
                     .map(|buffer| {
-                        let place = Place { offset, bytes: buffer.bytes(bucket.units.len()) };
+                        let place = Place {
+                            offset,
+                            bytes: buffer.bytes(bucket.units.len()),
+                        };
                         offset += place.bytes.next_multiple_of(ALIGN);
                         place
                     })
                     .collect()
             })
             .collect();
-        Self { places, bytes: sizes.iter().sum() }
+        Self {
+            places,
+            bytes: sizes.iter().sum(),
+        }
     }
 }

@@ -22,6 +22,8 @@ pub struct Member {
     pub group: usize,
     /// Index of its algorithm in the plan's list.
     pub algorithm: usize,
+    /// Whether it takes no gradients.
+    pub frozen: bool,
     /// Its matrices.
     pub blocks: Vec<Block>,
     /// Its states.
@@ -58,7 +60,11 @@ pub struct Bucket {
 ///
 /// # Errors
 /// Whatever an algorithm says against a shape.
-pub(super) fn buckets(members: &[Member], algorithms: &[AnyAlgorithm], limits: &[Option<usize>]) -> Result<Vec<Bucket>> {
+pub(super) fn buckets(
+    members: &[Member],
+    algorithms: &[AnyAlgorithm],
+    limits: &[Option<usize>],
+) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
         let algorithm = &algorithms[member.algorithm];
@@ -72,7 +78,11 @@ pub(super) fn buckets(members: &[Member], algorithms: &[AnyAlgorithm], limits: &
                 param: member.spec.dtype,
                 state: member.states.iter().map(|s| s.dtype).collect(),
             };
-            let unit = Unit { param: member.spec.index, index, block: *block };
+            let unit = Unit {
+                param: member.spec.index,
+                index,
+                block: *block,
+            };
             let found = open.iter_mut().find(|(b, layout)| {
                 b.group == member.group
                     && b.algorithm == member.algorithm
@@ -83,13 +93,21 @@ pub(super) fn buckets(members: &[Member], algorithms: &[AnyAlgorithm], limits: &
                 bucket.units.push(unit);
             } else {
                 let program = algorithm.program(&shape)?;
-                let bucket =
-                    Bucket { group: member.group, algorithm: member.algorithm, shape, units: vec![unit], program };
+                let bucket = Bucket {
+                    group: member.group,
+                    algorithm: member.algorithm,
+                    shape,
+                    units: vec![unit],
+                    program,
+                };
                 open.push((bucket, &member.layout));
             }
         }
     }
-    let mut closed: Vec<Bucket> = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits)).collect();
+    let mut closed: Vec<Bucket> = open
+        .into_iter()
+        .flat_map(|(bucket, _)| split(&bucket, limits))
+        .collect();
     closed.sort_by_key(|b| algorithms[b.algorithm].flat());
     Ok(closed)
 }
@@ -97,12 +115,29 @@ pub(super) fn buckets(members: &[Member], algorithms: &[AnyAlgorithm], limits: &
 /// Cuts a bucket so that its buffers fit the bound; at least one unit each.
 fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
     let bytes = |shared| {
-        bucket.program.buffers.iter().filter(|b| b.shared == shared).map(|b| b.bytes(1)).sum::<usize>()
+        bucket
+            .program
+            .buffers
+            .iter()
+            .filter(|b| b.shared == shared)
+            .map(|b| b.bytes(1))
+            .sum::<usize>()
     };
-    let limit = limits.get(bucket.group).copied().flatten().unwrap_or(DEFAULT_BATCH_BYTES);
+    let limit = limits
+        .get(bucket.group)
+        .copied()
+        .flatten()
+        .unwrap_or(DEFAULT_BATCH_BYTES);
     let most = match bytes(false) {
         0 => bucket.units.len(),
         each => (limit.saturating_sub(bytes(true)) / each).max(1),
     };
-    bucket.units.chunks(most.max(1)).map(|units| Bucket { units: units.to_vec(), ..bucket.clone() }).collect()
+    bucket
+        .units
+        .chunks(most.max(1))
+        .map(|units| Bucket {
+            units: units.to_vec(),
+            ..bucket.clone()
+        })
+        .collect()
 }

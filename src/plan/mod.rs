@@ -40,6 +40,8 @@ pub struct ParamInput {
     pub layout: Layout,
     /// Index of its group.
     pub group: usize,
+    /// Whether it takes no gradients: it gets no state and no work.
+    pub frozen: bool,
     /// Types of states that exist already, by role: they are taken as they are.
     pub state_dtypes: BTreeMap<String, DType>,
 }
@@ -73,8 +75,17 @@ impl Plan {
         let mut names: Vec<(usize, String)> = Vec::new();
         let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
         let mut members = Vec::with_capacity(params.len());
-        for ParamInput { spec, layout, group, state_dtypes } in params {
-            let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
+        for ParamInput {
+            spec,
+            layout,
+            group,
+            frozen,
+            state_dtypes,
+        } in params
+        {
+            let settings = groups
+                .get(group)
+                .ok_or_else(|| Error::Internal(format!("no group {group}")))?;
             refuse_distributed(&spec, &layout)?;
             let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
             let key = (group, name.to_owned());
@@ -85,12 +96,25 @@ impl Plan {
                 names.push(key);
                 names.len() - 1
             };
-            let blocks = algorithms[algorithm].blocks(&spec)?;
-            let mut states = algorithms[algorithm].state(&spec, &blocks)?;
+            let (blocks, mut states) = if frozen {
+                (Vec::new(), Vec::new())
+            } else {
+                let blocks = algorithms[algorithm].blocks(&spec)?;
+                let states = algorithms[algorithm].state(&spec, &blocks)?;
+                (blocks, states)
+            };
             for state in &mut states {
                 state.dtype = state_dtypes.get(state.role).copied().unwrap_or(state.dtype);
             }
-            members.push(Member { spec, layout, group, algorithm, blocks, states });
+            members.push(Member {
+                spec,
+                layout,
+                group,
+                algorithm,
+                frozen,
+                blocks,
+                states,
+            });
         }
         let limits = groups
             .iter()
@@ -105,7 +129,15 @@ impl Plan {
         };
         verify(&schedule, &prints)?;
         let algorithm_groups = names.into_iter().map(|(group, _)| group).collect();
-        Ok(Self { members, algorithms, algorithm_groups, buckets, arena, computes, schedule })
+        Ok(Self {
+            members,
+            algorithms,
+            algorithm_groups,
+            buckets,
+            arena,
+            computes,
+            schedule,
+        })
     }
 }
 
@@ -115,8 +147,13 @@ fn refuse_distributed(spec: &ParamSpec, layout: &Layout) -> Result<()> {
         None => Ok(()),
         Some((axis, placement)) => Err(Error::Layout {
             param: spec.name.clone(),
-            what: format!("placement {placement:?} on mesh axis '{}' of {} ranks", axis.name, axis.ranks.len()),
-            way_out: "This version optimizes parameters that live on one device; use a mesh of one rank".into(),
+            what: format!(
+                "placement {placement:?} on mesh axis '{}' of {} ranks",
+                axis.name,
+                axis.ranks.len()
+            ),
+            way_out: "This version optimizes parameters that live on one device; use a mesh of one rank"
+                .into(),
         }),
     }
 }

@@ -13,7 +13,7 @@ from oxidion import _validate
 from oxidion._base import OxOptimizer
 from oxidion._comm import check_mesh
 from oxidion._validate import Field
-from oxidion.optim.muon import ORTH_DTYPE, mirror_betas
+from oxidion.optim.muon import mirror_betas
 
 
 @dataclass
@@ -44,26 +44,32 @@ class Dion(OxOptimizer):
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
     State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``. Parameters and state are written in
-    place. A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to
-    the update and keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random
+    place. A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the
+    update and keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random
     numbers depend on ``seed``, the position of the parameter and the step only; torch's generators are not
     touched.
 
     Args:
-        params: parameters, groups, or named parameters. replicate_mesh: a mesh or process group of one rank,
-        or None. outer_shard_mesh: likewise. inner_shard_mesh: likewise. replicate_mesh_grad_sync: accepted
-        for compatibility; there is nothing to synchronize on one rank. rank_fraction: rank of the update as a
-        fraction of the matrix's short side, in (0, 1]. rank_multiple_of: the rank is rounded up to a multiple
-        of this. lr: step size; a one-element tensor is allowed. mu: momentum factor: this share of the
-        captured part stays in the momentum. betas: decay rates of groups with algorithm "adamw" or "lion".
-        weight_decay: decay per unit of ``lr``. epsilon: added to the column norms, and AdamW's epsilon.
-        power_iters: power iterations per step. qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky
-        QR) or "qr" (Householder). A failed Cholesky
-            factorization is repeated with a shift, then replaced by Householder QR.
-        cqr_warmup_steps: "cqr" uses "rcqr" for this many steps. rcqr_oversample: rows of the sketch per
-        column. mixed_precision_config: dtypes of the states. orth_dtype: dtype of P, R and the products that
-        make them; "auto" is float32, float64 where parameter or
-            momentum are.
+        params: parameters, groups, or named parameters.
+        replicate_mesh: a mesh or process group of one rank, or None.
+        outer_shard_mesh: likewise.
+        inner_shard_mesh: likewise.
+        replicate_mesh_grad_sync: accepted for compatibility; there is nothing to synchronize on one rank.
+        rank_fraction: rank of the update as a fraction of the matrix's short side, in (0, 1].
+        rank_multiple_of: the rank is rounded up to a multiple of this.
+        lr: step size; a one-element tensor is allowed.
+        mu: momentum factor: this share of the captured part stays in the momentum.
+        betas: decay rates of groups with algorithm "adamw" or "lion".
+        weight_decay: decay per unit of ``lr``.
+        epsilon: added to the column norms, and AdamW's epsilon.
+        power_iters: power iterations per step.
+        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR) or "qr" (Householder). A failed
+            Cholesky factorization is repeated with a shift, then replaced by Householder QR.
+        cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
+        rcqr_oversample: rows of the sketch per column.
+        mixed_precision_config: dtypes of the states.
+        orth_dtype: dtype of P, R and the products that make them: "float32", "float64" or "auto", which is
+            float32, float64 where parameter or momentum are.
         seed: of the initial Q and of the sketches.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
@@ -94,7 +100,7 @@ class Dion(OxOptimizer):
         "momentum_dtype": _validate.dtype(),
         "Q_dtype": _validate.dtype(),
         "variance_dtype": _validate.dtype(),
-        "orth_dtype": ORTH_DTYPE,
+        "orth_dtype": _validate.word("auto", "auto", "float32", "float64"),
         "seed": _validate.count(0, low=0),
     }
 

@@ -36,17 +36,23 @@ class Muon(OxOptimizer):
     gradient makes its own parameter NaN, no other.
 
     Args:
-        params: parameters, groups, or named parameters. distributed_mesh: a mesh or process group of one
-        rank, or None. lr: step size, see ``adjust_lr``; a one-element tensor is allowed. mu: momentum factor.
-        betas: decay rates of groups with algorithm "adamw" or "lion". weight_decay: decay per unit of ``lr``.
-        cautious_wd: decay only where the update and the parameter agree in sign. epsilon: added to the norm
-        that scales the iteration, and AdamW's epsilon. nesterov: look one step ahead. adjust_lr: the rule for
-        ``s``. flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
-        use_gram_newton_schulz: must be False. use_triton: accepted for compatibility; the kernels are built
-        in. use_polar_express: Polar Express (default) or Newton–Schulz. newton_schulz_func: must be None.
+        params: parameters, groups, or named parameters.
+        distributed_mesh: a mesh or process group of one rank, or None.
+        lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
+        mu: momentum factor.
+        betas: decay rates of groups with algorithm "adamw" or "lion".
+        weight_decay: decay per unit of ``lr``.
+        cautious_wd: decay only where the update and the parameter agree in sign.
+        epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
+        nesterov: look one step ahead.
+        adjust_lr: the rule for ``s``.
+        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
+        use_gram_newton_schulz: must be False.
+        use_triton: accepted for compatibility; the kernels are built in.
+        use_polar_express: Polar Express (default) or Newton–Schulz.
+        newton_schulz_func: must be None.
         orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
-        CPU
-            multiplies it, else float32.
+            CPU multiplies it faster, else float32.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
         capturable: accepted for compatibility.

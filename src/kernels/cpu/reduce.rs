@@ -80,7 +80,11 @@ pub fn normalize_columns(x: &Slab, sums: &Slab, epsilon: f64, factor: f64, q: &S
     let (mut row_x, mut row_q) = (vec![0.0_f64; columns], vec![0.0_f64; columns]);
     let mut row_scaled = vec![0.0_f64; columns];
     for start in (0..x.len()).step_by(columns) {
-        let (xs, qs, ss) = (x.part(start, columns), q.part(start, columns), scaled.part(start, columns));
+        let (xs, qs, ss) = (
+            x.part(start, columns),
+            q.part(start, columns),
+            scaled.part(start, columns),
+        );
         super::convert::load(&xs, &mut row_x);
         super::convert::load(&qs, &mut row_q);
         for j in 0..columns {
@@ -105,11 +109,20 @@ mod tests {
     fn normalize_columns_dead_column_keeps_q() {
         let x = Tensor::from_slice(&[3.0_f64, 0.0, 1e-9, 4.0, 0.0, 0.0]).view([2, 3]);
         let q = Tensor::from_slice(&[9.0_f64, 8.0, 7.0, 6.0, 5.0, 4.0]).view([2, 3]);
-        let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
+        let (scaled, sums) = (
+            q.zeros_like(),
+            Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)),
+        );
         let slab = |t: &Tensor| Slab::of(t).unwrap();
         column_sums_of_squares(&slab(&x), 3, &slab(&sums)).unwrap();
         normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, &slab(&q), &slab(&scaled));
-        assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
-        assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
+        assert_eq!(
+            Vec::<f64>::try_from(q.view([-1])).unwrap(),
+            [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]
+        );
+        assert_eq!(
+            Vec::<f64>::try_from(scaled.view([-1])).unwrap(),
+            [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]
+        );
     }
 }

@@ -1,0 +1,1 @@
+"""Contract suite: every optimizer class against what torch and its frameworks demand."""

@@ -1,0 +1,138 @@
+"""What Lightning, Accelerate and Megatron do to an optimizer, without those packages (contract.md 4.8)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .snapshot import assert_params_equal, assert_same, params_of, snapshot
+from .table import Case, every_case, make_model, run_steps, set_grads
+
+
+class LightningLike:
+    """The wrapper pattern of lightning: shares the attributes of the optimizer and forwards its step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.__dict__ = {
+            key: value for key, value in optimizer.__dict__.items() if key not in ("step", "__del__")
+        }
+        self.__class__ = type("Lightning" + type(optimizer).__name__, (LightningLike, type(optimizer)), {})
+        self._optimizer = optimizer
+        self.calls = 0
+
+    def step(self, closure: Any = None, **kwargs: Any) -> Any:
+        """Forward to the wrapped optimizer as lightning does: by keyword."""
+        self.calls += 1
+        return self._optimizer.step(closure=closure, **kwargs)
+
+
+@every_case
+def test_class_assignment_as_in_lightning_works_and_trains(case: Case) -> None:
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    wrapped: Any = LightningLike(optimizer)
+    assert isinstance(wrapped, case.cls)
+    assert type(wrapped).__name__ == f"Lightning{case}"
+    for seed in range(3):
+        set_grads(same, seed)
+        reference.step()
+
+        def closure(seed: int = seed) -> Tensor:
+            wrapped.zero_grad()
+            set_grads(model, seed)
+            return torch.tensor(float(seed))
+
+        assert wrapped.step(closure=closure) == float(seed)
+    assert wrapped.calls == 3
+    assert_same(snapshot(optimizer), snapshot(reference))
+    assert_same(wrapped.state_dict(), optimizer.state_dict(), "state dict of the wrapper")
+    assert repr(wrapped).startswith(f"Lightning{case} (")
+
+
+@every_case
+def test_plain_class_assignment_to_a_subclass_steps(case: Case) -> None:
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    optimizer.__class__ = type("Patched", (case.cls,), {})
+    run_steps(optimizer, model, range(2))
+    run_steps(reference, same, range(2))
+    assert_same(snapshot(optimizer), snapshot(reference))
+
+
+@every_case
+def test_round_trip_before_the_first_step_as_in_accelerate_changes_nothing(case: Case) -> None:
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    saved = optimizer.state_dict()
+    assert saved["state"] == {}
+    optimizer.load_state_dict(saved)
+    run_steps(optimizer, model, range(3))
+    run_steps(reference, same, range(3))
+    assert_same(snapshot(optimizer), snapshot(reference))
+
+
+@every_case
+def test_step_replaced_on_the_instance_is_called_and_not_copied(case: Case) -> None:
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    inner = optimizer.step
+    calls: list[int] = []
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return inner(*args, **kwargs)
+
+    optimizer.step = patched
+    run_steps(optimizer, model, range(2))
+    run_steps(reference, same, range(2))
+    assert len(calls) == 2
+    assert_params_equal(model.parameters(), same.parameters())
+    twin_model, twin = copy.deepcopy((model, optimizer))
+    run_steps(twin, twin_model, range(2, 3))
+    run_steps(reference, same, range(2, 3))
+    assert len(calls) == 2
+    assert_params_equal(twin_model.parameters(), same.parameters())
+
+
+@every_case
+def test_megatron_style_init_group_is_callable(case: Case) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    init_group = getattr(optimizer, "_init_group", None)
+    assert init_group is not None, "megatron-core calls _init_group(group, skip_non_grad_params=False)"
+    for group in optimizer.param_groups:
+        init_group(group, skip_non_grad_params=False)
+    for param in params_of(optimizer):
+        assert set(optimizer.state[param]) == case.state_keys(param)
+
+
+@every_case
+def test_two_optimizers_of_one_class_over_two_models_do_not_meet(case: Case) -> None:
+    models = [make_model(seed=seed) for seed in range(2)]
+    alone = [make_model(seed=seed) for seed in range(2)]
+    together = [case.build(model) for model in models]
+    for seed in range(3):
+        for optimizer, model in zip(together, models, strict=True):
+            set_grads(model, seed)
+            optimizer.step()
+    for model, expected in zip(models, alone, strict=True):
+        run_steps(case.build(expected), expected, range(3))
+        assert_params_equal(model.parameters(), expected.parameters())
+
+
+@every_case
+def test_groups_split_by_weight_decay_as_in_the_hugging_face_trainer_step(case: Case) -> None:
+    model = make_model()
+    decay = [p for p in model.parameters() if p.ndim >= 2]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decay, "weight_decay": 0.25}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = case.cls(groups, lr=0.125, **({"strict": False} if case.is_matrix else {}))
+    before = [param.detach().clone() for param in params_of(optimizer)]
+    set_grads(model, 0)
+    optimizer.step()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.0]
+    assert all(not torch.equal(p, b) for p, b in zip(params_of(optimizer), before, strict=True))

@@ -1,0 +1,195 @@
+"""Learning-rate schedulers and weight averaging (contract.md 4.5)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+
+from .snapshot import assert_params_equal, assert_same, snapshot
+from .table import Case, every_case, make_model, run_steps, set_grads
+
+STEPS = 6
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "StepLR": lambda opt: lr_scheduler.StepLR(opt, step_size=2, gamma=0.5),
+    "CosineAnnealingLR": lambda opt: lr_scheduler.CosineAnnealingLR(opt, T_max=STEPS),
+    "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(opt, max_lr=0.05, total_steps=STEPS + 1),
+    "CyclicLR": lambda opt: lr_scheduler.CyclicLR(opt, base_lr=0.01, max_lr=0.05, step_size_up=2),
+    "LambdaLR": lambda opt: lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + step)),
+    "LinearLR then ExponentialLR": lambda opt: lr_scheduler.SequentialLR(
+        opt,
+        [lr_scheduler.LinearLR(opt, 0.1, total_iters=3), lr_scheduler.ExponentialLR(opt, 0.9)],
+        milestones=[3],
+    ),
+    "SWALR": lambda opt: SWALR(opt, swa_lr=0.5, anneal_epochs=3),
+}
+every_scheduler = pytest.mark.parametrize("make_scheduler", SCHEDULERS.values(), ids=SCHEDULERS.keys())
+
+
+@every_case
+@every_scheduler
+def test_scheduled_run_equals_the_run_with_the_same_values_written_by_hand(
+    case: Case, make_scheduler: Callable[[Optimizer], Any]
+) -> None:
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    scheduler = make_scheduler(optimizer)
+    seen: list[float] = []
+    for seed in range(STEPS):
+        seen.append(float(optimizer.param_groups[0]["lr"]))
+        for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
+            assert float(group["lr"]) == pytest.approx(scheduler.get_last_lr()[0])
+            other["lr"] = group["lr"]
+            other["betas"] = tuple(group["betas"])
+            if "beta1" in other:
+                other["beta1"], other["beta2"] = other["betas"]
+        run_steps(optimizer, model, range(seed, seed + 1))
+        run_steps(reference, same, range(seed, seed + 1))
+        scheduler.step()
+    assert len(set(seen)) >= 3, "the scheduler did not schedule"
+    assert_params_equal(model.parameters(), same.parameters())
+    assert not torch.equal(model.first.weight, make_model().first.weight)
+
+
+@every_case
+@pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
+def test_cyclers_with_default_arguments_cycle_the_first_beta_and_it_acts(case: Case, name: str) -> None:
+    assert "betas" in case.cls([torch.nn.Parameter(torch.zeros(2, 2))]).defaults
+    model, same = make_model(torch.float64), make_model(torch.float64)
+    optimizer, constant = case.build(model), case.build(same)
+    scheduler = SCHEDULERS[name](optimizer)
+    seen = set()
+    for seed in range(STEPS):
+        for group, other in zip(optimizer.param_groups, constant.param_groups, strict=True):
+            other["lr"] = group["lr"]
+            seen.add(group["betas"][0])
+        run_steps(optimizer, model, range(seed, seed + 1))
+        run_steps(constant, same, range(seed, seed + 1))
+        for group in optimizer.param_groups:
+            if "beta1" in group:
+                assert (group["beta1"], group["beta2"]) == tuple(group["betas"])
+        scheduler.step()
+    assert len(seen) >= 3
+    # A matrix algorithm has no betas; its vectors and the elementwise classes do.
+    differs = {
+        n: not torch.equal(p, q)
+        for (n, p), q in zip(model.named_parameters(), same.parameters(), strict=True)
+    }
+    assert any(differs[name] for name, param in model.named_parameters() if param.ndim < 2)
+    assert any(differs[name] for name, param in model.named_parameters() if param.ndim == 2) != case.is_matrix
+
+
+@every_case
+def test_reduce_on_plateau_lowers_the_lr_that_the_step_uses(case: Case) -> None:
+    model = make_model(torch.float64)
+    optimizer = case.build(model, lr=0.5, weight_decay=0.0)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.25, patience=0)
+    for loss in (1.0, 1.0):
+        scheduler.step(loss)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+    same = make_model(torch.float64)
+    reference = case.build(same, lr=0.125, weight_decay=0.0)
+    run_steps(optimizer, model, range(1))
+    run_steps(reference, same, range(1))
+    assert_params_equal(model.parameters(), same.parameters())
+
+
+@every_case
+@pytest.mark.parametrize("name", ["StepLR", "OneCycleLR", "LambdaLR"])
+def test_tensor_lr_is_written_in_place_by_the_scheduler_and_followed(case: Case, name: str) -> None:
+    model, same = make_model(torch.float64), make_model(torch.float64)
+    optimizer = case.build(model, lr=torch.tensor(0.25, dtype=torch.float64))
+    reference = case.build(same, lr=0.25)
+    schedulers = [SCHEDULERS[name](opt) for opt in (optimizer, reference)]
+    held = [group["lr"] for group in optimizer.param_groups]
+    assert all(isinstance(lr, Tensor) for lr in held)
+    for seed in range(STEPS):
+        run_steps(optimizer, model, range(seed, seed + 1))
+        run_steps(reference, same, range(seed, seed + 1))
+        for scheduler in schedulers:
+            scheduler.step()
+    assert all(group["lr"] is lr for group, lr in zip(optimizer.param_groups, held, strict=True))
+    assert float(held[0]) != 0.25
+    # float64: the schedule itself is computed once with tensors and once with floats.
+    for left, right in zip(model.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+
+
+@every_case
+@every_scheduler
+def test_checkpoint_of_a_scheduled_run_resumes(
+    case: Case, make_scheduler: Callable[[Optimizer], Any]
+) -> None:
+    model, other = make_model(), make_model()
+    optimizer, resumed = case.build(model), case.build(other)
+    scheduler, second = make_scheduler(optimizer), make_scheduler(resumed)
+    for seed in range(3):
+        run_steps(optimizer, model, range(seed, seed + 1))
+        scheduler.step()
+    assert all("initial_lr" in group for group in optimizer.param_groups)
+    second.load_state_dict(copy.deepcopy(scheduler.state_dict()))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for seed in range(3, STEPS):
+        for opt, net, sched in ((optimizer, model, scheduler), (resumed, other, second)):
+            run_steps(opt, net, range(seed, seed + 1))
+            sched.step()
+    assert_same(snapshot(resumed), snapshot(optimizer))
+
+
+@every_case
+def test_scheduled_optimizer_can_be_copied_and_takes_new_groups(case: Case) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    scheduler = SCHEDULERS["OneCycleLR"](optimizer)
+    run_steps(optimizer, model, range(1))
+    scheduler.step()
+    twin_model, twin = copy.deepcopy((model, optimizer))
+    run_steps(optimizer, model, range(1, 2))
+    run_steps(twin, twin_model, range(1, 2))
+    assert_same(snapshot(twin), snapshot(optimizer))
+    template = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    late = torch.nn.Parameter(torch.randn(4, 4))
+    optimizer.add_param_group({**template, "params": [late]})
+    set_grads([late], 0)
+    start = late.detach().clone()
+    optimizer.step()
+    assert not torch.equal(late, start)
+
+
+@every_case
+def test_scheduler_stepped_after_the_optimizer_warns_nothing(
+    case: Case, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    scheduler = SCHEDULERS["StepLR"](optimizer)
+    run_steps(optimizer, model, range(1))
+    scheduler.step()
+    assert not [w for w in recwarn if "lr_scheduler.step" in str(w.message)]
+
+
+@every_case
+@pytest.mark.parametrize("kind", ["swa", "ema"])
+def test_averaged_model_follows_the_optimizer(case: Case, kind: str) -> None:
+    model = make_model(torch.float64)
+    optimizer = case.build(model)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75) if kind == "ema" else None)
+    history: list[Tensor] = []
+    for seed in range(3):
+        run_steps(optimizer, model, range(seed, seed + 1))
+        averaged.update_parameters(model)
+        history.append(model.first.weight.detach().clone())
+    expected = history[0]
+    for weight in history[1:]:
+        expected = 0.75 * expected + 0.25 * weight
+    if kind == "swa":
+        expected = torch.stack(history).mean(dim=0)
+    assert not torch.equal(history[0], history[2])
+    torch.testing.assert_close(averaged.module.first.weight.detach(), expected, rtol=1e-12, atol=1e-12)

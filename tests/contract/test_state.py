@@ -1,0 +1,60 @@
+"""State: its keys, shapes, dtypes and counters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .snapshot import assert_same, snapshot
+from .table import STEP_KEYS, Case, every_case, make_model, run_steps
+
+
+@every_case
+def test_group_step_counts_calls_and_state_counters_count_updates(case: Case) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    run_steps(optimizer, model, range(3))
+    assert [group["step"] for group in optimizer.param_groups] == [3, 3]
+    counters = [state[key] for state in optimizer.state.values() for key in STEP_KEYS & set(state)]
+    has_counters = bool(STEP_KEYS & case.state[case.vector_algorithm])
+    assert bool(counters) == has_counters
+    for counter in counters:
+        assert counter.dtype == torch.float32
+        assert counter.shape == ()
+        assert counter == 3
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_state_has_the_documented_keys_shapes_and_dtypes(case: Case, dtype: torch.dtype) -> None:
+    model = make_model(dtype)
+    optimizer = case.build(model)
+    run_steps(optimizer, model, range(1))
+    for name, param in model.named_parameters():
+        state = optimizer.state[param]
+        assert set(state) == case.state_keys(param), name
+        for key, value in state.items():
+            if key in STEP_KEYS:
+                continue
+            assert value.dtype == dtype, f"{name}: {key}"
+            assert not value.requires_grad
+            if key != "Q":
+                assert value.shape == param.shape
+        if "Q" in state:
+            short, rank = min(param.shape), -(-min(param.shape) // 2)  # rank_fraction 0.5, rounded up
+            assert state["Q"].shape == (short, rank)
+
+
+@every_case
+def test_init_state_allocates_every_parameter_once(case: Case) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    assert not optimizer.state
+    optimizer.init_state()
+    assert {id(p) for p in optimizer.state} == {id(p) for p in model.parameters()}
+    before = snapshot(optimizer)
+    held = {id(p): dict(state) for p, state in optimizer.state.items()}
+    optimizer.init_state()
+    assert_same(snapshot(optimizer), before)
+    assert all(optimizer.state[p][key] is held[id(p)][key] for p in model.parameters() for key in held[id(p)])
+    assert [group["step"] for group in optimizer.param_groups] == [0, 0]

@@ -1,0 +1,1 @@
+"""Tests of the sources: layering, sizes, documentation, stub."""

@@ -1,0 +1,58 @@
+"""The source files of the checkout, and Rust text without what only a reader sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUST = ROOT / "src"
+PACKAGE = ROOT / "python" / "oxidion"
+
+_NOT_CODE = re.compile(
+    r"""//[^\n]*              # line comment
+    | /\*.*?\*/               # block comment
+    | \bb?r(\#*)".*?"\1       # raw string
+    | \bb?"(?:\\.|[^"\\])*"   # string after a prefix
+    | "(?:\\.|[^"\\])*"       # string
+    | '(?:\\.|[^'\\])'        # character""",
+    re.DOTALL | re.VERBOSE,
+)
+_TEST_MODULE = re.compile(r"^#\[cfg\(test\)\]\s+mod \w+ \{.*?^\}\n?", re.DOTALL | re.MULTILINE)
+
+
+def rust_files(*, tests: bool = True) -> list[Path]:
+    """Rust files below ``src``; without ``tests``, files that hold only unit tests are left out."""
+    files = sorted(RUST.rglob("*.rs"))
+    return files if tests else [file for file in files if not file.stem.endswith("tests")]
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Python files and stubs below the folders of the checkout."""
+    found = (file for folder in folders for file in (ROOT / folder).rglob("*.py*"))
+    return sorted(file for file in found if file.suffix in {".py", ".pyi"})
+
+
+def relative(path: Path) -> str:
+    """Path from the root of the checkout."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def rust_code(text: str) -> str:
+    """Rust without comments and literals, line by line as it was."""
+    return _NOT_CODE.sub(_blank, text)
+
+
+def without_unit_tests(text: str) -> str:
+    """Rust without its ``#[cfg(test)] mod tests { ... }``, line by line as it was."""
+    return _TEST_MODULE.sub(_blank, text)
+
+
+def numbered(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1."""
+    return enumerate(text.splitlines(), start=1)

@@ -1,0 +1,232 @@
+"""The direction of dependence (docs/architecture.md, 1), unsafe code and the top level of the checkout."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .sources import (
+    PACKAGE,
+    ROOT,
+    RUST,
+    numbered,
+    python_files,
+    relative,
+    rust_code,
+    rust_files,
+    without_unit_tests,
+)
+
+LEAVES = frozenset({"dtype", "error", "options", "spec", "hyper", "view"})
+MAY_USE: dict[str, frozenset[str]] = {
+    "dtype": frozenset({"error"}),
+    "error": frozenset(),
+    "options": LEAVES,
+    "spec": LEAVES,
+    "hyper": LEAVES,
+    "view": LEAVES,
+    "threads": frozenset(),
+    "batch": frozenset({"dtype", "error"}),
+    "kernels": LEAVES | {"batch", "threads"},
+    "linalg": LEAVES | {"batch", "kernels", "threads"},
+    "layout": frozenset({"error"}),
+    "stage": LEAVES | {"batch", "plan"},
+    "algorithm": LEAVES | {"batch", "kernels", "linalg", "plan", "stage"},
+    "plan": LEAVES | {"algorithm", "layout"},
+    "session": LEAVES | {"algorithm", "batch", "kernels", "plan", "stage", "threads"},
+    "binding": LEAVES
+    | {"algorithm", "batch", "kernels", "layout", "linalg", "plan", "session", "stage", "threads"},
+    "lib": frozenset(),
+    "build": frozenset(),
+}
+"""Modules of the crate that a module at the root of the crate may name."""
+
+PROGRAM = frozenset(
+    re.findall(r"^pub (?:struct|enum|type) (\w+)", (RUST / "plan" / "program.rs").read_text(), re.M)
+)
+"""What an algorithm and its stages may name of the plan: the language in which a program is written."""
+
+NO_DISTRIBUTION = ("algorithm", "linalg", "kernels")
+DISTRIBUTION = re.compile(
+    r"\b(mesh|meshes|dtensor|device_?mesh|process_?group|world|world_size|ranks|num_ranks|nccl|gloo)\b",
+    re.IGNORECASE,
+)
+UNSAFE_ALLOWED = re.compile(r"src/(batch|binding/tensor)\.rs|src/kernels/.*")
+TOP_LEVEL = {
+    "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
+    "src", "python", "tests", "benchmarks", "examples", "docs",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
+}  # fmt: skip
+OUTPUTS = {"target", "dist", "runs", "carry"}
+"""Folders that git ignores."""
+
+
+def layer_of(path: Path) -> str:
+    """Name of the module at the root of the crate that the file belongs to."""
+    return path.relative_to(RUST).parts[0].removesuffix(".rs")
+
+
+def _use_tree(code: str) -> Iterator[tuple[str, ...]]:
+    """Paths that the use tree at the start of the text spells out, braces expanded."""
+    code = code.lstrip()
+    if code.startswith("{"):
+        depth, start = 0, 1
+        for at, character in enumerate(code):
+            depth += (character == "{") - (character == "}")
+            if depth == 0 or (depth == 1 and character == ","):
+                yield from _use_tree(code[start:at])
+                start = at + 1
+            if depth == 0:
+                return
+    elif name := re.match(r"\w+", code):
+        rest = code[name.end() :]
+        tails = _use_tree(rest[2:]) if rest.startswith("::") else iter(((),))
+        yield from ((name.group(), *tail) for tail in tails)
+
+
+def crate_paths(path: Path, code: str) -> set[tuple[str, ...]]:
+    """Paths from the root of the crate that a file names by ``crate::`` or ``super::``."""
+    module = path.relative_to(RUST).with_suffix("").parts
+    module = module[:-1] if module[-1] == "mod" else module
+    found: set[tuple[str, ...]] = set()
+    for start in re.finditer(r"(?<![\w:])(crate|super(?:::super)*)::", code):
+        base = () if start.group(1) == "crate" else module[: -start.group(1).count("super")]
+        found |= {(*base, *tail) for tail in _use_tree(code[start.end() :])}
+    return found
+
+
+def test_crate_paths_are_resolved_from_every_spelling() -> None:
+    code = "use crate::{a::{B, c}, d::E};\nuse super::f::G; fn x() { super::super::h::i(); crate::j::k() }"
+    expected = {("a", "B"), ("a", "c"), ("d", "E"), ("m", "f", "G"), ("h", "i"), ("j", "k")}
+    assert crate_paths(RUST / "m" / "n.rs", code) == expected
+    assert crate_paths(RUST / "m" / "mod.rs", "use super::o::P;") == {("o", "P")}
+
+
+def test_rust_modules_use_only_the_layers_below_them() -> None:
+    files = rust_files(tests=False)
+    assert {layer_of(file) for file in files} == MAY_USE.keys()
+    assert len(files) > 20
+    wrong = []
+    seen = 0
+    for file in files:
+        layer = layer_of(file)
+        for target, *names in crate_paths(file, without_unit_tests(rust_code(file.read_text()))):
+            seen += 1
+            if target != layer and target not in MAY_USE[layer]:
+                wrong.append(f"{relative(file)}: {layer} may not use {target}")
+            if layer in {"algorithm", "stage"} and target == "plan" and not set(names) <= PROGRAM:
+                wrong.append(f"{relative(file)}: {layer} may not use plan::{'::'.join(names)}")
+    assert seen > 50
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "only"),
+    [
+        (r"\bpyo3\b|\bPyAny\b|\bPython<", r"src/binding/.*"),
+        (r"\btch\b", r"src/(algorithm|linalg|kernels|binding|batch|dtype|error|session|stage).*"),
+        (r"\brayon\b", r"src/(kernels/.*|threads\.rs)"),
+        (r"\bdata_ptr\b", r"src/batch\.rs"),
+    ],
+    ids=["python", "tensors", "threads", "pointers"],
+)
+def test_a_library_is_named_only_where_it_belongs(pattern: str, only: str) -> None:
+    lines = [
+        (relative(file), number, line)
+        for file in rust_files(tests=False)
+        for number, line in numbered(without_unit_tests(rust_code(file.read_text())))
+        if re.search(pattern, line)
+    ]
+    assert lines, "the pattern finds nothing at all"
+    wrong = [
+        f"{file}:{number}: {line.strip()}" for file, number, line in lines if not re.fullmatch(only, file)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("layer", NO_DISTRIBUTION)
+def test_mathematics_does_not_know_ranks_or_meshes(layer: str) -> None:
+    files = [file for file in rust_files() if layer_of(file) == layer]
+    assert files
+    wrong = [
+        f"{relative(file)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in numbered(rust_code(file.read_text()))
+        if DISTRIBUTION.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_comm_names_torch_distributed() -> None:
+    files = python_files("python/oxidion")
+    assert len(files) > 10
+    users = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node)]
+            else:
+                continue
+            if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name in names):
+                users.append(file.name)
+    assert set(users) == {"_comm.py"}
+
+
+def test_optimizer_classes_do_no_tensor_mathematics() -> None:
+    files = [file for file in (PACKAGE / "optim").glob("*.py") if file.name != "__init__.py"]
+    assert files
+    for file in files:
+        calls = [
+            ast.unparse(node.func)
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.")
+        ]
+        assert not calls, f"{relative(file)} calls {calls}"
+
+
+def test_unsafe_code_stays_in_its_files_and_says_why_it_is_sound() -> None:
+    files = rust_files()
+    assert files
+    blocks = 0
+    wrong = []
+    for file in files:
+        text = file.read_text()
+        lines = text.splitlines()
+        for number, line in numbered(rust_code(text)):
+            if not re.search(r"\bunsafe\b", line):
+                continue
+            blocks += 1
+            where = f"{relative(file)}:{number}"
+            if not UNSAFE_ALLOWED.fullmatch(relative(file)):
+                wrong.append(f"{where}: unsafe outside batch.rs, kernels/ and binding/tensor.rs")
+            reason = "# Safety" if re.search(r"\bunsafe (extern .*)?fn\b", line) else "SAFETY:"
+            if not any(reason in before for before in lines[max(0, number - 12) : number]):
+                wrong.append(f"{where}: no `{reason}` above it")
+    assert blocks > 0
+    assert not wrong, "\n".join(wrong)
+
+
+def test_lints_that_the_design_relies_on_are_denied() -> None:
+    manifest = (ROOT / "Cargo.toml").read_text()
+    for lint in (
+        "unsafe_op_in_unsafe_fn",
+        "undocumented_unsafe_blocks",
+        "iter_over_hash_type",
+        "unwrap_used",
+        "expect_used",
+        "print_stdout",
+    ):
+        assert re.search(rf'^{lint} = "deny"', manifest, re.MULTILINE), lint
+
+
+def test_top_level_holds_nothing_but_what_the_architecture_names() -> None:
+    names = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith(".")} - OUTPUTS
+    assert names == TOP_LEVEL

@@ -1,0 +1,1 @@
+"""What the test modules share: the table of optimizers, inputs, trajectories and comparisons."""

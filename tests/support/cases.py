@@ -1,0 +1,238 @@
+"""The table of optimizers: every class with several settings and the shapes that suit it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import oxidion
+
+from .inputs import Shape, gaussian
+
+# lr * weight_decay is a power of two: the decay factor is the same number in float32 and float64.
+LR = 2.0**-6
+WEIGHT_DECAY = 2.0**-3
+BASE = {"lr": LR, "weight_decay": WEIGHT_DECAY}
+
+MATRICES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (1, 7), (7, 1), (17, 5), (1, 1))
+VECTORS: tuple[Shape, ...] = ((5,), (), (3, 4), (2, 3, 4), (1,))
+EXPERTS: tuple[Shape, ...] = ((3, 6, 4), (2, 4, 6), (3, 5, 5), (2, 3, 4, 6))
+KERNELS: tuple[Shape, ...] = ((6, 4, 3, 3), (16, 2, 2, 2), (4, 3, 5), (6, 6), (6, 4, 3, 3))
+MATRIX_ALGORITHMS = ("dion", "muon")
+EMPTY: tuple[Shape, ...] = ((0, 5), (5, 0))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one group: their shapes and the keys that the group sets itself."""
+
+    shapes: tuple[Shape, ...]
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of one optimizer class.
+
+    Attributes:
+        name: Identifier in test ids.
+        cls: The optimizer class.
+        algorithm: Algorithm of groups that name none.
+        kwargs: Constructor arguments.
+        groups: Parameter groups.
+    """
+
+    name: str
+    cls: type[Optimizer]
+    algorithm: str
+    kwargs: Mapping[str, Any]
+    groups: tuple[Group, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Shapes of all parameters, in the order of the groups."""
+        return [shape for group in self.groups for shape in group.shapes]
+
+    @property
+    def algorithms(self) -> list[str]:
+        """Algorithm of every parameter, in the order of the groups."""
+        return [group.keys.get("algorithm", self.algorithm) for group in self.groups for _ in group.shapes]
+
+    def parameters(
+        self, dtype: torch.dtype = torch.float64, seed: int = 0, scale: float = 0.1
+    ) -> list[nn.Parameter]:
+        """New parameters of the case, normal with standard deviation ``scale``."""
+        return [
+            nn.Parameter(gaussian(shape, seed, index, 77, scale=scale).to(dtype))
+            for index, shape in enumerate(self.shapes)
+        ]
+
+    def build(self, params: Sequence[Tensor], *, orth_dtype: str | None = None, **overrides: object) -> Any:
+        """Optimizer of the case over ``params``, which are in the order of `shapes`.
+
+        ``orth_dtype`` goes to the groups of matrix algorithms, ``overrides`` to the constructor.
+        """
+        remaining = iter(params)
+        groups = []
+        for group in self.groups:
+            keys = dict(group.keys)
+            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in MATRIX_ALGORITHMS:
+                keys["orth_dtype"] = orth_dtype
+            groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
+        return self.cls(groups, **{**self.kwargs, **overrides})
+
+    def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
+        """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
+        return [
+            {"algorithm": self.algorithm, **defaults_of(self.cls), **self.kwargs, **overrides, **group.keys}
+            for group in self.groups
+            for _ in group.shapes
+        ]
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Default values of a constructor's arguments."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def optimizer_classes() -> list[type[Optimizer]]:
+    """The optimizer classes that the package exports."""
+    exported = (getattr(oxidion, name) for name in oxidion.__all__)
+    return [
+        cls
+        for cls in exported
+        if isinstance(cls, type)
+        and issubclass(cls, Optimizer)
+        and "params" in inspect.signature(cls).parameters
+    ]
+
+
+def _dion(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **kwargs: Any) -> Case:
+    return Case(
+        f"dion-{name}",
+        oxidion.Dion,
+        "dion",
+        {**BASE, **kwargs},
+        groups or (Group(MATRICES, keys or {}),),
+    )
+
+
+def _muon(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **kwargs: Any) -> Case:
+    return Case(
+        f"muon-{name}",
+        oxidion.Muon,
+        "muon",
+        {**BASE, **kwargs},
+        groups or (Group(MATRICES, keys or {}),),
+    )
+
+
+def _adamw(name: str, *groups: Group, **kwargs: Any) -> Case:
+    return Case(f"adamw-{name}", oxidion.AdamW, "adamw", {**BASE, **kwargs}, groups or (Group(VECTORS),))
+
+
+def _lion(name: str, *groups: Group, **kwargs: Any) -> Case:
+    return Case(f"lion-{name}", oxidion.Lion, "lion", {**BASE, **kwargs}, groups or (Group(VECTORS),))
+
+
+MIXED = (
+    Group(MATRICES[:3]),
+    Group(VECTORS, {"algorithm": "adamw", "lr": 2 * LR, "betas": (0.8, 0.9)}),
+    Group(((5, 3), (4,)), {"algorithm": "lion", "weight_decay": 0.0}),
+)
+OTHER_WAY = (
+    Group(VECTORS),
+    Group(MATRICES[:3], {"algorithm": "muon", "mu": 0.9, "nesterov": True}),
+    Group(MATRICES[:3], {"algorithm": "dion", "mu": 0.9, "rank_fraction": 0.5}),
+)
+
+ALL_CASES: tuple[Case, ...] = (
+    _dion("default"),
+    _dion("quarter", rank_fraction=0.25),
+    _dion("half-multiple4", rank_fraction=0.5, rank_multiple_of=4),
+    _dion("qr", qr_method="qr", rank_fraction=0.5),
+    _dion("cqr", qr_method="cqr", cqr_warmup_steps=0, rank_fraction=0.5),
+    _dion("cqr-warmup", qr_method="cqr", cqr_warmup_steps=2, rank_fraction=0.5),
+    _dion("power2", power_iters=2, rank_fraction=0.5),
+    _dion("power3", power_iters=3),
+    _dion("oversample4", rcqr_oversample=4.0, rank_fraction=0.25),
+    _dion("mu", mu=0.5, epsilon=0.25),
+    _dion("no-decay", weight_decay=0.0),
+    _dion("cautious", keys={"cautious_wd": True}),
+    _dion("maximize", maximize=True, rank_fraction=0.5),
+    _dion("group-rank", Group(MATRICES[:3]), Group(MATRICES[:3], {"rank_fraction": 0.25, "mu": 0.8})),
+    _dion("experts", Group(EXPERTS), rank_fraction=0.5),
+    _dion("mixed", *MIXED, rank_fraction=0.5),
+    _muon("default"),
+    _muon("nesterov", nesterov=True),
+    _muon("rms", adjust_lr="rms_norm"),
+    _muon("unadjusted", adjust_lr=None),
+    _muon("newton-schulz", use_polar_express=False),
+    _muon("mu", mu=0.5, epsilon=0.25),
+    _muon("no-decay", weight_decay=0.0),
+    _muon("cautious", cautious_wd=True, nesterov=True, adjust_lr="rms_norm"),
+    _muon("maximize", maximize=True),
+    _muon("experts", Group(EXPERTS)),
+    _muon("flatten", Group(KERNELS), flatten=True),
+    _muon("flatten-rms", Group(KERNELS), flatten=True, adjust_lr="rms_norm"),
+    _muon("heads", Group(((12, 8), (12, 3), (12, 8)), {"num_heads": 3}), adjust_lr="rms_norm"),
+    _muon("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 3, 3)})),
+    _muon("mixed", *MIXED),
+    _adamw("default"),
+    _adamw("amsgrad", amsgrad=True, betas=(0.9, 0.5)),
+    _adamw("cautious", cautious_wd=True),
+    _adamw("maximize", maximize=True),
+    _adamw("eps", eps=0.25, betas=(0.5, 0.75)),
+    _adamw("no-decay", weight_decay=0.0),
+    _adamw("no-momentum", betas=(0.0, 0.9)),
+    _adamw("mixed", *OTHER_WAY),
+    _lion("default"),
+    _lion("no-decay", weight_decay=0.0),
+    _lion("cautious", cautious_wd=True),
+    _lion("maximize", maximize=True),
+    _lion("betas", betas=(0.9, 0.1)),
+)
+
+
+def cases_of(algorithm: str) -> list[Case]:
+    """The rows whose own algorithm is ``algorithm``."""
+    return [case for case in ALL_CASES if case.algorithm == algorithm]
+
+
+def case_named(name: str) -> Case:
+    """The row with this name."""
+    (case,) = (case for case in ALL_CASES if case.name == name)
+    return case
+
+
+SMALL_CASES = tuple(
+    Case(
+        f"{algorithm}-{label}",
+        case.cls,
+        algorithm,
+        {**case.kwargs, **kwargs},
+        (Group(((12, 8), (12, 8), (8, 12), (8, 8))),),
+    )
+    for algorithm, label, kwargs in (
+        ("dion", "full", {}),
+        ("dion", "quarter", {"rank_fraction": 0.25}),
+        ("dion", "cqr", {"qr_method": "cqr", "cqr_warmup_steps": 0, "rank_fraction": 0.5}),
+        ("dion", "qr", {"qr_method": "qr", "rank_fraction": 0.5}),
+        ("muon", "polar", {}),
+        ("muon", "schulz", {"use_polar_express": False, "nesterov": True}),
+        ("adamw", "default", {}),
+        ("lion", "default", {}),
+    )
+    for case in cases_of(algorithm)[:1]
+)
+"""Four matrices, two of them alike, under a few settings of every algorithm."""
