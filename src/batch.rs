@@ -34,11 +34,7 @@ impl Element for f64 {
 
 impl Slab {
     /// No elements.
-    pub const EMPTY: Self = Self {
-        address: 0,
-        len: 0,
-        dtype: DType::F32,
-    };
+    pub const EMPTY: Self = Self { address: 0, len: 0, dtype: DType::F32 };
 
     /// The elements of a contiguous CPU tensor.
     ///
@@ -53,11 +49,7 @@ impl Slab {
                 "a tensor that is not contiguous on the CPU reached a kernel".into(),
             ));
         }
-        Ok(Self {
-            address: tensor.data_ptr() as usize,
-            len: tensor.numel(),
-            dtype,
-        })
+        Ok(Self { address: tensor.data_ptr() as usize, len: tensor.numel(), dtype })
     }
 
     /// `len` elements of another type from byte `offset` of this memory: how buffers lie in the arena.
@@ -139,10 +131,7 @@ impl Slab {
     /// `Error::Internal` when the shape has another number of elements.
     pub fn tensor(&self, shape: &[usize]) -> Result<Tensor> {
         if shape.iter().product::<usize>() != self.len {
-            return Err(Error::Internal(format!(
-                "{} elements viewed as {shape:?}",
-                self.len
-            )));
+            return Err(Error::Internal(format!("{} elements viewed as {shape:?}", self.len)));
         }
         let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
         if self.len == 0 {
@@ -154,13 +143,7 @@ impl Slab {
         }
         // SAFETY: the slab's tensor outlives the stage (the session holds it) and the result does not leave it.
         let view = unsafe {
-            Tensor::f_from_blob(
-                self.address as *const u8,
-                &size,
-                &stride,
-                self.dtype.kind(),
-                Device::Cpu,
-            )
+            Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
         };
         Ok(view?)
     }

@@ -42,14 +42,9 @@ impl DType {
     /// # Errors
     /// `Error::Value` for a name that is no supported floating-point type.
     pub fn parse(name: &str) -> Result<Self> {
-        [Self::F16, Self::BF16, Self::F32, Self::F64]
-            .into_iter()
-            .find(|d| d.name() == name)
-            .ok_or_else(|| {
-                Error::Value(format!(
-                    "dtype must be float16, bfloat16, float32 or float64, got '{name}'"
-                ))
-            })
+        [Self::F16, Self::BF16, Self::F32, Self::F64].into_iter().find(|d| d.name() == name).ok_or_else(
+            || Error::Value(format!("dtype must be float16, bfloat16, float32 or float64, got '{name}'")),
+        )
     }
 
     /// The corresponding type of libtorch.
@@ -92,10 +87,7 @@ pub fn cpu_multiplies_bf16() -> bool {
         let vendor = __cpuid(0);
         let leaves = vendor.eax;
         let amx_bf16 = leaves >= 7 && __cpuid_count(7, 0).edx & (1 << 22) != 0;
-        let amd = [vendor.ebx, vendor.edx, vendor.ecx]
-            .map(u32::to_le_bytes)
-            .concat()
-            == b"AuthenticAMD";
+        let amd = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
         amx_bf16 || (amd && std::arch::is_x86_feature_detected!("avx512bf16"))
     }
     #[cfg(not(target_arch = "x86_64"))]

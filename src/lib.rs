@@ -3,6 +3,8 @@
 //! Data flows one way: parameters → specs → plan → stages → apply. `algorithm` is mathematics, `layout` is geometry,
 //! `plan` joins them, `session` runs the result, `binding` is the border to Python.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod algorithm;
 pub mod batch;
 pub mod dtype;

@@ -37,10 +37,7 @@ impl Options {
     }
 
     fn wrong<T>(&self, key: &str, wanted: &str) -> Result<T> {
-        Err(Error::Value(format!(
-            "{key} must be {wanted}, got {:?}",
-            self.get(key)
-        )))
+        Err(Error::Value(format!("{key} must be {wanted}, got {:?}", self.get(key))))
     }
 
     /// A flag; not set is false.
@@ -83,9 +80,9 @@ impl Options {
     pub fn optional_count(&self, key: &str) -> Result<Option<usize>> {
         match self.get(key) {
             OptionValue::None => Ok(None),
-            OptionValue::Int(i) if *i >= 0 => usize::try_from(*i)
-                .map(Some)
-                .or_else(|_| self.wrong(key, "an integer >= 0")),
+            OptionValue::Int(i) if *i >= 0 => {
+                usize::try_from(*i).map(Some).or_else(|_| self.wrong(key, "an integer >= 0"))
+            }
             _ => self.wrong(key, "an integer >= 0"),
         }
     }

@@ -22,20 +22,12 @@ struct Bound {
 
 impl Bound {
     fn new(tensor: Tensor) -> Self {
-        Self {
-            tensor,
-            staged: None,
-            slab: Slab::EMPTY,
-        }
+        Self { tensor, staged: None, slab: Slab::EMPTY }
     }
 
     /// Finds the memory anew: the user may have swapped it since the last step.
     fn refresh(&mut self) -> Result<()> {
-        self.staged = if self.tensor.is_contiguous() {
-            None
-        } else {
-            Some(self.tensor.f_contiguous()?)
-        };
+        self.staged = if self.tensor.is_contiguous() { None } else { Some(self.tensor.f_contiguous()?) };
         self.slab = Slab::of(self.staged.as_ref().unwrap_or(&self.tensor))?;
         Ok(())
     }
@@ -86,9 +78,7 @@ impl Session {
         arena: Tensor,
     ) -> Result<Self> {
         if params.len() != plan.members.len() || states.len() != params.len() {
-            return Err(Error::Internal(
-                "a session needs every parameter of its plan".into(),
-            ));
+            return Err(Error::Internal("a session needs every parameter of its plan".into()));
         }
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
@@ -117,18 +107,11 @@ impl Session {
                     states.len()
                 )));
             }
-            slots.push(Slot {
-                param: Bound::new(param),
-                states,
-                grad: None,
-            });
+            slots.push(Slot { param: Bound::new(param), states, grad: None });
         }
         let memory = Slab::of(&arena)?;
         let carve = |(spec, place): (&BufferSpec, &crate::plan::Place)| {
-            Ok((
-                *spec,
-                memory.carve(place.offset, place.bytes / spec.dtype.bytes(), spec.dtype)?,
-            ))
+            Ok((*spec, memory.carve(place.offset, place.bytes / spec.dtype.bytes(), spec.dtype)?))
         };
         let buffers = plan
             .buckets
@@ -138,16 +121,7 @@ impl Session {
             .collect::<Result<Vec<_>>>()?;
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
-        Ok(Self {
-            plan,
-            slots,
-            buffers,
-            _arena: arena,
-            hypers,
-            grad_factors: Vec::new(),
-            probe: None,
-            spent,
-        })
+        Ok(Self { plan, slots, buffers, _arena: arena, hypers, grad_factors: Vec::new(), probe: None, spent })
     }
 
     /// The plan.
@@ -161,11 +135,7 @@ impl Session {
     pub fn fits(&self) -> bool {
         self.slots.iter().zip(&self.plan.members).all(|(slot, member)| {
             slot.param.is(member.spec.dtype, &member.spec.shape)
-                && slot
-                    .states
-                    .iter()
-                    .zip(&member.states)
-                    .all(|(s, spec)| s.is(spec.dtype, &spec.shape))
+                && slot.states.iter().zip(&member.states).all(|(s, spec)| s.is(spec.dtype, &spec.shape))
         })
     }
 
@@ -205,10 +175,7 @@ impl Session {
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
         let plan = Arc::clone(&self.plan);
-        let compute = plan
-            .computes
-            .get(k)
-            .ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
+        let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let bucket = &plan.buckets[compute.bucket];
         let units: Vec<UnitIo> = bucket
             .units
@@ -218,10 +185,8 @@ impl Session {
                 let grad = slot.grad.as_ref()?;
                 let (offset, len) = (unit.block.offset, unit.block.numel());
                 let mut state = [Slab::EMPTY; MAX_STATES];
-                for ((out, bound), spec) in state
-                    .iter_mut()
-                    .zip(&slot.states)
-                    .zip(&plan.members[unit.param].states)
+                for ((out, bound), spec) in
+                    state.iter_mut().zip(&slot.states).zip(&plan.members[unit.param].states)
                 {
                     let range = &spec.slices[unit.index];
                     *out = bound.slab.part(range.start, range.len());
@@ -299,9 +264,7 @@ pub fn check_gradient(grad: &Tensor, param: &Tensor, name: &str) -> Result<()> {
     }
     let kind = grad.f_kind()?;
     if DType::from_kind(kind).is_none() {
-        return Err(Error::Type(format!(
-            "{name}: the gradient must be real floating-point, got {kind:?}"
-        )));
+        return Err(Error::Type(format!("{name}: the gradient must be real floating-point, got {kind:?}")));
     }
     if grad.size() != param.size() {
         return Err(Error::Value(format!(

@@ -47,9 +47,7 @@ pub struct StageIo<'a> {
 
 impl StageIo<'_> {
     fn spec(&self, buffer: BufferId) -> Result<&(BufferSpec, Slab)> {
-        self.buffers
-            .get(buffer)
-            .ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
+        self.buffers.get(buffer).ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
     }
 
     /// Unit `unit`'s matrix of a buffer, as elements. A shared buffer has one for all.
@@ -59,11 +57,7 @@ impl StageIo<'_> {
     pub fn slab(&self, buffer: BufferId, unit: usize) -> Result<Slab> {
         let (spec, slab) = self.spec(buffer)?;
         let each = spec.rows * spec.cols;
-        Ok(if spec.shared {
-            *slab
-        } else {
-            slab.part(unit * each, each)
-        })
+        Ok(if spec.shared { *slab } else { slab.part(unit * each, each) })
     }
 
     /// Unit `unit`'s matrix of a buffer, as a tensor `[rows, cols]`.
@@ -82,8 +76,7 @@ impl StageIo<'_> {
     pub fn matrices(&self, buffer: BufferId, first: usize, count: usize) -> Result<Tensor> {
         let (spec, slab) = self.spec(buffer)?;
         let each = spec.rows * spec.cols;
-        slab.part(first * each, count * each)
-            .tensor(&[count, spec.rows, spec.cols])
+        slab.part(first * each, count * each).tensor(&[count, spec.rows, spec.cols])
     }
 
     /// A shared buffer as a flat tensor.
@@ -107,10 +100,7 @@ impl StageIo<'_> {
     ) -> Result<()> {
         if let Some(probe) = self.probe.as_deref_mut() {
             let value = value()?;
-            probe
-                .entry(name)
-                .or_default()
-                .push((self.units[unit].param_index, value));
+            probe.entry(name).or_default().push((self.units[unit].param_index, value));
         }
         Ok(())
     }
@@ -122,11 +112,7 @@ impl StageIo<'_> {
 /// Whatever libtorch says.
 pub fn orthogonality_error(matrix: &Tensor) -> Result<f64> {
     let wide = matrix.f_to_kind(tch::Kind::Double)?;
-    let tall = if wide.size()[0] < wide.size()[1] {
-        wide.f_tr()?
-    } else {
-        wide
-    };
+    let tall = if wide.size()[0] < wide.size()[1] { wide.f_tr()? } else { wide };
     let short = tall.size()[1];
     let identity = Tensor::f_eye(short, (tch::Kind::Double, tall.device()))?;
     let distance = tall.f_tr()?.f_mm(&tall)?.f_sub(&identity)?.f_norm()?;

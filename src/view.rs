@@ -41,11 +41,7 @@ impl View {
                 "flatten, num_heads and split_sizes exclude each other: give one of them".into(),
             ));
         }
-        Ok(Self {
-            flatten,
-            num_heads,
-            split_sizes,
-        })
+        Ok(Self { flatten, num_heads, split_sizes })
     }
 
     /// The matrices of a parameter.
@@ -62,19 +58,11 @@ impl View {
             )));
         }
         if self.flatten {
-            return Ok(vec![Block {
-                offset: 0,
-                rows: shape[0],
-                cols: shape[1..].iter().product(),
-            }]);
+            return Ok(vec![Block { offset: 0, rows: shape[0], cols: shape[1..].iter().product() }]);
         }
         let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
         if self.num_heads > 1 || !self.split_sizes.is_empty() {
-            let key = if self.num_heads > 1 {
-                "num_heads"
-            } else {
-                "split_sizes"
-            };
+            let key = if self.num_heads > 1 { "num_heads" } else { "split_sizes" };
             if shape.len() != 2 {
                 return Err(Error::Value(format!(
                     "{}: {key} needs a 2-D parameter, got shape {shape:?}",
@@ -109,13 +97,7 @@ impl View {
                 .collect());
         }
         let count = shape[..shape.len() - 2].iter().product::<usize>();
-        Ok((0..count)
-            .map(|i| Block {
-                offset: i * rows * cols,
-                rows,
-                cols,
-            })
-            .collect())
+        Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect())
     }
 
     /// One phrase for `explain()`.
@@ -128,10 +110,7 @@ impl View {
         } else if !self.split_sizes.is_empty() {
             format!("row blocks {:?}", self.split_sizes)
         } else if p.shape.len() > 2 {
-            format!(
-                "stack of {}",
-                p.shape[..p.shape.len() - 2].iter().product::<usize>()
-            )
+            format!("stack of {}", p.shape[..p.shape.len() - 2].iter().product::<usize>())
         } else {
             "matrix".into()
         }

@@ -20,8 +20,9 @@ from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
-from oxidion.optim.dion import Dion, DionMixedPrecisionConfig  # noqa: E402
+from oxidion.optim.dion import Dion  # noqa: E402
 from oxidion.optim.lion import Lion  # noqa: E402
+from oxidion.optim.mixed_precision import DionMixedPrecisionConfig  # noqa: E402
 from oxidion.optim.muon import Muon  # noqa: E402
 
 __all__ = [

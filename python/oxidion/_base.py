@@ -20,8 +20,21 @@ from oxidion._validate import Field
 class OxOptimizer(Optimizer):
     """A ``torch.optim.Optimizer`` whose step is planned and computed in Rust.
 
-    Subclasses give a signature, defaults and a schema. ``param_groups`` may mix algorithms: the group key
-    ``algorithm`` says which one optimizes the group.
+    ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
+
+    Arguments of every class:
+        params: parameters, groups, or named parameters.
+        cautious_wd: decay only where the update and the parameter agree in sign.
+        strict: with False, a matrix algorithm leaves parameters of fewer than two dimensions to AdamW.
+        state_dtype: dtype of the states; None means the parameter's.
+        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        maximize: ascend instead of descend.
+        foreach: accepted for compatibility, as is ``capturable``; there is one implementation.
+        differentiable: must be False.
+
+    Raises:
+        ValueError: for hyper-parameters out of range, and for parameters that the algorithm does not take.
+        TypeError: for parameters that are not real floating-point tensors, and for meshes that are none.
     """
 
     ALGORITHM: ClassVar[str]
@@ -49,6 +62,8 @@ class OxOptimizer(Optimizer):
         defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = _validate.dtype_name(dtype, "state_dtype")
+        if "beta1" in self.SCHEMA and _validate.is_pair(defaults["betas"]):
+            defaults["beta1"], defaults["beta2"] = defaults["betas"]
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")

@@ -62,7 +62,7 @@ def spell(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         group["betas"] = (default[0] if first is None else first, default[1] if second is None else second)
     elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
         warnings.warn(f"betas={betas} wins over beta1={first}, beta2={second}", stacklevel=5)
-    if isinstance(group["betas"], (tuple, list)) and len(group["betas"]) == 2:
+    if _validate.is_pair(group["betas"]):
         group["beta1"], group["beta2"] = group["betas"]
 
 

@@ -55,11 +55,16 @@ def beta(default: float | None) -> Field:
     return Field(default, "a number >= 0 and < 1", lambda v: v is None or _is_beta(v))
 
 
+def is_pair(value: object) -> bool:
+    """Whether the value is a tuple or list of two."""
+    return isinstance(value, (tuple, list)) and len(value) == 2
+
+
 def betas(default: tuple[float, float]) -> Field:
     """A pair of decay rates."""
 
     def check(value: object) -> bool:
-        return isinstance(value, (tuple, list)) and len(value) == 2 and all(_is_beta(b) for b in value)
+        return is_pair(value) and all(_is_beta(b) for b in value)  # type: ignore[attr-defined]
 
     return Field(default, "two numbers >= 0 and < 1", check)
 

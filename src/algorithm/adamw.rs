@@ -13,13 +13,8 @@ use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 
-pub(super) const OPTIONS: [&str; 5] = [
-    "amsgrad",
-    "cautious_wd",
-    "momentum_dtype",
-    "variance_dtype",
-    "state_dtype",
-];
+pub(super) const OPTIONS: [&str; 5] =
+    ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype", "state_dtype"];
 
 const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
 const LR: usize = 0;
@@ -98,15 +93,10 @@ impl Algorithm for AdamW {
             grad_factor: io.grad_factor,
             steps: io.units.iter().map(|u| u.state[STEP].increment()).collect(),
         };
-        let jobs = io
-            .units
-            .iter()
-            .map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
+        let jobs = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
         if self.amsgrad {
-            let jobs: Vec<[Slab; 5]> = jobs
-                .zip(io.units)
-                .map(|([x, g, m, v], u)| [x, g, m, v, u.state[MAX_VARIANCE]])
-                .collect();
+            let jobs: Vec<[Slab; 5]> =
+                jobs.zip(io.units).map(|([x, g, m, v], u)| [x, g, m, v, u.state[MAX_VARIANCE]]).collect();
             kernels::run(&update, &jobs);
         } else {
             kernels::run(&update, &jobs.collect::<Vec<_>>());
@@ -115,11 +105,6 @@ impl Algorithm for AdamW {
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block]) -> Description {
-        Description {
-            view: "elements".into(),
-            lr_factor: 1.0,
-            rank: None,
-            flops: flops(14 * p.numel()),
-        }
+        Description { view: "elements".into(), lr_factor: 1.0, rank: None, flops: flops(14 * p.numel()) }
     }
 }

@@ -1,24 +1,22 @@
-//! Dion: low-rank orthonormal updates by amortized power iteration with error feedback (Ahn et al. 2025, arXiv:2504.05295).
+//! Dion: low-rank orthonormal updates by amortized power iteration with error feedback
+//! (Ahn et al. 2025, arXiv:2504.05295).
 //!
 //! With B the matrix oriented m ≥ n: M ← M + G, P = orth(M·Q), R = Mᵀ·P, M ← M - (1-μ)·P·Rᵀ,
-//! Q ← R / (‖R‖ by column + ε), X ← (1-lr·λ)·X - lr·√(d_out/d_in)·P·Qᵀ.
+//! Q ← R / (‖R‖ by column + ε), X ← (1-lr·λ)·X - lr·√(rows/cols)·P·Qᵀ.
 
-use tch::Tensor;
+mod stages;
 
 use super::{Algorithm, flops};
-use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels;
 use crate::linalg::adjust::AdjustLr;
-use crate::linalg::low_rank::{add_product, back_project, project, set_product, sketches};
-use crate::linalg::qr::{QrMethod, orthonormalize, sketch_rows};
-use crate::linalg::random::Key;
+use crate::linalg::low_rank::{back_project, project};
+use crate::linalg::qr::QrMethod;
 use crate::options::Options;
 use crate::plan::{BufferId, Program, Stage, Target};
 use crate::spec::{Block, Description, Init, ParamSpec, StateSpec, UnitShape};
-use crate::stage::{StageIo, orthogonality_error};
+use crate::stage::StageIo;
 use crate::view::View;
 
 pub(super) const OPTIONS: [&str; 12] = [
@@ -59,9 +57,6 @@ const WORK: BufferId = 2;
 const NORMS: BufferId = 3;
 const FULL: BufferId = 4;
 
-/// Separates the random numbers of the sketch from those of the initial Q.
-pub(super) const SKETCH_TAG: u32 = 1;
-
 #[derive(Debug)]
 pub(super) struct Dion {
     rank_fraction: f64,
@@ -99,11 +94,7 @@ impl Dion {
     }
 
     /// min(⌈fraction·min(m, n) / multiple⌉·multiple, m, n), the product in float64.
-    #[allow(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss
-    )] // small and positive
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and positive
     fn rank(&self, rows: usize, cols: usize) -> usize {
         let short = rows.min(cols);
         let multiple = self.rank_multiple_of as f64;
@@ -114,185 +105,14 @@ impl Dion {
     /// The type of P, R and the products that make them. bfloat16 products are a setting: their error would be fed
     /// back into the momentum.
     fn product(&self, param: DType, momentum: DType) -> DType {
-        let needed = if param == DType::F64 || momentum == DType::F64 {
-            DType::F64
-        } else {
-            DType::F32
-        };
+        let needed = if param == DType::F64 || momentum == DType::F64 { DType::F64 } else { DType::F32 };
         self.orth_dtype.unwrap_or(needed)
     }
 
     fn method(&self, step: f64) -> QrMethod {
         #[allow(clippy::cast_precision_loss)] // a number of steps
         let warm = step <= self.cqr_warmup_steps as f64;
-        if self.qr_method == QrMethod::Cqr && warm {
-            QrMethod::Rcqr
-        } else {
-            self.qr_method
-        }
-    }
-
-    fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let units = io.units.len();
-        let mut p = io.matrices(P, 0, units)?;
-        let (tall, rank) = (p.size()[1], p.size()[2]);
-        let method = self.method(h[STEP]);
-        let sketch = if method == QrMethod::Rcqr && rank < tall {
-            let keys: Vec<_> = io
-                .units
-                .iter()
-                .map(|u| {
-                    (
-                        Key {
-                            seed: self.seed,
-                            stream: u.param_index as u64,
-                        },
-                        u.block_index,
-                    )
-                })
-                .collect();
-            let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
-            let step = h[STEP] as u64;
-            Some(sketches(
-                &keys,
-                rows,
-                usize::try_from(tall).unwrap_or(0),
-                SKETCH_TAG,
-                step,
-            )?)
-        } else {
-            None
-        };
-        let empty: Vec<bool> = (0..units)
-            .map(|i| Ok(kernels::sum_of_squares(&io.slab(P, i)?) == 0.0))
-            .collect::<Result<_>>()?;
-        let (orthonormal, report) = orthonormalize(&p, method, sketch.as_ref())?;
-        if report.householder > 0 {
-            log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
-        }
-        p.f_copy_(&orthonormal)?;
-        // Q sees nothing of the momentum: any basis would be made up, so there is no direction to step along.
-        for i in (0..units).filter(|i| empty[*i]) {
-            let _ = io.matrix(P, i)?.f_zero_()?;
-        }
-        for i in 0..units {
-            let matrix = io.matrix(P, i)?;
-            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
-        }
-        Ok(())
-    }
-
-    fn feedback(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        for i in 0..io.units.len() {
-            let unit = io.units[i];
-            let (r, norms) = (io.slab(R, i)?, io.slab(NORMS, i)?);
-            kernels::column_sums_of_squares(&r, norms.len(), &norms)?;
-            let mut stored = self.momentum(io, i)?;
-            let whole = stored.shallow_clone();
-            io.record("captured_energy", i, || {
-                let energy = |slab: &Slab| kernels::sum_of_squares(slab).max(f64::MIN_POSITIVE);
-                Ok(energy(&r) / energy(&Slab::of(&whole)?))
-            })?;
-            let mut scaled = io.matrix(WORK, i)?;
-            scaled.f_copy_(&io.matrix(R, i)?)?;
-            let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
-            add_product(&mut stored, unit.rows < unit.cols, &io.matrix(P, i)?, &scaled)?;
-            if unit.state[MOMENTUM].dtype() != r.dtype() {
-                unit.state[MOMENTUM]
-                    .tensor(&[unit.rows, unit.cols])?
-                    .f_copy_(&stored)?;
-            }
-            io.record("error_feedback_norm", i, || {
-                Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt())
-            })?;
-        }
-        Ok(())
-    }
-
-    fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let unit = io.units[0];
-        let (transposed, units) = (unit.rows < unit.cols, 0..io.units.len());
-        let rate = h[LR] * AdjustLr::SpectralNorm.factor(unit.rows as u64, unit.cols as u64);
-        let decay = h[LR] * h[WEIGHT_DECAY];
-        let direct = !self.cautious && unit.param.dtype() == io.slab(P, 0)?.dtype();
-        for i in units.clone() {
-            let factor = if direct { -rate } else { 1.0 };
-            let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
-            kernels::normalize_columns(
-                &io.slab(R, i)?,
-                &io.slab(NORMS, i)?,
-                h[EPSILON],
-                factor,
-                &q,
-                &work,
-            );
-        }
-        if direct {
-            let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();
-            if decay != 0.0 {
-                kernels::run(&kernels::Decay { decay }, &jobs);
-            }
-            for i in units {
-                let mut param = io.units[i].param.tensor(&[unit.rows, unit.cols])?;
-                add_product(&mut param, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
-            }
-        } else {
-            for i in units.clone() {
-                set_product(
-                    &io.matrix(FULL, i)?,
-                    transposed,
-                    &io.matrix(P, i)?,
-                    &io.matrix(WORK, i)?,
-                )?;
-            }
-            let jobs = units
-                .map(|i| Ok([io.units[i].param, io.slab(FULL, i)?]))
-                .collect::<Result<Vec<_>>>()?;
-            kernels::run(
-                &kernels::Apply {
-                    rate,
-                    decay,
-                    cautious: self.cautious,
-                },
-                &jobs,
-            );
-        }
-        Ok(())
-    }
-
-    /// The momentum in product type as it is stored: itself, or its copy in `FULL`.
-    fn momentum(&self, io: &StageIo<'_>, i: usize) -> Result<Tensor> {
-        let unit = &io.units[i];
-        if unit.state[MOMENTUM].dtype() == io.slab(P, i)?.dtype() {
-            unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])
-        } else {
-            io.matrix(FULL, i)
-        }
-    }
-
-    fn accumulate(&self, io: &StageIo<'_>) -> Result<()> {
-        let unit = io.units[0];
-        let add = kernels::Momentum {
-            mu: 1.0,
-            grad_factor: io.grad_factor,
-            nesterov: false,
-        };
-        if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
-            let jobs: Vec<_> = io.units.iter().map(|u| [u.grad, u.state[MOMENTUM]]).collect();
-            kernels::run(&add, &jobs);
-        } else {
-            let jobs = (0..io.units.len())
-                .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(FULL, i)?]))
-                .collect::<Result<Vec<_>>>()?;
-            kernels::run(&add, &jobs);
-        }
-        let (short, rank) = (unit.rows.min(unit.cols), self.rank(unit.rows, unit.cols));
-        for i in 0..io.units.len() {
-            io.matrix(R, i)?
-                .f_copy_(&io.units[i].state[Q].tensor(&[short, rank])?)?;
-        }
-        Ok(())
+        if self.qr_method == QrMethod::Cqr && warm { QrMethod::Rcqr } else { self.qr_method }
     }
 }
 
@@ -306,11 +126,7 @@ impl Algorithm for Dion {
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        View {
-            num_heads: 1,
-            ..View::default()
-        }
-        .blocks(p)
+        View { num_heads: 1, ..View::default() }.blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -324,9 +140,7 @@ impl Algorithm for Dion {
             dtype: self.q_dtype.unwrap_or(p.dtype),
             init: Init::Normal { seed: self.seed },
             like_param: false,
-            slices: (0..blocks.len())
-                .map(|i| i * long * rank..(i + 1) * long * rank)
-                .collect(),
+            slices: (0..blocks.len()).map(|i| i * long * rank..(i + 1) * long * rank).collect(),
         };
         Ok(vec![StateSpec::like("momentum", p, momentum, blocks), q])
     }
@@ -354,10 +168,7 @@ impl Algorithm for Dion {
                 .local(BACK_PROJECT, "back_project")
                 .redistribute(R, Target::Replicate);
         }
-        Ok(program
-            .local(FEEDBACK, "feedback")
-            .redistribute(NORMS, Target::Replicate)
-            .local(APPLY, "apply"))
+        Ok(program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -368,23 +179,13 @@ impl Algorithm for Dion {
         match stage {
             PREPARE => self.accumulate(io),
             PROJECT => (0..io.units.len()).try_for_each(|i| {
-                project(
-                    &self.momentum(io, i)?,
-                    transposed,
-                    &io.matrix(R, i)?,
-                    &io.matrix(P, i)?,
-                )
+                project(&Self::momentum(io, i)?, transposed, &io.matrix(R, i)?, &io.matrix(P, i)?)
             }),
             ORTHONORMALIZE => self.orthonormalize(io, h),
             BACK_PROJECT => (0..io.units.len()).try_for_each(|i| {
-                back_project(
-                    &self.momentum(io, i)?,
-                    transposed,
-                    &io.matrix(P, i)?,
-                    &io.matrix(R, i)?,
-                )
+                back_project(&Self::momentum(io, i)?, transposed, &io.matrix(P, i)?, &io.matrix(R, i)?)
             }),
-            FEEDBACK => self.feedback(io, h),
+            FEEDBACK => Self::feedback(io, h),
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
         }
@@ -396,11 +197,7 @@ impl Algorithm for Dion {
         };
         let rank = self.rank(b.rows, b.cols);
         Description {
-            view: View {
-                num_heads: 1,
-                ..View::default()
-            }
-            .phrase(p),
+            view: View { num_heads: 1, ..View::default() }.phrase(p),
             lr_factor: AdjustLr::SpectralNorm.factor(b.rows as u64, b.cols as u64),
             rank: Some(rank),
             flops: flops(blocks.len() * rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols))),

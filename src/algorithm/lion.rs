@@ -55,12 +55,7 @@ impl Algorithm for Lion {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like(
-            "momentum",
-            p,
-            self.momentum_dtype.unwrap_or(p.dtype),
-            blocks,
-        )])
+        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks)])
     }
 
     fn program(&self, _shape: &UnitShape) -> Result<Program> {
@@ -76,21 +71,12 @@ impl Algorithm for Lion {
             cautious: self.cautious,
             grad_factor: io.grad_factor,
         };
-        let jobs: Vec<_> = io
-            .units
-            .iter()
-            .map(|u| [u.param, u.grad, u.state[MOMENTUM]])
-            .collect();
+        let jobs: Vec<_> = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM]]).collect();
         kernels::run(&update, &jobs);
         Ok(())
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block]) -> Description {
-        Description {
-            view: "elements".into(),
-            lr_factor: 1.0,
-            rank: None,
-            flops: flops(10 * p.numel()),
-        }
+        Description { view: "elements".into(), lr_factor: 1.0, rank: None, flops: flops(10 * p.numel()) }
     }
 }

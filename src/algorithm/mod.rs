@@ -68,26 +68,10 @@ struct Entry {
 }
 
 const TABLE: [Entry; 4] = [
-    Entry {
-        name: "adamw",
-        options: &adamw::OPTIONS,
-        new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)),
-    },
-    Entry {
-        name: "dion",
-        options: &dion::OPTIONS,
-        new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
-    },
-    Entry {
-        name: "lion",
-        options: &lion::OPTIONS,
-        new: |o| Ok(Arc::new(lion::Lion::new(o)?)),
-    },
-    Entry {
-        name: "muon",
-        options: &muon::OPTIONS,
-        new: |o| Ok(Arc::new(muon::Muon::new(o)?)),
-    },
+    Entry { name: "adamw", options: &adamw::OPTIONS, new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
+    Entry { name: "dion", options: &dion::OPTIONS, new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
+    Entry { name: "lion", options: &lion::OPTIONS, new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
+    Entry { name: "muon", options: &muon::OPTIONS, new: |o| Ok(Arc::new(muon::Muon::new(o)?)) },
 ];
 
 /// Structural settings that the plan itself reads.
@@ -96,11 +80,7 @@ const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
 /// The keys of a group that shape the plan, each once, in a fixed order.
 #[must_use]
 pub fn option_keys() -> Vec<&'static str> {
-    let mut keys: Vec<_> = TABLE
-        .iter()
-        .flat_map(|e| e.options.iter().copied())
-        .chain(PLAN_OPTIONS)
-        .collect();
+    let mut keys: Vec<_> = TABLE.iter().flat_map(|e| e.options.iter().copied()).chain(PLAN_OPTIONS).collect();
     keys.sort_unstable();
     keys.dedup();
     keys
@@ -113,12 +93,10 @@ pub fn names() -> Vec<&'static str> {
 }
 
 fn entry(name: &str) -> Result<&'static Entry> {
-    TABLE.iter().find(|e| e.name == name).ok_or_else(|| {
-        Error::Value(format!(
-            "algorithm must be one of {}, got '{name}'",
-            names().join(", ")
-        ))
-    })
+    TABLE
+        .iter()
+        .find(|e| e.name == name)
+        .ok_or_else(|| Error::Value(format!("algorithm must be one of {}, got '{name}'", names().join(", "))))
 }
 
 /// The algorithm of this name with these settings.
@@ -145,11 +123,7 @@ pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'stati
 
 /// One block that is the whole parameter, for elementwise algorithms.
 fn whole(p: &ParamSpec) -> Vec<Block> {
-    vec![Block {
-        offset: 0,
-        rows: 1,
-        cols: p.numel(),
-    }]
+    vec![Block { offset: 0, rows: 1, cols: p.numel() }]
 }
 
 /// Floating-point operations as `explain()` prints them.

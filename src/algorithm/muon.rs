@@ -65,11 +65,7 @@ impl Muon {
             nesterov: options.flag("nesterov")?,
             cautious: options.flag("cautious_wd")?,
             adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
-            polynomial: if options.flag("use_polar_express")? {
-                &POLAR_EXPRESS
-            } else {
-                &NEWTON_SCHULZ
-            },
+            polynomial: if options.flag("use_polar_express")? { &POLAR_EXPRESS } else { &NEWTON_SCHULZ },
             momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
             orth_dtype: match options.word("orth_dtype")? {
                 None | Some("auto") => None,
@@ -97,12 +93,7 @@ impl Algorithm for Muon {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like(
-            "momentum",
-            p,
-            self.momentum_dtype.unwrap_or(p.dtype),
-            blocks,
-        )])
+        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks)])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -125,11 +116,8 @@ impl Algorithm for Muon {
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         match stage {
             PREPARE => {
-                let update = kernels::Momentum {
-                    mu: h[MU],
-                    grad_factor: io.grad_factor,
-                    nesterov: self.nesterov,
-                };
+                let update =
+                    kernels::Momentum { mu: h[MU], grad_factor: io.grad_factor, nesterov: self.nesterov };
                 let jobs = (0..io.units.len())
                     .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(U, i)?]))
                     .collect::<Result<Vec<_>>>()?;

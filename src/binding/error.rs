@@ -6,24 +6,9 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 
-create_exception!(
-    oxidion,
-    LayoutError,
-    PyValueError,
-    "A sharding that cannot be worked on."
-);
-create_exception!(
-    oxidion,
-    PlanMismatch,
-    PyRuntimeError,
-    "Ranks that disagree about the plan of a step."
-);
-create_exception!(
-    oxidion,
-    PoisonedOptimizer,
-    PyRuntimeError,
-    "A step failed half way; load a checkpoint."
-);
+create_exception!(oxidion, LayoutError, PyValueError, "A sharding that cannot be worked on.");
+create_exception!(oxidion, PlanMismatch, PyRuntimeError, "Ranks that disagree about the plan of a step.");
+create_exception!(oxidion, PoisonedOptimizer, PyRuntimeError, "A step failed half way; load a checkpoint.");
 
 /// The exception that stands for an error.
 pub(super) fn to_python(error: Error) -> PyErr {

@@ -24,11 +24,8 @@ fn take(x: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
     fn owned<T: numpy::Element + tch::kind::Element + Copy>(
         array: &PyReadonlyArrayDyn<'_, T>,
     ) -> PyResult<Tensor> {
-        let shape: Vec<i64> = array
-            .shape()
-            .iter()
-            .map(|&d| i64::try_from(d))
-            .collect::<std::result::Result<_, _>>()?;
+        let shape: Vec<i64> =
+            array.shape().iter().map(|&d| i64::try_from(d)).collect::<std::result::Result<_, _>>()?;
         let values: Vec<T> = array.as_array().iter().copied().collect();
         let tensor = Tensor::f_from_slice(&values).and_then(|t| t.f_view(shape.as_slice()));
         tensor.map_err(|e| PyValueError::new_err(e.to_string()))
@@ -40,23 +37,11 @@ fn take(x: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
         return Ok((owned(&array)?, Form::Array64));
     }
     let tensor = tensor::unpack(x, "x")?;
-    if !matches!(
-        tensor.kind(),
-        Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half
-    ) {
-        return Err(PyTypeError::new_err(format!(
-            "x must be real floating-point, got {:?}",
-            tensor.kind()
-        )));
+    if !matches!(tensor.kind(), Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half) {
+        return Err(PyTypeError::new_err(format!("x must be real floating-point, got {:?}", tensor.kind())));
     }
-    let copy = tensor
-        .f_detach()
-        .and_then(|t| t.f_contiguous())
-        .and_then(|t| t.f_detach_copy());
-    Ok((
-        copy.map_err(|e| PyValueError::new_err(e.to_string()))?,
-        Form::Tensor,
-    ))
+    let copy = tensor.f_detach().and_then(|t| t.f_contiguous()).and_then(|t| t.f_detach_copy());
+    Ok((copy.map_err(|e| PyValueError::new_err(e.to_string()))?, Form::Tensor))
 }
 
 fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'py, PyAny>> {
@@ -64,15 +49,10 @@ fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'p
         py: Python<'py>,
         tensor: &Tensor,
     ) -> PyResult<Bound<'py, PyArrayDyn<T>>> {
-        let shape: Vec<usize> = tensor
-            .size()
-            .iter()
-            .map(|&d| usize::try_from(d))
-            .collect::<std::result::Result<_, _>>()?;
+        let shape: Vec<usize> =
+            tensor.size().iter().map(|&d| usize::try_from(d)).collect::<std::result::Result<_, _>>()?;
         let mut values = vec![T::default(); tensor.numel()];
-        let flat = tensor
-            .f_contiguous()
-            .and_then(|t| t.f_copy_data(&mut values, tensor.numel()));
+        let flat = tensor.f_contiguous().and_then(|t| t.f_copy_data(&mut values, tensor.numel()));
         flat.map_err(|e| PyValueError::new_err(e.to_string()))?;
         numpy::PyArrayMethods::reshape(&PyArray::from_vec(py, values), shape)
     }
@@ -87,9 +67,7 @@ fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'p
 fn as_batch(x: &Tensor) -> Result<Tensor> {
     let size = x.size();
     let [.., m, n] = size[..] else {
-        return Err(Error::Value(format!(
-            "x must have at least two dimensions, got shape {size:?}"
-        )));
+        return Err(Error::Value(format!("x must have at least two dimensions, got shape {size:?}")));
     };
     let count = size[..size.len() - 2].iter().product::<i64>();
     Ok(x.f_view([count, m, n])?)
@@ -109,10 +87,8 @@ fn polar_iteration<'py>(
     let result = py.enter(move || {
         let mut batch = as_batch(&matrix)?;
         let (b, m, n) = batch.size3()?;
-        let scratch = Tensor::f_empty(
-            [iteration::scratch_elements(b, m, n)],
-            (batch.kind(), batch.device()),
-        )?;
+        let scratch =
+            Tensor::f_empty([iteration::scratch_elements(b, m, n)], (batch.kind(), batch.device()))?;
         iteration::newton_schulz(&mut batch, rows, epsilon, &scratch)?;
         Ok(matrix)
     })?;

@@ -12,15 +12,11 @@ use crate::plan::GroupSpec;
 
 /// The parameters of a group.
 pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
-    required(group, "params")?
-        .cast_into::<PyList>()
-        .map_err(Into::into)
+    required(group, "params")?.cast_into::<PyList>().map_err(Into::into)
 }
 
 fn required<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<Bound<'py, PyAny>> {
-    group
-        .get_item(key)?
-        .ok_or_else(|| PyKeyError::new_err(format!("the group has no '{key}'")))
+    group.get_item(key)?.ok_or_else(|| PyKeyError::new_err(format!("the group has no '{key}'")))
 }
 
 /// What the plan reads of a group.
@@ -31,10 +27,7 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
             options.insert(key, option(key, &value)?);
         }
     }
-    Ok(GroupSpec {
-        algorithm: required(group, "algorithm")?.extract()?,
-        options,
-    })
+    Ok(GroupSpec { algorithm: required(group, "algorithm")?.extract()?, options })
 }
 
 fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
@@ -57,12 +50,7 @@ fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
 
 /// The live scalars of an algorithm, read from its group.
 pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm) -> PyResult<Hyper> {
-    algorithm
-        .scalars()
-        .iter()
-        .map(|key| scalar(group, key))
-        .collect::<PyResult<Vec<f64>>>()
-        .map(Hyper)
+    algorithm.scalars().iter().map(|key| scalar(group, key)).collect::<PyResult<Vec<f64>>>().map(Hyper)
 }
 
 /// One scalar by its canonical name; torch's spellings are accepted.
@@ -73,10 +61,10 @@ fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
         "beta2" => Some(1),
         _ => None,
     };
-    if let Some(index) = beta {
-        if let Some(betas) = group.get_item(intern!(py, "betas"))? {
-            return betas.get_item(index)?.extract();
-        }
+    if let Some(index) = beta
+        && let Some(betas) = group.get_item(intern!(py, "betas"))?
+    {
+        return betas.get_item(index)?.extract();
     }
     if let Some(value) = group.get_item(key)? {
         return value.extract();
@@ -89,7 +77,5 @@ fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
 
 /// Whether the group maximizes.
 pub(super) fn maximize(group: &Bound<'_, PyDict>) -> PyResult<bool> {
-    group
-        .get_item(intern!(group.py(), "maximize"))?
-        .map_or(Ok(false), |v| v.extract())
+    group.get_item(intern!(group.py(), "maximize"))?.map_or(Ok(false), |v| v.extract())
 }

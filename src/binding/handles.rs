@@ -26,11 +26,8 @@ pub(super) fn layout(object: &Bound<'_, PyAny>) -> PyResult<Layout> {
         return Ok(Layout::default());
     }
     let mesh = mesh(&object.getattr("device_mesh")?)?;
-    let placements = object
-        .getattr("placements")?
-        .try_iter()?
-        .map(|p| placement(&p?))
-        .collect::<PyResult<Vec<_>>>()?;
+    let placements =
+        object.getattr("placements")?.try_iter()?.map(|p| placement(&p?)).collect::<PyResult<Vec<_>>>()?;
     Ok(Layout { mesh, placements })
 }
 
@@ -38,9 +35,7 @@ pub(super) fn layout(object: &Bound<'_, PyAny>) -> PyResult<Layout> {
 fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
     let coordinate: Option<Vec<usize>> = handle.call_method0("get_coordinate")?.extract()?;
     let Some(coordinate) = coordinate else {
-        return Err(PyTypeError::new_err(
-            "this process is not part of the parameter's device mesh",
-        ));
+        return Err(PyTypeError::new_err("this process is not part of the parameter's device mesh"));
     };
     let names: Option<Vec<String>> = handle.getattr("mesh_dim_names")?.extract()?;
     let ranks = handle.getattr("mesh")?;
@@ -53,15 +48,8 @@ fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
                 line = line.call_method1("select", (other, fixed))?;
             }
         }
-        let name = names
-            .as_ref()
-            .and_then(|n| n.get(dim).cloned())
-            .unwrap_or_else(|| format!("dim{dim}"));
-        axes.push(Axis {
-            name,
-            ranks: line.call_method0("tolist")?.extract()?,
-            coordinate: at,
-        });
+        let name = names.as_ref().and_then(|n| n.get(dim).cloned()).unwrap_or_else(|| format!("dim{dim}"));
+        axes.push(Axis { name, ranks: line.call_method0("tolist")?.extract()?, coordinate: at });
     }
     Ok(Mesh { axes })
 }
@@ -71,11 +59,7 @@ fn placement(handle: &Bound<'_, PyAny>) -> PyResult<Placement> {
         Ok(Placement::Replicate)
     } else if handle.call_method0("is_partial")?.extract()? {
         let how: String = handle.getattr("reduce_op")?.extract()?;
-        Ok(Placement::Partial(if how == "avg" {
-            Reduction::Avg
-        } else {
-            Reduction::Sum
-        }))
+        Ok(Placement::Partial(if how == "avg" { Reduction::Avg } else { Reduction::Sum }))
     } else {
         let dim: usize = handle.getattr("dim")?.extract()?;
         Ok(Placement::Shard(dim))

@@ -1,5 +1,7 @@
 //! The border to Python: unpacking, the interpreter lock, errors. No mathematics, no scheduling policy.
 
+#![allow(clippy::needless_pass_by_value)] // pyo3 hands arguments over by value
+
 mod enter;
 mod error;
 mod functional;

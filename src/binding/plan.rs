@@ -51,12 +51,7 @@ fn inputs(groups: &[Bound<'_, PyDict>], dtypes: &[BTreeMap<String, String>]) -> 
                 )));
             };
             let shape: Vec<usize> = object.getattr("shape")?.extract()?;
-            let spec = ParamSpec {
-                index,
-                name,
-                shape,
-                dtype,
-            };
+            let spec = ParamSpec { index, name, shape, dtype };
             let state_dtypes = dtypes
                 .get(index)
                 .into_iter()
@@ -90,10 +85,7 @@ impl PyPlan {
         let params = inputs(&groups, &state_dtypes)?;
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
         let plan = py.enter(|| Plan::build(params, &groups))?;
-        Ok(Self {
-            plan: Arc::new(plan),
-            groups,
-        })
+        Ok(Self { plan: Arc::new(plan), groups })
     }
 
     /// Refuses gradients that no step could use, before anything is allocated.
@@ -136,11 +128,7 @@ impl PyPlan {
     /// The name of the algorithm of each parameter.
     #[getter]
     fn algorithms(&self) -> Vec<&'static str> {
-        self.plan
-            .members
-            .iter()
-            .map(|m| self.plan.algorithms[m.algorithm].name())
-            .collect()
+        self.plan.members.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
     }
 
     /// For each parameter its states: (role, shape, dtype name, seed of a normal start or None, shaped like it).
@@ -153,11 +141,7 @@ impl PyPlan {
             };
             (s.role, s.shape.clone(), s.dtype.name(), seed, s.like_param)
         };
-        self.plan
-            .members
-            .iter()
-            .map(|m| m.states.iter().map(row).collect())
-            .collect()
+        self.plan.members.iter().map(|m| m.states.iter().map(row).collect()).collect()
     }
 
     /// One row per parameter for `explain()`.
@@ -166,10 +150,7 @@ impl PyPlan {
         for member in &self.plan.members {
             let algorithm = &self.plan.algorithms[member.algorithm];
             let about = if member.frozen {
-                Description {
-                    view: "frozen".into(),
-                    ..Description::default()
-                }
+                Description { view: "frozen".into(), ..Description::default() }
             } else {
                 algorithm.describe(&member.spec, &member.blocks)
             };
@@ -186,11 +167,7 @@ impl PyPlan {
             row.set_item("owner", "local")?;
             row.set_item(
                 "state_bytes",
-                member
-                    .states
-                    .iter()
-                    .map(crate::spec::StateSpec::bytes)
-                    .sum::<usize>(),
+                member.states.iter().map(crate::spec::StateSpec::bytes).sum::<usize>(),
             )?;
             row.set_item("flops", about.flops)?;
             row.set_item("wire_bytes", 0)?;
@@ -204,11 +181,7 @@ impl PyPlan {
         let mut values = Vec::with_capacity(self.plan.members.len());
         for row in self.rows(py)?.iter() {
             let value = row.get_item(key)?;
-            values.push(if value.is_none() {
-                f64::NAN
-            } else {
-                value.extract()?
-            });
+            values.push(if value.is_none() { f64::NAN } else { value.extract()? });
         }
         Ok(values.into_pyarray(py))
     }

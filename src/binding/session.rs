@@ -77,11 +77,7 @@ impl PySession {
         }
         let states = states
             .iter()
-            .map(|list| {
-                list.iter()
-                    .map(|s| tensor::unpack(&handles::local(s)?, "state"))
-                    .collect()
-            })
+            .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
             .collect::<PyResult<Vec<Vec<Tensor>>>>()?;
         let arena = tensor::unpack(arena, "arena")?;
         let unplanned = plan.plan.members.iter().map(|m| m.frozen).collect();
@@ -149,11 +145,7 @@ impl PySession {
         let (mut hypers, mut factors) = (Vec::new(), Vec::new());
         for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
             hypers.push(group::hyper(&groups[number], algorithm)?);
-            factors.push(if group::maximize(&groups[number])? {
-                -grad_factor
-            } else {
-                grad_factor
-            });
+            factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
         }
         py.enter(|| self.lock().begin(grads, hypers, factors))?;
         Ok(true)
@@ -224,10 +216,7 @@ impl PySession {
 /// The local gradient of a parameter, of its dtype or of the one that the user set as the parameter's `grad_dtype`.
 pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let py = param.py();
-    let (own, wanted) = (
-        grad.getattr(intern!(py, "dtype"))?,
-        param.getattr(intern!(py, "dtype"))?,
-    );
+    let (own, wanted) = (grad.getattr(intern!(py, "dtype"))?, param.getattr(intern!(py, "dtype"))?);
     if !own.is(&wanted) {
         let allowed = param.getattr(intern!(py, "grad_dtype"))?;
         if !allowed.is_none() && !allowed.is(&own) {

@@ -62,14 +62,8 @@ mod tests {
     fn lower_several_ranks_equals_the_table() {
         use Placement::{Partial, Replicate, Shard};
         let sum = Partial(Reduction::Sum);
-        assert_eq!(
-            lower(sum, Replicate, 4),
-            Some(Collective::AllReduce(Reduction::Sum))
-        );
-        assert_eq!(
-            lower(sum, Shard(1), 4),
-            Some(Collective::ReduceScatter(Reduction::Sum))
-        );
+        assert_eq!(lower(sum, Replicate, 4), Some(Collective::AllReduce(Reduction::Sum)));
+        assert_eq!(lower(sum, Shard(1), 4), Some(Collective::ReduceScatter(Reduction::Sum)));
         assert_eq!(lower(Shard(0), Replicate, 2), Some(Collective::AllGather));
         assert_eq!(lower(Shard(0), Shard(1), 2), Some(Collective::AllToAll));
         assert_eq!(lower(Replicate, Shard(1), 2), Some(Collective::Slice));

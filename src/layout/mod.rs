@@ -22,10 +22,6 @@ pub struct Layout {
 impl Layout {
     /// The axes of more than one rank, with their placements.
     pub fn distributed_axes(&self) -> impl Iterator<Item = (&Axis, Placement)> {
-        self.mesh
-            .axes
-            .iter()
-            .zip(self.placements.iter().copied())
-            .filter(|(axis, _)| axis.ranks.len() > 1)
+        self.mesh.axes.iter().zip(self.placements.iter().copied()).filter(|(axis, _)| axis.ranks.len() > 1)
     }
 }

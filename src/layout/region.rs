@@ -17,10 +17,10 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
 pub fn local_shape(shape: &[usize], layout: &Layout) -> Vec<usize> {
     let mut local = shape.to_vec();
     for (axis, placement) in layout.mesh.axes.iter().zip(&layout.placements) {
-        if let Placement::Shard(dim) = placement {
-            if let Some(size) = local.get_mut(*dim) {
-                *size = chunk(*size, axis.ranks.len(), axis.coordinate).1;
-            }
+        if let Placement::Shard(dim) = placement
+            && let Some(size) = local.get_mut(*dim)
+        {
+            *size = chunk(*size, axis.ranks.len(), axis.coordinate).1;
         }
     }
     local

@@ -76,10 +76,7 @@ mod tests {
         for (adjust, tall, wide) in table {
             assert!((adjust.factor(4096, 1024) - tall).abs() < 1e-14, "{adjust:?}");
             assert!((adjust.factor(1024, 4096) - wide).abs() < 1e-14, "{adjust:?}");
-            assert!(
-                adjust.factor(0, 3).is_finite() && adjust.factor(3, 0).is_finite(),
-                "{adjust:?}"
-            );
+            assert!(adjust.factor(0, 3).is_finite() && adjust.factor(3, 0).is_finite(), "{adjust:?}");
         }
     }
 
@@ -96,9 +93,6 @@ mod tests {
             assert_eq!(AdjustLr::parse(name).unwrap(), expected);
         }
         let message = AdjustLr::parse(Some("spectral")).unwrap_err().to_string();
-        assert!(
-            message.contains("adjust_lr must be") && message.contains("spectral"),
-            "{message}"
-        );
+        assert!(message.contains("adjust_lr must be") && message.contains("spectral"), "{message}");
     }
 }

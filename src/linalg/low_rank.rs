@@ -11,11 +11,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// Whatever libtorch says.
 pub fn project(stored: &Tensor, transposed: bool, q: &Tensor, out: &Tensor) -> Result<()> {
-    let oriented = if transposed {
-        stored.f_tr()?
-    } else {
-        stored.shallow_clone()
-    };
+    let oriented = if transposed { stored.f_tr()? } else { stored.shallow_clone() };
     let _ = oriented.f_mm_out(out, q)?;
     Ok(())
 }

@@ -102,26 +102,13 @@ fn plan(polynomial: &Polynomial) -> (Vec<Step>, f64) {
     for &[a, b, c] in polynomial.rows.iter().rev() {
         let after: f64 = scale;
         // A coefficient without logarithm is rounded like the others are.
-        let linear = if a > 0.0 {
-            (a / after).log2().round().exp2()
-        } else {
-            a
-        };
+        let linear = if a > 0.0 { (a / after).log2().round().exp2() } else { a };
         scale = if a > 0.0 { after * linear / a } else { after };
         let cubic = scale.powi(3) * b / after;
         let quintic = scale.powi(5) * c / after;
         let square = quintic != 0.0;
-        let (ratio, gamma) = if square {
-            (cubic / quintic, quintic)
-        } else {
-            (cubic, 1.0)
-        };
-        steps.push(Step {
-            linear,
-            ratio,
-            square,
-            gamma,
-        });
+        let (ratio, gamma) = if square { (cubic / quintic, quintic) } else { (cubic, 1.0) };
+        steps.push(Step { linear, ratio, square, gamma });
     }
     steps.reverse();
     (steps, scale)
@@ -134,18 +121,14 @@ fn normalize(x_gmn: &mut Tensor, factor: f64, epsilon: f64, start: f64, scratch:
     // zero. NaN stays NaN.
     let inverse = |x: &Tensor| -> Result<Tensor> {
         let mut norm_g11 = x.f_norm_scalaropt_dim_dtype(2.0, [1, 2], true, Kind::Double)?;
-        let _ = norm_g11
-            .f_mul_scalar_(factor * start)?
-            .f_add_scalar_(epsilon * start)?
-            .f_clamp_min_(1e-37)?;
+        let _ =
+            norm_g11.f_mul_scalar_(factor * start)?.f_add_scalar_(epsilon * start)?.f_clamp_min_(1e-37)?;
         Ok(norm_g11.f_reciprocal()?.f_to_kind(x.f_kind()?)?)
     };
     if matches!(x_gmn.f_kind()?, Kind::Half | Kind::BFloat16) {
         let elements = g * m * n;
-        let mut wide_gmn = scratch
-            .f_narrow(0, 0, 2 * elements)?
-            .f_view_dtype(Kind::Float)?
-            .f_view([g, m, n])?;
+        let mut wide_gmn =
+            scratch.f_narrow(0, 0, 2 * elements)?.f_view_dtype(Kind::Float)?.f_view([g, m, n])?;
         wide_gmn.f_copy_(x_gmn)?;
         let _ = wide_gmn.f_mul_(&inverse(&wide_gmn)?)?;
         x_gmn.f_copy_(&wide_gmn)?;
@@ -160,20 +143,12 @@ fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
     let (g, m, n) = x_gmn.size3()?;
     let k = m.min(n);
     // One matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones.
-    let (shape, gram_shape) = if g == 1 {
-        (vec![m, n], vec![k, k])
-    } else {
-        (vec![g, m, n], vec![g, k, k])
-    };
+    let (shape, gram_shape) = if g == 1 { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
     let (size, gram_size) = (g * m * n, g * k * k);
     let mut current = x_gmn.f_view(shape.as_slice())?;
     let mut next = scratch.f_narrow(0, 0, size)?.f_view(shape.as_slice())?;
-    let mut gram = scratch
-        .f_narrow(0, size, gram_size)?
-        .f_view(gram_shape.as_slice())?;
-    let mut quadratic = scratch
-        .f_narrow(0, size + gram_size, gram_size)?
-        .f_view(gram_shape.as_slice())?;
+    let mut gram = scratch.f_narrow(0, size, gram_size)?.f_view(gram_shape.as_slice())?;
+    let mut quadratic = scratch.f_narrow(0, size + gram_size, gram_size)?.f_view(gram_shape.as_slice())?;
     let strips = if g == 1 && k >= STRIPS_FROM {
         let threads = i64::from(tch::get_num_threads().max(1));
         (k / (STRIP_ROWS * threads)).clamp(1, STRIPS)
@@ -183,11 +158,7 @@ fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
     let mirror = Mirror { strips, size: k };
 
     for step in steps {
-        let short = if m > n {
-            current.f_transpose(-2, -1)?
-        } else {
-            current.f_alias()?
-        };
+        let short = if m > n { current.f_transpose(-2, -1)? } else { current.f_alias()? };
         mirror.gram(&mut gram, &short, &quadratic)?;
         mirror.quadratic(&mut quadratic, &gram, step, &next)?;
         let _ = current.f_mul_out(&next, &number(step.linear)?)?;
@@ -207,11 +178,7 @@ fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
 
 /// `out <- out + a b` for matrices or batches.
 fn accumulate(out: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let _ = if out.dim() == 2 {
-        out.f_addmm_(a, b)?
-    } else {
-        out.f_baddbmm_(a, b)?
-    };
+    let _ = if out.dim() == 2 { out.f_addmm_(a, b)? } else { out.f_baddbmm_(a, b)? };
     Ok(())
 }
 
@@ -237,11 +204,7 @@ impl Mirror {
     fn gram(&self, out: &mut Tensor, w: &Tensor, free: &Tensor) -> Result<()> {
         if self.strips == 1 {
             let w_t = w.f_transpose(-2, -1)?;
-            let _ = if out.dim() == 2 {
-                w.f_mm_out(out, &w_t)?
-            } else {
-                w.f_bmm_out(out, &w_t)?
-            };
+            let _ = if out.dim() == 2 { w.f_mm_out(out, &w_t)? } else { w.f_bmm_out(out, &w_t)? };
             return Ok(());
         }
         for (low, high) in self.bounds() {
@@ -267,9 +230,7 @@ impl Mirror {
         for (low, high) in self.bounds() {
             let mut strip = block(out, low, high, 0, high)?;
             let rows = gram.f_narrow(0, low, high - low)?;
-            let _ = rows
-                .f_narrow(1, 0, high)?
-                .f_mul_out(&strip, &number(step.ratio)?)?;
+            let _ = rows.f_narrow(1, 0, high)?.f_mul_out(&strip, &number(step.ratio)?)?;
             let _ = strip.f_addmm_(&rows, &gram.f_narrow(1, 0, high)?)?;
             let _ = strip.f_mul_scalar_(step.gamma)?;
             reflect(out, low, high, free)?;
@@ -280,9 +241,7 @@ impl Mirror {
 
 /// Rows `[top, bottom)` and columns `[left, right)` of a matrix, as a view.
 fn block(matrix: &Tensor, top: i64, bottom: i64, left: i64, right: i64) -> Result<Tensor> {
-    Ok(matrix
-        .f_narrow(0, top, bottom - top)?
-        .f_narrow(1, left, right - left)?)
+    Ok(matrix.f_narrow(0, top, bottom - top)?.f_narrow(1, left, right - left)?)
 }
 
 /// Copies what lies below the diagonal in rows `[low, high)` to its mirror image. `free` is overwritten.
@@ -292,10 +251,7 @@ fn reflect(matrix: &Tensor, low: i64, high: i64, free: &Tensor) -> Result<()> {
     }
     let size = high - low;
     let mut corner = block(matrix, low, high, low, high)?;
-    let mut image = free
-        .f_view(-1)?
-        .f_narrow(0, 0, size * size)?
-        .f_view([size, size])?;
+    let mut image = free.f_view(-1)?.f_narrow(0, 0, size * size)?.f_view([size, size])?;
     image.f_copy_(&corner.f_transpose(0, 1)?)?;
     let _ = image.f_triu_(1)?;
     let _ = corner.f_tril_(0)?.f_add_(&image)?;

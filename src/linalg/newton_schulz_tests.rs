@@ -32,10 +32,7 @@ fn run(x: &Tensor, polynomial: &Polynomial, epsilon: f64) -> Tensor {
 fn expected(x: &Tensor, polynomial: &Polynomial) -> Tensor {
     let x = x.to_kind(Kind::Double);
     let (u, sigma, v) = x.svd(true, true);
-    let norm = sigma
-        .square()
-        .sum_dim_intlist([-1].as_slice(), true, Kind::Double)
-        .sqrt();
+    let norm = sigma.square().sum_dim_intlist([-1].as_slice(), true, Kind::Double).sqrt();
     let mut y = sigma / (norm * polynomial.norm_factor);
     for [a, b, c] in polynomial.rows {
         let square = &y * &y;
@@ -58,11 +55,7 @@ fn every_shape_matches_the_polynomial_of_the_singular_values() {
             for (b, m, n) in SHAPES {
                 let x = random(&[b, m, n], kind);
                 let error = relative(&run(&x, polynomial, 0.0), &expected(&x, polynomial));
-                assert!(
-                    error < tolerance,
-                    "{kind:?} {} {b}x{m}x{n}: {error}",
-                    polynomial.name
-                );
+                assert!(error < tolerance, "{kind:?} {} {b}x{m}x{n}: {error}", polynomial.name);
             }
         }
     }
@@ -95,11 +88,7 @@ fn other_degrees_of_the_polynomial_are_exact() {
         &[],
     ];
     for rows in rows {
-        let polynomial = Polynomial {
-            name: "test",
-            rows,
-            norm_factor: 1.0,
-        };
+        let polynomial = Polynomial { name: "test", rows, norm_factor: 1.0 };
         for (b, m, n) in [(2, 9, 4), (1, 520, 512)] {
             let x = random(&[b, m, n], Kind::Double);
             let error = relative(&run(&x, &polynomial, 0.0), &expected(&x, &polynomial));
@@ -110,11 +99,7 @@ fn other_degrees_of_the_polynomial_are_exact() {
 
 #[test]
 fn epsilon_is_added_to_the_norm() {
-    let identity = Polynomial {
-        name: "test",
-        rows: &[],
-        norm_factor: 2.0,
-    };
+    let identity = Polynomial { name: "test", rows: &[], norm_factor: 2.0 };
     let x = Tensor::from_slice(&[3.0, 4.0]).view([1, 1, 2]);
     // 3 / (2 * 5 + 0.5)
     assert!((run(&x, &identity, 0.5).double_value(&[0, 0, 0]) - 3.0 / 10.5).abs() < 1e-15);
@@ -125,11 +110,7 @@ fn zero_matrix_stays_exactly_zero() {
     for kind in [Kind::BFloat16, Kind::Float, Kind::Double] {
         for epsilon in [0.0, 1e-8] {
             for (b, m, n) in [(2, 5, 3), (1, 512, 512)] {
-                let out = run(
-                    &Tensor::zeros([b, m, n], (kind, Device::Cpu)),
-                    &POLAR_EXPRESS,
-                    epsilon,
-                );
+                let out = run(&Tensor::zeros([b, m, n], (kind, Device::Cpu)), &POLAR_EXPRESS, epsilon);
                 assert_eq!(out.count_nonzero(None).int64_value(&[]), 0, "{kind:?} {epsilon}");
             }
         }
@@ -165,10 +146,7 @@ fn batch_of_small_matrices_equals_each_alone() {
 
 #[test]
 fn strips_give_an_exactly_symmetric_product() {
-    let mirror = Mirror {
-        strips: STRIPS,
-        size: 37,
-    };
+    let mirror = Mirror { strips: STRIPS, size: 37 };
     for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
         let w = random(&[37, 51], kind);
         let out = Tensor::full([37, 37], f64::NAN, (kind, Device::Cpu));
@@ -179,12 +157,7 @@ fn strips_give_an_exactly_symmetric_product() {
         let wide = w.to_kind(Kind::Double);
         assert!(relative(&gram, &wide.matmul(&wide.transpose(0, 1))) < 4e-3);
         let mut quadratic = out.copy();
-        let step = Step {
-            linear: 1.0,
-            ratio: -3.0,
-            square: true,
-            gamma: 0.5,
-        };
+        let step = Step { linear: 1.0, ratio: -3.0, square: true, gamma: 0.5 };
         mirror.quadratic(&mut quadratic, &gram, &step, &free).unwrap();
         assert!(quadratic.equal(&quadratic.transpose(0, 1)));
         let g = gram.to_kind(Kind::Double);
@@ -196,12 +169,7 @@ fn strips_give_an_exactly_symmetric_product() {
 fn empty_batch_and_wrong_scratch() {
     for shape in [[0, 3, 4], [2, 0, 4], [2, 3, 0]] {
         assert_eq!(
-            run(
-                &Tensor::zeros(shape, (Kind::Float, Device::Cpu)),
-                &POLAR_EXPRESS,
-                1e-8
-            )
-            .size(),
+            run(&Tensor::zeros(shape, (Kind::Float, Device::Cpu)), &POLAR_EXPRESS, 1e-8).size(),
             shape
         );
     }
@@ -211,9 +179,6 @@ fn empty_batch_and_wrong_scratch() {
         Tensor::zeros([enough - 1], (Kind::Float, Device::Cpu)),
         Tensor::zeros([enough], (Kind::Double, Device::Cpu)),
     ] {
-        assert!(matches!(
-            newton_schulz(&mut x, &POLAR_EXPRESS, 1e-8, &scratch),
-            Err(Error::Internal(_))
-        ));
+        assert!(matches!(newton_schulz(&mut x, &POLAR_EXPRESS, 1e-8, &scratch), Err(Error::Internal(_))));
     }
 }

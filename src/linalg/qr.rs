@@ -34,9 +34,7 @@ impl QrMethod {
             "rcqr" => Ok(Self::Rcqr),
             "cqr" => Ok(Self::Cqr),
             "qr" => Ok(Self::Qr),
-            other => Err(Error::Value(format!(
-                "qr_method must be one of rcqr, cqr, qr, got {other:?}"
-            ))),
+            other => Err(Error::Value(format!("qr_method must be one of rcqr, cqr, qr, got {other:?}"))),
         }
     }
 }
@@ -52,11 +50,7 @@ pub struct Report {
 
 /// Rows of the sketch for `r` columns: `ceil(oversample * r)`, at least `r` and at most `m`.
 #[must_use]
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "sizes are far below 2^53"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
 pub fn sketch_rows(r: i64, oversample: f64, m: i64) -> i64 {
     ((oversample * r as f64).ceil() as i64).max(r).min(m)
 }
@@ -121,10 +115,7 @@ pub fn orthonormalize(
     };
     let finite_b11 = finite_b.f_view([b, 1, 1])?;
     let nan = Tensor::f_scalar_tensor(f64::NAN, (q_bmr.f_kind()?, q_bmr.device()))?;
-    Ok((
-        q_bmr.f_where_self(&finite_b11, &nan)?.f_totype(p_bmr.f_kind()?)?,
-        report,
-    ))
+    Ok((q_bmr.f_where_self(&finite_b11, &nan)?.f_totype(p_bmr.f_kind()?)?, report))
 }
 
 /// The sketch, if it fits a batch of `b` matrices `m x r`.
@@ -143,11 +134,7 @@ fn fitting(sketch_bkm: Option<&Tensor>, b: i64, m: i64, r: i64) -> Result<&Tenso
 /// A copy in the dtype of the arithmetic with columns divided by their largest absolute entry (zero columns
 /// and non-finite matrices become zero), and whether each matrix is finite.
 fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
-    let kind = if p_bmr.f_kind()? == Kind::Double {
-        Kind::Double
-    } else {
-        Kind::Float
-    };
+    let kind = if p_bmr.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
     let wide_bmr = p_bmr.f_totype(kind)?;
     let (low_b1r, high_b1r) = wide_bmr.f_aminmax(1, true)?;
     let largest_b1r = high_b1r.f_maximum(&low_b1r.f_neg()?)?;
@@ -199,15 +186,8 @@ fn shifted(p_bmr: &Tensor) -> Result<Attempt> {
     let first = cholesky_pass(p_bmr, Some(&shift_b1))?;
     let second = cholesky_pass(&first.q_bmr, None)?;
     let third = cholesky_pass(&second.q_bmr, None)?;
-    let info_b = first
-        .info_b
-        .f_abs()?
-        .f_add(&second.info_b.f_abs()?)?
-        .f_add(&third.info_b.f_abs()?)?;
-    Ok(Attempt {
-        q_bmr: third.q_bmr,
-        info_b,
-    })
+    let info_b = first.info_b.f_abs()?.f_add(&second.info_b.f_abs()?)?.f_add(&third.info_b.f_abs()?)?;
+    Ok(Attempt { q_bmr: third.q_bmr, info_b })
 }
 
 /// Tests a first attempt and repairs the matrices that need it.
@@ -234,11 +214,7 @@ fn settle(p_bmr: &Tensor, first: Attempt, finite_b: &Tensor, report: &mut Report
     let failed = select(&deviations, |d| d.is_nan() || d > ACCEPTED * tolerance);
     if !failed.is_empty() {
         report.householder += failed.len();
-        log::debug!(
-            "Householder QR used for {} of {} matrices",
-            failed.len(),
-            deviations.len()
-        );
+        log::debug!("Householder QR used for {} of {} matrices", failed.len(), deviations.len());
         let index = Tensor::f_from_slice(&failed)?.f_to_device(q_bmr.device())?;
         let _ = q_bmr.f_index_copy_(0, &index, &householder(&rows(p_bmr, &failed)?)?)?;
     }
@@ -250,10 +226,7 @@ fn deviation(q_bmr: &Tensor, info_b: &Tensor) -> Result<Tensor> {
     let (_, _, r) = q_bmr.size3()?;
     let probes_1rz = probes(r, q_bmr)?;
     let image_brz = q_bmr.f_transpose(1, 2)?.f_matmul(&q_bmr.f_matmul(&probes_1rz)?)?;
-    let largest_b = image_brz
-        .f_sub(&probes_1rz)?
-        .f_abs()?
-        .f_amax([1, 2].as_slice(), false)?;
+    let largest_b = image_brz.f_sub(&probes_1rz)?.f_abs()?.f_amax([1, 2].as_slice(), false)?;
     Ok(largest_b.f_masked_fill(&info_b.f_ne(0)?, f64::INFINITY)?)
 }
 
@@ -272,11 +245,7 @@ fn probes(r: i64, like: &Tensor) -> Result<Tensor> {
 
 /// Half the distance from 1 to the next number.
 fn unit_roundoff(x: &Tensor) -> Result<f64> {
-    Ok(if x.f_kind()? == Kind::Double {
-        f64::EPSILON / 2.0
-    } else {
-        f64::from(f32::EPSILON) / 2.0
-    })
+    Ok(if x.f_kind()? == Kind::Double { f64::EPSILON / 2.0 } else { f64::from(f32::EPSILON) / 2.0 })
 }
 
 /// The numbers of a vector, on the host.
@@ -289,11 +258,7 @@ fn host(x_b: &Tensor) -> Result<Vec<f64>> {
 
 /// Indices of the deviations that satisfy `wanted`.
 fn select(deviations: &[f64], wanted: impl Fn(f64) -> bool) -> Vec<i64> {
-    (0..)
-        .zip(deviations)
-        .filter(|&(_, &d)| wanted(d))
-        .map(|(i, _)| i)
-        .collect()
+    (0..).zip(deviations).filter(|&(_, &d)| wanted(d)).map(|(i, _)| i).collect()
 }
 
 /// The matrices with these indices.

@@ -39,11 +39,7 @@ fn defect(q: &Tensor) -> f64 {
 /// Largest column of `P` outside the range of `Q`, relative to the norm of that column.
 fn outside(p: &Tensor, q: &Tensor) -> f64 {
     let (p, q) = (p.to_kind(Kind::Double), q.to_kind(Kind::Double));
-    let norm = |x: &Tensor| {
-        x.square()
-            .sum_dim_intlist([1].as_slice(), true, Kind::Double)
-            .sqrt()
-    };
+    let norm = |x: &Tensor| x.square().sum_dim_intlist([1].as_slice(), true, Kind::Double).sqrt();
     let length = norm(&p);
     let p = &p / length.clamp_min(f64::MIN_POSITIVE);
     largest(&norm(&(&p - q.matmul(&q.transpose(1, 2).matmul(&p)))))
@@ -51,30 +47,15 @@ fn outside(p: &Tensor, q: &Tensor) -> f64 {
 
 #[test]
 fn every_method_dtype_and_shape_is_orthonormal_and_spans_the_input() {
-    let shapes = [
-        (1, 1, 1),
-        (3, 7, 1),
-        (3, 17, 5),
-        (3, 24, 24),
-        (2, 100, 60),
-        (1, 300, 128),
-        (2, 33, 32),
-    ];
-    for (kind, tolerance) in [
-        (Kind::Float, 1e-5),
-        (Kind::Double, 1e-13),
-        (Kind::BFloat16, 2e-2),
-        (Kind::Half, 3e-3),
-    ] {
+    let shapes = [(1, 1, 1), (3, 7, 1), (3, 17, 5), (3, 24, 24), (2, 100, 60), (1, 300, 128), (2, 33, 32)];
+    for (kind, tolerance) in
+        [(Kind::Float, 1e-5), (Kind::Double, 1e-13), (Kind::BFloat16, 2e-2), (Kind::Half, 3e-3)]
+    {
         for method in METHODS {
             for (b, m, r) in shapes {
                 let p = gaussian(&[b, m, r], 5).to_kind(kind);
                 let (q, report) = run(&p, method);
-                assert!(
-                    defect(&q) < tolerance,
-                    "{kind:?} {method:?} {b}x{m}x{r}: {}",
-                    defect(&q)
-                );
+                assert!(defect(&q) < tolerance, "{kind:?} {method:?} {b}x{m}x{r}: {}", defect(&q));
                 assert!(
                     outside(&p, &q) < 4.0 * tolerance,
                     "{kind:?} {method:?} {b}x{m}x{r}: {}",
@@ -101,30 +82,15 @@ fn ill_conditioned_input_is_orthonormalized_by_every_method() {
         let p = graded(200, 40, condition).to_kind(Kind::Float);
         for method in METHODS {
             let (q, report) = run(&p, method);
-            assert!(
-                defect(&q) < 1e-5,
-                "{method:?} {condition:e}: {} {report:?}",
-                defect(&q)
-            );
-            assert!(
-                outside(&p, &q) < 1e-5,
-                "{method:?} {condition:e}: {} {report:?}",
-                outside(&p, &q)
-            );
+            assert!(defect(&q) < 1e-5, "{method:?} {condition:e}: {} {report:?}", defect(&q));
+            assert!(outside(&p, &q) < 1e-5, "{method:?} {condition:e}: {} {report:?}", outside(&p, &q));
             if method == QrMethod::Rcqr && condition <= 1e6 {
                 assert_eq!(report, Report::default(), "{condition:e}");
             }
         }
     }
     let (_, report) = run(&graded(200, 40, 1e5).to_kind(Kind::Float), QrMethod::Cqr);
-    assert_eq!(
-        report,
-        Report {
-            shifted: 1,
-            householder: 0
-        },
-        "the shifted factorization is enough at 1e5"
-    );
+    assert_eq!(report, Report { shifted: 1, householder: 0 }, "the shifted factorization is enough at 1e5");
 }
 
 #[test]
@@ -141,14 +107,7 @@ fn rank_deficient_input_gives_an_orthonormal_completion() {
         let low_rank = gaussian(&[1, m, 3], 8).matmul(&gaussian(&[1, 3, r], 9));
         let one_live_column = Tensor::zeros([1, m, r], DOUBLE);
         one_live_column.narrow(2, 0, 1).copy_(&full.narrow(2, 0, 1));
-        let all = [
-            &full,
-            &zero_column,
-            &duplicate,
-            &few_rows,
-            &low_rank,
-            &one_live_column,
-        ];
+        let all = [&full, &zero_column, &duplicate, &few_rows, &low_rank, &one_live_column];
         let p = Tensor::cat(&all, 0).to_kind(kind);
         for method in METHODS {
             let (q, report) = run(&p, method);
@@ -160,10 +119,7 @@ fn rank_deficient_input_gives_an_orthonormal_completion() {
                 "the full-rank matrix is not affected"
             );
             if method != QrMethod::Qr {
-                assert!(
-                    (3..=5).contains(&report.householder),
-                    "{kind:?} {method:?} {report:?}"
-                );
+                assert!((3..=5).contains(&report.householder), "{kind:?} {method:?} {report:?}");
                 assert!(report.shifted >= report.householder);
             }
         }
@@ -175,10 +131,7 @@ fn zero_matrix_gives_columns_of_the_identity() {
     for method in METHODS {
         let (q, _) = run(&Tensor::zeros([1, 6, 3], (Kind::Float, Device::Cpu)), method);
         assert!(defect(&q) < 1e-6, "{method:?}");
-        assert!(
-            largest(&(q.abs() - Tensor::eye_m(6, 3, (Kind::Float, Device::Cpu)))) < 1e-6,
-            "{method:?}"
-        );
+        assert!(largest(&(q.abs() - Tensor::eye_m(6, 3, (Kind::Float, Device::Cpu)))) < 1e-6, "{method:?}");
     }
 }
 
@@ -241,24 +194,13 @@ fn empty_batch_and_unfit_arguments() {
         assert!(matches!(wide, Err(Error::Value(_))));
     }
     let p = gaussian(&[2, 9, 4], 1);
-    for unfit in [
-        None,
-        Some(gaussian(&[1, 3, 9], 1)),
-        Some(gaussian(&[1, 5, 8], 1)),
-        Some(gaussian(&[3, 5, 9], 1)),
-    ] {
-        assert!(matches!(
-            orthonormalize(&p, QrMethod::Rcqr, unfit.as_ref()),
-            Err(Error::Value(_))
-        ));
+    for unfit in
+        [None, Some(gaussian(&[1, 3, 9], 1)), Some(gaussian(&[1, 5, 8], 1)), Some(gaussian(&[3, 5, 9], 1))]
+    {
+        assert!(matches!(orthonormalize(&p, QrMethod::Rcqr, unfit.as_ref()), Err(Error::Value(_))));
     }
     assert_eq!(QrMethod::parse("cqr").unwrap(), QrMethod::Cqr);
-    assert!(
-        QrMethod::parse("lq")
-            .unwrap_err()
-            .to_string()
-            .contains("qr_method must be")
-    );
+    assert!(QrMethod::parse("lq").unwrap_err().to_string().contains("qr_method must be"));
 }
 
 #[test]

@@ -24,12 +24,7 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let (high0, low0) = split(0xD251_1F53, counter[0]);
         let (high1, low1) = split(0xCD9E_8D57, counter[2]);
-        counter = [
-            high1 ^ counter[1] ^ key[0],
-            low1,
-            high0 ^ counter[3] ^ key[1],
-            low0,
-        ];
+        counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter
@@ -37,10 +32,7 @@ pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 
 /// High and low word of a 32 x 32 bit product.
 #[inline]
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the two words of a 64-bit product"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "the two words of a 64-bit product")]
 fn split(a: u32, b: u32) -> (u32, u32) {
     let product = u64::from(a) * u64::from(b);
     ((product >> 32) as u32, product as u32)
@@ -85,10 +77,7 @@ impl Source {
     fn new(key: Key, tag: u32, step: u64) -> Self {
         let ([stream0, stream1], [step0, step1]) = (words(key.stream), words(step));
         let [w0, w1, w2, w3] = philox4x32_10([stream0, stream1, step0, step1], words(key.seed));
-        Self {
-            key: [w0, w1],
-            high: [w2, w3 ^ tag],
-        }
+        Self { key: [w0, w1], high: [w2, w3 ^ tag] }
     }
 
     /// The normals of `WIDTH` blocks, from `first_block` on.
@@ -168,19 +157,13 @@ mod tests {
     #[test]
     fn philox_gives_the_published_vectors() {
         // Random123 kat_vectors, philox 4x32 10.
-        assert_eq!(
-            philox4x32_10([0; 4], [0; 2]),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
+        assert_eq!(philox4x32_10([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(
             philox4x32_10([u32::MAX; 4], [u32::MAX; 2]),
             [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
         );
         assert_eq!(
-            philox4x32_10(
-                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
-                [0xa409_3822, 0x299f_31d0]
-            ),
+            philox4x32_10([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
     }
@@ -188,11 +171,9 @@ mod tests {
     #[test]
     fn normals_do_not_depend_on_the_slicing() {
         let whole = filled(1000, KEY, 1, 5);
-        for cuts in [
-            vec![0, 1, 2, 3, 64, 65, 500, 1000],
-            vec![0, 7, 333, 334, 998, 1000],
-            vec![0, 63, 129, 1000],
-        ] {
+        for cuts in
+            [vec![0, 1, 2, 3, 64, 65, 500, 1000], vec![0, 7, 333, 334, 998, 1000], vec![0, 63, 129, 1000]]
+        {
             for pair in cuts.windows(2) {
                 let mut part = vec![f32::NAN; pair[1] - pair[0]];
                 fill_normal(&mut part, KEY, 1, 5, pair[0] as u64);
@@ -215,24 +196,8 @@ mod tests {
             filled(64, Key { stream: 4, ..KEY }, 1, 5),
             filled(64, KEY, 2, 5),
             filled(64, KEY, 1, 6),
-            filled(
-                64,
-                Key {
-                    seed: 7 + (1 << 32),
-                    ..KEY
-                },
-                1,
-                5,
-            ),
-            filled(
-                64,
-                Key {
-                    stream: 3 + (1 << 32),
-                    ..KEY
-                },
-                1,
-                5,
-            ),
+            filled(64, Key { seed: 7 + (1 << 32), ..KEY }, 1, 5),
+            filled(64, Key { stream: 3 + (1 << 32), ..KEY }, 1, 5),
             filled(64, KEY, 1, 5 + (1 << 32)),
         ];
         for other in others {
@@ -253,38 +218,18 @@ mod tests {
         }
         // Neighbours (the two halves of a pair, and of two pairs) are uncorrelated.
         for lag in 1..=4 {
-            let product: f64 = values
-                .iter()
-                .zip(&values[lag..])
-                .map(|(&a, &b)| f64::from(a) * f64::from(b))
-                .sum();
-            assert!(
-                (product / len as f64).abs() < 5.0 / (len as f64).sqrt(),
-                "lag {lag}"
-            );
+            let product: f64 =
+                values.iter().zip(&values[lag..]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            assert!((product / len as f64).abs() < 5.0 / (len as f64).sqrt(), "lag {lag}");
         }
         // P(|z| > 3) = 0.0026998.
         let tails = values.iter().filter(|z| z.abs() > 3.0).count() as f64 / len as f64;
-        assert!(
-            (tails - 0.002_699_8).abs() < 5.0 * (0.0027_f64 / len as f64).sqrt(),
-            "{tails}"
-        );
+        assert!((tails - 0.002_699_8).abs() < 5.0 * (0.0027_f64 / len as f64).sqrt(), "{tails}");
     }
 
     #[test]
     fn box_muller_agrees_with_double_precision() {
-        let corners = [
-            0,
-            1,
-            2,
-            1 << 29,
-            (1 << 29) - 1,
-            1 << 30,
-            3 << 30,
-            1 << 31,
-            u32::MAX - 1,
-            u32::MAX,
-        ];
+        let corners = [0, 1, 2, 1 << 29, (1 << 29) - 1, 1 << 30, 3 << 30, 1 << 31, u32::MAX - 1, u32::MAX];
         let spread = (0..4000_u32).map(|i| i.wrapping_mul(0x9E37_79B9));
         let samples: Vec<u32> = corners.into_iter().chain(spread).collect();
         for (i, &x) in samples.iter().enumerate() {
@@ -294,14 +239,8 @@ mod tests {
             let radius = (-2.0 * u.ln()).sqrt();
             let angle = std::f64::consts::TAU * f64::from(y) / 4_294_967_296.0;
             let (z0, z1) = box_muller(x, y);
-            assert!(
-                (f64::from(z0) - radius * angle.cos()).abs() < 2e-6,
-                "{x} {y}: {z0}"
-            );
-            assert!(
-                (f64::from(z1) - radius * angle.sin()).abs() < 2e-6,
-                "{x} {y}: {z1}"
-            );
+            assert!((f64::from(z0) - radius * angle.cos()).abs() < 2e-6, "{x} {y}: {z0}");
+            assert!((f64::from(z1) - radius * angle.sin()).abs() < 2e-6, "{x} {y}: {z1}");
             assert!(z0.abs() < 6.8 && z1.abs() < 6.8);
         }
     }

@@ -69,19 +69,13 @@ impl Arena {
                     .buffers
                     .iter()
                     .map(|buffer| {
-                        let place = Place {
-                            offset,
-                            bytes: buffer.bytes(bucket.units.len()),
-                        };
+                        let place = Place { offset, bytes: buffer.bytes(bucket.units.len()) };
                         offset += place.bytes.next_multiple_of(ALIGN);
                         place
                     })
                     .collect()
             })
             .collect();
-        Self {
-            places,
-            bytes: sizes.iter().sum(),
-        }
+        Self { places, bytes: sizes.iter().sum() }
     }
 }

@@ -78,11 +78,7 @@ pub(super) fn buckets(
                 param: member.spec.dtype,
                 state: member.states.iter().map(|s| s.dtype).collect(),
             };
-            let unit = Unit {
-                param: member.spec.index,
-                index,
-                block: *block,
-            };
+            let unit = Unit { param: member.spec.index, index, block: *block };
             let found = open.iter_mut().find(|(b, layout)| {
                 b.group == member.group
                     && b.algorithm == member.algorithm
@@ -104,10 +100,7 @@ pub(super) fn buckets(
             }
         }
     }
-    let mut closed: Vec<Bucket> = open
-        .into_iter()
-        .flat_map(|(bucket, _)| split(&bucket, limits))
-        .collect();
+    let mut closed: Vec<Bucket> = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits)).collect();
     closed.sort_by_key(|b| algorithms[b.algorithm].flat());
     Ok(closed)
 }
@@ -115,29 +108,12 @@ pub(super) fn buckets(
 /// Cuts a bucket so that its buffers fit the bound; at least one unit each.
 fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
     let bytes = |shared| {
-        bucket
-            .program
-            .buffers
-            .iter()
-            .filter(|b| b.shared == shared)
-            .map(|b| b.bytes(1))
-            .sum::<usize>()
+        bucket.program.buffers.iter().filter(|b| b.shared == shared).map(|b| b.bytes(1)).sum::<usize>()
     };
-    let limit = limits
-        .get(bucket.group)
-        .copied()
-        .flatten()
-        .unwrap_or(DEFAULT_BATCH_BYTES);
+    let limit = limits.get(bucket.group).copied().flatten().unwrap_or(DEFAULT_BATCH_BYTES);
     let most = match bytes(false) {
         0 => bucket.units.len(),
         each => (limit.saturating_sub(bytes(true)) / each).max(1),
     };
-    bucket
-        .units
-        .chunks(most.max(1))
-        .map(|units| Bucket {
-            units: units.to_vec(),
-            ..bucket.clone()
-        })
-        .collect()
+    bucket.units.chunks(most.max(1)).map(|units| Bucket { units: units.to_vec(), ..bucket.clone() }).collect()
 }

@@ -17,12 +17,7 @@ impl Plan {
                 let elements: usize = bucket.units.iter().map(|u| u.block.numel()).sum();
                 format!("{} tensors, {elements} elements", bucket.units.len())
             } else {
-                format!(
-                    "{} × [{}, {}]",
-                    bucket.units.len(),
-                    bucket.shape.rows,
-                    bucket.shape.cols
-                )
+                format!("{} × [{}, {}]", bucket.units.len(), bucket.shape.rows, bucket.shape.cols)
             };
             let _ = writeln!(
                 text,
@@ -44,12 +39,8 @@ impl Plan {
                     .zip(&self.arena.places[compute.bucket])
                     .map(|(b, place)| format!("{} {} {}", b.name, b.dtype.name(), bytes(place.bytes)))
                     .collect();
-                let _ = writeln!(
-                    text,
-                    "{}{}",
-                    if buffers.is_empty() { "" } else { "  in " },
-                    buffers.join(", ")
-                );
+                let _ =
+                    writeln!(text, "{}{}", if buffers.is_empty() { "" } else { "  in " }, buffers.join(", "));
             }
         }
         let _ = writeln!(text, "arena {}, hazards 0", bytes(self.arena.bytes));
@@ -59,12 +50,10 @@ impl Plan {
     /// SHA-256 of the printed plan, in hexadecimal: equal on ranks whose plans are.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        Sha256::digest(self.explain().as_bytes())
-            .iter()
-            .fold(String::new(), |mut text, byte| {
-                let _ = write!(text, "{byte:02x}");
-                text
-            })
+        Sha256::digest(self.explain().as_bytes()).iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
     }
 }
 

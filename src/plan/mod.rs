@@ -75,17 +75,8 @@ impl Plan {
         let mut names: Vec<(usize, String)> = Vec::new();
         let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
         let mut members = Vec::with_capacity(params.len());
-        for ParamInput {
-            spec,
-            layout,
-            group,
-            frozen,
-            state_dtypes,
-        } in params
-        {
-            let settings = groups
-                .get(group)
-                .ok_or_else(|| Error::Internal(format!("no group {group}")))?;
+        for ParamInput { spec, layout, group, frozen, state_dtypes } in params {
+            let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
             refuse_distributed(&spec, &layout)?;
             let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
             let key = (group, name.to_owned());
@@ -106,20 +97,10 @@ impl Plan {
             for state in &mut states {
                 state.dtype = state_dtypes.get(state.role).copied().unwrap_or(state.dtype);
             }
-            members.push(Member {
-                spec,
-                layout,
-                group,
-                algorithm,
-                frozen,
-                blocks,
-                states,
-            });
+            members.push(Member { spec, layout, group, algorithm, frozen, blocks, states });
         }
-        let limits = groups
-            .iter()
-            .map(|g| g.options.optional_count("max_batch_bytes"))
-            .collect::<Result<Vec<_>>>()?;
+        let limits =
+            groups.iter().map(|g| g.options.optional_count("max_batch_bytes")).collect::<Result<Vec<_>>>()?;
         let buckets = bucket::buckets(&members, &algorithms, &limits)?;
         let arena = Arena::lay_out(&buckets, &vec![0; buckets.len()]);
         let (computes, schedule) = schedule::schedule(&buckets);
@@ -129,15 +110,7 @@ impl Plan {
         };
         verify(&schedule, &prints)?;
         let algorithm_groups = names.into_iter().map(|(group, _)| group).collect();
-        Ok(Self {
-            members,
-            algorithms,
-            algorithm_groups,
-            buckets,
-            arena,
-            computes,
-            schedule,
-        })
+        Ok(Self { members, algorithms, algorithm_groups, buckets, arena, computes, schedule })
     }
 }
 

@@ -80,26 +80,14 @@ impl Program {
     /// Declares the next buffer: one matrix for each unit.
     #[must_use]
     pub fn buffer(mut self, name: &'static str, rows: usize, cols: usize, dtype: DType) -> Self {
-        self.buffers.push(BufferSpec {
-            name,
-            rows,
-            cols,
-            dtype,
-            shared: false,
-        });
+        self.buffers.push(BufferSpec { name, rows, cols, dtype, shared: false });
         self
     }
 
     /// Declares the next buffer: `elements` elements that the units use in turn.
     #[must_use]
     pub fn scratch(mut self, name: &'static str, elements: usize, dtype: DType) -> Self {
-        self.buffers.push(BufferSpec {
-            name,
-            rows: 1,
-            cols: elements,
-            dtype,
-            shared: true,
-        });
+        self.buffers.push(BufferSpec { name, rows: 1, cols: elements, dtype, shared: true });
         self
     }
 

@@ -46,10 +46,7 @@ pub(super) fn schedule(buckets: &[Bucket]) -> (Vec<Compute>, Vec<Instr>) {
                 ProgramOp::Local { stage, name } => Some((*stage, *name)),
                 ProgramOp::Redistribute { .. } => None,
             });
-            Compute {
-                bucket,
-                stages: stages.collect(),
-            }
+            Compute { bucket, stages: stages.collect() }
         })
         .collect();
     let order = (0..computes.len()).map(Instr::Compute).collect();

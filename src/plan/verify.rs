@@ -34,23 +34,16 @@ pub fn verify(schedule: &[Instr], prints: &Footprints) -> Result<()> {
             Instr::Compute(k) => prints.computes.get(k).map_or(&[], Vec::as_slice),
             Instr::Issue(k) => prints.collectives.get(k).map_or(&[], Vec::as_slice),
         };
-        if flying
-            .values()
-            .any(|held| held.iter().any(|a| touched.iter().any(|b| a.overlaps(b))))
-        {
+        if flying.values().any(|held| held.iter().any(|a| touched.iter().any(|b| a.overlaps(b)))) {
             return broken(at, "touches a buffer in flight");
         }
-        if let Instr::Issue(k) = *instr {
-            if flying.insert(k, touched).is_some() {
-                return broken(at, "issues a collective twice");
-            }
+        if let Instr::Issue(k) = *instr
+            && flying.insert(k, touched).is_some()
+        {
+            return broken(at, "issues a collective twice");
         }
     }
-    if flying.is_empty() {
-        Ok(())
-    } else {
-        broken(schedule.len(), "leaves a collective in flight")
-    }
+    if flying.is_empty() { Ok(()) } else { broken(schedule.len(), "leaves a collective in flight") }
 }
 
 #[cfg(test)]
@@ -60,27 +53,13 @@ mod tests {
 
     fn prints() -> Footprints {
         let at = |offset| vec![Place { offset, bytes: 64 }];
-        Footprints {
-            computes: vec![at(0), at(64), at(32)],
-            collectives: vec![at(0), at(64)],
-        }
+        Footprints { computes: vec![at(0), at(64), at(32)], collectives: vec![at(0), at(64)] }
     }
 
     #[test]
     fn verify_overlapped_buckets_in_own_slots_passes() {
-        verify(
-            &[
-                Compute(0),
-                Issue(0),
-                Compute(1),
-                Issue(1),
-                Wait(0),
-                Compute(0),
-                Wait(1),
-            ],
-            &prints(),
-        )
-        .unwrap();
+        verify(&[Compute(0), Issue(0), Compute(1), Issue(1), Wait(0), Compute(0), Wait(1)], &prints())
+            .unwrap();
     }
 
     #[test]

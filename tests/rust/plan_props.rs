@@ -23,14 +23,8 @@ fn shape() -> impl Strategy<Value = Vec<usize>> {
 fn group(algorithm: &str, limit: Option<i64>) -> GroupSpec {
     let mut options = Options::default();
     options.insert("rank_fraction", OptionValue::Float(0.5));
-    options.insert(
-        "max_batch_bytes",
-        limit.map_or(OptionValue::None, OptionValue::Int),
-    );
-    GroupSpec {
-        algorithm: algorithm.into(),
-        options,
-    }
+    options.insert("max_batch_bytes", limit.map_or(OptionValue::None, OptionValue::Int));
+    GroupSpec { algorithm: algorithm.into(), options }
 }
 
 fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
@@ -121,25 +115,17 @@ proptest! {
 
 #[test]
 fn plan_unknown_algorithm_names_the_known_ones() {
-    let error = Plan::build(inputs(&[(vec![2, 2], 0, false)]), &[group("adam", None)])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("adamw, dion, lion, muon") && error.contains("'adam'"),
-        "{error}"
-    );
+    let error =
+        Plan::build(inputs(&[(vec![2, 2], 0, false)]), &[group("adam", None)]).unwrap_err().to_string();
+    assert!(error.contains("adamw, dion, lion, muon") && error.contains("'adam'"), "{error}");
 }
 
 #[test]
 fn plan_vector_in_a_matrix_group_names_the_parameter() {
     for name in ["dion", "muon"] {
-        let error = Plan::build(inputs(&[(vec![5], 0, false)]), &[group(name, None)])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("p0") && error.contains("[5]") && error.contains("strict=False"),
-            "{error}"
-        );
+        let error =
+            Plan::build(inputs(&[(vec![5], 0, false)]), &[group(name, None)]).unwrap_err().to_string();
+        assert!(error.contains("p0") && error.contains("[5]") && error.contains("strict=False"), "{error}");
     }
 }
 

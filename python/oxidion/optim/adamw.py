@@ -26,24 +26,14 @@ class AdamW(OxOptimizer):
     non-finite, no other.
 
     Args:
-        params: parameters, groups, or named parameters.
         lr: step size; a one-element tensor is allowed.
         betas: decay rates of the two moments.
         eps: added to the denominator.
         weight_decay: decay per unit of ``lr``.
         amsgrad: use the running maximum of the second moment.
-        maximize: ascend instead of descend.
-        foreach: accepted for compatibility; there is one implementation.
-        capturable: accepted for compatibility.
-        differentiable: must be False.
         fused: accepted for compatibility.
-        cautious_wd: decay only where the update and the parameter agree in sign.
-        strict: see ``Dion``; no effect on elementwise algorithms.
-        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
-        state_dtype: dtype of the moments; None means the parameter's.
 
-    Raises:
-        ValueError: for hyper-parameters out of range.
+    Arguments that are not named here are those of ``OxOptimizer``.
     """
 
     ALGORITHM = "adamw"

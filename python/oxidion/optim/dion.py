@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
-from oxidion._base import OxOptimizer
+from oxidion._base import OxOptimizer, defaults
 from oxidion._comm import check_mesh
 from oxidion._validate import Field
-from oxidion.optim.muon import mirror_betas
-
-
-@dataclass
-class DionMixedPrecisionConfig:
-    """Dtypes of Dion's states; None means the parameter's.
-
-    Args:
-        momentum_dtype: of the momentum, also of AdamW's and Lion's.
-        Q_dtype: of the right factor.
-        variance_dtype: of AdamW's second moment.
-    """
-
-    momentum_dtype: torch.dtype | None = None
-    Q_dtype: torch.dtype | None = None
-    variance_dtype: torch.dtype | None = None
+from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
 
 class Dion(OxOptimizer):
@@ -44,13 +27,12 @@ class Dion(OxOptimizer):
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
     State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``. Parameters and state are written in
-    place. A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the
-    update and keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random
-    numbers depend on ``seed``, the position of the parameter and the step only; torch's generators are not
-    touched.
+    place. A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing
+    to the update and keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other.
+    Random numbers depend on ``seed``, the position of the parameter and the step only; torch's generators
+    are not touched.
 
     Args:
-        params: parameters, groups, or named parameters.
         replicate_mesh: a mesh or process group of one rank, or None.
         outer_shard_mesh: likewise.
         inner_shard_mesh: likewise.
@@ -71,17 +53,8 @@ class Dion(OxOptimizer):
         orth_dtype: dtype of P, R and the products that make them: "float32", "float64" or "auto", which is
             float32, float64 where parameter or momentum are.
         seed: of the initial Q and of the sketches.
-        maximize: ascend instead of descend.
-        foreach: accepted for compatibility; there is one implementation.
-        capturable: accepted for compatibility.
-        differentiable: must be False.
-        strict: with False, parameters of fewer than two dimensions are optimized by AdamW.
-        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
-        state_dtype: dtype of all states that ``mixed_precision_config`` does not name.
 
-    Raises:
-        ValueError: for hyper-parameters out of range and parameters that are no matrices.
-        TypeError: for a mesh that is none.
+    Arguments that are not named here are those of ``OxOptimizer``.
     """
 
     ALGORITHM = "dion"
@@ -139,29 +112,9 @@ class Dion(OxOptimizer):
         for name, mesh in zip(meshes, (replicate_mesh, outer_shard_mesh, inner_shard_mesh), strict=True):
             check_mesh(name, mesh)
         config = mixed_precision_config or DionMixedPrecisionConfig()
-        values = {
-            "rank_fraction": rank_fraction,
-            "rank_multiple_of": rank_multiple_of,
-            "lr": lr,
-            "mu": mu,
-            "betas": betas,
-            "weight_decay": weight_decay,
-            "epsilon": epsilon,
-            "oversample": rcqr_oversample,
-            "power_iters": power_iters,
-            "qr_method": qr_method,
-            "cqr_warmup_steps": cqr_warmup_steps,
-            "orth_dtype": orth_dtype,
-            "seed": seed,
-            "cautious_wd": cautious_wd,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "strict": strict,
-            "max_batch_bytes": max_batch_bytes,
-            "state_dtype": state_dtype,
-        }
+        skip = ("replicate_mesh_grad_sync", "mixed_precision_config", "rcqr_oversample", *meshes)
+        values = defaults(locals(), skip=(*skip, "skip", "config", "meshes", "name", "mesh"))
+        values["oversample"] = rcqr_oversample
         for key in ("momentum_dtype", "Q_dtype", "variance_dtype"):
             values[key] = _validate.dtype_name(getattr(config, key), key)
-        super().__init__(params, mirror_betas(values))
+        super().__init__(params, values)

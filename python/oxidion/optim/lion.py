@@ -24,21 +24,11 @@ class Lion(OxOptimizer):
     other; an infinite one moves its parameter by ``lr`` once and stays in the momentum.
 
     Args:
-        params: parameters, groups, or named parameters.
         lr: step size; usually 3 to 10 times smaller than AdamW's.
         betas: weight of the momentum in the direction, and its decay rate.
         weight_decay: decay per unit of ``lr``.
-        cautious_wd: decay only where the update and the parameter agree in sign.
-        maximize: ascend instead of descend.
-        foreach: accepted for compatibility; there is one implementation.
-        capturable: accepted for compatibility.
-        differentiable: must be False.
-        strict: see ``Dion``; no effect on elementwise algorithms.
-        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
-        state_dtype: dtype of the momentum; None means the parameter's.
 
-    Raises:
-        ValueError: for hyper-parameters out of range.
+    Arguments that are not named here are those of ``OxOptimizer``.
     """
 
     ALGORITHM = "lion"

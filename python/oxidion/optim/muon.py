@@ -36,13 +36,11 @@ class Muon(OxOptimizer):
     gradient makes its own parameter NaN, no other.
 
     Args:
-        params: parameters, groups, or named parameters.
         distributed_mesh: a mesh or process group of one rank, or None.
         lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
         mu: momentum factor.
         betas: decay rates of groups with algorithm "adamw" or "lion".
         weight_decay: decay per unit of ``lr``.
-        cautious_wd: decay only where the update and the parameter agree in sign.
         epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
         nesterov: look one step ahead.
         adjust_lr: the rule for ``s``.
@@ -53,17 +51,8 @@ class Muon(OxOptimizer):
         newton_schulz_func: must be None.
         orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
             CPU multiplies it faster, else float32.
-        maximize: ascend instead of descend.
-        foreach: accepted for compatibility; there is one implementation.
-        capturable: accepted for compatibility.
-        differentiable: must be False.
-        strict: with False, parameters of fewer than two dimensions are optimized by AdamW.
-        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
-        state_dtype: dtype of the momentum; None means the parameter's.
 
-    Raises:
-        ValueError: for hyper-parameters out of range and parameters that are no matrices.
-        TypeError: for a mesh that is none.
+    Arguments that are not named here are those of ``OxOptimizer``.
     """
 
     ALGORITHM = "muon"
@@ -119,13 +108,4 @@ class Muon(OxOptimizer):
         if use_gram_newton_schulz:
             raise ValueError("use_gram_newton_schulz must be False in this version")
         skip = ("distributed_mesh", "newton_schulz_func", "use_gram_newton_schulz", "use_triton")
-        values = defaults(locals(), skip=(*skip, "skip"))
-        super().__init__(params, mirror_betas(values))
-
-
-def mirror_betas(values: dict[str, Any]) -> dict[str, Any]:
-    """Adds ``beta1`` and ``beta2`` beside ``betas``, as groups of this family have them."""
-    pair = values["betas"]
-    if isinstance(pair, (tuple, list)) and len(pair) == 2:
-        values["beta1"], values["beta2"] = pair
-    return values
+        super().__init__(params, defaults(locals(), skip=(*skip, "skip")))

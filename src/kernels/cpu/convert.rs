@@ -82,16 +82,10 @@ fn bf16_bits(x: f32) -> u16 {
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
     match from.dtype() {
-        // SAFETY (each arm): the type was matched; the caller holds the only access to this piece.
-        DType::F32 => unsafe { from.slice::<f32>() }
-            .iter()
-            .zip(to)
-            .for_each(|(x, y)| *y = C::from_f32(*x)),
+        // SAFETY: the type was matched; the caller holds the only access to this piece.
+        DType::F32 => unsafe { from.slice::<f32>() }.iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
         // SAFETY: as above.
-        DType::F64 => unsafe { from.slice::<f64>() }
-            .iter()
-            .zip(to)
-            .for_each(|(x, y)| *y = C::of(*x)),
+        DType::F64 => unsafe { from.slice::<f64>() }.iter().zip(to).for_each(|(x, y)| *y = C::of(*x)),
         // SAFETY: as above.
         DType::BF16 => unsafe { from.slice::<bf16>() }
             .iter()
@@ -100,10 +94,7 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
         DType::F16 => {
             let mut wide = [0.0_f32; super::TILE];
             // SAFETY: as above.
-            for (x, y) in unsafe { from.slice::<f16>() }
-                .chunks(super::TILE)
-                .zip(to.chunks_mut(super::TILE))
-            {
+            for (x, y) in unsafe { from.slice::<f16>() }.chunks(super::TILE).zip(to.chunks_mut(super::TILE)) {
                 x.convert_to_f32_slice(&mut wide[..x.len()]);
                 wide.iter().zip(y).for_each(|(x, y)| *y = C::from_f32(*x));
             }
@@ -116,16 +107,10 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
     match to.dtype() {
-        // SAFETY (each arm): the type was matched; the caller holds the only access to this piece.
-        DType::F32 => unsafe { to.slice::<f32>() }
-            .iter_mut()
-            .zip(from)
-            .for_each(|(y, x)| *y = x.to_f32()),
+        // SAFETY: the type was matched; the caller holds the only access to this piece.
+        DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
         // SAFETY: as above.
-        DType::F64 => unsafe { to.slice::<f64>() }
-            .iter_mut()
-            .zip(from)
-            .for_each(|(y, x)| *y = x.wide()),
+        DType::F64 => unsafe { to.slice::<f64>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
         // SAFETY: as above.
         DType::BF16 => unsafe { to.slice::<bf16>() }
             .iter_mut()
@@ -134,10 +119,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
         DType::F16 => {
             let mut narrow = [0.0_f32; super::TILE];
             // SAFETY: as above.
-            for (y, x) in unsafe { to.slice::<f16>() }
-                .chunks_mut(super::TILE)
-                .zip(from.chunks(super::TILE))
-            {
+            for (y, x) in unsafe { to.slice::<f16>() }.chunks_mut(super::TILE).zip(from.chunks(super::TILE)) {
                 narrow.iter_mut().zip(x).for_each(|(n, x)| *n = x.to_f32());
                 y.convert_from_f32_slice(&narrow[..x.len()]);
             }
@@ -155,10 +137,7 @@ mod tests {
             for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let x = f32::from_bits((i << 16) | low);
                 let (ours, theirs) = (bf16::from_bits(bf16_bits(x)), bf16::from_f32(x));
-                assert!(
-                    ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()),
-                    "{x}"
-                );
+                assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{x}");
             }
         }
     }

@@ -21,11 +21,7 @@ impl Op<3> for Momentum {
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
         let (mu, factor) = (C::of(self.mu), C::of(self.grad_factor));
-        let ahead = if self.nesterov {
-            (mu, factor)
-        } else {
-            (C::of(1.0), C::of(0.0))
-        };
+        let ahead = if self.nesterov { (mu, factor) } else { (C::of(1.0), C::of(0.0)) };
         if self.nesterov {
             for ((g, m), u) in g.iter().zip(m).zip(u) {
                 let new = mu * *m + factor * *g;
@@ -173,11 +169,7 @@ impl<C: Real> Moments<C> {
         let denominator = v.sqrt() / self.root_correction + self.epsilon;
         let step = self.rate * m / denominator;
         if self.cautious {
-            let decay = if m * *x < C::default() {
-                C::default()
-            } else {
-                self.decay
-            };
+            let decay = if m * *x < C::default() { C::default() } else { self.decay };
             *x = *x - decay * *x - step;
         } else {
             *x = *x * self.keep - step;
@@ -252,11 +244,7 @@ impl Op<3> for Lion {
                 blend
             };
             *m = beta2 * *m + rest2 * g;
-            let kept = if cautious && *x * blend < zero {
-                *x
-            } else {
-                *x * keep
-            };
+            let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
             *x = kept - step;
         }
     }

@@ -38,31 +38,19 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
     let total: usize = jobs.iter().map(|job| job[0].len()).sum();
     if total <= PIECE || threads::get() == 1 {
         for (job, operands) in jobs.iter().enumerate() {
-            dispatch(
-                op,
-                &Piece {
-                    job,
-                    operands: *operands,
-                },
-            );
+            dispatch(op, &Piece { job, operands: *operands });
         }
         return;
     }
     let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
     for (job, operands) in jobs.iter().enumerate() {
         for start in (0..operands[0].len()).step_by(PIECE) {
-            pieces.push(Piece {
-                job,
-                operands: operands.map(|s| s.part(start, PIECE)),
-            });
+            pieces.push(Piece { job, operands: operands.map(|s| s.part(start, PIECE)) });
         }
     }
     let share = (pieces.len() / (threads::get() * 32)).max(1);
     threads::run(|| {
-        pieces
-            .par_iter()
-            .with_min_len(share)
-            .for_each(|piece| dispatch(op, piece))
+        pieces.par_iter().with_min_len(share).for_each(|piece| dispatch(op, piece));
     });
 }
 

@@ -1,7 +1,5 @@
 //! Sums over elements, accumulated in float64.
 
-use half::{bf16, f16};
-
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -23,10 +21,10 @@ pub fn sum_of_squares(x: &Slab) -> f64 {
     sum
 }
 
-/// `sums[j] = Σᵢ x[i, j]²` of a row-major `[rows, columns]` slab of float32 or float64; `sums` is float64.
+/// `sums[j] = Σᵢ x[i, j]²` of a row-major `[rows, columns]` slab; `sums` is float64.
 ///
 /// # Errors
-/// `Error::Internal` for other types.
+/// `Error::Internal` when `sums` is not one float64 for each column.
 pub fn column_sums_of_squares(x: &Slab, columns: usize, sums: &Slab) -> Result<()> {
     if sums.dtype() != DType::F64 || sums.len() != columns {
         return Err(Error::Internal("column sums need one float64 each".into()));
@@ -34,25 +32,10 @@ pub fn column_sums_of_squares(x: &Slab, columns: usize, sums: &Slab) -> Result<(
     // SAFETY: the caller owns both slabs for this stage, and they do not overlap.
     let sums = unsafe { sums.slice::<f64>() };
     sums.fill(0.0);
-    let mut add = |row: usize, value: f64| sums[row] += value * value;
-    let columns = columns.max(1);
-    match x.dtype() {
-        // SAFETY (each arm): the type was matched; the caller owns the slab for this stage.
-        DType::F32 => unsafe { x.slice::<f32>() }
-            .chunks_exact(columns)
-            .for_each(|row| row.iter().enumerate().for_each(|(j, v)| add(j, f64::from(*v)))),
-        // SAFETY: as above.
-        DType::F64 => unsafe { x.slice::<f64>() }
-            .chunks_exact(columns)
-            .for_each(|row| row.iter().enumerate().for_each(|(j, v)| add(j, *v))),
-        // SAFETY: as above.
-        DType::BF16 => unsafe { x.slice::<bf16>() }
-            .chunks_exact(columns)
-            .for_each(|row| row.iter().enumerate().for_each(|(j, v)| add(j, v.to_f64()))),
-        // SAFETY: as above.
-        DType::F16 => unsafe { x.slice::<f16>() }
-            .chunks_exact(columns)
-            .for_each(|row| row.iter().enumerate().for_each(|(j, v)| add(j, v.to_f64()))),
+    let mut row = vec![0.0_f64; columns];
+    for start in (0..x.len()).step_by(columns.max(1)) {
+        super::convert::load(&x.part(start, columns), &mut row);
+        sums.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value * value);
     }
     Ok(())
 }
@@ -71,7 +54,7 @@ pub fn normalize_columns(x: &Slab, sums: &Slab, epsilon: f64, factor: f64, q: &S
         .map(|s| {
             let norm = s.sqrt();
             // A NaN is not dead: it has to show.
-            (!(norm <= DEAD * largest)).then_some(norm + epsilon)
+            (norm.is_nan() || norm > DEAD * largest).then_some(norm + epsilon)
         })
         .collect();
     if columns == 0 {
@@ -80,11 +63,7 @@ pub fn normalize_columns(x: &Slab, sums: &Slab, epsilon: f64, factor: f64, q: &S
     let (mut row_x, mut row_q) = (vec![0.0_f64; columns], vec![0.0_f64; columns]);
     let mut row_scaled = vec![0.0_f64; columns];
     for start in (0..x.len()).step_by(columns) {
-        let (xs, qs, ss) = (
-            x.part(start, columns),
-            q.part(start, columns),
-            scaled.part(start, columns),
-        );
+        let (xs, qs, ss) = (x.part(start, columns), q.part(start, columns), scaled.part(start, columns));
         super::convert::load(&xs, &mut row_x);
         super::convert::load(&qs, &mut row_q);
         for j in 0..columns {
@@ -109,20 +88,11 @@ mod tests {
     fn normalize_columns_dead_column_keeps_q() {
         let x = Tensor::from_slice(&[3.0_f64, 0.0, 1e-9, 4.0, 0.0, 0.0]).view([2, 3]);
         let q = Tensor::from_slice(&[9.0_f64, 8.0, 7.0, 6.0, 5.0, 4.0]).view([2, 3]);
-        let (scaled, sums) = (
-            q.zeros_like(),
-            Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)),
-        );
+        let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
         let slab = |t: &Tensor| Slab::of(t).unwrap();
         column_sums_of_squares(&slab(&x), 3, &slab(&sums)).unwrap();
         normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, &slab(&q), &slab(&scaled));
-        assert_eq!(
-            Vec::<f64>::try_from(q.view([-1])).unwrap(),
-            [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]
-        );
-        assert_eq!(
-            Vec::<f64>::try_from(scaled.view([-1])).unwrap(),
-            [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]
-        );
+        assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
+        assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
     }
 }

@@ -1,0 +1,142 @@
+//! The stages of Dion on one bucket.
+
+use tch::Tensor;
+
+use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
+use crate::batch::Slab;
+use crate::error::Result;
+use crate::hyper::Hyper;
+use crate::kernels;
+use crate::linalg::adjust::AdjustLr;
+use crate::linalg::low_rank::{add_product, set_product, sketches};
+use crate::linalg::qr::{QrMethod, orthonormalize, sketch_rows};
+use crate::linalg::random::Key;
+use crate::stage::{StageIo, orthogonality_error};
+
+/// Separates the random numbers of the sketch from those of the initial Q.
+const SKETCH_TAG: u32 = 1;
+
+impl Dion {
+    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let units = io.units.len();
+        let mut p = io.matrices(P, 0, units)?;
+        let (tall, rank) = (p.size()[1], p.size()[2]);
+        let method = self.method(h[STEP]);
+        let sketch = if method == QrMethod::Rcqr && rank < tall {
+            let keys: Vec<_> = io
+                .units
+                .iter()
+                .map(|u| (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index))
+                .collect();
+            let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
+            let step = h[STEP] as u64;
+            Some(sketches(&keys, rows, usize::try_from(tall).unwrap_or(0), SKETCH_TAG, step)?)
+        } else {
+            None
+        };
+        let empty: Vec<bool> =
+            (0..units).map(|i| Ok(kernels::sum_of_squares(&io.slab(P, i)?) == 0.0)).collect::<Result<_>>()?;
+        let (orthonormal, report) = orthonormalize(&p, method, sketch.as_ref())?;
+        if report.householder > 0 {
+            log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
+        }
+        p.f_copy_(&orthonormal)?;
+        // Q sees nothing of the momentum: any basis would be made up, so there is no direction to step along.
+        for i in (0..units).filter(|i| empty[*i]) {
+            let _ = io.matrix(P, i)?.f_zero_()?;
+        }
+        for i in 0..units {
+            let matrix = io.matrix(P, i)?;
+            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn feedback(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        for i in 0..io.units.len() {
+            let unit = io.units[i];
+            let (r, norms) = (io.slab(R, i)?, io.slab(NORMS, i)?);
+            kernels::column_sums_of_squares(&r, norms.len(), &norms)?;
+            let mut stored = Self::momentum(io, i)?;
+            let whole = stored.shallow_clone();
+            io.record("captured_energy", i, || {
+                let energy = |slab: &Slab| kernels::sum_of_squares(slab).max(f64::MIN_POSITIVE);
+                Ok(energy(&r) / energy(&Slab::of(&whole)?))
+            })?;
+            let mut scaled = io.matrix(WORK, i)?;
+            scaled.f_copy_(&io.matrix(R, i)?)?;
+            let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
+            add_product(&mut stored, unit.rows < unit.cols, &io.matrix(P, i)?, &scaled)?;
+            if unit.state[MOMENTUM].dtype() != r.dtype() {
+                unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])?.f_copy_(&stored)?;
+            }
+            io.record(
+                "error_feedback_norm",
+                i,
+                || Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt()),
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let unit = io.units[0];
+        let (transposed, units) = (unit.rows < unit.cols, 0..io.units.len());
+        let rate = h[LR] * AdjustLr::SpectralNorm.factor(unit.rows as u64, unit.cols as u64);
+        let decay = h[LR] * h[WEIGHT_DECAY];
+        let direct = !self.cautious && unit.param.dtype() == io.slab(P, 0)?.dtype();
+        for i in units.clone() {
+            let factor = if direct { -rate } else { 1.0 };
+            let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
+            kernels::normalize_columns(&io.slab(R, i)?, &io.slab(NORMS, i)?, h[EPSILON], factor, &q, &work);
+        }
+        if direct {
+            let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();
+            if decay != 0.0 {
+                kernels::run(&kernels::Decay { decay }, &jobs);
+            }
+            for i in units {
+                let mut param = io.units[i].param.tensor(&[unit.rows, unit.cols])?;
+                add_product(&mut param, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
+            }
+        } else {
+            for i in units.clone() {
+                set_product(&io.matrix(FULL, i)?, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
+            }
+            let jobs =
+                units.map(|i| Ok([io.units[i].param, io.slab(FULL, i)?])).collect::<Result<Vec<_>>>()?;
+            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, &jobs);
+        }
+        Ok(())
+    }
+
+    /// The momentum in product type as it is stored: itself, or its copy in `FULL`.
+    pub(super) fn momentum(io: &StageIo<'_>, i: usize) -> Result<Tensor> {
+        let unit = &io.units[i];
+        if unit.state[MOMENTUM].dtype() == io.slab(P, i)?.dtype() {
+            unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])
+        } else {
+            io.matrix(FULL, i)
+        }
+    }
+
+    pub(super) fn accumulate(&self, io: &StageIo<'_>) -> Result<()> {
+        let unit = io.units[0];
+        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
+        if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
+            let jobs: Vec<_> = io.units.iter().map(|u| [u.grad, u.state[MOMENTUM]]).collect();
+            kernels::run(&add, &jobs);
+        } else {
+            let jobs = (0..io.units.len())
+                .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(FULL, i)?]))
+                .collect::<Result<Vec<_>>>()?;
+            kernels::run(&add, &jobs);
+        }
+        let (short, rank) = (unit.rows.min(unit.cols), self.rank(unit.rows, unit.cols));
+        for i in 0..io.units.len() {
+            io.matrix(R, i)?.f_copy_(&io.units[i].state[Q].tensor(&[short, rank])?)?;
+        }
+        Ok(())
+    }
+}
