@@ -70,6 +70,6 @@ def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:
         raise ValueError(
             f"q must be [n, r] with r <= m for m of shape {tuple(m.shape)}, got {tuple(q.shape)}"
         )
-    p: Matrix = orthonormal_columns(m @ q, "rcqr")
+    p: Matrix = orthonormal_columns(m @ q, "cqr")
     transposed: Matrix = m.mT if isinstance(m, Tensor) else np.swapaxes(m, -1, -2)
     return p, transposed @ p

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import oxidion
+
+
+class Model(nn.Module):
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.LayerNorm(8)
+        self.proj = nn.Linear(8, 8)
+        self.lm_head = nn.Linear(8, 10, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed.weight
+
+
+def names(groups: list[dict], **wanted: object) -> set[str]:
+    found = [g for g in groups if all(g.get(k) == v for k, v in wanted.items())]
+    return {name for group in found for name, _ in group["params"]}
+
+
+def test_matrices_go_to_the_matrix_algorithm_and_the_rest_to_adamw() -> None:
+    groups = oxidion.param_groups(Model(), algorithm="dion", lr=0.1, scalar_lr=0.2, weight_decay=0.3)
+    assert names(groups, algorithm="dion", lr=0.1, weight_decay=0.3) == {"proj.weight"}
+    rest = {
+        "embed.weight",
+        "conv.weight",
+        "conv.bias",
+        "norm.weight",
+        "norm.bias",
+        "proj.bias",
+        "lm_head.weight",
+    }
+    assert names(groups, algorithm="adamw", lr=0.2, weight_decay=0.0) == rest
+
+
+def test_convolutions_are_flattened_for_muon() -> None:
+    groups = oxidion.param_groups(Model(), algorithm="muon", scalar_algorithm="lion")
+    assert names(groups, algorithm="muon", flatten=True) == {"conv.weight"}
+    assert "lr" not in groups[0]
+    optimizer = oxidion.Muon(groups)
+    rows = {row["name"]: row for row in optimizer.explain()}
+    assert rows["conv.weight"]["view"] == "flattened"
+    assert rows["conv.weight"]["lr_factor"] == pytest.approx((4 / 27) ** 0.5)
+
+
+def test_every_parameter_that_requires_a_gradient_is_in_one_group() -> None:
+    model = Model()
+    model.proj.bias.requires_grad_(False)
+    groups = oxidion.param_groups(model)
+    listed = [id(p) for group in groups for _, p in group["params"]]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+def test_tied_head_is_no_matrix_whatever_its_name() -> None:
+    model = Model(tied=True)
+    model.odd_name = model.lm_head
+    del model.lm_head
+    assert "embed.weight" in names(oxidion.param_groups(model), algorithm="adamw")
+
+
+def test_memory_shared_with_an_embedding_is_found() -> None:
+    model = Model()
+    model.last = nn.Linear(8, 10, bias=False)
+    model.last.weight = nn.Parameter(model.embed.weight.detach())
+    assert "last.weight" in names(oxidion.param_groups(model), algorithm="adamw")
+
+
+def test_name_patterns_keep_matrices_out() -> None:
+    assert not names(oxidion.param_groups(Model(), scalar_patterns=["^proj"]), algorithm="dion")
+
+
+def test_group_keys_are_passed_on_and_decisions_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="oxidion.groups"):
+        groups = oxidion.param_groups(Model(), rank_fraction=0.25)
+    assert names(groups, rank_fraction=0.25) == {"proj.weight"}
+    assert "embed.weight (10, 8): adamw (embedding)" in caplog.text
+    optimizer = oxidion.Dion(groups)
+    assert {row["name"]: row["rank"] for row in optimizer.explain()}["proj.weight"] == 2
+
+
+def test_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="requires a gradient"):
+        oxidion.param_groups(nn.ReLU())
+
+
+def test_core_logs_reach_python(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="oxidion.plan"):
+        oxidion.Muon([nn.Parameter(torch.zeros(3))], strict=False).plan()
+    assert "is no matrix, optimized by adamw" in caplog.text

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import oxidion
+
+
+def step_once(threads: int) -> list[float]:
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.randn(400, 400))
+    param.grad = torch.randn(400, 400)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        oxidion.AdamW([param]).step()
+    finally:
+        torch.set_num_threads(before)
+    return param.detach().flatten()[:5].tolist()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_takes_steps_with_a_pool_of_its_own() -> None:
+    param = nn.Parameter(torch.randn(400, 400))
+    param.grad = torch.randn(400, 400)
+    optimizer = oxidion.AdamW([param])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        optimizer.step()
+        child = os.fork()
+        if child == 0:
+            # The parent's pool has no threads here: waiting for it would never end, but for the alarm.
+            signal.alarm(60)
+            optimizer.step()
+            os._exit(0 if optimizer.state[param]["step"].item() == 2 else 1)
+    finally:
+        torch.set_num_threads(before)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_number_of_threads_does_not_change_elementwise_results() -> None:
+    assert step_once(1) == step_once(2) == step_once(3)
+
+
+def test_env_command_prints_versions() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "oxidion", "env"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert f"oxidion:     {oxidion.__version__}" in done.stdout
+    assert torch.__version__ in done.stdout
+    assert done.stdout.strip() == oxidion.env_report()
+
+
+def test_unknown_command_is_an_error_with_usage() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "oxidion", "nonsense"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "invalid choice: 'nonsense'" in done.stderr
