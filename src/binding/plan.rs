@@ -98,7 +98,7 @@ impl PyPlan {
                 };
                 if !grad.is_none() {
                     let param = tensor::unpack(&handles::local(&object)?, &member.spec.name)?;
-                    let grad = super::session::gradient(&object, &grad)
+                    let grad = super::session::gradient(&object, &grad, member.spec.dtype)
                         .map_err(|e| super::error::with_name(py, &e, &member.spec.name))?;
                     check_gradient(&grad, &param, &member.spec.name).map_err(super::error::to_python)?;
                 }

@@ -11,7 +11,8 @@ use tch::Tensor;
 use super::enter::Enter;
 use super::plan::PyPlan;
 use super::{group, handles, tensor};
-use crate::plan::GroupSpec;
+use crate::dtype::DType;
+use crate::plan::{GroupSpec, Plan};
 use crate::session::Session;
 use crate::threads;
 
@@ -22,6 +23,7 @@ type Fingerprint = Vec<(usize, usize)>;
 #[pyclass(name = "Session", module = "oxidion", frozen)]
 pub(super) struct PySession {
     inner: Mutex<Session>,
+    plan: Arc<Plan>,
     groups: Vec<GroupSpec>,
     /// The parameter objects, in plan order.
     params: Vec<Py<PyAny>>,
@@ -92,6 +94,7 @@ impl PySession {
             _state: keep,
             known,
             unplanned,
+            plan: Arc::clone(&plan.plan),
         })
     }
 
@@ -135,13 +138,10 @@ impl PySession {
             return Ok(false);
         }
         threads::set(num_threads);
-        let plan = {
-            let inner = self.lock();
-            if !inner.fits() {
-                return Ok(false);
-            }
-            Arc::clone(inner.plan())
-        };
+        if !self.lock().fits() {
+            return Ok(false);
+        }
+        let plan = &self.plan;
         let (mut hypers, mut factors) = (Vec::new(), Vec::new());
         for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
             hypers.push(group::hyper(&groups[number], algorithm)?);
@@ -198,10 +198,8 @@ impl PySession {
         grad: &Bound<'_, PyAny>,
         at: usize,
     ) -> PyResult<Tensor> {
-        gradient(object, grad).map_err(|e| {
-            let plan = Arc::clone(self.lock().plan());
-            super::error::with_name(grad.py(), &e, &plan.members[at].spec.name)
-        })
+        let spec = &self.plan.members[at].spec;
+        gradient(object, grad, spec.dtype).map_err(|e| super::error::with_name(grad.py(), &e, &spec.name))
     }
 
     fn local_is_bound(&self, object: &Bound<'_, PyAny>, at: usize) -> PyResult<bool> {
@@ -213,23 +211,26 @@ impl PySession {
     }
 }
 
-/// The local gradient of a parameter, of its dtype or of the one that the user set as the parameter's `grad_dtype`.
-pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+/// The local gradient of a parameter, of the parameter's `dtype` or of the one that the user set as its `grad_dtype`.
+pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Tensor> {
     let py = param.py();
-    let (own, wanted) = (grad.getattr(intern!(py, "dtype"))?, param.getattr(intern!(py, "dtype"))?);
-    if !own.is(&wanted) {
-        let allowed = param.getattr(intern!(py, "grad_dtype"))?;
-        if !allowed.is_none() && !allowed.is(&own) {
-            return Err(PyTypeError::new_err(format!(
-                "the gradient must have the parameter's dtype {wanted}, got {own}. Convert it, or allow it by setting \
-                 the parameter's grad_dtype"
-            )));
-        }
-    }
-    if handles::is_distributed(grad)? && handles::layout(grad)? != handles::layout(param)? {
+    let plain = tensor::is_plain(grad)?;
+    if !plain && handles::is_distributed(grad)? && handles::layout(grad)? != handles::layout(param)? {
         return Err(super::error::LayoutError::new_err(
             "a gradient has other placements than its parameter. Redistribute it before step()",
         ));
     }
-    tensor::unpack(&handles::local(grad)?, "gradient")
+    let local = if plain { grad.clone() } else { handles::local(grad)? };
+    let local = tensor::unpack(&local, "gradient")?;
+    if local.kind() != dtype.kind() {
+        let (own, allowed) = (grad.getattr(intern!(py, "dtype"))?, param.getattr(intern!(py, "grad_dtype"))?);
+        if !allowed.is_none() && !allowed.is(&own) {
+            return Err(PyTypeError::new_err(format!(
+                "the gradient must have the parameter's dtype {}, got {own}. Convert it, or allow it by setting the \
+                 parameter's grad_dtype",
+                dtype.name()
+            )));
+        }
+    }
+    Ok(local)
 }

@@ -17,13 +17,19 @@ use crate::linalg::random::{Key, fill_normal as normals};
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
+/// Whether the object is a tensor or parameter of torch's own class: nothing to unwrap.
+pub(super) fn is_plain(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let (py, ty) = (object.py(), object.get_type());
+    Ok(ty.is(TENSOR.import(py, "torch", "Tensor")?)
+        || ty.is(PARAMETER.import(py, "torch.nn", "Parameter")?))
+}
+
 /// A tensor that shares the object's memory. Subclasses with a dispatch of their own are refused: an operation on
 /// them would re-enter Python and act on something else than their memory.
 pub(super) fn unpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> {
     let py = object.py();
-    let tensor = TENSOR.import(py, "torch", "Tensor")?;
-    let ty = object.get_type();
-    if !ty.is(tensor) && !ty.is(PARAMETER.import(py, "torch.nn", "Parameter")?) {
+    if !is_plain(object)? {
+        let (tensor, ty) = (TENSOR.import(py, "torch", "Tensor")?, object.get_type());
         let dispatch = intern!(py, "__torch_dispatch__");
         let plain = object.is_instance(tensor)? && ty.getattr(dispatch)?.is(&tensor.getattr(dispatch)?);
         if !plain {
