@@ -74,6 +74,11 @@ def test_memory_shared_with_an_embedding_is_found() -> None:
     assert "last.weight" in names(oxidion.param_groups(model), algorithm="adamw")
 
 
+def test_output_projections_of_blocks_are_matrices() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"output": nn.Linear(4, 4)})])})
+    assert names(oxidion.param_groups(model), algorithm="dion") == {"blocks.0.output.weight"}
+
+
 def test_name_patterns_keep_matrices_out() -> None:
     assert not names(oxidion.param_groups(Model(), scalar_patterns=["^proj"]), algorithm="dion")
 

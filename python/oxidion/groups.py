@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 HEAD = re.compile(r"(^|\.)(lm_head|head|output|output_layer|classifier|unembed|embed_out)(\.|$)")
 """Names under which models keep their output layer."""
 
+BLOCK = re.compile(r"\.\d+\.")
+"""A number within a path: the module is one of many, so it is not the output layer."""
+
 
 def _reasons(model: nn.Module, scalar_patterns: Iterable[str]) -> dict[int, str]:
     """For each parameter that must not be orthonormalized, by identity: why."""
@@ -36,7 +39,7 @@ def _reasons(model: nn.Module, scalar_patterns: Iterable[str]) -> dict[int, str]
                 reasons[id(param)] = "normalization"
             elif param.device.type != "meta" and param.untyped_storage().data_ptr() in tables:
                 reasons[id(param)] = "shares the memory of an embedding"
-            elif HEAD.search(path):
+            elif HEAD.search(path) and not BLOCK.search(path):
                 reasons[id(param)] = "output layer by its name"
             elif any(pattern.search(path) for pattern in patterns):
                 reasons[id(param)] = "name pattern"

@@ -16,8 +16,9 @@ use pyo3::prelude::*;
 /// The extension module.
 #[pymodule(gil_used = true)]
 fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // A second import in the same process finds the logger installed, which is what is wanted.
-    let _ = pyo3_log::try_init();
+    // Levels are asked for at every record, so that a level set later counts. A second import in the same process
+    // finds the logger installed, which is what is wanted.
+    let _ = pyo3_log::Logger::new(module.py(), pyo3_log::Caching::Loggers)?.install();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)?;
     module.add_class::<plan::PyPlan>()?;

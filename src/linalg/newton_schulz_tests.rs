@@ -48,9 +48,9 @@ fn relative(a: &Tensor, b: &Tensor) -> f64 {
 
 #[test]
 fn every_shape_matches_the_polynomial_of_the_singular_values() {
-    // Tolerances: rounding of the products, about eps of the dtype per step times the slope of the
-    // polynomial.
-    for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 2e-5), (Kind::BFloat16, 1e-1)] {
+    // Tolerances: eps of the dtype per step times the slope of the polynomial, which is 161 at 1 / 1.02 for Polar
+    // Express: there, where a single row or column lands, three roundings of 6e-8 become 3e-5 in float32.
+    for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 4e-5), (Kind::BFloat16, 1e-1)] {
         for polynomial in [&POLAR_EXPRESS, &NEWTON_SCHULZ] {
             for (b, m, n) in SHAPES {
                 let x = random(&[b, m, n], kind);
