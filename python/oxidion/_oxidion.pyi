@@ -6,9 +6,24 @@ from typing import Any, TypeVar, final
 import numpy as np
 from torch import Tensor
 
+__all__ = [
+    "LayoutError",
+    "Plan",
+    "PlanMismatch",
+    "PoisonedOptimizer",
+    "Session",
+    "__version__",
+    "algorithms",
+    "cpu_features",
+    "fill_normal",
+    "forget_threads_after_fork",
+    "orthonormal_columns",
+    "polar_iteration",
+]
+
 __version__: str
 
-M = TypeVar("M")
+_M = TypeVar("_M")
 
 class LayoutError(ValueError): ...
 class PlanMismatch(RuntimeError): ...
@@ -60,5 +75,5 @@ def algorithms() -> list[str]: ...
 def fill_normal(tensor: Tensor, seed: int, stream: int) -> None: ...
 def forget_threads_after_fork() -> None: ...
 def cpu_features() -> list[str]: ...
-def polar_iteration(x: M, polynomial: str, epsilon: float) -> M: ...
-def orthonormal_columns(x: M, method: str) -> M: ...
+def polar_iteration(x: _M, polynomial: str, epsilon: float) -> _M: ...
+def orthonormal_columns(x: _M, method: str) -> _M: ...
