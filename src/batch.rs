@@ -49,7 +49,11 @@ impl Slab {
                 "a tensor that is not contiguous on the CPU reached a kernel".into(),
             ));
         }
-        Ok(Self { address: tensor.data_ptr() as usize, len: tensor.numel(), dtype })
+        let slab = Self { address: tensor.data_ptr() as usize, len: tensor.numel(), dtype };
+        if slab.address == 0 && slab.len > 0 {
+            return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
+        }
+        Ok(slab)
     }
 
     /// `len` elements of another type from byte `offset` of this memory: how buffers lie in the arena.

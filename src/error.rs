@@ -25,6 +25,9 @@ pub enum Error {
     /// Ranks that disagree about the plan (Python: `oxidion.PlanMismatch`).
     #[error("{0}")]
     PlanMismatch(String),
+    /// A second step while one is running (Python: `RuntimeError`).
+    #[error("another step of this optimizer is running: step it from one thread at a time")]
+    Busy,
     /// A broken promise inside the core (Python: `RuntimeError`).
     #[error("internal error: {0}. Please report it with the output of `python -m oxidion env`.")]
     Internal(String),

@@ -26,8 +26,18 @@ impl Bound {
     }
 
     /// Finds the memory anew: the user may have swapped it since the last step.
+    ///
+    /// # Errors
+    /// `Error::Value` for a tensor without memory, or with elements that share it.
     fn refresh(&mut self) -> Result<()> {
-        self.staged = if self.tensor.is_contiguous() { None } else { Some(self.tensor.f_contiguous()?) };
+        // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
+        self.staged = if self.tensor.f_is_neg()? {
+            Some(self.tensor.f_resolve_neg()?.f_contiguous()?)
+        } else if self.tensor.is_contiguous() {
+            None
+        } else {
+            Some(self.tensor.f_contiguous()?)
+        };
         self.slab = Slab::of(self.staged.as_ref().unwrap_or(&self.tensor))?;
         Ok(())
     }
@@ -85,14 +95,15 @@ impl Session {
             let states: Vec<Bound> = states.into_iter().map(Bound::new).collect();
             for (state, spec) in states.iter().zip(&member.states) {
                 let dtype = DType::from_kind(state.tensor.kind());
-                if dtype.is_none()
+                if dtype != Some(spec.dtype)
                     || state.tensor.device() != Device::Cpu
                     || !same_shape(&state.tensor, &spec.shape)
                 {
                     return Err(Error::Value(format!(
-                        "{}: state '{}' must be a floating-point tensor of shape {:?} on the parameter's device, got {:?} {:?} on {:?}",
+                        "{}: state '{}' must be a {} tensor of shape {:?} on the parameter's device, got {:?} {:?} on {:?}",
                         member.spec.name,
                         spec.role,
+                        spec.dtype.name(),
                         spec.shape,
                         state.tensor.kind(),
                         state.tensor.size(),
@@ -153,14 +164,18 @@ impl Session {
         for (grad, (slot, member)) in grads.iter().zip(self.slots.iter().zip(&self.plan.members)) {
             if let Some(grad) = grad {
                 check_gradient(grad, &slot.param.tensor, &member.spec.name)?;
+                check_written(&slot.param.tensor, &member.spec.name)?;
+                slot.states.iter().try_for_each(|s| check_written(&s.tensor, &member.spec.name))?;
             }
         }
-        for (slot, grad) in self.slots.iter_mut().zip(grads) {
+        for ((slot, grad), member) in self.slots.iter_mut().zip(grads).zip(&self.plan.members) {
             slot.grad = grad.map(Bound::new);
             if let Some(grad) = &mut slot.grad {
-                grad.refresh()?;
-                slot.param.refresh()?;
-                slot.states.iter_mut().try_for_each(Bound::refresh)?;
+                let mut all = [grad, &mut slot.param].into_iter().chain(&mut slot.states);
+                all.try_for_each(Bound::refresh).map_err(|e| match e {
+                    Error::Value(text) => Error::Value(format!("{}: {text}", member.spec.name)),
+                    other => other,
+                })?;
             }
         }
         self.hypers = hypers;
@@ -250,6 +265,20 @@ impl Session {
 fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
     let size = tensor.size();
     size.len() == shape.len() && size.iter().zip(shape).all(|(a, b)| usize::try_from(*a) == Ok(*b))
+}
+
+/// Refuses a tensor to write to whose elements share memory, as an expanded one's do.
+fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
+    if tensor.is_contiguous()
+        || tensor.size().iter().zip(tensor.stride()).all(|(n, step)| *n <= 1 || step != 0)
+    {
+        return Ok(());
+    }
+    Err(Error::Value(format!(
+        "{name}: parameters and states must not be expanded, got strides {:?} for shape {:?}. Use .clone()",
+        tensor.stride(),
+        tensor.size()
+    )))
 }
 
 /// Refuses a gradient that no kernel may touch.

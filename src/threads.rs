@@ -20,9 +20,10 @@ pub fn get() -> usize {
 
 /// Forgets the pool. A forked child calls this: the threads stayed with its parent.
 pub fn forget_after_fork() {
-    let mut slot = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    // Joining threads that do not exist in the child would wait for ever.
-    std::mem::forget(slot.take());
+    // Joining threads that do not exist in the child would wait for ever, and so would a lock that was held.
+    if let Ok(mut slot) = POOL.try_lock() {
+        std::mem::forget(slot.take());
+    }
 }
 
 /// Runs `work` inside the pool, or on the calling thread when one thread is in force or no pool can be had.

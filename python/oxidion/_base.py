@@ -45,7 +45,6 @@ class OxOptimizer(Optimizer):
 
     _step_supports_amp_scaling = True
     _session: Session | None = None
-    _current_plan: Plan | None = None
     _poison: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -192,16 +191,14 @@ class OxOptimizer(Optimizer):
             plan.preflight(self.param_groups)
         done = [group["step"] - in_step for group in self.param_groups]
         states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
-        arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32)
+        arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32, device="cpu")
         self._session = Session(plan, self.param_groups, states, self.state, arena)
-        self._current_plan = plan
         self._schedule = tuple(plan.schedule)
         return self._session
 
     def init_state(self) -> None:
         """Allocates the state of every parameter, with or without a gradient. A second call does nothing."""
-        if self._session is None:
-            self._bind()
+        self._bind()
 
     def _init_group(self, _group: dict[str, Any], *_lists: Any, skip_non_grad_params: bool = True) -> bool:
         """Allocates state for frameworks that ask before the first step. Returns False: nothing complex."""
@@ -268,7 +265,7 @@ class OxOptimizer(Optimizer):
 
     def plan(self) -> Plan:
         """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace."""
-        return self._current_plan if self._session is not None and self._current_plan else self._make_plan()
+        return self._make_plan()
 
     def explain(self) -> Table:
         """One row per parameter: shape, algorithm, view, lr factor, rank, state bytes, FLOPs per step."""
@@ -285,7 +282,8 @@ class OxOptimizer(Optimizer):
     def verify(self) -> Table:
         """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
 
-        ``update_error`` is ``‖update - reference‖ / ‖reference‖``. Nothing changes.
+        ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
+        parameter's dtype. Nothing changes.
         """
         return _shadow.verify(self)
 

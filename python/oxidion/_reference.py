@@ -103,9 +103,11 @@ def lr_factor(adjust_lr: str | None, d_out: int, d_in: int) -> float:
         return 1.0
     if adjust_lr == "spectral_norm":
         return math.sqrt(d_out / d_in)
-    if adjust_lr == "rms_norm":
+    if adjust_lr == "original":
+        return math.sqrt(max(1.0, d_out / d_in))
+    if adjust_lr in ("rms_norm", "match_rms_adamw"):
         return 0.2 * math.sqrt(max(d_out, d_in))
-    raise ValueError(f"adjust_lr must be 'spectral_norm', 'rms_norm' or None, got {adjust_lr!r}")
+    raise ValueError(f"unknown adjust_lr {adjust_lr!r}")
 
 
 def scaled_orthogonal(u: Tensor, group: Group) -> Tensor:

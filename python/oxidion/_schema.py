@@ -85,9 +85,10 @@ def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]])
         groups: changed in place.
         last: the betas of each group at the last call, kept by the caller.
     """
-    for number, group in enumerate(groups):
+    for group in groups:
         if "beta1" not in group:
             continue
+        number = id(group)
         pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
         if pair != betas:
             if last.get(number) == betas:

@@ -27,6 +27,8 @@ def _twin(optimizer: OxOptimizer) -> OxOptimizer:
     twins = {}
     for param in _state.parameters(optimizer.param_groups):
         clone = _copy(param).requires_grad_(param.requires_grad)
+        if hasattr(param, "grad_dtype"):
+            clone.grad_dtype = param.grad_dtype
         clone.grad = None if param.grad is None else _copy(param.grad)
         twins[param] = clone
     twin.param_groups = [
@@ -109,7 +111,8 @@ def verify(optimizer: OxOptimizer) -> Table:
     for entry, param in zip(rows, params, strict=True):
         if "reference" in entry:
             start, reference = entry.pop("start"), entry.pop("reference")
-            wanted, got = reference - start, param.detach().double() - start
-            size = float(wanted.norm())
+            # The parameter can hold no more than the rounded reference: rounding it is no error of the step.
+            wanted, got = reference.to(param.dtype).double(), param.detach().double()
+            size = float((reference - start).norm())
             entry["update_error"] = float((got - wanted).norm()) / (size or 1.0)
     return Table(rows)

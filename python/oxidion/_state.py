@@ -40,6 +40,9 @@ def materialise(
     for index, (param, specs, algorithm, steps_taken) in enumerate(rows):
         own = state[param] if specs else {}
         public = names.get(algorithm, {})
+        moments = [public.get(role, role) for role, *_ in specs if role in ("momentum", "variance")]
+        if "step" in (role for role, *_ in specs) and not all(key in own for key in moments):
+            own.clear()  # what is there belongs to another algorithm: its moments would be taken for this one's
         fresh = not own
         tensors = []
         for role, shape, dtype, seed, sharded in specs:
@@ -48,9 +51,9 @@ def materialise(
             if role == "step" and value is not None and getattr(value, "dtype", None) != torch.float32:
                 value = own[key] = torch.tensor(float(value), dtype=torch.float32)
             if value is None:
-                value = torch.zeros(shape, dtype=getattr(torch, dtype))
+                value = torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
                 if seed is not None:
-                    normal = torch.empty(shape, dtype=torch.float32)
+                    normal = torch.empty(shape, dtype=torch.float32, device="cpu")
                     fill_normal(normal, seed, index)
                     value.copy_(normal)
                 if role == "step" and not fresh:
@@ -107,7 +110,7 @@ def dtypes(
                 {
                     roles.get(key, fallback.get(key, key)): str(value.dtype).removeprefix("torch.")
                     for key, value in own.items()
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 0
+                    if isinstance(value, Tensor) and value.is_floating_point() and not key.startswith("step")
                 }
             )
     return rows

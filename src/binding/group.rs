@@ -1,6 +1,6 @@
 //! Groups (dicts) to options and live scalars.
 
-use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
@@ -16,7 +16,9 @@ pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyL
 }
 
 fn required<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<Bound<'py, PyAny>> {
-    group.get_item(key)?.ok_or_else(|| PyKeyError::new_err(format!("the group has no '{key}'")))
+    group
+        .get_item(key)?
+        .ok_or_else(|| PyValueError::new_err(format!("the group has no '{key}', which its algorithm needs")))
 }
 
 /// What the plan reads of a group.
@@ -55,24 +57,29 @@ pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm) -> PyRe
 
 /// One scalar by its canonical name; torch's spellings are accepted.
 fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
+    let (name, value) = spelled(group, key)?;
+    let wrong = || PyValueError::new_err(format!("{name} must be a finite number >= 0, got {value}"));
+    let number: f64 = value.extract().map_err(|_| wrong())?;
+    if number.is_finite() && number >= 0.0 { Ok(number) } else { Err(wrong()) }
+}
+
+/// The value of a scalar under the spelling that the group has.
+fn spelled<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<(String, Bound<'py, PyAny>)> {
     let py = group.py();
-    let beta = match key {
+    let index = match key {
         "beta1" => Some(0),
         "beta2" => Some(1),
         _ => None,
     };
-    if let Some(index) = beta
+    if let Some(index) = index
         && let Some(betas) = group.get_item(intern!(py, "betas"))?
     {
-        return betas.get_item(index)?.extract();
+        return Ok((format!("betas[{index}]"), betas.get_item(index)?));
     }
-    if let Some(value) = group.get_item(key)? {
-        return value.extract();
+    if key == "epsilon" && !group.contains(key)? {
+        return Ok(("eps".into(), required(group, "eps")?));
     }
-    if key == "epsilon" {
-        return required(group, "eps")?.extract();
-    }
-    required(group, key)?.extract()
+    Ok((key.into(), required(group, key)?))
 }
 
 /// Whether the group maximizes.

@@ -8,7 +8,7 @@ use crate::layout::{Axis, Layout, Mesh, Placement, Reduction};
 
 /// Whether the object is a `DTensor`.
 pub(super) fn is_distributed(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    object.hasattr(intern!(object.py(), "_local_tensor"))
+    Ok(!super::tensor::is_plain(object)? && object.hasattr(intern!(object.py(), "_local_tensor"))?)
 }
 
 /// The tensor that this process holds of a tensor or `DTensor`.

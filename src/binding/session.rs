@@ -1,6 +1,7 @@
 //! The session as Python sees it: identity checks, gradients in, instructions, written parameters out.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -9,9 +10,11 @@ use pyo3::types::{PyDict, PyList};
 use tch::Tensor;
 
 use super::enter::Enter;
+use super::error::to_python;
 use super::plan::PyPlan;
 use super::{group, handles, tensor};
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::plan::{GroupSpec, Plan};
 use crate::session::Session;
 use crate::threads;
@@ -32,6 +35,10 @@ pub(super) struct PySession {
     /// Kept alive so that the addresses in `known` stay theirs.
     _state: Vec<Py<PyAny>>,
     known: Fingerprint,
+    /// The states of each parameter, for their version counters.
+    states: Vec<Vec<Py<PyAny>>>,
+    /// Set from `begin` to `end`: a step of the same optimizer from another thread or a log handler is refused.
+    stepping: AtomicBool,
     /// Parameters that were frozen when the plan was made: it does not cover them.
     unplanned: Vec<bool>,
 }
@@ -77,6 +84,7 @@ impl PySession {
                 params.push(object.unbind());
             }
         }
+        let objects = states.iter().map(|list| list.iter().map(|s| s.clone().unbind()).collect()).collect();
         let states = states
             .iter()
             .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
@@ -94,6 +102,8 @@ impl PySession {
             _state: keep,
             known,
             unplanned,
+            states: objects,
+            stepping: AtomicBool::new(false),
             plan: Arc::clone(&plan.plan),
         })
     }
@@ -138,7 +148,7 @@ impl PySession {
             return Ok(false);
         }
         threads::set(num_threads);
-        if !self.lock().fits() {
+        if !self.lock().map_err(to_python)?.fits() {
             return Ok(false);
         }
         let plan = &self.plan;
@@ -147,21 +157,30 @@ impl PySession {
             hypers.push(group::hyper(&groups[number], algorithm)?);
             factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
         }
-        py.enter(|| self.lock().begin(grads, hypers, factors))?;
-        Ok(true)
+        if self.stepping.swap(true, Ordering::AcqRel) {
+            return Err(to_python(Error::Busy));
+        }
+        let begun = py.enter(|| self.lock()?.begin(grads, hypers, factors));
+        if begun.is_err() {
+            self.stepping.store(false, Ordering::Release);
+        }
+        begun.map(|()| true)
     }
 
     /// Runs compute instruction `k`.
     fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
-        py.enter(|| self.lock().compute(k))
+        py.enter(|| self.lock()?.compute(k))
     }
 
-    /// Ends the step; returns the parameters that were written.
+    /// Ends the step; returns the parameters and states that were written.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let written = py.enter(|| self.lock().end())?;
+        let written = py.enter(|| self.lock()?.end());
+        self.stepping.store(false, Ordering::Release);
+        let written = written?;
         let list = PyList::empty(py);
         for i in written {
             list.append(&self.params[i])?;
+            self.states[i].iter().try_for_each(|state| list.append(state))?;
             if let Some(local) = &self.locals[i] {
                 list.append(local)?;
             }
@@ -170,14 +189,15 @@ impl PySession {
     }
 
     /// Asks for measurements of the steps that follow.
-    fn measure(&self, on: bool) {
-        self.lock().set_probe(on);
+    fn measure(&self, on: bool) -> PyResult<()> {
+        self.lock().map_err(to_python)?.set_probe(on);
+        Ok(())
     }
 
     /// (measurements by name as (parameter index, value), milliseconds of each compute of the last step).
     #[allow(clippy::type_complexity)] // plain values for one caller
     fn measurements<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Vec<f64>)> {
-        let inner = self.lock();
+        let inner = self.lock().map_err(to_python)?;
         let (probe, spent) = inner.measurements();
         let by_name = PyDict::new(py);
         for (name, values) in probe.into_iter().flatten() {
@@ -188,8 +208,13 @@ impl PySession {
 }
 
 impl PySession {
-    fn lock(&self) -> MutexGuard<'_, Session> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The session, unless a step is computing: waiting for it here could wait for the interpreter lock too.
+    fn lock(&self) -> Result<MutexGuard<'_, Session>> {
+        match self.inner.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Error::Busy),
+        }
     }
 
     fn named_gradient(

@@ -1,0 +1,130 @@
+"""Quality of an orthonormal update: a speed row means little without it.
+
+A step is taken from a zero weight without weight decay, so the weight holds minus the update times a scale.
+The scale that a library puts on its learning rate is switched off, or divided out where it cannot be.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from contenders import OURS, Contender
+from harness import stepper
+from workloads import MUON, Shape, Workload, gradient
+
+#: Largest side of a matrix whose float64 SVD is taken here.
+MAX_SIDE = 4096
+MAX_SHAPES = 4
+DION_WARM_STEPS = 5
+
+
+def quality(entry: Contender, workload: Workload, fraction: float) -> dict[str, Any]:
+    """Worst figures over the distinct shapes of a workload.
+
+    Returns:
+        ``sigma_max``: largest singular value of U (Muon) or of P (Dion);
+        ``orthogonality``: largest ``||U U^T - I||_F / sqrt(rank)``, short side of U (Muon) or P^T P (Dion);
+        ``cosine``: smallest cosine to the exact result, computed in float64: the polar factor of the gradient
+        (Muon), or P Q^T from the same momentum and Q (Dion); ``shapes``: what was looked at.
+    """
+    shapes = _distinct(workload.matrices)
+    measure = _muon if entry.family == MUON else _dion
+    rows = [measure(entry, shape, fraction) for shape in shapes]
+    sigma, orthogonality, cosine = zip(*rows, strict=True)
+    return {
+        "sigma_max": max(sigma),
+        "orthogonality": max(orthogonality),
+        "cosine": min(cosine),
+        "shapes": [list(shape) for shape in shapes],
+    }
+
+
+def _distinct(shapes: Sequence[Shape]) -> list[Shape]:
+    """The largest distinct shapes with both sides above 1: a vector has a single singular value."""
+    eligible = {shape for shape in shapes if min(shape) > 1 and max(shape) <= MAX_SIDE}
+    return sorted(eligible, key=lambda shape: (-math.prod(shape), shape))[:MAX_SHAPES]
+
+
+def _step(optimizers: Sequence[Optimizer], entry: Contender) -> None:
+    stepper(optimizers, compiled=entry.compiled)()
+
+
+def _muon(entry: Contender, shape: Shape, _fraction: float) -> tuple[float, float, float]:
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = gradient(shape, seed=1)
+    _step([_plain_muon(entry.source, weight)], entry)
+    update = -weight.detach().double() / _muon_scale(entry.source, shape)
+    return *_orthonormality(update), _cosine(update, _polar_factor(shape))
+
+
+@functools.cache
+def _polar_factor(shape: Shape) -> Tensor:
+    """The exact polar factor of the gradient that `_muon` steps with."""
+    left, _, right = torch.linalg.svd(gradient(shape, seed=1).double(), full_matrices=False)
+    return left @ right
+
+
+def _plain_muon(source: str, weight: Tensor) -> Optimizer:
+    settings: dict[str, Any] = {"lr": 1.0, "weight_decay": 0.0}
+    if source == "torch":
+        return torch.optim.Muon([weight], **settings)
+    if source == "pytorch_optimizer":
+        import pytorch_optimizer
+
+        return pytorch_optimizer.Muon([{"params": [weight], "use_muon": True, **settings}])
+    import importlib
+
+    module = importlib.import_module("oxidion" if source == OURS else "dion")
+    return module.Muon([weight], adjust_lr=None, **settings)
+
+
+def _muon_scale(source: str, shape: Shape) -> float:
+    """The factor that torch and pytorch_optimizer put on the learning rate by default."""
+    return math.sqrt(max(1.0, shape[0] / shape[1])) if source in ("torch", "pytorch_optimizer") else 1.0
+
+
+def _dion(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float, float]:
+    import importlib
+
+    module = importlib.import_module("oxidion" if entry.source == OURS else "dion")
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    optimizer = module.Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction)
+    for step in range(DION_WARM_STEPS):
+        weight.grad = gradient(shape, seed=step)
+        _step([optimizer], entry)
+    with torch.no_grad():
+        weight.zero_()
+    state = optimizer.state[weight]
+    weight.grad = gradient(shape, seed=DION_WARM_STEPS)
+    momentum, basis = (state["momentum"] + weight.grad).double(), state["Q"].double()
+    _step([optimizer], entry)
+    update = -weight.detach().double() / math.sqrt(shape[0] / shape[1])
+    if shape[0] < shape[1]:
+        momentum, update = momentum.mT, update.mT
+    exact_left = torch.linalg.qr(momentum @ basis).Q
+    exact_right = _unit_columns(momentum.mT @ exact_left)
+    left = torch.linalg.lstsq(optimizer.state[weight]["Q"].double(), update.mT).solution.mT
+    return *_orthonormality(left), _cosine(update, exact_left @ exact_right.mT)
+
+
+def _unit_columns(matrix: Tensor) -> Tensor:
+    return matrix / (matrix.norm(dim=0) + 1e-8)
+
+
+def _orthonormality(matrix: Tensor) -> tuple[float, float]:
+    """Largest singular value, and the distance of the Gram matrix of the short side from the identity."""
+    short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+    gram = short @ short.mT
+    distance = (gram - torch.eye(gram.shape[0], dtype=gram.dtype)).norm() / math.sqrt(gram.shape[0])
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()), float(distance)
+
+
+def _cosine(update: Tensor, exact: Tensor) -> float:
+    return float((update * exact).sum() / (update.norm() * exact.norm()))

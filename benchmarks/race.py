@@ -1,0 +1,100 @@
+"""One interleaved race in a fresh process: every contender of one family on one workload at one thread count.
+
+Run by `step.py` with one JSON argument; prints one JSON line last.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+WARM_STEPS = 2
+#: A compiled contender specializes on its second step at the latest.
+COMPILED_WARM_STEPS = 3
+
+
+def race(request: dict[str, Any]) -> dict[str, Any]:
+    """Build, warm up and time the contenders; one that fails is reported with its error, not dropped."""
+    import torch
+
+    from contenders import NOT_INSTALLED, availability, contenders
+    from harness import Step, interleave, load_average, machine, state_bytes, stepper
+    from workloads import catalogue, gradients, make_tensors
+
+    torch.set_num_threads(request["threads"])
+    workload = next(entry for entry in catalogue(request["layers"]) if entry.name == request["workload"])
+    versions = availability()
+    grads = gradients(workload)
+    count = len(workload.matrices) + len(workload.others)
+    steps: dict[str, Step] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    load_before = load_average()
+    for entry in contenders(request["family"], compiled=request["compiled"]):
+        row: dict[str, Any] = {"source": entry.source, "note": entry.note}
+        entries[entry.name] = row
+        version = versions[entry.source]
+        if version == NOT_INSTALLED or version.startswith("import failed"):
+            row["status"] = version
+            continue
+        if count > entry.max_tensors:
+            row["status"] = f"not run: more than {entry.max_tensors} tensors"
+            continue
+        try:
+            optimizers = entry.build(make_tensors(grads))
+            step = stepper(optimizers, compiled=entry.compiled or entry.source in ("oxidion", "torch"))
+            for _ in range(COMPILED_WARM_STEPS if entry.compiled else WARM_STEPS):
+                step()
+        except Exception as error:
+            row["status"] = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+            continue
+        row.update(status="ok", state_bytes=state_bytes(optimizers))
+        steps[entry.name] = step
+    for name, series in interleave(steps, request["rounds"]).items():
+        entries[name].update(inner=series.inner, wall=series.wall, cpu=series.cpu)
+    return {
+        "workload": workload.name,
+        "family": request["family"],
+        "threads": request["threads"],
+        "numel": workload.numel,
+        "date": machine()["date"],
+        "oxidion": versions["oxidion"],
+        "load": [load_before, load_average()],
+        "contenders": entries,
+    }
+
+
+def qualities(request: dict[str, Any]) -> dict[str, Any]:
+    """Quality of every installed contender of an orthonormal family on the shapes of a workload."""
+    import torch
+
+    from contenders import availability, contenders
+    from quality import quality
+    from workloads import DION_16, catalogue
+
+    torch.set_num_threads(request["threads"])
+    workload = next(entry for entry in catalogue(request["layers"]) if entry.name == request["workload"])
+    versions, rows = availability(), {}
+    fraction = 1 / 16 if request["family"] == DION_16 else 1 / 4
+    for entry in contenders(request["family"], compiled=False):
+        if versions[entry.source] == "not installed" or versions[entry.source].startswith("import failed"):
+            continue
+        try:
+            rows[entry.name] = quality(entry, workload, fraction)
+        except Exception as error:
+            rows[entry.name] = {
+                "status": f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+            }
+    return {"workload": workload.name, "family": request["family"], "rows": rows}
+
+
+def main() -> None:
+    """Answer the request in ``argv[1]``."""
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    sys.path[:0] = request["paths"]
+    answer = race(request) if request["job"] == "race" else qualities(request)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

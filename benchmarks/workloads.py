@@ -1,0 +1,142 @@
+"""Parameter lists that the benchmarks step over, and the gradients that they step with.
+
+Gradients are a low-rank signal with a decaying spectrum plus noise, from fixed seeds: the quality of an
+orthonormal update depends on the spectrum, so plain Gaussian gradients would flatter every method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+#: Families of contenders that are compared with each other. The fraction is Dion's ``rank_fraction``.
+MUON, DION_4, DION_16, ADAMW, LION = "muon", "dion r=1/4", "dion r=1/16", "adamw", "lion"
+ORTHONORMAL = (MUON, DION_4, DION_16)
+ELEMENTWISE = (ADAMW, LION)
+
+SIGNAL_RANK = 32
+NOISE = 0.5
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One list of float32 parameters.
+
+    Attributes:
+        name: Identifier in tables and in ``--only``.
+        summary: What the list stands for.
+        matrices: Shapes that an orthonormal optimizer takes.
+        others: Shapes that its AdamW group takes (norm gains, biases).
+        families: Families that run on this list.
+        quick: Whether ``--quick`` keeps it.
+    """
+
+    name: str
+    summary: str
+    matrices: tuple[Shape, ...]
+    others: tuple[Shape, ...]
+    families: tuple[str, ...]
+    quick: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Number of parameters in the list."""
+        return sum(torch.Size(shape).numel() for shape in (*self.matrices, *self.others))
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The parameters of a workload with their gradients set."""
+
+    matrices: list[Tensor]
+    others: list[Tensor]
+
+    @property
+    def everything(self) -> list[Tensor]:
+        """Matrices first, then the rest."""
+        return [*self.matrices, *self.others]
+
+
+def gpt_layers(width: int, layers: int) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+    """Hidden matrices and norm gains of a GPT: per layer four (d, d), one (4d, d), one (d, 4d), two gains."""
+    matrices: list[Shape] = []
+    for _ in range(layers):
+        matrices += [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
+    return tuple(matrices), ((width,),) * (2 * layers + 1)
+
+
+MIXED: tuple[Shape, ...] = (
+    *((768, 768),) * 2, (512, 2048), (2048, 512), (384, 1000), (1000, 384), (257, 129), (640, 320), (96, 960),
+    (1, 513), (513, 1), (33, 65), *((64, 64),) * 8, *((128, 32),) * 4,
+)  # fmt: skip
+
+
+def catalogue(layers: int) -> tuple[Workload, ...]:
+    """Every workload; ``layers`` is the depth of the GPT list that the orthonormal optimizers step over."""
+    matrices, gains = gpt_layers(768, layers)
+    full_matrices, full_gains = gpt_layers(768, 12)
+    embeddings: tuple[Shape, ...] = ((50304, 768), (1024, 768))
+    return (
+        Workload(
+            f"gpt160m-l{layers}",
+            f"GPT-160M width (d=768), {layers} of its 12 layers; gains by AdamW",
+            matrices,
+            gains,
+            (*ORTHONORMAL, *ELEMENTWISE),
+        ),
+        Workload(
+            "gpt160m",
+            "GPT-160M-like, 12 layers with embeddings, 99 tensors, element-wise optimizers only",
+            (*full_matrices, *embeddings),
+            full_gains,
+            ELEMENTWISE,
+            quick=False,
+        ),
+        Workload(
+            "mixed",
+            "24 matrices of 13 shapes, 1xn and nx1 included, and 12 vectors",
+            MIXED,
+            ((1000,), (384,), (7,)) * 4,
+            (*ORTHONORMAL, *ELEMENTWISE),
+        ),
+        Workload("muon-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (MUON, DION_4)),
+        Workload("600x64x64", "600 matrices of 64x64", ((64, 64),) * 600, (), (MUON, DION_4), quick=False),
+        Workload("4000x768", "4000 vectors of 768", (), ((768,),) * 4000, ELEMENTWISE),
+        Workload(
+            "flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE, quick=False
+        ),
+    )
+
+
+def gradient(shape: Shape, seed: int) -> Tensor:
+    """Gradient of one parameter: ``sum_k a_k b_k^T / k`` plus Gaussian noise; vectors get the noise alone."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(shape, generator=generator).mul_(NOISE)
+    if len(shape) != 2:
+        return noise
+    rank = min(SIGNAL_RANK, *shape)
+    left = torch.randn(shape[0], rank, generator=generator) / torch.arange(1, rank + 1)
+    return noise.addmm_(left, torch.randn(rank, shape[1], generator=generator))
+
+
+def gradients(workload: Workload) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of the matrices and of the other parameters; every contender steps with these tensors."""
+    grads = [gradient(shape, seed) for seed, shape in enumerate((*workload.matrices, *workload.others))]
+    return grads[: len(workload.matrices)], grads[len(workload.matrices) :]
+
+
+def make_tensors(grads: tuple[list[Tensor], list[Tensor]]) -> Tensors:
+    """Fresh parameters, all 0.02 in size, that share the given gradients."""
+    generator = torch.Generator().manual_seed(12345)
+    made: list[list[Tensor]] = []
+    for group in grads:
+        made.append([])
+        for grad in group:
+            param = torch.nn.Parameter(torch.randn(grad.shape, generator=generator).mul_(0.02))
+            param.grad = grad
+            made[-1].append(param)
+    return Tensors(*made)
