@@ -131,7 +131,8 @@ impl AdamW {
             beta2: C::of(self.beta2),
             one_minus_beta2: C::of(1.0 - self.beta2),
             rate: C::of(self.lr / (1.0 - self.beta1.powf(step))),
-            root_correction: C::of((1.0 - self.beta2.powf(step)).sqrt()),
+            // Multiplied by: a second division would be as costly as the pass over memory.
+            inverse_root: C::of(1.0 / (1.0 - self.beta2.powf(step)).sqrt()),
             epsilon: C::of(self.epsilon),
             decay: C::of(self.decay),
             keep: C::of(1.0 - self.decay),
@@ -147,7 +148,7 @@ struct Moments<C> {
     beta2: C,
     one_minus_beta2: C,
     rate: C,
-    root_correction: C,
+    inverse_root: C,
     epsilon: C,
     decay: C,
     keep: C,
@@ -166,7 +167,7 @@ impl<C: Real> Moments<C> {
 
     #[inline(always)]
     fn apply(&self, x: &mut C, m: C, v: C) {
-        let denominator = v.sqrt() / self.root_correction + self.epsilon;
+        let denominator = v.sqrt() * self.inverse_root + self.epsilon;
         let step = self.rate * m / denominator;
         if self.cautious {
             let decay = if m * *x < C::default() { C::default() } else { self.decay };
