@@ -41,8 +41,9 @@ def materialise(
         own = state[param] if specs else {}
         public = names.get(algorithm, {})
         moments = [public.get(role, role) for role, *_ in specs if role in ("momentum", "variance")]
-        if "step" in (role for role, *_ in specs) and not all(key in own for key in moments):
-            own.clear()  # what is there belongs to another algorithm: its moments would be taken for this one's
+        if any(role == "step" for role, *_ in specs) and not all(key in own for key in moments):
+            # What is there belongs to another algorithm: its moments would be taken for this one's.
+            own.clear()
         fresh = not own
         tensors = []
         for role, shape, dtype, seed, sharded in specs:

@@ -20,8 +20,8 @@ class Lion(OxOptimizer):
         x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x - \mathrm{lr}\, u
 
     Every element moves by exactly ``lr``. State: ``exp_avg``, shaped like the parameter, of its dtype unless
-    ``state_dtype``. Parameters and state are written in place. A non-finite gradient makes its element NaN, no
-    other.
+    ``state_dtype``. Parameters and state are written in place. A non-finite gradient makes its element NaN,
+    no other.
 
     Args:
         lr: step size; usually 3 to 10 times smaller than AdamW's.
