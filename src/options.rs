@@ -124,11 +124,11 @@ impl Options {
         }
     }
 
-    /// An element type by torch's name, `None` when it is not set.
+    /// An element type by torch's name, `None` when it is not set or "auto".
     ///
     /// # Errors
     /// `Error::Value` for another name.
     pub fn dtype(&self, key: &str) -> Result<Option<DType>> {
-        self.word(key)?.map(DType::parse).transpose()
+        self.word(key)?.filter(|name| *name != "auto").map(DType::parse).transpose()
     }
 }

@@ -197,7 +197,7 @@ class OxOptimizer(Optimizer):
         return self._session
 
     def init_state(self) -> None:
-        """Allocates the state of every parameter, with or without a gradient. A second call does nothing."""
+        """Allocates the state of every parameter, with or without a gradient; what is there stays."""
         self._bind()
 
     def _init_group(self, _group: dict[str, Any], *_lists: Any, skip_non_grad_params: bool = True) -> bool:

@@ -86,10 +86,7 @@ impl Dion {
             cautious: options.flag("cautious_wd")?,
             momentum_dtype: options.dtype("momentum_dtype")?.or(every),
             q_dtype: options.dtype("Q_dtype")?.or(every),
-            orth_dtype: match options.word("orth_dtype")? {
-                None | Some("auto") => None,
-                Some(name) => Some(DType::parse(name)?),
-            },
+            orth_dtype: options.dtype("orth_dtype")?,
         })
     }
 

@@ -67,10 +67,7 @@ impl Muon {
             adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
             polynomial: if options.flag("use_polar_express")? { &POLAR_EXPRESS } else { &NEWTON_SCHULZ },
             momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
-            orth_dtype: match options.word("orth_dtype")? {
-                None | Some("auto") => None,
-                Some(name) => Some(DType::parse(name)?),
-            },
+            orth_dtype: options.dtype("orth_dtype")?,
         })
     }
 

@@ -21,12 +21,11 @@ impl Op<3> for Momentum {
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
         let (mu, factor) = (C::of(self.mu), C::of(self.grad_factor));
-        let ahead = if self.nesterov { (mu, factor) } else { (C::of(1.0), C::of(0.0)) };
         if self.nesterov {
             for ((g, m), u) in g.iter().zip(m).zip(u) {
                 let new = mu * *m + factor * *g;
                 *m = new;
-                *u = ahead.0 * new + ahead.1 * *g;
+                *u = mu * new + factor * *g;
             }
         } else {
             for ((g, m), u) in g.iter().zip(m).zip(u) {
