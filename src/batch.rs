@@ -113,6 +113,24 @@ impl Slab {
         f64::from(counter[0])
     }
 
+    /// Copies the elements to a slab of the same type and length; the two may overlap.
+    pub fn copy_to(&self, to: &Self) {
+        debug_assert!(self.len == to.len && self.dtype == to.dtype);
+        let bytes = self.len.min(to.len) * self.dtype.bytes();
+        if bytes > 0 {
+            // SAFETY: both slabs are live memory of at least `bytes` bytes, which the running step alone uses.
+            unsafe { std::ptr::copy(self.address as *const u8, to.address as *mut u8, bytes) };
+        }
+    }
+
+    /// Sets all elements to zero.
+    pub fn clear(&self) {
+        if self.len > 0 {
+            // SAFETY: the slab is live memory of this length, which the running step alone uses.
+            unsafe { std::ptr::write_bytes(self.address as *mut u8, 0, self.len * self.dtype.bytes()) };
+        }
+    }
+
     /// The elements as a slice.
     ///
     /// # Safety

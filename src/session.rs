@@ -1,5 +1,11 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
+mod bound;
+mod exchange;
+
+pub use bound::check_gradient;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,66 +15,18 @@ use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::plan::{BufferSpec, Plan};
-use crate::stage::{MAX_STATES, Probe, StageIo, UnitIo};
+use crate::plan::{Bucket, Held, Member, Plan, StagePoint, Step};
+use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo};
 
-/// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
-#[derive(Debug)]
-struct Bound {
-    tensor: Tensor,
-    staged: Option<Tensor>,
-    slab: Slab,
-}
-
-impl Bound {
-    fn new(tensor: Tensor) -> Self {
-        Self { tensor, staged: None, slab: Slab::EMPTY }
-    }
-
-    /// Finds the memory anew: the user may have swapped it since the last step.
-    ///
-    /// # Errors
-    /// `Error::Value` for a tensor without memory, or with elements that share it.
-    fn refresh(&mut self) -> Result<()> {
-        // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
-        self.staged = if self.tensor.f_is_neg()? {
-            Some(self.tensor.f_resolve_neg()?.f_contiguous()?)
-        } else if self.tensor.is_contiguous() {
-            None
-        } else {
-            Some(self.tensor.f_contiguous()?)
-        };
-        self.slab = Slab::of(self.staged.as_ref().unwrap_or(&self.tensor))?;
-        Ok(())
-    }
-
-    /// Brings the result of a step home.
-    fn commit(&mut self) -> Result<()> {
-        if let Some(copy) = self.staged.take() {
-            self.tensor.f_copy_(&copy)?;
-        }
-        Ok(())
-    }
-
-    fn is(&self, dtype: DType, shape: &[usize]) -> bool {
-        DType::from_kind(self.tensor.kind()) == Some(dtype) && same_shape(&self.tensor, shape)
-    }
-}
-
-/// A parameter with its states and, during a step, its gradient.
-#[derive(Debug)]
-struct Slot {
-    param: Bound,
-    states: Vec<Bound>,
-    grad: Option<Bound>,
-}
+use bound::{Bound, Slot, check_written, same_shape};
 
 /// The executor of one plan.
 #[derive(Debug)]
 pub struct Session {
     plan: Arc<Plan>,
     slots: Vec<Slot>,
-    buffers: Vec<Vec<(BufferSpec, Slab)>>,
+    /// The memory of each bucket's buffers, and after them that of its messages.
+    memory: Vec<Vec<Slab>>,
     _arena: Tensor,
     hypers: Vec<Hyper>,
     grad_factors: Vec<f64>,
@@ -93,18 +51,19 @@ impl Session {
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
             let states: Vec<Bound> = states.into_iter().map(Bound::new).collect();
-            for (state, spec) in states.iter().zip(&member.states) {
+            for (state, local) in states.iter().zip(&member.states) {
+                let spec = &local.spec;
                 let dtype = DType::from_kind(state.tensor.kind());
                 if dtype != Some(spec.dtype)
                     || state.tensor.device() != Device::Cpu
-                    || !same_shape(&state.tensor, &spec.shape)
+                    || !same_shape(&state.tensor, &local.shape())
                 {
                     return Err(Error::Value(format!(
                         "{}: state '{}' must be a {} tensor of shape {:?} on the parameter's device, got {:?} {:?} on {:?}",
                         member.spec.name,
                         spec.role,
                         spec.dtype.name(),
-                        spec.shape,
+                        local.shape(),
                         state.tensor.kind(),
                         state.tensor.size(),
                         state.tensor.device()
@@ -121,18 +80,20 @@ impl Session {
             slots.push(Slot { param: Bound::new(param), states, grad: None });
         }
         let memory = Slab::of(&arena)?;
-        let carve = |(spec, place): (&BufferSpec, &crate::plan::Place)| {
-            Ok((*spec, memory.carve(place.offset, place.bytes / spec.dtype.bytes(), spec.dtype)?))
+        let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
+            // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
+            let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
+            memory.carve(place.offset, place.bytes / dtype.bytes(), dtype)
         };
         let buffers = plan
             .buckets
             .iter()
             .zip(&plan.arena.places)
-            .map(|(bucket, places)| bucket.program.buffers.iter().zip(places).map(carve).collect())
+            .map(|(bucket, places)| places.iter().enumerate().map(|p| carve(p, bucket)).collect())
             .collect::<Result<Vec<_>>>()?;
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
-        Ok(Self { plan, slots, buffers, _arena: arena, hypers, grad_factors: Vec::new(), probe: None, spent })
+        Ok(Self { plan, slots, memory: buffers, _arena: arena, hypers, grad_factors: Vec::new(), probe: None, spent })
     }
 
     /// The plan.
@@ -145,8 +106,8 @@ impl Session {
     #[must_use]
     pub fn fits(&self) -> bool {
         self.slots.iter().zip(&self.plan.members).all(|(slot, member)| {
-            slot.param.is(member.spec.dtype, &member.spec.shape)
-                && slot.states.iter().zip(&member.states).all(|(s, spec)| s.is(spec.dtype, &spec.shape))
+            slot.param.is(member.spec.dtype, &member.local)
+                && slot.states.iter().zip(&member.states).all(|(s, local)| s.is(local.spec.dtype, &local.shape()))
         })
     }
 
@@ -183,6 +144,39 @@ impl Session {
         Ok(())
     }
 
+    /// The members that live on an axis of these ranks.
+    fn on_axis<'a>(&'a self, ranks: &'a [u64]) -> impl Iterator<Item = (&'a Slot, &'a Member)> {
+        self.slots.iter().zip(&self.plan.members).filter(|(_, m)| m.layout.lives_on(ranks))
+    }
+
+    /// What the ranks of an axis must agree on in this step: which parameters on it have gradients, and the scalars of
+    /// their algorithms, as bytes.
+    #[must_use]
+    pub fn live(&self, ranks: &[u64]) -> (Vec<u8>, Vec<u8>) {
+        let gradients = self.on_axis(ranks).map(|(slot, _)| u8::from(slot.grad.is_some())).collect();
+        let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
+        let scalars = used.iter().flat_map(|&a| self.hypers[a].0.iter().chain([&self.grad_factors[a]]));
+        (gradients, scalars.flat_map(|x| x.to_le_bytes()).collect())
+    }
+
+    /// As `live`, in words.
+    #[must_use]
+    pub fn details(&self, ranks: &[u64]) -> (Vec<(String, bool)>, Vec<(String, Vec<f64>)>) {
+        let gradients = self.on_axis(ranks).map(|(slot, m)| (m.spec.name.clone(), slot.grad.is_some()));
+        let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
+        let scalars = used.into_iter().map(|a| {
+            let group = self.plan.algorithm_groups[a];
+            let names = self.plan.algorithms[a].scalars().join(", ");
+            (format!("{names} of group {group}"), self.hypers[a].0.clone())
+        });
+        (gradients.collect(), scalars.collect())
+    }
+
+    /// Lets go of the gradients of a step that was not taken.
+    pub fn abandon(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.grad = None);
+    }
+
     /// Runs compute instruction `k` of the schedule.
     ///
     /// # Errors
@@ -191,47 +185,111 @@ impl Session {
         let started = Instant::now();
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
-        let bucket = &plan.buckets[compute.bucket];
-        let units: Vec<UnitIo> = bucket
-            .units
+        let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
+        for step in &compute.steps {
+            let memory = &self.memory[number];
+            match step {
+                Step::Gradients => self.average_in(bucket, memory)?,
+                Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
+                Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
+                Step::Stage(point) => self.stage(&plan, number, point)?,
+            }
+        }
+        self.spent[k] = started.elapsed();
+        Ok(())
+    }
+
+    /// Copies the gradients of a bucket to where they are averaged; a missing one contributes zeros.
+    fn average_in(&self, bucket: &Bucket, memory: &[Slab]) -> Result<()> {
+        let gradient = bucket.gradient.and_then(|b| memory.get(b));
+        let target = gradient.ok_or_else(|| Error::Internal("no buffer to average gradients in".into()))?;
+        let mut offset = 0;
+        let mut jobs = Vec::with_capacity(bucket.units.len());
+        for unit in &bucket.units {
+            let local = unit.piece.local;
+            let to = target.part(offset, local.numel());
+            offset += local.numel();
+            match &self.slots[unit.param].grad {
+                Some(grad) => jobs.push([grad.slab.part(local.offset, local.numel()), to]),
+                None => to.clear(),
+            }
+        }
+        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &jobs);
+        Ok(())
+    }
+
+    fn stage(&mut self, plan: &Plan, number: usize, point: &StagePoint) -> Result<()> {
+        let bucket = &plan.buckets[number];
+        let memory = &self.memory[number];
+        let parts: Vec<Vec<Part>> = bucket
+            .program
+            .buffers
             .iter()
-            .filter_map(|unit| {
-                let slot = &self.slots[unit.param];
-                let grad = slot.grad.as_ref()?;
-                let (offset, len) = (unit.block.offset, unit.block.numel());
-                let mut state = [Slab::EMPTY; MAX_STATES];
-                for ((out, bound), spec) in
-                    state.iter_mut().zip(&slot.states).zip(&plan.members[unit.param].states)
-                {
-                    let range = &spec.slices[unit.index];
-                    *out = bound.slab.part(range.start, range.len());
-                }
-                Some(UnitIo {
-                    param_index: unit.param,
-                    block_index: unit.index,
-                    rows: unit.block.rows,
-                    cols: unit.block.cols,
-                    param: slot.param.slab.part(offset, len),
-                    grad: grad.slab.part(offset, len),
-                    state,
-                })
-            })
+            .zip(&point.held)
+            .map(|(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) })
             .collect();
+        let mut units = Vec::with_capacity(point.units.len());
+        for (position, unit) in bucket.units[point.units.clone()].iter().enumerate() {
+            let slot = &self.slots[unit.param];
+            let local = unit.piece.local;
+            let mut io = UnitIo {
+                param_index: unit.param,
+                block_index: unit.piece.index,
+                rows: unit.piece.block.rows,
+                cols: unit.piece.block.cols,
+                stored: [local.rows, local.cols],
+                transposed: bucket.shape.transposed,
+                // Alone, units without a gradient take no room; with others everything keeps its place.
+                position: if bucket.distributed() { position } else { units.len() },
+                param: Slab::EMPTY,
+                grad: Slab::EMPTY,
+                state: [Slab::EMPTY; MAX_STATES],
+            };
+            if point.whole && bucket.distributed() {
+                units.push(io);
+                continue;
+            }
+            let Some(grad) = &slot.grad else {
+                if bucket.distributed() {
+                    // It contributes zeros to every exchange.
+                    for (slab, parts) in memory.iter().zip(&parts).filter(|(_, parts)| !parts.is_empty()) {
+                        let Part { offset, shape, .. } = &parts[position];
+                        slab.part(*offset, shape[0] * shape[1]).clear();
+                    }
+                }
+                continue;
+            };
+            io.param = slot.param.slab.part(local.offset, local.numel());
+            io.grad = match bucket.gradient.map(|b| (&parts[b][position], memory[b])) {
+                Some((part, slab)) => slab.part(part.offset, part.shape[0] * part.shape[1]),
+                None => grad.slab.part(local.offset, local.numel()),
+            };
+            for ((out, bound), state) in
+                io.state.iter_mut().zip(&slot.states).zip(&plan.members[unit.param].states)
+            {
+                let range = state.part(&unit.piece);
+                *out = bound.slab.part(range.start, range.len());
+            }
+            units.push(io);
+        }
         if units.is_empty() {
             return Ok(());
         }
+        let buffers: Vec<BufferIo<'_>> = bucket
+            .program
+            .buffers
+            .iter()
+            .zip(memory)
+            .zip(&parts)
+            .map(|((spec, slab), parts)| BufferIo { spec, slab: *slab, parts })
+            .collect();
         let mut io = StageIo {
             units: &units,
             grad_factor: self.grad_factors[bucket.algorithm],
             probe: self.probe.as_mut(),
-            buffers: &self.buffers[compute.bucket],
+            buffers: &buffers,
         };
-        let hyper = &self.hypers[bucket.algorithm];
-        for (stage, _) in &compute.stages {
-            plan.algorithms[bucket.algorithm].run(*stage, &mut io, hyper)?;
-        }
-        self.spent[k] = started.elapsed();
-        Ok(())
+        plan.algorithms[bucket.algorithm].run(point.stage, &mut io, &self.hypers[bucket.algorithm])
     }
 
     /// Ends a step: brings staged copies home and lets go of the gradients. Returns which parameters were written.
@@ -262,52 +320,16 @@ impl Session {
     }
 }
 
-fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
-    let size = tensor.size();
-    size.len() == shape.len() && size.iter().zip(shape).all(|(a, b)| usize::try_from(*a) == Ok(*b))
-}
-
-/// Refuses a tensor to write to whose elements share memory, as an expanded one's do.
-fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
-    if tensor.is_contiguous()
-        || tensor.size().iter().zip(tensor.stride()).all(|(n, step)| *n <= 1 || step != 0)
-    {
-        return Ok(());
+/// The matrices of a buffer by position among `units`, which all are held.
+fn parts(bucket: &Bucket, spec: &crate::plan::BufferSpec, held: &Held, units: &std::ops::Range<usize>) -> Vec<Part> {
+    let mut offset = 0;
+    let mut parts = Vec::with_capacity(units.len());
+    for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {
+        let shape = [0, 1].map(|d| bucket.span(unit, spec, d, held.depth).len());
+        if units.contains(&(held.units.start + at)) {
+            parts.push(Part { offset, shape, declared_cols: bucket.span(unit, spec, 1, bucket.depth()) });
+        }
+        offset += shape[0] * shape[1];
     }
-    Err(Error::Value(format!(
-        "{name}: parameters and states must not be expanded, got strides {:?} for shape {:?}. Use .clone()",
-        tensor.stride(),
-        tensor.size()
-    )))
-}
-
-/// Refuses a gradient that no kernel may touch.
-///
-/// # Errors
-/// `Error::Type` for a sparse or complex one, `Error::Value` for another shape or device.
-pub fn check_gradient(grad: &Tensor, param: &Tensor, name: &str) -> Result<()> {
-    if grad.is_sparse() || grad.is_mkldnn() {
-        return Err(Error::Type(format!(
-            "{name}: the gradient must be dense, got a sparse one. Use sparse=False, or torch.optim.SparseAdam for this parameter"
-        )));
-    }
-    let kind = grad.f_kind()?;
-    if DType::from_kind(kind).is_none() {
-        return Err(Error::Type(format!("{name}: the gradient must be real floating-point, got {kind:?}")));
-    }
-    if grad.size() != param.size() {
-        return Err(Error::Value(format!(
-            "{name}: the gradient must have the parameter's shape {:?}, got {:?}",
-            param.size(),
-            grad.size()
-        )));
-    }
-    if grad.device() != param.device() {
-        return Err(Error::Value(format!(
-            "{name}: the gradient must be on the parameter's device {:?}, got {:?}",
-            param.device(),
-            grad.device()
-        )));
-    }
-    Ok(())
+    parts
 }

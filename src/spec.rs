@@ -15,6 +15,29 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: DType,
+    /// Whether a low-rank algorithm works on the transpose of its matrices; not set: where they have fewer rows than
+    /// columns.
+    pub transposed: Option<bool>,
+}
+
+/// One side of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Its rows.
+    Rows,
+    /// Its columns.
+    Cols,
+}
+
+/// How one dimension of a tensor goes along with the parameter when that is spread over several processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut<T> {
+    /// Never cut.
+    Whole,
+    /// It is that side (or dimension) of the parameter and is cut as that is.
+    With(T),
+    /// It is none of the parameter's, and is cut evenly among the processes that cut that side (or dimension).
+    Spread(T),
 }
 
 impl ParamSpec {
@@ -26,7 +49,7 @@ impl ParamSpec {
 }
 
 /// A matrix inside the row-major storage of a parameter: `rows × cols` elements from `offset`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Block {
     /// First element.
     pub offset: usize,
@@ -62,6 +85,17 @@ pub enum Init {
     },
 }
 
+/// Which elements of a state belong to a block of the parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Element i belongs to element i of the parameter.
+    Like,
+    /// The matrix over the last two dimensions at the block's place among the leading ones.
+    Matrix,
+    /// Everything belongs to all blocks.
+    All,
+}
+
 /// A state tensor that an algorithm keeps for one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpec {
@@ -73,43 +107,37 @@ pub struct StateSpec {
     pub dtype: DType,
     /// Initial value.
     pub init: Init,
-    /// Whether element i belongs to element i of the parameter, so that it is sharded like it.
-    pub like_param: bool,
-    /// The elements that belong to each block of the parameter.
-    pub slices: Vec<Range<usize>>,
+    /// How each dimension goes along with the parameter's dimensions.
+    pub cuts: Vec<Cut<usize>>,
+    /// The elements of each block.
+    pub share: Share,
 }
 
 impl StateSpec {
     /// A state of the parameter's own shape.
     #[must_use]
-    pub fn like(role: &'static str, p: &ParamSpec, dtype: DType, blocks: &[Block]) -> Self {
+    pub fn like(role: &'static str, p: &ParamSpec, dtype: DType) -> Self {
         Self {
             role,
             shape: p.shape.clone(),
             dtype,
             init: Init::Zeros,
-            like_param: true,
-            slices: blocks.iter().map(Block::range).collect(),
+            cuts: (0..p.shape.len()).map(Cut::With).collect(),
+            share: Share::Like,
         }
     }
 
     /// A counter: one float32 element shared by all blocks.
     #[must_use]
-    pub fn counter(role: &'static str, blocks: &[Block]) -> Self {
+    pub fn counter(role: &'static str) -> Self {
         Self {
             role,
             shape: Vec::new(),
             dtype: DType::F32,
             init: Init::Zeros,
-            like_param: false,
-            slices: blocks.iter().map(|_| 0..1).collect(),
+            cuts: Vec::new(),
+            share: Share::All,
         }
-    }
-
-    /// Bytes of the whole tensor.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bytes()
     }
 }
 
@@ -120,6 +148,8 @@ pub struct UnitShape {
     pub rows: usize,
     /// Columns of each block (0 for flat units, whose lengths differ).
     pub cols: usize,
+    /// Whether a low-rank algorithm works on the transpose.
+    pub transposed: bool,
     /// Element type of the parameters.
     pub param: DType,
     /// Element types of the states, in the order of `Algorithm::state`.

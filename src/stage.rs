@@ -1,6 +1,7 @@
 //! What a stage of an algorithm gets to work on.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use tch::Tensor;
 
@@ -18,10 +19,16 @@ pub struct UnitIo {
     pub param_index: usize,
     /// Index of the block within the parameter.
     pub block_index: usize,
-    /// Rows of the block.
+    /// Rows of the whole block.
     pub rows: usize,
-    /// Columns of the block.
+    /// Columns of the whole block.
     pub cols: usize,
+    /// Rows and columns of the block's part that is stored here.
+    pub stored: [usize; 2],
+    /// Whether the algorithm works on the transpose.
+    pub transposed: bool,
+    /// Which matrix of every buffer is its own.
+    pub position: usize,
     /// The block's parameters, written in place.
     pub param: Slab,
     /// The block's gradient, read only.
@@ -30,24 +37,52 @@ pub struct UnitIo {
     pub state: [Slab; MAX_STATES],
 }
 
+/// One matrix of a buffer as it is held for a stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// First element.
+    pub offset: usize,
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// The columns that it has as declared, before spread ones were put together.
+    pub declared_cols: Range<usize>,
+}
+
+/// A buffer with its matrices as they are held for a stage.
+#[derive(Clone, Copy, Debug)]
+pub struct BufferIo<'a> {
+    /// Its declaration.
+    pub spec: &'a BufferSpec,
+    /// Its memory.
+    pub slab: Slab,
+    /// Its matrices by position; a scratch buffer has none.
+    pub parts: &'a [Part],
+}
+
 /// Measurements of one step by name, each with its parameter's index. Taken only when somebody asks.
 pub type Probe = BTreeMap<&'static str, Vec<(usize, f64)>>;
 
-/// The units of a bucket that have a gradient, the bucket's buffers, and the step's common facts.
+/// The units of a stage, the bucket's buffers, and the step's common facts.
 #[derive(Debug)]
 pub struct StageIo<'a> {
-    /// Units with a gradient, in bucket order; unit i owns matrix i of every buffer.
+    /// Units with a gradient, in bucket order; for a stage on whole matrices all units.
     pub units: &'a [UnitIo],
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
     /// Where measurements go, when asked for.
     pub probe: Option<&'a mut Probe>,
-    pub(crate) buffers: &'a [(BufferSpec, Slab)],
+    pub(crate) buffers: &'a [BufferIo<'a>],
 }
 
 impl StageIo<'_> {
-    fn spec(&self, buffer: BufferId) -> Result<&(BufferSpec, Slab)> {
+    fn buffer(&self, buffer: BufferId) -> Result<&BufferIo<'_>> {
         self.buffers.get(buffer).ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
+    }
+
+    fn part(&self, buffer: BufferId, unit: usize) -> Result<&Part> {
+        let parts = self.buffer(buffer)?.parts;
+        let position = self.units.get(unit).map(|u| u.position);
+        position.and_then(|p| parts.get(p)).ok_or_else(|| Error::Internal(format!("no matrix {unit}")))
     }
 
     /// Unit `unit`'s matrix of a buffer, as elements. A shared buffer has one for all.
@@ -55,9 +90,28 @@ impl StageIo<'_> {
     /// # Errors
     /// `Error::Internal` for a buffer that the program did not declare.
     pub fn slab(&self, buffer: BufferId, unit: usize) -> Result<Slab> {
-        let (spec, slab) = self.spec(buffer)?;
-        let each = spec.rows * spec.cols;
-        Ok(if spec.shared { *slab } else { slab.part(unit * each, each) })
+        let io = self.buffer(buffer)?;
+        if io.spec.shared {
+            return Ok(io.slab);
+        }
+        let Part { offset, shape, .. } = self.part(buffer, unit)?;
+        Ok(io.slab.part(*offset, shape[0] * shape[1]))
+    }
+
+    /// Rows and columns of unit `unit`'s matrix of a buffer.
+    ///
+    /// # Errors
+    /// As `slab`.
+    pub fn shape(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
+        Ok(self.part(buffer, unit)?.shape)
+    }
+
+    /// The columns that unit `unit`'s matrix of a buffer has as declared, among all.
+    ///
+    /// # Errors
+    /// As `slab`.
+    pub fn declared_cols(&self, buffer: BufferId, unit: usize) -> Result<Range<usize>> {
+        Ok(self.part(buffer, unit)?.declared_cols.clone())
     }
 
     /// Unit `unit`'s matrix of a buffer, as a tensor `[rows, cols]`.
@@ -65,18 +119,16 @@ impl StageIo<'_> {
     /// # Errors
     /// As `slab`.
     pub fn matrix(&self, buffer: BufferId, unit: usize) -> Result<Tensor> {
-        let (spec, _) = self.spec(buffer)?;
-        self.slab(buffer, unit)?.tensor(&[spec.rows, spec.cols])
+        self.slab(buffer, unit)?.tensor(&self.shape(buffer, unit)?)
     }
 
-    /// The matrices of units `first..first + count` of a buffer, as a tensor `[count, rows, cols]`.
+    /// The matrices of the first `count` units of a buffer, all of one shape, as a tensor `[count, rows, cols]`.
     ///
     /// # Errors
     /// As `slab`.
-    pub fn matrices(&self, buffer: BufferId, first: usize, count: usize) -> Result<Tensor> {
-        let (spec, slab) = self.spec(buffer)?;
-        let each = spec.rows * spec.cols;
-        slab.part(first * each, count * each).tensor(&[count, spec.rows, spec.cols])
+    pub fn matrices(&self, buffer: BufferId, count: usize) -> Result<Tensor> {
+        let [rows, cols] = if count == 0 { [0, 0] } else { self.shape(buffer, 0)? };
+        self.buffer(buffer)?.slab.part(0, count * rows * cols).tensor(&[count, rows, cols])
     }
 
     /// A shared buffer as a flat tensor.

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _driver, _schema, _shadow, _state, _validate
+from oxidion import _agree, _comm, _driver, _schema, _shadow, _state, _validate
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 from oxidion._table import Table
 from oxidion._validate import Field
@@ -44,6 +44,8 @@ class OxOptimizer(Optimizer):
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
 
     _step_supports_amp_scaling = True
+    _meshes = _comm.NO_MESHES
+    _groups: ClassVar[_comm.Groups] = {}
     _session: Session | None = None
     _poison: str | None = None
 
@@ -151,26 +153,50 @@ class OxOptimizer(Optimizer):
         if self._poison is not None:
             raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and float(found_inf) > 0:
-            return
+        skip = found_inf is not None and float(found_inf) > 0
         scale = getattr(self, "grad_scale", None)
         _schema.mirror_betas(self.param_groups, self._last_betas)
+        session, error = None, None
         for group in self.param_groups:
             group["step"] += 1
         try:
-            session = self._begin(1.0 if scale is None else 1.0 / float(scale))
-        except BaseException:
-            for group in self.param_groups:
-                group["step"] -= 1
-            raise
+            if not skip:
+                session = self._begin(1.0 if scale is None else 1.0 / float(scale))
+        except Exception as raised:  # told to the other ranks first
+            error = raised
+        taken = False
         try:
-            _driver.run(session, self._schedule, ())
+            if self._must_agree():
+                taken = _agree.agree(self._groups, session, error, skip=skip)
+            elif error is not None:
+                raise error
+            else:
+                taken = not skip
+        finally:
+            if not taken:
+                for group in self.param_groups:
+                    group["step"] -= 1
+                if session is not None:
+                    session.abandon()
+        if not taken or session is None:
+            return
+        try:
+            _driver.run(session, self._schedule, self._comms)
             written = session.end()
-        except BaseException as error:
-            self._poison = f"{type(error).__name__}: {error}"
+        except BaseException as failure:
+            self._poison = f"{type(failure).__name__}: {failure}"
             self._session = None
             raise
         torch.autograd.graph.increment_version(written)
+
+    def _must_agree(self) -> bool:
+        """Whether the step communicates; the same on all ranks, also where planning failed."""
+        if self._session is None:
+            self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
+        if not self._groups:
+            return False
+        matrix = any(self._registry[group["algorithm"]].MATRIX for group in self.param_groups)
+        return matrix or bool(self._meshes.pending)
 
     def _begin(self, grad_factor: float) -> Session:
         threads = torch.get_num_threads()
@@ -182,10 +208,13 @@ class OxOptimizer(Optimizer):
         return session
 
     def _make_plan(self) -> Plan:
-        return Plan(self.param_groups, _state.dtypes(self.param_groups, self.state, self.STATE_NAMES))
+        existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
+        return Plan(self.param_groups, existing, self._meshes)
 
     def _bind(self, *, in_step: bool = False) -> Session:
         """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
+        self._session = None
+        self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
         plan = self._make_plan()
         if in_step:
             plan.preflight(self.param_groups)
@@ -194,6 +223,7 @@ class OxOptimizer(Optimizer):
         arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32, device="cpu")
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule = tuple(plan.schedule)
+        self._comms = _comm.bind(plan.transfers, arena, self._groups)
         return self._session
 
     def init_state(self) -> None:
@@ -259,7 +289,17 @@ class OxOptimizer(Optimizer):
         return super().__getstate__()
 
     def synchronize_for_checkpoint(self) -> None:
-        """Makes the state equal on all replicas. On one device it is, and nothing is done."""
+        """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.
+
+        Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own; the mean
+        is what a single process would have, and takes their place. Elsewhere nothing is done.
+        """
+        groups = self._meshes.pending.values()
+        if not groups:
+            return
+        params = _state.parameters(self.param_groups)
+        own = [self.state[params[i]] for i in self._make_plan().decoupled]
+        _comm.average([_comm.local(state["momentum"]) for state in own if "momentum" in state], groups)
 
     # ----------------------------------------------------------- introspection
 

@@ -1,51 +1,247 @@
-"""Everything that touches ``torch.distributed``: meshes that users pass, and states that are DTensors."""
+"""Everything that touches ``torch.distributed``: meshes, collectives of a plan, agreement, states as DTensors."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from oxidion._oxidion import LayoutError
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
 
-def check_mesh(name: str, mesh: Any) -> None:
-    """Checks a mesh or process group that a constructor was given.
+Ranks = tuple[int, ...]
+Groups = dict[Ranks, "ProcessGroup"]
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The axes that a user passed to a constructor.
+
+    Attributes:
+        replicas: name, global ranks, this process's place and whether gradients are averaged, by axis.
+        outer: ranks of ``outer_shard_mesh``.
+        inner: ranks of ``inner_shard_mesh``.
+        groups: the process group of each axis by its ranks.
+    """
+
+    replicas: list[tuple[str, list[int], int, bool]] = field(default_factory=list)
+    outer: list[int] | None = None
+    inner: list[int] | None = None
+    groups: Groups = field(default_factory=dict)
+
+    @property
+    def pending(self) -> Groups:
+        """The groups over which the optimizer averages."""
+        wanted = [tuple(ranks) for _, ranks, _, averaged in self.replicas if not averaged and len(ranks) > 1]
+        return {ranks: self.groups[ranks] for ranks in wanted}
+
+
+NO_MESHES = Meshes()
+
+
+def _lines(name: str, mesh: Any) -> list[tuple[str, Ranks, int, ProcessGroup]]:
+    """Name, ranks, this process's place and group of each axis of a mesh or process group.
 
     Raises:
-        TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
-        LayoutError: for more than one rank.
+        TypeError: for anything else.
     """
-    if mesh is None:
-        return
     if not torch.distributed.is_available():
         raise TypeError(f"{name} must be None where torch.distributed is not available, got {mesh!r}")
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    if not isinstance(mesh, (DeviceMesh, ProcessGroup)):
+    if isinstance(mesh, ProcessGroup):
+        ranks = tuple(torch.distributed.get_process_group_ranks(mesh))
+        return [(name.removesuffix("_mesh"), ranks, mesh.rank(), mesh)]
+    if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"{name} must be a DeviceMesh or ProcessGroup, got {type(mesh).__name__}")
-    if mesh.size() != 1:
-        raise LayoutError(
-            f"{name} has {mesh.size()} ranks: this version optimizes parameters on one device. "
-            f"Leave {name} out and let DistributedDataParallel average the gradients"
-        )
+    names = mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.ndim))
+    groups = [mesh.get_group(i) for i in range(mesh.ndim)]
+    lines = [(n, tuple(torch.distributed.get_process_group_ranks(g)), g) for n, g in zip(names, groups, strict=True)]
+    return [(n, ranks, g.rank(), g) for n, ranks, g in lines]
 
 
-def like_param(state: Tensor, param: Tensor, *, sharded: bool) -> Tensor:
-    """A state as the kind of tensor that its parameter is.
+def read_meshes(
+    replicate: tuple[str, Any] | None = None, *, averaged: bool = True, outer: Any = None, inner: Any = None
+) -> Meshes:
+    """The meshes of a constructor.
 
     Args:
-        state: the local tensor.
-        param: a tensor or DTensor.
-        sharded: whether the state has the parameter's placements; if not it is replicated.
+        replicate: name of the argument and a mesh or process group whose ranks hold copies, or None.
+        averaged: whether gradients are equal on those ranks.
+        outer: 1-D mesh or None.
+        inner: 1-D mesh or None.
+
+    Raises:
+        TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
+        ValueError: for meshes that are the same or have more than one dimension.
     """
+    groups: Groups = {}
+    replicas, shards = [], []
+    if replicate is not None and replicate[1] is not None:
+        for axis, ranks, place, group in _lines(*replicate):
+            replicas.append((axis, list(ranks), place, averaged))
+            groups[ranks] = group
+    for name, mesh in (("outer_shard_mesh", outer), ("inner_shard_mesh", inner)):
+        lines = [] if mesh is None else _lines(name, mesh)
+        if len(lines) > 1:
+            raise ValueError(f"{name} must have one dimension, got {len(lines)}: pass the sub-mesh, mesh['name']")
+        for _, ranks, _, group in lines:
+            if len(ranks) > 1 and ranks in groups:
+                raise ValueError(f"{name} has the ranks {list(ranks)} of another mesh argument")
+            groups[ranks] = group
+        shards.append(list(lines[0][1]) if lines else None)
+    return Meshes(replicas, shards[0], shards[1], groups)
+
+
+def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
+    """The process group of every axis of more than one rank that the parameters live on, outermost first.
+
+    Raises:
+        LayoutError: for a mesh whose ranks are in another order than its process group's.
+    """
+    groups: Groups = {}
+    seen: set[int] = set()
+    for param in params:
+        mesh = getattr(param, "device_mesh", None)
+        if mesh is None or id(mesh) in seen:
+            continue
+        seen.add(id(mesh))
+        coordinate = mesh.get_coordinate()
+        for dim in range(mesh.ndim):
+            if mesh.size(dim) > 1:
+                group = mesh.get_group(dim)
+                ranks = tuple(torch.distributed.get_process_group_ranks(group))
+                if coordinate is None or ranks[coordinate[dim]] != torch.distributed.get_rank():
+                    raise LayoutError(
+                        f"dimension {dim} of {mesh} orders its ranks otherwise than its process group {ranks}: "
+                        "build the mesh with ranks in ascending order"
+                    )
+                groups.setdefault(ranks, group)
+    groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
+    return groups
+
+
+def bind(transfers: Sequence[Mapping[str, Any]], arena: Tensor, groups: Groups) -> list[Callable[[], Work]]:
+    """One function without arguments for each transfer of a plan: it starts the collective.
+
+    Args:
+        transfers: ``Plan.transfers``.
+        arena: the workspace in which the buffers lie.
+        groups: process groups by ranks.
+    """
+    return [_bound(transfer, arena.view(torch.uint8), groups[tuple(transfer["ranks"])]) for transfer in transfers]
+
+
+def _bound(transfer: Mapping[str, Any], memory: Tensor, group: ProcessGroup) -> Callable[[], Work]:
+    dist: Any = torch.distributed
+    (at, count), (to, room) = transfer["send"], transfer["recv"]
+    send, recv = memory[at : at + count], memory[to : to + room]
+    if transfer["kind"] == "all_reduce":
+        value = send.view(getattr(torch, transfer["dtype"]))
+        return lambda: dist.all_reduce(value, group=group, async_op=True)
+    if transfer["kind"] == "all_gather":
+        return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
+    out, into = transfer["recv_bytes"], transfer["send_bytes"]
+    # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums do
+    # not depend on timing or on the backend.
+    return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+
+
+def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
+    """Replaces local tensors by their means over the groups, in flat pieces of at most 64 MB."""
+    pieces: list[list[Tensor]] = []
+    for tensor in tensors:
+        if pieces and pieces[-1][0].dtype == tensor.dtype and sum(map(_bytes, pieces[-1])) < 64 << 20:
+            pieces[-1].append(tensor)
+        else:
+            pieces.append([tensor])
+    for piece in pieces:
+        flat = torch.cat([tensor.reshape(-1) for tensor in piece])
+        for group in groups:
+            torch.distributed.all_reduce(flat.div_(group.size()), group=group)
+        for tensor, mean in zip(piece, flat.split([tensor.numel() for tensor in piece]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor or DTensor."""
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor or DTensor, on every rank."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def with_local(tensor: Tensor, own: Tensor) -> Tensor:
+    """A tensor like ``tensor`` of which this process holds ``own``."""
+    if not hasattr(tensor, "_local_tensor"):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(tensor, DTensor)
+    return DTensor.from_local(
+        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _placements(param: Any, shards: Sequence[int | None]) -> list[Any]:
+    """Placements of a state: for each axis of the parameter's mesh the dimension that is sharded, or None."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements: list[Any] = []
+    for own, dim in zip(param.placements, shards, strict=False):
+        if dim is None:
+            placements.append(Replicate())
+        elif own.dim == dim:
+            placements.append(own)
+        elif type(own) is Shard:
+            placements.append(Shard(dim))
+        else:
+            placements.append(type(own)(dim, split_factor=own.split_factor))
+    return placements
+
+
+def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
+    """A state as the kind of tensor that its parameter is, of which this process holds ``own``."""
     if not hasattr(param, "_local_tensor"):
-        return state
-    from torch.distributed.tensor import DTensor, Replicate
+        return own
+    from torch.distributed.tensor import DTensor
 
     assert isinstance(param, DTensor)
-    mesh = param.device_mesh
-    placements = param.placements if sharded else [Replicate()] * mesh.ndim
-    return DTensor.from_local(state, mesh, placements, run_check=False)
+    shape = torch.Size(spec["shape"])
+    stride = torch.empty(shape, device="meta").stride()
+    placements = _placements(param, spec["shards"])
+    return DTensor.from_local(own, param.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
+    """A state that was loaded, in the layout that its parameter asks for; the same object where it has that."""
+    shape = torch.Size(spec["shape"])
+    if value.shape != shape or not hasattr(param, "_local_tensor"):
+        return full(value) if hasattr(value, "_local_tensor") and not hasattr(param, "_local_tensor") else value
+    if not hasattr(value, "_local_tensor"):
+        own = value
+        for dim, (start, length) in enumerate(spec["spans"]):
+            own = own.narrow(dim, start, length)
+        return as_state(own.contiguous(), param, spec)
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(param, DTensor)
+    assert isinstance(value, DTensor)
+    wanted = _placements(param, spec["shards"])
+    if list(value.placements) == wanted and value.device_mesh == param.device_mesh:
+        return value
+    return value.redistribute(param.device_mesh, wanted)

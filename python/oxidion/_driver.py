@@ -20,10 +20,15 @@ class Work(Protocol):
 def run(session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]) -> None:
     """Runs every instruction in order: computes in the core, collectives where they were bound."""
     inflight: dict[int, Work] = {}
-    for op, k in schedule:
-        if op == COMPUTE:
-            session.compute(k)
-        elif op == ISSUE:
-            inflight[k] = comms[k]()
-        else:
-            inflight.pop(k).wait()
+    try:
+        for op, k in schedule:
+            if op == COMPUTE:
+                session.compute(k)
+            elif op == ISSUE:
+                inflight[k] = comms[k]()
+            else:
+                inflight.pop(k).wait()
+    except BaseException:
+        for work in inflight.values():  # their buffers must not go away under them
+            work.wait()
+        raise

@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from oxidion import _state
+from oxidion._comm import average, full, local, with_local
 from oxidion._table import Table
 
 if TYPE_CHECKING:
     from oxidion._base import OxOptimizer
 
 
-def _copy(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local.detach().to(dtype).clone() if dtype else local.detach().clone()
+def _copy(tensor: Tensor) -> Tensor:
+    return with_local(tensor, local(tensor).detach().clone())
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The whole tensor in float64, on every rank."""
+    return full(tensor).detach().double().clone()
 
 
 def _twin(optimizer: OxOptimizer) -> OxOptimizer:
@@ -53,7 +58,7 @@ def metrics(optimizer: OxOptimizer) -> Table:
     twin = _twin(optimizer)
     session = twin._bind()
     params = _state.parameters(twin.param_groups)
-    before = [param.detach().clone() for param in params]
+    before = [full(param).detach().clone() for param in params]
     session.measure(True)
     twin._take_step()
     measured, milliseconds = session.measurements()
@@ -61,21 +66,23 @@ def metrics(optimizer: OxOptimizer) -> Table:
     rows = []
     for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
-        entry["update_rms"] = _rms(param.detach() - old)
+        entry["update_rms"] = _rms(full(param).detach() - old)
         entry["param_rms"] = _rms(old)
         for key, values in measured.items():
             own = [value for at, value in values if at == index]
             entry[key] = max(own) if own else None
         rows.append(entry)
     return Table(
-        rows, stages=dict(enumerate(milliseconds)), bytes_sent=sum(r["wire_bytes"] for r in plan.rows())
+        rows,
+        stages=dict(enumerate(milliseconds)),
+        bytes_sent=sum(transfer["send"][1] for transfer in plan.transfers),
     )
 
 
 def _reference_step(
-    row: dict[str, Any], param: Tensor, state: dict[str, Any], group: dict[str, Any]
-) -> Tensor:
-    """The parameter after a naive step in float64."""
+    row: dict[str, Any], target: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    """A naive step in float64 on ``target`` and ``state``."""
     from oxidion._reference import REFERENCE
 
     step: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None] | None = REFERENCE.get(
@@ -83,10 +90,7 @@ def _reference_step(
     )
     if step is None:
         raise NotImplementedError(f"{row['algorithm']} has no naive reference to verify against")
-    target = _copy(param, torch.float64)
-    assert param.grad is not None
-    step(target, _copy(param.grad, torch.float64), state, group)
-    return target
+    step(target, grad, state, group)
 
 
 def verify(optimizer: OxOptimizer) -> Table:
@@ -101,18 +105,26 @@ def verify(optimizer: OxOptimizer) -> Table:
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
         if param.grad is not None:
             public = twin.STATE_NAMES.get(row["algorithm"], {})
-            state = {
-                role: _copy(twin.state[param][public.get(role, role)], torch.float64) for role, *_ in specs
-            }
-            entry["reference"] = _reference_step(row, param, state, group)
-            entry["start"] = _copy(param, torch.float64)
+            roles = [spec["role"] for spec in specs]
+            state = {role: _mean(twin, twin.state[param][public.get(role, role)]) for role in roles}
+            entry["start"] = _wide(param)
+            entry["reference"] = _wide(param)
+            settings = {**group, "transposed": row["transposed"]}
+            _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)
     twin._take_step()
     for entry, param in zip(rows, params, strict=True):
         if "reference" in entry:
             start, reference = entry.pop("start"), entry.pop("reference")
             # The parameter can hold no more than the rounded reference: rounding it is no error of the step.
-            wanted, got = reference.to(param.dtype).double(), param.detach().double()
+            wanted, got = reference.to(param.dtype).double(), _wide(param)
             size = float((reference - start).norm())
             entry["update_error"] = float((got - wanted).norm()) / (size or 1.0)
     return Table(rows)
+
+
+def _mean(optimizer: OxOptimizer, tensor: Tensor) -> Tensor:
+    """The whole tensor in float64: the mean over replicas whose gradients the optimizer averages."""
+    whole = _wide(tensor)
+    average([whole], optimizer._meshes.pending.values())
+    return whole

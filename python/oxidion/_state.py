@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._comm import like_param
+from oxidion._comm import as_state, local, moved_state
 from oxidion._oxidion import Plan, fill_normal
 
 Names = Mapping[str, Mapping[str, str]]
@@ -40,30 +40,38 @@ def materialise(
     for index, (param, specs, algorithm, steps_taken) in enumerate(rows):
         own = state[param] if specs else {}
         public = names.get(algorithm, {})
-        moments = [public.get(role, role) for role, *_ in specs if role in ("momentum", "variance")]
-        if any(role == "step" for role, *_ in specs) and not all(key in own for key in moments):
+        roles = [spec["role"] for spec in specs]
+        moments = [public.get(role, role) for role in roles if role in ("momentum", "variance")]
+        if "step" in roles and not all(key in own for key in moments):
             # What is there belongs to another algorithm: its moments would be taken for this one's.
             own.clear()
         fresh = not own
         tensors = []
-        for role, shape, dtype, seed, sharded in specs:
-            key = public.get(role, role)
+        for spec in specs:
+            key = public.get(spec["role"], spec["role"])
             value = own.get(key)
-            if role == "step" and value is not None and getattr(value, "dtype", None) != torch.float32:
-                value = own[key] = torch.tensor(float(value), dtype=torch.float32)
-            if value is None:
-                value = torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
-                if seed is not None:
-                    normal = torch.empty(shape, dtype=torch.float32, device="cpu")
-                    fill_normal(normal, seed, index)
-                    value.copy_(normal)
-                if role == "step" and not fresh:
-                    value.fill_(steps_taken)
-                own[key] = value if role == "step" else like_param(value, param, sharded=sharded)
-                value = own[key]
-            tensors.append(value)
+            if spec["role"] == "step":
+                if value is None or getattr(value, "dtype", None) != torch.float32:
+                    done = value if value is not None else (0 if fresh else steps_taken)
+                    own[key] = torch.tensor(float(done), dtype=torch.float32)
+            elif value is None:
+                own[key] = as_state(_start(spec, index), param, spec)
+            else:
+                own[key] = moved_state(value, param, spec)
+            tensors.append(own[key])
         bound.append(tensors)
     return bound
+
+
+def _start(spec: Mapping[str, Any], index: int) -> Tensor:
+    """The part of a new state that this process holds."""
+    shape = [length for _, length in spec["spans"]]
+    dtype = getattr(torch, spec["dtype"])
+    if spec["seed"] is None:
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    normal = torch.empty(shape, dtype=torch.float32, device="cpu")
+    fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
+    return normal.to(dtype)
 
 
 def own_copies(
@@ -91,14 +99,13 @@ def own_copies(
 
 
 def _address(tensor: Tensor) -> int:
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local.data_ptr()
+    return local(tensor).data_ptr()
 
 
-def dtypes(
+def existing(
     groups: list[dict[str, Any]], state: Mapping[Tensor, Mapping[str, Any]], names: Names
-) -> list[dict[str, str]]:
-    """The dtypes of the states that exist, by role, for each parameter: the plan takes them as they are."""
+) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
+    """Dtype and shape of the states that exist, by role, for each parameter: the plan takes them as they are."""
     if not state:
         return []
     rows = []
@@ -109,7 +116,10 @@ def dtypes(
             own = state.get(param, {})
             rows.append(
                 {
-                    roles.get(key, fallback.get(key, key)): str(value.dtype).removeprefix("torch.")
+                    roles.get(key, fallback.get(key, key)): (
+                        str(value.dtype).removeprefix("torch."),
+                        tuple(value.shape),
+                    )
                     for key, value in own.items()
                     if isinstance(value, Tensor) and value.is_floating_point() and not key.startswith("step")
                 }

@@ -65,15 +65,15 @@ impl Algorithm for AdamW {
         Ok(whole(p))
     }
 
-    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let variance = self.variance_dtype.unwrap_or(p.dtype);
         let mut states = vec![
-            StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks),
-            StateSpec::like("variance", p, variance, blocks),
-            StateSpec::counter("step", blocks),
+            StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype)),
+            StateSpec::like("variance", p, variance),
+            StateSpec::counter("step"),
         ];
         if self.amsgrad {
-            states.push(StateSpec::like("max_variance", p, variance, blocks));
+            states.push(StateSpec::like("max_variance", p, variance));
         }
         Ok(states)
     }

@@ -11,11 +11,11 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::linalg::adjust::AdjustLr;
-use crate::linalg::low_rank::{back_project, project};
+use crate::linalg::low_rank::back_project;
 use crate::linalg::qr::QrMethod;
 use crate::options::Options;
-use crate::plan::{BufferId, Program, Stage, Target};
-use crate::spec::{Block, Description, Init, ParamSpec, StateSpec, UnitShape};
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;
 
@@ -50,6 +50,7 @@ const ORTHONORMALIZE: Stage = 2;
 const BACK_PROJECT: Stage = 3;
 const FEEDBACK: Stage = 4;
 const APPLY: Stage = 5;
+const PROJECT_AGAIN: Stage = 6;
 
 const P: BufferId = 0;
 const R: BufferId = 1;
@@ -129,36 +130,47 @@ impl Algorithm for Dion {
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let momentum = self.momentum_dtype.unwrap_or(p.dtype);
         let (rows, cols) = blocks.first().map_or((0, 0), |b| (b.rows, b.cols));
-        let (long, rank) = (rows.min(cols), self.rank(rows, cols));
-        let lead = &p.shape[..p.shape.len().saturating_sub(2)];
+        let lead = self.leading(p);
+        // Q belongs to the short side of the oriented matrix, its columns to nothing of the parameter.
+        let transposed = p.transposed.unwrap_or(rows < cols);
+        let (short, short_dim, long_dim) =
+            if transposed { (rows, lead, lead + 1) } else { (cols, lead + 1, lead) };
+        let mut cuts: Vec<_> = (0..lead).map(Cut::With).collect();
+        cuts.extend([Cut::With(short_dim), Cut::Spread(long_dim)]);
         let q = StateSpec {
             role: "Q",
-            shape: lead.iter().copied().chain([long, rank]).collect(),
+            shape: p.shape[..lead].iter().copied().chain([short, self.rank(rows, cols)]).collect(),
             dtype: self.q_dtype.unwrap_or(p.dtype),
             init: Init::Normal { seed: self.seed },
-            like_param: false,
-            slices: (0..blocks.len()).map(|i| i * long * rank..(i + 1) * long * rank).collect(),
+            cuts,
+            share: Share::Matrix,
         };
-        Ok(vec![StateSpec::like("momentum", p, momentum, blocks), q])
+        Ok(vec![StateSpec::like("momentum", p, momentum), q])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let (tall, short) = (shape.rows.max(shape.cols), shape.rows.min(shape.cols));
+        let (long, short) = if shape.transposed { (Side::Cols, Side::Rows) } else { (Side::Rows, Side::Cols) };
+        let length = |side| if side == Side::Rows { shape.rows } else { shape.cols };
         let rank = self.rank(shape.rows, shape.cols);
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
+        let matrix = |name, side: Side| {
+            BufferSpec::new(name, length(side), rank, product).cut(Cut::With(side), Cut::Whole)
+        };
+        let work = BufferSpec::new("work", length(short), rank, product);
         let mut program = Program::new()
-            .buffer("p", tall, rank, product)
-            .buffer("r", short, rank, product)
-            .buffer("work", short, rank, product)
-            .buffer("norms", 1, rank, DType::F64);
+            .buffer(matrix("p", long).summed(short).linear())
+            .buffer(matrix("r", short).summed(long).linear())
+            .buffer(work.cut(Cut::With(short), Cut::Spread(long)))
+            .buffer(BufferSpec::new("norms", 1, rank, DType::F64).summed(short).wire(product));
         if self.cautious || momentum != product || shape.param != product {
-            program = program.buffer("full", shape.rows, shape.cols, product);
+            let full = BufferSpec::new("full", shape.rows, shape.cols, product);
+            program = program.buffer(full.cut(Cut::With(Side::Rows), Cut::With(Side::Cols)));
         }
-        program = program.local(PREPARE, "accumulate");
-        for _ in 0..self.power_iters {
+        program = program.local(PREPARE, "accumulate").redistribute(WORK, Target::Replicate);
+        for iteration in 0..self.power_iters {
             program = program
-                .local(PROJECT, "project")
+                .local(if iteration == 0 { PROJECT } else { PROJECT_AGAIN }, "project")
                 .redistribute(P, Target::Whole)
                 .local(ORTHONORMALIZE, "orthonormalize")
                 .redistribute(P, Target::Storage)
@@ -169,18 +181,14 @@ impl Algorithm for Dion {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let Some(unit) = io.units.first() else {
-            return Ok(());
-        };
-        let transposed = unit.rows < unit.cols;
         match stage {
             PREPARE => self.accumulate(io),
-            PROJECT => (0..io.units.len()).try_for_each(|i| {
-                project(&Self::momentum(io, i)?, transposed, &io.matrix(R, i)?, &io.matrix(P, i)?)
-            }),
+            PROJECT => Self::project(io, WORK),
+            PROJECT_AGAIN => Self::project(io, R),
             ORTHONORMALIZE => self.orthonormalize(io, h),
             BACK_PROJECT => (0..io.units.len()).try_for_each(|i| {
-                back_project(&Self::momentum(io, i)?, transposed, &io.matrix(P, i)?, &io.matrix(R, i)?)
+                let (p, r) = (io.matrix(P, i)?, io.matrix(R, i)?);
+                back_project(&Self::momentum(io, i)?, io.units[i].transposed, &p, &r)
             }),
             FEEDBACK => Self::feedback(io, h),
             APPLY => self.apply(io, h),

@@ -54,8 +54,8 @@ impl Algorithm for Lion {
         Ok(whole(p))
     }
 
-    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks)])
+    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype))])
     }
 
     fn program(&self, _shape: &UnitShape) -> Result<Program> {

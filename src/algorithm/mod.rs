@@ -28,6 +28,12 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
+    /// How many leading dimensions number the matrices of a parameter; the next one holds their rows, the rest their
+    /// columns.
+    fn leading(&self, p: &ParamSpec) -> usize {
+        p.shape.len().saturating_sub(2)
+    }
+
     /// How the parameter is cut into blocks.
     ///
     /// # Errors

@@ -11,8 +11,8 @@ use crate::linalg::adjust::AdjustLr;
 use crate::linalg::coefficients::{NEWTON_SCHULZ, POLAR_EXPRESS, Polynomial};
 use crate::linalg::newton_schulz::{newton_schulz, scratch_elements};
 use crate::options::Options;
-use crate::plan::{BufferId, Program, Stage, Target};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::{StageIo, orthogonality_error};
 use crate::view::View;
 
@@ -85,12 +85,16 @@ impl Algorithm for Muon {
         &SCALARS
     }
 
+    fn leading(&self, p: &ParamSpec) -> usize {
+        if self.view.flatten { 0 } else { p.shape.len().saturating_sub(2) }
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         self.view.blocks(p)
     }
 
-    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype), blocks)])
+    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype))])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -101,7 +105,7 @@ impl Algorithm for Muon {
         let scratch = scratch_elements(ANY_COUNT, size(rows)?, size(cols)?);
         let scratch = usize::try_from(scratch).map_err(|_| Error::Internal("negative scratch".into()))?;
         Ok(Program::new()
-            .buffer("u", rows, cols, dtype)
+            .buffer(BufferSpec::new("u", rows, cols, dtype).cut(Cut::With(Side::Rows), Cut::With(Side::Cols)))
             .scratch("scratch", scratch, dtype)
             .local(PREPARE, "prepare")
             .redistribute(U, Target::Whole)
@@ -120,8 +124,9 @@ impl Algorithm for Muon {
                     .collect::<Result<Vec<_>>>()?;
                 kernels::run(&update, &jobs);
             }
+            ORTHONORMALIZE if io.units.is_empty() => {}
             ORTHONORMALIZE => {
-                let mut batch = io.matrices(U, 0, io.units.len())?;
+                let mut batch = io.matrices(U, io.units.len())?;
                 newton_schulz(&mut batch, self.polynomial, h[EPSILON], &io.scratch(SCRATCH)?)?;
                 for i in 0..io.units.len() {
                     let matrix = io.matrix(U, i)?;

@@ -56,12 +56,94 @@ fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
 
 fn placement(handle: &Bound<'_, PyAny>) -> PyResult<Placement> {
     if handle.call_method0("is_replicate")?.extract()? {
-        Ok(Placement::Replicate)
-    } else if handle.call_method0("is_partial")?.extract()? {
-        let how: String = handle.getattr("reduce_op")?.extract()?;
-        Ok(Placement::Partial(if how == "avg" { Reduction::Avg } else { Reduction::Sum }))
-    } else {
-        let dim: usize = handle.getattr("dim")?.extract()?;
-        Ok(Placement::Shard(dim))
+        return Ok(Placement::Replicate);
     }
+    if handle.call_method0("is_partial")?.extract()? {
+        // Whatever the reduction: a parameter cannot be a contribution.
+        return Ok(Placement::Partial(Reduction::Sum));
+    }
+    let dim: usize = handle.getattr("dim")?.extract()?;
+    let strided = handle.get_type().name()?.to_string_lossy() == "_StridedShard";
+    Ok(if strided { Placement::Strided(dim) } else { Placement::Shard(dim) })
+}
+
+/// Whether a gradient has its parameter's layout. The handles are compared before what they mean.
+pub(super) fn same_layout(grad: &Bound<'_, PyAny>, param: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = grad.py();
+    let (mesh, placements) = (intern!(py, "device_mesh"), intern!(py, "placements"));
+    if !is_distributed(param)? {
+        return Ok(false);
+    }
+    if grad.getattr(mesh)?.is(&param.getattr(mesh)?)
+        && grad.getattr(placements)?.eq(param.getattr(placements)?)?
+    {
+        return Ok(true);
+    }
+    Ok(layout(grad)? == layout(param)?)
+}
+
+/// An axis whose ranks hold copies of the parameters, as Python gives it: name, global ranks, this process's place
+/// among them, and whether the gradients are equal on all of them.
+pub(super) type ReplicaHandle = (String, Vec<u64>, usize, bool);
+
+/// The axes that the user passed beside those of the parameters.
+#[derive(Default, FromPyObject)]
+pub(super) struct Meshes {
+    #[pyo3(attribute)]
+    replicas: Vec<ReplicaHandle>,
+    #[pyo3(attribute)]
+    outer: Option<Vec<u64>>,
+    #[pyo3(attribute)]
+    inner: Option<Vec<u64>>,
+}
+
+impl Meshes {
+    /// Adds the replicas to a parameter's layout, and says which side Q belongs to when the user named the axes.
+    ///
+    /// # Errors
+    /// The text of a complaint: an axis shards the parameter that is not one of those named.
+    pub(super) fn complete(&self, layout: &mut Layout, dims: usize) -> Result<Option<bool>, String> {
+        let mut transposed = None;
+        if self.outer.is_some() || self.inner.is_some() {
+            for (axis, placement) in layout.distributed_axes() {
+                let (Placement::Shard(dim) | Placement::Strided(dim)) = placement else { continue };
+                let is = |mesh: &Option<Vec<u64>>| mesh.as_ref() == Some(&axis.ranks);
+                if !is(&self.outer) && !is(&self.inner) {
+                    return Err(format!(
+                        "mesh axis '{}' over ranks {:?} shards it, and is neither outer_shard_mesh nor inner_shard_mesh",
+                        axis.name, axis.ranks
+                    ));
+                }
+                // The outer axis cuts the side of Q, the inner one that of P.
+                if dims >= 2 && dim + 2 >= dims {
+                    transposed = Some((dim + 2 == dims) == is(&self.outer));
+                }
+            }
+        }
+        for (name, ranks, coordinate, averaged) in &self.replicas {
+            if ranks.len() > 1 {
+                let axis = Axis { name: name.clone(), ranks: ranks.clone(), coordinate: *coordinate };
+                layout.replicate(axis, *averaged);
+            }
+        }
+        Ok(transposed)
+    }
+}
+
+/// A layout spelled out: for each axis its name, ranks, this process's place and a placement ("R", or "S" or "T" for
+/// strided, with a dimension).
+pub(super) type SpelledAxis = (String, Vec<u64>, usize, String, usize);
+
+/// The layout that is spelled out.
+pub(super) fn spelled(axes: Vec<SpelledAxis>) -> Layout {
+    let mut layout = Layout::default();
+    for (name, ranks, coordinate, placement, dim) in axes {
+        layout.mesh.axes.push(Axis { name, ranks, coordinate });
+        layout.placements.push(match placement.as_str() {
+            "S" => Placement::Shard(dim),
+            "T" => Placement::Strided(dim),
+            _ => Placement::Replicate,
+        });
+    }
+    layout
 }

@@ -11,7 +11,9 @@ use super::enter::Enter;
 use super::{group, handles, tensor};
 use crate::algorithm;
 use crate::dtype::DType;
-use crate::plan::{GroupSpec, ParamInput, Plan};
+use crate::error::Error;
+use crate::layout::{Collective, local_shape};
+use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
 use crate::session::check_gradient;
 use crate::spec::{Description, Init, ParamSpec};
 
@@ -28,8 +30,19 @@ pub(super) fn algorithms() -> Vec<&'static str> {
     algorithm::names()
 }
 
+/// Dtype name and shape of each state that exists, by role.
+type States = BTreeMap<String, (String, Vec<usize>)>;
+
+/// Global shapes and spelled-out layouts of all parameters, instead of what their handles say.
+type Simulated = Vec<(Vec<usize>, Vec<handles::SpelledAxis>)>;
+
 /// Reads the parameters of all groups into specs.
-fn inputs(groups: &[Bound<'_, PyDict>], dtypes: &[BTreeMap<String, String>]) -> PyResult<Vec<ParamInput>> {
+fn inputs(
+    groups: &[Bound<'_, PyDict>],
+    states: &[States],
+    meshes: &handles::Meshes,
+    mut simulated: Option<Simulated>,
+) -> PyResult<Vec<ParamInput>> {
     let mut params = Vec::new();
     for (number, group) in groups.iter().enumerate() {
         let names: Option<Vec<String>> = match group.get_item("param_names")? {
@@ -50,19 +63,34 @@ fn inputs(groups: &[Bound<'_, PyDict>], dtypes: &[BTreeMap<String, String>]) -> 
                     local.kind()
                 )));
             };
-            let shape: Vec<usize> = object.getattr("shape")?.extract()?;
-            let spec = ParamSpec { index, name, shape, dtype };
-            let state_dtypes = dtypes
-                .get(index)
+            let given = simulated.as_mut().and_then(|s| s.get_mut(index)).map(std::mem::take);
+            let (shape, mut layout) = match given {
+                Some((shape, axes)) => (shape, handles::spelled(axes)),
+                None => (object.getattr("shape")?.extract()?, handles::layout(&object)?),
+            };
+            let refuse = |what: String, way_out: &str| {
+                super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
+            };
+            let named = meshes.complete(&mut layout, shape.len());
+            let named = named.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+            let (wanted, got) = (local_shape(&shape, &layout), local.size());
+            if got.len() != wanted.len() || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b)) {
+                let what = format!("{got:?} of {shape:?} are stored here where contiguous chunks would be {wanted:?}");
+                return Err(refuse(what, "Shard with fully_shard, parallelize_module or distribute_tensor"));
+            }
+            let own = states.get(index);
+            let transposed = own.and_then(|s| q_side(s, &shape)).or(named);
+            let spec = ParamSpec { index, name, shape, dtype, transposed };
+            let state_dtypes = own
                 .into_iter()
                 .flatten()
-                .filter_map(|(role, name)| Some((role.clone(), DType::parse(name).ok()?)))
+                .filter_map(|(role, (name, _))| Some((role.clone(), DType::parse(name).ok()?)))
                 .collect();
             let frozen =
                 !object.getattr("requires_grad")?.extract::<bool>()? && object.getattr("grad")?.is_none();
             params.push(ParamInput {
                 spec,
-                layout: handles::layout(&object)?,
+                layout,
                 group: number,
                 frozen,
                 state_dtypes,
@@ -72,17 +100,28 @@ fn inputs(groups: &[Bound<'_, PyDict>], dtypes: &[BTreeMap<String, String>]) -> 
     Ok(params)
 }
 
+/// Whether the Q that exists belongs to the rows, where its shape tells: what a checkpoint says goes first.
+fn q_side(states: &States, shape: &[usize]) -> Option<bool> {
+    let (_, q) = states.get("Q")?;
+    let ([.., rows, cols], [.., side, _]) = (shape, q.as_slice()) else { return None };
+    if rows == cols { None } else if side == rows { Some(true) } else { (side == cols).then_some(false) }
+}
+
 #[pymethods]
 impl PyPlan {
-    /// Compiles the plan of these groups. `state_dtypes`: for each parameter the dtype names of the states that exist,
-    /// by role; empty when there are none.
+    /// Compiles the plan of these groups. `states`: for each parameter dtype name and shape of the states that exist,
+    /// by role; empty when there are none. `meshes`: the axes that the user passed. `layouts`: global shapes and
+    /// layouts of the parameters, whose tensors then are what one simulated rank stores.
     #[new]
+    #[pyo3(signature = (groups, states, meshes=None, layouts=None))]
     fn new(
         py: Python<'_>,
         groups: Vec<Bound<'_, PyDict>>,
-        state_dtypes: Vec<BTreeMap<String, String>>,
+        states: Vec<States>,
+        meshes: Option<handles::Meshes>,
+        layouts: Option<Simulated>,
     ) -> PyResult<Self> {
-        let params = inputs(&groups, &state_dtypes)?;
+        let params = inputs(&groups, &states, &meshes.unwrap_or_default(), layouts)?;
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
         let plan = py.enter(|| Plan::build(params, &groups))?;
         Ok(Self { plan: Arc::new(plan), groups })
@@ -113,6 +152,49 @@ impl PyPlan {
         self.plan.schedule.iter().map(|i| i.code()).collect()
     }
 
+    /// What is communicated, in the order of the indices in `schedule`.
+    #[getter]
+    fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for transfer in &self.plan.transfers {
+            let entry = PyDict::new(py);
+            let kind = match transfer.collective {
+                Collective::AllToAll => "all_to_all",
+                Collective::ReduceScatter(_) => "reduce_scatter",
+                Collective::AllGather => "all_gather",
+                Collective::AllReduce(_) => "all_reduce",
+                Collective::Nothing | Collective::Slice => "nothing",
+            };
+            entry.set_item("kind", kind)?;
+            entry.set_item("bucket", transfer.bucket)?;
+            entry.set_item("buffer", transfer.buffer)?;
+            entry.set_item("axis", &transfer.axis.name)?;
+            entry.set_item("ranks", &transfer.axis.ranks)?;
+            entry.set_item("dtype", transfer.dtype.name())?;
+            entry.set_item("send", (transfer.send.offset, transfer.send.bytes))?;
+            entry.set_item("recv", (transfer.recv.offset, transfer.recv.bytes))?;
+            entry.set_item("send_bytes", &transfer.send_bytes)?;
+            entry.set_item("recv_bytes", &transfer.recv_bytes)?;
+            list.append(entry)?;
+        }
+        Ok(list)
+    }
+
+    /// The parameters whose momentum differs between replicas.
+    #[getter]
+    fn decoupled(&self) -> Vec<usize> {
+        let mut params: Vec<usize> =
+            self.plan.decoupled().flat_map(|b| b.units.iter().map(|u| u.param)).collect();
+        params.sort_unstable();
+        params.dedup();
+        params
+    }
+
+    /// One line for each parameter that lives on an axis of these ranks: what they must agree on.
+    fn agreed(&self, ranks: Vec<u64>) -> Vec<String> {
+        self.plan.agreed(&ranks)
+    }
+
     /// Bytes of workspace.
     #[getter]
     fn arena_bytes(&self) -> usize {
@@ -131,15 +213,22 @@ impl PyPlan {
         self.plan.members.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
     }
 
-    /// For each parameter its states: (role, shape, dtype name, seed of a normal start or None, shaped like it).
-    #[allow(clippy::type_complexity)] // a row of plain values
-    fn state_specs(&self) -> Vec<Vec<(&'static str, Vec<usize>, &'static str, Option<u64>, bool)>> {
-        let row = |s: &crate::spec::StateSpec| {
-            let seed = match s.init {
+    /// For each parameter its states: dicts of role, dtype, global shape, (start, length) of the stored part by
+    /// dimension, seed of a normal start or None, and for each axis of its mesh the dimension that is sharded or None.
+    fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
+        let row = |s: &LocalState| {
+            let seed = match s.spec.init {
                 Init::Zeros => None,
                 Init::Normal { seed } => Some(seed),
             };
-            (s.role, s.shape.clone(), s.dtype.name(), seed, s.like_param)
+            let entry = PyDict::new(py);
+            entry.set_item("role", s.spec.role)?;
+            entry.set_item("dtype", s.spec.dtype.name())?;
+            entry.set_item("shape", &s.spec.shape)?;
+            entry.set_item("spans", &s.spans)?;
+            entry.set_item("seed", seed)?;
+            entry.set_item("shards", &s.shards)?;
+            Ok(entry)
         };
         self.plan.members.iter().map(|m| m.states.iter().map(row).collect()).collect()
     }
@@ -147,30 +236,33 @@ impl PyPlan {
     /// One row per parameter for `explain()`.
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = PyList::empty(py);
+        let (owners, wire) = (self.plan.owners(), self.plan.wire_bytes());
         for member in &self.plan.members {
             let algorithm = &self.plan.algorithms[member.algorithm];
             let about = if member.frozen {
                 Description { view: "frozen".into(), ..Description::default() }
             } else {
-                algorithm.describe(&member.spec, &member.blocks)
+                let blocks = algorithm.blocks(&member.spec).map_err(super::error::to_python)?;
+                algorithm.describe(&member.spec, &blocks)
             };
             let row = PyDict::new(py);
             row.set_item("name", &member.spec.name)?;
             row.set_item("shape", pyo3::types::PyTuple::new(py, &member.spec.shape)?)?;
             row.set_item("dtype", member.spec.dtype.name())?;
-            row.set_item("placements", placements(member))?;
+            row.set_item("placements", placements(&member.layout))?;
             row.set_item("group", member.group)?;
             row.set_item("algorithm", algorithm.name())?;
             row.set_item("view", about.view)?;
+            row.set_item("transposed", member.spec.transposed)?;
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
-            row.set_item("owner", "local")?;
+            row.set_item("owner", owners.get(&member.spec.index).map_or("local", String::as_str))?;
             row.set_item(
                 "state_bytes",
-                member.states.iter().map(crate::spec::StateSpec::bytes).sum::<usize>(),
+                member.states.iter().map(LocalState::bytes).sum::<usize>(),
             )?;
             row.set_item("flops", about.flops)?;
-            row.set_item("wire_bytes", 0)?;
+            row.set_item("wire_bytes", wire.get(&member.spec.index).copied().unwrap_or(0))?;
             rows.append(row)?;
         }
         Ok(rows)
@@ -199,17 +291,4 @@ impl PyPlan {
             plan.arena.bytes
         )
     }
-}
-
-fn placements(member: &crate::plan::Member) -> String {
-    let axes = &member.layout.mesh.axes;
-    if axes.is_empty() {
-        return "one device".into();
-    }
-    let words: Vec<String> = axes
-        .iter()
-        .zip(&member.layout.placements)
-        .map(|(axis, placement)| format!("{}:{placement:?}/{}", axis.name, axis.ranks.len()))
-        .collect();
-    words.join(", ")
 }

@@ -1,5 +1,6 @@
 //! The session as Python sees it: identity checks, gradients in, instructions, written parameters out.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -7,6 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::enter::Enter;
@@ -39,6 +41,8 @@ pub(super) struct PySession {
     states: Vec<Vec<Py<PyAny>>>,
     /// Set from `begin` to `end`: a step of the same optimizer from another thread or a log handler is refused.
     stepping: AtomicBool,
+    /// Digests of what is planned, by the ranks of an axis.
+    prints: Mutex<BTreeMap<Vec<u64>, i64>>,
     /// Parameters that were frozen when the plan was made: it does not cover them.
     unplanned: Vec<bool>,
 }
@@ -104,6 +108,7 @@ impl PySession {
             unplanned,
             states: objects,
             stepping: AtomicBool::new(false),
+            prints: Mutex::default(),
             plan: Arc::clone(&plan.plan),
         })
     }
@@ -165,6 +170,35 @@ impl PySession {
             self.stepping.store(false, Ordering::Release);
         }
         begun.map(|()| true)
+    }
+
+    /// Numbers that the ranks of an axis must agree on in the step that has begun: what they plan, which gradients
+    /// there are, and the live scalars.
+    fn summary(&self, ranks: Vec<u64>) -> PyResult<Vec<i64>> {
+        let inner = self.lock().map_err(to_python)?;
+        let mut prints = self.prints.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let plan = prints.entry(ranks.clone()).or_insert_with(|| digest(self.plan.agreed(&ranks).join("\n").as_bytes()));
+        let (gradients, scalars) = inner.live(&ranks);
+        Ok(vec![*plan, digest(&gradients), digest(&scalars)])
+    }
+
+    /// The names of the parameters on an axis of these ranks, with whether each has a gradient in the step that has
+    /// begun, and the scalars of the algorithms.
+    #[allow(clippy::type_complexity)] // plain values for one caller
+    fn details(&self, ranks: Vec<u64>) -> PyResult<(Vec<(String, bool)>, Vec<(String, Vec<f64>)>)> {
+        Ok(self.lock().map_err(to_python)?.details(&ranks))
+    }
+
+    /// As `Plan.agreed`.
+    fn agreed(&self, ranks: Vec<u64>) -> Vec<String> {
+        self.plan.agreed(&ranks)
+    }
+
+    /// Gives up a step that has begun: nothing has been written.
+    fn abandon(&self) -> PyResult<()> {
+        self.lock().map_err(to_python)?.abandon();
+        self.stepping.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Runs compute instruction `k`.
@@ -240,7 +274,7 @@ impl PySession {
 pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Tensor> {
     let py = param.py();
     let plain = tensor::is_plain(grad)?;
-    if !plain && handles::is_distributed(grad)? && handles::layout(grad)? != handles::layout(param)? {
+    if !plain && handles::is_distributed(grad)? && !handles::same_layout(grad, param)? {
         return Err(super::error::LayoutError::new_err(
             "a gradient has other placements than its parameter. Redistribute it before step()",
         ));
@@ -258,4 +292,10 @@ pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype:
         }
     }
     Ok(local)
+}
+
+/// The first 62 bits of a SHA-256: its negative is a number too.
+fn digest(bytes: &[u8]) -> i64 {
+    let hash = Sha256::digest(bytes);
+    hash.iter().take(8).fold(0, |number, &byte| (number << 8 | i64::from(byte)) & (i64::MAX >> 1))
 }

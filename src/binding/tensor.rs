@@ -53,19 +53,57 @@ pub(super) fn pack<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py,
     unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) }
 }
 
-/// Fills a contiguous float32 CPU tensor with N(0, 1) numbers that depend only on seed, stream and position.
+/// Fills a contiguous float32 CPU tensor with N(0, 1) numbers that depend only on seed, stream and position. The tensor
+/// is the part of a larger one of shape `shape` that `spans` (start and length by dimension) cuts out; without them it
+/// is everything.
 #[pyfunction]
-pub(super) fn fill_normal(tensor: &Bound<'_, PyAny>, seed: u64, stream: u64) -> PyResult<()> {
+#[pyo3(signature = (tensor, seed, stream, shape=None, spans=None))]
+pub(super) fn fill_normal(
+    tensor: &Bound<'_, PyAny>,
+    seed: u64,
+    stream: u64,
+    shape: Option<Vec<usize>>,
+    spans: Option<Vec<(usize, usize)>>,
+) -> PyResult<()> {
     let target = unpack(tensor, "tensor")?;
     tensor.py().enter(move || {
         let slab = Slab::of(&target)?;
         if slab.dtype() != crate::dtype::DType::F32 {
             return Err(Error::Type("normal numbers are made in float32".into()));
         }
+        let mut shape = shape.unwrap_or_else(|| vec![slab.len()]);
+        let mut spans = spans.unwrap_or_else(|| vec![(0, slab.len())]);
+        // Whole rows lie together: they count as one dimension with the one before.
+        while let ([.., _, size], [.., _, (0, len)]) = (shape.as_slice(), spans.as_slice())
+            && size == len
+        {
+            let size = *size;
+            shape.pop();
+            spans.pop();
+            shape.iter_mut().next_back().into_iter().for_each(|n| *n *= size);
+            spans.iter_mut().next_back().into_iter().for_each(|(start, n)| (*start, *n) = (*start * size, *n * size));
+        }
         // SAFETY: `target` is alive, contiguous float32 on the CPU, and Python's caller does not touch it meanwhile.
-        normals(unsafe { slab.slice::<f32>() }, Key { seed, stream }, 0, 0, 0);
+        let numbers = unsafe { slab.slice::<f32>() };
+        let run = spans.last().map_or(1, |(_, len)| *len).max(1);
+        for (row, out) in numbers.chunks_mut(run).enumerate() {
+            normals(out, Key { seed, stream }, 0, 0, first_index(row, &shape, &spans));
+        }
         Ok(())
     })
+}
+
+/// The position in a tensor of shape `shape` of the first element of row `row` of the part that `spans` cuts out.
+fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
+    let Some((&(last_start, _), leading)) = spans.split_last() else { return 0 };
+    let (mut rest, mut step) = (row, shape.last().copied().unwrap_or(1));
+    let mut index = last_start;
+    for (&size, &(start, len)) in shape.iter().rev().skip(1).zip(leading.iter().rev()) {
+        index += (start + rest % len.max(1)) * step;
+        rest /= len.max(1);
+        step *= size;
+    }
+    index as u64
 }
 
 /// `ValueError` unless the tensor is on the CPU.

@@ -23,16 +23,16 @@ pub enum Collective {
 /// (a partial value cannot be produced, and one kind of contribution is not another).
 #[must_use]
 pub fn lower(from: Placement, to: Placement, ranks: usize) -> Option<Collective> {
-    use Placement::{Partial, Replicate, Shard};
+    use Placement::{Dealt, Partial, Replicate, Shard, Strided};
     if ranks <= 1 || from == to {
         return Some(Collective::Nothing);
     }
     match (from, to) {
         (Partial(how), Replicate) => Some(Collective::AllReduce(how)),
-        (Partial(how), Shard(_)) => Some(Collective::ReduceScatter(how)),
-        (Shard(_), Replicate) => Some(Collective::AllGather),
-        (Shard(_), Shard(_)) => Some(Collective::AllToAll),
-        (Replicate, Shard(_)) => Some(Collective::Slice),
+        (Partial(how), Shard(_) | Strided(_) | Dealt) => Some(Collective::ReduceScatter(how)),
+        (Shard(_) | Strided(_) | Dealt, Replicate) => Some(Collective::AllGather),
+        (Shard(_) | Strided(_) | Dealt, Shard(_) | Strided(_) | Dealt) => Some(Collective::AllToAll),
+        (Replicate, Shard(_) | Strided(_) | Dealt) => Some(Collective::Slice),
         (_, Partial(_)) | (Replicate, Replicate) => None,
     }
 }
@@ -41,10 +41,12 @@ pub fn lower(from: Placement, to: Placement, ranks: usize) -> Option<Collective>
 mod tests {
     use super::*;
 
-    const ALL: [Placement; 5] = [
+    const ALL: [Placement; 7] = [
         Placement::Replicate,
         Placement::Shard(0),
         Placement::Shard(1),
+        Placement::Strided(0),
+        Placement::Dealt,
         Placement::Partial(Reduction::Sum),
         Placement::Partial(Reduction::Avg),
     ];
@@ -60,7 +62,7 @@ mod tests {
 
     #[test]
     fn lower_several_ranks_equals_the_table() {
-        use Placement::{Partial, Replicate, Shard};
+        use Placement::{Dealt, Partial, Replicate, Shard, Strided};
         let sum = Partial(Reduction::Sum);
         assert_eq!(lower(sum, Replicate, 4), Some(Collective::AllReduce(Reduction::Sum)));
         assert_eq!(lower(sum, Shard(1), 4), Some(Collective::ReduceScatter(Reduction::Sum)));
@@ -68,6 +70,9 @@ mod tests {
         assert_eq!(lower(Shard(0), Shard(1), 2), Some(Collective::AllToAll));
         assert_eq!(lower(Replicate, Shard(1), 2), Some(Collective::Slice));
         assert_eq!(lower(Shard(1), Shard(1), 8), Some(Collective::Nothing));
+        assert_eq!(lower(Shard(1), Placement::Dealt, 8), Some(Collective::AllToAll));
+        assert_eq!(lower(Placement::Dealt, Replicate, 8), Some(Collective::AllGather));
+        assert_eq!(lower(sum, Placement::Dealt, 8), Some(Collective::ReduceScatter(Reduction::Sum)));
         assert_eq!(lower(Replicate, sum, 2), None);
         assert_eq!(lower(sum, Partial(Reduction::Avg), 2), None);
     }

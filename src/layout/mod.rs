@@ -8,7 +8,7 @@ mod region;
 pub use lower::{Collective, lower};
 pub use mesh::{Axis, Mesh};
 pub use placement::{Placement, Reduction};
-pub use region::{chunk, local_shape};
+pub use region::{Cutters, chunk, local_shape, spans};
 
 /// The layout of one parameter: one placement per mesh axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,5 +23,25 @@ impl Layout {
     /// The axes of more than one rank, with their placements.
     pub fn distributed_axes(&self) -> impl Iterator<Item = (&Axis, Placement)> {
         self.mesh.axes.iter().zip(self.placements.iter().copied()).filter(|(axis, _)| axis.ranks.len() > 1)
+    }
+
+    /// Whether one of the axes of more than one rank has these.
+    #[must_use]
+    pub fn lives_on(&self, ranks: &[u64]) -> bool {
+        self.distributed_axes().any(|(axis, _)| axis.ranks == ranks)
+    }
+
+    /// Adds an axis whose ranks hold the same parameter. `averaged` says that their gradients are equal too; if not,
+    /// each has its own contribution. An axis of the same ranks that is there already is not added again.
+    pub fn replicate(&mut self, axis: Axis, averaged: bool) {
+        let new = if averaged { Placement::Replicate } else { Placement::Partial(Reduction::Avg) };
+        match self.mesh.axes.iter().position(|a| a.ranks == axis.ranks) {
+            Some(at) if self.placements[at] == Placement::Replicate => self.placements[at] = new,
+            Some(_) => {}
+            None => {
+                self.mesh.axes.push(axis);
+                self.placements.push(new);
+            }
+        }
     }
 }

@@ -16,6 +16,10 @@ pub enum Placement {
     Replicate,
     /// Rank i holds the i-th chunk of this dimension.
     Shard(usize),
-    /// Every rank holds a contribution.
+    /// Rank i holds the i-th chunk of what the other axes that shard this dimension leave: DTensor's `_StridedShard`.
+    Strided(usize),
+    /// Every rank holds a contribution. Of a parameter it is said of the gradient: it is not averaged yet.
     Partial(Reduction),
+    /// Every rank holds some of the matrices, each whole.
+    Dealt,
 }

@@ -12,18 +12,61 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
     (start, full.min(size - start))
 }
 
-/// The shape that this process holds of a tensor of shape `shape`: axes cut in order, outermost first.
+/// The axes that cut one dimension, outermost first: number of ranks, and where this process stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cutters(Vec<(usize, usize)>);
+
+impl Cutters {
+    /// The axes of a layout that cut dimension `dim`, with their positions in the mesh.
+    #[must_use]
+    pub fn of(layout: &Layout, dim: usize) -> (Self, Vec<usize>) {
+        let matching = |wanted: Placement| {
+            let all = layout.mesh.axes.iter().zip(&layout.placements).enumerate();
+            all.filter(move |(_, (axis, placement))| **placement == wanted && axis.ranks.len() > 1)
+        };
+        let found = matching(Placement::Shard(dim)).chain(matching(Placement::Strided(dim)));
+        let (cuts, axes) = found.map(|(i, (axis, _))| ((axis.ranks.len(), axis.coordinate), i)).unzip();
+        (Self(cuts), axes)
+    }
+
+    /// Number of cuts.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Offset and length of what this process holds of `size` elements after the first `depth` cuts.
+    #[must_use]
+    pub fn span(&self, size: usize, depth: usize) -> (usize, usize) {
+        self.0.iter().take(depth).fold((0, size), |(start, len), &(parts, at)| {
+            let (offset, len) = chunk(len, parts, at);
+            (start + offset, len)
+        })
+    }
+
+    /// Offset and length of the part that rank `peer` of cut number `level` gets of what this process holds before it.
+    #[must_use]
+    pub fn part(&self, size: usize, level: usize, peer: usize) -> (usize, usize) {
+        let (start, len) = self.span(size, level);
+        let (offset, len) = chunk(len, self.0.get(level).map_or(1, |(parts, _)| *parts), peer);
+        (start + offset, len)
+    }
+}
+
+/// Offset and length of what this process holds, for each dimension of a tensor of shape `shape`.
+#[must_use]
+pub fn spans(shape: &[usize], layout: &Layout) -> Vec<(usize, usize)> {
+    let cut = |(dim, &size)| {
+        let (cutters, _) = Cutters::of(layout, dim);
+        cutters.span(size, cutters.depth())
+    };
+    shape.iter().enumerate().map(cut).collect()
+}
+
+/// The shape that this process holds of a tensor of shape `shape`.
 #[must_use]
 pub fn local_shape(shape: &[usize], layout: &Layout) -> Vec<usize> {
-    let mut local = shape.to_vec();
-    for (axis, placement) in layout.mesh.axes.iter().zip(&layout.placements) {
-        if let Placement::Shard(dim) = placement
-            && let Some(size) = local.get_mut(*dim)
-        {
-            *size = chunk(*size, axis.ranks.len(), axis.coordinate).1;
-        }
-    }
-    local
+    spans(shape, layout).into_iter().map(|(_, len)| len).collect()
 }
 
 #[cfg(test)]
@@ -68,6 +111,24 @@ mod tests {
                 }
             }
             prop_assert_eq!(total, rows * cols);
+        }
+
+        #[test]
+        fn strided_axis_cuts_what_the_plain_one_leaves(size in 0_usize..60, a in 1_usize..7, b in 1_usize..5) {
+            let axis = |n: usize, i| Axis { name: "x".into(), ranks: (0..n as u64).collect(), coordinate: i };
+            let mut next = 0;
+            for j in 0..b {
+                for i in 0..a {
+                    let layout = Layout {
+                        mesh: Mesh { axes: vec![axis(a, i), axis(b, j)] },
+                        placements: vec![Placement::Strided(0), Placement::Shard(0)],
+                    };
+                    let (start, len) = spans(&[size], &layout)[0];
+                    prop_assert!(len == 0 || start == next);
+                    next += len;
+                }
+            }
+            prop_assert_eq!(next, size);
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Places the buffers of all buckets in one block of bytes.
 
 use super::bucket::Bucket;
+use super::hop::{Hop, HopKind, Segment, Step};
+use super::route::{Counts, Route};
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
 const ALIGN: usize = 64;
 
 /// A buffer's bytes in the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// First byte.
     pub offset: usize,
@@ -28,54 +30,73 @@ impl Place {
 /// Where every buffer of every bucket lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arena {
-    /// `places[bucket][buffer]`.
+    /// `places[bucket][buffer]`; after the buffers comes the place where messages are put together.
     pub places: Vec<Vec<Place>>,
     /// Size of the arena in bytes.
     pub bytes: usize,
 }
 
+/// Bytes of each buffer of a bucket and of its messages.
+#[must_use]
+pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
+    let buffers = &bucket.program.buffers;
+    let mut sizes = vec![0; buffers.len() + 1];
+    let mut grow = |at: usize, bytes: usize| sizes[at] = bytes.max(sizes[at]);
+    let messages = buffers.len();
+    for (at, spec) in buffers.iter().enumerate() {
+        let stored = super::hop::Held { units: 0..bucket.units.len(), depth: bucket.depth() };
+        grow(at, Hop::area(bucket, spec, &stored) * spec.dtype.bytes());
+    }
+    let slices = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
+        Step::Unpack(hop) if hop.kind == HopKind::Slice => Some(hop),
+        _ => None,
+    });
+    for hop in segments.iter().filter_map(|s| s.hop.as_ref()).chain(slices) {
+        let spec = &buffers[hop.buffer];
+        let each = spec.dtype.bytes();
+        for held in [&hop.before, &hop.after] {
+            grow(hop.buffer, Hop::area(bucket, spec, held) * each);
+        }
+        let Counts { send, recv } = Route::new(bucket, hop).counts();
+        let (send, recv) = (send.iter().sum::<usize>(), recv.iter().sum::<usize>());
+        match hop.kind {
+            HopKind::Deal { .. } | HopKind::ReduceDeal { .. } => grow(messages, recv * each),
+            HopKind::Undeal { .. } => grow(messages, send * each),
+            HopKind::Collect { .. } => {
+                grow(hop.buffer, recv * each);
+                grow(messages, send * each);
+            }
+            HopKind::Gather { .. } => {
+                grow(hop.buffer, send * each);
+                grow(messages, recv * each);
+            }
+            HopKind::AllReduce { .. } if spec.wire != spec.dtype => grow(messages, send * spec.wire.bytes()),
+            HopKind::AllReduce { .. } | HopKind::Slice => {}
+        }
+    }
+    sizes
+}
+
 impl Arena {
-    /// Lays out the buffers. Buckets that run one after the other (`slot` gives each bucket's slot) share memory
-    /// when they share a slot.
+    /// Lays out buffers of these sizes (`sizes[bucket][buffer]`). Buckets that run one after the other (`slots` gives
+    /// each bucket's slot) share memory when they share a slot.
     #[must_use]
-    pub fn lay_out(buckets: &[Bucket], slots: &[usize]) -> Self {
-        let extent = |bucket: &Bucket| {
-            bucket
-                .program
-                .buffers
-                .iter()
-                .map(|b| b.bytes(bucket.units.len()).next_multiple_of(ALIGN))
-                .sum::<usize>()
-        };
+    pub fn lay_out(sizes: &[Vec<usize>], slots: &[usize]) -> Self {
+        let extent = |sizes: &[usize]| sizes.iter().map(|b| b.next_multiple_of(ALIGN)).sum::<usize>();
         let count = slots.iter().max().map_or(0, |m| m + 1);
-        let sizes: Vec<usize> = (0..count)
-            .map(|slot| {
-                buckets
-                    .iter()
-                    .zip(slots)
-                    .filter(|(_, s)| **s == slot)
-                    .map(|(b, _)| extent(b))
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
-        let places = buckets
-            .iter()
-            .zip(slots)
-            .map(|(bucket, &slot)| {
-                let mut offset: usize = sizes[..slot].iter().sum();
-                bucket
-                    .program
-                    .buffers
-                    .iter()
-                    .map(|buffer| {
-                        let place = Place { offset, bytes: buffer.bytes(bucket.units.len()) };
-                        offset += place.bytes.next_multiple_of(ALIGN);
-                        place
-                    })
-                    .collect()
-            })
-            .collect();
-        Self { places, bytes: sizes.iter().sum() }
+        let mut extents = vec![0; count];
+        for (sizes, &slot) in sizes.iter().zip(slots) {
+            extents[slot] = extent(sizes).max(extents[slot]);
+        }
+        let places = sizes.iter().zip(slots).map(|(sizes, &slot)| {
+            let mut offset: usize = extents[..slot].iter().sum();
+            let place = |&bytes: &usize| {
+                let place = Place { offset, bytes };
+                offset += bytes.next_multiple_of(ALIGN);
+                place
+            };
+            sizes.iter().map(place).collect()
+        });
+        Self { places: places.collect(), bytes: extents.iter().sum() }
     }
 }

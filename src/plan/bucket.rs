@@ -2,14 +2,18 @@
 
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;
-use crate::layout::Layout;
-use crate::spec::{Block, ParamSpec, StateSpec, UnitShape};
+use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
+use crate::spec::{Cut, ParamSpec, Side, UnitShape};
 
-use super::program::Program;
+use super::assign::Loads;
+use super::place::{Extent, LocalState, Piece};
+use super::program::{BufferSpec, Program};
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
+/// The same where matrices are dealt out: a bucket should have one for every process that could take one.
+const DEALT_BATCH_BYTES: usize = 2 << 30;
 
 /// A parameter with all that the plan knows of it.
 #[derive(Clone, Debug)]
@@ -18,27 +22,49 @@ pub struct Member {
     pub spec: ParamSpec,
     /// Where its elements live.
     pub layout: Layout,
+    /// The shape that is stored here.
+    pub local: Vec<usize>,
     /// Index of its group.
     pub group: usize,
     /// Index of its algorithm in the plan's list.
     pub algorithm: usize,
     /// Whether it takes no gradients.
     pub frozen: bool,
-    /// Its matrices.
-    pub blocks: Vec<Block>,
+    /// Its matrices, as far as they are stored here.
+    pub pieces: Vec<Piece>,
     /// Its states.
-    pub states: Vec<StateSpec>,
+    pub states: Vec<LocalState>,
 }
 
 /// One block of one parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     /// Index of the parameter.
     pub param: usize,
-    /// Index of the block within it.
-    pub index: usize,
     /// The block.
-    pub block: Block,
+    pub piece: Piece,
+    /// Position along each axis over which whole matrices are dealt out, of the process that takes it.
+    pub owner: Vec<usize>,
+}
+
+impl Unit {
+    fn extent(&self, side: Side) -> &Extent {
+        match side {
+            Side::Rows => &self.piece.rows,
+            Side::Cols => &self.piece.cols,
+        }
+    }
+}
+
+/// An axis that the units of a bucket are spread over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketAxis {
+    /// The axis.
+    pub axis: Axis,
+    /// The side of the blocks that it cuts; if none it holds copies.
+    pub cuts: Option<Side>,
+    /// Whether the copies' gradients have still to be averaged.
+    pub pending: bool,
 }
 
 /// Blocks that are handled together.
@@ -50,10 +76,84 @@ pub struct Bucket {
     pub algorithm: usize,
     /// Shape class.
     pub shape: UnitShape,
-    /// Members in parameter order.
+    /// Dimensions of the parameters before those of the matrices; none for elements.
+    pub leading: Option<usize>,
+    /// Members, sorted by owner, then in parameter order.
     pub units: Vec<Unit>,
     /// What is done to them.
     pub program: Program,
+    /// The axes of more than one rank that matter here.
+    pub axes: Vec<BucketAxis>,
+    /// How rows and columns are cut, and by which of `axes`.
+    pub sides: [(Cutters, Vec<usize>); 2],
+    /// The number of the buffer that gradients are averaged in, if they are.
+    pub gradient: Option<usize>,
+    /// The axes over which whole matrices are dealt out, in order.
+    pub dealt: Vec<usize>,
+}
+
+/// Index of a side in an array of two.
+#[must_use]
+pub(super) fn side_index(side: Side) -> usize {
+    match side {
+        Side::Rows => 0,
+        Side::Cols => 1,
+    }
+}
+
+impl Bucket {
+    /// Elements of a buffer's dimension `d` that belong to `unit` after as many cuts of each side as `depth` says.
+    #[must_use]
+    pub fn span(&self, unit: &Unit, spec: &BufferSpec, d: usize, depth: [usize; 2]) -> std::ops::Range<usize> {
+        let size = [spec.rows, spec.cols][d];
+        match spec.cuts[d] {
+            Cut::Whole => 0..size,
+            Cut::With(side) => {
+                let (extent, (cutters, _)) = (unit.extent(side), &self.sides[side_index(side)]);
+                extent.clip(cutters.span(extent.dim, depth[side_index(side)]))
+            }
+            Cut::Spread(side) => {
+                let (start, len) = self.sides[side_index(side)].0.span(size, depth[side_index(side)]);
+                start..start + len
+            }
+        }
+    }
+
+    /// As `span`, for rank `peer` of cut number `level` of `side`; other dimensions as this process has them.
+    #[must_use]
+    pub fn peer_span(
+        &self,
+        unit: &Unit,
+        spec: &BufferSpec,
+        d: usize,
+        depth: [usize; 2],
+        (side, level, peer): (Side, usize, usize),
+    ) -> std::ops::Range<usize> {
+        let cutters = &self.sides[side_index(side)].0;
+        match spec.cuts[d] {
+            Cut::With(own) if own == side => {
+                let extent = unit.extent(side);
+                extent.clip(cutters.part(extent.dim, level, peer))
+            }
+            Cut::Spread(own) if own == side => {
+                let (start, len) = cutters.part([spec.rows, spec.cols][d], level, peer);
+                start..start + len
+            }
+            _ => self.span(unit, spec, d, depth),
+        }
+    }
+
+    /// How many times each side is cut in storage.
+    #[must_use]
+    pub fn depth(&self) -> [usize; 2] {
+        [self.sides[0].0.depth(), self.sides[1].0.depth()]
+    }
+
+    /// Whether any of its work is shared with other processes.
+    #[must_use]
+    pub fn distributed(&self) -> bool {
+        !self.axes.is_empty()
+    }
 }
 
 /// Buckets in the order of their first parameter within each algorithm, the costliest algorithms first.
@@ -68,52 +168,114 @@ pub(super) fn buckets(
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
         let algorithm = &algorithms[member.algorithm];
-        for (index, block) in member.blocks.iter().enumerate() {
-            if block.numel() == 0 && !algorithm.flat() {
+        for piece in &member.pieces {
+            if piece.block.numel() == 0 && !algorithm.flat() {
                 continue;
             }
+            let (rows, cols) = (piece.block.rows, piece.block.cols);
             let shape = UnitShape {
-                rows: if algorithm.flat() { 1 } else { block.rows },
-                cols: if algorithm.flat() { 0 } else { block.cols },
+                rows: if algorithm.flat() { 1 } else { rows },
+                cols: if algorithm.flat() { 0 } else { cols },
+                transposed: !algorithm.flat() && member.spec.transposed.unwrap_or(rows < cols),
                 param: member.spec.dtype,
-                state: member.states.iter().map(|s| s.dtype).collect(),
+                state: member.states.iter().map(|s| s.spec.dtype).collect(),
             };
-            let unit = Unit { param: member.spec.index, index, block: *block };
+            let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
+            let unit = Unit { param: member.spec.index, piece: *piece, owner: Vec::new() };
             let found = open.iter_mut().find(|(b, layout)| {
                 b.group == member.group
                     && b.algorithm == member.algorithm
                     && b.shape == shape
+                    && b.leading == leading
                     && **layout == member.layout
             });
             if let Some((bucket, _)) = found {
                 bucket.units.push(unit);
             } else {
-                let program = algorithm.program(&shape)?;
-                let bucket = Bucket {
-                    group: member.group,
-                    algorithm: member.algorithm,
-                    shape,
-                    units: vec![unit],
-                    program,
-                };
-                open.push((bucket, &member.layout));
+                open.push((start(member, algorithm.program(&shape)?, shape, unit, leading), &member.layout));
             }
         }
     }
+    let mut loads = Loads::default();
     let mut closed: Vec<Bucket> = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits)).collect();
     closed.sort_by_key(|b| algorithms[b.algorithm].flat());
+    for bucket in &mut closed {
+        loads.deal(bucket);
+    }
     Ok(closed)
 }
 
-/// Cuts a bucket so that its buffers fit the bound; at least one unit each.
+/// A bucket with its first unit. `leading` is the number of dimensions before the matrix's; none for elements.
+fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leading: Option<usize>) -> Bucket {
+    let layout = &member.layout;
+    let side = |dim: usize| match leading {
+        Some(leading) if dim == leading => Some(Side::Rows),
+        Some(leading) if dim == leading + 1 => Some(Side::Cols),
+        _ => None,
+    };
+    let mut axes = Vec::new();
+    let mut kept = vec![None; layout.placements.len()];
+    for (at, (axis, placement)) in layout.mesh.axes.iter().zip(&layout.placements).enumerate() {
+        if axis.ranks.len() <= 1 {
+            continue;
+        }
+        let pending = matches!(placement, Placement::Partial(Reduction::Avg));
+        let cuts = match placement {
+            Placement::Shard(dim) | Placement::Strided(dim) => side(*dim),
+            _ => None,
+        };
+        let copies = leading.is_some() && *placement == Placement::Replicate;
+        if pending || copies || cuts.is_some() {
+            kept[at] = Some(axes.len());
+            axes.push(BucketAxis { axis: axis.clone(), cuts, pending });
+        }
+    }
+    let cutters = |d: usize| match leading {
+        None => (Cutters::default(), Vec::new()),
+        Some(leading) => {
+            let (cutters, at) = Cutters::of(layout, leading + d);
+            (cutters, at.into_iter().filter_map(|i| kept[i]).collect())
+        }
+    };
+    let mut bucket = Bucket {
+        group: member.group,
+        algorithm: member.algorithm,
+        units: vec![unit],
+        leading,
+        sides: [cutters(0), cutters(1)],
+        gradient: None,
+        dealt: Vec::new(),
+        axes,
+        program,
+        shape,
+    };
+    let elements = bucket.shape.rows * bucket.shape.cols;
+    let cheaper = bucket.program.linear_elements().is_some_and(|moved| moved < elements);
+    if !cheaper && bucket.axes.iter().any(|a| a.pending) {
+        let spec = BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
+            .cut(Cut::With(Side::Rows), Cut::With(Side::Cols));
+        bucket.gradient = Some(bucket.program.buffers.len());
+        bucket.program = bucket.program.buffer(spec);
+    }
+    bucket
+}
+
+/// Cuts a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are dealt out
+/// one for every process that could take one, within a wider bound.
 fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
-    let bytes = |shared| {
-        bucket.program.buffers.iter().filter(|b| b.shared == shared).map(|b| b.bytes(1)).sum::<usize>()
-    };
-    let limit = limits.get(bucket.group).copied().flatten().unwrap_or(DEFAULT_BATCH_BYTES);
-    let most = match bytes(false) {
-        0 => bucket.units.len(),
-        each => (limit.saturating_sub(bytes(true)) / each).max(1),
-    };
+    let depth = bucket.depth();
+    let unit = &bucket.units[0];
+    let (mut shared, mut each) = (0, 0);
+    for spec in &bucket.program.buffers {
+        let local = |d| if spec.shared { [spec.rows, spec.cols][d] } else { bucket.span(unit, spec, d, depth).len() };
+        let bytes = local(0) * local(1) * spec.dtype.bytes();
+        *(if spec.shared { &mut shared } else { &mut each }) += bytes;
+    }
+    let given = limits.get(bucket.group).copied().flatten();
+    let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
+    let (all, cut) = super::assign::takers(bucket);
+    let wanted = fit(given.unwrap_or(DEFAULT_BATCH_BYTES)).max(1).next_multiple_of(all);
+    let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
+    let most = if all == 1 { wanted } else { wanted.min(bound) };
     bucket.units.chunks(most.max(1)).map(|units| Bucket { units: units.to_vec(), ..bucket.clone() }).collect()
 }

@@ -1,10 +1,14 @@
 //! The plan in words.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-use super::{Instr, Plan};
+use super::hop::Step;
+use super::{Bucket, Compute, Instr, Member, Plan, Transfer};
+use crate::layout::{Collective, Layout, Reduction};
+use crate::spec::Side;
 
 impl Plan {
     /// The schedule, readable: buckets, then instructions, then memory.
@@ -14,47 +18,187 @@ impl Plan {
         for (i, bucket) in self.buckets.iter().enumerate() {
             let algorithm = &self.algorithms[bucket.algorithm];
             let shape = if algorithm.flat() {
-                let elements: usize = bucket.units.iter().map(|u| u.block.numel()).sum();
+                let elements: usize = bucket.units.iter().map(|u| u.piece.local.numel()).sum();
                 format!("{} tensors, {elements} elements", bucket.units.len())
             } else {
                 format!("{} × [{}, {}]", bucket.units.len(), bucket.shape.rows, bucket.shape.cols)
             };
             let _ = writeln!(
                 text,
-                "bucket {i}  {}  {shape} {} · group {} · no communication",
+                "bucket {i}  {}  {shape} {} · group {} · {}",
                 algorithm.name(),
                 bucket.shape.param.name(),
-                bucket.group
+                bucket.group,
+                about(bucket)
             );
         }
         for (at, instr) in self.schedule.iter().enumerate() {
-            if let Instr::Compute(k) = instr {
-                let compute = &self.computes[*k];
-                let stages: Vec<&str> = compute.stages.iter().map(|(_, name)| *name).collect();
-                let _ = write!(text, "{at:>3}  compute  b{}.{}", compute.bucket, stages.join("+"));
-                let buffers: Vec<String> = self.buckets[compute.bucket]
-                    .program
-                    .buffers
-                    .iter()
-                    .zip(&self.arena.places[compute.bucket])
-                    .map(|(b, place)| format!("{} {} {}", b.name, b.dtype.name(), bytes(place.bytes)))
-                    .collect();
-                let _ =
-                    writeln!(text, "{}{}", if buffers.is_empty() { "" } else { "  in " }, buffers.join(", "));
-            }
+            let _ = match instr {
+                Instr::Compute(k) => writeln!(text, "{at:>3}  compute  {}", self.compute(&self.computes[*k])),
+                Instr::Issue(k) => writeln!(text, "{at:>3}  issue    c{k} {}", transfer(&self.transfers[*k])),
+                Instr::Wait(k) => writeln!(text, "{at:>3}  wait     c{k}"),
+            };
         }
         let _ = writeln!(text, "arena {}, hazards 0", bytes(self.arena.bytes));
         text
     }
 
-    /// SHA-256 of the printed plan, in hexadecimal: equal on ranks whose plans are.
+    fn compute(&self, compute: &Compute) -> String {
+        let bucket = &self.buckets[compute.bucket];
+        let buffer = |hop: &super::Hop| bucket.program.buffers[hop.buffer].name;
+        let words: Vec<String> = compute
+            .steps
+            .iter()
+            .map(|step| match step {
+                Step::Gradients => "gradients".into(),
+                Step::Pack(hop) => format!("pack({})", buffer(hop)),
+                Step::Unpack(hop) => format!("unpack({})", buffer(hop)),
+                Step::Stage(point) if point.whole && bucket.distributed() => {
+                    format!("{}[{}]", point.name, point.units.len())
+                }
+                Step::Stage(point) => point.name.into(),
+            })
+            .collect();
+        let mut text = format!("b{}.{}", compute.bucket, words.join("+"));
+        if bucket.distributed() {
+            return text;
+        }
+        let places = &self.arena.places[compute.bucket];
+        let buffers: Vec<String> = bucket
+            .program
+            .buffers
+            .iter()
+            .zip(places)
+            .map(|(b, place)| format!("{} {} {}", b.name, b.dtype.name(), bytes(place.bytes)))
+            .collect();
+        if !buffers.is_empty() {
+            let _ = write!(text, "  in {}", buffers.join(", "));
+        }
+        text
+    }
+
+    /// What the ranks of an axis must agree on, one line for each parameter that lives on it; those of all parameters
+    /// when `ranks` is empty. Positions of the ranks are left out.
+    #[must_use]
+    pub fn agreed(&self, ranks: &[u64]) -> Vec<String> {
+        let on_axis = |member: &&Member| ranks.is_empty() || member.layout.lives_on(ranks);
+        let line = |member: &Member| {
+            let states: Vec<_> = member.states.iter().map(|s| (s.spec.role, s.spec.dtype)).collect();
+            format!(
+                "{}: shape {:?}, {}, {}, {:?}, states {states:?}, transposed {:?}{}",
+                member.spec.name,
+                member.spec.shape,
+                member.spec.dtype.name(),
+                placements(&member.layout),
+                self.algorithms[member.algorithm],
+                member.spec.transposed,
+                if member.frozen { ", frozen" } else { "" },
+            )
+        };
+        self.members.iter().filter(on_axis).map(line).collect()
+    }
+
+    /// SHA-256 of what all ranks must agree on, in hexadecimal.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        Sha256::digest(self.explain().as_bytes()).iter().fold(String::new(), |mut text, byte| {
+        let lines = self.agreed(&[]).join("\n");
+        Sha256::digest(lines.as_bytes()).iter().fold(String::new(), |mut text, byte| {
             let _ = write!(text, "{byte:02x}");
             text
         })
     }
+
+    /// For each parameter that others work on too, who orthonormalizes it: "axis=position, ...".
+    #[must_use]
+    pub fn owners(&self) -> BTreeMap<usize, String> {
+        let mut owners: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        for bucket in self.buckets.iter().filter(|b| !b.dealt.is_empty()) {
+            for unit in &bucket.units {
+                let name = |(&axis, at): (&usize, &usize)| format!("{}={at}", bucket.axes[axis].axis.name);
+                let words: Vec<String> = bucket.dealt.iter().zip(&unit.owner).map(name).collect();
+                let list = owners.entry(unit.param).or_default();
+                let owner = words.join(",");
+                if !list.contains(&owner) {
+                    list.push(owner);
+                }
+            }
+        }
+        owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
+    }
+
+    /// For each parameter the bytes that this process gives to collectives in a step: its bucket's, in equal shares.
+    #[must_use]
+    pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
+        let mut wire = BTreeMap::new();
+        let mut by_bucket = vec![0; self.buckets.len()];
+        self.transfers.iter().for_each(|t| by_bucket[t.bucket] += t.send.bytes);
+        for (bucket, total) in self.buckets.iter().zip(by_bucket) {
+            let count = bucket.units.len();
+            for (i, unit) in bucket.units.iter().enumerate() {
+                *wire.entry(unit.param).or_insert(0) += total * (i + 1) / count - total * i / count;
+            }
+        }
+        wire
+    }
+}
+
+/// The placements of a layout, with the axes' names and sizes.
+#[must_use]
+pub fn placements(layout: &Layout) -> String {
+    if layout.placements.is_empty() {
+        return "one device".into();
+    }
+    let words: Vec<String> = layout
+        .mesh
+        .axes
+        .iter()
+        .zip(&layout.placements)
+        .map(|(axis, placement)| format!("{}:{placement:?}/{}", axis.name, axis.ranks.len()))
+        .collect();
+    words.join(", ")
+}
+
+/// How a bucket's work is shared.
+fn about(bucket: &Bucket) -> String {
+    if !bucket.distributed() {
+        return "no communication".into();
+    }
+    let mut words: Vec<String> = bucket
+        .axes
+        .iter()
+        .map(|axis| {
+            let what = match (axis.cuts, axis.pending) {
+                (Some(Side::Rows), _) => "rows",
+                (Some(Side::Cols), _) => "columns",
+                (None, true) => "replicas, gradients not averaged",
+                (None, false) => "replicas",
+            };
+            format!("{} {what}/{}", axis.axis.name, axis.axis.ranks.len())
+        })
+        .collect();
+    if !bucket.dealt.is_empty() {
+        let names: Vec<&str> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.name.as_str()).collect();
+        words.push(format!("whole matrices over ({})", names.join(", ")));
+    }
+    words.join(" · ")
+}
+
+fn transfer(transfer: &Transfer) -> String {
+    let name = match transfer.collective {
+        Collective::AllToAll => "all_to_all",
+        Collective::ReduceScatter(_) => "reduce_scatter",
+        Collective::AllGather => "all_gather",
+        Collective::AllReduce(Reduction::Sum) => "all_reduce",
+        Collective::AllReduce(Reduction::Avg) => "all_reduce (mean)",
+        Collective::Nothing | Collective::Slice => "nothing",
+    };
+    format!(
+        "{name}  {}  b{}.{}  {} per rank",
+        transfer.axis.name,
+        transfer.bucket,
+        transfer.buffer,
+        bytes(transfer.send.bytes)
+    )
 }
 
 /// A number of bytes with a unit.

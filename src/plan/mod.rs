@@ -1,16 +1,24 @@
 //! Joins algorithms and layouts: parameters in, a frozen schedule over buffers out.
 
 mod arena;
+mod assign;
 mod bucket;
 mod fmt;
+mod hop;
+mod place;
 mod program;
+mod route;
 mod schedule;
 mod verify;
 
 pub use arena::{Arena, Place};
-pub use bucket::{Bucket, Member, Unit};
+pub use fmt::placements;
+pub use bucket::{Bucket, BucketAxis, Member, Unit};
+pub use hop::{Held, Hop, HopKind, StagePoint, Step, owned_by};
+pub use place::{Extent, LocalState, Piece};
 pub use program::{BufferId, BufferSpec, Program, ProgramOp, Stage, Target};
-pub use schedule::{Compute, Instr};
+pub use route::{Counts, Rect, Route};
+pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
 
 use std::collections::BTreeMap;
@@ -18,7 +26,7 @@ use std::collections::BTreeMap;
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::Layout;
+use crate::layout::{Layout, Placement, Reduction, local_shape};
 use crate::options::Options;
 use crate::spec::ParamSpec;
 
@@ -59,8 +67,10 @@ pub struct Plan {
     pub buckets: Vec<Bucket>,
     /// Memory of the buffers.
     pub arena: Arena,
-    /// Stages between communication.
+    /// Steps between communication.
     pub computes: Vec<Compute>,
+    /// What is communicated.
+    pub transfers: Vec<Transfer>,
     /// The instructions.
     pub schedule: Vec<Instr>,
 }
@@ -77,7 +87,7 @@ impl Plan {
         let mut members = Vec::with_capacity(params.len());
         for ParamInput { spec, layout, group, frozen, state_dtypes } in params {
             let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
-            refuse_distributed(&spec, &layout)?;
+            check_layout(&spec, &layout)?;
             let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
             let key = (group, name.to_owned());
             let algorithm = if let Some(i) = names.iter().position(|k| *k == key) {
@@ -87,46 +97,67 @@ impl Plan {
                 names.push(key);
                 names.len() - 1
             };
-            let (blocks, mut states) = if frozen {
+            let local = local_shape(&spec.shape, &layout);
+            let (pieces, states) = if frozen {
                 (Vec::new(), Vec::new())
             } else {
-                let blocks = algorithms[algorithm].blocks(&spec)?;
-                let states = algorithms[algorithm].state(&spec, &blocks)?;
-                (blocks, states)
+                let algorithm = &algorithms[algorithm];
+                let blocks = algorithm.blocks(&spec)?;
+                let pieces = if algorithm.flat() {
+                    vec![place::flat_piece(&spec, &layout)]
+                } else {
+                    place::pieces(&spec, &blocks, algorithm.leading(&spec), &layout)?
+                };
+                let states = algorithm.state(&spec, &blocks)?.into_iter().map(|mut state| {
+                    state.dtype = state_dtypes.get(state.role).copied().unwrap_or(state.dtype);
+                    LocalState::of(state, &layout)
+                });
+                (pieces, states.collect())
             };
-            for state in &mut states {
-                state.dtype = state_dtypes.get(state.role).copied().unwrap_or(state.dtype);
-            }
-            members.push(Member { spec, layout, group, algorithm, frozen, blocks, states });
+            members.push(Member { spec, layout, local, group, algorithm, frozen, pieces, states });
         }
         let limits =
             groups.iter().map(|g| g.options.optional_count("max_batch_bytes")).collect::<Result<Vec<_>>>()?;
         let buckets = bucket::buckets(&members, &algorithms, &limits)?;
-        let arena = Arena::lay_out(&buckets, &vec![0; buckets.len()]);
-        let (computes, schedule) = schedule::schedule(&buckets);
+        let segments = buckets.iter().map(hop::segments).collect::<Result<Vec<_>>>()?;
+        let sizes: Vec<_> = buckets.iter().zip(&segments).map(|(b, s)| arena::sizes(b, s)).collect();
+        let scheduled = schedule::schedule(&segments);
+        let arena = Arena::lay_out(&sizes, &scheduled.slots);
+        let transfers = scheduled.transfers(&buckets, &arena.places);
+        let schedule::Scheduled { computes, order: schedule, .. } = scheduled;
         let prints = Footprints {
             computes: computes.iter().map(|c| arena.places[c.bucket].clone()).collect(),
-            collectives: Vec::new(),
+            collectives: transfers.iter().map(|t| vec![t.send, t.recv]).collect(),
         };
         verify(&schedule, &prints)?;
         let algorithm_groups = names.into_iter().map(|(group, _)| group).collect();
-        Ok(Self { members, algorithms, algorithm_groups, buckets, arena, computes, schedule })
+        Ok(Self { members, algorithms, algorithm_groups, buckets, arena, computes, transfers, schedule })
+    }
+
+    /// The buckets whose replicas average something else than the gradient: their momenta differ between replicas.
+    pub fn decoupled(&self) -> impl Iterator<Item = &Bucket> {
+        self.buckets.iter().filter(|b| b.gradient.is_none() && b.axes.iter().any(|a| a.pending))
     }
 }
 
-/// Only axes of one rank are lowered: anything else is refused before it could go wrong.
-fn refuse_distributed(spec: &ParamSpec, layout: &Layout) -> Result<()> {
-    match layout.distributed_axes().next() {
+/// Refuses layouts that no parameter can have.
+fn check_layout(spec: &ParamSpec, layout: &Layout) -> Result<()> {
+    let wrong = layout.distributed_axes().find(|(_, placement)| match placement {
+        Placement::Shard(dim) | Placement::Strided(dim) => *dim >= spec.shape.len(),
+        Placement::Partial(Reduction::Sum) | Placement::Dealt => true,
+        Placement::Partial(Reduction::Avg) | Placement::Replicate => false,
+    });
+    match wrong {
         None => Ok(()),
         Some((axis, placement)) => Err(Error::Layout {
             param: spec.name.clone(),
             what: format!(
-                "placement {placement:?} on mesh axis '{}' of {} ranks",
+                "placement {placement:?} on mesh axis '{}' of {} ranks does not fit a parameter of shape {:?}",
                 axis.name,
-                axis.ranks.len()
+                axis.ranks.len(),
+                spec.shape
             ),
-            way_out: "This version optimizes parameters that live on one device; use a mesh of one rank"
-                .into(),
+            way_out: "Parameters must be sharded or replicated along every axis".into(),
         }),
     }
 }

@@ -1,6 +1,7 @@
 //! What an algorithm does to a bucket: local stages, separated by placement changes of named buffers.
 
 use crate::dtype::DType;
+use crate::spec::{Cut, Side};
 
 /// A local stage, by its number within the algorithm.
 pub type Stage = usize;
@@ -19,26 +20,68 @@ pub struct BufferSpec {
     pub cols: usize,
     /// Element type.
     pub dtype: DType,
+    /// Element type in which contributions travel to be added.
+    pub wire: DType,
     /// Whether all units share one matrix (scratch) instead of having one each.
     pub shared: bool,
+    /// How rows and columns go along with the sides of the block.
+    pub cuts: [Cut<Side>; 2],
+    /// The side of the block over which stages sum: where that is cut, they leave contributions.
+    pub summed: Option<Side>,
+    /// Whether what stages leave is linear in the gradient, so that averaging it stands for averaging the gradient.
+    pub linear: bool,
 }
 
 impl BufferSpec {
-    /// Bytes for `units` units.
+    /// A matrix for each unit that no side of the block cuts.
     #[must_use]
-    pub fn bytes(&self, units: usize) -> usize {
-        self.rows * self.cols * self.dtype.bytes() * if self.shared { 1 } else { units }
+    pub fn new(name: &'static str, rows: usize, cols: usize, dtype: DType) -> Self {
+        Self {
+            name,
+            rows,
+            cols,
+            dtype,
+            wire: dtype,
+            shared: false,
+            cuts: [Cut::Whole; 2],
+            summed: None,
+            linear: false,
+        }
+    }
+
+    /// The same, with rows and columns that go along with sides of the block.
+    #[must_use]
+    pub fn cut(self, rows: Cut<Side>, cols: Cut<Side>) -> Self {
+        Self { cuts: [rows, cols], ..self }
+    }
+
+    /// The same, left by stages that sum over a side of the block.
+    #[must_use]
+    pub fn summed(self, over: Side) -> Self {
+        Self { summed: Some(over), ..self }
+    }
+
+    /// The same, linear in the gradient.
+    #[must_use]
+    pub fn linear(self) -> Self {
+        Self { linear: true, ..self }
+    }
+
+    /// The same, with contributions that travel as `wire`.
+    #[must_use]
+    pub fn wire(self, wire: DType) -> Self {
+        Self { wire, ..self }
     }
 }
 
 /// Where a buffer has to be for the stage that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Whole matrices, dealt out over the ranks.
+    /// Whole matrices, contributions added, dealt out.
     Whole,
-    /// As the parameter is stored.
+    /// As declared.
     Storage,
-    /// The same on every rank, contributions added.
+    /// As declared, but contributions added and spread dimensions put together.
     Replicate,
 }
 
@@ -77,18 +120,17 @@ impl Program {
         Self::default()
     }
 
-    /// Declares the next buffer: one matrix for each unit.
+    /// Declares the next buffer.
     #[must_use]
-    pub fn buffer(mut self, name: &'static str, rows: usize, cols: usize, dtype: DType) -> Self {
-        self.buffers.push(BufferSpec { name, rows, cols, dtype, shared: false });
+    pub fn buffer(mut self, spec: BufferSpec) -> Self {
+        self.buffers.push(spec);
         self
     }
 
     /// Declares the next buffer: `elements` elements that the units use in turn.
     #[must_use]
-    pub fn scratch(mut self, name: &'static str, elements: usize, dtype: DType) -> Self {
-        self.buffers.push(BufferSpec { name, rows: 1, cols: elements, dtype, shared: true });
-        self
+    pub fn scratch(self, name: &'static str, elements: usize, dtype: DType) -> Self {
+        self.buffer(BufferSpec { shared: true, ..BufferSpec::new(name, 1, elements, dtype) })
     }
 
     /// Appends a stage.
@@ -103,5 +145,18 @@ impl Program {
     pub fn redistribute(mut self, buffer: BufferId, to: Target) -> Self {
         self.ops.push(ProgramOp::Redistribute { buffer, to });
         self
+    }
+
+    /// Elements per unit that travel to be averaged when the linear buffers are averaged instead of the gradient;
+    /// `None` when no buffer is linear.
+    #[must_use]
+    pub fn linear_elements(&self) -> Option<usize> {
+        let moved = self.ops.iter().filter_map(|op| match op {
+            ProgramOp::Redistribute { buffer, to: Target::Whole | Target::Replicate } => {
+                self.buffers.get(*buffer).filter(|b| b.linear)
+            }
+            _ => None,
+        });
+        moved.map(|b| b.rows * b.cols).reduce(|a, b| a + b)
     }
 }

@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import check_mesh
+from oxidion._comm import read_meshes
 from oxidion._validate import Field
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
@@ -108,12 +108,16 @@ class Dion(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        meshes = ("replicate_mesh", "outer_shard_mesh", "inner_shard_mesh")
-        for name, mesh in zip(meshes, (replicate_mesh, outer_shard_mesh, inner_shard_mesh), strict=True):
-            check_mesh(name, mesh)
+        self._meshes = read_meshes(
+            ("replicate_mesh", replicate_mesh),
+            averaged=not replicate_mesh_grad_sync,
+            outer=outer_shard_mesh,
+            inner=inner_shard_mesh,
+        )
         config = mixed_precision_config or DionMixedPrecisionConfig()
-        skip = ("replicate_mesh_grad_sync", "mixed_precision_config", "rcqr_oversample", *meshes)
-        values = defaults(locals(), skip=(*skip, "skip", "config", "meshes", "name", "mesh"))
+        meshes = ("replicate_mesh", "outer_shard_mesh", "inner_shard_mesh", "replicate_mesh_grad_sync")
+        skip = ("mixed_precision_config", "rcqr_oversample", *meshes)
+        values = defaults(locals(), skip=(*skip, "skip", "config", "meshes"))
         values["oversample"] = rcqr_oversample
         for key in ("momentum_dtype", "Q_dtype", "variance_dtype"):
             values[key] = _validate.dtype_name(getattr(config, key), key)

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import check_mesh
+from oxidion._comm import read_meshes
 from oxidion._validate import Field
 
 ORTH_DTYPE = _validate.word("auto", "auto", "bfloat16", "float16", "float32", "float64")
@@ -99,7 +99,7 @@ class Muon(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        check_mesh("distributed_mesh", distributed_mesh)
+        self._meshes = read_meshes(("distributed_mesh", distributed_mesh))
         if newton_schulz_func is not None:
             kind = ValueError if callable(newton_schulz_func) else TypeError
             raise kind(

@@ -8,18 +8,30 @@ use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::linalg::adjust::AdjustLr;
-use crate::linalg::low_rank::{add_product, set_product, sketches};
+use crate::linalg::low_rank::{add_product, project, set_product, sketches};
 use crate::linalg::qr::{QrMethod, orthonormalize, sketch_rows};
 use crate::linalg::random::Key;
+use crate::plan::BufferId;
 use crate::stage::{StageIo, orthogonality_error};
 
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
 
 impl Dion {
+    /// `P = B·Q` with Q in the given buffer.
+    pub(super) fn project(io: &StageIo<'_>, q: BufferId) -> Result<()> {
+        (0..io.units.len()).try_for_each(|i| {
+            let (q, p) = (io.matrix(q, i)?, io.matrix(P, i)?);
+            project(&Self::momentum(io, i)?, io.units[i].transposed, &q, &p)
+        })
+    }
+
     pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let units = io.units.len();
-        let mut p = io.matrices(P, 0, units)?;
+        if units == 0 {
+            return Ok(());
+        }
+        let mut p = io.matrices(P, units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
         let method = self.method(h[STEP]);
         let sketch = if method == QrMethod::Rcqr && rank < tall {
@@ -67,9 +79,9 @@ impl Dion {
             let mut scaled = io.matrix(WORK, i)?;
             scaled.f_copy_(&io.matrix(R, i)?)?;
             let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
-            add_product(&mut stored, unit.rows < unit.cols, &io.matrix(P, i)?, &scaled)?;
+            add_product(&mut stored, unit.transposed, &io.matrix(P, i)?, &scaled)?;
             if unit.state[MOMENTUM].dtype() != r.dtype() {
-                unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])?.f_copy_(&stored)?;
+                unit.state[MOMENTUM].tensor(&unit.stored)?.f_copy_(&stored)?;
             }
             io.record(
                 "error_feedback_norm",
@@ -81,15 +93,18 @@ impl Dion {
     }
 
     pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let unit = io.units[0];
-        let (transposed, units) = (unit.rows < unit.cols, 0..io.units.len());
+        let Some(unit) = io.units.first() else {
+            return Ok(());
+        };
+        let (transposed, units) = (unit.transposed, 0..io.units.len());
         let rate = h[LR] * AdjustLr::SpectralNorm.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
         let direct = !self.cautious && unit.param.dtype() == io.slab(P, 0)?.dtype();
         for i in units.clone() {
             let factor = if direct { -rate } else { 1.0 };
             let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
-            kernels::normalize_columns(&io.slab(R, i)?, &io.slab(NORMS, i)?, h[EPSILON], factor, &q, &work);
+            let own = io.declared_cols(WORK, i)?;
+            kernels::normalize_columns(&io.slab(R, i)?, &io.slab(NORMS, i)?, h[EPSILON], factor, (&q, own), &work);
         }
         if direct {
             let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();
@@ -97,7 +112,7 @@ impl Dion {
                 kernels::run(&kernels::Decay { decay }, &jobs);
             }
             for i in units {
-                let mut param = io.units[i].param.tensor(&[unit.rows, unit.cols])?;
+                let mut param = io.units[i].param.tensor(&io.units[i].stored)?;
                 add_product(&mut param, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
             }
         } else {
@@ -115,14 +130,16 @@ impl Dion {
     pub(super) fn momentum(io: &StageIo<'_>, i: usize) -> Result<Tensor> {
         let unit = &io.units[i];
         if unit.state[MOMENTUM].dtype() == io.slab(P, i)?.dtype() {
-            unit.state[MOMENTUM].tensor(&[unit.rows, unit.cols])
+            unit.state[MOMENTUM].tensor(&unit.stored)
         } else {
             io.matrix(FULL, i)
         }
     }
 
     pub(super) fn accumulate(&self, io: &StageIo<'_>) -> Result<()> {
-        let unit = io.units[0];
+        let Some(unit) = io.units.first() else {
+            return Ok(());
+        };
         let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
         if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
             let jobs: Vec<_> = io.units.iter().map(|u| [u.grad, u.state[MOMENTUM]]).collect();
@@ -133,9 +150,9 @@ impl Dion {
                 .collect::<Result<Vec<_>>>()?;
             kernels::run(&add, &jobs);
         }
-        let (short, rank) = (unit.rows.min(unit.cols), self.rank(unit.rows, unit.cols));
         for i in 0..io.units.len() {
-            io.matrix(R, i)?.f_copy_(&io.units[i].state[Q].tensor(&[short, rank])?)?;
+            let mut work = io.matrix(WORK, i)?;
+            work.f_copy_(&io.units[i].state[Q].tensor(&io.shape(WORK, i)?)?)?;
         }
         Ok(())
     }

@@ -80,6 +80,25 @@ impl Op<2> for Apply {
     }
 }
 
+/// `y ← factor·x`, from one type to another. Operands: x, y.
+#[derive(Clone, Copy, Debug)]
+pub struct Convert {
+    /// The factor.
+    pub factor: f64,
+}
+
+impl Op<2> for Convert {
+    const WRITES: [bool; 2] = [false, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x, y]: [&mut [C]; 2]) {
+        let factor = C::of(self.factor);
+        for (x, y) in x.iter().zip(y) {
+            *y = factor * *x;
+        }
+    }
+}
+
 /// `x ← (1 - decay)·x`. Operand: x.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay {

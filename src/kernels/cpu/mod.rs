@@ -2,6 +2,7 @@
 
 mod convert;
 pub(super) mod elementwise;
+pub(super) mod pack;
 pub(super) mod reduce;
 
 use rayon::prelude::*;

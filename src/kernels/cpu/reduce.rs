@@ -1,5 +1,7 @@
 //! Sums over elements, accumulated in float64.
 
+use std::ops::Range;
+
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -40,11 +42,19 @@ pub fn column_sums_of_squares(x: &Slab, columns: usize, sums: &Slab) -> Result<(
     Ok(())
 }
 
-/// `q[:, j] ← x[:, j] / (√sums[j] + epsilon)` and `scaled[:, j] ← factor · q[:, j]`.
+/// `q[:, j] ← x[:, j] / (√sums[j] + epsilon)` and `scaled[:, j] ← factor · q[:, j]`. Of `q` only the columns in `own`
+/// are stored.
 ///
 /// A dead column (norm zero, or rounding noise beside the largest one) keeps its `q` and gets `scaled = 0`: a
 /// direction that the momentum does not have is not stepped along.
-pub fn normalize_columns(x: &Slab, sums: &Slab, epsilon: f64, factor: f64, q: &Slab, scaled: &Slab) {
+pub fn normalize_columns(
+    x: &Slab,
+    sums: &Slab,
+    epsilon: f64,
+    factor: f64,
+    (q, own): (&Slab, Range<usize>),
+    scaled: &Slab,
+) {
     // SAFETY: the caller owns the slabs for this stage, and they do not overlap.
     let sums = unsafe { sums.slice::<f64>() };
     let columns = sums.len();
@@ -60,17 +70,21 @@ pub fn normalize_columns(x: &Slab, sums: &Slab, epsilon: f64, factor: f64, q: &S
     if columns == 0 {
         return;
     }
-    let (mut row_x, mut row_q) = (vec![0.0_f64; columns], vec![0.0_f64; columns]);
+    let (mut row_x, mut row_q) = (vec![0.0_f64; columns], vec![0.0_f64; own.len()]);
     let mut row_scaled = vec![0.0_f64; columns];
-    for start in (0..x.len()).step_by(columns) {
-        let (xs, qs, ss) = (x.part(start, columns), q.part(start, columns), scaled.part(start, columns));
+    for (row, start) in (0..x.len()).step_by(columns).enumerate() {
+        let (xs, ss) = (x.part(start, columns), scaled.part(start, columns));
+        let qs = q.part(row * own.len(), own.len());
         super::convert::load(&xs, &mut row_x);
         super::convert::load(&qs, &mut row_q);
         for j in 0..columns {
             row_scaled[j] = 0.0;
             if let Some(divisor) = divisors[j] {
-                row_q[j] = row_x[j] / divisor;
-                row_scaled[j] = factor * row_q[j];
+                let new = row_x[j] / divisor;
+                row_scaled[j] = factor * new;
+                if own.contains(&j) {
+                    row_q[j - own.start] = new;
+                }
             }
         }
         super::convert::store(&row_q, &qs);
@@ -91,8 +105,11 @@ mod tests {
         let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
         let slab = |t: &Tensor| Slab::of(t).unwrap();
         column_sums_of_squares(&slab(&x), 3, &slab(&sums)).unwrap();
-        normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, &slab(&q), &slab(&scaled));
+        normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, (&slab(&q), 0..3), &slab(&scaled));
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
+        let q = Tensor::from_slice(&[8.0_f64, 7.0, 5.0, 4.0]).view([2, 2]);
+        normalize_columns(&slab(&x), &slab(&sums), 0.0, 1.0, (&slab(&q), 0..2), &slab(&scaled));
+        assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 7.0, 0.8, 4.0]);
     }
 }

@@ -1,0 +1,98 @@
+//! Copies of rectangles between areas, and sums of messages.
+
+use rayon::prelude::*;
+
+use crate::batch::Slab;
+use crate::threads;
+
+/// Elements from which copies are spread over threads.
+const PARALLEL: usize = 1 << 18;
+
+/// `rows × cols` elements to copy: source and destination with the distances of their rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    /// First element to last, of the source's type.
+    pub from: Slab,
+    /// Elements from one row of the source to the next.
+    pub from_stride: usize,
+    /// Of the same type as the source.
+    pub to: Slab,
+    /// Elements from one row of the destination to the next.
+    pub to_stride: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+/// Carries out copies between areas that do not overlap.
+pub fn copy(copies: &[Copy]) {
+    let total: usize = copies.iter().map(|c| c.rows * c.cols).sum();
+    if total < PARALLEL || threads::get() == 1 {
+        copies.iter().for_each(one);
+    } else {
+        threads::run(|| copies.par_iter().for_each(one));
+    }
+}
+
+fn one(copy: &Copy) {
+    let Copy { from, from_stride, to, to_stride, rows, cols } = *copy;
+    if from_stride == cols && to_stride == cols {
+        from.part(0, rows * cols).copy_to(&to.part(0, rows * cols));
+        return;
+    }
+    for row in 0..rows {
+        from.part(row * from_stride, cols).copy_to(&to.part(row * to_stride, cols));
+    }
+}
+
+/// `to = factor · Σ parts`, added in order in float64.
+pub fn sum(parts: &[Slab], factor: f64, to: &Slab) {
+    let tiles = to.len().div_ceil(super::TILE);
+    let one = |tile: usize| {
+        let (mut total, mut term) = ([0.0_f64; super::TILE], [0.0_f64; super::TILE]);
+        let start = tile * super::TILE;
+        let out = to.part(start, super::TILE);
+        let n = out.len();
+        for part in parts {
+            super::convert::load(&part.part(start, n), &mut term[..n]);
+            total[..n].iter_mut().zip(&term).for_each(|(sum, x)| *sum += x);
+        }
+        total[..n].iter_mut().for_each(|x| *x *= factor);
+        super::convert::store(&total[..n], &out);
+    };
+    if to.len() * parts.len() < PARALLEL || threads::get() == 1 {
+        (0..tiles).for_each(one);
+    } else {
+        threads::run(|| (0..tiles).into_par_iter().for_each(one));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn copy_rectangle_lands_in_its_place() {
+        let from = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]);
+        let to = Tensor::zeros([3, 4], (tch::Kind::Float, tch::Device::Cpu));
+        let (source, target) = (Slab::of(&from).unwrap(), Slab::of(&to).unwrap());
+        let copies = [Copy { from: source, from_stride: 2, to: target.part(5, 7), to_stride: 4, rows: 2, cols: 2 }];
+        copy(&copies);
+        let wanted = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, 4.0, 0.0];
+        assert_eq!(Vec::<f32>::try_from(to.view([-1])).unwrap(), wanted);
+    }
+
+    #[test]
+    fn sum_many_tiles_equals_the_tensors_mean() {
+        let parts = Tensor::randn([3, 5000], (tch::Kind::Float, tch::Device::Cpu));
+        let to = Tensor::zeros([5000], (tch::Kind::Float, tch::Device::Cpu));
+        let all = Slab::of(&parts).unwrap();
+        let slabs: Vec<Slab> = (0..3).map(|i| all.part(i * 5000, 5000)).collect();
+        sum(&slabs, 1.0 / 3.0, &Slab::of(&to).unwrap());
+        let wanted = parts.to_kind(tch::Kind::Double).mean_dim(0, false, None);
+        assert!(f64::try_from((to.to_kind(tch::Kind::Double) - wanted).abs().max()).unwrap() < 1e-7);
+    }
+}

@@ -1,0 +1,120 @@
+//! Deals whole matrices out to the processes that share them.
+
+use std::collections::BTreeMap;
+
+use crate::spec::{Cut, Side};
+
+use super::bucket::{Bucket, side_index};
+use super::program::{BufferSpec, ProgramOp, Target};
+
+/// How a buffer comes to be whole along one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Its parts are put together where the matrix goes.
+    Cut(Side),
+    /// Contributions are added.
+    Summed(Side),
+    /// Contributions are averaged.
+    Averaged,
+    /// It is whole already, on every rank.
+    Copied,
+}
+
+/// The buffer of a bucket's program that has to be whole for a stage.
+#[must_use]
+pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
+    bucket.program.ops.iter().find_map(|op| match op {
+        ProgramOp::Redistribute { buffer, to: Target::Whole } => Some(*buffer),
+        _ => None,
+    })
+}
+
+/// The axes along which a buffer changes, in the order that moves the fewest bytes: sums first, which make it
+/// smaller, copies last. Nested cuts are undone from the inside.
+#[must_use]
+pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, Way)> {
+    let mut ways = Vec::new();
+    if let Some(side) = spec.summed {
+        ways.extend(bucket.sides[side_index(side)].1.iter().rev().map(|&a| (a, Way::Summed(side))));
+    }
+    for cut in spec.cuts {
+        if let Cut::With(side) | Cut::Spread(side) = cut {
+            ways.extend(bucket.sides[side_index(side)].1.iter().rev().map(|&a| (a, Way::Cut(side))));
+        }
+    }
+    let averaged = |a: usize| bucket.axes[a].pending && spec.linear && bucket.gradient.is_none();
+    let copies = (0..bucket.axes.len()).filter(|&a| bucket.axes[a].cuts.is_none());
+    let (late, last): (Vec<usize>, Vec<usize>) = copies.partition(|&a| averaged(a));
+    ways.extend(late.into_iter().map(|a| (a, Way::Averaged)));
+    ways.extend(last.into_iter().map(|a| (a, Way::Copied)));
+    ways
+}
+
+/// The number of processes that could take a matrix of the bucket, and of those among which its matrices are cut.
+#[must_use]
+pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
+    let Some(buffer) = whole_buffer(bucket) else {
+        return (1, 1);
+    };
+    let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
+    let ways = ways(bucket, &bucket.program.buffers[buffer]);
+    let cut = ways.iter().filter(|(_, way)| matches!(way, Way::Cut(_))).map(|(a, _)| ranks(*a)).product();
+    (ways.iter().map(|(a, _)| ranks(*a)).product(), cut)
+}
+
+/// What every process has taken so far, by the axes that it was dealt over.
+#[derive(Debug, Default)]
+pub(super) struct Loads(BTreeMap<Vec<Vec<u64>>, Vec<f64>>);
+
+impl Loads {
+    /// Chooses the axes to deal over and the owner of every unit, and sorts the units by owner. Every process gets
+    /// its equal share; what is left over goes to those that have taken least so far.
+    pub(super) fn deal(&mut self, bucket: &mut Bucket) {
+        let Some(buffer) = whole_buffer(bucket) else {
+            return;
+        };
+        let mut left = bucket.units.len();
+        for (a, way) in ways(bucket, &bucket.program.buffers[buffer]) {
+            // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
+            if left > 1 || matches!(way, Way::Cut(_)) {
+                bucket.dealt.push(a);
+                left = left.div_ceil(bucket.axes[a].axis.ranks.len());
+            }
+        }
+        if bucket.dealt.is_empty() {
+            return;
+        }
+        let sizes: Vec<usize> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.len()).collect();
+        let takers: usize = sizes.iter().product();
+        let key = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).collect();
+        let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
+        #[allow(clippy::cast_precision_loss)] // a measure of work
+        let cost = (bucket.shape.rows * bucket.shape.cols * bucket.shape.rows.min(bucket.shape.cols)) as f64;
+        let (each, over) = (bucket.units.len() / takers, bucket.units.len() % takers);
+        let mut order: Vec<usize> = (0..takers).collect();
+        order.sort_by(|&a, &b| loads[a].total_cmp(&loads[b]));
+        let mut counts = vec![each; takers];
+        order.iter().take(over).for_each(|&taker| counts[taker] += 1);
+        let mut units = bucket.units.iter_mut();
+        for (taker, &count) in counts.iter().enumerate() {
+            #[allow(clippy::cast_precision_loss)] // a measure of work
+            let work = count as f64 * cost;
+            loads[taker] += work;
+            for unit in units.by_ref().take(count) {
+                unit.owner = digits(taker, &sizes);
+            }
+        }
+    }
+}
+
+/// The digits of `number`, first size most significant.
+fn digits(number: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut rest = number;
+    let mut digits: Vec<usize> = sizes.iter().rev().map(|&size| {
+        let digit = rest % size;
+        rest /= size;
+        digit
+    }).collect();
+    digits.reverse();
+    digits
+}

@@ -1,0 +1,185 @@
+//! Where the blocks and states of one parameter lie in what this process stores.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::layout::{Cutters, Layout, Placement, spans};
+use crate::spec::{Block, Cut, ParamSpec, Share, StateSpec};
+
+/// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is cut in steps of
+/// `scale`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Size of the dimension that is cut.
+    pub dim: usize,
+    /// Elements of the side for one of the dimension.
+    pub scale: usize,
+    /// First element of the block.
+    pub start: usize,
+    /// Length of the block's side.
+    pub len: usize,
+}
+
+impl Extent {
+    /// A side that is a dimension of its own.
+    #[must_use]
+    pub fn whole(len: usize) -> Self {
+        Self { dim: len, scale: 1, start: 0, len }
+    }
+
+    /// The part of the block's side inside `len` elements from `start` of the dimension.
+    #[must_use]
+    pub fn clip(&self, (start, len): (usize, usize)) -> Range<usize> {
+        let inside = |at: usize| (at * self.scale).clamp(self.start, self.start + self.len) - self.start;
+        inside(start)..inside(start + len)
+    }
+}
+
+/// A block that this process stores a part of, perhaps an empty one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Index of the block within the parameter.
+    pub index: usize,
+    /// The block in the parameter's global storage.
+    pub block: Block,
+    /// What is stored of it here, in local storage.
+    pub local: Block,
+    /// Place among the matrices that are stored here.
+    pub lead: usize,
+    /// Its rows within their dimension.
+    pub rows: Extent,
+    /// Its columns within their dimension.
+    pub cols: Extent,
+}
+
+/// A state as this process stores it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalState {
+    /// The whole state.
+    pub spec: StateSpec,
+    /// Offset and length of the stored part by dimension.
+    pub spans: Vec<(usize, usize)>,
+    /// For each axis of the parameter's layout the dimension of the state that it cuts.
+    pub shards: Vec<Option<usize>>,
+}
+
+impl LocalState {
+    /// Lays a state out as its parameter is.
+    #[must_use]
+    pub fn of(spec: StateSpec, layout: &Layout) -> Self {
+        let source = |cut: &Cut<usize>| match cut {
+            Cut::Whole => None,
+            Cut::With(dim) | Cut::Spread(dim) => Some(*dim),
+        };
+        let spans = spec.shape.iter().zip(&spec.cuts).map(|(&size, cut)| match source(cut) {
+            None => (0, size),
+            Some(dim) => {
+                let (cutters, _) = Cutters::of(layout, dim);
+                cutters.span(size, cutters.depth())
+            }
+        });
+        let spans = spans.collect();
+        let shards = layout.placements.iter().map(|placement| match placement {
+            Placement::Shard(dim) | Placement::Strided(dim) => {
+                spec.cuts.iter().position(|cut| source(cut) == Some(*dim))
+            }
+            _ => None,
+        });
+        let shards = shards.collect();
+        Self { spec, spans, shards }
+    }
+
+    /// The shape that is stored here.
+    #[must_use]
+    pub fn shape(&self) -> Vec<usize> {
+        self.spans.iter().map(|(_, len)| *len).collect()
+    }
+
+    /// Bytes that are stored here.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.shape().iter().product::<usize>() * self.spec.dtype.bytes()
+    }
+
+    /// The stored elements that belong to a block.
+    #[must_use]
+    pub fn part(&self, piece: &Piece) -> Range<usize> {
+        match self.spec.share {
+            Share::Like => piece.local.range(),
+            Share::All => 0..self.shape().iter().product(),
+            Share::Matrix => {
+                let shape = self.shape();
+                let each: usize = shape[shape.len().saturating_sub(2)..].iter().product();
+                piece.lead * each..(piece.lead + 1) * each
+            }
+        }
+    }
+}
+
+/// The blocks of an elementwise parameter: one, everything that is stored here.
+#[must_use]
+pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
+    let stored = spans(&p.shape, layout).iter().map(|(_, len)| len).product();
+    Piece {
+        index: 0,
+        block: Block { offset: 0, rows: 1, cols: p.numel() },
+        local: Block { offset: 0, rows: 1, cols: stored },
+        lead: 0,
+        rows: Extent::whole(1),
+        cols: Extent::whole(stored),
+    }
+}
+
+/// The blocks of a parameter whose first `leading` dimensions number its matrices. Blocks of matrices that are stored
+/// elsewhere are left out.
+///
+/// # Errors
+/// `Error::Layout` for a dimension beyond the matrix's two that is cut.
+pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &Layout) -> Result<Vec<Piece>> {
+    let (rows_dim, cols_dim) = (leading, leading + 1);
+    let deep = layout.distributed_axes().find(|(_, placement)| {
+        matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d > cols_dim)
+    });
+    if let Some((axis, placement)) = deep {
+        return Err(Error::Layout {
+            param: p.name.clone(),
+            what: format!("placement {placement:?} on axis '{}' cuts the columns of the flattened matrix into pieces that do not lie together", axis.name),
+            way_out: format!("Shard dimension {rows_dim} or {cols_dim} instead"),
+        });
+    }
+    let spans = spans(&p.shape, layout);
+    let scale: usize = p.shape[cols_dim + 1..].iter().product();
+    let (rows, cols) = (p.shape[rows_dim], p.shape[cols_dim] * scale);
+    let stored_cols = spans[cols_dim].1 * scale;
+    let stored_rows = spans[rows_dim].1;
+    let mut pieces = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks.iter().enumerate() {
+        let matrix = (rows * cols).max(1);
+        let Some(lead) = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]) else {
+            continue;
+        };
+        let within = block.offset % matrix;
+        let row_extent =
+            Extent { dim: rows, scale: 1, start: within / cols.max(1), len: block.rows };
+        let col_extent =
+            Extent { dim: p.shape[cols_dim], scale, start: within % cols.max(1), len: block.cols };
+        let (r, c) = (row_extent.clip(spans[rows_dim]), col_extent.clip(spans[cols_dim]));
+        let first_row = (row_extent.start + r.start).saturating_sub(spans[rows_dim].0);
+        let offset = lead * stored_rows * stored_cols + first_row.min(stored_rows) * stored_cols;
+        let local = Block { offset, rows: r.len(), cols: c.len() };
+        pieces.push(Piece { index, block: *block, local, lead, rows: row_extent, cols: col_extent });
+    }
+    Ok(pieces)
+}
+
+/// The place of matrix `index` among those stored here, by leading dimensions; `None` when it is stored elsewhere.
+fn local_lead(index: usize, shape: &[usize], spans: &[(usize, usize)]) -> Option<usize> {
+    let (mut rest, mut place, mut step) = (index, 0, 1);
+    for (&size, &(start, len)) in shape.iter().zip(spans).rev() {
+        let at = (rest % size.max(1)).checked_sub(start).filter(|at| *at < len)?;
+        rest /= size.max(1);
+        place += at * step;
+        step *= len;
+    }
+    Some(place)
+}

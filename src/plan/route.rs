@@ -1,0 +1,158 @@
+//! What each rank sends to and gets from each other in a hop: counts, and the places of all parts.
+
+use std::ops::Range;
+
+use crate::spec::Side;
+
+use super::bucket::{Bucket, Unit};
+use super::hop::{Held, Hop, HopKind, owned_by};
+use super::program::BufferSpec;
+
+/// A matrix inside a row-major area: its first element, size, and the distance of its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rect {
+    /// First element.
+    pub offset: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+/// Elements to and from each rank of the axis. Messages lie one after the other in the order of the ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// To each rank.
+    pub send: Vec<usize>,
+    /// From each rank.
+    pub recv: Vec<usize>,
+}
+
+/// A bucket's hop with what its numbers are computed from.
+#[derive(Clone, Copy, Debug)]
+pub struct Route<'a> {
+    bucket: &'a Bucket,
+    hop: &'a Hop,
+    spec: &'a BufferSpec,
+}
+
+impl<'a> Route<'a> {
+    /// The route of a hop of the bucket.
+    #[must_use]
+    pub fn new(bucket: &'a Bucket, hop: &'a Hop) -> Self {
+        Self { bucket, hop, spec: &bucket.program.buffers[hop.buffer] }
+    }
+
+    fn ranks(&self) -> usize {
+        self.bucket.axes[self.hop.axis].axis.ranks.len()
+    }
+
+    fn units(&self, range: &Range<usize>) -> &'a [Unit] {
+        &self.bucket.units[range.clone()]
+    }
+
+    fn sum(&self, range: &Range<usize>, elements: impl Fn(&Unit) -> usize) -> usize {
+        self.units(range).iter().map(elements).sum()
+    }
+
+    fn held(&self, depth: [usize; 2]) -> impl Fn(&Unit) -> usize + '_ {
+        move |unit| Hop::size(self.bucket, self.spec, unit, depth).iter().product()
+    }
+
+    /// The part of a unit that rank `peer` of a cut has, within what is held when that cut is undone.
+    fn part(&self, unit: &Unit, depth: [usize; 2], cut: (Side, usize, usize)) -> [Range<usize>; 2] {
+        [0, 1].map(|d| {
+            let outer = self.bucket.span(unit, self.spec, d, depth);
+            let inner = self.bucket.peer_span(unit, self.spec, d, depth, cut);
+            if inner.is_empty() { 0..0 } else { inner.start - outer.start..inner.end - outer.start }
+        })
+    }
+
+    fn part_len(&self, depth: [usize; 2], cut: (Side, usize, usize)) -> impl Fn(&Unit) -> usize + '_ {
+        move |unit| self.part(unit, depth, cut).iter().map(ExactSizeIterator::len).product()
+    }
+
+    /// Elements to and from each rank.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let Hop { kind, before, after, .. } = self.hop;
+        let each = |count: &dyn Fn(usize) -> usize| (0..self.ranks()).map(count).collect::<Vec<_>>();
+        let owned = |units: &Range<usize>, at, peer| owned_by(self.bucket, units, at, peer);
+        match *kind {
+            HopKind::Deal { side, level, at } => Counts {
+                send: each(&|j| self.sum(&owned(&before.units, at, j), self.held(before.depth))),
+                recv: each(&|j| self.sum(&after.units, self.part_len(after.depth, (side, level, j)))),
+            },
+            HopKind::Undeal { side, level, at } => Counts {
+                send: each(&|j| self.sum(&before.units, self.part_len(before.depth, (side, level, j)))),
+                recv: each(&|j| self.sum(&owned(&after.units, at, j), self.held(after.depth))),
+            },
+            HopKind::ReduceDeal { at, .. } => {
+                let own = self.sum(&after.units, self.held(after.depth));
+                Counts {
+                    send: each(&|j| self.sum(&owned(&before.units, at, j), self.held(before.depth))),
+                    recv: vec![own; self.ranks()],
+                }
+            }
+            HopKind::Collect { at } => {
+                let most = (0..self.ranks())
+                    .map(|j| self.sum(&owned(&after.units, at, j), self.held(after.depth)))
+                    .max();
+                Counts { send: vec![most.unwrap_or(0)], recv: vec![most.unwrap_or(0); self.ranks()] }
+            }
+            HopKind::Gather { side, level } => {
+                let most = (0..self.ranks())
+                    .map(|j| self.sum(&before.units, self.part_len(after.depth, (side, level, j))))
+                    .max();
+                Counts { send: vec![most.unwrap_or(0)], recv: vec![most.unwrap_or(0); self.ranks()] }
+            }
+            HopKind::AllReduce { .. } => {
+                let all = self.sum(&before.units, self.held(before.depth));
+                Counts { send: vec![all], recv: vec![all] }
+            }
+            HopKind::Slice => Counts::default(),
+        }
+    }
+
+    /// The parts of every unit in an area in which they lie by rank, with their places in the buffer when the cut is
+    /// undone: (place in the messages, place in the buffer). Messages begin at multiples of `pitch` where given.
+    #[must_use]
+    pub fn parts(&self, held: &Held, side: Side, level: usize, pitch: Option<usize>) -> Vec<(Rect, Rect)> {
+        let units = self.units(&held.units);
+        let mut places = Vec::with_capacity(units.len() * self.ranks());
+        let mut message = 0;
+        for peer in 0..self.ranks() {
+            message = pitch.map_or(message, |pitch| peer * pitch);
+            let mut home = 0;
+            for unit in units {
+                let [rows, cols] = self.part(unit, held.depth, (side, level, peer));
+                let [all_rows, all_cols] = Hop::size(self.bucket, self.spec, unit, held.depth);
+                let there = Rect { offset: message, rows: rows.len(), cols: cols.len(), stride: cols.len() };
+                let offset = home + rows.start * all_cols + cols.start;
+                let here = Rect { offset, rows: rows.len(), cols: cols.len(), stride: all_cols };
+                if there.rows * there.cols > 0 {
+                    places.push((there, here));
+                }
+                message += there.rows * there.cols;
+                home += all_rows * all_cols;
+            }
+        }
+        places
+    }
+
+    /// Elements of the buffer before each of `units`, of which the first held one is at zero, and of them.
+    #[must_use]
+    pub fn run(&self, held: &Held, units: &Range<usize>) -> (usize, usize) {
+        let before = held.units.start..units.start.max(held.units.start);
+        (self.sum(&before, self.held(held.depth)), self.sum(units, self.held(held.depth)))
+    }
+
+    /// For each rank the elements that its units take in the buffer that everybody gets: (first, count).
+    #[must_use]
+    pub fn runs_by_owner(&self, at: usize) -> Vec<(usize, usize)> {
+        let all = &self.hop.after;
+        (0..self.ranks()).map(|j| self.run(all, &owned_by(self.bucket, &all.units, at, j))).collect()
+    }
+}

@@ -1,0 +1,108 @@
+//! Tensors of the user that a session works on, and what it refuses of them.
+
+use tch::Tensor;
+
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) tensor: Tensor,
+    staged: Option<Tensor>,
+    pub(super) slab: Slab,
+}
+
+impl Bound {
+    pub(super) fn new(tensor: Tensor) -> Self {
+        Self { tensor, staged: None, slab: Slab::EMPTY }
+    }
+
+    /// Finds the memory anew: the user may have swapped it since the last step.
+    ///
+    /// # Errors
+    /// `Error::Value` for a tensor without memory, or with elements that share it.
+    pub(super) fn refresh(&mut self) -> Result<()> {
+        // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
+        self.staged = if self.tensor.f_is_neg()? {
+            Some(self.tensor.f_resolve_neg()?.f_contiguous()?)
+        } else if self.tensor.is_contiguous() {
+            None
+        } else {
+            Some(self.tensor.f_contiguous()?)
+        };
+        self.slab = Slab::of(self.staged.as_ref().unwrap_or(&self.tensor))?;
+        Ok(())
+    }
+
+    /// Brings the result of a step home.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        if let Some(copy) = self.staged.take() {
+            self.tensor.f_copy_(&copy)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn is(&self, dtype: DType, shape: &[usize]) -> bool {
+        DType::from_kind(self.tensor.kind()) == Some(dtype) && same_shape(&self.tensor, shape)
+    }
+}
+
+/// A parameter with its states and, during a step, its gradient.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) param: Bound,
+    pub(super) states: Vec<Bound>,
+    pub(super) grad: Option<Bound>,
+}
+
+pub(super) fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
+    let size = tensor.size();
+    size.len() == shape.len() && size.iter().zip(shape).all(|(a, b)| usize::try_from(*a) == Ok(*b))
+}
+
+/// Refuses a tensor to write to whose elements share memory, as an expanded one's do.
+pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
+    if tensor.is_contiguous()
+        || tensor.size().iter().zip(tensor.stride()).all(|(n, step)| *n <= 1 || step != 0)
+    {
+        return Ok(());
+    }
+    Err(Error::Value(format!(
+        "{name}: parameters and states must not be expanded, got strides {:?} for shape {:?}. Use .clone()",
+        tensor.stride(),
+        tensor.size()
+    )))
+}
+
+/// Refuses a gradient that no kernel may touch.
+///
+/// # Errors
+/// `Error::Type` for a sparse or complex one, `Error::Value` for another shape or device.
+pub fn check_gradient(grad: &Tensor, param: &Tensor, name: &str) -> Result<()> {
+    if grad.is_sparse() || grad.is_mkldnn() {
+        return Err(Error::Type(format!(
+            "{name}: the gradient must be dense, got a sparse one. Use sparse=False, or torch.optim.SparseAdam for this parameter"
+        )));
+    }
+    let kind = grad.f_kind()?;
+    if DType::from_kind(kind).is_none() {
+        return Err(Error::Type(format!("{name}: the gradient must be real floating-point, got {kind:?}")));
+    }
+    if grad.size() != param.size() {
+        return Err(Error::Value(format!(
+            "{name}: the gradient must have the parameter's shape {:?}, got {:?}",
+            param.size(),
+            grad.size()
+        )));
+    }
+    if grad.device() != param.device() {
+        return Err(Error::Value(format!(
+            "{name}: the gradient must be on the parameter's device {:?}, got {:?}",
+            param.device(),
+            grad.device()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Puts together what a hop sends, and puts where it belongs what came.
+
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels;
+use crate::layout::Reduction;
+use crate::plan::{Bucket, Hop, HopKind, Rect, Route};
+
+/// The buffer of a hop and the messages, seen as the type that travels.
+struct Areas {
+    main: Slab,
+    messages: Slab,
+}
+
+fn areas(bucket: &Bucket, hop: &Hop, memory: &[Slab], dtype: DType) -> Result<Areas> {
+    let (Some(main), Some(bytes)) = (memory.get(hop.buffer), memory.get(bucket.program.buffers.len())) else {
+        return Err(Error::Internal("a bucket without memory".into()));
+    };
+    let len = bytes.len() * bytes.dtype().bytes() / dtype.bytes();
+    Ok(Areas { main: *main, messages: bytes.carve(0, len, dtype)? })
+}
+
+/// Copies between messages and buffer: `(message, buffer)` pairs of places.
+fn copies(areas: &Areas, places: &[(Rect, Rect)], home: bool) -> Vec<kernels::Copy> {
+    let all = |area: &Slab, rect: &Rect| area.part(rect.offset, area.len() - rect.offset.min(area.len()));
+    let copy = |(there, here): &(Rect, Rect)| {
+        let (there_slab, here_slab) = (all(&areas.messages, there), all(&areas.main, here));
+        let (from, from_stride, to, to_stride) = if home {
+            (there_slab, there.stride, here_slab, here.stride)
+        } else {
+            (here_slab, here.stride, there_slab, there.stride)
+        };
+        kernels::Copy { from, from_stride, to, to_stride, rows: there.rows, cols: there.cols }
+    };
+    places.iter().map(copy).collect()
+}
+
+/// Before a hop: fills what is sent.
+///
+/// # Errors
+/// `Error::Internal` for memory that the plan did not lay out.
+pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
+    let spec = &bucket.program.buffers[hop.buffer];
+    let route = Route::new(bucket, hop);
+    match hop.kind {
+        HopKind::Undeal { side, level, .. } => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            kernels::copy(&copies(&areas, &route.parts(&hop.before, side, level, None), false));
+        }
+        HopKind::Collect { .. } => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            let (_, own) = route.run(&hop.before, &hop.before.units);
+            areas.main.part(0, own).copy_to(&areas.messages.part(0, own));
+        }
+        HopKind::AllReduce { how } => {
+            let areas = areas(bucket, hop, memory, spec.wire)?;
+            let (_, len) = route.run(&hop.before, &hop.before.units);
+            let factor = mean_factor(bucket, hop, how);
+            let from = areas.main.part(0, len);
+            if spec.wire != spec.dtype {
+                kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]]);
+            } else if factor != 1.0 {
+                kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]]);
+            }
+        }
+        HopKind::Deal { .. } | HopKind::ReduceDeal { .. } | HopKind::Gather { .. } | HopKind::Slice => {}
+    }
+    Ok(())
+}
+
+/// After a hop: puts what came into the buffer.
+///
+/// # Errors
+/// As `pack`.
+pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
+    let spec = &bucket.program.buffers[hop.buffer];
+    let route = Route::new(bucket, hop);
+    match hop.kind {
+        HopKind::Deal { side, level, .. } => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, None), true));
+        }
+        HopKind::Gather { side, level } => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            let pitch = route.counts().recv.first().copied();
+            kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, pitch), true));
+        }
+        HopKind::ReduceDeal { how, .. } => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            let counts = route.counts().recv;
+            let own = counts.first().copied().unwrap_or(0);
+            let parts: Vec<Slab> = (0..counts.len()).map(|i| areas.messages.part(i * own, own)).collect();
+            kernels::sum(&parts, mean_factor(bucket, hop, how), &areas.main.part(0, own));
+        }
+        HopKind::Collect { at } => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            let pitch = route.counts().recv.first().copied().unwrap_or(0);
+            // Downwards, and each part ends before the next begins: an overlap is that of a part with itself.
+            for (peer, (first, count)) in route.runs_by_owner(at).into_iter().enumerate() {
+                areas.main.part(peer * pitch, count).copy_to(&areas.main.part(first, count));
+            }
+        }
+        HopKind::Slice => {
+            let areas = areas(bucket, hop, memory, spec.dtype)?;
+            let (first, count) = route.run(&hop.before, &hop.after.units);
+            areas.main.part(first, count).copy_to(&areas.main.part(0, count));
+        }
+        HopKind::AllReduce { .. } if spec.wire != spec.dtype => {
+            let areas = areas(bucket, hop, memory, spec.wire)?;
+            let (_, len) = route.run(&hop.before, &hop.before.units);
+            let copy = kernels::Convert { factor: 1.0 };
+            kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]]);
+        }
+        HopKind::Undeal { .. } | HopKind::AllReduce { .. } => {}
+    }
+    Ok(())
+}
+
+/// What a sum is multiplied by to be a mean, where one is wanted.
+#[allow(clippy::cast_precision_loss)] // a number of ranks
+fn mean_factor(bucket: &Bucket, hop: &Hop, how: Reduction) -> f64 {
+    match how {
+        Reduction::Sum => 1.0,
+        Reduction::Avg => 1.0 / bucket.axes[hop.axis].axis.ranks.len() as f64,
+    }
+}
