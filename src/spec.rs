@@ -167,4 +167,6 @@ pub struct Description {
     pub rank: Option<usize>,
     /// Floating-point operations of one step.
     pub flops: f64,
+    /// Those of them that need whole matrices.
+    pub whole_flops: f64,
 }

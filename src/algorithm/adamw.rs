@@ -105,6 +105,11 @@ impl Algorithm for AdamW {
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block]) -> Description {
-        Description { view: "elements".into(), lr_factor: 1.0, rank: None, flops: flops(14 * p.numel()) }
+        Description {
+            view: "elements".into(),
+            lr_factor: 1.0,
+            flops: flops(14 * p.numel()),
+            ..Description::default()
+        }
     }
 }

@@ -206,6 +206,7 @@ impl Algorithm for Dion {
             lr_factor: AdjustLr::SpectralNorm.factor(b.rows as u64, b.cols as u64),
             rank: Some(rank),
             flops: flops(blocks.len() * rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols))),
+            whole_flops: flops(blocks.len() * 4 * rank * rank * b.rows.max(b.cols)),
         }
     }
 }

@@ -77,6 +77,11 @@ impl Algorithm for Lion {
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block]) -> Description {
-        Description { view: "elements".into(), lr_factor: 1.0, rank: None, flops: flops(10 * p.numel()) }
+        Description {
+            view: "elements".into(),
+            lr_factor: 1.0,
+            flops: flops(10 * p.numel()),
+            ..Description::default()
+        }
     }
 }

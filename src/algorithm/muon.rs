@@ -154,17 +154,17 @@ impl Algorithm for Muon {
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
         let steps = self.polynomial.rows.len();
+        let iteration = |b: &Block| {
+            let (short, long) = (b.rows.min(b.cols), b.rows.max(b.cols));
+            flops(steps * short * short * (4 * long + 2 * short))
+        };
+        let whole_flops: f64 = blocks.iter().map(iteration).sum();
         Description {
             view: self.view.phrase(p),
             lr_factor: blocks.first().map_or(1.0, |b| self.factor(b.rows, b.cols)),
             rank: None,
-            flops: blocks
-                .iter()
-                .map(|b| {
-                    let (short, long) = (b.rows.min(b.cols), b.rows.max(b.cols));
-                    flops(steps * short * short * (4 * long + 2 * short))
-                })
-                .sum(),
+            flops: whole_flops + flops(8 * p.numel()),
+            whole_flops,
         }
     }
 }

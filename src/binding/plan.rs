@@ -127,6 +127,36 @@ impl PyPlan {
         Ok(Self { plan: Arc::new(plan), groups })
     }
 
+    /// Compiles the plan of one rank of a mesh that is not there. `groups`: dicts with an algorithm and its settings;
+    /// `params`: name, global shape, dtype, group and spelled-out layout of each parameter.
+    #[staticmethod]
+    fn of_shapes(
+        py: Python<'_>,
+        groups: Vec<Bound<'_, PyDict>>,
+        params: Vec<(String, Vec<usize>, String, usize, Vec<handles::SpelledAxis>)>,
+        meshes: Option<handles::Meshes>,
+    ) -> PyResult<Self> {
+        let meshes = meshes.unwrap_or_default();
+        let input = |(index, (name, shape, dtype, group, axes)): (usize, (String, Vec<usize>, String, usize, Vec<_>))| {
+            let mut layout = handles::spelled(axes);
+            let named = meshes.complete(&mut layout, shape.len()).map_err(pyo3::exceptions::PyValueError::new_err)?;
+            let dtype = DType::parse(&dtype).map_err(super::error::to_python)?;
+            let spec = ParamSpec { index, name, shape, dtype, transposed: named };
+            Ok(ParamInput { spec, layout, group, frozen: false, state_dtypes: BTreeMap::new() })
+        };
+        let params = params.into_iter().enumerate().map(input).collect::<PyResult<Vec<_>>>()?;
+        let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
+        let plan = py.enter(|| Plan::build(params, &groups))?;
+        Ok(Self { plan: Arc::new(plan), groups })
+    }
+
+    /// Floating-point operations of a step: on what this rank stores, on the whole matrices that it takes, the same of
+    /// the rank that takes most, and the mean over the ranks.
+    fn work(&self) -> PyResult<(f64, f64, f64, f64)> {
+        let work = self.plan.work().map_err(super::error::to_python)?;
+        Ok((work.local, work.whole, work.whole_most, work.whole_mean))
+    }
+
     /// Refuses gradients that no step could use, before anything is allocated.
     fn preflight(&self, py: Python<'_>, groups: Vec<Bound<'_, PyDict>>) -> PyResult<()> {
         let mut members = self.plan.members.iter();

@@ -13,7 +13,7 @@ use super::program::{BufferSpec, Program};
 /// through caches that their own buffers fit in; small ones go many at a time.
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
 /// The same where matrices are dealt out: a bucket should have one for every process that could take one.
-const DEALT_BATCH_BYTES: usize = 2 << 30;
+const DEALT_BATCH_BYTES: usize = 1 << 30;
 
 /// A parameter with all that the plan knows of it.
 #[derive(Clone, Debug)]

@@ -1,6 +1,5 @@
 //! The plan in words.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
@@ -106,39 +105,6 @@ impl Plan {
             let _ = write!(text, "{byte:02x}");
             text
         })
-    }
-
-    /// For each parameter that others work on too, who orthonormalizes it: "axis=position, ...".
-    #[must_use]
-    pub fn owners(&self) -> BTreeMap<usize, String> {
-        let mut owners: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-        for bucket in self.buckets.iter().filter(|b| !b.dealt.is_empty()) {
-            for unit in &bucket.units {
-                let name = |(&axis, at): (&usize, &usize)| format!("{}={at}", bucket.axes[axis].axis.name);
-                let words: Vec<String> = bucket.dealt.iter().zip(&unit.owner).map(name).collect();
-                let list = owners.entry(unit.param).or_default();
-                let owner = words.join(",");
-                if !list.contains(&owner) {
-                    list.push(owner);
-                }
-            }
-        }
-        owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
-    }
-
-    /// For each parameter the bytes that this process gives to collectives in a step: its bucket's, in equal shares.
-    #[must_use]
-    pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
-        let mut wire = BTreeMap::new();
-        let mut by_bucket = vec![0; self.buckets.len()];
-        self.transfers.iter().for_each(|t| by_bucket[t.bucket] += t.send.bytes);
-        for (bucket, total) in self.buckets.iter().zip(by_bucket) {
-            let count = bucket.units.len();
-            for (i, unit) in bucket.units.iter().enumerate() {
-                *wire.entry(unit.param).or_insert(0) += total * (i + 1) / count - total * i / count;
-            }
-        }
-        wire
     }
 }
 

@@ -10,6 +10,7 @@ mod program;
 mod route;
 mod schedule;
 mod verify;
+mod work;
 
 pub use arena::{Arena, Place};
 pub use fmt::placements;
@@ -20,6 +21,7 @@ pub use program::{BufferId, BufferSpec, Program, ProgramOp, Stage, Target};
 pub use route::{Counts, Rect, Route};
 pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
+pub use work::Work;
 
 use std::collections::BTreeMap;
 

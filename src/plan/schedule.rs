@@ -116,8 +116,10 @@ impl Scheduled {
 
     /// Runs the next segment of a bucket: returns whether it left something in flight.
     fn advance(&mut self, bucket: usize, segment: &Segment) -> bool {
-        self.order.push(Instr::Compute(self.computes.len()));
-        self.computes.push(Compute { bucket, steps: segment.steps.clone() });
+        if !segment.steps.is_empty() {
+            self.order.push(Instr::Compute(self.computes.len()));
+            self.computes.push(Compute { bucket, steps: segment.steps.clone() });
+        }
         let Some(hop) = &segment.hop else {
             return false;
         };

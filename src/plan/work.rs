@@ -1,0 +1,103 @@
+//! Who does how much: owners, floating-point operations and bytes of a step.
+
+use std::collections::BTreeMap;
+
+use super::{Bucket, Plan};
+use crate::error::Result;
+
+/// Floating-point operations of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Of this process, on what it stores.
+    pub local: f64,
+    /// Of this process, on the whole matrices that it takes.
+    pub whole: f64,
+    /// The same of the process that takes most.
+    pub whole_most: f64,
+    /// The mean over the processes.
+    pub whole_mean: f64,
+}
+
+impl Plan {
+    /// The work of a step.
+    ///
+    /// # Errors
+    /// Whatever an algorithm says against a shape.
+    pub fn work(&self) -> Result<Work> {
+        let mut work = Work::default();
+        let mut taken: BTreeMap<Vec<&[u64]>, (Vec<f64>, usize)> = BTreeMap::new();
+        for bucket in &self.buckets {
+            let algorithm = &self.algorithms[bucket.algorithm];
+            for unit in &bucket.units {
+                let spec = &self.members[unit.param].spec;
+                let about = algorithm.describe(spec, &[unit.piece.block]);
+                work.local += (about.flops - about.whole_flops) * share(unit.piece.local.numel(), unit.piece.block.numel());
+                if bucket.dealt.is_empty() {
+                    for total in [&mut work.whole, &mut work.whole_most, &mut work.whole_mean] {
+                        *total += about.whole_flops;
+                    }
+                    continue;
+                }
+                let axes: Vec<_> = bucket.dealt.iter().map(|&a| &bucket.axes[a].axis).collect();
+                let flat = |places: &mut dyn Iterator<Item = usize>| {
+                    axes.iter().zip(places).fold(0, |at, (axis, place)| at * axis.ranks.len() + place)
+                };
+                let owner = flat(&mut unit.owner.iter().copied());
+                let me = flat(&mut axes.iter().map(|a| a.coordinate));
+                let count = axes.iter().map(|a| a.ranks.len()).product();
+                let key = axes.iter().map(|a| a.ranks.as_slice()).collect();
+                let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], me));
+                loads[owner] += about.whole_flops;
+            }
+        }
+        for (loads, me) in taken.values() {
+            work.whole += loads[*me];
+            work.whole_most += loads.iter().fold(0.0_f64, |a, &b| a.max(b));
+            #[allow(clippy::cast_precision_loss)] // a number of processes
+            let count = loads.len() as f64;
+            work.whole_mean += loads.iter().sum::<f64>() / count;
+        }
+        Ok(work)
+    }
+
+    /// For each parameter that others work on too, who orthonormalizes it: "axis=position, ...".
+    #[must_use]
+    pub fn owners(&self) -> BTreeMap<usize, String> {
+        let mut owners: BTreeMap<usize, Vec<String>> = BTreeMap::new();
+        for bucket in self.buckets.iter().filter(|b| !b.dealt.is_empty()) {
+            for unit in &bucket.units {
+                let owner = owner(bucket, &unit.owner);
+                let list = owners.entry(unit.param).or_default();
+                if !list.contains(&owner) {
+                    list.push(owner);
+                }
+            }
+        }
+        owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
+    }
+
+    /// For each parameter the bytes that this process gives to collectives in a step: its bucket's, in equal shares.
+    #[must_use]
+    pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
+        let mut wire = BTreeMap::new();
+        let mut by_bucket = vec![0; self.buckets.len()];
+        self.transfers.iter().for_each(|t| by_bucket[t.bucket] += t.send.bytes);
+        for (bucket, total) in self.buckets.iter().zip(by_bucket) {
+            let count = bucket.units.len();
+            for (i, unit) in bucket.units.iter().enumerate() {
+                *wire.entry(unit.param).or_insert(0) += total * (i + 1) / count - total * i / count;
+            }
+        }
+        wire
+    }
+}
+
+fn owner(bucket: &Bucket, places: &[usize]) -> String {
+    let name = |(&axis, at): (&usize, &usize)| format!("{}={at}", bucket.axes[axis].axis.name);
+    bucket.dealt.iter().zip(places).map(name).collect::<Vec<_>>().join(",")
+}
+
+#[allow(clippy::cast_precision_loss)] // a fraction
+fn share(part: usize, whole: usize) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
