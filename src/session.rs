@@ -93,7 +93,16 @@ impl Session {
             .collect::<Result<Vec<_>>>()?;
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
-        Ok(Self { plan, slots, memory: buffers, _arena: arena, hypers, grad_factors: Vec::new(), probe: None, spent })
+        Ok(Self {
+            plan,
+            slots,
+            memory: buffers,
+            _arena: arena,
+            hypers,
+            grad_factors: Vec::new(),
+            probe: None,
+            spent,
+        })
     }
 
     /// The plan.
@@ -107,7 +116,11 @@ impl Session {
     pub fn fits(&self) -> bool {
         self.slots.iter().zip(&self.plan.members).all(|(slot, member)| {
             slot.param.is(member.spec.dtype, &member.local)
-                && slot.states.iter().zip(&member.states).all(|(s, local)| s.is(local.spec.dtype, &local.shape()))
+                && slot
+                    .states
+                    .iter()
+                    .zip(&member.states)
+                    .all(|(s, local)| s.is(local.spec.dtype, &local.shape()))
         })
     }
 
@@ -226,7 +239,9 @@ impl Session {
             .buffers
             .iter()
             .zip(&point.held)
-            .map(|(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) })
+            .map(
+                |(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) },
+            )
             .collect();
         let mut units = Vec::with_capacity(point.units.len());
         for (position, unit) in bucket.units[point.units.clone()].iter().enumerate() {
@@ -321,7 +336,12 @@ impl Session {
 }
 
 /// The matrices of a buffer by position among `units`, which all are held.
-fn parts(bucket: &Bucket, spec: &crate::plan::BufferSpec, held: &Held, units: &std::ops::Range<usize>) -> Vec<Part> {
+fn parts(
+    bucket: &Bucket,
+    spec: &crate::plan::BufferSpec,
+    held: &Held,
+    units: &std::ops::Range<usize>,
+) -> Vec<Part> {
     let mut offset = 0;
     let mut parts = Vec::with_capacity(units.len());
     for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,13 +11,14 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _agree, _comm, _driver, _schema, _shadow, _state, _validate
-from oxidion._oxidion import Plan, PoisonedOptimizer, Session
+from oxidion import _comm, _schema, _shadow, _state, _validate
+from oxidion._oxidion import Plan
+from oxidion._stepper import Stepper
 from oxidion._table import Table
 from oxidion._validate import Field
 
 
-class OxOptimizer(Optimizer):
+class OxOptimizer(Stepper, Optimizer):
     """A ``torch.optim.Optimizer`` whose step is planned and computed in Rust.
 
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
@@ -40,14 +41,9 @@ class OxOptimizer(Optimizer):
     ALGORITHM: ClassVar[str]
     MATRIX: ClassVar[bool] = True
     SCHEMA: ClassVar[dict[str, Field]]
-    STATE_NAMES: ClassVar[_state.Names] = {}
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
 
     _step_supports_amp_scaling = True
-    _meshes = _comm.NO_MESHES
-    _groups: ClassVar[_comm.Groups] = {}
-    _session: Session | None = None
-    _poison: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,7 +90,7 @@ class OxOptimizer(Optimizer):
         try:
             _schema.complete(param_group, self.defaults, self._schemas())
             self._check(param_group, number)
-            self._check_params(param_group)
+            self._check_params(param_group, number)
             _schema.mirror_betas(self.param_groups, self._last_betas)
         except BaseException:
             self.param_groups.pop()
@@ -105,10 +101,9 @@ class OxOptimizer(Optimizer):
         schema = _schema.COMMON | self.SCHEMA | schemas.get(group.get("algorithm", self.ALGORITHM), {})
         _validate.check_group(group, schema, _schema.known_keys(schemas), f"group {number}")
 
-    def _check_params(self, group: dict[str, Any]) -> None:
+    def _check_params(self, group: dict[str, Any], number: int) -> None:
         matrix = self._registry[group["algorithm"]].MATRIX
-        names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-        for name, param in zip(names, group["params"], strict=True):
+        for name, param in zip(_validate.names_of(group, number), group["params"], strict=True):
             if not param.is_floating_point():
                 raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
             if hasattr(param, "ds_id"):
@@ -149,82 +144,10 @@ class OxOptimizer(Optimizer):
             self._take_step()
         return loss
 
-    def _take_step(self) -> None:
-        if self._poison is not None:
-            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
-        found_inf = getattr(self, "found_inf", None)
-        skip = found_inf is not None and float(found_inf) > 0
-        scale = getattr(self, "grad_scale", None)
-        _schema.mirror_betas(self.param_groups, self._last_betas)
-        session, error = None, None
-        for group in self.param_groups:
-            group["step"] += 1
-        try:
-            if not skip:
-                session = self._begin(1.0 if scale is None else 1.0 / float(scale))
-        except Exception as raised:  # told to the other ranks first
-            error = raised
-        taken = False
-        try:
-            if self._must_agree():
-                taken = _agree.agree(self._groups, session, error, skip=skip)
-            elif error is not None:
-                raise error
-            else:
-                taken = not skip
-        finally:
-            if not taken:
-                for group in self.param_groups:
-                    group["step"] -= 1
-                if session is not None:
-                    session.abandon()
-        if not taken or session is None:
-            return
-        try:
-            _driver.run(session, self._schedule, self._comms)
-            written = session.end()
-        except BaseException as failure:
-            self._poison = f"{type(failure).__name__}: {failure}"
-            self._session = None
-            raise
-        torch.autograd.graph.increment_version(written)
-
-    def _must_agree(self) -> bool:
-        """Whether the step communicates; the same on all ranks, also where planning failed."""
-        if self._session is None:
-            self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
-        if not self._groups:
-            return False
+    @override
+    def _communicates(self) -> bool:
         matrix = any(self._registry[group["algorithm"]].MATRIX for group in self.param_groups)
         return matrix or bool(self._meshes.pending)
-
-    def _begin(self, grad_factor: float) -> Session:
-        threads = torch.get_num_threads()
-        session = self._session
-        if session is None or not session.begin(self.param_groups, self.state, grad_factor, threads):
-            session = self._bind(in_step=True)
-            if not session.begin(self.param_groups, self.state, grad_factor, threads):
-                raise RuntimeError("parameters or states changed while the step was being planned")
-        return session
-
-    def _make_plan(self) -> Plan:
-        existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
-        return Plan(self.param_groups, existing, self._meshes)
-
-    def _bind(self, *, in_step: bool = False) -> Session:
-        """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
-        self._session = None
-        self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
-        plan = self._make_plan()
-        if in_step:
-            plan.preflight(self.param_groups)
-        done = [group["step"] - in_step for group in self.param_groups]
-        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
-        arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32, device="cpu")
-        self._session = Session(plan, self.param_groups, states, self.state, arena)
-        self._schedule = tuple(plan.schedule)
-        self._comms = _comm.bind(plan.transfers, arena, self._groups)
-        return self._session
 
     def init_state(self) -> None:
         """Allocates the state of every parameter, with or without a gradient; what is there stays."""
@@ -328,7 +251,7 @@ class OxOptimizer(Optimizer):
         return _shadow.verify(self)
 
 
-def defaults(values: dict[str, Any], skip: Iterable[str] = ()) -> dict[str, Any]:
-    """The ``locals()`` of a constructor as defaults: without ``self``, ``params`` and what ``skip`` names."""
-    left_out = {"self", "params", "__class__", *skip}
-    return {key: value for key, value in values.items() if key not in left_out}
+def defaults(values: dict[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
+    """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
+    keys = _schema.FOREIGN_KEYS.union(_schema.COMMON, schema) - {"params"}
+    return {key: value for key, value in values.items() if key in keys}

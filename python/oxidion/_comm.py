@@ -1,7 +1,8 @@
-"""Everything that touches ``torch.distributed``: meshes, collectives of a plan, agreement, states as DTensors."""
+"""Everything that touches ``torch.distributed``: meshes, collectives, states that are DTensors."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,14 @@ class Meshes:
         outer: ranks of ``outer_shard_mesh``.
         inner: ranks of ``inner_shard_mesh``.
         groups: the process group of each axis by its ranks.
+        check: whether each step checks that gradients are averaged if and only if they should be.
     """
 
     replicas: list[tuple[str, list[int], int, bool]] = field(default_factory=list)
     outer: list[int] | None = None
     inner: list[int] | None = None
     groups: Groups = field(default_factory=dict)
+    check: bool = False
 
     @property
     def pending(self) -> Groups:
@@ -62,20 +65,24 @@ def _lines(name: str, mesh: Any) -> list[tuple[str, Ranks, int, ProcessGroup]]:
         raise TypeError(f"{name} must be a DeviceMesh or ProcessGroup, got {type(mesh).__name__}")
     names = mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.ndim))
     groups = [mesh.get_group(i) for i in range(mesh.ndim)]
-    lines = [(n, tuple(torch.distributed.get_process_group_ranks(g)), g) for n, g in zip(names, groups, strict=True)]
+    lines = [
+        (n, tuple(torch.distributed.get_process_group_ranks(g)), g)
+        for n, g in zip(names, groups, strict=True)
+    ]
     return [(n, ranks, g.rank(), g) for n, ranks, g in lines]
 
 
 def read_meshes(
-    replicate: tuple[str, Any] | None = None, *, averaged: bool = True, outer: Any = None, inner: Any = None
+    replicate: tuple[str, Any, bool], outer: Any = None, inner: Any = None, *, check: bool = False
 ) -> Meshes:
     """The meshes of a constructor.
 
     Args:
-        replicate: name of the argument and a mesh or process group whose ranks hold copies, or None.
-        averaged: whether gradients are equal on those ranks.
+        replicate: name of the argument, a mesh or process group whose ranks hold copies or None, and whether
+            gradients are equal on those ranks.
         outer: 1-D mesh or None.
         inner: 1-D mesh or None.
+        check: see ``Meshes``.
 
     Raises:
         TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
@@ -83,20 +90,22 @@ def read_meshes(
     """
     groups: Groups = {}
     replicas, shards = [], []
-    if replicate is not None and replicate[1] is not None:
-        for axis, ranks, place, group in _lines(*replicate):
-            replicas.append((axis, list(ranks), place, averaged))
-            groups[ranks] = group
+    name, mesh, averaged = replicate
+    for axis, ranks, place, group in [] if mesh is None else _lines(name, mesh):
+        replicas.append((axis, list(ranks), place, averaged))
+        groups[ranks] = group
     for name, mesh in (("outer_shard_mesh", outer), ("inner_shard_mesh", inner)):
         lines = [] if mesh is None else _lines(name, mesh)
         if len(lines) > 1:
-            raise ValueError(f"{name} must have one dimension, got {len(lines)}: pass the sub-mesh, mesh['name']")
+            raise ValueError(
+                f"{name} must have one dimension, got {len(lines)}: pass the sub-mesh, mesh['name']"
+            )
         for _, ranks, _, group in lines:
             if len(ranks) > 1 and ranks in groups:
                 raise ValueError(f"{name} has the ranks {list(ranks)} of another mesh argument")
             groups[ranks] = group
         shards.append(list(lines[0][1]) if lines else None)
-    return Meshes(replicas, shards[0], shards[1], groups)
+    return Meshes(replicas, shards[0], shards[1], groups, check)
 
 
 def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
@@ -119,8 +128,8 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
                 ranks = tuple(torch.distributed.get_process_group_ranks(group))
                 if coordinate is None or ranks[coordinate[dim]] != torch.distributed.get_rank():
                     raise LayoutError(
-                        f"dimension {dim} of {mesh} orders its ranks otherwise than its process group {ranks}: "
-                        "build the mesh with ranks in ascending order"
+                        f"dimension {dim} of {mesh} orders its ranks otherwise than its process group "
+                        f"{ranks}: build the mesh with ranks in ascending order"
                     )
                 groups.setdefault(ranks, group)
     groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
@@ -135,7 +144,9 @@ def bind(transfers: Sequence[Mapping[str, Any]], arena: Tensor, groups: Groups) 
         arena: the workspace in which the buffers lie.
         groups: process groups by ranks.
     """
-    return [_bound(transfer, arena.view(torch.uint8), groups[tuple(transfer["ranks"])]) for transfer in transfers]
+    return [
+        _bound(transfer, arena.view(torch.uint8), groups[tuple(transfer["ranks"])]) for transfer in transfers
+    ]
 
 
 def _bound(transfer: Mapping[str, Any], memory: Tensor, group: ProcessGroup) -> Callable[[], Work]:
@@ -148,9 +159,28 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, group: ProcessGroup) -> 
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
-    # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums do
-    # not depend on timing or on the backend.
+    # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
+    # do not depend on timing or on the backend.
     return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+
+
+def my_rank() -> int:
+    """The global rank of this process."""
+    return torch.distributed.get_rank()
+
+
+def largest(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
+    """The largest of each number over the ranks of a group."""
+    flags = torch.tensor(numbers, dtype=torch.int64)
+    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX, group=group)
+    return [int(flag) for flag in flags.tolist()]
+
+
+def tell(what: Any, group: ProcessGroup) -> list[Any]:
+    """What every rank of a group says, in the order of the ranks."""
+    told: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(told, what, group=group)
+    return told
 
 
 def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
@@ -165,12 +195,18 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in piece])
         for group in groups:
             torch.distributed.all_reduce(flat.div_(group.size()), group=group)
-        for tensor, mean in zip(piece, flat.split([tensor.numel() for tensor in piece]), strict=True):
+        for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number of 62 bits that depends on every bit of a tensor."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") >> 2
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -193,7 +229,12 @@ def with_local(tensor: Tensor, own: Tensor) -> Tensor:
 
     assert isinstance(tensor, DTensor)
     return DTensor.from_local(
-        own, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        own,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
     )
 
 
@@ -228,10 +269,12 @@ def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
 
 
 def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
-    """A state that was loaded, in the layout that its parameter asks for; the same object where it has that."""
+    """A state that was loaded, in the layout that its parameter asks for; the same object if it has that."""
     shape = torch.Size(spec["shape"])
     if value.shape != shape or not hasattr(param, "_local_tensor"):
-        return full(value) if hasattr(value, "_local_tensor") and not hasattr(param, "_local_tensor") else value
+        return (
+            full(value) if hasattr(value, "_local_tensor") and not hasattr(param, "_local_tensor") else value
+        )
     if not hasattr(value, "_local_tensor"):
         own = value
         for dim, (start, length) in enumerate(spec["spans"]):

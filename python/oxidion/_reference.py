@@ -155,8 +155,8 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr sqrt(d_out / d_in) P Q^T``.
 
     Columns of R at rounding level, and all columns where B Q is zero, add nothing to M or X and keep their
-    column of Q. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set, says
-    which orientation to take.
+    column of Q. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set,
+    says which orientation to take.
     """
     if param.ndim < 2:
         raise ValueError(f"dion needs a matrix, got shape {tuple(param.shape)}")

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from oxidion import _state

@@ -105,7 +105,7 @@ def _address(tensor: Tensor) -> int:
 def existing(
     groups: list[dict[str, Any]], state: Mapping[Tensor, Mapping[str, Any]], names: Names
 ) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
-    """Dtype and shape of the states that exist, by role, for each parameter: the plan takes them as they are."""
+    """Dtype and shape of the states that exist, by role, for each parameter: the plan takes them as is."""
     if not state:
         return []
     rows = []

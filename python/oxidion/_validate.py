@@ -128,6 +128,12 @@ def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
     return name
 
 
+def names_of(group: Mapping[str, Any], number: int) -> list[str]:
+    """The names of a group's parameters; their positions where the user gave none."""
+    names: list[str] | None = group.get("param_names")
+    return names or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+
+
 def check_group(group: Mapping[str, Any], schema: Mapping[str, Field], known: set[str], where: str) -> None:
     """Checks the keys and values of a group.
 

@@ -149,7 +149,8 @@ impl Algorithm for Dion {
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let (long, short) = if shape.transposed { (Side::Cols, Side::Rows) } else { (Side::Rows, Side::Cols) };
+        let (long, short) =
+            if shape.transposed { (Side::Cols, Side::Rows) } else { (Side::Rows, Side::Cols) };
         let length = |side| if side == Side::Rows { shape.rows } else { shape.cols };
         let rank = self.rank(shape.rows, shape.cols);
         let momentum = shape.state[MOMENTUM];

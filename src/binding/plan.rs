@@ -72,10 +72,15 @@ fn inputs(
                 super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
             };
             let named = meshes.complete(&mut layout, shape.len());
-            let named = named.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+            let named =
+                named.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
             let (wanted, got) = (local_shape(&shape, &layout), local.size());
-            if got.len() != wanted.len() || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b)) {
-                let what = format!("{got:?} of {shape:?} are stored here where contiguous chunks would be {wanted:?}");
+            if got.len() != wanted.len()
+                || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b))
+            {
+                let what = format!(
+                    "{got:?} of {shape:?} are stored here where contiguous chunks would be {wanted:?}"
+                );
                 return Err(refuse(what, "Shard with fully_shard, parallelize_module or distribute_tensor"));
             }
             let own = states.get(index);
@@ -88,13 +93,7 @@ fn inputs(
                 .collect();
             let frozen =
                 !object.getattr("requires_grad")?.extract::<bool>()? && object.getattr("grad")?.is_none();
-            params.push(ParamInput {
-                spec,
-                layout,
-                group: number,
-                frozen,
-                state_dtypes,
-            });
+            params.push(ParamInput { spec, layout, group: number, frozen, state_dtypes });
         }
     }
     Ok(params)
@@ -104,7 +103,13 @@ fn inputs(
 fn q_side(states: &States, shape: &[usize]) -> Option<bool> {
     let (_, q) = states.get("Q")?;
     let ([.., rows, cols], [.., side, _]) = (shape, q.as_slice()) else { return None };
-    if rows == cols { None } else if side == rows { Some(true) } else { (side == cols).then_some(false) }
+    if rows == cols {
+        None
+    } else if side == rows {
+        Some(true)
+    } else {
+        (side == cols).then_some(false)
+    }
 }
 
 #[pymethods]
@@ -130,6 +135,7 @@ impl PyPlan {
     /// Compiles the plan of one rank of a mesh that is not there. `groups`: dicts with an algorithm and its settings;
     /// `params`: name, global shape, dtype, group and spelled-out layout of each parameter.
     #[staticmethod]
+    #[pyo3(signature = (groups, params, meshes=None))]
     fn of_shapes(
         py: Python<'_>,
         groups: Vec<Bound<'_, PyDict>>,
@@ -137,9 +143,13 @@ impl PyPlan {
         meshes: Option<handles::Meshes>,
     ) -> PyResult<Self> {
         let meshes = meshes.unwrap_or_default();
-        let input = |(index, (name, shape, dtype, group, axes)): (usize, (String, Vec<usize>, String, usize, Vec<_>))| {
+        let input = |(index, (name, shape, dtype, group, axes)): (
+            usize,
+            (String, Vec<usize>, String, usize, Vec<_>),
+        )| {
             let mut layout = handles::spelled(axes);
-            let named = meshes.complete(&mut layout, shape.len()).map_err(pyo3::exceptions::PyValueError::new_err)?;
+            let named =
+                meshes.complete(&mut layout, shape.len()).map_err(pyo3::exceptions::PyValueError::new_err)?;
             let dtype = DType::parse(&dtype).map_err(super::error::to_python)?;
             let spec = ParamSpec { index, name, shape, dtype, transposed: named };
             Ok(ParamInput { spec, layout, group, frozen: false, state_dtypes: BTreeMap::new() })
@@ -287,10 +297,7 @@ impl PyPlan {
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
             row.set_item("owner", owners.get(&member.spec.index).map_or("local", String::as_str))?;
-            row.set_item(
-                "state_bytes",
-                member.states.iter().map(LocalState::bytes).sum::<usize>(),
-            )?;
+            row.set_item("state_bytes", member.states.iter().map(LocalState::bytes).sum::<usize>())?;
             row.set_item("flops", about.flops)?;
             row.set_item("wire_bytes", wire.get(&member.spec.index).copied().unwrap_or(0))?;
             rows.append(row)?;

@@ -177,7 +177,9 @@ impl PySession {
     fn summary(&self, ranks: Vec<u64>) -> PyResult<Vec<i64>> {
         let inner = self.lock().map_err(to_python)?;
         let mut prints = self.prints.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let plan = prints.entry(ranks.clone()).or_insert_with(|| digest(self.plan.agreed(&ranks).join("\n").as_bytes()));
+        let plan = prints
+            .entry(ranks.clone())
+            .or_insert_with(|| digest(self.plan.agreed(&ranks).join("\n").as_bytes()));
         let (gradients, scalars) = inner.live(&ranks);
         Ok(vec![*plan, digest(&gradients), digest(&scalars)])
     }

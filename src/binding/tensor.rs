@@ -81,7 +81,11 @@ pub(super) fn fill_normal(
             shape.pop();
             spans.pop();
             shape.iter_mut().next_back().into_iter().for_each(|n| *n *= size);
-            spans.iter_mut().next_back().into_iter().for_each(|(start, n)| (*start, *n) = (*start * size, *n * size));
+            spans
+                .iter_mut()
+                .next_back()
+                .into_iter()
+                .for_each(|(start, n)| (*start, *n) = (*start * size, *n * size));
         }
         // SAFETY: `target` is alive, contiguous float32 on the CPU, and Python's caller does not touch it meanwhile.
         let numbers = unsafe { slab.slice::<f32>() };

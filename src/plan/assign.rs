@@ -110,11 +110,15 @@ impl Loads {
 /// The digits of `number`, first size most significant.
 fn digits(number: usize, sizes: &[usize]) -> Vec<usize> {
     let mut rest = number;
-    let mut digits: Vec<usize> = sizes.iter().rev().map(|&size| {
-        let digit = rest % size;
-        rest /= size;
-        digit
-    }).collect();
+    let mut digits: Vec<usize> = sizes
+        .iter()
+        .rev()
+        .map(|&size| {
+            let digit = rest % size;
+            rest /= size;
+            digit
+        })
+        .collect();
     digits.reverse();
     digits
 }

@@ -104,7 +104,13 @@ pub(super) fn side_index(side: Side) -> usize {
 impl Bucket {
     /// Elements of a buffer's dimension `d` that belong to `unit` after as many cuts of each side as `depth` says.
     #[must_use]
-    pub fn span(&self, unit: &Unit, spec: &BufferSpec, d: usize, depth: [usize; 2]) -> std::ops::Range<usize> {
+    pub fn span(
+        &self,
+        unit: &Unit,
+        spec: &BufferSpec,
+        d: usize,
+        depth: [usize; 2],
+    ) -> std::ops::Range<usize> {
         let size = [spec.rows, spec.cols][d];
         match spec.cuts[d] {
             Cut::Whole => 0..size,
@@ -267,7 +273,8 @@ fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
     let unit = &bucket.units[0];
     let (mut shared, mut each) = (0, 0);
     for spec in &bucket.program.buffers {
-        let local = |d| if spec.shared { [spec.rows, spec.cols][d] } else { bucket.span(unit, spec, d, depth).len() };
+        let local =
+            |d| if spec.shared { [spec.rows, spec.cols][d] } else { bucket.span(unit, spec, d, depth).len() };
         let bytes = local(0) * local(1) * spec.dtype.bytes();
         *(if spec.shared { &mut shared } else { &mut each }) += bytes;
     }

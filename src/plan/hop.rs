@@ -194,7 +194,9 @@ impl Writer<'_> {
                         (Way::Averaged, None) => HopKind::AllReduce { how: Reduction::Avg },
                         (Way::Copied, Some(_)) => HopKind::Slice,
                         (Way::Copied, None) => continue,
-                        (Way::Cut(_), None) => return Err(Error::Internal("a cut side was not dealt".into())),
+                        (Way::Cut(_), None) => {
+                            return Err(Error::Internal("a cut side was not dealt".into()));
+                        }
                     };
                     self.hop(buffer, axis, kind)?;
                 }

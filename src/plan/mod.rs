@@ -13,8 +13,8 @@ mod verify;
 mod work;
 
 pub use arena::{Arena, Place};
-pub use fmt::placements;
 pub use bucket::{Bucket, BucketAxis, Member, Unit};
+pub use fmt::placements;
 pub use hop::{Held, Hop, HopKind, StagePoint, Step, owned_by};
 pub use place::{Extent, LocalState, Piece};
 pub use program::{BufferId, BufferSpec, Program, ProgramOp, Stage, Target};

@@ -137,13 +137,16 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
 /// `Error::Layout` for a dimension beyond the matrix's two that is cut.
 pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &Layout) -> Result<Vec<Piece>> {
     let (rows_dim, cols_dim) = (leading, leading + 1);
-    let deep = layout.distributed_axes().find(|(_, placement)| {
-        matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d > cols_dim)
-    });
+    let deep = layout.distributed_axes().find(
+        |(_, placement)| matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d > cols_dim),
+    );
     if let Some((axis, placement)) = deep {
         return Err(Error::Layout {
             param: p.name.clone(),
-            what: format!("placement {placement:?} on axis '{}' cuts the columns of the flattened matrix into pieces that do not lie together", axis.name),
+            what: format!(
+                "placement {placement:?} on axis '{}' cuts the columns of the flattened matrix into pieces that do not lie together",
+                axis.name
+            ),
             way_out: format!("Shard dimension {rows_dim} or {cols_dim} instead"),
         });
     }
@@ -159,8 +162,7 @@ pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &L
             continue;
         };
         let within = block.offset % matrix;
-        let row_extent =
-            Extent { dim: rows, scale: 1, start: within / cols.max(1), len: block.rows };
+        let row_extent = Extent { dim: rows, scale: 1, start: within / cols.max(1), len: block.rows };
         let col_extent =
             Extent { dim: p.shape[cols_dim], scale, start: within % cols.max(1), len: block.cols };
         let (r, c) = (row_extent.clip(spans[rows_dim]), col_extent.clip(spans[cols_dim]));

@@ -127,7 +127,7 @@ CASES = (
             ("rcqr_oversample", 1.25),
             ("mixed_precision_config", None),
         ),
-        keyword_only=EXTRA | {"orth_dtype", "seed", "cautious_wd"},
+        keyword_only=EXTRA | {"orth_dtype", "check_grad_sync", "seed", "cautious_wd"},
         state={
             "dion": frozenset({"momentum", "Q"}),
             "adamw": frozenset({"momentum", "variance", "step"}),
@@ -162,7 +162,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=EXTRA | {"orth_dtype"},
+        keyword_only=EXTRA | {"orth_dtype", "check_grad_sync"},
         state={
             "muon": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),

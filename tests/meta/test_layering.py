@@ -37,7 +37,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "stage": LEAVES | {"batch", "plan"},
     "algorithm": LEAVES | {"batch", "kernels", "linalg", "plan", "stage"},
     "plan": LEAVES | {"algorithm", "layout"},
-    "session": LEAVES | {"algorithm", "batch", "kernels", "plan", "stage", "threads"},
+    "session": LEAVES | {"algorithm", "batch", "kernels", "layout", "plan", "stage", "threads"},
     "binding": LEAVES
     | {"algorithm", "batch", "kernels", "layout", "linalg", "plan", "session", "stage", "threads"},
     "lib": frozenset(),

@@ -1,8 +1,8 @@
 """All ranks of a mesh in one process: each has its plan, session and shards; collectives are done by hand.
 
-Every rank runs its own schedule until it waits for a collective that another rank has not started. What is received
-is filled with NaN when the collective is issued and exchanged when all ranks have issued it, so that a plan that
-reads too early or writes too late gives wrong numbers.
+Every rank runs its own schedule until it waits for a collective that another rank has not started. What is
+received is filled with NaN when the collective is issued and exchanged when all ranks have issued it: a plan
+that reads too early or writes too late gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Placement = tuple[str, int]
 R: Placement = ("R", 0)
 
 
-def S(dim: int) -> Placement:  # noqa: N802
+def S(dim: int) -> Placement:
     """Sharded along a dimension."""
     return ("S", dim)
 
 
-def T(dim: int) -> Placement:  # noqa: N802
+def T(dim: int) -> Placement:
     """Sharded along a dimension within what the other axes leave (``_StridedShard``)."""
     return ("T", dim)
 
@@ -153,11 +153,18 @@ class Rank:
 
 @dataclass
 class Sent:
-    """One collective of one rank, for counting."""
+    """One collective of one rank: its kind, the ranks of its axis, the bytes that the rank gives to it."""
 
     kind: str
-    axis: str
+    ranks: int
     bytes: int
+
+    @property
+    def wire(self) -> float:
+        """Bytes that leave the rank when the collective is a ring or direct exchange."""
+        others = self.ranks - 1
+        share = {"all_gather": others, "all_reduce": 2 * others / self.ranks}
+        return self.bytes * share.get(self.kind, others / self.ranks)
 
 
 class SimMesh:
@@ -205,7 +212,7 @@ class SimMesh:
         if transfer["kind"] != "all_reduce":
             rank.memory(transfer["recv"]).fill_(255)
         if rank is self.ranks[0]:
-            self.sent.append(Sent(transfer["kind"], transfer["axis"], transfer["send"][1]))
+            self.sent.append(Sent(transfer["kind"], len(transfer["ranks"]), transfer["send"][1]))
         if len(exchange.members) == len(transfer["ranks"]):
             members = sorted(exchange.members, key=lambda m: m[0].number)
             assert [r.number for r, _ in members] == list(transfer["ranks"])

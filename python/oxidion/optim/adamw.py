@@ -69,4 +69,4 @@ class AdamW(OxOptimizer):
     ) -> None:
         if foreach and fused:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        super().__init__(params, defaults(locals()))
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -26,17 +26,16 @@ class Dion(OxOptimizer):
         Q_j \leftarrow R_j / (\lVert R_j \rVert + \epsilon), \quad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
-    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``. Parameters and state are written in
-    place. A direction that the momentum lacks (a column of R that is zero or rounding noise) adds nothing
-    to the update and keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other.
-    Random numbers depend on ``seed``, the position of the parameter and the step only; torch's generators
-    are not touched.
+    State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``; all is written in place. A direction
+    that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
+    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other.
+    Random numbers depend on ``seed``, the parameter's position and the step only.
 
     Args:
-        replicate_mesh: a mesh or process group of one rank, or None.
-        outer_shard_mesh: likewise.
-        inner_shard_mesh: likewise.
-        replicate_mesh_grad_sync: accepted for compatibility; there is nothing to synchronize on one rank.
+        replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.
+        outer_shard_mesh: 1-D mesh of FSDP. Where this or the next is given, the outer one's side is Q's.
+        inner_shard_mesh: 1-D mesh of tensor parallelism.
+        replicate_mesh_grad_sync: average over ``replicate_mesh`` here: P and R where smaller than gradients.
         rank_fraction: rank of the update as a fraction of the matrix's short side, in (0, 1].
         rank_multiple_of: the rank is rounded up to a multiple of this.
         lr: step size; a one-element tensor is allowed.
@@ -45,14 +44,13 @@ class Dion(OxOptimizer):
         weight_decay: decay per unit of ``lr``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
-        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR) or "qr" (Householder). A failed
-            Cholesky factorization is repeated with a shift, then replaced by Householder QR.
+        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR) or "qr" (Householder, the fallback).
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
         rcqr_oversample: rows of the sketch per column.
         mixed_precision_config: dtypes of the states.
-        orth_dtype: dtype of P, R and the products that make them: "float32", "float64" or "auto", which is
-            float32, float64 where parameter or momentum are.
+        orth_dtype: dtype of P, R and their products: "float32", "float64" or "auto" (that of the momentum).
         seed: of the initial Q and of the sketches.
+        check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -99,6 +97,7 @@ class Dion(OxOptimizer):
         *,
         orth_dtype: str = "auto",
         seed: int = 0,
+        check_grad_sync: bool = False,
         cautious_wd: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -108,17 +107,10 @@ class Dion(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        self._meshes = read_meshes(
-            ("replicate_mesh", replicate_mesh),
-            averaged=not replicate_mesh_grad_sync,
-            outer=outer_shard_mesh,
-            inner=inner_shard_mesh,
-        )
+        replicas = ("replicate_mesh", replicate_mesh, not replicate_mesh_grad_sync)
+        self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)
         config = mixed_precision_config or DionMixedPrecisionConfig()
-        meshes = ("replicate_mesh", "outer_shard_mesh", "inner_shard_mesh", "replicate_mesh_grad_sync")
-        skip = ("mixed_precision_config", "rcqr_oversample", *meshes)
-        values = defaults(locals(), skip=(*skip, "skip", "config", "meshes"))
-        values["oversample"] = rcqr_oversample
+        values = defaults(locals(), self.SCHEMA) | {"oversample": rcqr_oversample}
         for key in ("momentum_dtype", "Q_dtype", "variance_dtype"):
             values[key] = _validate.dtype_name(getattr(config, key), key)
         super().__init__(params, values)

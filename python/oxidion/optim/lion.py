@@ -55,4 +55,4 @@ class Lion(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        super().__init__(params, defaults(locals()))
+        super().__init__(params, defaults(locals(), self.SCHEMA))

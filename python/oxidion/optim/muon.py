@@ -36,7 +36,8 @@ class Muon(OxOptimizer):
     gradient makes its own parameter NaN, no other.
 
     Args:
-        distributed_mesh: a mesh or process group of one rank, or None.
+        distributed_mesh: mesh or process group to split the work over; with DDP its ``process_group``. May be
+            left out where parameters are DTensors: their layouts tell.
         lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
         mu: momentum factor.
         betas: decay rates of groups with algorithm "adamw" or "lion".
@@ -51,6 +52,7 @@ class Muon(OxOptimizer):
         newton_schulz_func: must be None.
         orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
             CPU multiplies it faster, else float32.
+        check_grad_sync: check at every step that replicas have equal gradients.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -91,6 +93,7 @@ class Muon(OxOptimizer):
         newton_schulz_func: Callable[..., Tensor] | None = None,
         *,
         orth_dtype: str = "auto",
+        check_grad_sync: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
@@ -99,7 +102,7 @@ class Muon(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        self._meshes = read_meshes(("distributed_mesh", distributed_mesh))
+        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
         if newton_schulz_func is not None:
             kind = ValueError if callable(newton_schulz_func) else TypeError
             raise kind(
@@ -107,5 +110,4 @@ class Muon(OxOptimizer):
             )
         if use_gram_newton_schulz:
             raise ValueError("use_gram_newton_schulz must be False in this version")
-        skip = ("distributed_mesh", "newton_schulz_func", "use_gram_newton_schulz", "use_triton")
-        super().__init__(params, defaults(locals(), skip=(*skip, "skip")))
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -104,7 +104,14 @@ impl Dion {
             let factor = if direct { -rate } else { 1.0 };
             let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
             let own = io.declared_cols(WORK, i)?;
-            kernels::normalize_columns(&io.slab(R, i)?, &io.slab(NORMS, i)?, h[EPSILON], factor, (&q, own), &work);
+            kernels::normalize_columns(
+                &io.slab(R, i)?,
+                &io.slab(NORMS, i)?,
+                h[EPSILON],
+                factor,
+                (&q, own),
+                &work,
+            );
         }
         if direct {
             let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();

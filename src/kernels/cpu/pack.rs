@@ -79,7 +79,8 @@ mod tests {
         let from = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]);
         let to = Tensor::zeros([3, 4], (tch::Kind::Float, tch::Device::Cpu));
         let (source, target) = (Slab::of(&from).unwrap(), Slab::of(&to).unwrap());
-        let copies = [Copy { from: source, from_stride: 2, to: target.part(5, 7), to_stride: 4, rows: 2, cols: 2 }];
+        let copies =
+            [Copy { from: source, from_stride: 2, to: target.part(5, 7), to_stride: 4, rows: 2, cols: 2 }];
         copy(&copies);
         let wanted = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, 4.0, 0.0];
         assert_eq!(Vec::<f32>::try_from(to.view([-1])).unwrap(), wanted);

@@ -1,0 +1,110 @@
+"""One step: plan and bind when something changed, agree with the other ranks, run the schedule."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from oxidion import _agree, _comm, _driver, _schema, _state
+from oxidion._oxidion import Plan, PoisonedOptimizer, Session
+
+
+class Stepper:
+    """What takes the steps of an optimizer with ``param_groups`` and ``state``."""
+
+    STATE_NAMES: ClassVar[_state.Names] = {}
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+    _last_betas: dict[int, tuple[Any, Any]]
+    _meshes = _comm.NO_MESHES
+    _session: Session | None = None
+    _schedule: tuple[tuple[int, int], ...] = ()
+    _comms: tuple[Callable[[], Any], ...] = ()
+    _groups: _comm.Groups | None = None
+    _poison: str | None = None
+
+    @abstractmethod
+    def _communicates(self) -> bool:
+        """Whether steps on several ranks communicate; the same on all of them."""
+
+    def _take_step(self) -> None:
+        if self._poison is not None:
+            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
+        found_inf = getattr(self, "found_inf", None)
+        skip = found_inf is not None and float(found_inf) > 0
+        scale = getattr(self, "grad_scale", None)
+        _schema.mirror_betas(self.param_groups, self._last_betas)
+        session: Session | None = None
+        error: Exception | None = None
+        for group in self.param_groups:
+            group["step"] += 1
+        try:
+            if not skip:
+                session = self._begin(1.0 if scale is None else 1.0 / float(scale))
+        except Exception as raised:  # told to the other ranks first
+            error = raised
+        taken = False
+        try:
+            if groups := self._to_agree():
+                agreed = _agree.agree(groups, session, error, skip=skip)
+                if agreed and self._meshes.check:
+                    _agree.check_gradients(self.param_groups, self._meshes, groups)
+                taken = agreed
+            elif error is not None:
+                raise error
+            else:
+                taken = not skip
+        finally:
+            if not taken:
+                for group in self.param_groups:
+                    group["step"] -= 1
+                if session is not None:
+                    session.abandon()
+        if not taken or session is None:
+            return
+        try:
+            _driver.run(session, self._schedule, self._comms)
+            written = session.end()
+        except BaseException as failure:
+            self._poison = f"{type(failure).__name__}: {failure}"
+            self._session = None
+            raise
+        torch.autograd.graph.increment_version(written)
+
+    def _to_agree(self) -> _comm.Groups:
+        """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
+        if self._groups is None:
+            self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
+        return self._groups if self._groups and self._communicates() else {}
+
+    def _begin(self, grad_factor: float) -> Session:
+        threads = torch.get_num_threads()
+        session = self._session
+        if session is None or not session.begin(self.param_groups, self.state, grad_factor, threads):
+            session = self._bind(in_step=True)
+            if not session.begin(self.param_groups, self.state, grad_factor, threads):
+                raise RuntimeError("parameters or states changed while the step was being planned")
+        return session
+
+    def _make_plan(self) -> Plan:
+        existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
+        return Plan(self.param_groups, existing, self._meshes)
+
+    def _bind(self, *, in_step: bool = False) -> Session:
+        """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
+        self._session = None
+        self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
+        plan = self._make_plan()
+        if in_step:
+            plan.preflight(self.param_groups)
+        done = [group["step"] - in_step for group in self.param_groups]
+        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
+        arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32, device="cpu")
+        self._session = Session(plan, self.param_groups, states, self.state, arena)
+        self._schedule = tuple(plan.schedule)
+        self._comms = tuple(_comm.bind(plan.transfers, arena, self._groups))
+        return self._session
