@@ -1,0 +1,200 @@
+"""What the ranks of a gloo process group do in the tests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import oxidion
+from support.cases import case_named
+from support.inputs import gradients
+from support.layouts import setting_named
+from support.sim_mesh import chunk
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, on every rank."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def mesh_of(axes: dict[str, int]) -> DeviceMesh:
+    """A mesh over all ranks."""
+    return init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:
+    """A DTensor with the placements of a layout."""
+    kinds = {"R": lambda _: Replicate(), "S": Shard}
+    return distribute_tensor(tensor, mesh, [kinds[layout[d][0]](layout[d][1]) for d in dims])
+
+
+def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, named: bool) -> float:
+    """Steps on DTensors beside steps of one process on the same gradients; the largest relative error."""
+    case, setting = case_named(case_name), setting_named(setting_name)
+    mesh = mesh_of(setting.axes)
+    full = [p.detach() for p in case.parameters(dtype)]
+    dims = list(setting.axes)
+    compressed = [name for name, averaged in setting.extra.items() if not averaged]
+    tensor_dims = [d for d in dims if d not in setting.extra] if compressed else dims
+    sub = mesh if tensor_dims == dims else (mesh[tuple(tensor_dims)] if tensor_dims else None)
+    layouts = [setting.place(tuple(p.shape)) for p in full]
+
+    def shard(tensor: Tensor, layout: Any) -> Tensor:
+        return tensor.clone() if sub is None else placed(tensor, sub, layout, tensor_dims)
+
+    params = [nn.Parameter(shard(p, layout)) for p, layout in zip(full, layouts, strict=True)]
+    single = [nn.Parameter(p.clone()) for p in full]
+    orth = "float64" if dtype == torch.float64 else "float32"
+    meshes: dict[str, Any] = {}
+    if case.cls is oxidion.Dion and compressed:
+        meshes = {"replicate_mesh": mesh[compressed[0]] if len(dims) > 1 else mesh.get_group()}
+    elif case.cls is oxidion.Dion and named:
+        meshes = {f"{k}_shard_mesh": mesh[v] for k, v in (("outer", setting.outer), ("inner", setting.inner)) if v}
+    elif case.cls is oxidion.Muon and named and len(dims) == 1:
+        meshes = {"distributed_mesh": mesh}
+    optimizer = case.build(params, orth_dtype=orth, **meshes)
+    reference = case.build(single, orth_dtype=orth)
+    for grads in gradients(case.shapes, 3, 0):
+        for param, one, grad, layout in zip(params, single, grads, layouts, strict=True):
+            own = grad
+            if compressed and case.cls is oxidion.Dion:
+                place = mesh.get_local_rank(compressed[0])
+                count = setting.axes[compressed[0]]
+                own = grad * (1 + 0.25 * (place - (count - 1) / 2))
+            param.grad = shard(own.to(dtype), layout)
+            one.grad = grad.to(dtype)
+        optimizer.step()
+        reference.step()
+    worst = 0.0
+    for param, one, start in zip(params, single, full, strict=True):
+        got, wanted = whole(param).double(), one.detach().double()
+        worst = max(worst, float((got - wanted).norm() / ((wanted - start.double()).norm() + 1e-300)))
+    return worst
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    """A small network; its three outputs are fewer than four ranks."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
+    """An optimizer over matrices, with AdamW for the rest."""
+    if name == "Dion":
+        keys.setdefault("rank_fraction", 0.5)
+    if name in ("AdamW", "Lion"):
+        return getattr(oxidion, name)(network.named_parameters(), lr=0.01, **keys)
+    matrices = [(n, p) for n, p in network.named_parameters() if p.ndim >= 2]
+    vectors = [(n, p) for n, p in network.named_parameters() if p.ndim < 2]
+    groups = [{"params": matrices}, {"params": vectors, "algorithm": "adamw", "lr": 0.003}]
+    return getattr(oxidion, name)(groups, lr=0.02, **keys)
+
+
+def batches(steps: int, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
+    """Inputs and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    draw: Callable[[int], Tensor] = lambda width: torch.randn(24, width, generator=generator)  # noqa: E731
+    return [(draw(8), draw(3)) for _ in range(steps)]
+
+
+def train(network: nn.Module, optimizer: Any, steps: int, share: tuple[int, int] = (0, 1), seed: int = 1) -> None:
+    """Some steps on this rank's share of each batch."""
+    place, count = share
+    for x, y in batches(steps, seed):
+        optimizer.zero_grad()
+        part = slice(place * 24 // count, (place + 1) * 24 // count)
+        (network(x[part]) - y[part]).square().mean().backward()
+        optimizer.step()
+
+
+def distance(network: nn.Module, name: str, steps: int) -> float:
+    """Largest difference from a model that one process trains."""
+    reference = model()
+    train(reference, optimizer_of(reference, name), steps)
+    pairs = zip(network.parameters(), reference.parameters(), strict=True)
+    return max(float((whole(a) - b.detach()).abs().max()) for a, b in pairs)
+
+
+def two_errors(action: Callable[[], object]) -> tuple[str, str]:
+    """Name and text of the exception that an action raises."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def disagreement(kind: str) -> dict[str, Any]:
+    """One rank differs from the others; what each hears, and that nothing has changed."""
+    rank = dist.get_rank()
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    shapes = [(8, 6), (6, 8)]
+    if kind == "parameters" and rank == 1:
+        shapes = [(8, 6), (6, 9)]
+
+    def shard(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        # Without communication: the ranks may differ here.
+        start, count = chunk(shape[0], dist.get_world_size(), rank)
+        own = torch.ones(tuple(shape), dtype=dtype)[start : start + count].clone()
+        size = torch.Size(shape)
+        return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=(size[1], 1))
+
+    params = [nn.Parameter(shard(shape)) for shape in shapes]
+    named = [("first", params[0]), ("second", params[1])]
+    lr = 0.02 if kind == "lr" and rank == 1 else 0.01
+    fraction = 0.25 if kind == "rank" and rank == 1 else 0.5
+    optimizer = oxidion.Dion(named, lr=lr, rank_fraction=fraction)
+    for i, (param, shape) in enumerate(zip(params, shapes, strict=True)):
+        if kind == "gradient" and rank == 1 and i == 1:
+            continue
+        param.grad = shard(shape)
+    if kind == "dtype" and rank == 1:
+        params[1].grad_dtype = None
+        params[1].grad = shard(shapes[1], torch.complex64)
+    if kind == "found_inf":
+        optimizer.found_inf = torch.tensor(float(rank == 1))
+        optimizer.grad_scale = None
+    name, text = two_errors(optimizer.step)
+    answer = {
+        "error": name,
+        "text": text,
+        "unchanged": all(bool((own(param) == 1).all()) for param in params),
+        "step": optimizer.param_groups[0]["step"],
+    }
+    # The optimizer works on once the ranks agree again.
+    if kind in ("gradient", "found_inf"):
+        for param, shape in zip(params, shapes, strict=True):
+            param.grad = shard(shape)
+        optimizer.found_inf = None
+        optimizer.step()
+        assert optimizer.param_groups[0]["step"] == 1
+        assert not any(bool((own(param) == 1).all()) for param in params if own(param).numel())
+    return answer
+
+
+def own(tensor: Tensor) -> Tensor:
+    """What this process holds of a DTensor."""
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().detach()
+
+
+def averaged_or_not(sync: bool, equal: bool) -> tuple[str, str, list[str]]:
+    """A step that checks whether gradients are averaged: its exception and warnings."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.randn(8, 6))
+    group = dist.group.WORLD
+    keys = {"replicate_mesh_grad_sync": sync, "rank_fraction": 0.25, "check_grad_sync": True}
+    optimizer = oxidion.Dion([("w", param)], replicate_mesh=group, **keys)
+    param.grad = torch.ones(8, 6) * (1.0 if equal else 1.0 + rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        name, text = two_errors(optimizer.step)
+    return name, text, [str(w.message) for w in caught]

@@ -1,0 +1,164 @@
+"""Real processes over gloo: DTensors, wrapped models, and ranks that disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from support.layouts import SETTINGS
+from support.workers import Workers, workers
+
+from . import jobs, wrapped
+
+NAMES = ("Dion", "Muon", "AdamW", "Lion")
+CASES = ("dion-quarter", "muon-default", "adamw-default", "lion-default")
+# Every wrapper sums gradients in an order of its own; Muon's polynomial passes the difference on 160 times.
+CLOSE = {"Dion": 2e-5, "Muon": 2e-4, "AdamW": 2e-5, "Lion": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Workers]:
+    with workers(2) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Workers]:
+    with workers(4) as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Workers]:
+    with workers(8) as group:
+        yield group
+
+
+def size_of(axes: dict[str, int]) -> int:
+    size = 1
+    for n in axes.values():
+        size *= n
+    return size
+
+
+FOUR = [s.name for s in SETTINGS if size_of(s.axes) == 4 and "strided" not in s.name]
+EIGHT = [s.name for s in SETTINGS if size_of(s.axes) == 8]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("setting", FOUR)
+def test_steps_on_four_processes_equal_one_process(four: Workers, case: str, setting: str) -> None:
+    assert max(four.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("setting", EIGHT)
+def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, setting: str) -> None:
+    assert max(eight.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12
+
+
+@pytest.mark.parametrize("case", CASES[:2])
+def test_float32_steps_on_four_processes_equal_one_process(four: Workers, case: str) -> None:
+    assert max(four.run(jobs.steps_on_a_layout, case, "fsdp4-dim0", torch.float32, True)) <= 2e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_fsdp_model_equals_one_process(two: Workers, four: Workers, name: str, dim: int) -> None:
+    for group in (two, four):
+        assert max(group.run(wrapped.fsdp, name, True, dim)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ddp_model_equals_one_process(two: Workers, name: str) -> None:
+    assert max(two.run(wrapped.ddp, name, False)) <= CLOSE[name]
+
+
+def test_ddp_model_with_compressed_sync_equals_one_process(two: Workers, four: Workers) -> None:
+    for group in (two, four):
+        assert max(group.run(wrapped.ddp, "Dion", True)) <= CLOSE["Dion"]
+
+
+@pytest.mark.parametrize(("name", "compressed"), [("Dion", True), ("Dion", False), ("Muon", False)])
+def test_hsdp_model_equals_one_process(four: Workers, name: str, compressed: bool) -> None:
+    assert max(four.run(wrapped.hsdp, name, compressed)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensor_parallel_model_equals_one_process(two: Workers, name: str) -> None:
+    assert max(two.run(wrapped.tensor_parallel, name)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["other-dimension", "same-dimension"])
+@pytest.mark.parametrize("name", NAMES)
+def test_fsdp_and_tensor_parallel_model_equals_one_process(four: Workers, name: str, strided: bool) -> None:
+    axes = {"fs": 2, "tp": 2}
+    assert max(four.run(wrapped.plane, name, axes, strided, False, False)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize(("name", "compressed"), [("Dion", True), ("Dion", False), ("Muon", False)])
+def test_three_axes_on_eight_processes_equal_one_process(eight: Workers, name: str, compressed: bool) -> None:
+    axes = {"dp": 2, "fs": 2, "tp": 2}
+    assert max(eight.run(wrapped.plane, name, axes, False, compressed, False)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("name", ["Dion", "Muon"])
+def test_flattened_mesh_equals_one_process(four: Workers, name: str) -> None:
+    assert max(four.run(wrapped.flattened, name)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("name", ["Dion", "Muon"])
+def test_mesh_that_was_built_again_is_the_same(two: Workers, name: str) -> None:
+    assert max(two.run(wrapped.rebuilt_mesh, name)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("gradient", ("second", "rank 0 has a gradient, rank 1 none")),
+        ("lr", ("lr", "0.02")),
+        ("parameters", ("second", "[6, 9]")),
+        ("rank", ("first", "0.25")),
+    ],
+)
+def test_ranks_that_disagree_all_raise_and_nothing_changes(
+    two: Workers, four: Workers, kind: str, names: tuple[str, ...]
+) -> None:
+    for group in (two, four):
+        for answer in group.run(jobs.disagreement, kind):
+            assert answer["error"] == "PlanMismatch", answer
+            assert all(name in answer["text"] for name in names), answer["text"]
+            assert answer["unchanged"]
+            assert answer["step"] == 0
+
+
+def test_rank_with_an_unusable_gradient_tells_the_others(two: Workers) -> None:
+    first, second = two.run(jobs.disagreement, "dtype")
+    assert (first["error"], second["error"]) == ("PlanMismatch", "TypeError")
+    assert "rank 1 could not begin the step" in first["text"]
+    assert "second" in first["text"]
+    assert first["unchanged"]
+    assert second["unchanged"]
+
+
+def test_infinity_that_one_rank_found_skips_the_step_on_all(two: Workers) -> None:
+    for answer in two.run(jobs.disagreement, "found_inf"):
+        assert answer == {"error": "", "text": "", "unchanged": True, "step": 0}
+
+
+def test_gradients_that_are_not_averaged_are_detected(two: Workers) -> None:
+    for name, text, _ in two.run(jobs.averaged_or_not, False, False):
+        assert name == "PlanMismatch"
+        assert "w: gradients differ" in text
+    for name, _, caught in two.run(jobs.averaged_or_not, False, True):
+        assert (name, caught) == ("", [])
+
+
+def test_gradients_that_were_averaged_already_are_detected(two: Workers) -> None:
+    for name, _, caught in two.run(jobs.averaged_or_not, True, True):
+        assert name == ""
+        assert "averaged already" in caught[0]
+    for name, _, caught in two.run(jobs.averaged_or_not, True, False):
+        assert (name, caught) == ("", [])
