@@ -56,7 +56,9 @@ def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, nam
     if case.cls is oxidion.Dion and compressed:
         meshes = {"replicate_mesh": mesh[compressed[0]] if len(dims) > 1 else mesh.get_group()}
     elif case.cls is oxidion.Dion and named:
-        meshes = {f"{k}_shard_mesh": mesh[v] for k, v in (("outer", setting.outer), ("inner", setting.inner)) if v}
+        meshes = {
+            f"{k}_shard_mesh": mesh[v] for k, v in (("outer", setting.outer), ("inner", setting.inner)) if v
+        }
     elif case.cls is oxidion.Muon and named and len(dims) == 1:
         meshes = {"distributed_mesh": mesh}
     optimizer = case.build(params, orth_dtype=orth, **meshes)
@@ -82,7 +84,9 @@ def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, nam
 def model(seed: int = 0) -> nn.Sequential:
     """A small network; its three outputs are fewer than four ranks."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+    return nn.Sequential(
+        nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
 
 
 def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
@@ -104,7 +108,9 @@ def batches(steps: int, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
     return [(draw(8), draw(3)) for _ in range(steps)]
 
 
-def train(network: nn.Module, optimizer: Any, steps: int, share: tuple[int, int] = (0, 1), seed: int = 1) -> None:
+def train(
+    network: nn.Module, optimizer: Any, steps: int, share: tuple[int, int] = (0, 1), seed: int = 1
+) -> None:
     """Some steps on this rank's share of each batch."""
     place, count = share
     for x, y in batches(steps, seed):

@@ -1,0 +1,160 @@
+"""Checkpoints that ranks write on one layout and read on another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import oxidion
+
+from . import jobs
+from .wrapped import _other_dim
+
+BEFORE, AFTER = 3, 3
+
+
+def build(layout: str, name: str, keys: dict[str, Any]) -> tuple[nn.Module, Any, tuple[int, int]]:
+    """A model and optimizer on a layout, and this rank's share of each batch."""
+    network = jobs.model()
+    if layout == "one":
+        return network, jobs.optimizer_of(network, name, **keys), (0, 1)
+    world = dist.get_world_size()
+    if layout == "fsdp":
+        fully_shard(network, mesh=jobs.mesh_of({"fs": world}))
+        return network, jobs.optimizer_of(network, name, **keys), (dist.get_rank(), world)
+    if layout == "hsdp":
+        mesh = jobs.mesh_of({"dp": 2, "fs": world // 2})
+        # Dion averages over the replicas itself.
+        fully_shard(network, mesh=mesh["fs"] if name == "Dion" else mesh)
+        own = {"replicate_mesh": mesh["dp"], **keys} if name == "Dion" else keys
+        return network, jobs.optimizer_of(network, name, **own), (dist.get_rank(), world)
+    assert layout in ("plane", "strided")
+    mesh = jobs.mesh_of({"fs": world // 2, "tp": 2})
+    parallelize_module(network, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for layer in (network[0], network[2], network):
+        fully_shard(layer, mesh=mesh["fs"], shard_placement_fn=None if layout == "strided" else _other_dim)
+    share = (mesh.get_local_rank("fs"), mesh.size(0))
+    return network, jobs.optimizer_of(network, name, **keys), share
+
+
+def weights(network: nn.Module) -> list[Tensor]:
+    """All parameters, whole."""
+    return [jobs.whole(p).clone() for p in network.parameters()]
+
+
+def save(
+    folder: str, layout: str, name: str, keys: dict[str, Any], asynchronous: bool = False
+) -> list[Tensor]:
+    """Trains, saves, and trains on; the weights at the end."""
+    network, optimizer, share = build(layout, name, keys)
+    jobs.train(network, optimizer, BEFORE, share, seed=1)
+    optimizer.synchronize_for_checkpoint()
+    model_state, optimizer_state = get_state_dict(network, optimizer)
+    whole = {"model": model_state, "optimizer": optimizer_state}
+    if asynchronous:
+        # The thread that saves needs a group of its own: the training's collectives go on meanwhile.
+        pending = dcp.async_save(whole, checkpoint_id=folder, process_group=dist.new_group())
+        jobs.train(network, optimizer, AFTER, share, seed=2)
+        pending.result()
+    else:
+        dcp.save(whole, checkpoint_id=folder, no_dist=layout == "one")
+        jobs.train(network, optimizer, AFTER, share, seed=2)
+    return weights(network)
+
+
+def load(folder: str, layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Tensor], dict[str, str]]:
+    """Loads into a new model and trains on; the weights at the end, and the dtypes of the states."""
+    network, optimizer, share = build(layout, name, keys)
+    with torch.no_grad():
+        for param in network.parameters():
+            param.mul_(0.5)  # nothing may come from the initial weights
+    model_state, optimizer_state = get_state_dict(network, optimizer)
+    whole = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(whole, checkpoint_id=folder, no_dist=layout == "one")
+    set_state_dict(network, optimizer, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"])
+    dtypes = {
+        f"{type(value).__name__} {key}": str(value.dtype)
+        for state in optimizer.state.values()
+        for key, value in state.items()
+    }
+    jobs.train(network, optimizer, AFTER, share, seed=2)
+    return weights(network), dtypes
+
+
+def plain_resume(layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """``state_dict`` into a fresh optimizer on the same layout; weights of both runs."""
+    network, optimizer, share = build(layout, name, keys)
+    jobs.train(network, optimizer, BEFORE, share, seed=1)
+    saved = optimizer.state_dict()
+    again, second, _ = build(layout, name, keys)
+    with torch.no_grad():
+        for target, source in zip(again.parameters(), network.parameters(), strict=True):
+            jobs_local(target).copy_(jobs_local(source))
+    second.load_state_dict(saved)
+    before = [len(o.plan().transfers) for o in (optimizer, second)]
+    assert before[0] == before[1]
+    for one, other in ((network, optimizer), (again, second)):
+        jobs.train(one, other, AFTER, share, seed=2)
+    return weights(network), weights(again)
+
+
+def jobs_local(tensor: Tensor) -> Tensor:
+    """What this process holds."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def placements(layout: str) -> list[tuple[str, str, str, str]]:
+    """Names with the placements of parameter, momentum and Q after a step."""
+    network, optimizer, share = build(layout, "Dion", {})
+    jobs.train(network, optimizer, 1, share)
+    rows = []
+    for name, param in network.named_parameters():
+        state = optimizer.state[param]
+        assert isinstance(param, DTensor)
+        if "Q" in state:
+            for value in (state["momentum"], state["Q"]):
+                assert isinstance(value, DTensor)
+                assert value.device_mesh == param.device_mesh
+            rows.append((name, *(str(v.placements) for v in (param, state["momentum"], state["Q"]))))
+    return rows
+
+
+def spread_of_momentum() -> tuple[float, float]:
+    """Largest difference between the momenta of two replicas before and after synchronizing."""
+    network, optimizer, share = build("hsdp", "Dion", {"rank_fraction": 0.25})
+    jobs.train(network, optimizer, 2, share)
+    out = []
+    for sync in (False, True):
+        if sync:
+            optimizer.synchronize_for_checkpoint()
+        worst = 0.0
+        for param in optimizer.param_groups[0]["params"]:
+            mine = jobs_local(optimizer.state[param]["momentum"])
+            group = optimizer._meshes.pending[next(iter(optimizer._meshes.pending))]
+            both = [torch.empty_like(mine) for _ in range(2)]
+            dist.all_gather(both, mine.contiguous(), group=group)
+            if mine.numel():
+                worst = max(worst, float((both[0] - both[1]).abs().max()))
+        out.append(worst)
+    return out[0], out[1]
+
+
+def foreign(state_dict: dict[str, Any], full: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    """A checkpoint of plain tensors into an optimizer over DTensors, and one step."""
+    mesh = jobs.mesh_of({"fs": dist.get_world_size()})
+    layout = {"fs": ("S", 0)}
+    params = [nn.Parameter(jobs.placed(p, mesh, layout, ["fs"])) for p in full]
+    optimizer = oxidion.Dion(params, rank_fraction=0.5)
+    optimizer.load_state_dict(state_dict)
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = jobs.placed(grad, mesh, layout, ["fs"])
+    optimizer.step()
+    return [jobs.whole(p) for p in params]
