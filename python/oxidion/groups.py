@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from oxidion._comm import local
+
 logger = logging.getLogger(__name__)
 
 HEAD = re.compile(r"(^|\.)(lm_head|head|output|output_layer|classifier|unembed|embed_out)(\.|$)")
@@ -18,12 +20,17 @@ BLOCK = re.compile(r"\.\d+\.")
 """A number within a path: the module is one of many, so it is not the output layer."""
 
 
+def _address(param: Tensor) -> int:
+    """Where the memory of a parameter begins; 0 where this process stores nothing of it."""
+    own = local(param)
+    return 0 if own.device.type == "meta" or own.numel() == 0 else own.untyped_storage().data_ptr()
+
+
 def _reasons(model: nn.Module, scalar_patterns: Iterable[str]) -> dict[int, str]:
     """For each parameter that must not be orthonormalized, by identity: why."""
     reasons: dict[int, str] = {}
     embeddings = [m.weight for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    tables = {weight.untyped_storage().data_ptr() for weight in embeddings if weight.device.type != "meta"}
-    tables.discard(0)
+    tables = {_address(weight) for weight in embeddings} - {0}
     reasons.update({id(weight): "embedding" for weight in embeddings})
     patterns = [re.compile(pattern) for pattern in scalar_patterns]
     for prefix, module in model.named_modules():
@@ -37,7 +44,7 @@ def _reasons(model: nn.Module, scalar_patterns: Iterable[str]) -> dict[int, str]
                 module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
             ):
                 reasons[id(param)] = "normalization"
-            elif param.device.type != "meta" and param.untyped_storage().data_ptr() in tables:
+            elif _address(param) in tables:
                 reasons[id(param)] = "shares the memory of an embedding"
             elif HEAD.search(path) and not BLOCK.search(path):
                 reasons[id(param)] = "output layer by its name"

@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import oxidion
+from oxidion._reference import dion_step
+from support.inputs import gaussian
 
 from . import jobs
 from .wrapped import _other_dim
@@ -158,3 +160,39 @@ def foreign(state_dict: dict[str, Any], full: list[Tensor], grads: list[Tensor])
         param.grad = jobs.placed(grad, mesh, layout, ["fs"])
     optimizer.step()
     return [jobs.whole(p) for p in params]
+
+
+def of_the_reference(named: bool) -> list[float]:
+    """A checkpoint as microsoft/dion writes it under FSDP2: Q of the side that the outer axis shards; one step."""
+    mesh = jobs.mesh_of({"fs": dist.get_world_size()})
+    shard = {"fs": ("S", 0)}
+    errors = []
+    for rows, cols in ((12, 8), (6, 10)):
+        weight, grad, momentum = (gaussian((rows, cols), rows, i).float() for i in range(3))
+        q = gaussian((rows, 4), rows, 3).float()
+        param = nn.Parameter(jobs.placed(weight, mesh, shard, ["fs"]))
+        keys: dict[str, Any] = {"outer_shard_mesh": mesh} if named else {}
+        optimizer = oxidion.Dion([param], rank_fraction=4 / min(rows, cols), **keys)
+        group = {
+            "params": [0],
+            "rank_fraction": 4 / min(rows, cols),
+            "rank_multiple_of": 1,
+            "lr": 0.02,
+            "mu": 0.9,
+        }
+        group |= {"beta1": 0.9, "beta2": 0.95, "weight_decay": 0.01, "epsilon": 1e-8, "oversample": 1.25}
+        group |= {"algorithm": "dion", "step": 7}
+        state = {
+            name: jobs.placed(value, mesh, shard, ["fs"])
+            for name, value in (("momentum", momentum), ("Q", q))
+        }
+        optimizer.load_state_dict({"state": {0: state}, "param_groups": [group]})
+        param.grad = jobs.placed(grad, mesh, shard, ["fs"])
+        optimizer.step()
+        wanted, kept = weight.double(), {"momentum": momentum.double(), "Q": q.double()}
+        dion_step(wanted, grad.double(), kept, {**group, "transposed": True})
+        update = (wanted - weight.double()).norm()
+        errors.append(float((jobs.whole(param).double() - wanted).norm() / update))
+        errors.append(float((jobs.whole(optimizer.state[param]["Q"]).double() - kept["Q"]).norm()))
+        assert optimizer.param_groups[0]["step"] == 8
+    return errors

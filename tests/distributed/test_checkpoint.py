@@ -140,3 +140,9 @@ def test_checkpoint_of_plain_tensors_goes_on_in_dtensors(groups: dict[int, Worke
     optimizer.step()
     got = groups[4].run(saving.foreign, saved, middle, grads)[0]
     assert worst(got, [p.detach() for p in params]) <= 1e-6
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with-meshes", "without-meshes"])
+def test_sharded_checkpoint_of_the_reference_goes_on(groups: dict[int, Workers], named: bool) -> None:
+    for errors in groups[4].run(saving.of_the_reference, named):
+        assert max(errors) <= 2e-6

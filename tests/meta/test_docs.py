@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -82,8 +83,13 @@ def test_optimizer_docstring_names_every_argument(name: str) -> None:
 def test_code_block_with_imports_runs_as_it_stands(source: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(source)
+    command = [sys.executable, str(script)]
+    if processes := re.match(r"# torchrun --nproc-per-node (\d+)\n", source):
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes[1]}"]
+        command[1:1] = launch
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
 
