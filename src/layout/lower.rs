@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn lower_several_ranks_equals_the_table() {
-        use Placement::{Dealt, Partial, Replicate, Shard, Strided};
+        use Placement::{Partial, Replicate, Shard};
         let sum = Partial(Reduction::Sum);
         assert_eq!(lower(sum, Replicate, 4), Some(Collective::AllReduce(Reduction::Sum)));
         assert_eq!(lower(sum, Shard(1), 4), Some(Collective::ReduceScatter(Reduction::Sum)));

@@ -73,7 +73,7 @@ impl Loads {
         let Some(buffer) = whole_buffer(bucket) else {
             return;
         };
-        let mut left = bucket.units.len();
+        let mut left = bucket.widest;
         for (a, way) in ways(bucket, &bucket.program.buffers[buffer]) {
             // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
             if left > 1 || matches!(way, Way::Cut(_)) {

@@ -86,6 +86,11 @@ pub struct Bucket {
     pub axes: Vec<BucketAxis>,
     /// How rows and columns are cut, and by which of `axes`.
     pub sides: [(Cutters, Vec<usize>); 2],
+    /// How many processes the leading dimensions are cut among, each of which has whole matrices of its own; for
+    /// elements, how many the parameters are cut among.
+    pub stacks: usize,
+    /// The most units that any of them has.
+    pub widest: usize,
     /// The number of the buffer that gradients are averaged in, if they are.
     pub gradient: Option<usize>,
     /// The axes over which whole matrices are dealt out, in order.
@@ -206,6 +211,9 @@ pub(super) fn buckets(
     let mut closed: Vec<Bucket> = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits)).collect();
     closed.sort_by_key(|b| algorithms[b.algorithm].flat());
     for bucket in &mut closed {
+        // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
+        bucket.widest = bucket.units.len().div_ceil(bucket.stacks);
+        bucket.units.retain(|unit| unit.piece.lead.is_some());
         loads.deal(bucket);
     }
     Ok(closed)
@@ -219,6 +227,12 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         Some(leading) if dim == leading + 1 => Some(Side::Cols),
         _ => None,
     };
+    let stack = |placement: &Placement| match (placement, leading) {
+        (Placement::Shard(dim) | Placement::Strided(dim), leading) => leading.is_none_or(|n| *dim < n),
+        _ => false,
+    };
+    let stacked = layout.mesh.axes.iter().zip(&layout.placements).filter(|(_, placement)| stack(placement));
+    let stacks = stacked.map(|(axis, _)| axis.ranks.len()).product();
     let mut axes = Vec::new();
     let mut kept = vec![None; layout.placements.len()];
     for (at, (axis, placement)) in layout.mesh.axes.iter().zip(&layout.placements).enumerate() {
@@ -247,6 +261,8 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         group: member.group,
         algorithm: member.algorithm,
         units: vec![unit],
+        stacks,
+        widest: 0,
         leading,
         sides: [cutters(0), cutters(1)],
         gradient: None,
@@ -267,22 +283,58 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
 }
 
 /// Cuts a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are dealt out
-/// one for every process that could take one, within a wider bound.
+/// one for every process that could take one, within a wider bound. Counts with the largest shard that any process
+/// has, so that all cut alike.
 fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
-    let depth = bucket.depth();
-    let unit = &bucket.units[0];
+    let given = limits.get(bucket.group).copied().flatten();
+    let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
+    if bucket.leading.is_none() {
+        let limit = given.unwrap_or(DEFAULT_BATCH_BYTES);
+        return if bucket.gradient.is_some() {
+            runs(&bucket.units, bucket.stacks, limit / bucket.shape.param.bytes())
+                .into_iter()
+                .map(part)
+                .collect()
+        } else {
+            vec![bucket.clone()]
+        };
+    }
     let (mut shared, mut each) = (0, 0);
     for spec in &bucket.program.buffers {
-        let local =
-            |d| if spec.shared { [spec.rows, spec.cols][d] } else { bucket.span(unit, spec, d, depth).len() };
-        let bytes = local(0) * local(1) * spec.dtype.bytes();
+        let bytes = largest(bucket, spec, 0) * largest(bucket, spec, 1) * spec.dtype.bytes();
         *(if spec.shared { &mut shared } else { &mut each }) += bytes;
     }
-    let given = limits.get(bucket.group).copied().flatten();
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
     let (all, cut) = super::assign::takers(bucket);
     let wanted = fit(given.unwrap_or(DEFAULT_BATCH_BYTES)).max(1).next_multiple_of(all);
     let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
     let most = if all == 1 { wanted } else { wanted.min(bound) };
-    bucket.units.chunks(most.max(1)).map(|units| Bucket { units: units.to_vec(), ..bucket.clone() }).collect()
+    bucket.units.chunks(most.max(1) * bucket.stacks).map(part).collect()
+}
+
+/// The largest part of dimension `d` of a buffer's matrix that any process holds.
+fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
+    let size = [spec.rows, spec.cols][d];
+    match spec.cuts[d] {
+        Cut::With(side) | Cut::Spread(side) if !spec.shared => {
+            let axes = &bucket.sides[side_index(side)].1;
+            axes.iter().fold(size, |size, &a| size.div_ceil(bucket.axes[a].axis.ranks.len()))
+        }
+        _ => size,
+    }
+}
+
+/// Runs of units of together at most `elements` elements on each of `parts` processes; one unit at least.
+fn runs(units: &[Unit], parts: usize, elements: usize) -> Vec<&[Unit]> {
+    let (mut runs, mut start, mut sum) = (Vec::new(), 0, 0);
+    for (at, unit) in units.iter().enumerate() {
+        let size = unit.piece.block.numel().div_ceil(parts);
+        if at > start && sum + size > elements {
+            runs.push(&units[start..at]);
+            (start, sum) = (at, 0);
+        }
+        sum += size;
+    }
+    runs.push(&units[start..]);
+    runs
 }

@@ -35,7 +35,7 @@ impl Extent {
     }
 }
 
-/// A block that this process stores a part of, perhaps an empty one.
+/// A block of a parameter and what this process stores of it, perhaps nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Index of the block within the parameter.
@@ -44,8 +44,8 @@ pub struct Piece {
     pub block: Block,
     /// What is stored of it here, in local storage.
     pub local: Block,
-    /// Place among the matrices that are stored here.
-    pub lead: usize,
+    /// Place among the matrices that are stored here; none when the matrix lies elsewhere.
+    pub lead: Option<usize>,
     /// Its rows within their dimension.
     pub rows: Extent,
     /// Its columns within their dimension.
@@ -110,7 +110,7 @@ impl LocalState {
             Share::Matrix => {
                 let shape = self.shape();
                 let each: usize = shape[shape.len().saturating_sub(2)..].iter().product();
-                piece.lead * each..(piece.lead + 1) * each
+                piece.lead.map_or(0..0, |lead| lead * each..(lead + 1) * each)
             }
         }
     }
@@ -124,14 +124,13 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
         index: 0,
         block: Block { offset: 0, rows: 1, cols: p.numel() },
         local: Block { offset: 0, rows: 1, cols: stored },
-        lead: 0,
+        lead: Some(0),
         rows: Extent::whole(1),
         cols: Extent::whole(stored),
     }
 }
 
-/// The blocks of a parameter whose first `leading` dimensions number its matrices. Blocks of matrices that are stored
-/// elsewhere are left out.
+/// The blocks of a parameter whose first `leading` dimensions number its matrices.
 ///
 /// # Errors
 /// `Error::Layout` for a dimension beyond the matrix's two that is cut.
@@ -158,17 +157,16 @@ pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &L
     let mut pieces = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
         let matrix = (rows * cols).max(1);
-        let Some(lead) = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]) else {
-            continue;
-        };
+        let lead = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]);
         let within = block.offset % matrix;
         let row_extent = Extent { dim: rows, scale: 1, start: within / cols.max(1), len: block.rows };
         let col_extent =
             Extent { dim: p.shape[cols_dim], scale, start: within % cols.max(1), len: block.cols };
         let (r, c) = (row_extent.clip(spans[rows_dim]), col_extent.clip(spans[cols_dim]));
         let first_row = (row_extent.start + r.start).saturating_sub(spans[rows_dim].0);
-        let offset = lead * stored_rows * stored_cols + first_row.min(stored_rows) * stored_cols;
-        let local = Block { offset, rows: r.len(), cols: c.len() };
+        let offset = lead.unwrap_or(0) * stored_rows * stored_cols + first_row.min(stored_rows) * stored_cols;
+        let local =
+            if lead.is_some() { Block { offset, rows: r.len(), cols: c.len() } } else { Block::default() };
         pieces.push(Piece { index, block: *block, local, lead, rows: row_extent, cols: col_extent });
     }
     Ok(pieces)

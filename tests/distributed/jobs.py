@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import oxidion
 from support.cases import case_named
-from support.inputs import gradients
+from support.inputs import gaussian, gradients
 from support.layouts import setting_named
 from support.sim_mesh import chunk
 
@@ -79,6 +79,32 @@ def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, nam
         got, wanted = whole(param).double(), one.detach().double()
         worst = max(worst, float((got - wanted).norm() / ((wanted - start.double()).norm() + 1e-300)))
     return worst
+
+
+def one_expert_on_two_ranks(name: str) -> float:
+    """Stacks of one matrix over an axis of two: half of the ranks store nothing of them."""
+    mesh = mesh_of({"ep": 2, "tp": 2})
+    shapes = [(8, 6), (1, 5, 4), (3, 4, 6), (8, 6)]
+    full = [gaussian(shape, i) for i, shape in enumerate(shapes)]
+    layout = {"ep": ("S", 0), "tp": ("S", 0)}
+
+    def shard(tensor: Tensor) -> Tensor:
+        return placed(tensor, mesh, {**layout, "tp": ("S", tensor.ndim - 1)}, ["ep", "tp"])
+
+    params = [nn.Parameter(shard(p)) for p in full]
+    single = [nn.Parameter(p.clone()) for p in full]
+    keys = {"rank_fraction": 0.5} if name == "Dion" else {}
+    optimizers = [getattr(oxidion, name)(p, **keys) for p in (params, single)]
+    for step in range(2):
+        for i, (param, one) in enumerate(zip(params, single, strict=True)):
+            one.grad = gaussian(shapes[i], 7, step, i)
+            param.grad = shard(one.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    return max(
+        float((whole(a) - b.detach()).norm() / (b.detach() - c).norm())
+        for a, b, c in zip(params, single, full, strict=True)
+    )
 
 
 def model(seed: int = 0) -> nn.Sequential:

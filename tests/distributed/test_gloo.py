@@ -53,6 +53,11 @@ def test_steps_on_four_processes_equal_one_process(four: Workers, case: str, set
     assert max(four.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12
 
 
+def test_rank_without_an_expert_takes_part_with_empty_messages(four: Workers) -> None:
+    for name in ("Dion", "Muon"):
+        assert max(four.run(jobs.one_expert_on_two_ranks, name)) <= 1e-12
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("setting", EIGHT)
 def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, setting: str) -> None:

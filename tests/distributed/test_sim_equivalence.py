@@ -226,6 +226,23 @@ def test_experts_sharded_on_the_leading_dimension_do_not_communicate() -> None:
         comparison.check(1e-10)
 
 
+def test_ranks_without_an_expert_start_the_same_collectives_as_those_with_one() -> None:
+    # One expert on two ranks of "ep", between matrices that both axes share: what a rank does not store must
+    # not change the order in which it joins the others.
+    shapes = ((8, 6), (1, 5, 4), (3, 4, 6), (8, 6), (1, 5, 4), (7, 9))
+    for cls, algorithm, kwargs in (
+        (oxidion.Dion, "dion", {"rank_fraction": 0.5, "max_batch_bytes": 1}),
+        (oxidion.Muon, "muon", {}),
+    ):
+        case = Case("experts", cls, algorithm, kwargs, (Group(shapes),))
+        place = lambda s: {"dp": R, "ep": S(0), "tp": S(len(s) - 1)}  # noqa: E731
+        setting = Setting("", {"dp": 2, "ep": 2, "tp": 2}, place)
+        comparison = Comparison(case, setting, torch.float64, "float64")
+        for grads in gradients(shapes, 2, 0):
+            comparison.step(grads)
+        comparison.check(1e-10)
+
+
 def test_no_step_touches_the_global_generator() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use _oxidion::dtype::DType;
-use _oxidion::layout::Layout;
+use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction};
 use _oxidion::options::{OptionValue, Options};
-use _oxidion::plan::{GroupSpec, Instr, ParamInput, Plan};
+use _oxidion::plan::{GroupSpec, Instr, ParamInput, Plan, Transfer};
 use _oxidion::spec::ParamSpec;
 use proptest::prelude::*;
 
@@ -37,6 +37,7 @@ fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
                 name: format!("p{index}"),
                 shape: shape.clone(),
                 dtype: if *half { DType::BF16 } else { DType::F32 },
+                transposed: None,
             },
             layout: Layout::default(),
             group: *group,
@@ -64,7 +65,7 @@ proptest! {
         let mut seen = BTreeSet::new();
         for bucket in &plan.buckets {
             for unit in &bucket.units {
-                for element in unit.block.range() {
+                for element in unit.piece.block.range() {
                     prop_assert!(seen.insert((unit.param, element)), "element {element} of p{} twice", unit.param);
                 }
             }
@@ -79,7 +80,10 @@ proptest! {
         prop_assert_eq!(plan.arena.places.len(), plan.buckets.len());
         for (bucket, places) in plan.buckets.iter().zip(&plan.arena.places) {
             for (i, a) in places.iter().enumerate() {
-                prop_assert_eq!(a.bytes, bucket.program.buffers[i].bytes(bucket.units.len()));
+                if let Some(buffer) = bucket.program.buffers.get(i) {
+                    let count = if buffer.shared { 1 } else { bucket.units.len() };
+                    prop_assert_eq!(a.bytes, buffer.rows * buffer.cols * buffer.dtype.bytes() * count);
+                }
                 prop_assert!(a.offset + a.bytes <= plan.arena.bytes);
                 prop_assert!(places[i + 1..].iter().all(|b| !a.overlaps(b)));
             }
@@ -105,11 +109,131 @@ proptest! {
         let plan = plan(&list, None);
         for member in &plan.members {
             for state in &member.states {
-                let elements: usize = state.shape.iter().product();
-                prop_assert_eq!(state.slices.len(), member.blocks.len());
-                prop_assert!(state.slices.iter().all(|s| s.end <= elements));
+                let elements: usize = state.shape().iter().product();
+                prop_assert!(member.pieces.iter().all(|piece| state.part(piece).end <= elements));
             }
         }
+    }
+}
+
+/// A mesh of three axes with placements for matrices; the first axis holds copies.
+#[derive(Clone, Debug)]
+struct Grid {
+    sizes: [usize; 3],
+    pending: bool,
+    placements: [Placement; 2],
+}
+
+impl Grid {
+    fn layout(&self, shape: &[usize], rank: usize) -> Layout {
+        let [_, b, c] = self.sizes;
+        let at = [rank / (b * c), rank / c % b, rank % c];
+        let strides = [b * c, c, 1];
+        let mut layout = Layout::default();
+        for d in 0..3 {
+            let first = rank - at[d] * strides[d];
+            let ranks = (0..self.sizes[d]).map(|i| (first + i * strides[d]) as u64).collect();
+            layout.mesh.axes.push(Axis { name: format!("a{d}"), ranks, coordinate: at[d] });
+            layout.placements.push(match d {
+                0 if self.pending => Placement::Partial(Reduction::Avg),
+                0 => Placement::Replicate,
+                _ if shape.len() < 2 => Placement::Replicate,
+                _ => self.placements[d - 1],
+            });
+        }
+        layout
+    }
+
+    fn plans(&self, shapes: &[(Vec<usize>, usize, bool)]) -> Vec<Plan> {
+        let groups: Vec<GroupSpec> = ALGORITHMS.iter().map(|name| group(name, None)).collect();
+        let count: usize = self.sizes.iter().product();
+        (0..count)
+            .map(|rank| {
+                let mut params = inputs(shapes);
+                params.iter_mut().for_each(|p| p.layout = self.layout(&p.spec.shape, rank));
+                Plan::build(params, &groups).unwrap()
+            })
+            .collect()
+    }
+}
+
+prop_compose! {
+    fn grid()(a in 1_usize..4, b in 1_usize..5, c in 1_usize..4, pending in any::<bool>(), kind in 0_usize..5) -> Grid {
+        let placements = [
+            [Placement::Shard(0), Placement::Shard(1)],
+            [Placement::Shard(1), Placement::Shard(0)],
+            [Placement::Shard(0), Placement::Shard(0)],
+            [Placement::Strided(0), Placement::Shard(0)],
+            [Placement::Replicate, Placement::Shard(1)],
+        ][kind];
+        Grid { sizes: [a, b, c], pending, placements }
+    }
+}
+
+proptest! {
+    #[test]
+    fn plan_any_mesh_sends_to_each_rank_what_that_rank_expects(list in params(), grid in grid()) {
+        let plans = grid.plans(&list);
+        // The n-th transfer along a line of ranks is the same collective on all of them.
+        let mut lines: BTreeMap<Vec<u64>, BTreeMap<u64, Vec<&Transfer>>> = BTreeMap::new();
+        for (rank, plan) in plans.iter().enumerate() {
+            for instr in &plan.schedule {
+                if let Instr::Issue(k) = instr {
+                    let transfer = &plan.transfers[*k];
+                    let line = lines.entry(transfer.axis.ranks.clone()).or_default();
+                    line.entry(rank as u64).or_default().push(transfer);
+                }
+            }
+        }
+        for (ranks, issued) in &lines {
+            let length = issued.values().next().unwrap().len();
+            prop_assert!(ranks.iter().all(|r| issued.get(r).is_some_and(|list| list.len() == length)));
+            for n in 0..length {
+                for (i, a) in ranks.iter().enumerate() {
+                    for (j, b) in ranks.iter().enumerate() {
+                        let (one, other) = (issued[a][n], issued[b][n]);
+                        prop_assert_eq!(one.collective, other.collective);
+                        match one.collective {
+                            Collective::AllToAll | Collective::ReduceScatter(_) => {
+                                prop_assert_eq!(one.send_bytes[j], other.recv_bytes[i]);
+                            }
+                            Collective::AllGather => prop_assert_eq!(one.send.bytes, other.recv_bytes[i]),
+                            _ => prop_assert_eq!(one.send.bytes, other.send.bytes),
+                        }
+                        prop_assert!(one.send.offset + one.send.bytes <= plans[*a as usize].arena.bytes);
+                        prop_assert!(one.recv.offset + one.recv.bytes <= plans[*a as usize].arena.bytes);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn plan_any_mesh_stores_every_element_once_in_each_copy(list in params(), grid in grid()) {
+        let plans = grid.plans(&list);
+        let copies: usize = grid.sizes[0] * if grid.placements[0] == Placement::Replicate { grid.sizes[1] } else { 1 };
+        for (index, (shape, ..)) in list.iter().enumerate() {
+            let stored: usize = plans.iter().map(|p| p.members[index].local.iter().product::<usize>()).sum();
+            let copies = if shape.len() < 2 { plans.len() } else { copies };
+            prop_assert_eq!(stored, copies * shape.iter().product::<usize>());
+        }
+    }
+
+    #[test]
+    fn plan_any_mesh_gives_every_process_its_equal_share_of_a_bucket(list in params(), grid in grid()) {
+        for bucket in grid.plans(&list).iter().flat_map(|p| &p.buckets).filter(|b| !b.dealt.is_empty()) {
+            let mut counts: BTreeMap<&[usize], usize> = BTreeMap::new();
+            bucket.units.iter().for_each(|u| *counts.entry(&u.owner).or_insert(0) += 1);
+            let takers: usize = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.len()).product();
+            prop_assert_eq!(counts.values().copied().max().unwrap_or(0), bucket.units.len().div_ceil(takers));
+            prop_assert!(bucket.units.is_sorted_by_key(|u| &u.owner));
+        }
+    }
+
+    #[test]
+    fn plan_any_mesh_has_one_fingerprint(list in params(), grid in grid()) {
+        let prints: BTreeSet<String> = grid.plans(&list).iter().map(Plan::fingerprint).collect();
+        prop_assert_eq!(prints.len(), 1);
     }
 }
 

@@ -77,6 +77,11 @@ SETTINGS = (
         "dp2-fsdp2-tp2-compressed", {"dp": 2, "fs": 2, "tp": 2}, plane(tp=0, fs=1, dp=True), {"dp": False}
     ),
     Setting(
+        "experts2-tp2",
+        {"ep": 2, "tp": 2},
+        lambda s: {"ep": S(0) if s else R, "tp": S(len(s) - 1) if len(s) > 1 else R},
+    ),
+    Setting(
         "nested-axes-on-one-dimension",
         {"a": 2, "b": 3},
         lambda s: {"a": S(0), "b": S(0)} if len(s) > 1 else {"a": R, "b": R},
