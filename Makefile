@@ -4,7 +4,7 @@
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
 #   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, _abi.py, Cargo.lock)
 #   MARKERS="not slow"  with `test`: which tests pytest selects
-#   ARGS=...            with `demo`, `test` and `bench`: more arguments for the script or for pytest
+#   ARGS=...            with `demo`, `demo-dist`, `test` and `bench`: more arguments for the script or for pytest
 
 PYTHON ?= python3
 MARKERS ?= not slow
@@ -23,7 +23,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo build lint test bench docs wheel all
+.PHONY: help demo demo-dist build lint test bench docs wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -31,6 +31,9 @@ help: ## List the targets
 
 demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
 	python examples/train_gpt.py $(ARGS)
+
+demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel), and compare with one process
+	OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --rank-fraction 0.25 --dtype float64 --steps 60 --compare $(ARGS)
 
 build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install the package and its tools into .venv
 

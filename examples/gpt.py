@@ -79,7 +79,7 @@ class Attention(nn.Module):
     def __init__(self, shape: GPTShape, rotary: RotaryPositions) -> None:
         """Makes the four C x C maps."""
         super().__init__()
-        self.heads = shape.heads
+        self.head_dim = shape.dim // shape.heads
         self.rotary = rotary
         self.query = nn.Linear(shape.dim, shape.dim, bias=False)
         self.key = nn.Linear(shape.dim, shape.dim, bias=False)
@@ -87,9 +87,9 @@ class Attention(nn.Module):
         self.project = nn.Linear(shape.dim, shape.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps x [B, S, C] to [B, S, C]."""
+        """Maps x [B, S, C] to [B, S, C]; under tensor parallelism this process has some of the heads."""
         query, key, value = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         mixed = F.scaled_dot_product_attention(self.rotary(query), self.rotary(key), value, is_causal=True)

@@ -1,0 +1,297 @@
+r"""Trains the small GPT of ``gpt.py`` on several processes, sharded with FSDP2 and tensor parallelism.
+
+    torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --compare
+    torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh dp=2,fs=2 --rank-fraction 0.25 \
+        --compressed on --checkpoint runs/fsdp2 --stop-at 60
+    torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py --mesh fs=2 --rank-fraction 0.25 \
+        --resume runs/fsdp2
+    python examples/train_fsdp2.py
+
+The mesh has three axes. Along ``dp`` processes hold copies, along ``fs`` they share the parameters
+(``fully_shard``), and each trains on its part of the batch. Along ``tp`` they split the heads and the MLP of
+every block (``parallelize_module``) and see the same data. The losses are those of one process, but for the
+order of sums: training magnifies what that rounds off, and ``--dtype float64`` shows that it is no more.
+
+With ``--compressed on`` the optimizer averages over ``dp``: of a low-rank Dion only the two thin factors.
+With ``off`` FSDP averages the gradients. Without torchrun nothing is sharded and nothing communicates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import oxidion
+from corpus import VOCABULARY, Corpus, Windows, load_corpus
+from gpt import GPT, GPTShape
+from options import chosen_device
+from recipes import RECIPES, Settings, build_scheduler
+from training import DTYPES
+
+AXES = ("dp", "fs", "tp")
+
+
+def shard(model: GPT, mesh: DeviceMesh, *, compressed: bool) -> None:
+    """Splits the blocks over ``tp`` and all parameters over ``fs``; ``compressed`` keeps FSDP off ``dp``."""
+    if mesh["tp"].size() > 1:
+        columns, rows = ColwiseParallel(), RowwiseParallel()
+        plan = {f"attention.{name}": columns for name in ("query", "key", "value")}
+        plan |= {"attention.project": rows, "expand": columns, "contract": rows}
+        for block in model.blocks:
+            parallelize_module(block, mesh["tp"], plan)
+    fs = mesh["fs"].size()
+
+    def other_dimension(param: nn.Parameter) -> Shard | None:
+        # Where tp splits the rows fs splits the columns: no dimension twice. FSDP wants equal columns.
+        taken = isinstance(param, DTensor) and param.placements[0] == Shard(0)
+        return Shard(1) if taken and param.shape[1] % fs == 0 else None
+
+    over = mesh["fs"] if compressed or mesh["dp"].size() == 1 else mesh["dp", "fs"]
+    for block in model.blocks:
+        fully_shard(block, mesh=over, shard_placement_fn=other_dimension)
+    fully_shard(model, mesh=over, shard_placement_fn=other_dimension)
+
+
+def build_optimizer(
+    model: GPT, settings: Settings, mesh: DeviceMesh | None, *, compressed: bool
+) -> torch.optim.Optimizer:
+    """Block matrices to the named algorithm; embedding, head and norms to AdamW (beside Lion: to Lion)."""
+    recipe = RECIPES[settings.optimizer]
+    matrices = [param for param in model.blocks.parameters() if param.ndim == 2]
+    taken = set(map(id, matrices))
+    rest = [param for param in model.parameters() if id(param) not in taken]
+    own = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    scalar = {"algorithm": recipe.scalar_algorithm, "lr": settings.scalar_lr, "weight_decay": 0.0}
+    groups = [{"params": matrices, **own}, {"params": rest, **scalar}]
+    keys = recipe.arguments(settings)
+    if compressed and mesh is not None:
+        # How parameters are sharded is read from them; only where the optimizer is to average must be said.
+        keys["replicate_mesh"] = mesh["dp"]
+    optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(groups, **keys)
+    return optimizer
+
+
+class Training:
+    """Model, optimizer, schedule and data of one run: on a mesh or, without one, in this process alone."""
+
+    def __init__(
+        self, settings: Settings, corpus: Corpus, mesh: DeviceMesh | None, device: str, compressed: bool
+    ) -> None:
+        """Builds the whole model from the seed in every process, then shards it.
+
+        Raises:
+            ValueError: sizes that the model or the text cannot serve.
+        """
+        self.settings = settings
+        self.device = device
+        torch.manual_seed(settings.seed)
+        sizes = (settings.seq_len, settings.layers, settings.dim, settings.heads)
+        self.model = GPT(GPTShape(VOCABULARY, *sizes, tied=False)).to(device, DTYPES[settings.dtype])
+        self.parts, self.part = 1, 0
+        if mesh is not None:
+            shard(self.model, mesh, compressed=compressed)
+            self.parts = mesh["dp"].size() * mesh["fs"].size()
+            self.part = mesh["dp"].get_local_rank() * mesh["fs"].size() + mesh["fs"].get_local_rank()
+        self.optimizer = build_optimizer(self.model, settings, mesh, compressed=compressed)
+        self.scheduler = build_scheduler(self.optimizer, settings)
+        self.windows = Windows(corpus.train, settings.seq_len, settings.seed)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        """One step on the next global batch, of which this process takes its part; notes the mean loss."""
+        batch = self.windows.next_batch(self.settings.batch_size).chunk(self.parts)[self.part]
+        loss = self.model.loss(batch.to(self.device))
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        mean = loss.detach().double()
+        if dist.is_initialized():  # processes along tp have equal losses: they do not change the mean
+            dist.all_reduce(mean)
+            mean /= dist.get_world_size()
+        self.losses.append(mean.item())
+
+    def save(self, folder: Path) -> None:
+        """Writes a checkpoint that ``load`` takes on any mesh; all processes call it."""
+        self.optimizer.synchronize_for_checkpoint()
+        dcp.save(self._state(), checkpoint_id=folder, no_dist=not dist.is_initialized())
+
+    def load(self, folder: Path) -> None:
+        """Continues from a checkpoint of the same settings, written on any mesh; all processes call it.
+
+        Raises:
+            ValueError: the checkpoint was written under other settings.
+        """
+        state = self._state()
+        dcp.load(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+        record = json.loads(state["record"])
+        for key, value in asdict(self.settings).items():
+            if record["settings"][key] != value:
+                raise ValueError(
+                    f"{folder} was written with {key}={record['settings'][key]!r}, not {value!r}"
+                )
+        parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+        set_state_dict(self.model, self.optimizer, **parts)
+        self.scheduler.load_state_dict(record["scheduler"])
+        self.windows.position = record["position"]
+        self.losses = record["losses"]
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        record = {
+            "settings": asdict(self.settings),
+            "scheduler": self.scheduler.state_dict(),
+            "position": self.windows.position,
+            "losses": self.losses,
+        }
+        return {"model": model, "optimizer": optimizer, "record": json.dumps(record)}
+
+    def run(self, stop_at: int, label: str | None) -> float:
+        """Trains until ``stop_at`` steps are done; prints losses after ``label``; returns the seconds."""
+        began = time.perf_counter()
+        while len(self.losses) < stop_at:
+            self.step()
+            done = len(self.losses)
+            if label is not None and (done % max(1, self.settings.steps // 10) == 0 or done == stop_at):
+                print(f"{label}: step {done:4d}, loss {self.losses[-1]:.4f}", flush=True)
+        return time.perf_counter() - began
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """Sizes by axis of ``dp=2,fs=2``; axes that are not named have one process."""
+    sizes = dict.fromkeys(AXES, 1)
+    for part in filter(None, text.split(",")):
+        axis, _, size = part.partition("=")
+        if axis not in AXES or not size.isdecimal() or int(size) < 1:
+            raise argparse.ArgumentTypeError(f"must be like dp=2,fs=2,tp=1, got {text!r}")
+        sizes[axis] = int(size)
+    return sizes
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options: list[tuple[str, Any, Any, str]] = [
+        ("--mesh", mesh_sizes, None, "processes by axis: dp=2,fs=2,tp=2; fs takes all unless given"),
+        ("--optimizer", tuple(RECIPES), "dion", "of the block matrices"),
+        ("--compressed", ("on", "off"), "off", "the optimizer averages over dp, not FSDP"),
+        ("--lr", float, None, "of the block matrices; unless given that of recipes.py"),
+        ("--rank-fraction", float, 1.0, "rank of Dion over the smaller side"),
+        ("--weight-decay", float, 0.01, "decoupled, of the block matrices"),
+        ("--steps", int, 160, "length of the run; the schedule ends there"),
+        ("--batch", int, 8, "sequences in the global batch"),
+        ("--seq-len", int, 128, "tokens in a sequence"),
+        ("--layers", int, 4, "blocks"),
+        ("--dim", int, 224, "width of the model"),
+        ("--heads", int, 4, "attention heads"),
+        ("--seed", int, 0, "weights, order of batches, sketches"),
+        ("--corpus-mb", float, 8.0, "size cap on the text"),
+        ("--dtype", tuple(DTYPES), "float32", "parameters"),
+        ("--device", ("cpu", "cuda"), "cpu", "gloo or NCCL"),
+        ("--checkpoint", Path, None, "folder to write a checkpoint to at the end"),
+        ("--stop-at", int, None, "stop after this step and leave the rest to --resume"),
+        ("--resume", Path, None, "folder of a checkpoint to continue from, written on any mesh"),
+        ("--json", Path, None, "file for settings, losses and times"),
+    ]
+    for name, kind, default, text in options:
+        accept: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+        shown = "" if default is None else f" (default: {default})"
+        parser.add_argument(name, default=default, help=text + shown, **accept)
+    parser.add_argument("--compare", action="store_true", help="then train in one process too and compare")
+    return parser
+
+
+def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespace, world: int) -> Settings:
+    """The settings; leaves through ``parser.error`` where the options contradict each other."""
+    for name in ("steps", "batch", "stop_at"):
+        if (number := vars(options)[name]) is not None and number < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {number}")
+    if options.resume and not options.resume.is_dir():
+        parser.error(f"--resume: no such folder: {options.resume}")
+    options.mesh = options.mesh or dict.fromkeys(AXES, 1) | {"fs": world}
+    parts = options.mesh["dp"] * options.mesh["fs"]
+    if parts * options.mesh["tp"] != world:
+        parser.error(f"--mesh has {parts * options.mesh['tp']} processes, torchrun started {world}")
+    if options.batch % parts:
+        parser.error(f"--batch must be a multiple of dp * fs = {parts}, got {options.batch}")
+    if options.heads % options.mesh["tp"]:
+        parser.error(f"--heads must be a multiple of tp = {options.mesh['tp']}, got {options.heads}")
+    if options.compressed == "on" and options.optimizer != "dion":
+        parser.error("--compressed on needs --optimizer dion: the others take averaged gradients")
+    recipe = RECIPES[options.optimizer]
+    lr = recipe.lr if options.lr is None else options.lr
+    values = vars(options) | {"lr": lr, "scalar_lr": recipe.scalar_lr or lr, "batch_size": options.batch}
+    values |= {"warmup": 0.1, "schedule": "cosine", "clip_norm": 0.0, "tied": False}
+    values |= {"eval_every": options.steps, "eval_windows": 0}  # there is no held-out evaluation here
+    return Settings(**{field.name: values[field.name] for field in fields(Settings)})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line in this process; returns the exit status, 1 when a loss is not finite."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    settings = checked_settings(parser, options, world)
+    if chosen_device(parser, options.device).type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    mesh = None
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+        mesh = init_device_mesh(options.device, tuple(options.mesh.values()), mesh_dim_names=AXES)
+    name = ",".join(f"{axis}={size}" for axis, size in options.mesh.items() if size > 1) or "one process"
+    stop_at = min(options.stop_at or settings.steps, settings.steps)
+    try:
+        corpus = load_corpus(round(options.corpus_mb * 1e6))
+        training = Training(settings, corpus, mesh, options.device, options.compressed == "on")
+        if options.resume is not None:
+            training.load(options.resume)
+    except ValueError as error:
+        parser.error(str(error))
+
+    report: dict[str, Any] = {"mesh": options.mesh, "compressed": options.compressed, **asdict(settings)}
+    report["first_step"] = len(training.losses)
+    report["seconds"] = training.run(stop_at, name if rank == 0 else None)
+    report["losses"] = training.losses
+    if options.checkpoint is not None:
+        training.save(options.checkpoint)
+    if mesh is not None:
+        dist.barrier()
+        dist.destroy_process_group()
+    if rank == 0 and options.compare:
+        torch.set_num_threads(min(world, os.cpu_count() or 1))
+        alone = Training(settings, corpus, None, options.device, False)
+        report["seconds_of_one_process"] = alone.run(stop_at, "one process")
+        report["losses_of_one_process"] = alone.losses
+        gaps = [abs(one - other) for one, other in zip(training.losses, alone.losses, strict=True)]
+        report["largest_difference"] = max(gaps)
+        far = f"losses differ by {max(gaps):.1e} at most, {gaps[-1]:.1e} in the end"
+        print(f"{name} against one process, {stop_at} steps in {settings.dtype}: {far}", flush=True)
+    if rank == 0 and options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1))
+    return 0 if all(map(math.isfinite, training.losses)) else 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Threads of gloo outlive their group, and one that lets go of a tensor while Python is torn down aborts.
+    os._exit(status)
