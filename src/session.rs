@@ -20,6 +20,9 @@ use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo};
 
 use bound::{Bound, Slot, check_written, same_shape};
 
+/// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
+pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
+
 /// The executor of one plan.
 #[derive(Debug)]
 pub struct Session {
@@ -174,7 +177,7 @@ impl Session {
 
     /// As `live`, in words.
     #[must_use]
-    pub fn details(&self, ranks: &[u64]) -> (Vec<(String, bool)>, Vec<(String, Vec<f64>)>) {
+    pub fn details(&self, ranks: &[u64]) -> Details {
         let gradients = self.on_axis(ranks).map(|(slot, m)| (m.spec.name.clone(), slot.grad.is_some()));
         let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
         let scalars = used.into_iter().map(|a| {

@@ -183,7 +183,7 @@ impl Algorithm for Dion {
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         match stage {
-            PREPARE => self.accumulate(io),
+            PREPARE => Self::accumulate(io),
             PROJECT => Self::project(io, WORK),
             PROJECT_AGAIN => Self::project(io, R),
             ORTHONORMALIZE => self.orthonormalize(io, h),

@@ -36,6 +36,9 @@ type States = BTreeMap<String, (String, Vec<usize>)>;
 /// Global shapes and spelled-out layouts of all parameters, instead of what their handles say.
 type Simulated = Vec<(Vec<usize>, Vec<handles::SpelledAxis>)>;
 
+/// Name, global shape, dtype, group and spelled-out layout of a parameter.
+type Described = (String, Vec<usize>, String, usize, Vec<handles::SpelledAxis>);
+
 /// Reads the parameters of all groups into specs.
 fn inputs(
     groups: &[Bound<'_, PyDict>],
@@ -71,9 +74,9 @@ fn inputs(
             let refuse = |what: String, way_out: &str| {
                 super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
             };
-            let named = meshes.complete(&mut layout, shape.len());
-            let named =
-                named.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+            let side = meshes.complete(&mut layout, shape.len());
+            let side =
+                side.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
             let (wanted, got) = (local_shape(&shape, &layout), local.size());
             if got.len() != wanted.len()
                 || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b))
@@ -83,10 +86,10 @@ fn inputs(
                 );
                 return Err(refuse(what, "Shard with fully_shard, parallelize_module or distribute_tensor"));
             }
-            let own = states.get(index);
-            let transposed = own.and_then(|s| q_side(s, &shape)).or(named);
+            let existing = states.get(index);
+            let transposed = existing.and_then(|s| q_side(s, &shape)).or(side);
             let spec = ParamSpec { index, name, shape, dtype, transposed };
-            let state_dtypes = own
+            let state_dtypes = existing
                 .into_iter()
                 .flatten()
                 .filter_map(|(role, (name, _))| Some((role.clone(), DType::parse(name).ok()?)))
@@ -139,14 +142,11 @@ impl PyPlan {
     fn of_shapes(
         py: Python<'_>,
         groups: Vec<Bound<'_, PyDict>>,
-        params: Vec<(String, Vec<usize>, String, usize, Vec<handles::SpelledAxis>)>,
+        params: Vec<Described>,
         meshes: Option<handles::Meshes>,
     ) -> PyResult<Self> {
         let meshes = meshes.unwrap_or_default();
-        let input = |(index, (name, shape, dtype, group, axes)): (
-            usize,
-            (String, Vec<usize>, String, usize, Vec<_>),
-        )| {
+        let input = |(index, (name, shape, dtype, group, axes)): (usize, Described)| {
             let mut layout = handles::spelled(axes);
             let named =
                 meshes.complete(&mut layout, shape.len()).map_err(pyo3::exceptions::PyValueError::new_err)?;

@@ -116,15 +116,15 @@ impl Bucket {
         d: usize,
         depth: [usize; 2],
     ) -> std::ops::Range<usize> {
-        let size = [spec.rows, spec.cols][d];
+        let length = [spec.rows, spec.cols][d];
         match spec.cuts[d] {
-            Cut::Whole => 0..size,
+            Cut::Whole => 0..length,
             Cut::With(side) => {
                 let (extent, (cutters, _)) = (unit.extent(side), &self.sides[side_index(side)]);
                 extent.clip(cutters.span(extent.dim, depth[side_index(side)]))
             }
             Cut::Spread(side) => {
-                let (start, len) = self.sides[side_index(side)].0.span(size, depth[side_index(side)]);
+                let (start, len) = self.sides[side_index(side)].0.span(length, depth[side_index(side)]);
                 start..start + len
             }
         }
@@ -314,13 +314,13 @@ fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
 
 /// The largest part of dimension `d` of a buffer's matrix that any process holds.
 fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
-    let size = [spec.rows, spec.cols][d];
+    let length = [spec.rows, spec.cols][d];
     match spec.cuts[d] {
         Cut::With(side) | Cut::Spread(side) if !spec.shared => {
             let axes = &bucket.sides[side_index(side)].1;
-            axes.iter().fold(size, |size, &a| size.div_ceil(bucket.axes[a].axis.ranks.len()))
+            axes.iter().fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
         }
-        _ => size,
+        _ => length,
     }
 }
 

@@ -308,10 +308,10 @@ fn owned(bucket: &Bucket, units: &Range<usize>, at: usize) -> Range<usize> {
 /// The units among `units` that rank `owner` of the axis at position `at` owns.
 #[must_use]
 pub fn owned_by(bucket: &Bucket, units: &Range<usize>, at: usize, owner: usize) -> Range<usize> {
-    let list = &bucket.units[units.clone()];
-    let first = list.partition_point(|u| u.owner[at] < owner);
-    let last = list.partition_point(|u| u.owner[at] <= owner);
-    units.start + first..units.start + last
+    let among = &bucket.units[units.clone()];
+    let first = among.partition_point(|u| u.owner[at] < owner);
+    let end = among.partition_point(|u| u.owner[at] <= owner);
+    units.start + first..units.start + end
 }
 
 /// The units that were shared along the axis at position `at`: all whose owners before it are mine.

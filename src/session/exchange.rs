@@ -60,7 +60,7 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             let from = areas.main.part(0, len);
             if spec.wire != spec.dtype {
                 kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]]);
-            } else if factor != 1.0 {
+            } else if how == Reduction::Avg {
                 kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]]);
             }
         }

@@ -1,5 +1,5 @@
 //! Properties of every plan, over random sets of parameters.
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, clippy::needless_range_loop)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -150,7 +150,9 @@ impl Grid {
         (0..count)
             .map(|rank| {
                 let mut params = inputs(shapes);
-                params.iter_mut().for_each(|p| p.layout = self.layout(&p.spec.shape, rank));
+                for param in &mut params {
+                    param.layout = self.layout(&param.spec.shape, rank);
+                }
                 Plan::build(params, &groups).unwrap()
             })
             .collect()

@@ -143,7 +143,7 @@ impl Dion {
         }
     }
 
-    pub(super) fn accumulate(&self, io: &StageIo<'_>) -> Result<()> {
+    pub(super) fn accumulate(io: &StageIo<'_>) -> Result<()> {
         let Some(unit) = io.units.first() else {
             return Ok(());
         };
