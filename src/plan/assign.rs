@@ -90,11 +90,7 @@ impl Loads {
         let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
         #[allow(clippy::cast_precision_loss)] // a measure of work
         let cost = (bucket.shape.rows * bucket.shape.cols * bucket.shape.rows.min(bucket.shape.cols)) as f64;
-        let (each, over) = (bucket.units.len() / takers, bucket.units.len() % takers);
-        let mut order: Vec<usize> = (0..takers).collect();
-        order.sort_by(|&a, &b| loads[a].total_cmp(&loads[b]));
-        let mut counts = vec![each; takers];
-        order.iter().take(over).for_each(|&taker| counts[taker] += 1);
+        let counts = shares(bucket.units.len(), &sizes, loads);
         let mut units = bucket.units.iter_mut();
         for (taker, &count) in counts.iter().enumerate() {
             #[allow(clippy::cast_precision_loss)] // a measure of work
@@ -105,6 +101,39 @@ impl Loads {
             }
         }
     }
+}
+
+/// How many of `units` each process takes: equal shares, and what is left over one by one to where it keeps the
+/// messages along each axis even, then to those that have taken least so far.
+fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
+    let takers = loads.len();
+    let mut counts = vec![units / takers; takers];
+    let places: Vec<Vec<usize>> = (0..takers).map(|taker| digits(taker, sizes)).collect();
+    // Units given out below each prefix of digits, and along each axis alone.
+    let mut below: Vec<Vec<usize>> =
+        (1..=sizes.len()).map(|n| vec![0; sizes[..n].iter().product()]).collect();
+    let mut along: Vec<Vec<usize>> = sizes.iter().map(|&size| vec![0; size]).collect();
+    let prefix =
+        |place: &[usize], n: usize| place[..n].iter().zip(sizes).fold(0, |at, (d, size)| at * size + d);
+    for _ in 0..units % takers {
+        let rank = |taker: usize| {
+            let place = &places[taker];
+            let nested: Vec<usize> = (1..=sizes.len()).map(|n| below[n - 1][prefix(place, n)]).collect();
+            let beside: usize = place.iter().zip(&along).map(|(&d, used)| used[d]).sum();
+            (nested, beside)
+        };
+        let best = (0..takers).min_by(|&a, &b| {
+            let ((nested_a, beside_a), (nested_b, beside_b)) = (rank(a), rank(b));
+            nested_a.cmp(&nested_b).then(loads[a].total_cmp(&loads[b])).then(beside_a.cmp(&beside_b))
+        });
+        let Some(best) = best else { break };
+        counts[best] += 1;
+        for n in 1..=sizes.len() {
+            below[n - 1][prefix(&places[best], n)] += 1;
+            along[n - 1][places[best][n - 1]] += 1;
+        }
+    }
+    counts
 }
 
 /// The digits of `number`, first size most significant.
@@ -121,4 +150,25 @@ fn digits(number: usize, sizes: &[usize]) -> Vec<usize> {
         .collect();
     digits.reverse();
     digits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_fewer_units_than_takers_spread_over_every_axis() {
+        let counts = shares(8, &[16, 4], &[0.0; 64]);
+        let taken: Vec<Vec<usize>> =
+            (0..64).filter(|&t| counts[t] > 0).map(|t| digits(t, &[16, 4])).collect();
+        let of = |axis: usize, digit: usize| taken.iter().filter(|place| place[axis] == digit).count();
+        assert_eq!((0..16).map(|d| of(0, d)).max(), Some(1));
+        assert_eq!((0..4).map(|d| of(1, d)).collect::<Vec<_>>(), [2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn shares_left_over_go_to_the_idle() {
+        assert_eq!(shares(6, &[4], &[3.0, 0.0, 2.0, 1.0]), [1, 2, 1, 2]);
+        assert_eq!(shares(8, &[4], &[3.0, 0.0, 2.0, 1.0]), [2, 2, 2, 2]);
+    }
 }

@@ -30,7 +30,7 @@ bucket 2  adamw  2 tensors, 4 elements float32 · group 1 · no communication
 
 
 def fsdp(shapes: list[tuple[int, ...]], algorithm: str, rank: int = 0, **keys: object) -> Plan:
-    """The plan of one rank of four: matrices by ``algorithm``, vectors by AdamW, all sharded on dimension 0."""
+    """The plan of one rank of four: matrices by ``algorithm``, vectors by AdamW, sharded on dimension 0."""
     axis = ("fs", [0, 1, 2, 3], rank, "S", 0)
     groups = [{"algorithm": algorithm, "orth_dtype": "float32", **keys}, {"algorithm": "adamw"}]
     params = [(f"p{i}", shape, "float32", int(len(shape) < 2), [axis]) for i, shape in enumerate(shapes)]
