@@ -102,7 +102,7 @@ class Comparison:
 
 
 def too_deep(case: Case, setting: Setting) -> bool:
-    """Whether a flattened kernel would be cut beyond its second dimension; none of the settings does."""
+    """Whether a flattened kernel would be cut beyond its second dimension, which is refused."""
     return case.name in TRAILING and any(
         dim > 1 for shape in case.shapes for _, dim in setting.place(shape).values()
     )
@@ -112,7 +112,10 @@ PAIRS = [(case, setting) for case in ALL_CASES for setting in SETTINGS if not to
 
 
 def test_every_case_meets_every_setting() -> None:
-    assert len(PAIRS) == len(ALL_CASES) * len(SETTINGS) > 500
+    met = {(case.name, setting.name) for case, setting in PAIRS}
+    left_out = {(case.name, setting.name) for case in ALL_CASES for setting in SETTINGS} - met
+    assert left_out == {(name, "experts2-tp2") for name in TRAILING}
+    assert len(PAIRS) > 500
 
 
 def run_beside_one_process(comparison: Comparison, orth_dtype: str) -> None:
