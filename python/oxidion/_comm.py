@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from oxidion._oxidion import LayoutError
+from oxidion._oxidion import LayoutError, axes_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
@@ -55,21 +55,13 @@ def _lines(name: str, mesh: Any) -> list[tuple[str, Ranks, int, ProcessGroup]]:
     """
     if not torch.distributed.is_available():
         raise TypeError(f"{name} must be None where torch.distributed is not available, got {mesh!r}")
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if isinstance(mesh, ProcessGroup):
-        ranks = tuple(torch.distributed.get_process_group_ranks(mesh))
-        return [(name.removesuffix("_mesh"), ranks, mesh.rank(), mesh)]
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"{name} must be a DeviceMesh or ProcessGroup, got {type(mesh).__name__}")
-    names = mesh.mesh_dim_names or tuple(f"dim{i}" for i in range(mesh.ndim))
-    groups = [mesh.get_group(i) for i in range(mesh.ndim)]
-    lines = [
-        (n, tuple(torch.distributed.get_process_group_ranks(g)), g)
-        for n, g in zip(names, groups, strict=True)
-    ]
-    return [(n, ranks, g.rank(), g) for n, ranks, g in lines]
+    try:
+        axes = axes_of(mesh)
+    except TypeError as error:
+        raise TypeError(f"{name} {error}") from None
+    groups = [mesh.get_group(i) for i in range(mesh.ndim)] if hasattr(mesh, "get_group") else [mesh]
+    own = name.removesuffix("_mesh")
+    return [(axis or own, tuple(r), at, g) for (axis, r, at), g in zip(axes, groups, strict=True)]
 
 
 def read_meshes(
@@ -121,17 +113,15 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
         if mesh is None or id(mesh) in seen:
             continue
         seen.add(id(mesh))
-        coordinate = mesh.get_coordinate()
-        for dim in range(mesh.ndim):
-            if mesh.size(dim) > 1:
+        for dim, (_, ranks, place) in enumerate(axes_of(mesh)):
+            if len(ranks) > 1:
                 group = mesh.get_group(dim)
-                ranks = tuple(torch.distributed.get_process_group_ranks(group))
-                if coordinate is None or ranks[coordinate[dim]] != torch.distributed.get_rank():
+                if group.rank() != place:
                     raise LayoutError(
-                        f"dimension {dim} of {mesh} orders its ranks otherwise than its process group "
-                        f"{ranks}: build the mesh with ranks in ascending order"
+                        f"dimension {dim} of {mesh} orders its ranks otherwise than its process group: build "
+                        "the mesh with ranks in ascending order"
                     )
-                groups.setdefault(ranks, group)
+                groups.setdefault(tuple(ranks), group)
     groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
     return groups
 

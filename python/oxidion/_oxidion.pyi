@@ -14,6 +14,7 @@ __all__ = [
     "Session",
     "__version__",
     "algorithms",
+    "axes_of",
     "cpu_features",
     "fill_normal",
     "forget_threads_after_fork",
@@ -97,6 +98,7 @@ class Session:
     def measurements(self) -> tuple[dict[str, list[tuple[int, float]]], list[float]]: ...
 
 def algorithms() -> list[str]: ...
+def axes_of(handle: object) -> list[tuple[str | None, list[int], int]]: ...
 def fill_normal(
     tensor: Tensor,
     seed: int,

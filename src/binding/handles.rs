@@ -54,6 +54,24 @@ fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
     Ok(Mesh { axes })
 }
 
+/// The axes of a `DeviceMesh`, or the one of a `ProcessGroup`, through this process: name (none for a group), global
+/// ranks and this process's place among them.
+#[pyfunction]
+pub(super) fn axes_of(handle: &Bound<'_, PyAny>) -> PyResult<Vec<(Option<String>, Vec<u64>, usize)>> {
+    let py = handle.py();
+    let dist = py.import("torch.distributed")?;
+    if handle.is_instance(&dist.getattr("ProcessGroup")?)? {
+        let ranks = dist.call_method1("get_process_group_ranks", (handle,))?.extract()?;
+        return Ok(vec![(None, ranks, handle.call_method0("rank")?.extract()?)]);
+    }
+    if handle.is_instance(&py.import("torch.distributed.device_mesh")?.getattr("DeviceMesh")?)? {
+        let axes = mesh(handle)?.axes.into_iter();
+        return Ok(axes.map(|axis| (Some(axis.name), axis.ranks, axis.coordinate)).collect());
+    }
+    let got = handle.get_type().name()?;
+    Err(PyTypeError::new_err(format!("must be a DeviceMesh or ProcessGroup, got {got}")))
+}
+
 fn placement(handle: &Bound<'_, PyAny>) -> PyResult<Placement> {
     if handle.call_method0("is_replicate")?.extract()? {
         return Ok(Placement::Replicate);

@@ -15,7 +15,7 @@ from oxidion._reference import REFERENCE
 from support.cases import ALL_CASES, Case, Group, case_named
 from support.inputs import Shape, gaussian, gradients
 from support.layouts import SETTINGS, Setting, fsdp, setting_named
-from support.sim_mesh import R, Rank, S, SimMesh, cut, layouts_for
+from support.sim_mesh import Layout, R, Rank, S, SimMesh, cut, layouts_for
 from support.trajectory import as_float64, role_state
 
 STEPS = 3
@@ -244,6 +244,21 @@ def test_ranks_without_an_expert_start_the_same_collectives_as_those_with_one() 
         for grads in gradients(shapes, 2, 0):
             comparison.step(grads)
         comparison.check(1e-10)
+
+
+@pytest.mark.parametrize("name", ["dion-quarter", "muon-default", "dion-mixed"])
+def test_parameters_of_one_group_on_different_meshes_equal_one_process(name: str) -> None:
+    # Tall matrices on the ranks along "a", others on those along "b", vectors on both.
+    def place(shape: Shape) -> Layout:
+        if len(shape) < 2:
+            return {"a": S(0) if shape else R, "b": R}
+        return {"a": S(0)} if shape[0] > shape[1] else {"b": S(1)}
+
+    case = case_named(name)
+    comparison = Comparison(case, Setting("", {"a": 2, "b": 3}, place), torch.float64, "float64")
+    for grads in gradients(case.shapes, STEPS, 0):
+        comparison.step(grads)
+    comparison.check(1e-10)
 
 
 def test_no_step_touches_the_global_generator() -> None:
