@@ -1,6 +1,6 @@
 //! The frozen plan as Python sees it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use numpy::{IntoPyArray, PyArray1};
@@ -256,7 +256,7 @@ impl PyPlan {
     /// For each parameter its states: dicts of role, dtype, global shape, (start, length) of the stored part by
     /// dimension, seed of a normal start or None, and for each axis of its mesh the dimension that is sharded or None.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
-        let row = |s: &LocalState| {
+        let make = |s: &LocalState| {
             let seed = match s.spec.init {
                 Init::Zeros => None,
                 Init::Normal { seed } => Some(seed),
@@ -268,9 +268,20 @@ impl PyPlan {
             entry.set_item("spans", &s.spans)?;
             entry.set_item("seed", seed)?;
             entry.set_item("shards", &s.shards)?;
+            Ok::<_, PyErr>(entry)
+        };
+        // Neighbours are often alike: they share a dict, as making thousands takes longer than a step.
+        let mut recent: VecDeque<(&LocalState, Bound<'py, PyDict>)> = VecDeque::new();
+        let mut row = |s| {
+            if let Some((_, known)) = recent.iter().find(|(other, _)| *other == s) {
+                return Ok(known.clone());
+            }
+            let entry = make(s)?;
+            recent.push_front((s, entry.clone()));
+            recent.truncate(8);
             Ok(entry)
         };
-        self.plan.members.iter().map(|m| m.states.iter().map(row).collect()).collect()
+        self.plan.members.iter().map(|m| m.states.iter().map(&mut row).collect()).collect()
     }
 
     /// One row per parameter for `explain()`.
