@@ -75,7 +75,7 @@ class Simulation:
         gradient_sync: bytes that this rank hands to the averaging of gradients over dp outside the optimizer.
         local_flops: on what this rank stores.
         whole_flops: on whole matrices that this rank owns.
-        busiest_flops: both, of the rank that owns most.
+        busiest_flops: both, of the rank that owns most; an upper bound where fs and tp both shard.
         mean_flops: both, mean over the ranks.
     """
 
@@ -119,7 +119,7 @@ class Simulation:
         words += [
             s.dtype,
             *([f"states {s.state_dtype}"] if s.state_dtype else []),
-            *["compressed"] * s.compressed,
+            *["compressed"] * (s.compressed and self.mesh.get("dp", 1) > 1),
         ]
         memory = [{"memory": part, "bytes": human(n, "B")} for part, n in self.memory.items()]
         memory.append({"memory": "total", "bytes": human(sum(self.memory.values()), "B")})
@@ -198,8 +198,7 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         for p in parameters
     ]
     replicas = [("dp", *at["dp"], not settings.compressed)] if "dp" in mesh else []
-    core: Any = Plan
-    plan = core.of_shapes(groups, members, Meshes(replicas))
+    plan = Plan.of_shapes(groups, members, Meshes(replicas))
     rows = plan.rows()
     local = sum(stored(p, mesh, at) for p in parameters) * DTYPES[settings.dtype]
     memory = {
@@ -275,5 +274,6 @@ def plot(simulations: list[Simulation], path: Path) -> None:
         labels = [f"{Path(s.model).stem}\n{spelled(s.mesh)}" for s in simulations]
         drawing.set_xticks(places, labels, rotation=20 if len(labels) > 2 else 0)
         drawing.set_ylim(bottom=0)
-        drawing.legend()
+    for drawing, columns in ((memory, 2), (wire, len(by_axis)), (work, 2)):
+        drawing.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=columns)
     figure.savefig(path, format="png", dpi=120)
