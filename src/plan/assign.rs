@@ -86,25 +86,38 @@ impl Loads {
         }
         let sizes: Vec<usize> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.len()).collect();
         let takers: usize = sizes.iter().product();
-        let key = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).collect();
+        let (key, canonical) = tally(bucket);
         let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
         #[allow(clippy::cast_precision_loss)] // a measure of work
         let cost = (bucket.shape.rows * bucket.shape.cols * bucket.shape.rows.min(bucket.shape.cols)) as f64;
-        let counts = shares(bucket.units.len(), &sizes, loads);
+        let taken: Vec<f64> = (0..takers).map(|taker| loads[canonical(&digits(taker, &sizes))]).collect();
+        let counts = shares(bucket.units.len(), &sizes, &taken);
         let mut units = bucket.units.iter_mut();
         for (taker, &count) in counts.iter().enumerate() {
+            let place = digits(taker, &sizes);
             #[allow(clippy::cast_precision_loss)] // a measure of work
             let work = count as f64 * cost;
-            loads[taker] += work;
+            loads[canonical(&place)] += work;
             for unit in units.by_ref().take(count) {
-                unit.owner = digits(taker, &sizes);
+                unit.owner.clone_from(&place);
             }
         }
     }
 }
 
+/// The ranks of the axes that a bucket is dealt over, in an order that does not depend on the bucket, and the number of
+/// a process in that order by its positions along `dealt`.
+pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usize + use<>) {
+    let mut axes: Vec<(usize, Vec<u64>)> =
+        bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
+    axes.sort_by(|(_, a), (_, b)| a.cmp(b));
+    let order: Vec<(usize, usize)> = axes.iter().map(|(at, ranks)| (*at, ranks.len())).collect();
+    let number = move |place: &[usize]| order.iter().fold(0, |n, &(at, size)| n * size + place[at]);
+    (axes.into_iter().map(|(_, ranks)| ranks).collect(), number)
+}
+
 /// How many of `units` each process takes: equal shares, and what is left over one by one to where it keeps the
-/// messages along each axis even, then to those that have taken least so far.
+/// messages along each axis even, then to those that have taken least so far, with their neighbours and alone.
 fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
     let takers = loads.len();
     let mut counts = vec![units / takers; takers];
@@ -115,6 +128,15 @@ fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
     let mut along: Vec<Vec<usize>> = sizes.iter().map(|&size| vec![0; size]).collect();
     let prefix =
         |place: &[usize], n: usize| place[..n].iter().zip(sizes).fold(0, |at, (d, size)| at * size + d);
+    let mut loads_below: Vec<Vec<f64>> = below.iter().map(|counts| vec![0.0; counts.len()]).collect();
+    for (place, load) in places.iter().zip(loads) {
+        (1..=sizes.len()).for_each(|n| loads_below[n - 1][prefix(place, n)] += load);
+    }
+    let lighter = |a: usize, b: usize| {
+        let of = |taker: usize, n: usize| loads_below[n - 1][prefix(&places[taker], n)];
+        let unequal = (1..=sizes.len()).map(|n| of(a, n).total_cmp(&of(b, n))).find(|order| order.is_ne());
+        unequal.unwrap_or(std::cmp::Ordering::Equal)
+    };
     for _ in 0..units % takers {
         let rank = |taker: usize| {
             let place = &places[taker];
@@ -124,7 +146,7 @@ fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
         };
         let best = (0..takers).min_by(|&a, &b| {
             let ((nested_a, beside_a), (nested_b, beside_b)) = (rank(a), rank(b));
-            nested_a.cmp(&nested_b).then(loads[a].total_cmp(&loads[b])).then(beside_a.cmp(&beside_b))
+            nested_a.cmp(&nested_b).then_with(|| lighter(a, b)).then(beside_a.cmp(&beside_b))
         });
         let Some(best) = best else { break };
         counts[best] += 1;

@@ -271,11 +271,10 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         program,
         shape,
     };
-    let elements = bucket.shape.rows * bucket.shape.cols;
-    let cheaper = bucket.program.linear_elements().is_some_and(|moved| moved < elements);
-    if !cheaper && bucket.axes.iter().any(|a| a.pending) {
-        let spec = BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
-            .cut(Cut::With(Side::Rows), Cut::With(Side::Cols));
+    let spec = BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
+        .cut(Cut::With(Side::Rows), Cut::With(Side::Cols));
+    let pending = bucket.axes.iter().any(|a| a.pending);
+    if pending && linear_bytes(&bucket).is_none_or(|bytes| bytes >= stored_bytes(&bucket, &spec)) {
         bucket.gradient = Some(bucket.program.buffers.len());
         bucket.program = bucket.program.buffer(spec);
     }
@@ -301,7 +300,7 @@ fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
     }
     let (mut shared, mut each) = (0, 0);
     for spec in &bucket.program.buffers {
-        let bytes = largest(bucket, spec, 0) * largest(bucket, spec, 1) * spec.dtype.bytes();
+        let bytes = stored_bytes(bucket, spec);
         *(if spec.shared { &mut shared } else { &mut each }) += bytes;
     }
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
@@ -310,6 +309,26 @@ fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
     let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
     let most = if all == 1 { wanted } else { wanted.min(bound) };
     bucket.units.chunks(most.max(1) * bucket.stacks).map(part).collect()
+}
+
+/// Bytes per unit that a process averages when the linear buffers are averaged instead of the gradient; `None` when
+/// no buffer is linear. What becomes whole is dealt out before, evenly over all who have a part or a contribution.
+fn linear_bytes(bucket: &Bucket) -> Option<usize> {
+    let sharers: usize =
+        bucket.axes.iter().filter(|a| a.cuts.is_some()).map(|a| a.axis.ranks.len()).product();
+    let bytes = |(spec, whole): (&BufferSpec, bool)| {
+        if whole {
+            (spec.rows * spec.cols * spec.dtype.bytes()).div_ceil(sharers)
+        } else {
+            stored_bytes(bucket, spec)
+        }
+    };
+    bucket.program.linear_moves().map(bytes).reduce(|a, b| a + b)
+}
+
+/// Bytes of a buffer's matrix that a process stores, of the largest part.
+fn stored_bytes(bucket: &Bucket, spec: &BufferSpec) -> usize {
+    largest(bucket, spec, 0) * largest(bucket, spec, 1) * spec.dtype.bytes()
 }
 
 /// The largest part of dimension `d` of a buffer's matrix that any process holds.

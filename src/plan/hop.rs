@@ -65,10 +65,12 @@ pub enum HopKind {
     },
     /// Every process keeps the units that it owns: no communication.
     Slice,
-    /// Owners give everybody their units: all-gather.
+    /// Owners give everybody their units: all-gather, or where most messages would be padding, all-to-all.
     Collect {
         /// Position in `owner`.
         at: usize,
+        /// Whether every message has its own length.
+        exact: bool,
     },
     /// Everybody gets all parts: all-gather.
     Gather {
@@ -89,7 +91,9 @@ impl HopKind {
     #[must_use]
     pub fn collective(self) -> Collective {
         match self {
-            Self::Deal { .. } | Self::Undeal { .. } => Collective::AllToAll,
+            Self::Deal { .. } | Self::Undeal { .. } | Self::Collect { exact: true, .. } => {
+                Collective::AllToAll
+            }
             Self::ReduceDeal { how, .. } => Collective::ReduceScatter(how),
             Self::Slice => Collective::Slice,
             Self::Collect { .. } | Self::Gather { .. } => Collective::AllGather,
@@ -209,7 +213,7 @@ impl Writer<'_> {
                         Way::Cut(side) => {
                             HopKind::Undeal { side, level: self.held[buffer].depth[side_index(side)], at }
                         }
-                        _ => HopKind::Collect { at },
+                        _ => HopKind::Collect { at, exact: sparse(bucket, at) },
                     };
                     self.hop(buffer, axis, kind)?;
                 }
@@ -253,7 +257,7 @@ impl Writer<'_> {
                 after.depth[side_index(side)] = level + 1;
                 after.units = shared(bucket, at);
             }
-            HopKind::Collect { at } => after.units = shared(bucket, at),
+            HopKind::Collect { at, .. } => after.units = shared(bucket, at),
             HopKind::Gather { side, level } => after.depth[side_index(side)] = level,
             HopKind::AllReduce { .. } => {}
         }
@@ -266,7 +270,7 @@ impl Writer<'_> {
         let converted = spec.wire != spec.dtype;
         let (packed, unpacked) = match kind {
             HopKind::Undeal { .. } => (true, false),
-            HopKind::Collect { .. } => (true, true),
+            HopKind::Collect { exact, .. } => (true, !exact),
             HopKind::AllReduce { how } => (how == Reduction::Avg || converted, converted),
             _ => (false, true),
         };
@@ -293,7 +297,11 @@ fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: HopKind) -> Resu
         HopKind::AllReduce { how } => (Partial(how), Replicate),
     };
     let ranks = bucket.axes[axis].axis.ranks.len();
-    if lower(from, to, ranks) == Some(kind.collective()) {
+    let collective = match kind {
+        HopKind::Collect { .. } => Collective::AllGather,
+        other => other.collective(),
+    };
+    if lower(from, to, ranks) == Some(collective) {
         return Ok(());
     }
     Err(Error::Internal(format!("buffer {} cannot go from {from:?} to {to:?} over {ranks} ranks", spec.name)))
@@ -317,6 +325,14 @@ pub fn owned_by(bucket: &Bucket, units: &Range<usize>, at: usize, owner: usize) 
 /// The units that were shared along the axis at position `at`: all whose owners before it are mine.
 fn shared(bucket: &Bucket, at: usize) -> Range<usize> {
     (0..at).fold(0..bucket.units.len(), |units, earlier| owned(bucket, &units, earlier))
+}
+
+/// Whether an all-gather along the axis at position `at` would carry more padding than units.
+fn sparse(bucket: &Bucket, at: usize) -> bool {
+    let units = shared(bucket, at);
+    let ranks = bucket.axes[bucket.dealt[at]].axis.ranks.len();
+    let most = (0..ranks).map(|owner| owned_by(bucket, &units, at, owner).len()).max().unwrap_or(0);
+    most * ranks > 2 * units.len()
 }
 
 impl Hop {

@@ -147,16 +147,14 @@ impl Program {
         self
     }
 
-    /// Elements per unit that travel to be averaged when the linear buffers are averaged instead of the gradient;
-    /// `None` when no buffer is linear.
-    #[must_use]
-    pub fn linear_elements(&self) -> Option<usize> {
-        let moved = self.ops.iter().filter_map(|op| match op {
-            ProgramOp::Redistribute { buffer, to: Target::Whole | Target::Replicate } => {
-                self.buffers.get(*buffer).filter(|b| b.linear)
+    /// The linear buffers that are put together or added, once for each time, with whether they become whole.
+    pub fn linear_moves(&self) -> impl Iterator<Item = (&BufferSpec, bool)> {
+        self.ops.iter().filter_map(|op| match op {
+            ProgramOp::Redistribute { buffer, to: to @ (Target::Whole | Target::Replicate) } => {
+                let spec = self.buffers.get(*buffer).filter(|b| b.linear)?;
+                Some((spec, *to == Target::Whole))
             }
             _ => None,
-        });
-        moved.map(|b| b.rows * b.cols).reduce(|a, b| a + b)
+        })
     }
 }

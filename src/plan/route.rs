@@ -96,7 +96,14 @@ impl<'a> Route<'a> {
                     recv: vec![own; self.ranks()],
                 }
             }
-            HopKind::Collect { at } => {
+            HopKind::Collect { at, exact: true } => {
+                let own = self.sum(&before.units, self.held(before.depth));
+                Counts {
+                    send: vec![own; self.ranks()],
+                    recv: each(&|j| self.sum(&owned(&after.units, at, j), self.held(after.depth))),
+                }
+            }
+            HopKind::Collect { at, exact: false } => {
                 let most = (0..self.ranks())
                     .map(|j| self.sum(&owned(&after.units, at, j), self.held(after.depth)))
                     .max();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::assign::tally;
 use super::{Bucket, Plan};
 use crate::error::Result;
 
@@ -25,7 +26,7 @@ impl Plan {
     /// Whatever an algorithm says against a shape.
     pub fn work(&self) -> Result<Work> {
         let mut work = Work::default();
-        let mut taken: BTreeMap<Vec<&[u64]>, (Vec<f64>, usize)> = BTreeMap::new();
+        let mut taken: BTreeMap<Vec<Vec<u64>>, (Vec<f64>, usize)> = BTreeMap::new();
         for bucket in &self.buckets {
             let algorithm = &self.algorithms[bucket.algorithm];
             for unit in &bucket.units {
@@ -39,15 +40,11 @@ impl Plan {
                     }
                     continue;
                 }
-                let axes: Vec<_> = bucket.dealt.iter().map(|&a| &bucket.axes[a].axis).collect();
-                let flat = |places: &mut dyn Iterator<Item = usize>| {
-                    axes.iter().zip(places).fold(0, |at, (axis, place)| at * axis.ranks.len() + place)
-                };
-                let owner = flat(&mut unit.owner.iter().copied());
-                let me = flat(&mut axes.iter().map(|a| a.coordinate));
-                let count = axes.iter().map(|a| a.ranks.len()).product();
-                let key = axes.iter().map(|a| a.ranks.as_slice()).collect();
-                let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], me));
+                let (key, number) = tally(bucket);
+                let me: Vec<usize> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
+                let count = key.iter().map(Vec::len).product();
+                let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], number(&me)));
+                let owner = number(&unit.owner);
                 loads[owner] += about.whole_flops;
             }
         }

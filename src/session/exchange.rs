@@ -48,10 +48,13 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             let areas = areas(bucket, hop, memory, spec.dtype)?;
             kernels::copy(&copies(&areas, &route.parts(&hop.before, side, level, None), false));
         }
-        HopKind::Collect { .. } => {
+        HopKind::Collect { exact, .. } => {
             let areas = areas(bucket, hop, memory, spec.dtype)?;
             let (_, own) = route.run(&hop.before, &hop.before.units);
-            areas.main.part(0, own).copy_to(&areas.messages.part(0, own));
+            let copies = if exact { bucket.axes[hop.axis].axis.ranks.len() } else { 1 };
+            for i in 0..copies {
+                areas.main.part(0, own).copy_to(&areas.messages.part(i * own, own));
+            }
         }
         HopKind::AllReduce { how } => {
             let areas = areas(bucket, hop, memory, spec.wire)?;
@@ -93,7 +96,7 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
             let parts: Vec<Slab> = (0..counts.len()).map(|i| areas.messages.part(i * own, own)).collect();
             kernels::sum(&parts, mean_factor(bucket, hop, how), &areas.main.part(0, own));
         }
-        HopKind::Collect { at } => {
+        HopKind::Collect { at, exact: false } => {
             let areas = areas(bucket, hop, memory, spec.dtype)?;
             let pitch = route.counts().recv.first().copied().unwrap_or(0);
             // Downwards, and each part ends before the next begins: an overlap is that of a part with itself.
@@ -112,7 +115,7 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
             let copy = kernels::Convert { factor: 1.0 };
             kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]]);
         }
-        HopKind::Undeal { .. } | HopKind::AllReduce { .. } => {}
+        HopKind::Undeal { .. } | HopKind::AllReduce { .. } | HopKind::Collect { exact: true, .. } => {}
     }
     Ok(())
 }

@@ -94,6 +94,7 @@ mod tests {
         let slabs: Vec<Slab> = (0..3).map(|i| all.part(i * 5000, 5000)).collect();
         sum(&slabs, 1.0 / 3.0, &Slab::of(&to).unwrap());
         let wanted = parts.to_kind(tch::Kind::Double).mean_dim(0, false, None);
-        assert!(f64::try_from((to.to_kind(tch::Kind::Double) - wanted).abs().max()).unwrap() < 1e-7);
+        // Means of three normals stay below 4, where float32 is rounded by at most 1.2e-7.
+        assert!(f64::try_from((to.to_kind(tch::Kind::Double) - wanted).abs().max()).unwrap() < 1.3e-7);
     }
 }
