@@ -54,10 +54,12 @@ fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
     Ok(Mesh { axes })
 }
 
-/// The axes of a `DeviceMesh`, or the one of a `ProcessGroup`, through this process: name (none for a group), global
-/// ranks and this process's place among them.
+/// An axis as plain values: name (none for a process group), global ranks, this process's place among them.
+type PlainAxis = (Option<String>, Vec<u64>, usize);
+
+/// The axes of a `DeviceMesh`, or the one of a `ProcessGroup`, through this process.
 #[pyfunction]
-pub(super) fn axes_of(handle: &Bound<'_, PyAny>) -> PyResult<Vec<(Option<String>, Vec<u64>, usize)>> {
+pub(super) fn axes_of(handle: &Bound<'_, PyAny>) -> PyResult<Vec<PlainAxis>> {
     let py = handle.py();
     let dist = py.import("torch.distributed")?;
     if handle.is_instance(&dist.getattr("ProcessGroup")?)? {
