@@ -183,7 +183,8 @@ impl Session {
         let scalars = used.into_iter().map(|a| {
             let group = self.plan.algorithm_groups[a];
             let names = self.plan.algorithms[a].scalars().join(", ");
-            (format!("{names} of group {group}"), self.hypers[a].0.clone())
+            let values = self.hypers[a].0.iter().chain([&self.grad_factors[a]]).copied().collect();
+            (format!("{names}, factor of the gradient in group {group}"), values)
         });
         (gradients.collect(), scalars.collect())
     }

@@ -140,6 +140,21 @@ impl StageIo<'_> {
         slab.tensor(&[slab.len()])
     }
 
+    /// Notes a measurement of the stored matrix of unit `unit`, when somebody asked for them and all of the matrix is
+    /// stored here: a part would give another number. The value is computed only then.
+    ///
+    /// # Errors
+    /// Whatever `value` returns.
+    pub fn record_stored(
+        &mut self,
+        name: &'static str,
+        unit: usize,
+        value: impl FnOnce() -> Result<f64>,
+    ) -> Result<()> {
+        let UnitIo { rows, cols, stored, .. } = self.units[unit];
+        if stored == [rows, cols] { self.record(name, unit, value) } else { Ok(()) }
+    }
+
     /// Notes a measurement of unit `unit`, when somebody asked for them. The value is computed only then.
     ///
     /// # Errors

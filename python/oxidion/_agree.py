@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from typing import Any
 
-from oxidion._comm import Groups, Meshes, Ranks, checksum, largest, local, my_rank, tell
+import torch
+from torch import Tensor
+
+from oxidion._comm import Groups, Meshes, Ranks, largest, local, my_rank, tell
 from oxidion._oxidion import PlanMismatch, Session
 from oxidion._validate import names_of
 
@@ -34,12 +38,23 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
         differ = any(most + least for most, least in zip(both[:3], both[3:], strict=True))
         # A rank that skips has nothing to compare; if any does, all do.
         failed = failed or bool(any_failed) or (differ and not skip)
+    # What one line of an axis found the others have to hear before anybody goes on. On a mesh of three axes
+    # each line meets all others in one round; more groups are no plain mesh.
+    for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
+        for group in groups.values():
+            failed, skip = map(bool, largest([int(failed), int(skip)], group))
     if failed:
         complaint = _complaint(groups, session, error)
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
     return not skip
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number of 62 bits that depends on every bit of a tensor."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") >> 2
 
 
 def check_gradients(params: list[dict[str, Any]], meshes: Meshes, groups: Groups) -> None:
@@ -60,7 +75,7 @@ def check_gradients(params: list[dict[str, Any]], meshes: Meshes, groups: Groups
         if param.grad is not None
     ]
     sums = [checksum(grad) for _, grad in rows]
-    complaint = ""
+    complaint = doubled = ""
     for axis, ranks, _, averaged in meshes.replicas:
         if len(ranks) == 1 or not rows:
             continue
@@ -73,38 +88,36 @@ def check_gradients(params: list[dict[str, Any]], meshes: Meshes, groups: Groups
                 "over both axes) or pass replicate_mesh_grad_sync=True"
             )
         if not averaged and all(equal) and any(bool(grad.any()) for _, grad in rows):
-            warnings.warn(
+            doubled = (
                 f"gradients are equal on the ranks {ranks} of {axis} before this optimizer averages them: "
                 "they were averaged already, which doubles the traffic. Use no_sync(), shard over one axis "
-                "only, or pass replicate_mesh_grad_sync=False",
-                stacklevel=5,
+                "only, or pass replicate_mesh_grad_sync=False"
             )
-    told = [text for group in groups.values() for text in tell(complaint, group) if text]
-    for group in groups.values():
-        told += [text for heard in tell(told, group) for text in heard]
-    if told:
-        raise PlanMismatch(told[0])
+    found = [complaint] if complaint else []
+    for _ in groups:
+        for group in groups.values():
+            found = [text for heard in tell(found, group) for text in heard][:1]
+    if found:
+        raise PlanMismatch(found[0])
+    if doubled:
+        warnings.warn(doubled, stacklevel=5)
 
 
 def _complaint(groups: Groups, session: Session | None, error: BaseException | None) -> str:
     """What differs between which ranks. Every rank calls this, and hears what was found on other axes."""
     found: list[str] = []
     me = my_rank()
+    failure = None if error is None else f"{type(error).__name__}: {error}"
     for ranks, group in groups.items():
-        mine = (
-            me,
-            None if error is None else f"{type(error).__name__}: {error}",
-            _details(session, ranks),
-            found,
-        )
-        told = tell(mine, group)
-        for rank, failure, _, heard in told:
-            found += [text for text in heard if text not in found]
-            if failure is not None:
-                found.append(f"rank {rank} could not begin the step: {failure}")
-        planned = [(rank, details) for rank, _, details, _ in told if details is not None]
+        told = tell((me, failure, _details(session, ranks)), group)
+        found += [f"rank {rank} could not begin the step: {why}" for rank, why, _ in told if why is not None]
+        planned = [(rank, details) for rank, _, details in told if details is not None]
         for other in planned[1:]:
-            found += [text for text in _differences(planned[0], other) if text not in found]
+            found += _differences(planned[0], other)
+    for _ in groups:
+        for group in groups.values():
+            found += [text for heard in tell(found, group) for text in heard]
+            found = list(dict.fromkeys(found))
     return "; ".join(found[:8]) or "the ranks of this optimizer disagree about the step"
 
 
@@ -120,18 +133,18 @@ def _differences(one: tuple[int, Any], other: tuple[int, Any]) -> list[str]:
     if plan_a != plan_b:
         for line_a, line_b in zip(plan_a, plan_b, strict=False):
             if line_a != line_b:
-                return [f"the parameters differ: rank {a} has {line_a}, rank {b} has {line_b}"]
+                return [f"the plans differ: rank {a} has {line_a}; rank {b} has {line_b}"]
         longer, more = (a, plan_a) if len(plan_a) > len(plan_b) else (b, plan_b)
-        return [f"the parameters differ: only rank {longer} has {more[min(len(plan_a), len(plan_b))]}"]
+        return [f"the plans differ: only rank {longer} has {more[min(len(plan_a), len(plan_b))]}"]
     texts = []
-    for (name, has_a), (_, has_b) in zip(grads_a, grads_b, strict=True):
+    for (name, has_a), (_, has_b) in zip(grads_a, grads_b, strict=False):
         if has_a != has_b:
             owner, lacking = (a, b) if has_a else (b, a)
             texts.append(
                 f"{name}: rank {owner} has a gradient, rank {lacking} none. Make the parameter take part in "
                 "the loss on all ranks, or give it zeros"
             )
-    for (names, values_a), (_, values_b) in zip(scalars_a, scalars_b, strict=True):
+    for (names, values_a), (_, values_b) in zip(scalars_a, scalars_b, strict=False):
         if values_a != values_b:
             texts.append(
                 f"the hyper-parameters {names} differ: rank {a} has {values_a}, rank {b} has {values_b}"

@@ -95,6 +95,7 @@ class OxOptimizer(Stepper, Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        self._forget()
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
@@ -182,15 +183,16 @@ class OxOptimizer(Stepper, Optimizer):
         finally:
             for hook in hooks:
                 hook.remove()
-        self._session = None
+        self._forget()
         self._poison = None
+        self._settle()
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
-        self._session = None
+        self._forget()
         for group in self.param_groups:
             if "betas" not in group and "beta1" in group:
                 group["betas"] = (group["beta1"], group["beta2"])
@@ -209,7 +211,8 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def __getstate__(self) -> dict[str, Any]:
         _schema.mirror_betas(self.param_groups, self._last_betas)
-        return super().__getstate__()
+        state: dict[str, Any] = super().__getstate__()
+        return state if self._meshes is _comm.NO_MESHES else {**state, "_meshes": self._meshes}
 
     def synchronize_for_checkpoint(self) -> None:
         """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.
@@ -221,7 +224,7 @@ class OxOptimizer(Stepper, Optimizer):
         if not groups:
             return
         params = _state.parameters(self.param_groups)
-        own = [self.state[params[i]] for i in self._make_plan().decoupled]
+        own = [self.state.get(params[i], {}) for i in self._make_plan().decoupled]
         _comm.average([_comm.local(state["momentum"]) for state in own if "momentum" in state], groups)
 
     # ----------------------------------------------------------- introspection
@@ -237,8 +240,9 @@ class OxOptimizer(Stepper, Optimizer):
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.
 
-        Columns: update and parameter RMS; orthogonality error, captured energy and error-feedback norm where
-        the algorithm has them. ``.stages`` holds milliseconds by bucket, ``.bytes_sent`` what a step sends.
+        Columns: update and parameter RMS; orthogonality error where the algorithm has it, captured energy and
+        error-feedback norm too where all of the matrix is stored on this rank. ``.stages`` holds milliseconds
+        by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
         """
         return _shadow.metrics(self)
 

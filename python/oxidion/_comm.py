@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +36,14 @@ class Meshes:
     groups: Groups = field(default_factory=dict)
     check: bool = False
 
+    def __deepcopy__(self, _memo: object) -> Meshes:
+        """The same: process groups cannot be copied."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled."""
+        raise TypeError("an optimizer with meshes or process groups cannot be pickled: save its state_dict()")
+
     @property
     def pending(self) -> Groups:
         """The groups over which the optimizer averages."""
@@ -60,6 +67,10 @@ def _lines(name: str, mesh: Any) -> list[tuple[str, Ranks, int, ProcessGroup]]:
     except TypeError as error:
         raise TypeError(f"{name} {error}") from None
     groups = [mesh.get_group(i) for i in range(mesh.ndim)] if hasattr(mesh, "get_group") else [mesh]
+    if any(group.rank() != place for (_, _, place), group in zip(axes, groups, strict=True)):
+        raise ValueError(
+            f"{name} orders its ranks otherwise than its process group: build it with ranks ascending"
+        )
     own = name.removesuffix("_mesh")
     return [(axis or own, tuple(r), at, g) for (axis, r, at), g in zip(axes, groups, strict=True)]
 
@@ -80,6 +91,8 @@ def read_meshes(
         TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
         ValueError: for meshes that are the same or have more than one dimension.
     """
+    if not check and replicate[1] is None and outer is None and inner is None:
+        return NO_MESHES
     groups: Groups = {}
     replicas, shards = [], []
     name, mesh, averaged = replicate
@@ -177,7 +190,7 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
     """Replaces local tensors by their means over the groups, in flat pieces of at most 64 MB."""
     pieces: list[list[Tensor]] = []
     for tensor in tensors:
-        if pieces and pieces[-1][0].dtype == tensor.dtype and sum(map(_bytes, pieces[-1])) < 64 << 20:
+        if pieces and pieces[-1][0].dtype == tensor.dtype and sum(t.nbytes for t in pieces[-1]) < 64 << 20:
             pieces[-1].append(tensor)
         else:
             pieces.append([tensor])
@@ -187,16 +200,6 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
             torch.distributed.all_reduce(flat.div_(group.size()), group=group)
         for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
             tensor.copy_(mean.view_as(tensor))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def checksum(tensor: Tensor) -> int:
-    """A number of 62 bits that depends on every bit of a tensor."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") >> 2
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -258,23 +261,38 @@ def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
     return DTensor.from_local(own, param.device_mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
+def is_distributed(value: object) -> bool:
+    """Whether the object is a DTensor."""
+    return hasattr(value, "_local_tensor")
+
+
 def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
-    """A state that was loaded, in the layout that its parameter asks for; the same object if it has that."""
+    """A state that was loaded, in the layout that its parameter asks for; the same object if it has that.
+
+    DTensors of other placements are redistributed: every rank has to call this.
+    """
     shape = torch.Size(spec["shape"])
-    if value.shape != shape or not hasattr(param, "_local_tensor"):
-        return (
-            full(value) if hasattr(value, "_local_tensor") and not hasattr(param, "_local_tensor") else value
-        )
-    if not hasattr(value, "_local_tensor"):
+    if value.shape != shape:
+        return value
+    if not is_distributed(param):
+        return full(value)
+    if not is_distributed(value):
         own = value
         for dim, (start, length) in enumerate(spec["spans"]):
             own = own.narrow(dim, start, length)
-        return as_state(own.contiguous(), param, spec)
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(param, DTensor)
-    assert isinstance(value, DTensor)
-    wanted = _placements(param, spec["shards"])
-    if list(value.placements) == wanted and value.device_mesh == param.device_mesh:
+        return as_state(own.clone(memory_format=torch.contiguous_format), param, spec)
+    if lies_right(value, param, spec):
         return value
-    return value.redistribute(param.device_mesh, wanted)
+    mesh = cast("Any", param).device_mesh
+    moved: Tensor = cast("Any", value).redistribute(mesh, _placements(param, spec["shards"]))
+    return moved
+
+
+def lies_right(value: Any, param: Any, spec: Mapping[str, Any]) -> bool:
+    """Whether a state has the layout that its parameter asks for."""
+    if is_distributed(value) != is_distributed(param):
+        return False
+    if not is_distributed(param) or value.shape != torch.Size(spec["shape"]):
+        return True
+    wanted = _placements(param, spec["shards"])
+    return list(value.placements) == wanted and bool(value.device_mesh == param.device_mesh)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from oxidion import _state
-from oxidion._comm import average, full, local, with_local
+from oxidion._comm import average, full, local, tell, with_local
 from oxidion._table import Table
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def _twin(optimizer: OxOptimizer) -> OxOptimizer:
     """An optimizer of the same settings over copies of parameters, gradients and states."""
     twin = copy.copy(optimizer)
+    twin._meshes = optimizer._meshes
     twins = {}
     for param in _state.parameters(optimizer.param_groups):
         clone = _copy(param).requires_grad_(param.requires_grad)
@@ -48,6 +49,16 @@ def _twin(optimizer: OxOptimizer) -> OxOptimizer:
     return twin
 
 
+def merged(found: dict[str, list[Any]], groups: Iterable[Any]) -> dict[str, list[Any]]:
+    """Lists by name of all ranks of the groups, each entry once."""
+    for group in groups:
+        told = tell(found, group)
+        found = {
+            key: sorted({entry for one in told for entry in one.get(key, ())}) for one in told for key in one
+        }
+    return found
+
+
 def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
 
@@ -61,6 +72,8 @@ def metrics(optimizer: OxOptimizer) -> Table:
     session.measure(True)
     twin._take_step()
     measured, milliseconds = session.measurements()
+    # A matrix that is dealt out is measured by its owner.
+    measured = merged(measured, (twin._groups or {}).values())
     plan = twin.plan()
     rows = []
     for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._comm import as_state, local, moved_state
-from oxidion._oxidion import Plan, fill_normal
+from oxidion._comm import as_state, lies_right, local, moved_state
+from oxidion._oxidion import LayoutError, Plan, fill_normal
 
 Names = Mapping[str, Mapping[str, str]]
 
@@ -56,11 +56,27 @@ def materialise(
                     own[key] = torch.tensor(float(done), dtype=torch.float32)
             elif value is None:
                 own[key] = as_state(_start(spec, index), param, spec)
-            else:
-                own[key] = moved_state(value, param, spec)
+            elif not lies_right(value, param, spec):
+                raise LayoutError(
+                    f"state {key!r} of a parameter of shape {tuple(param.shape)} lies otherwise than the "
+                    "parameter asks for. Load it with load_state_dict(), which moves it"
+                )
             tensors.append(own[key])
         bound.append(tensors)
     return bound
+
+
+def settle(
+    plan: Plan, groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]], names: Names
+) -> None:
+    """Moves the states that exist into the layouts of their parameters. Every rank has to call this."""
+    for param, specs, algorithm in zip(parameters(groups), plan.state_specs(), plan.algorithms, strict=True):
+        public = names.get(algorithm, {})
+        own = state.get(param, {})
+        for spec in specs:
+            key = public.get(spec["role"], spec["role"])
+            if spec["role"] != "step" and isinstance(own.get(key), Tensor):
+                own[key] = moved_state(own[key], param, spec)
 
 
 def _start(spec: Mapping[str, Any], index: int) -> Tensor:

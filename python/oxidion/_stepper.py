@@ -32,8 +32,6 @@ class Stepper:
         """Whether steps on several ranks communicate; the same on all of them."""
 
     def _take_step(self) -> None:
-        if self._poison is not None:
-            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
         found_inf = getattr(self, "found_inf", None)
         skip = found_inf is not None and float(found_inf) > 0
         scale = getattr(self, "grad_scale", None)
@@ -79,9 +77,12 @@ class Stepper:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
         if self._groups is None:
             self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
-        return self._groups if self._groups and self._communicates() else {}
+        scaled = getattr(self, "found_inf", None) is not None
+        return self._groups if scaled or self._meshes.check or self._communicates() else {}
 
     def _begin(self, grad_factor: float) -> Session:
+        if self._poison is not None:
+            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
         threads = torch.get_num_threads()
         session = self._session
         if session is None or not session.begin(self.param_groups, self.state, grad_factor, threads):
@@ -108,3 +109,13 @@ class Stepper:
         self._schedule = tuple(plan.schedule)
         self._comms = tuple(_comm.bind(plan.transfers, arena, self._groups))
         return self._session
+
+    def _forget(self) -> None:
+        """Plans anew at the next step."""
+        self._session = None
+        self._groups = None
+
+    def _settle(self) -> None:
+        """Moves states that were loaded into the layouts of their parameters; every rank does it."""
+        if any(_comm.is_distributed(value) for own in self.state.values() for value in own.values()):
+            _state.settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

@@ -143,7 +143,13 @@ impl Meshes {
         for (name, ranks, coordinate, averaged) in &self.replicas {
             if ranks.len() > 1 {
                 let axis = Axis { name: name.clone(), ranks: ranks.clone(), coordinate: *coordinate };
-                layout.replicate(axis, *averaged);
+                layout.replicate(axis, *averaged).map_err(|own| {
+                    format!(
+                        "the ranks {ranks:?} of '{name}' cannot all hold copies of it: they share some with its mesh axis \
+                         '{}' over {:?}",
+                        own.name, own.ranks
+                    )
+                })?;
             }
         }
         Ok(transposed)

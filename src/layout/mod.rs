@@ -33,15 +33,25 @@ impl Layout {
 
     /// Adds an axis whose ranks hold the same parameter. `averaged` says that their gradients are equal too; if not,
     /// each has its own contribution. An axis of the same ranks that is there already is not added again.
-    pub fn replicate(&mut self, axis: Axis, averaged: bool) {
+    ///
+    /// # Errors
+    /// The axis that shares ranks with the new one and is not the same: its ranks hold no copies.
+    pub fn replicate(&mut self, axis: Axis, averaged: bool) -> Result<(), Axis> {
         let new = if averaged { Placement::Replicate } else { Placement::Partial(Reduction::Avg) };
+        let shared = |own: &&Axis| own.ranks.iter().filter(|rank| axis.ranks.contains(rank)).count() > 1;
         match self.mesh.axes.iter().position(|a| a.ranks == axis.ranks) {
             Some(at) if self.placements[at] == Placement::Replicate => self.placements[at] = new,
-            Some(_) => {}
+            // Work is dealt out over the axes that shard it anyway.
+            Some(_) if averaged => {}
+            Some(at) => return Err(self.mesh.axes[at].clone()),
             None => {
+                if let Some(own) = self.mesh.axes.iter().find(shared) {
+                    return Err(own.clone());
+                }
                 self.mesh.axes.push(axis);
                 self.placements.push(new);
             }
         }
+        Ok(())
     }
 }

@@ -44,6 +44,19 @@ impl Cutters {
         })
     }
 
+    /// Where element `index` of `size` lies within the part that holds it, and the length of the largest part.
+    #[must_use]
+    pub fn place(&self, size: usize, index: usize) -> (usize, usize) {
+        let (mut len, mut at, mut largest) = (size, index, size);
+        for (parts, _) in &self.0 {
+            let full = len.div_ceil((*parts).max(1)).max(1);
+            len = full.min(len - at / full * full);
+            at %= full;
+            largest = largest.div_ceil((*parts).max(1));
+        }
+        (at, largest)
+    }
+
     /// Offset and length of the part that rank `peer` of cut number `level` gets of what this process holds before it.
     #[must_use]
     pub fn part(&self, size: usize, level: usize, peer: usize) -> (usize, usize) {

@@ -1,7 +1,7 @@
 //! Coefficient tables of the odd quintic iterations `X <- a X + b (X Xᵀ) X + c (X Xᵀ)² X`.
 
 /// A sequence of quintic steps and the scale of its first argument.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct Polynomial {
     /// Name under which [`by_name`] finds it.
     pub name: &'static str,
@@ -10,6 +10,12 @@ pub struct Polynomial {
     /// The input is divided by `norm_factor * ||X||_F + epsilon`, so a factor above 1 leaves room for
     /// rounding.
     pub norm_factor: f64,
+}
+
+impl std::fmt::Debug for Polynomial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 /// Polar Express: five quintics, each the minimax choice for the range of singular values that the one before

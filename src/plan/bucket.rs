@@ -212,7 +212,6 @@ pub(super) fn buckets(
     closed.sort_by_key(|b| algorithms[b.algorithm].flat());
     for bucket in &mut closed {
         // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
-        bucket.widest = bucket.units.len().div_ceil(bucket.stacks);
         bucket.units.retain(|unit| unit.piece.lead.is_some());
         loads.deal(bucket);
     }
@@ -308,7 +307,10 @@ fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
     let wanted = fit(given.unwrap_or(DEFAULT_BATCH_BYTES)).max(1).next_multiple_of(all);
     let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
     let most = if all == 1 { wanted } else { wanted.min(bound) };
-    bucket.units.chunks(most.max(1) * bucket.stacks).map(part).collect()
+    stacks_of(&bucket.units, most.max(1))
+        .into_iter()
+        .map(|(units, widest)| Bucket { widest, ..part(&units) })
+        .collect()
 }
 
 /// Bytes per unit that a process averages when the linear buffers are averaged instead of the gradient; `None` when
@@ -341,6 +343,28 @@ fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
         }
         _ => length,
     }
+}
+
+/// Units in groups of which no process stores more than `most`, with the number that the fullest one stores.
+fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
+    let mut groups: Vec<(Vec<Unit>, usize)> = Vec::new();
+    // The slots of each parameter follow those of the parameters before it.
+    let (mut base, mut next, mut param) = (0, 0, None);
+    for unit in units {
+        if param != Some(unit.param) {
+            (base, param) = (next, Some(unit.param));
+        }
+        let slot = base + unit.piece.slot;
+        next = next.max(slot + 1);
+        let group = slot / most;
+        if groups.len() <= group {
+            groups.resize(group + 1, (Vec::new(), 0));
+        }
+        let (members, widest) = &mut groups[group];
+        members.push(unit.clone());
+        *widest = (*widest).max(slot % most + 1);
+    }
+    groups
 }
 
 /// Runs of units of together at most `elements` elements on each of `parts` processes; one unit at least.

@@ -84,8 +84,10 @@ impl Plan {
         let line = |member: &Member| {
             let states: Vec<_> = member.states.iter().map(|s| (s.spec.role, s.spec.dtype)).collect();
             format!(
-                "{}: shape {:?}, {}, {}, {:?}, states {states:?}, transposed {:?}{}",
+                "{}: parameter {} of group {}, shape {:?}, {}, {}, {:?}, states {states:?}, transposed {:?}{}",
                 member.spec.name,
+                member.spec.index,
+                member.group,
                 member.spec.shape,
                 member.spec.dtype.name(),
                 placements(&member.layout),
@@ -94,7 +96,25 @@ impl Plan {
                 if member.frozen { ", frozen" } else { "" },
             )
         };
-        self.members.iter().filter(on_axis).map(line).collect()
+        let mut lines: Vec<String> = self.members.iter().filter(on_axis).map(line).collect();
+        lines.extend(self.order(ranks));
+        lines
+    }
+
+    /// The collectives of an axis in the order in which they start; all-to-alls without their sizes, which differ from
+    /// rank to rank. None when `ranks` is empty: other axes may have other ones elsewhere.
+    fn order(&self, ranks: &[u64]) -> impl Iterator<Item = String> {
+        let issued = self.schedule.iter().filter_map(|instr| match instr {
+            Instr::Issue(k) => Some(&self.transfers[*k]),
+            _ => None,
+        });
+        issued.filter(move |t| t.axis.ranks == ranks).enumerate().map(|(n, t)| {
+            let bytes = match t.collective {
+                Collective::AllToAll | Collective::ReduceScatter(_) => String::new(),
+                _ => format!(", {}", bytes(t.send.bytes)),
+            };
+            format!("collective {n} of axis {}: {:?} of {}{bytes}", t.axis.name, t.collective, t.buffer)
+        })
     }
 
     /// SHA-256 of what all ranks must agree on, in hexadecimal.

@@ -46,6 +46,8 @@ pub struct Piece {
     pub local: Block,
     /// Place among the matrices that are stored here; none when the matrix lies elsewhere.
     pub lead: Option<usize>,
+    /// Its place among the blocks of this parameter that the same process stores, whichever that is.
+    pub slot: usize,
     /// Its rows within their dimension.
     pub rows: Extent,
     /// Its columns within their dimension.
@@ -125,6 +127,7 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
         block: Block { offset: 0, rows: 1, cols: p.numel() },
         local: Block { offset: 0, rows: 1, cols: stored },
         lead: Some(0),
+        slot: 0,
         rows: Extent::whole(1),
         cols: Extent::whole(stored),
     }
@@ -154,6 +157,7 @@ pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &L
     let (rows, cols) = (p.shape[rows_dim], p.shape[cols_dim] * scale);
     let stored_cols = spans[cols_dim].1 * scale;
     let stored_rows = spans[rows_dim].1;
+    let per_matrix = (blocks.len() / p.shape[..leading].iter().product::<usize>().max(1)).max(1);
     let mut pieces = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
         let matrix = (rows * cols).max(1);
@@ -167,9 +171,23 @@ pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &L
         let offset = lead.unwrap_or(0) * stored_rows * stored_cols + first_row.min(stored_rows) * stored_cols;
         let local =
             if lead.is_some() { Block { offset, rows: r.len(), cols: c.len() } } else { Block::default() };
-        pieces.push(Piece { index, block: *block, local, lead, rows: row_extent, cols: col_extent });
+        let slot = slot(block.offset / matrix, &p.shape[..leading], layout) * per_matrix + index % per_matrix;
+        pieces.push(Piece { index, block: *block, local, lead, slot, rows: row_extent, cols: col_extent });
     }
     Ok(pieces)
+}
+
+/// The place of matrix `index` among those that its process stores, counted as if every process stored as many as the
+/// one with most.
+fn slot(index: usize, shape: &[usize], layout: &Layout) -> usize {
+    let (mut rest, mut slot, mut step) = (index, 0, 1);
+    for (dim, &size) in shape.iter().enumerate().rev() {
+        let (at, largest) = Cutters::of(layout, dim).0.place(size, rest % size.max(1));
+        rest /= size.max(1);
+        slot += at * step;
+        step *= largest;
+    }
+    slot
 }
 
 /// The place of matrix `index` among those stored here, by leading dimensions; `None` when it is stored elsewhere.

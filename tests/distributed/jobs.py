@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -16,7 +14,6 @@ import oxidion
 from support.cases import case_named
 from support.inputs import gaussian, gradients
 from support.layouts import setting_named
-from support.sim_mesh import chunk
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -63,6 +60,12 @@ def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, nam
         meshes = {"distributed_mesh": mesh}
     optimizer = case.build(params, orth_dtype=orth, **meshes)
     reference = case.build(single, orth_dtype=orth)
+    if meshes and named and case.cls is oxidion.Dion:
+        # Named meshes choose the orientation; one process takes it from the shape of Q.
+        for param, one in zip(params, single, strict=True):
+            if one.shape[-2] != one.shape[-1]:
+                optimizer.init_state()
+                reference.state[one]["Q"] = whole(optimizer.state[param]["Q"]).clone()
     for grads in gradients(case.shapes, 3, 0):
         for param, one, grad, layout in zip(params, single, grads, layouts, strict=True):
             own = grad
@@ -152,81 +155,3 @@ def distance(network: nn.Module, name: str, steps: int) -> float:
     train(reference, optimizer_of(reference, name), steps)
     pairs = zip(network.parameters(), reference.parameters(), strict=True)
     return max(float((whole(a) - b.detach()).abs().max()) for a, b in pairs)
-
-
-def two_errors(action: Callable[[], object]) -> tuple[str, str]:
-    """Name and text of the exception that an action raises."""
-    try:
-        action()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return "", ""
-
-
-def disagreement(kind: str) -> dict[str, Any]:
-    """One rank differs from the others; what each hears, and that nothing has changed."""
-    rank = dist.get_rank()
-    mesh = mesh_of({"fs": dist.get_world_size()})
-    shapes = [(8, 6), (6, 8)]
-    if kind == "parameters" and rank == 1:
-        shapes = [(8, 6), (6, 9)]
-
-    def shard(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        # Without communication: the ranks may differ here.
-        start, count = chunk(shape[0], dist.get_world_size(), rank)
-        own = torch.ones(tuple(shape), dtype=dtype)[start : start + count].clone()
-        size = torch.Size(shape)
-        return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=(size[1], 1))
-
-    params = [nn.Parameter(shard(shape)) for shape in shapes]
-    named = [("first", params[0]), ("second", params[1])]
-    lr = 0.02 if kind == "lr" and rank == 1 else 0.01
-    fraction = 0.25 if kind == "rank" and rank == 1 else 0.5
-    optimizer = oxidion.Dion(named, lr=lr, rank_fraction=fraction)
-    for i, (param, shape) in enumerate(zip(params, shapes, strict=True)):
-        if kind == "gradient" and rank == 1 and i == 1:
-            continue
-        param.grad = shard(shape)
-    if kind == "dtype" and rank == 1:
-        params[1].grad_dtype = None
-        params[1].grad = shard(shapes[1], torch.complex64)
-    if kind == "found_inf":
-        optimizer.found_inf = torch.tensor(float(rank == 1))
-        optimizer.grad_scale = None
-    name, text = two_errors(optimizer.step)
-    answer = {
-        "error": name,
-        "text": text,
-        "unchanged": all(bool((own(param) == 1).all()) for param in params),
-        "step": optimizer.param_groups[0]["step"],
-    }
-    # The optimizer works on once the ranks agree again.
-    if kind in ("gradient", "found_inf"):
-        for param, shape in zip(params, shapes, strict=True):
-            param.grad = shard(shape)
-        optimizer.found_inf = None
-        optimizer.step()
-        assert optimizer.param_groups[0]["step"] == 1
-        assert not any(bool((own(param) == 1).all()) for param in params if own(param).numel())
-    return answer
-
-
-def own(tensor: Tensor) -> Tensor:
-    """What this process holds of a DTensor."""
-    assert isinstance(tensor, DTensor)
-    return tensor.to_local().detach()
-
-
-def averaged_or_not(sync: bool, equal: bool) -> tuple[str, str, list[str]]:
-    """A step that checks whether gradients are averaged: its exception and warnings."""
-    rank = dist.get_rank()
-    torch.manual_seed(0)
-    param = nn.Parameter(torch.randn(8, 6))
-    group = dist.group.WORLD
-    keys = {"replicate_mesh_grad_sync": sync, "rank_fraction": 0.25, "check_grad_sync": True}
-    optimizer = oxidion.Dion([("w", param)], replicate_mesh=group, **keys)
-    param.grad = torch.ones(8, 6) * (1.0 if equal else 1.0 + rank)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        name, text = two_errors(optimizer.step)
-    return name, text, [str(w.message) for w in caught]

@@ -10,7 +10,7 @@ import torch
 from support.layouts import SETTINGS
 from support.workers import Workers, workers
 
-from . import jobs, wrapped
+from . import agreeing, jobs, wrapped
 
 NAMES = ("Dion", "Muon", "AdamW", "Lion")
 CASES = ("dion-quarter", "muon-default", "adamw-default", "lion-default")
@@ -64,6 +64,14 @@ def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, s
     assert max(eight.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12
 
 
+NAMED = [s.name for s in SETTINGS if s.outer and size_of(s.axes) == 4]
+
+
+@pytest.mark.parametrize("setting", NAMED)
+def test_named_meshes_on_four_processes_equal_one_process(four: Workers, setting: str) -> None:
+    assert max(four.run(jobs.steps_on_a_layout, "dion-tall", setting, torch.float64, True)) <= 1e-12
+
+
 @pytest.mark.parametrize("case", CASES[:2])
 def test_float32_steps_on_four_processes_equal_one_process(four: Workers, case: str) -> None:
     assert max(four.run(jobs.steps_on_a_layout, case, "fsdp4-dim0", torch.float32, True)) <= 2e-6
@@ -100,13 +108,13 @@ def test_tensor_parallel_model_equals_one_process(two: Workers, name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_fsdp_and_tensor_parallel_model_equals_one_process(four: Workers, name: str, strided: bool) -> None:
     axes = {"fs": 2, "tp": 2}
-    assert max(four.run(wrapped.plane, name, axes, strided, False, False)) <= CLOSE[name]
+    assert max(four.run(wrapped.plane, name, axes, strided, False)) <= CLOSE[name]
 
 
 @pytest.mark.parametrize(("name", "compressed"), [("Dion", True), ("Dion", False), ("Muon", False)])
 def test_three_axes_on_eight_processes_equal_one_process(eight: Workers, name: str, compressed: bool) -> None:
     axes = {"dp": 2, "fs": 2, "tp": 2}
-    assert max(eight.run(wrapped.plane, name, axes, False, compressed, False)) <= CLOSE[name]
+    assert max(eight.run(wrapped.plane, name, axes, False, compressed)) <= CLOSE[name]
 
 
 @pytest.mark.parametrize("name", ["Dion", "Muon"])
@@ -132,15 +140,54 @@ def test_ranks_that_disagree_all_raise_and_nothing_changes(
     two: Workers, four: Workers, kind: str, names: tuple[str, ...]
 ) -> None:
     for group in (two, four):
-        for answer in group.run(jobs.disagreement, kind):
+        for answer in group.run(agreeing.disagreement, kind):
             assert answer["error"] == "PlanMismatch", answer
             assert all(name in answer["text"] for name in names), answer["text"]
             assert answer["unchanged"]
             assert answer["step"] == 0
 
 
+def test_disagreement_on_one_line_of_one_axis_reaches_all_ranks(four: Workers) -> None:
+    for name, text in four.run(agreeing.disagreement_on_one_line):
+        assert name == "PlanMismatch"
+        assert "on_tp: rank 1 has a gradient, rank 0 none" in text
+
+
+@pytest.mark.parametrize("kind", ["max_batch_bytes", "groups", "maximize", "index"])
+def test_settings_that_differ_between_ranks_raise_everywhere(two: Workers, kind: str) -> None:
+    for name, text in two.run(agreeing.different_settings, kind):
+        assert name == "PlanMismatch"
+        assert "rank 1 has" in text, text
+        assert len(text) < 1500
+
+
+@pytest.mark.parametrize("name", ["Dion", "Muon"])
+def test_replica_axis_that_shares_ranks_with_a_sharding_axis_is_refused(four: Workers, name: str) -> None:
+    for error, text in four.run(agreeing.overlapping_replicas, name):
+        assert error == "LayoutError"
+        assert "w: the ranks [0, 1, 2, 3]" in text
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_metrics_and_verify_look_at_the_distributed_step(two: Workers, kind: str) -> None:
+    first, second = two.run(agreeing.looked_at, kind)
+    assert first["sent"] > 0
+    assert first["row"] == pytest.approx(second["row"])
+    assert first["row"]["orthogonality_error"] < 1e-5
+    for answer in (first, second):
+        assert answer["error"] < 1e-5
+    if kind == "fsdp":
+        assert first["row"].get("captured_energy") is None
+
+
+def test_deep_copy_keeps_the_meshes_and_pickling_says_why_not(two: Workers) -> None:
+    for same, text in two.run(agreeing.copied):
+        assert same
+        assert "save its state_dict()" in text
+
+
 def test_rank_with_an_unusable_gradient_tells_the_others(two: Workers) -> None:
-    first, second = two.run(jobs.disagreement, "dtype")
+    first, second = two.run(agreeing.disagreement, "dtype")
     assert (first["error"], second["error"]) == ("PlanMismatch", "TypeError")
     assert "rank 1 could not begin the step" in first["text"]
     assert "second" in first["text"]
@@ -149,21 +196,21 @@ def test_rank_with_an_unusable_gradient_tells_the_others(two: Workers) -> None:
 
 
 def test_infinity_that_one_rank_found_skips_the_step_on_all(two: Workers) -> None:
-    for answer in two.run(jobs.disagreement, "found_inf"):
+    for answer in two.run(agreeing.disagreement, "found_inf"):
         assert answer == {"error": "", "text": "", "unchanged": True, "step": 0}
 
 
 def test_gradients_that_are_not_averaged_are_detected(two: Workers) -> None:
-    for name, text, _ in two.run(jobs.averaged_or_not, False, False):
+    for name, text, _ in two.run(agreeing.averaged_or_not, False, False):
         assert name == "PlanMismatch"
         assert "w: gradients differ" in text
-    for name, _, caught in two.run(jobs.averaged_or_not, False, True):
+    for name, _, caught in two.run(agreeing.averaged_or_not, False, True):
         assert (name, caught) == ("", [])
 
 
 def test_gradients_that_were_averaged_already_are_detected(two: Workers) -> None:
-    for name, _, caught in two.run(jobs.averaged_or_not, True, True):
+    for name, _, caught in two.run(agreeing.averaged_or_not, True, True):
         assert name == ""
         assert "averaged already" in caught[0]
-    for name, _, caught in two.run(jobs.averaged_or_not, True, False):
+    for name, _, caught in two.run(agreeing.averaged_or_not, True, False):
         assert (name, caught) == ("", [])

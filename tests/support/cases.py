@@ -159,6 +159,7 @@ OTHER_WAY = (
 ALL_CASES: tuple[Case, ...] = (
     _dion("default"),
     _dion("quarter", rank_fraction=0.25),
+    _dion("tall", Group(((12, 8), (17, 5), (8, 12), (7, 1))), rank_fraction=0.5),
     _dion("half-multiple4", rank_fraction=0.5, rank_multiple_of=4),
     _dion("qr", qr_method="qr", rank_fraction=0.5),
     _dion("cqr", qr_method="cqr", cqr_warmup_steps=0, rank_fraction=0.5),

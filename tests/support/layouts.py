@@ -62,6 +62,7 @@ SETTINGS = (
     Setting("fsdp4-dim1", {"fs": 4}, fsdp(1)),
     Setting("fsdp20-empty-shards", {"fs": 20}, fsdp(0)),
     Setting("fsdp4-outer", {"fs": 4}, fsdp(0), outer="fs"),
+    Setting("fsdp2-tp2-named", {"fs": 2, "tp": 2}, plane(tp=0, fs=1), outer="fs", inner="tp"),
     Setting("ddp4", {"dp": 4}, copies, {"dp": True}),
     Setting("ddp3-compressed", {"dp": 3}, copies, {"dp": False}),
     Setting("hsdp", {"dp": 2, "fs": 2}, lambda shape: {"dp": R, **fsdp(0)(shape)}),

@@ -1,8 +1,8 @@
 """All ranks of a mesh in one process: each has its plan, session and shards; collectives are done by hand.
 
 Every rank runs its own schedule until it waits for a collective that another rank has not started. What is
-received is filled with NaN when the collective is issued and exchanged when all ranks have issued it: a plan
-that reads too early or writes too late gives wrong numbers.
+received is filled with NaN when the collective is issued and arrives when all ranks have issued it: a plan
+that reads too early gives wrong numbers. What is sent is compared with what it was at the start.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Exchange:
     """One collective that some ranks have issued."""
 
     members: list[tuple[Rank, Mapping[str, Any]]] = field(default_factory=list)
+    sent: dict[int, Tensor] = field(default_factory=dict)
     done: bool = False
 
 
@@ -209,14 +210,18 @@ class SimMesh:
             exchange = Exchange()
             line.append(exchange)
         exchange.members.append((rank, transfer))
-        if transfer["kind"] != "all_reduce":
-            rank.memory(transfer["recv"]).fill_(255)
+        exchange.sent[rank.number] = rank.memory(transfer["send"]).clone()
+        rank.memory(transfer["recv"]).fill_(255)
         if rank is self.ranks[0]:
             self.sent.append(Sent(transfer["kind"], len(transfer["ranks"]), transfer["send"][1]))
         if len(exchange.members) == len(transfer["ranks"]):
             members = sorted(exchange.members, key=lambda m: m[0].number)
             assert [r.number for r, _ in members] == list(transfer["ranks"])
-            perform(members)
+            for member, what in members:
+                if what["kind"] != "all_reduce":
+                    kept = member.memory(what["send"])
+                    assert torch.equal(kept, exchange.sent[member.number]), "written to in flight"
+            perform(members, exchange.sent)
             exchange.done = True
         return exchange
 
@@ -234,20 +239,20 @@ class SimMesh:
             rank.session.end()
 
 
-def perform(members: Sequence[tuple[Rank, Mapping[str, Any]]]) -> None:
-    """Moves the data of one collective."""
+def perform(members: Sequence[tuple[Rank, Mapping[str, Any]]], sent: Mapping[int, Tensor]) -> None:
+    """Moves the data of one collective; ``sent`` is what each rank had when it started."""
     kinds = {transfer["kind"] for _, transfer in members}
     assert len(kinds) == 1, f"ranks meet in different collectives: {kinds}"
     kind = kinds.pop()
     if kind == "all_reduce":
         dtype = getattr(torch, members[0][1]["dtype"])
-        values = [rank.memory(transfer["send"], dtype) for rank, transfer in members]
+        values = [sent[rank.number].view(dtype) for rank, _ in members]
         assert len({v.numel() for v in values}) == 1
         total = torch.stack(values).double().sum(0).to(dtype)
-        for value in values:
-            value.copy_(total)
+        for rank, transfer in members:
+            rank.memory(transfer["recv"], dtype).copy_(total)
         return
-    send = [rank.memory(transfer["send"]).clone() for rank, transfer in members]
+    send = [sent[rank.number] for rank, _ in members]
     if kind == "all_gather":
         for rank, transfer in members:
             rank.memory(transfer["recv"]).copy_(torch.cat(send))

@@ -72,7 +72,7 @@ impl Dion {
             kernels::column_sums_of_squares(&r, norms.len(), &norms)?;
             let mut stored = Self::momentum(io, i)?;
             let whole = stored.shallow_clone();
-            io.record("captured_energy", i, || {
+            io.record_stored("captured_energy", i, || {
                 let energy = |slab: &Slab| kernels::sum_of_squares(slab).max(f64::MIN_POSITIVE);
                 Ok(energy(&r) / energy(&Slab::of(&whole)?))
             })?;
@@ -83,11 +83,9 @@ impl Dion {
             if unit.state[MOMENTUM].dtype() != r.dtype() {
                 unit.state[MOMENTUM].tensor(&unit.stored)?.f_copy_(&stored)?;
             }
-            io.record(
-                "error_feedback_norm",
-                i,
-                || Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt()),
-            )?;
+            io.record_stored("error_feedback_norm", i, || {
+                Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt())
+            })?;
         }
         Ok(())
     }

@@ -1,0 +1,177 @@
+"""What the ranks of a gloo process group do in the tests of what they have to agree on."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+import oxidion
+from support.inputs import gaussian
+from support.sim_mesh import chunk
+
+from .jobs import mesh_of, placed
+
+
+def two_errors(action: Callable[[], object]) -> tuple[str, str]:
+    """Name and text of the exception that an action raises."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def disagreement(kind: str) -> dict[str, Any]:
+    """One rank differs from the others; what each hears, and that nothing has changed."""
+    rank = dist.get_rank()
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    shapes = [(8, 6), (6, 8)]
+    if kind == "parameters" and rank == 1:
+        shapes = [(8, 6), (6, 9)]
+
+    def shard(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        # Without communication: the ranks may differ here.
+        start, count = chunk(shape[0], dist.get_world_size(), rank)
+        own = torch.ones(tuple(shape), dtype=dtype)[start : start + count].clone()
+        size = torch.Size(shape)
+        return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=(size[1], 1))
+
+    params = [nn.Parameter(shard(shape)) for shape in shapes]
+    named = [("first", params[0]), ("second", params[1])]
+    lr = 0.02 if kind == "lr" and rank == 1 else 0.01
+    fraction = 0.25 if kind == "rank" and rank == 1 else 0.5
+    optimizer = oxidion.Dion(named, lr=lr, rank_fraction=fraction)
+    for i, (param, shape) in enumerate(zip(params, shapes, strict=True)):
+        if kind == "gradient" and rank == 1 and i == 1:
+            continue
+        param.grad = shard(shape)
+    if kind == "dtype" and rank == 1:
+        params[1].grad_dtype = None
+        params[1].grad = shard(shapes[1], torch.complex64)
+    if kind == "found_inf":
+        optimizer.found_inf = torch.tensor(float(rank == 1))
+        optimizer.grad_scale = None
+    name, text = two_errors(optimizer.step)
+    answer = {
+        "error": name,
+        "text": text,
+        "unchanged": all(bool((own(param) == 1).all()) for param in params),
+        "step": optimizer.param_groups[0]["step"],
+    }
+    # The optimizer works on once the ranks agree again.
+    if kind in ("gradient", "found_inf"):
+        for param, shape in zip(params, shapes, strict=True):
+            param.grad = shard(shape)
+        optimizer.found_inf = None
+        optimizer.step()
+        assert optimizer.param_groups[0]["step"] == 1
+        assert not any(bool((own(param) == 1).all()) for param in params if own(param).numel())
+    return answer
+
+
+def own(tensor: Tensor) -> Tensor:
+    """What this process holds of a DTensor."""
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().detach()
+
+
+def disagreement_on_one_line() -> tuple[str, str]:
+    """Parameters on two axes of a mesh of 2 × 2; only one line of the second axis sees the difference."""
+    mesh = mesh_of({"dp": 2, "tp": 2})
+    params = [nn.Parameter(placed(torch.ones(8, 6), mesh[d], {d: ("S", 0)}, [d])) for d in ("dp", "tp")]
+    optimizer = oxidion.Muon([("on_dp", params[0]), ("on_tp", params[1])])
+    for param, axis in zip(params, ("dp", "tp"), strict=True):
+        param.grad = placed(torch.ones(8, 6), mesh[axis], {axis: ("S", 0)}, [axis])
+    if dist.get_rank() == 0:
+        params[1].grad = None
+    return two_errors(optimizer.step)
+
+
+def different_settings(kind: str) -> tuple[str, str]:
+    """Ranks whose plans differ in what no shape tells."""
+    rank = dist.get_rank()
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    params = [nn.Parameter(placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"])) for _ in range(4)]
+    keys: dict[str, Any] = {}
+    groups: list[Any] = [{"params": params}]
+    if kind == "max_batch_bytes":
+        keys = {"max_batch_bytes": 1 if rank else None}
+    if kind == "groups" and rank:
+        groups = [{"params": params[:2]}, {"params": params[2:]}]
+    if kind == "maximize":
+        keys = {"maximize": bool(rank)}
+    if kind == "index" and rank:
+        groups = [{"params": [nn.Parameter(torch.ones(3))], "algorithm": "lion"}, {"params": params}]
+    optimizer = oxidion.Muon(groups, **keys)
+    for param in params:
+        param.grad = placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"])
+    return two_errors(optimizer.step)
+
+
+def overlapping_replicas(name: str) -> tuple[str, str]:
+    """The world as replica axis of a parameter that half of it shards."""
+    mesh = mesh_of({"dp": 2, "fs": 2})
+    param = nn.Parameter(placed(torch.ones(8, 6), mesh["fs"], {"fs": ("S", 0)}, ["fs"]))
+    meshes = (
+        {"replicate_mesh": dist.group.WORLD} if name == "Dion" else {"distributed_mesh": dist.group.WORLD}
+    )
+    optimizer = getattr(oxidion, name)([("w", param)], **meshes)
+    param.grad = placed(torch.ones(8, 6), mesh["fs"], {"fs": ("S", 0)}, ["fs"])
+    return two_errors(optimizer.step)
+
+
+def looked_at(kind: str) -> dict[str, Any]:
+    """What ``metrics`` and ``verify`` say of one matrix on several ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    weight, grad = gaussian((16, 6), 1).float() * 0.1, gaussian((16, 6), 2).float()
+    keys: dict[str, Any] = {"rank_fraction": 0.5}
+    if kind == "fsdp":
+        mesh = mesh_of({"fs": world})
+        layout = {"fs": ("S", 0)}
+        param: Any = nn.Parameter(placed(weight, mesh, layout, ["fs"]))
+        param.grad = placed(grad, mesh, layout, ["fs"])
+    else:
+        param = nn.Parameter(weight.clone())
+        param.grad = grad * (1 + 0.5 * (rank - (world - 1) / 2))
+        keys |= {"replicate_mesh": dist.group.WORLD, "rank_fraction": 0.25}
+    optimizer = oxidion.Dion([param, nn.Parameter(weight.clone())][: 1 + (kind == "ddp")], **keys)
+    if kind == "ddp":
+        optimizer.param_groups[0]["params"][1].grad = param.grad.clone()
+    table = optimizer.metrics()
+    return {"sent": table.bytes_sent, "row": dict(table[0]), "error": optimizer.verify()[0]["update_error"]}
+
+
+def copied() -> tuple[bool, str]:
+    """A deep copy of an optimizer with meshes goes on as the original; pickling it is refused."""
+    weight = gaussian((16, 12), 1).float()
+    param = nn.Parameter(weight)
+    optimizer = oxidion.Dion([param], replicate_mesh=dist.group.WORLD, rank_fraction=0.125)
+    other_param, other = copy.deepcopy((param, optimizer))
+    for p, o in ((param, optimizer), (other_param, other)):
+        p.grad = gaussian((16, 12), 5, dist.get_rank()).float()
+        o.step()
+    _, text = two_errors(lambda: pickle.dumps(optimizer))
+    return torch.equal(param, other_param), text
+
+
+def averaged_or_not(sync: bool, equal: bool) -> tuple[str, str, list[str]]:
+    """A step that checks whether gradients are averaged: its exception and warnings."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.randn(8, 6))
+    group = dist.group.WORLD
+    keys = {"replicate_mesh_grad_sync": sync, "rank_fraction": 0.25, "check_grad_sync": True}
+    optimizer = oxidion.Dion([("w", param)], replicate_mesh=group, **keys)
+    param.grad = torch.ones(8, 6) * (1.0 if equal else 1.0 + rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        name, text = two_errors(optimizer.step)
+    return name, text, [str(w.message) for w in caught]
