@@ -117,5 +117,6 @@ class Stepper:
 
     def _settle(self) -> None:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
-        if any(_comm.is_distributed(value) for own in self.state.values() for value in own.values()):
+        values = [value for own in self.state.values() for value in own.values()]
+        if any(map(_comm.is_distributed, [*self.state, *values])):
             _state.settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

@@ -238,7 +238,7 @@ class TestRegistry(TestCase):
     def test_inputs_cover_every_hyper_parameter_of_every_class(self) -> None:
         meshes = {"replicate_mesh", "outer_shard_mesh", "inner_shard_mesh", "distributed_mesh"}
         kernels = {"newton_schulz_func", "use_triton", "use_gram_newton_schulz"}
-        elsewhere = {"replicate_mesh_grad_sync", "differentiable", "foreach"}
+        elsewhere = {"replicate_mesh_grad_sync", "check_grad_sync", "differentiable", "foreach"}
         uncovered = {"params", "strict", *meshes, *kernels, *elsewhere}
         for info in OPTIM_DB:
             covered = {key for kwargs in inputs(info, "cpu", torch.float32) for key in kwargs}
