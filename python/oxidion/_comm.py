@@ -202,6 +202,11 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
             tensor.copy_(mean.view_as(tensor))
 
 
+def is_distributed(value: object) -> bool:
+    """Whether the object is a DTensor."""
+    return hasattr(value, "_local_tensor")
+
+
 def local(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor or DTensor."""
     own: Tensor = getattr(tensor, "_local_tensor", tensor)
@@ -216,7 +221,7 @@ def full(tensor: Tensor) -> Tensor:
 
 def with_local(tensor: Tensor, own: Tensor) -> Tensor:
     """A tensor like ``tensor`` of which this process holds ``own``."""
-    if not hasattr(tensor, "_local_tensor"):
+    if not is_distributed(tensor):
         return own
     from torch.distributed.tensor import DTensor
 
@@ -250,7 +255,7 @@ def _placements(param: Any, shards: Sequence[int | None]) -> list[Any]:
 
 def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
     """A state as the kind of tensor that its parameter is, of which this process holds ``own``."""
-    if not hasattr(param, "_local_tensor"):
+    if not is_distributed(param):
         return own
     from torch.distributed.tensor import DTensor
 
@@ -259,11 +264,6 @@ def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
     stride = torch.empty(shape, device="meta").stride()
     placements = _placements(param, spec["shards"])
     return DTensor.from_local(own, param.device_mesh, placements, run_check=False, shape=shape, stride=stride)
-
-
-def is_distributed(value: object) -> bool:
-    """Whether the object is a DTensor."""
-    return hasattr(value, "_local_tensor")
 
 
 def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:

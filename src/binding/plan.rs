@@ -115,6 +115,14 @@ fn q_side(states: &States, shape: &[usize]) -> Option<bool> {
     }
 }
 
+impl PyPlan {
+    fn compile(py: Python<'_>, groups: &[Bound<'_, PyDict>], params: Vec<ParamInput>) -> PyResult<Self> {
+        let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
+        let plan = py.enter(|| Plan::build(params, &groups))?;
+        Ok(Self { plan: Arc::new(plan), groups })
+    }
+}
+
 #[pymethods]
 impl PyPlan {
     /// Compiles the plan of these groups. `states`: for each parameter dtype name and shape of the states that exist,
@@ -130,9 +138,7 @@ impl PyPlan {
         layouts: Option<Simulated>,
     ) -> PyResult<Self> {
         let params = inputs(&groups, &states, &meshes.unwrap_or_default(), layouts)?;
-        let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
-        let plan = py.enter(|| Plan::build(params, &groups))?;
-        Ok(Self { plan: Arc::new(plan), groups })
+        Self::compile(py, &groups, params)
     }
 
     /// Compiles the plan of one rank of a mesh that is not there. `groups`: dicts with an algorithm and its settings;
@@ -155,9 +161,7 @@ impl PyPlan {
             Ok(ParamInput { spec, layout, group, frozen: false, state_dtypes: BTreeMap::new() })
         };
         let params = params.into_iter().enumerate().map(input).collect::<PyResult<Vec<_>>>()?;
-        let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
-        let plan = py.enter(|| Plan::build(params, &groups))?;
-        Ok(Self { plan: Arc::new(plan), groups })
+        Self::compile(py, &groups, params)
     }
 
     /// Floating-point operations of a step: on what this rank stores, on the whole matrices that it takes, the same of

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::spec::{Cut, Side};
@@ -336,6 +337,12 @@ fn sparse(bucket: &Bucket, at: usize) -> bool {
 }
 
 impl Hop {
+    /// The type that travels: contributions to be added have one of their own.
+    #[must_use]
+    pub fn dtype(&self, spec: &BufferSpec) -> DType {
+        if matches!(self.kind, HopKind::AllReduce { .. }) { spec.wire } else { spec.dtype }
+    }
+
     /// Rows and columns that this process holds of a unit.
     #[must_use]
     pub fn size(bucket: &Bucket, spec: &BufferSpec, unit: &Unit, depth: [usize; 2]) -> [usize; 2] {

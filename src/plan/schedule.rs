@@ -73,8 +73,7 @@ impl Transfer {
         let spec = &bucket.program.buffers[hop.buffer];
         let counts = Route::new(bucket, hop).counts();
         let (main, messages) = (places[hop.buffer], places[bucket.program.buffers.len()]);
-        let reduced = matches!(hop.kind, HopKind::AllReduce { .. });
-        let dtype = if reduced { spec.wire } else { spec.dtype };
+        let dtype = hop.dtype(spec);
         let (from, to) = match hop.kind {
             HopKind::Deal { .. } | HopKind::ReduceDeal { .. } | HopKind::Gather { .. } => (main, messages),
             HopKind::Undeal { .. } | HopKind::Collect { .. } => (messages, main),

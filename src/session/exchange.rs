@@ -1,7 +1,6 @@
 //! Puts together what a hop sends, and puts where it belongs what came.
 
 use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::Reduction;
@@ -13,7 +12,8 @@ struct Areas {
     messages: Slab,
 }
 
-fn areas(bucket: &Bucket, hop: &Hop, memory: &[Slab], dtype: DType) -> Result<Areas> {
+fn areas(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<Areas> {
+    let dtype = hop.dtype(&bucket.program.buffers[hop.buffer]);
     let (Some(main), Some(bytes)) = (memory.get(hop.buffer), memory.get(bucket.program.buffers.len())) else {
         return Err(Error::Internal("a bucket without memory".into()));
     };
@@ -42,14 +42,12 @@ fn copies(areas: &Areas, places: &[(Rect, Rect)], home: bool) -> Vec<kernels::Co
 /// `Error::Internal` for memory that the plan did not lay out.
 pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
     let spec = &bucket.program.buffers[hop.buffer];
-    let route = Route::new(bucket, hop);
+    let (areas, route) = (areas(bucket, hop, memory)?, Route::new(bucket, hop));
     match hop.kind {
         HopKind::Undeal { side, level, .. } => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             kernels::copy(&copies(&areas, &route.parts(&hop.before, side, level, None), false));
         }
         HopKind::Collect { exact, .. } => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             let (_, own) = route.run(&hop.before, &hop.before.units);
             let copies = if exact { bucket.axes[hop.axis].axis.ranks.len() } else { 1 };
             for i in 0..copies {
@@ -57,7 +55,6 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             }
         }
         HopKind::AllReduce { how } => {
-            let areas = areas(bucket, hop, memory, spec.wire)?;
             let (_, len) = route.run(&hop.before, &hop.before.units);
             let factor = mean_factor(bucket, hop, how);
             let from = areas.main.part(0, len);
@@ -78,26 +75,22 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
 /// As `pack`.
 pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
     let spec = &bucket.program.buffers[hop.buffer];
-    let route = Route::new(bucket, hop);
+    let (areas, route) = (areas(bucket, hop, memory)?, Route::new(bucket, hop));
     match hop.kind {
         HopKind::Deal { side, level, .. } => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, None), true));
         }
         HopKind::Gather { side, level } => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             let pitch = route.counts().recv.first().copied();
             kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, pitch), true));
         }
         HopKind::ReduceDeal { how, .. } => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             let counts = route.counts().recv;
             let own = counts.first().copied().unwrap_or(0);
             let parts: Vec<Slab> = (0..counts.len()).map(|i| areas.messages.part(i * own, own)).collect();
             kernels::sum(&parts, mean_factor(bucket, hop, how), &areas.main.part(0, own));
         }
         HopKind::Collect { at, exact: false } => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             let pitch = route.counts().recv.first().copied().unwrap_or(0);
             // Downwards, and each part ends before the next begins: an overlap is that of a part with itself.
             for (peer, (first, count)) in route.runs_by_owner(at).into_iter().enumerate() {
@@ -105,12 +98,10 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
             }
         }
         HopKind::Slice => {
-            let areas = areas(bucket, hop, memory, spec.dtype)?;
             let (first, count) = route.run(&hop.before, &hop.after.units);
             areas.main.part(first, count).copy_to(&areas.main.part(0, count));
         }
         HopKind::AllReduce { .. } if spec.wire != spec.dtype => {
-            let areas = areas(bucket, hop, memory, spec.wire)?;
             let (_, len) = route.run(&hop.before, &hop.before.units);
             let copy = kernels::Convert { factor: 1.0 };
             kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]]);
