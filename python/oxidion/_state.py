@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor
 
 from oxidion._comm import as_state, lies_right, local, moved_state
-from oxidion._oxidion import LayoutError, Plan, fill_normal
+from oxidion._oxidion import LayoutError, Plan, fill_normal, fill_zeros
+
+LARGE = 1 << 20
+"""Elements from which new memory is worth asking huge pages for."""
 
 Names = Mapping[str, Mapping[str, str]]
 
@@ -84,7 +88,11 @@ def _start(spec: Mapping[str, Any], index: int) -> Tensor:
     shape = [length for _, length in spec["spans"]]
     dtype = getattr(torch, spec["dtype"])
     if spec["seed"] is None:
-        return torch.zeros(shape, dtype=dtype, device="cpu")
+        if math.prod(shape) < LARGE:
+            return torch.zeros(shape, dtype=dtype, device="cpu")
+        zeros = torch.empty(shape, dtype=dtype, device="cpu")
+        fill_zeros(zeros)
+        return zeros
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
     return normal.to(dtype)
