@@ -92,6 +92,12 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
         help="rank of Dion over the smaller side (default: %(default)s)",
     )
     tuning.add_argument(
+        "--fraction",
+        type=_share,
+        default=0.25,
+        help="share of rows or columns that Dion2 and NorDion2 orthonormalize (default: %(default)s)",
+    )
+    tuning.add_argument(
         "--weight-decay", type=_not_negative, default=0.01, help="decoupled (default: %(default)s)"
     )
     tuning.add_argument(

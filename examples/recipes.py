@@ -1,7 +1,7 @@
-"""The optimizers that ``train_gpt.py`` knows: one row each, with the learning rate that a sweep chose.
+"""The optimizers that ``train_gpt.py`` knows: one row each, with its learning rate.
 
 The matrices of the blocks go to the named algorithm; embedding, head and norms go to ``scalar_algorithm``
-at ``scalar_lr``. A further optimizer of the package is one more row of :data:`RECIPES`.
+at ``scalar_lr``. A further optimizer of the package is one more row of :data:`ALL_RECIPES`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Settings:
         optimizer: a key of :data:`RECIPES`.
         lr: learning rate of the block matrices.
         scalar_lr: learning rate of embedding, head and norms.
-        rank_fraction: rank of the low-rank optimizers as a share of the smaller side.
+        rank_fraction: rank of Dion as a share of the smaller side.
+        fraction: share of the rows or columns that Dion2 and NorDion2 orthonormalize in a step.
         weight_decay: decoupled weight decay of every group that is decayed.
         steps: length of the run, which the schedule needs.
         warmup: share of the steps in which the learning rate rises.
@@ -54,6 +55,7 @@ class Settings:
     lr: float
     scalar_lr: float
     rank_fraction: float
+    fraction: float
     weight_decay: float
     steps: int
     warmup: float
@@ -78,7 +80,8 @@ class Recipe:
 
     Attributes:
         class_name: the class in :mod:`oxidion`.
-        lr: learning rate of the block matrices that the sweep chose.
+        lr: learning rate of the block matrices: a sweep's choice for Dion, Muon, AdamW and Lion, Muon's for
+            the others.
         scalar_algorithm: algorithm of embedding, head and norms.
         scalar_lr: its learning rate; None takes ``lr``.
         arguments: further constructor arguments, from the settings.
@@ -91,14 +94,21 @@ class Recipe:
     arguments: Callable[[Settings], dict[str, Any]] = lambda settings: {}
 
 
-RECIPES: dict[str, Recipe] = {
+ALL_RECIPES: dict[str, Recipe] = {
     "dion": Recipe(
         "Dion", 0.02, scalar_lr=0.002, arguments=lambda s: {"rank_fraction": s.rank_fraction, "seed": s.seed}
     ),
     "muon": Recipe("Muon", 0.02, scalar_lr=0.002),
     "adamw": Recipe("AdamW", 0.002, arguments=lambda s: {"betas": (0.9, 0.95)}),
     "lion": Recipe("Lion", 0.0008, scalar_algorithm="lion"),
+    "normuon": Recipe("NorMuon", 0.02, scalar_lr=0.002),
+    "dion2": Recipe("Dion2", 0.02, scalar_lr=0.002, arguments=lambda s: {"fraction": s.fraction}),
+    "nordion2": Recipe("NorDion2", 0.02, scalar_lr=0.002, arguments=lambda s: {"fraction": s.fraction}),
 }
+"""Every optimizer of the family."""
+
+RECIPES = {name: recipe for name, recipe in ALL_RECIPES.items() if hasattr(oxidion, recipe.class_name)}
+"""Those that the installed package has."""
 
 
 def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:

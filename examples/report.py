@@ -25,7 +25,15 @@ SMOOTHING = 0.9
 BASELINE = "adamw"
 """The optimizer that the others are set against."""
 
-COLORS = {"dion": "#0072b2", "muon": "#e69f00", "adamw": "#d55e00", "lion": "#009e73"}
+COLORS = {
+    "dion": "#0072b2",
+    "muon": "#e69f00",
+    "adamw": "#d55e00",
+    "lion": "#009e73",
+    "normuon": "#cc79a7",
+    "dion2": "#56b4e9",
+    "nordion2": "#000000",
+}
 """Line colours (Okabe-Ito palette); other names take matplotlib's cycle."""
 
 

@@ -195,6 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--compressed", ("on", "off"), "off", "the optimizer averages over dp, not FSDP"),
         ("--lr", float, None, "of the block matrices; unless given that of recipes.py"),
         ("--rank-fraction", float, 1.0, "rank of Dion over the smaller side"),
+        ("--fraction", float, 0.25, "share of rows or columns in a step of Dion2 and NorDion2"),
         ("--weight-decay", float, 0.01, "decoupled, of the block matrices"),
         ("--steps", int, 160, "length of the run; the schedule ends there"),
         ("--batch", int, 8, "sequences in the global batch"),

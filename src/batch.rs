@@ -14,6 +14,16 @@ pub struct Slab {
     dtype: DType,
 }
 
+/// A matrix inside the storage of a tensor: rows of equal length at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub struct Area {
+    /// From its first element to its last.
+    slab: Slab,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
 /// An element type of Rust that stands for a `DType`.
 pub trait Element: Copy + Send + Sync + 'static {
     /// The type it stands for.
@@ -129,8 +139,10 @@ impl Slab {
         #[cfg(target_os = "linux")]
         {
             const HUGE: usize = 2 << 20;
-            let (first, end) =
-                (self.address.next_multiple_of(HUGE), (self.address + self.len * self.dtype.bytes()) / HUGE * HUGE);
+            let (first, end) = (
+                self.address.next_multiple_of(HUGE),
+                (self.address + self.len * self.dtype.bytes()) / HUGE * HUGE,
+            );
             if first < end {
                 // SAFETY: the range lies inside live memory of the slab, and the advice changes no contents.
                 unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
@@ -162,6 +174,32 @@ impl Slab {
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, self.len) }
     }
 
+    /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
+    #[must_use]
+    pub fn area(&self, offset: usize, [rows, cols]: [usize; 2], stride: usize) -> Area {
+        if rows * cols == 0 {
+            return Area { slab: self.part(0, 0), rows, cols, stride: cols };
+        }
+        Area { slab: self.part(offset, (rows - 1) * stride + cols), rows, cols, stride }
+    }
+
+    /// A matrix whose rows begin `step` elements apart, as a tensor that shares its memory.
+    fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
+        let size = [to_i64(rows)?, to_i64(cols)?];
+        if rows * cols == 0 {
+            return Ok(Tensor::f_empty(size, (self.dtype.kind(), Device::Cpu))?);
+        }
+        if (rows - 1) * step + cols > self.len {
+            return Err(Error::Internal(format!("{} elements viewed as {size:?}", self.len)));
+        }
+        let stride = [to_i64(step)?, 1];
+        // SAFETY: as in `tensor`; the last element was checked to be inside.
+        let view = unsafe {
+            Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
+        };
+        Ok(view?)
+    }
+
     /// The elements as a row-major tensor of this shape that shares their memory.
     ///
     /// # Errors
@@ -183,6 +221,56 @@ impl Slab {
             Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
         };
         Ok(view?)
+    }
+}
+
+impl Area {
+    /// No elements.
+    pub const EMPTY: Self = Self { slab: Slab::EMPTY, rows: 0, cols: 0, stride: 0 };
+
+    /// Rows and columns.
+    #[must_use]
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.cols]
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.slab.dtype
+    }
+
+    /// All elements in a row, where they lie together.
+    #[must_use]
+    pub fn flat(&self) -> Option<Slab> {
+        (self.stride == self.cols || self.rows <= 1).then_some(self.slab)
+    }
+
+    /// The elements in order, in as few runs as they lie in.
+    pub fn runs(&self) -> impl Iterator<Item = Slab> + use<> {
+        let (flat, area) = (self.flat(), *self);
+        let rows = if flat.is_some() { 0 } else { self.rows };
+        flat.into_iter().chain((0..rows).map(move |row| area.row(row)))
+    }
+
+    /// One row.
+    #[must_use]
+    pub fn row(&self, row: usize) -> Slab {
+        self.slab.part(row * self.stride, self.cols)
+    }
+
+    /// The first columns.
+    #[must_use]
+    pub fn first_cols(&self, cols: usize) -> Self {
+        self.slab.area(0, [self.rows, cols.min(self.cols)], self.stride)
+    }
+
+    /// The elements as a tensor `[rows, cols]` that shares their memory.
+    ///
+    /// # Errors
+    /// Whatever libtorch says.
+    pub fn tensor(&self) -> Result<Tensor> {
+        self.slab.strided([self.rows, self.cols], self.stride)
     }
 }
 

@@ -31,6 +31,9 @@ pub enum Error {
     /// A broken promise inside the core (Python: `RuntimeError`).
     #[error("internal error: {0}. Please report it with the output of `python -m oxidion env`.")]
     Internal(String),
+    /// What a function of the user raised (Python: the same exception).
+    #[error("{0}")]
+    Foreign(Box<dyn std::error::Error + Send + Sync>),
     /// libtorch refused an operation (Python: `RuntimeError`).
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),

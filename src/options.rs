@@ -1,6 +1,8 @@
 //! The structural settings of a group: those that shape the plan. Live scalars are in `hyper.rs`.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,6 +22,43 @@ pub enum OptionValue {
     Str(String),
     /// A list of integers.
     Ints(Vec<i64>),
+    /// A list of lists of real numbers.
+    Rows(Vec<Vec<f64>>),
+    /// A function of the user.
+    Callback(Callback),
+}
+
+/// A function of the user: what calls it, in a form that only its maker and its user know.
+#[derive(Clone)]
+pub struct Callback {
+    name: String,
+    identity: usize,
+    function: Arc<dyn Any + Send + Sync>,
+}
+
+impl Callback {
+    /// Wraps `function`. `name` is what a plan shows; callbacks of one `identity` are the same function.
+    pub fn new<F: Any + Send + Sync>(name: String, identity: usize, function: F) -> Self {
+        Self { name, identity, function: Arc::new(function) }
+    }
+
+    /// The function, if it has this type.
+    #[must_use]
+    pub fn get<F: Any>(&self) -> Option<&F> {
+        self.function.downcast_ref()
+    }
+}
+
+impl std::fmt::Debug for Callback {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl PartialEq for Callback {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity == other.identity && self.name == other.name
+    }
 }
 
 /// The settings of one group by key; a key that the group lacks reads as not set.
@@ -70,6 +109,50 @@ impl Options {
             OptionValue::None => Ok(None),
             OptionValue::Str(s) => Ok(Some(s)),
             _ => self.wrong(key, "a string"),
+        }
+    }
+
+    /// A word, `None` when it is not set or another kind of value.
+    ///
+    /// # Errors
+    /// `Error::Value` for a flag or number.
+    pub fn name(&self, key: &str) -> Result<Option<&str>> {
+        match self.get(key) {
+            OptionValue::None | OptionValue::Ints(_) | OptionValue::Rows(_) => Ok(None),
+            OptionValue::Str(s) => Ok(Some(s)),
+            _ => self.wrong(key, "a name or a list"),
+        }
+    }
+
+    /// A list of triples of real numbers, `None` when it is not set.
+    ///
+    /// # Errors
+    /// `Error::Value` for anything else.
+    pub fn triples(&self, key: &str) -> Result<Option<Vec<[f64; 3]>>> {
+        match self.get(key) {
+            OptionValue::None => Ok(None),
+            OptionValue::Ints(v) if v.is_empty() => Ok(Some(Vec::new())),
+            OptionValue::Rows(rows) => rows
+                .iter()
+                .map(|row| {
+                    <[f64; 3]>::try_from(row.as_slice())
+                        .or_else(|_| self.wrong(key, "a list of triples (a, b, c)"))
+                })
+                .collect::<Result<Vec<_>>>()
+                .map(Some),
+            _ => self.wrong(key, "a list of triples (a, b, c)"),
+        }
+    }
+
+    /// A function of the user, `None` when it is not set.
+    ///
+    /// # Errors
+    /// `Error::Type` for anything else.
+    pub fn callback(&self, key: &str) -> Result<Option<&Callback>> {
+        match self.get(key) {
+            OptionValue::None => Ok(None),
+            OptionValue::Callback(function) => Ok(Some(function)),
+            other => Err(Error::Type(format!("{key} must be callable, got {other:?}"))),
         }
     }
 

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use tch::{Device, Tensor};
 
-use crate::batch::Slab;
+use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::plan::{Bucket, Held, Member, Plan, StagePoint, Step};
-use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo};
+use crate::spec::Rect;
+use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo, jobs};
 
 use bound::{Bound, Slot, check_written, same_shape};
 
@@ -30,6 +31,8 @@ pub struct Session {
     slots: Vec<Slot>,
     /// The memory of each bucket's buffers, and after them that of its messages.
     memory: Vec<Vec<Slab>>,
+    /// For each step of each compute instruction that is a stage, the matrices of every buffer.
+    parts: Vec<Vec<Vec<Vec<Part>>>>,
     _arena: Tensor,
     hypers: Vec<Hyper>,
     grad_factors: Vec<f64>,
@@ -94,12 +97,18 @@ impl Session {
             .zip(&plan.arena.places)
             .map(|(bucket, places)| places.iter().enumerate().map(|p| carve(p, bucket)).collect())
             .collect::<Result<Vec<_>>>()?;
+        let parts = plan.computes.iter().map(|compute| {
+            let bucket = &plan.buckets[compute.bucket];
+            compute.steps.iter().map(|step| stage_parts(bucket, step)).collect()
+        });
+        let parts = parts.collect();
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
         Ok(Self {
             plan,
             slots,
             memory: buffers,
+            parts,
             _arena: arena,
             hypers,
             grad_factors: Vec::new(),
@@ -203,13 +212,13 @@ impl Session {
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
-        for step in &compute.steps {
+        for (at, step) in compute.steps.iter().enumerate() {
             let memory = &self.memory[number];
             match step {
                 Step::Gradients => self.average_in(bucket, memory)?,
                 Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
                 Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
-                Step::Stage(point) => self.stage(&plan, number, point)?,
+                Step::Stage(point) => self.stage(&plan, number, point, (k, at))?,
             }
         }
         self.spent[k] = started.elapsed();
@@ -221,32 +230,35 @@ impl Session {
         let gradient = bucket.gradient.and_then(|b| memory.get(b));
         let target = gradient.ok_or_else(|| Error::Internal("no buffer to average gradients in".into()))?;
         let mut offset = 0;
-        let mut jobs = Vec::with_capacity(bucket.units.len());
+        let mut pairs = Vec::with_capacity(bucket.units.len());
         for unit in &bucket.units {
             let local = unit.piece.local;
             let to = target.part(offset, local.numel());
             offset += local.numel();
             match &self.slots[unit.param].grad {
-                Some(grad) => jobs.push([grad.slab.part(local.offset, local.numel()), to]),
+                Some(grad) => {
+                    pairs.push(Ok([
+                        area(&grad.slab, &local),
+                        to.area(0, [local.rows, local.cols], local.cols),
+                    ]));
+                }
                 None => to.clear(),
             }
         }
-        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &jobs);
+        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &jobs(pairs)?);
         Ok(())
     }
 
-    fn stage(&mut self, plan: &Plan, number: usize, point: &StagePoint) -> Result<()> {
+    fn stage(
+        &mut self,
+        plan: &Plan,
+        number: usize,
+        point: &StagePoint,
+        (compute, step): (usize, usize),
+    ) -> Result<()> {
         let bucket = &plan.buckets[number];
         let memory = &self.memory[number];
-        let parts: Vec<Vec<Part>> = bucket
-            .program
-            .buffers
-            .iter()
-            .zip(&point.held)
-            .map(
-                |(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) },
-            )
-            .collect();
+        let parts = &self.parts[compute][step];
         let mut units = Vec::with_capacity(point.units.len());
         for (position, unit) in bucket.units[point.units.clone()].iter().enumerate() {
             let slot = &self.slots[unit.param];
@@ -256,13 +268,12 @@ impl Session {
                 block_index: unit.piece.index,
                 rows: unit.piece.block.rows,
                 cols: unit.piece.block.cols,
-                stored: [local.rows, local.cols],
                 transposed: bucket.shape.transposed,
                 // Alone, units without a gradient take no room; with others everything keeps its place.
                 position: if bucket.distributed() { position } else { units.len() },
-                param: Slab::EMPTY,
-                grad: Slab::EMPTY,
-                state: [Slab::EMPTY; MAX_STATES],
+                param: Area::EMPTY,
+                grad: Area::EMPTY,
+                state: [Area::EMPTY; MAX_STATES],
             };
             if point.whole && bucket.distributed() {
                 units.push(io);
@@ -271,23 +282,22 @@ impl Session {
             let Some(grad) = &slot.grad else {
                 if bucket.distributed() {
                     // It contributes zeros to every exchange.
-                    for (slab, parts) in memory.iter().zip(&parts).filter(|(_, parts)| !parts.is_empty()) {
+                    for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
                         let Part { offset, shape, .. } = &parts[position];
                         slab.part(*offset, shape[0] * shape[1]).clear();
                     }
                 }
                 continue;
             };
-            io.param = slot.param.slab.part(local.offset, local.numel());
+            io.param = area(&slot.param.slab, &local);
             io.grad = match bucket.gradient.map(|b| (&parts[b][position], memory[b])) {
-                Some((part, slab)) => slab.part(part.offset, part.shape[0] * part.shape[1]),
-                None => grad.slab.part(local.offset, local.numel()),
+                Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
+                None => area(&grad.slab, &local),
             };
             for ((out, bound), state) in
                 io.state.iter_mut().zip(&slot.states).zip(&plan.members[unit.param].states)
             {
-                let range = state.part(&unit.piece);
-                *out = bound.slab.part(range.start, range.len());
+                *out = area(&bound.slab, &state.part(&unit.piece));
             }
             units.push(io);
         }
@@ -299,11 +309,12 @@ impl Session {
             .buffers
             .iter()
             .zip(memory)
-            .zip(&parts)
+            .zip(parts)
             .map(|((spec, slab), parts)| BufferIo { spec, slab: *slab, parts })
             .collect();
         let mut io = StageIo {
             units: &units,
+            class: &bucket.shape,
             grad_factor: self.grad_factors[bucket.algorithm],
             probe: self.probe.as_mut(),
             buffers: &buffers,
@@ -339,6 +350,20 @@ impl Session {
     }
 }
 
+/// A part of a tensor's memory.
+fn area(slab: &Slab, part: &Rect) -> Area {
+    slab.area(part.offset, [part.rows, part.cols], part.stride)
+}
+
+/// The matrices of every buffer for a step, if it is a stage.
+fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {
+    let Step::Stage(point) = step else { return Vec::new() };
+    let buffers = bucket.program.buffers.iter().zip(&point.held);
+    buffers
+        .map(|(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) })
+        .collect()
+}
+
 /// The matrices of a buffer by position among `units`, which all are held.
 fn parts(
     bucket: &Bucket,
@@ -349,9 +374,11 @@ fn parts(
     let mut offset = 0;
     let mut parts = Vec::with_capacity(units.len());
     for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {
-        let shape = [0, 1].map(|d| bucket.span(unit, spec, d, held.depth).len());
+        let spans = [0, 1].map(|d| bucket.span(unit, spec, d, held.depth));
+        let shape = [0, 1].map(|d| spans[d].len());
         if units.contains(&(held.units.start + at)) {
-            parts.push(Part { offset, shape, declared_cols: bucket.span(unit, spec, 1, bucket.depth()) });
+            let declared_cols = bucket.span(unit, spec, 1, bucket.depth());
+            parts.push(Part { offset, shape, origin: [spans[0].start, spans[1].start], declared_cols });
         }
         offset += shape[0] * shape[1];
     }

@@ -40,11 +40,48 @@ pub enum Cut<T> {
     Spread(T),
 }
 
+/// A matrix inside a row-major area: its first element, size, and the distance of its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rect {
+    /// First element.
+    pub offset: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+impl Rect {
+    /// A matrix whose elements all lie together.
+    #[must_use]
+    pub fn packed(offset: usize, rows: usize, cols: usize) -> Self {
+        Self { offset, rows, cols, stride: cols }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.rows * self.cols
+    }
+}
+
 impl ParamSpec {
     /// Number of elements.
     #[must_use]
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Whether a low-rank algorithm works on the transposes of these blocks: the same for all, so that they share a
+    /// state; the largest one decides.
+    #[must_use]
+    pub fn oriented(&self, blocks: impl IntoIterator<Item = Block>) -> bool {
+        let wide = |b: Option<Block>| b.is_some_and(|b| b.rows < b.cols);
+        self.transposed.unwrap_or_else(|| {
+            wide(blocks.into_iter().reduce(|a, b| if b.numel() > a.numel() { b } else { a }))
+        })
     }
 }
 
@@ -90,8 +127,17 @@ pub enum Init {
 pub enum Share {
     /// Element i belongs to element i of the parameter.
     Like,
-    /// The matrix over the last two dimensions at the block's place among the leading ones.
-    Matrix,
+    /// Behind `leading` dimensions that number the matrices, rows go along a side of the matrix: those of the block.
+    Side {
+        /// The side.
+        side: Side,
+        /// How many dimensions number the matrices.
+        leading: usize,
+        /// Whether the block has one column only, at its place among the blocks of its parameter.
+        column: bool,
+    },
+    /// The matrix over the last two dimensions at the block's place among the blocks of its parameter.
+    Block,
     /// Everything belongs to all blocks.
     All,
 }
@@ -150,6 +196,11 @@ pub struct UnitShape {
     pub cols: usize,
     /// Whether a low-rank algorithm works on the transpose.
     pub transposed: bool,
+    /// Among how many processes rows and columns are cut.
+    pub ways: [usize; 2],
+    /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
+    /// than two.
+    pub inner: Vec<usize>,
     /// Element type of the parameters.
     pub param: DType,
     /// Element types of the states, in the order of `Algorithm::state`.

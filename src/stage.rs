@@ -5,14 +5,15 @@ use std::ops::Range;
 
 use tch::Tensor;
 
-use crate::batch::Slab;
+use crate::batch::{Area, Slab};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, BufferSpec};
+use crate::spec::UnitShape;
 
 /// Most states that one algorithm keeps for a parameter.
 pub const MAX_STATES: usize = 6;
 
-/// One block with its gradient and states: equally long slabs, or the block's part of a state of another shape.
+/// One block with its gradient and states: areas of one shape, or the block's part of a state of another shape.
 #[derive(Clone, Copy, Debug)]
 pub struct UnitIo {
     /// Index of the parameter: also the stream of its random numbers.
@@ -23,18 +24,34 @@ pub struct UnitIo {
     pub rows: usize,
     /// Columns of the whole block.
     pub cols: usize,
-    /// Rows and columns of the block's part that is stored here.
-    pub stored: [usize; 2],
     /// Whether the algorithm works on the transpose.
     pub transposed: bool,
     /// Which matrix of every buffer is its own.
     pub position: usize,
     /// The block's parameters, written in place.
-    pub param: Slab,
+    pub param: Area,
     /// The block's gradient, read only.
-    pub grad: Slab,
+    pub grad: Area,
     /// The block's states in the order of `Algorithm::state`, written in place.
-    pub state: [Slab; MAX_STATES],
+    pub state: [Area; MAX_STATES],
+}
+
+/// Jobs for an elementwise kernel on operands of one shape each: one where all lie together, else one for each row.
+///
+/// # Errors
+/// Whatever an operand's lookup returned.
+pub fn jobs<const N: usize>(operands: impl IntoIterator<Item = Result<[Area; N]>>) -> Result<Vec<[Slab; N]>> {
+    let mut jobs = Vec::new();
+    for areas in operands {
+        let areas = areas?;
+        let flat = areas.map(|a| a.flat());
+        if flat.iter().all(Option::is_some) {
+            jobs.push(flat.map(|slab| slab.unwrap_or(Slab::EMPTY)));
+        } else {
+            jobs.extend((0..areas[0].shape()[0]).map(|row| areas.map(|a| a.row(row))));
+        }
+    }
+    Ok(jobs)
 }
 
 /// One matrix of a buffer as it is held for a stage.
@@ -44,6 +61,8 @@ pub struct Part {
     pub offset: usize,
     /// Rows and columns.
     pub shape: [usize; 2],
+    /// Its first row and column within the whole matrix.
+    pub origin: [usize; 2],
     /// The columns that it has as declared, before spread ones were put together.
     pub declared_cols: Range<usize>,
 }
@@ -67,6 +86,8 @@ pub type Probe = BTreeMap<&'static str, Vec<(usize, f64)>>;
 pub struct StageIo<'a> {
     /// Units with a gradient, in bucket order; for a stage on whole matrices all units.
     pub units: &'a [UnitIo],
+    /// What all units have in common.
+    pub class: &'a UnitShape,
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
     /// Where measurements go, when asked for.
@@ -104,6 +125,23 @@ impl StageIo<'_> {
     /// As `slab`.
     pub fn shape(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
         Ok(self.part(buffer, unit)?.shape)
+    }
+
+    /// The first row and column of unit `unit`'s matrix of a buffer within the whole one.
+    ///
+    /// # Errors
+    /// As `slab`.
+    pub fn origin(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
+        Ok(self.part(buffer, unit)?.origin)
+    }
+
+    /// Unit `unit`'s matrix of a buffer, as an area.
+    ///
+    /// # Errors
+    /// As `slab`.
+    pub fn area(&self, buffer: BufferId, unit: usize) -> Result<Area> {
+        let shape = self.shape(buffer, unit)?;
+        Ok(self.slab(buffer, unit)?.area(0, shape, shape[1]))
     }
 
     /// The columns that unit `unit`'s matrix of a buffer has as declared, among all.
@@ -151,8 +189,8 @@ impl StageIo<'_> {
         unit: usize,
         value: impl FnOnce() -> Result<f64>,
     ) -> Result<()> {
-        let UnitIo { rows, cols, stored, .. } = self.units[unit];
-        if stored == [rows, cols] { self.record(name, unit, value) } else { Ok(()) }
+        let UnitIo { rows, cols, param, .. } = self.units[unit];
+        if param.shape() == [rows, cols] { self.record(name, unit, value) } else { Ok(()) }
     }
 
     /// Notes a measurement of unit `unit`, when somebody asked for them. The value is computed only then.

@@ -2,20 +2,22 @@
 
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::spec::{Block, ParamSpec};
+use crate::spec::{Block, ParamSpec, Side};
 
 /// The option keys that choose a view.
-pub const OPTIONS: [&str; 3] = ["flatten", "num_heads", "split_sizes"];
+pub const OPTIONS: [&str; 4] = ["flatten", "num_heads", "split_sizes", "split_dim"];
 
-/// How a parameter is cut into matrices. Every matrix is contiguous in row-major storage.
+/// How a parameter is cut into matrices.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct View {
     /// Read `[d0, d1, ...]` as one `[d0, d1·d2·…]` matrix instead of a stack over the leading dimensions.
     pub flatten: bool,
-    /// Cut a `[h·d, n]` matrix into `h` matrices `[d, n]`.
+    /// Cut a matrix into so many equal blocks.
     pub num_heads: usize,
-    /// Cut a matrix into row blocks of these heights.
+    /// Cut a matrix into blocks of these sizes.
     pub split_sizes: Vec<usize>,
+    /// The dimension that is cut into blocks: rows or columns.
+    pub split_dim: usize,
 }
 
 impl View {
@@ -27,6 +29,10 @@ impl View {
         let num_heads = options.optional_count("num_heads")?.unwrap_or(1);
         let split_sizes = options.counts("split_sizes")?;
         let flatten = options.flag("flatten")?;
+        let split_dim = options.count("split_dim", 0)?;
+        if split_dim > 1 {
+            return Err(Error::Value(format!("split_dim must be 0 (rows) or 1 (columns), got {split_dim}")));
+        }
         if num_heads == 0 {
             return Err(Error::Value("num_heads must be an integer >= 1, got 0".into()));
         }
@@ -41,7 +47,26 @@ impl View {
                 "flatten, num_heads and split_sizes exclude each other: give one of them".into(),
             ));
         }
-        Ok(Self { flatten, num_heads, split_sizes })
+        Ok(Self { flatten, num_heads, split_sizes, split_dim })
+    }
+
+    /// The side that is cut into blocks, if any is.
+    #[must_use]
+    pub fn splits(&self) -> Option<Side> {
+        let split = self.num_heads > 1 || !self.split_sizes.is_empty();
+        split.then_some(if self.split_dim == 0 { Side::Rows } else { Side::Cols })
+    }
+
+    /// Whether all blocks of a parameter are of one shape.
+    #[must_use]
+    pub fn alike(&self) -> bool {
+        self.split_sizes.windows(2).all(|pair| pair[0] == pair[1])
+    }
+
+    /// How many leading dimensions number the matrices of a parameter.
+    #[must_use]
+    pub fn leading(&self, p: &ParamSpec) -> usize {
+        if self.flatten { 0 } else { p.shape.len().saturating_sub(2) }
     }
 
     /// The matrices of a parameter.
@@ -61,7 +86,7 @@ impl View {
             return Ok(vec![Block { offset: 0, rows: shape[0], cols: shape[1..].iter().product() }]);
         }
         let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
-        if self.num_heads > 1 || !self.split_sizes.is_empty() {
+        if let Some(side) = self.splits() {
             let key = if self.num_heads > 1 { "num_heads" } else { "split_sizes" };
             if shape.len() != 2 {
                 return Err(Error::Value(format!(
@@ -69,30 +94,34 @@ impl View {
                     p.name
                 )));
             }
-            let heights = if self.num_heads > 1 {
-                if !rows.is_multiple_of(self.num_heads) {
+            let size = shape[self.split_dim];
+            let sizes = if self.num_heads > 1 {
+                if !size.is_multiple_of(self.num_heads) {
                     return Err(Error::Value(format!(
-                        "{}: num_heads must divide dimension 0, got num_heads={} and shape {shape:?}",
-                        p.name, self.num_heads
+                        "{}: num_heads must divide dimension {}, got num_heads={} and shape {shape:?}",
+                        p.name, self.split_dim, self.num_heads
                     )));
                 }
-                vec![rows / self.num_heads; self.num_heads]
+                vec![size / self.num_heads; self.num_heads]
             } else {
                 self.split_sizes.clone()
             };
-            if heights.iter().sum::<usize>() != rows {
+            if sizes.iter().sum::<usize>() != size {
                 return Err(Error::Value(format!(
-                    "{}: split_sizes must sum to dimension 0, got {heights:?} and shape {shape:?}",
-                    p.name
+                    "{}: split_sizes must sum to dimension {}, got {sizes:?} and shape {shape:?}",
+                    p.name, self.split_dim
                 )));
             }
-            let mut offset = 0;
-            return Ok(heights
+            let mut start = 0;
+            return Ok(sizes
                 .into_iter()
-                .map(|rows| {
-                    let block = Block { offset, rows, cols };
-                    offset += block.numel();
-                    block
+                .map(|size| {
+                    let first = start;
+                    start += size;
+                    match side {
+                        Side::Rows => Block { offset: first * cols, rows: size, cols },
+                        Side::Cols => Block { offset: first, rows, cols: size },
+                    }
                 })
                 .collect());
         }
@@ -106,9 +135,9 @@ impl View {
         if self.flatten && p.shape.len() > 2 {
             "flattened".into()
         } else if self.num_heads > 1 {
-            format!("{} heads", self.num_heads)
+            format!("{} {}heads", self.num_heads, if self.split_dim == 1 { "column " } else { "" })
         } else if !self.split_sizes.is_empty() {
-            format!("row blocks {:?}", self.split_sizes)
+            format!("{} blocks {:?}", if self.split_dim == 1 { "column" } else { "row" }, self.split_sizes)
         } else if p.shape.len() > 2 {
             format!("stack of {}", p.shape[..p.shape.len() - 2].iter().product::<usize>())
         } else {

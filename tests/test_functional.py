@@ -62,6 +62,22 @@ def test_cholesky_qr_columns_are_orthonormal_and_span_the_input(shape: tuple[int
     np.testing.assert_allclose(q @ (np.swapaxes(q, -1, -2) @ x), x, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["cqr", "cqr2", "rcqr", "qr"])
+@pytest.mark.parametrize(("dtype", "atol"), [(np.float64, 1e-12), (np.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize("decades", [1, 4, 9])
+def test_every_qr_method_is_orthonormal_and_spans_ill_conditioned_input(
+    method: str, dtype: type, atol: float, decades: int
+) -> None:
+    u, _, vt = np.linalg.svd(np.random.default_rng(3).standard_normal((50, 10)), full_matrices=False)
+    x = ((u * np.logspace(0, -decades, 10)) @ vt).astype(dtype)
+    q = functional.cholesky_qr(x, method=method)
+    assert q.dtype == dtype
+    q = q.astype(np.float64)
+    np.testing.assert_allclose(q.T @ q, np.eye(10), atol=atol)
+    outside = np.linalg.norm(x - q @ (q.T @ x), axis=0) / np.linalg.norm(x, axis=0)
+    assert np.all(outside < 4 * atol)
+
+
 def test_power_iteration_with_the_right_start_captures_a_low_rank_matrix() -> None:
     rng = np.random.default_rng(0)
     left, right = rng.standard_normal((9, 2)), rng.standard_normal((5, 2))

@@ -1,4 +1,4 @@
-"""Optimizers for PyTorch with a Rust core: Dion, Muon, AdamW, Lion.
+"""Optimizers for PyTorch with a Rust core: Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion.
 
 Swap one in for a ``torch.optim`` class::
 
@@ -15,29 +15,39 @@ from oxidion._abi import check_torch
 
 check_torch(torch.__version__)
 
-from oxidion import _oxidion, functional  # noqa: E402
+from oxidion import _oxidion, functional, qk_clip  # noqa: E402
 from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
 from oxidion.optim.dion import Dion  # noqa: E402
+from oxidion.optim.dion2 import Dion2  # noqa: E402
 from oxidion.optim.lion import Lion  # noqa: E402
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig  # noqa: E402
 from oxidion.optim.muon import Muon  # noqa: E402
+from oxidion.optim.nordion2 import NorDion2  # noqa: E402
+from oxidion.optim.normuon import NorMuon  # noqa: E402
+
+Dion3 = NorDion2
 
 __all__ = [
     "AdamW",
     "Dion",
+    "Dion2",
+    "Dion3",
     "DionMixedPrecisionConfig",
     "LayoutError",
     "Lion",
     "Muon",
+    "NorDion2",
+    "NorMuon",
     "PlanMismatch",
     "PoisonedOptimizer",
     "__version__",
     "env_report",
     "functional",
     "param_groups",
+    "qk_clip",
 ]
 
 if hasattr(os, "register_at_fork"):

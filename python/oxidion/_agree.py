@@ -33,7 +33,7 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
     for ranks, group in groups.items():
         numbers = session.summary(list(ranks)) if session is not None else [0, 0, 0]
         flags = [int(failed), int(skip), *numbers, *(-x for x in numbers)]
-        any_failed, any_skip, *both = largest(flags, group)
+        any_failed, any_skip, *both = largest(torch.tensor(flags), group).tolist()
         skip = skip or bool(any_skip)
         differ = any(most + least for most, least in zip(both[:3], both[3:], strict=True))
         # A rank that skips has nothing to compare; if any does, all do.
@@ -42,7 +42,7 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
     # each line meets all others in one round; more groups are no plain mesh.
     for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
         for group in groups.values():
-            failed, skip = map(bool, largest([int(failed), int(skip)], group))
+            failed, skip = largest(torch.tensor([failed, skip], dtype=torch.uint8), group).bool().tolist()
     if failed:
         complaint = _complaint(groups, session, error)
         if error is not None:
@@ -79,7 +79,7 @@ def check_gradients(params: list[dict[str, Any]], meshes: Meshes, groups: Groups
     for axis, ranks, _, averaged in meshes.replicas:
         if len(ranks) == 1 or not rows:
             continue
-        both = largest([*sums, *(-x for x in sums)], meshes.groups[tuple(ranks)])
+        both = largest(torch.tensor([*sums, *(-x for x in sums)]), meshes.groups[tuple(ranks)]).tolist()
         equal = [most + least == 0 for most, least in zip(both[: len(rows)], both[len(rows) :], strict=True)]
         if averaged and not all(equal):
             complaint = (

@@ -212,7 +212,8 @@ class OxOptimizer(Stepper, Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         _schema.mirror_betas(self.param_groups, self._last_betas)
         state: dict[str, Any] = super().__getstate__()
-        return state if self._meshes is _comm.NO_MESHES else {**state, "_meshes": self._meshes}
+        own = {} if self._meshes is _comm.NO_MESHES else {"_meshes": self._meshes}
+        return {**state, **own, **({"_functions": self._functions} if self._functions else {})}
 
     def synchronize_for_checkpoint(self) -> None:
         """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.

@@ -172,11 +172,10 @@ def my_rank() -> int:
     return torch.distributed.get_rank()
 
 
-def largest(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
-    """The largest of each number over the ranks of a group."""
-    flags = torch.tensor(numbers, dtype=torch.int64)
-    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX, group=group)
-    return [int(flag) for flag in flags.tolist()]
+def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
+    """Replaces numbers by the largest of each over the ranks of a group."""
+    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX, group=group)
+    return numbers
 
 
 def tell(what: Any, group: ProcessGroup) -> list[Any]:
@@ -221,19 +220,27 @@ def full(tensor: Tensor) -> Tensor:
 
 def with_local(tensor: Tensor, own: Tensor) -> Tensor:
     """A tensor like ``tensor`` of which this process holds ``own``."""
-    if not is_distributed(tensor):
-        return own
+    like: Any = tensor
+    return _assembled(own, like, like.placements, like.shape, like.stride()) if is_distributed(like) else own
+
+
+def _assembled(own: Tensor, param: Any, placements: Any, shape: Any, stride: Any = None) -> Tensor:
+    """A DTensor on the mesh of ``param`` of which this process holds ``own``; contiguous without a stride."""
     from torch.distributed.tensor import DTensor
 
-    assert isinstance(tensor, DTensor)
+    stride = torch.empty(shape, device="meta").stride() if stride is None else stride
     return DTensor.from_local(
-        own,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
+        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
+
+
+def along_rows(values: Tensor, param: Any) -> Tensor:
+    """Of a vector with one element for each row of ``param``, those of the rows that this process stores."""
+    if not is_distributed(param):
+        return values
+    whole: Any = _assembled(values, param, _placements(param, [None] * param.device_mesh.ndim), values.shape)
+    shards = [0 if getattr(placement, "dim", None) == 0 else None for placement in param.placements]
+    return cast("Tensor", whole.redistribute(placements=_placements(param, shards)).to_local())
 
 
 def _placements(param: Any, shards: Sequence[int | None]) -> list[Any]:
@@ -257,13 +264,7 @@ def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
     """A state as the kind of tensor that its parameter is, of which this process holds ``own``."""
     if not is_distributed(param):
         return own
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(param, DTensor)
-    shape = torch.Size(spec["shape"])
-    stride = torch.empty(shape, device="meta").stride()
-    placements = _placements(param, spec["shards"])
-    return DTensor.from_local(own, param.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+    return _assembled(own, param, _placements(param, spec["shards"]), spec["shape"])
 
 
 def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:

@@ -3,7 +3,7 @@
 Every function has the signature ``step(param, grad, state, group)`` and updates ``param`` and ``state`` in
 place. ``param`` and ``grad`` are float64 tensors of one shape; ``group`` holds the hyper-parameters under the
 keys of a parameter group; ``state`` uses one set of role names for all classes: ``momentum``, ``variance``,
-``max_variance`` (with ``amsgrad``), ``step`` and ``Q`` (Dion). Missing entries except ``Q`` start at zero.
+``max_variance`` (with ``amsgrad``), ``step``, ``variance_neuron`` and ``Q`` (Dion). Missing entries except ``Q`` start at zero.
 
 Nothing here calls the compiled core: ``verify()`` and the tests compare the core with these functions.
 """
@@ -19,27 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oxidion._matrices import bases, matrices, neurons, stack
+from oxidion._orthogonalize import epsilon_of, orthogonalize
+
 State = dict[str, Tensor]
 Group = Mapping[str, Any]
 Step = Callable[[Tensor, Tensor, State, Group], None]
 
 # A column of R = B^T P whose norm is below this share of the largest one is rounding noise of float32.
 DEAD_COLUMN = 2.4e-7
-
-POLAR_EXPRESS = (
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
-NEWTON_SCHULZ = (
-    (4.0848, -6.8946, 2.9270),
-    (3.9505, -6.3029, 2.6377),
-    (3.7418, -5.5913, 2.3037),
-    (2.8769, -3.1427, 1.2046),
-    (2.8366, -3.0525, 1.2012),
-)
 
 
 def rank_of_q(rows: int, cols: int, rank_fraction: float = 1.0, rank_multiple_of: int = 1) -> int:
@@ -55,46 +43,12 @@ def shape_of_q(
     return min(rows, cols), rank_of_q(rows, cols, rank_fraction, rank_multiple_of)
 
 
-def epsilon_of(group: Group) -> float:
-    """``epsilon`` of a group, which some classes call ``eps``."""
-    return float(group["eps"] if "eps" in group else group.get("epsilon", 1e-8))
-
-
 def betas_of(group: Group) -> tuple[float, float]:
     """``beta1, beta2`` of a group that holds either those keys or ``betas``."""
     if "beta1" in group and "beta2" in group:
         return float(group["beta1"]), float(group["beta2"])
     beta1, beta2 = group["betas"]
     return float(beta1), float(beta2)
-
-
-def orthogonalize(x: Tensor, group: Group) -> Tensor:
-    """Odd matrix polynomial that drives the singular values of ``x`` towards 1.
-
-    ``X <- X / (s ||X||_F + epsilon)``, then five times ``A = X X^T; X <- a X + (b A + c A A) X``. ``s`` is
-    1.02 for Polar Express (``use_polar_express``, the default) and 1 for Newton-Schulz.
-
-    Args:
-        x: One matrix or a batch ``[..., m, n]``, float64.
-        group: Read for ``use_polar_express``, ``epsilon`` or ``eps``, and ``newton_schulz_func``.
-
-    Returns:
-        A new tensor of the shape of ``x``.
-    """
-    epsilon = epsilon_of(group)
-    function = group.get("newton_schulz_func")
-    if function is not None:
-        result: Tensor = function(x, epsilon=epsilon)
-        return result.to(x.dtype)
-    polar = group.get("use_polar_express", True)
-    transposed = x.shape[-2] > x.shape[-1]
-    x = x.mT if transposed else x
-    norm = x.square().sum(dim=(-2, -1), keepdim=True).sqrt()
-    x = x / ((1.02 if polar else 1.0) * norm + epsilon)
-    for a, b, c in POLAR_EXPRESS if polar else NEWTON_SCHULZ:
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if transposed else x
 
 
 def lr_factor(adjust_lr: str | None, d_out: int, d_in: int) -> float:
@@ -108,28 +62,6 @@ def lr_factor(adjust_lr: str | None, d_out: int, d_in: int) -> float:
     if adjust_lr in ("rms_norm", "match_rms_adamw"):
         return 0.2 * math.sqrt(max(d_out, d_in))
     raise ValueError(f"unknown adjust_lr {adjust_lr!r}")
-
-
-def scaled_orthogonal(u: Tensor, group: Group) -> Tensor:
-    """Orthogonalized ``u`` times its learning-rate factor, per matrix of the view that the group asks for.
-
-    Views: row blocks (``split_sizes``), heads (``num_heads``: ``[h, d_out / h, d_in]``), one ``[d0, rest]``
-    matrix (``flatten``), otherwise the last two dimensions, with all earlier ones as batch.
-    """
-    adjust = group.get("adjust_lr", "spectral_norm")
-    if group.get("split_sizes"):
-        blocks = torch.split(u, list(group["split_sizes"]), dim=0)
-        return torch.cat([lr_factor(adjust, *b.shape) * orthogonalize(b, group) for b in blocks])
-    heads = group.get("num_heads") or 1
-    view = u
-    if heads > 1:
-        view = u.reshape(heads, u.shape[0] // heads, u.shape[1])
-    elif group.get("flatten", False) and u.ndim > 2:
-        view = u.reshape(u.shape[0], math.prod(u.shape[1:]))
-    if view.ndim < 2:
-        raise ValueError(f"muon needs a matrix, got shape {tuple(u.shape)}")
-    factor = lr_factor(adjust, view.shape[-2], view.shape[-1])
-    return (factor * orthogonalize(view, group)).reshape(u.shape)
 
 
 def decay(param: Tensor, direction: Tensor, group: Group) -> None:
@@ -148,35 +80,37 @@ def orthonormal_columns(p: Tensor) -> Tensor:
 
 
 def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
-    """Dion (arXiv:2504.05295) on one matrix, or on each of the matrices in the last two dimensions.
+    """Dion (arXiv:2504.05295) on each of the matrices that the group reads the parameter as.
 
     With B the momentum, transposed where ``d_out < d_in``: ``M <- M + G``; ``power_iters`` times
     ``P = orth(B Q); R = B^T P``, with R as the next Q; ``M <- M - (1 - mu) P R^T``;
-    ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr sqrt(d_out / d_in) P Q^T``.
+    ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr s P Q^T``, with s of ``adjust_lr``.
 
     Columns of R at rounding level, and all columns where B Q is zero, add nothing to M or X and keep their
     column of Q. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set,
-    says which orientation to take.
+    says which orientation to take; otherwise the largest matrix decides for all.
     """
-    if param.ndim < 2:
-        raise ValueError(f"dion needs a matrix, got shape {tuple(param.shape)}")
     momentum = state.setdefault("momentum", torch.zeros_like(param))
-    q_old = state["Q"]
-    if param.ndim > 2:
-        for x, g, m, q in zip(param, grad, momentum, q_old, strict=True):
-            dion_step(x, g, {"momentum": m, "Q": q}, group)
-        return
-    d_out, d_in = param.shape
     momentum += -grad if group.get("maximize", False) else grad
-    if param.numel() == 0:
-        return
+    blocks = matrices(param, group)
+    shapes = [(block.shape[0], block.shape[1]) for block in blocks]
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
+    transposed = group.get("transposed")
+    transposed = largest[0] < largest[1] if transposed is None else bool(transposed)
+    parts = zip(blocks, matrices(momentum, group), bases(state["Q"], group, shapes, transposed), strict=True)
+    for x, m, q in parts:
+        if x.numel():
+            rank = rank_of_q(*x.shape, group.get("rank_fraction", 1.0), group.get("rank_multiple_of", 1))
+            dion_matrix(x, m, q[:, :rank], group, transposed)
+
+
+def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, transposed: bool) -> None:
+    """Dion on one matrix, whose momentum has the gradient in it."""
+    d_out, d_in = param.shape
     if not bool(momentum.isfinite().all()):
         for tensor in (param, momentum, q_old):
             tensor.fill_(math.nan)
         return
-
-    transposed = group.get("transposed")
-    transposed = d_out < d_in if transposed is None else transposed
     b_mn = momentum.mT if transposed else momentum
     r_nr = q_old
     for _ in range(int(group.get("power_iters", 1))):
@@ -194,8 +128,41 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     update = p_mr @ q_nr.mT
     update = update.mT if transposed else update
     decay(param, update, group)
-    param -= float(group["lr"]) * math.sqrt(d_out / d_in) * update
-    state["Q"].copy_(q_nr)
+    param -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), d_out, d_in) * update
+    q_old.copy_(q_nr)
+
+
+def apply(param: Tensor, update: Tensor, group: Group) -> None:
+    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view."""
+    decay(param, update, group)
+    for x, u in zip(matrices(param, group), matrices(update, group), strict=True):
+        x -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), *u.shape) * u
+
+
+def normalize_neurons(u: Tensor, v: Tensor, beta2: float) -> None:
+    """NorMuon's normalization (arXiv:2510.05491) of each matrix ``[r, c]`` of U by its V ``[r, 1]``, in place.
+
+    ``V <- V + (1 - beta2) (mean_j U_ij^2 - V)``; ``U <- U / (sqrt(V) + 1e-8)``; then U is brought back to the
+    Frobenius norm that it had.
+    """
+    norm = u.norm()
+    v += (1.0 - beta2) * (u.square().mean(dim=-1, keepdim=True) - v)
+    u /= v.sqrt() + 1e-8
+    u *= norm / max(float(u.norm()), 1e-8)
+
+
+def normalize_each(u: Tensor, v: Tensor, group: Group) -> None:
+    """`normalize_neurons` for every matrix of the view; of a flattened parameter over its last two dimensions."""
+    flat = group.get("flatten", False)
+    pairs = (stack(u), stack(v)) if flat else (matrices(u, group), neurons(v, group))
+    for u_block, v_block in zip(*pairs, strict=True):
+        normalize_neurons(u_block, v_block, float(group["muon_beta2"]))
+
+
+def variance_of_neurons(param: Tensor, group: Group) -> Tensor:
+    """V at the start: a number for each row over the last dimension, in each block of columns of its own."""
+    blocks = len(matrices(param, group)) if group.get("split_dim") == 1 else 1
+    return param.new_zeros(*param.shape[:-1], blocks)
 
 
 def muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -204,14 +171,77 @@ def muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``M <- mu M + G``; ``U = orth(mu M + G)`` with ``nesterov``, else ``orth(M)``; decay; ``X <- X - lr s U``,
     with s of ``adjust_lr``, per matrix of the view.
     """
+    apply(param, muon_update(param, grad, state, group), group)
+
+
+def muon_update(param: Tensor, grad: Tensor, state: State, group: Group) -> Tensor:
+    """The orthogonalized momentum of Muon."""
     grad = -grad if group.get("maximize", False) else grad
     mu = float(group["mu"])
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     momentum.mul_(mu).add_(grad)
     direction = mu * momentum + grad if group.get("nesterov", False) else momentum
-    update = scaled_orthogonal(direction, group)
-    decay(param, update, group)
-    param -= float(group["lr"]) * update
+    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
+    for u, m in zip(matrices(update, group), matrices(direction.contiguous(), group), strict=True):
+        u.copy_(orthogonalize(m, group))
+    return update
+
+
+def normuon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """NorMuon (arXiv:2510.05491): Muon whose update is normalized by neuron before it is applied."""
+    update = muon_update(param, grad, state, group)
+    variance = state.setdefault("variance_neuron", variance_of_neurons(param, group))
+    normalize_each(update, variance, group)
+    apply(param, update, group)
+
+
+def strongest(m: Tensor, dim: int, fraction: float) -> Tensor:
+    """The ``ceil(fraction * size)`` rows (``dim`` 0) or columns with the largest sums of absolute values.
+
+    Sums are compared in float32, ties go to the lowest index. Ascending.
+    """
+    scores = m.abs().sum(dim=1 - dim).float()
+    count = max(1, math.ceil(fraction * scores.numel()))
+    return scores.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def dion2_step(param: Tensor, grad: Tensor, state: State, group: Group, normalized: bool = False) -> None:
+    """Dion2 (arXiv:2512.16928): the strongest rows or columns of the momentum, orthogonalized.
+
+    ``M <- M + G``; K = `strongest` along the shorter side; ``U = orth(M[K])``; ``M[K] <- ef_decay M[K]``;
+    decay of all of X; ``X[K] <- X[K] - lr s U`` with s of the whole matrix. NorDion2 takes rows, calls the
+    factor ``mu`` and normalizes the neurons of U.
+    """
+    momentum = state.setdefault("momentum", torch.zeros_like(param))
+    momentum += -grad if group.get("maximize", False) else grad
+    if normalized:
+        state.setdefault("variance_neuron", variance_of_neurons(param, group))
+    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
+    keep = float(group["mu"] if normalized else group["ef_decay"])
+    for at, (m, u) in enumerate(zip(matrices(momentum, group), matrices(update, group), strict=True)):
+        if m.numel() == 0:
+            continue
+        dim = 0 if normalized or m.shape[0] <= m.shape[1] else 1
+        chosen = strongest(m, dim, float(group["fraction"]))
+        selected = orthogonalize(m.index_select(dim, chosen), group)
+        if normalized:
+            v = neurons(state["variance_neuron"], group)[at]
+            part = v.index_select(0, chosen)
+            # A flattened parameter is normalized in its own shape.
+            inner = param.shape[1:] if group.get("flatten", False) else m.shape[1:]
+            normal = selected.reshape(len(chosen), *inner)
+            for u_block, v_block in zip(stack(normal), stack(part), strict=True):
+                normalize_neurons(u_block, v_block, float(group["muon_beta2"]))
+            v.index_copy_(0, chosen, part)
+            selected = normal.reshape(selected.shape)
+        u.index_copy_(dim, chosen, selected)
+        m.index_copy_(dim, chosen, keep * m.index_select(dim, chosen))
+    apply(param, update, group)
+
+
+def nordion2_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """NorDion2 (Dion3): see `dion2_step`."""
+    dion2_step(param, grad, state, group, normalized=True)
 
 
 def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -256,7 +286,10 @@ def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
 
 REFERENCE: dict[str, Step] = {
     "dion": dion_step,
+    "dion2": dion2_step,
+    "nordion2": nordion2_step,
     "muon": muon_step,
+    "normuon": normuon_step,
     "adamw": adamw_step,
     "lion": lion_step,
 }

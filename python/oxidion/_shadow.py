@@ -121,7 +121,7 @@ def verify(optimizer: OxOptimizer) -> Table:
             state = {role: _mean(twin, twin.state[param][public.get(role, role)]) for role in roles}
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
-            settings = {**group, "transposed": row["transposed"]}
+            settings = {**group, **twin._functions, "transposed": row["transposed"]}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)
     twin._take_step()

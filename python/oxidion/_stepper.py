@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,7 @@ class Stepper:
     state: Any
     _last_betas: dict[int, tuple[Any, Any]]
     _meshes = _comm.NO_MESHES
+    _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
@@ -85,15 +87,21 @@ class Stepper:
             raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
         threads = torch.get_num_threads()
         session = self._session
-        if session is None or not session.begin(self.param_groups, self.state, grad_factor, threads):
+        if session is None or not session.begin(self._settings(), self.state, grad_factor, threads):
             session = self._bind(in_step=True)
-            if not session.begin(self.param_groups, self.state, grad_factor, threads):
+            if not session.begin(self._settings(), self.state, grad_factor, threads):
                 raise RuntimeError("parameters or states changed while the step was being planned")
         return session
 
     def _make_plan(self) -> Plan:
         existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
-        return Plan(self.param_groups, existing, self._meshes)
+        return Plan(self._settings(), existing, self._meshes)
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """The groups as the core reads them: with the user's functions, which no checkpoint should hold."""
+        if not self._functions:
+            return self.param_groups
+        return [{**group, **self._functions} for group in self.param_groups]
 
     def _bind(self, *, in_step: bool = False) -> Session:
         """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""

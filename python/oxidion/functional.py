@@ -6,48 +6,110 @@ it was given: a tensor for a tensor, an array for an array, of the same dtype an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from oxidion._oxidion import orthonormal_columns, polar_iteration
+from oxidion._oxidion import orthonormal_columns, orthonormalize
 
 Matrix = TypeVar("Matrix", Tensor, "np.ndarray[Any, Any]")
 
 
-def newton_schulz(x: Matrix, *, epsilon: float = 1e-8) -> Matrix:
-    """Approximate polar factor by five Newton–Schulz steps: singular values within about 0.04 of 1.
+Coefficients = str | Sequence[Sequence[float]]
 
-    ``x`` is divided by ``‖x‖_F + epsilon`` first. Zero gives zero.
+
+def _iterate(x: Matrix, coefficients: Coefficients, steps: int | None, epsilon: float, method: str) -> Matrix:
+    if method not in ("auto", "standard", "gram"):
+        raise ValueError(f"method must be one of 'auto', 'standard', 'gram', got {method!r}")
+    settings = {"ns_coefficients": coefficients, "ns_steps": steps, "orth_method": method}
+    return orthonormalize(x, settings, epsilon)
+
+
+def newton_schulz(
+    x: Matrix,
+    *,
+    coefficients: Coefficients = "newton_schulz",
+    steps: int | None = None,
+    epsilon: float = 1e-8,
+    method: str = "standard",
+) -> Matrix:
+    """Approximate polar factor by quintic steps: with the default ones singular values within 0.04 of 1.
+
+    ``X <- X / (s ||X||_F + epsilon)``, then for each row ``(a, b, c)`` of the coefficients
+    ``A = X Xᵀ; X <- a X + (b A + c A A) X``, on the short side of X, in the dtype of ``x``. Zero gives zero.
+
+    Args:
+        x: matrices ``[..., m, n]``.
+        coefficients: "newton_schulz", "polar_express" (arXiv:2505.16932), "keller_jordan", "cans"
+            (arXiv:2506.10935), "aol" (rows of the short side are balanced first, arXiv:2208.03160),
+            "polar_express_gram" (safety factor 1.05), or up to 32 triples.
+        steps: how many rows; the last one is repeated. None: all.
+        epsilon: added to the norm; 0 makes the result independent of the scale of ``x``.
+        method: "standard", "gram" (by the Gram matrix, fewer operations for long matrices), or "auto".
 
     Raises:
-        ValueError: for fewer than two dimensions.
+        ValueError: for fewer than two dimensions, unknown names, and values out of range.
         TypeError: for anything but real floating-point matrices.
     """
-    return polar_iteration(x, "newton_schulz", epsilon)
+    return _iterate(x, coefficients, steps, epsilon, method)
 
 
-def polar_express(x: Matrix, *, epsilon: float = 1e-8) -> Matrix:
+def polar_express(
+    x: Matrix, *, steps: int | None = None, epsilon: float = 1e-8, method: str = "standard"
+) -> Matrix:
     """Approximate polar factor by five Polar Express steps (arXiv:2505.16932).
 
-    ``x`` is divided by ``1.02·‖x‖_F + epsilon`` first. Zero gives zero.
+    ``x`` is divided by ``1.02·‖x‖_F + epsilon`` first. Zero gives zero. Arguments and errors are those of
+    `newton_schulz`.
+    """
+    return _iterate(x, "polar_express", steps, epsilon, method)
+
+
+def gram_newton_schulz(
+    x: Matrix,
+    *,
+    coefficients: Coefficients = "polar_express_gram",
+    steps: int | None = None,
+    epsilon: float = 1e-8,
+) -> Matrix:
+    """The polynomial of `newton_schulz` by the Gram matrix of the short side, with restarts.
+
+    ``R = X Xᵀ``, ``P = a I + b R + c R²``, ``R <- P R P``; the product of the factors P is applied to X
+    at the end and at restarts, which are found from the coefficients and the dtype. Every ``a`` must be
+    positive.
+    """
+    return _iterate(x, coefficients, steps, epsilon, "gram")
+
+
+def polar(x: Matrix) -> Matrix:
+    """Exact polar factor ``U Vᵀ`` of ``X = U S Vᵀ`` by a singular value decomposition.
+
+    Directions with a singular value at rounding level are left out: rank r gives a partial isometry of rank
+    r, and zero gives zero. 16-bit matrices are decomposed in float32.
 
     Raises:
         ValueError: for fewer than two dimensions.
         TypeError: for anything but real floating-point matrices.
     """
-    return polar_iteration(x, "polar_express", epsilon)
+    return orthonormalize(x, {"orth_method": "svd"}, 0.0)
 
 
-def cholesky_qr(x: Matrix) -> Matrix:
-    """Orthonormal columns that span those of ``x`` (``m >= n``): Cholesky QR, Householder where that fails.
+def cholesky_qr(x: Matrix, *, method: str = "cqr") -> Matrix:
+    """Orthonormal columns that span those of ``x`` (``m >= n``).
+
+    Args:
+        x: matrices ``[..., m, n]``.
+        method: "cqr" (Cholesky QR, repeated where one pass is not enough), "cqr2" (always two passes), "rcqr"
+            (after the QR of a sketch with fixed random numbers) or "qr" (Householder). Every result is
+            checked; what a Cholesky factorization cannot do, a shifted one and then Householder QR does.
 
     Raises:
-        ValueError: for fewer than two dimensions or more columns than rows.
+        ValueError: for fewer than two dimensions, more columns than rows, or an unknown method.
         TypeError: for anything but real floating-point matrices.
     """
-    return orthonormal_columns(x, "cqr")
+    return orthonormal_columns(x, method)
 
 
 def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:

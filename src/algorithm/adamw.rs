@@ -3,7 +3,6 @@
 //! m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², x ← (1-lr·λ)x - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
 
 use super::{Algorithm, flops, whole};
-use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::hyper::Hyper;
@@ -11,7 +10,7 @@ use crate::kernels;
 use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::StageIo;
+use crate::stage::{StageIo, jobs};
 
 pub(super) const OPTIONS: [&str; 5] =
     ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype", "state_dtype"];
@@ -91,15 +90,14 @@ impl Algorithm for AdamW {
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
             grad_factor: io.grad_factor,
-            steps: io.units.iter().map(|u| u.state[STEP].increment()).collect(),
+            steps: io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect(),
         };
-        let jobs = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
+        let areas = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
         if self.amsgrad {
-            let jobs: Vec<[Slab; 5]> =
-                jobs.zip(io.units).map(|([x, g, m, v], u)| [x, g, m, v, u.state[MAX_VARIANCE]]).collect();
-            kernels::run(&update, &jobs);
+            let areas = areas.zip(io.units).map(|([x, g, m, v], u)| Ok([x, g, m, v, u.state[MAX_VARIANCE]]));
+            kernels::run(&update, &jobs(areas)?);
         } else {
-            kernels::run(&update, &jobs.collect::<Vec<_>>());
+            kernels::run(&update, &jobs(areas.map(Ok))?);
         }
         Ok(())
     }

@@ -19,7 +19,8 @@ use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSp
 use crate::stage::StageIo;
 use crate::view::View;
 
-pub(super) const OPTIONS: [&str; 12] = [
+pub(super) const OPTIONS: [&str; 13] = [
+    "adjust_lr",
     "cautious_wd",
     "momentum_dtype",
     "Q_dtype",
@@ -68,6 +69,8 @@ pub(super) struct Dion {
     oversample: f64,
     seed: u64,
     cautious: bool,
+    view: View,
+    adjust: AdjustLr,
     momentum_dtype: Option<DType>,
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
@@ -85,6 +88,8 @@ impl Dion {
             oversample: options.real("oversample", 1.25)?,
             seed: options.count("seed", 0)? as u64,
             cautious: options.flag("cautious_wd")?,
+            view: View::from_options(options)?,
+            adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
             momentum_dtype: options.dtype("momentum_dtype")?.or(every),
             q_dtype: options.dtype("Q_dtype")?.or(every),
             orth_dtype: options.dtype("orth_dtype")?,
@@ -98,6 +103,45 @@ impl Dion {
         let multiple = self.rank_multiple_of as f64;
         let wanted = (self.rank_fraction * short as f64 / multiple).ceil() as usize * self.rank_multiple_of;
         wanted.min(short)
+    }
+
+    /// Q: for each matrix the short side of the oriented matrix by the rank.
+    ///
+    /// Blocks of a parameter that is cut along that side share the rows of one matrix, as wide as the largest rank;
+    /// those that are cut along the other one have each their own.
+    fn q(&self, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
+        let lead = self.leading(p);
+        let transposed = p.oriented(blocks.iter().copied());
+        let width = blocks.iter().map(|b| self.rank(b.rows, b.cols)).max().unwrap_or(0);
+        let (short, short_dims, long_dim) = if transposed {
+            (Side::Rows, lead..lead + 1, lead + 1)
+        } else {
+            (Side::Cols, lead + 1..p.shape.len(), lead)
+        };
+        let apart = self.view.splits().is_some_and(|side| side != short);
+        let mut shape: Vec<usize> = p.shape[..lead].to_vec();
+        let mut cuts: Vec<_> = (0..lead).map(Cut::With).collect();
+        if apart {
+            shape.push(blocks.len());
+            cuts.push(Cut::Whole);
+        }
+        shape.extend(short_dims.clone().map(|dim| p.shape[dim]));
+        cuts.extend(short_dims.map(Cut::With));
+        shape.push(width);
+        // Its columns belong to nothing of the parameter. Where blocks have different ranks, all processes have all.
+        cuts.push(if self.view.alike() { Cut::Spread(long_dim) } else { Cut::Whole });
+        StateSpec {
+            role: "Q",
+            shape,
+            dtype: self.q_dtype.unwrap_or(p.dtype),
+            init: Init::Normal { seed: self.seed },
+            cuts,
+            share: if apart {
+                Share::Block
+            } else {
+                Share::Side { side: short, leading: lead, column: false }
+            },
+        }
     }
 
     /// The type of P, R and the products that make them. bfloat16 products are a setting: their error would be fed
@@ -123,29 +167,17 @@ impl Algorithm for Dion {
         &SCALARS
     }
 
+    fn leading(&self, p: &ParamSpec) -> usize {
+        self.view.leading(p)
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        View { num_heads: 1, ..View::default() }.blocks(p)
+        self.view.blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let momentum = self.momentum_dtype.unwrap_or(p.dtype);
-        let (rows, cols) = blocks.first().map_or((0, 0), |b| (b.rows, b.cols));
-        let lead = self.leading(p);
-        // Q belongs to the short side of the oriented matrix, its columns to nothing of the parameter.
-        let transposed = p.transposed.unwrap_or(rows < cols);
-        let (short, short_dim, long_dim) =
-            if transposed { (rows, lead, lead + 1) } else { (cols, lead + 1, lead) };
-        let mut cuts: Vec<_> = (0..lead).map(Cut::With).collect();
-        cuts.extend([Cut::With(short_dim), Cut::Spread(long_dim)]);
-        let q = StateSpec {
-            role: "Q",
-            shape: p.shape[..lead].iter().copied().chain([short, self.rank(rows, cols)]).collect(),
-            dtype: self.q_dtype.unwrap_or(p.dtype),
-            init: Init::Normal { seed: self.seed },
-            cuts,
-            share: Share::Matrix,
-        };
-        Ok(vec![StateSpec::like("momentum", p, momentum), q])
+        Ok(vec![StateSpec::like("momentum", p, momentum), self.q(p, blocks)])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -159,10 +191,11 @@ impl Algorithm for Dion {
             BufferSpec::new(name, length(side), rank, product).cut(Cut::With(side), Cut::Whole)
         };
         let work = BufferSpec::new("work", length(short), rank, product);
+        let columns = if self.view.alike() { Cut::Spread(long) } else { Cut::Whole };
         let mut program = Program::new()
             .buffer(matrix("p", long).summed(short).linear())
             .buffer(matrix("r", short).summed(long).linear())
-            .buffer(work.cut(Cut::With(short), Cut::Spread(long)))
+            .buffer(work.cut(Cut::With(short), columns))
             .buffer(BufferSpec::new("norms", 1, rank, DType::F64).summed(short).wire(product));
         if self.cautious || momentum != product || shape.param != product {
             let full = BufferSpec::new("full", shape.rows, shape.cols, product);
@@ -198,16 +231,20 @@ impl Algorithm for Dion {
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
-        let Some(b) = blocks.first() else {
+        let Some(first) = blocks.first() else {
             return Description::default();
         };
-        let rank = self.rank(b.rows, b.cols);
+        let products = |b: &Block, rank: usize| rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols));
+        let whole = |b: &Block, rank: usize| 4 * rank * rank * b.rows.max(b.cols);
+        let total = |cost: &dyn Fn(&Block, usize) -> usize| {
+            flops(blocks.iter().map(|b| cost(b, self.rank(b.rows, b.cols))).sum())
+        };
         Description {
-            view: View { num_heads: 1, ..View::default() }.phrase(p),
-            lr_factor: AdjustLr::SpectralNorm.factor(b.rows as u64, b.cols as u64),
-            rank: Some(rank),
-            flops: flops(blocks.len() * rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols))),
-            whole_flops: flops(blocks.len() * 4 * rank * rank * b.rows.max(b.cols)),
+            view: self.view.phrase(p),
+            lr_factor: self.adjust.factor(first.rows as u64, first.cols as u64),
+            rank: blocks.iter().map(|b| self.rank(b.rows, b.cols)).max(),
+            flops: total(&products),
+            whole_flops: total(&whole),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::kernels;
 use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::StageIo;
+use crate::stage::{StageIo, jobs};
 
 pub(super) const OPTIONS: [&str; 3] = ["cautious_wd", "momentum_dtype", "state_dtype"];
 
@@ -71,8 +71,8 @@ impl Algorithm for Lion {
             cautious: self.cautious,
             grad_factor: io.grad_factor,
         };
-        let jobs: Vec<_> = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM]]).collect();
-        kernels::run(&update, &jobs);
+        let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM]]));
+        kernels::run(&update, &jobs(areas)?);
         Ok(())
     }
 

@@ -2,18 +2,27 @@
 
 mod adamw;
 mod dion;
+mod dion2;
 mod lion;
 mod muon;
+mod neuron;
+mod orthonormal;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use dion2::Dion2;
+use muon::Muon;
+use orthonormal::OPTIONS as ORTH;
+
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
+use crate::linalg::orthonormalizer::OPTIONS as METHOD;
 use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
+use crate::view::OPTIONS as VIEW;
 
 /// Mathematics of one optimizer with the structural settings of one group.
 pub trait Algorithm: Debug + Send + Sync {
@@ -69,15 +78,34 @@ pub type AnyAlgorithm = Arc<dyn Algorithm>;
 struct Entry {
     name: &'static str,
     /// The structural settings that it reads.
-    options: &'static [&'static str],
+    options: &'static [&'static [&'static str]],
     new: fn(&Options) -> Result<AnyAlgorithm>,
 }
 
-const TABLE: [Entry; 4] = [
-    Entry { name: "adamw", options: &adamw::OPTIONS, new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
-    Entry { name: "dion", options: &dion::OPTIONS, new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
-    Entry { name: "lion", options: &lion::OPTIONS, new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
-    Entry { name: "muon", options: &muon::OPTIONS, new: |o| Ok(Arc::new(muon::Muon::new(o)?)) },
+const TABLE: [Entry; 7] = [
+    Entry { name: "adamw", options: &[&adamw::OPTIONS], new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
+    Entry { name: "dion", options: &[&dion::OPTIONS, &VIEW], new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
+    Entry {
+        name: "dion2",
+        options: &[&dion2::OPTIONS, &ORTH, &METHOD, &VIEW],
+        new: |o| Ok(Arc::new(Dion2::new(o)?)),
+    },
+    Entry { name: "lion", options: &[&lion::OPTIONS], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
+    Entry {
+        name: "muon",
+        options: &[&muon::OPTIONS, &ORTH, &METHOD, &VIEW],
+        new: |o| Ok(Arc::new(Muon::new(o)?)),
+    },
+    Entry {
+        name: "nordion2",
+        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &METHOD, &VIEW],
+        new: |o| Ok(Arc::new(Dion2::normalized(o)?)),
+    },
+    Entry {
+        name: "normuon",
+        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &METHOD, &VIEW],
+        new: |o| Ok(Arc::new(Muon::normalized(o)?)),
+    },
 ];
 
 /// Structural settings that the plan itself reads.
@@ -86,7 +114,8 @@ const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
 /// The keys of a group that shape the plan, each once, in a fixed order.
 #[must_use]
 pub fn option_keys() -> Vec<&'static str> {
-    let mut keys: Vec<_> = TABLE.iter().flat_map(|e| e.options.iter().copied()).chain(PLAN_OPTIONS).collect();
+    let mut keys: Vec<_> =
+        TABLE.iter().flat_map(|e| e.options.iter().copied().flatten().copied()).chain(PLAN_OPTIONS).collect();
     keys.sort_unstable();
     keys.dedup();
     keys

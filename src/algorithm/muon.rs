@@ -1,170 +1,121 @@
 //! Muon: momentum orthonormalized by a quintic iteration (Jordan et al. 2024); Polar Express (arXiv:2505.16932).
+//! `NorMuon` (arXiv:2510.05491) is Muon whose neurons are normalized after that.
 //!
 //! M ← μM + G, U = orth(μM + G) (nesterov) or orth(M), X ← (1-lr·λ)X - lr·s·U with s from the block's shape.
 
-use super::{Algorithm, flops};
-use crate::dtype::{DType, product_dtype};
+use super::Algorithm;
+use super::neuron::{NORMALIZE, Neuron, SQUARES};
+use super::orthonormal::{
+    APPLY, BETA2, EPSILON, LR, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U, WEIGHT_DECAY,
+};
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
-use crate::linalg::adjust::AdjustLr;
-use crate::linalg::coefficients::{NEWTON_SCHULZ, POLAR_EXPRESS, Polynomial};
-use crate::linalg::newton_schulz::{newton_schulz, scratch_elements};
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::plan::{BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
-use crate::stage::{StageIo, orthogonality_error};
-use crate::view::View;
+use crate::stage::{StageIo, jobs};
 
-pub(super) const OPTIONS: [&str; 10] = [
-    "adjust_lr",
-    "cautious_wd",
-    "flatten",
-    "nesterov",
-    "num_heads",
-    "orth_dtype",
-    "split_sizes",
-    "state_dtype",
-    "momentum_dtype",
-    "use_polar_express",
-];
+pub(super) const OPTIONS: [&str; 1] = ["nesterov"];
 
-const SCALARS: [&str; 4] = ["lr", "mu", "weight_decay", "epsilon"];
-const LR: usize = 0;
-const MU: usize = 1;
-const WEIGHT_DECAY: usize = 2;
-const EPSILON: usize = 3;
+const SCALARS: [&str; 5] = ["lr", "mu", "weight_decay", "epsilon", "muon_beta2"];
 
-const MOMENTUM: usize = 0;
-
-const PREPARE: Stage = 0;
-const ORTHONORMALIZE: Stage = 1;
-const APPLY: Stage = 2;
-
-const U: BufferId = 0;
-const SCRATCH: BufferId = 1;
-
-/// Stands for "however many units the bucket has": the iteration bounds how many matrices it takes together.
-const ANY_COUNT: i64 = 1 << 20;
+/// The buffers of the normalization follow those of the orthonormalization.
+const NEURON_BUFFERS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Muon {
-    view: View,
+    common: Orthonormal,
     nesterov: bool,
-    cautious: bool,
-    adjust: AdjustLr,
-    polynomial: &'static Polynomial,
-    momentum_dtype: Option<DType>,
-    orth_dtype: Option<DType>,
+    neuron: Option<Neuron>,
 }
 
 impl Muon {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        Ok(Self {
-            view: View::from_options(options)?,
-            nesterov: options.flag("nesterov")?,
-            cautious: options.flag("cautious_wd")?,
-            adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
-            polynomial: if options.flag("use_polar_express")? { &POLAR_EXPRESS } else { &NEWTON_SCHULZ },
-            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
-            orth_dtype: options.dtype("orth_dtype")?,
-        })
+        Ok(Self { common: Orthonormal::new(options)?, nesterov: options.flag("nesterov")?, neuron: None })
     }
 
-    fn factor(&self, rows: usize, cols: usize) -> f64 {
-        self.adjust.factor(rows as u64, cols as u64)
+    pub(super) fn normalized(options: &Options) -> Result<Self> {
+        Ok(Self { neuron: Some(Neuron::new(options, NEURON_BUFFERS)?), ..Self::new(options)? })
     }
 }
 
 impl Algorithm for Muon {
     fn name(&self) -> &'static str {
-        "muon"
+        if self.neuron.is_some() { "normuon" } else { "muon" }
     }
 
     fn scalars(&self) -> &'static [&'static str] {
-        &SCALARS
+        if self.neuron.is_some() { &SCALARS } else { &SCALARS[..BETA2] }
     }
 
     fn leading(&self, p: &ParamSpec) -> usize {
-        if self.view.flatten { 0 } else { p.shape.len().saturating_sub(2) }
+        self.common.view.leading(p)
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        self.view.blocks(p)
+        self.common.view.blocks(p)
     }
 
-    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype))])
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let variance = self.neuron.as_ref().map(|n| n.state(p, &self.common.view, blocks));
+        Ok([self.common.momentum(p)].into_iter().chain(variance).collect())
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let (rows, cols) = (shape.rows, shape.cols);
-        let dtype = self.orth_dtype.unwrap_or_else(|| product_dtype(shape.param));
-        let size =
-            |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
-        let scratch = scratch_elements(ANY_COUNT, size(rows)?, size(cols)?);
-        let scratch = usize::try_from(scratch).map_err(|_| Error::Internal("negative scratch".into()))?;
-        Ok(Program::new()
-            .buffer(BufferSpec::new("u", rows, cols, dtype).cut(Cut::With(Side::Rows), Cut::With(Side::Cols)))
-            .scratch("scratch", scratch, dtype)
+        let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
+        let along = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let program = Program::new().buffer(BufferSpec::new("u", rows, cols, dtype).cut(along[0], along[1]));
+        let mut program = self.common.scratch(program, rows, cols, dtype)?;
+        if let Some(neuron) = &self.neuron {
+            program = neuron.buffers(program, shape, rows, along[0]);
+        }
+        program = program
             .local(PREPARE, "prepare")
             .redistribute(U, Target::Whole)
             .local(ORTHONORMALIZE, "orthonormalize")
-            .redistribute(U, Target::Storage)
-            .local(APPLY, "apply"))
+            .redistribute(U, Target::Storage);
+        if let Some(neuron) = &self.neuron {
+            program = neuron.stages(program, shape);
+        }
+        Ok(program.local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        match stage {
-            PREPARE => {
+        let every = |io: &StageIo<'_>, i: usize| Ok((0..io.shape(U, i)?[0]).map(|row| (row, row)).collect());
+        match (stage, &self.neuron) {
+            (PREPARE, _) => {
                 let update =
                     kernels::Momentum { mu: h[MU], grad_factor: io.grad_factor, nesterov: self.nesterov };
-                let jobs = (0..io.units.len())
-                    .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(U, i)?]))
-                    .collect::<Result<Vec<_>>>()?;
-                kernels::run(&update, &jobs);
+                let units = io.units.iter().enumerate();
+                let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(U, i)?]));
+                kernels::run(&update, &jobs(all)?);
+                Ok(())
             }
-            ORTHONORMALIZE if io.units.is_empty() => {}
-            ORTHONORMALIZE => {
-                let mut batch = io.matrices(U, io.units.len())?;
-                newton_schulz(&mut batch, self.polynomial, h[EPSILON], &io.scratch(SCRATCH)?)?;
-                for i in 0..io.units.len() {
-                    let matrix = io.matrix(U, i)?;
-                    io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+            (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON]),
+            (SQUARES, Some(neuron)) => neuron.squares(io, every),
+            (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], every),
+            (APPLY, neuron) => {
+                if let Some(neuron) = neuron {
+                    neuron.scale(io, every)?;
                 }
-            }
-            APPLY => {
                 let Some(unit) = io.units.first() else {
                     return Ok(());
                 };
                 let update = kernels::Apply {
-                    rate: h[LR] * self.factor(unit.rows, unit.cols),
+                    rate: h[LR] * self.common.factor(unit.rows, unit.cols),
                     decay: h[LR] * h[WEIGHT_DECAY],
-                    cautious: self.cautious,
+                    cautious: self.common.cautious,
                 };
-                let jobs = (0..io.units.len())
-                    .map(|i| Ok([io.units[i].param, io.slab(U, i)?]))
-                    .collect::<Result<Vec<_>>>()?;
-                kernels::run(&update, &jobs);
+                let units = io.units.iter().enumerate();
+                kernels::run(&update, &jobs(units.map(|(i, u)| Ok([u.param, io.area(U, i)?])))?);
+                Ok(())
             }
-            _ => return Err(Error::Internal(format!("muon has no stage {stage}"))),
+            _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
         }
-        Ok(())
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
-        let steps = self.polynomial.rows.len();
-        let iteration = |b: &Block| {
-            let (short, long) = (b.rows.min(b.cols), b.rows.max(b.cols));
-            flops(steps * short * short * (4 * long + 2 * short))
-        };
-        let whole_flops: f64 = blocks.iter().map(iteration).sum();
-        Description {
-            view: self.view.phrase(p),
-            lr_factor: blocks.first().map_or(1.0, |b| self.factor(b.rows, b.cols)),
-            rank: None,
-            flops: whole_flops + flops(8 * p.numel()),
-            whole_flops,
-        }
+        self.common.describe(p, blocks, |b| [b.rows, b.cols])
     }
 }

@@ -14,6 +14,9 @@ create_exception!(oxidion, PoisonedOptimizer, PyRuntimeError, "A step failed hal
 pub(super) fn to_python(error: Error) -> PyErr {
     let text = error.to_string();
     match error {
+        Error::Foreign(raised) => {
+            raised.downcast::<PyErr>().map_or_else(|_| PyRuntimeError::new_err(text), |raised| *raised)
+        }
         Error::Value(_) => PyValueError::new_err(text),
         Error::Type(_) => PyTypeError::new_err(text),
         Error::Layout { .. } => LayoutError::new_err(text),

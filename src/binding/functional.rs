@@ -3,14 +3,18 @@
 use numpy::{PyArray, PyArrayDyn, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use tch::{Kind, Tensor};
 
 use super::enter::Enter;
-use super::tensor;
+use super::{group, tensor};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::linalg::coefficients::by_name;
-use crate::linalg::newton_schulz as iteration;
+use crate::linalg::low_rank::sketches;
+use crate::linalg::orthonormalizer::{OPTIONS, Orthonormalizer};
 use crate::linalg::qr::{self, QrMethod};
+use crate::linalg::random::Key;
+use crate::options::Options;
 
 /// A batch of matrices that came from Python, and how to send one back.
 enum Form {
@@ -73,36 +77,58 @@ fn as_batch(x: &Tensor) -> Result<Tensor> {
     Ok(x.f_view([count, m, n])?)
 }
 
-/// Approximate polar factor by the named polynomial.
+/// Approximate or exact polar factors by the method that `settings`, keys of a group, describe.
 #[pyfunction]
-fn polar_iteration<'py>(
+fn orthonormalize<'py>(
     x: &Bound<'py, PyAny>,
-    polynomial: &str,
+    settings: &Bound<'py, PyDict>,
     epsilon: f64,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (matrix, form) = take(x)?;
-    let rows =
-        by_name(polynomial).ok_or_else(|| PyValueError::new_err(format!("no polynomial '{polynomial}'")))?;
+    let mut options = Options::default();
+    for key in OPTIONS {
+        if let Some(value) = settings.get_item(key)? {
+            options.insert(key, group::option(key, &value)?);
+        }
+    }
+    if !(epsilon.is_finite() && epsilon >= 0.0) {
+        return Err(PyValueError::new_err(format!("epsilon must be a finite number >= 0, got {epsilon}")));
+    }
     let py = x.py();
     let result = py.enter(move || {
+        let orthonormalizer = Orthonormalizer::from_options(&options)?;
         let mut batch = as_batch(&matrix)?;
         let (b, m, n) = batch.size3()?;
-        let scratch =
-            Tensor::f_empty([iteration::scratch_elements(b, m, n)], (batch.kind(), batch.device()))?;
-        iteration::newton_schulz(&mut batch, rows, epsilon, &scratch)?;
+        let side = |n: i64| usize::try_from(n).unwrap_or(0);
+        if b > 0 && m > 0 && n > 0 {
+            let dtype = DType::from_kind(batch.kind()).unwrap_or(DType::F32);
+            let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype)?;
+            let scratch = i64::try_from(scratch).map_err(|_| Error::Value("x is too large".into()))?;
+            let scratch = Tensor::f_empty([scratch], (batch.kind(), batch.device()))?;
+            orthonormalizer.run(&mut batch, epsilon, &scratch)?;
+        }
         Ok(matrix)
     })?;
     give(py, &result, &form)
 }
 
-/// Orthonormal columns that span those of `x`.
+/// Orthonormal columns that span those of `x`. A sketch, where the method needs one, is the same in every call.
 #[pyfunction]
 fn orthonormal_columns<'py>(x: &Bound<'py, PyAny>, method: &str) -> PyResult<Bound<'py, PyAny>> {
     let (matrix, form) = take(x)?;
     let method = QrMethod::parse(method).map_err(super::error::to_python)?;
     let py = x.py();
     let result = py.enter(move || {
-        let (orthonormal, _) = qr::orthonormalize(&as_batch(&matrix)?, method, None)?;
+        let batch = as_batch(&matrix)?;
+        let (_, m, r) = batch.size3()?;
+        let sketch = if method == QrMethod::Rcqr && m > r && r > 0 {
+            let side = |n: i64| usize::try_from(n).unwrap_or(0);
+            let key = (Key { seed: 0, stream: 0 }, 0);
+            Some(sketches(&[key], side(qr::sketch_rows(r, 1.25, m)), side(m), 0, 0)?)
+        } else {
+            None
+        };
+        let (orthonormal, _) = qr::orthonormalize(&batch, method, sketch.as_ref())?;
         Ok(orthonormal.f_view_as(&matrix)?)
     })?;
     give(py, &result, &form)
@@ -110,6 +136,6 @@ fn orthonormal_columns<'py>(x: &Bound<'py, PyAny>, method: &str) -> PyResult<Bou
 
 /// Adds the functions to the module.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(polar_iteration, module)?)?;
+    module.add_function(wrap_pyfunction!(orthonormalize, module)?)?;
     module.add_function(wrap_pyfunction!(orthonormal_columns, module)?)
 }

@@ -5,9 +5,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
 
+use super::tensor;
 use crate::algorithm::{AnyAlgorithm, option_keys};
+use crate::error::Error;
 use crate::hyper::Hyper;
-use crate::options::{OptionValue, Options};
+use crate::linalg::orthonormalizer::Function;
+use crate::options::{Callback, OptionValue, Options};
 use crate::plan::GroupSpec;
 
 /// The parameters of a group.
@@ -32,7 +35,8 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     Ok(GroupSpec { algorithm: required(group, "algorithm")?.extract()?, options })
 }
 
-fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+/// One setting.
+pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     if value.is_none() {
         Ok(OptionValue::None)
     } else if value.is_instance_of::<PyBool>() {
@@ -43,11 +47,35 @@ fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
         Ok(OptionValue::Float(value.extract()?))
     } else if value.is_instance_of::<PyString>() {
         Ok(OptionValue::Str(value.extract()?))
+    } else if value.is_callable() {
+        callback(value)
+    } else if let Ok(ints) = value.extract::<Vec<i64>>() {
+        Ok(OptionValue::Ints(ints))
     } else {
-        let ints = value.extract::<Vec<i64>>();
-        ints.map(OptionValue::Ints)
+        let rows = value.extract::<Vec<Vec<f64>>>();
+        rows.map(OptionValue::Rows)
             .map_err(|_| PyValueError::new_err(format!("{key} has a value of no known kind: {value}")))
     }
+}
+
+/// A Python function of a batch of matrices and `epsilon`, called with the interpreter attached.
+fn callback(function: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+    let part = |name| function.getattr(name).and_then(|part| part.extract::<String>()).ok();
+    let name = match (part("__module__"), part("__qualname__")) {
+        (Some(module), Some(name)) => format!("{module}.{name}"),
+        _ => function.get_type().fully_qualified_name()?.to_string(),
+    };
+    let (identity, object) = (function.as_ptr() as usize, function.clone().unbind());
+    let call: Function = Box::new(move |batch, epsilon| {
+        Python::attach(|py| {
+            let arguments = PyDict::new(py);
+            arguments.set_item("epsilon", epsilon)?;
+            let result = object.bind(py).call((tensor::pack(py, batch)?,), Some(&arguments))?;
+            tensor::unpack(&result, "the result of newton_schulz_func")
+        })
+        .map_err(|raised| Error::Foreign(Box::new(raised)))
+    });
+    Ok(OptionValue::Callback(Callback::new(name, identity, call)))
 }
 
 /// The live scalars of an algorithm, read from its group.

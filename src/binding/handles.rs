@@ -118,12 +118,13 @@ pub(super) struct Meshes {
 }
 
 impl Meshes {
-    /// Adds the replicas to a parameter's layout, and says which side Q belongs to when the user named the axes.
+    /// Adds the replicas to a parameter's layout, and says of every dimension that an axis cuts whether that is the outer
+    /// one, when the user named the axes.
     ///
     /// # Errors
     /// The text of a complaint: an axis shards the parameter that is not one of those named.
-    pub(super) fn complete(&self, layout: &mut Layout, dims: usize) -> Result<Option<bool>, String> {
-        let mut transposed = None;
+    pub(super) fn complete(&self, layout: &mut Layout) -> Result<Vec<(usize, bool)>, String> {
+        let mut named = Vec::new();
         if self.outer.is_some() || self.inner.is_some() {
             for (axis, placement) in layout.distributed_axes() {
                 let (Placement::Shard(dim) | Placement::Strided(dim)) = placement else { continue };
@@ -134,10 +135,7 @@ impl Meshes {
                         axis.name, axis.ranks
                     ));
                 }
-                // The outer axis cuts the side of Q, the inner one that of P.
-                if dims >= 2 && dim + 2 >= dims {
-                    transposed = Some((dim + 2 == dims) == is(&self.outer));
-                }
+                named.push((dim, is(&self.outer)));
             }
         }
         for (name, ranks, coordinate, averaged) in &self.replicas {
@@ -152,7 +150,7 @@ impl Meshes {
                 })?;
             }
         }
-        Ok(transposed)
+        Ok(named)
     }
 }
 

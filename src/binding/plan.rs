@@ -74,9 +74,9 @@ fn inputs(
             let refuse = |what: String, way_out: &str| {
                 super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
             };
-            let side = meshes.complete(&mut layout, shape.len());
-            let side =
-                side.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+            let named = meshes.complete(&mut layout);
+            let named =
+                named.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
             let (wanted, got) = (local_shape(&shape, &layout), local.size());
             if got.len() != wanted.len()
                 || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b))
@@ -87,32 +87,20 @@ fn inputs(
                 return Err(refuse(what, "Shard with fully_shard, parallelize_module or distribute_tensor"));
             }
             let existing = states.get(index);
-            let transposed = existing.and_then(|s| q_side(s, &shape)).or(side);
-            let spec = ParamSpec { index, name, shape, dtype, transposed };
-            let state_dtypes = existing
+            let spec = ParamSpec { index, name, shape, dtype, transposed: None };
+            let states = existing
                 .into_iter()
                 .flatten()
-                .filter_map(|(role, (name, _))| Some((role.clone(), DType::parse(name).ok()?)))
+                .filter_map(|(role, (name, shape))| {
+                    Some((role.clone(), (DType::parse(name).ok()?, shape.clone())))
+                })
                 .collect();
             let frozen =
                 !object.getattr("requires_grad")?.extract::<bool>()? && object.getattr("grad")?.is_none();
-            params.push(ParamInput { spec, layout, group: number, frozen, state_dtypes });
+            params.push(ParamInput { spec, layout, named, group: number, frozen, states });
         }
     }
     Ok(params)
-}
-
-/// Whether the Q that exists belongs to the rows, where its shape tells: what a checkpoint says goes first.
-fn q_side(states: &States, shape: &[usize]) -> Option<bool> {
-    let (_, q) = states.get("Q")?;
-    let ([.., rows, cols], [.., side, _]) = (shape, q.as_slice()) else { return None };
-    if rows == cols {
-        None
-    } else if side == rows {
-        Some(true)
-    } else {
-        (side == cols).then_some(false)
-    }
 }
 
 impl PyPlan {
@@ -154,11 +142,10 @@ impl PyPlan {
         let meshes = meshes.unwrap_or_default();
         let input = |(index, (name, shape, dtype, group, axes)): (usize, Described)| {
             let mut layout = handles::spelled(axes);
-            let named =
-                meshes.complete(&mut layout, shape.len()).map_err(pyo3::exceptions::PyValueError::new_err)?;
+            let named = meshes.complete(&mut layout).map_err(pyo3::exceptions::PyValueError::new_err)?;
             let dtype = DType::parse(&dtype).map_err(super::error::to_python)?;
-            let spec = ParamSpec { index, name, shape, dtype, transposed: named };
-            Ok(ParamInput { spec, layout, group, frozen: false, state_dtypes: BTreeMap::new() })
+            let spec = ParamSpec { index, name, shape, dtype, transposed: None };
+            Ok(ParamInput { spec, layout, named, group, frozen: false, states: BTreeMap::new() })
         };
         let params = params.into_iter().enumerate().map(input).collect::<PyResult<Vec<_>>>()?;
         Self::compile(py, &groups, params)

@@ -35,6 +35,12 @@ impl Cutters {
         self.0.len()
     }
 
+    /// Among how many processes the dimension is cut.
+    #[must_use]
+    pub fn ways(&self) -> usize {
+        self.0.iter().map(|(parts, _)| parts).product()
+    }
+
     /// Offset and length of what this process holds of `size` elements after the first `depth` cuts.
     #[must_use]
     pub fn span(&self, size: usize, depth: usize) -> (usize, usize) {

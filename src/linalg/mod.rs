@@ -7,7 +7,11 @@
 
 pub mod adjust;
 pub mod coefficients;
+pub mod gram;
 pub mod low_rank;
 pub mod newton_schulz;
+pub mod orthonormalizer;
+pub mod polar;
 pub mod qr;
 pub mod random;
+mod symmetric;

@@ -6,21 +6,15 @@
 //! Signatures: [`scratch_elements`]`(b, m, n) -> i64` and
 //! [`newton_schulz`]`(&mut x_bmn, &polynomial, epsilon, &scratch)`.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
-use super::coefficients::Polynomial;
+use super::coefficients::{Polynomial, Preconditioner};
+use super::symmetric::{Symmetric, accumulate, number};
 use crate::error::{Error, Result};
 
 /// Matrices are computed together while their elements stay within one group: small matrices share the cost
 /// of a call, large ones stay in the cache through all steps.
 const GROUP_ELEMENTS: i64 = 1 << 17;
-/// Symmetric products of at least this many rows are computed by strips below the diagonal.
-const STRIPS_FROM: i64 = 512;
-/// Rows of a strip for every thread of libtorch; fewer make the products inefficient.
-const STRIP_ROWS: i64 = 128;
-/// Most strips of a symmetric product, which then costs (1 + 1/8) / 2 of the full one.
-const STRIPS: i64 = 8;
-
 /// Elements of scratch, in the dtype of `x`, that [`newton_schulz`] needs for `b` matrices `m x n`.
 ///
 /// Large matrices are computed one by one, so this does not grow with `b` for them.
@@ -33,7 +27,7 @@ pub fn scratch_elements(b: i64, m: i64, n: i64) -> i64 {
 }
 
 /// Matrices computed together.
-fn group_size(b: i64, m: i64, n: i64) -> i64 {
+pub(super) fn group_size(b: i64, m: i64, n: i64) -> i64 {
     (GROUP_ELEMENTS / (m * n).max(1)).clamp(1, b.max(1)).min(b)
 }
 
@@ -61,15 +55,27 @@ pub fn newton_schulz(
     scratch: &Tensor,
 ) -> Result<()> {
     let (b, m, n) = x_bmn.size3()?;
+    by_group(x_bmn, polynomial, epsilon, scratch, scratch_elements(b, m, n), iterate)
+}
+
+/// Normalizes the matrices of a batch and gives them group by group, with the steps of `polynomial`, to `iterate`.
+pub(super) fn by_group(
+    x_bmn: &mut Tensor,
+    polynomial: &Polynomial,
+    epsilon: f64,
+    scratch: &Tensor,
+    needed: i64,
+    iterate: impl Fn(&mut Tensor, &[Step], &Tensor) -> Result<()>,
+) -> Result<()> {
+    let (b, m, n) = x_bmn.size3()?;
     if b == 0 || m == 0 || n == 0 {
         return Ok(());
     }
     let kind = x_bmn.f_kind()?;
-    let needed = scratch_elements(b, m, n);
     let flat = scratch.size();
     if !x_bmn.is_contiguous() || flat.len() != 1 || flat[0] < needed || scratch.f_kind()? != kind {
         return Err(Error::Internal(format!(
-            "newton_schulz needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
+            "an iteration needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
         )));
     }
     let (steps, start) = plan(polynomial);
@@ -77,18 +83,26 @@ pub fn newton_schulz(
     for first in (0..b).step_by(usize::try_from(group).unwrap_or(1)) {
         let g = group.min(b - first);
         let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
-        normalize(&mut part_gmn, polynomial.norm_factor, epsilon, start, scratch)?;
+        match polynomial.preconditioner {
+            Preconditioner::Frobenius => {
+                normalize(&mut part_gmn, polynomial.norm_factor, epsilon, start, scratch)?;
+            }
+            Preconditioner::Aol => {
+                normalize(&mut part_gmn, polynomial.norm_factor, epsilon, 1.0, scratch)?;
+                scale_rows(&mut part_gmn, start, scratch)?;
+            }
+        }
         iterate(&mut part_gmn, &steps, scratch)?;
     }
     Ok(())
 }
 
 /// One step in terms of `Y`: `Y <- linear Y + gamma (ratio G + square G G) Y` with `G = Y Yᵀ`.
-struct Step {
-    linear: f64,
-    ratio: f64,
-    square: bool,
-    gamma: f64,
+pub(super) struct Step {
+    pub(super) linear: f64,
+    pub(super) ratio: f64,
+    pub(super) square: bool,
+    pub(super) gamma: f64,
 }
 
 /// Steps of `polynomial` for the scaled iterate, and the scale `s` of its first argument.
@@ -138,6 +152,22 @@ fn normalize(x_gmn: &mut Tensor, factor: f64, epsilon: f64, start: f64, scratch:
     Ok(())
 }
 
+/// `X_i <- X_i / (sqrt(sum_j |A_ij|) start)` for the rows of the short side, `A = X Xᵀ`. A row whose products underflow
+/// becomes zero.
+fn scale_rows(x_gmn: &mut Tensor, start: f64, scratch: &Tensor) -> Result<()> {
+    let (g, m, n) = x_gmn.size3()?;
+    let k = m.min(n);
+    let short = if m > n { x_gmn.f_transpose(1, 2)? } else { x_gmn.f_alias()? };
+    let mut gram = scratch.f_narrow(0, 0, g * k * k)?.f_view([g, k, k])?;
+    let _ = short.f_bmm_out(&gram, &short.f_transpose(1, 2)?)?;
+    let kind = if x_gmn.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
+    let sums_gk1 = gram.f_abs_()?.f_sum_dim_intlist([2].as_slice(), true, kind)?;
+    let scale_gk1 =
+        sums_gk1.f_rsqrt()?.f_masked_fill(&sums_gk1.f_eq(0.0)?, 0.0)?.f_mul_scalar(start.recip())?;
+    let _ = x_gmn.f_mul_(&if m > n { scale_gk1.f_transpose(1, 2)? } else { scale_gk1 })?;
+    Ok(())
+}
+
 /// Applies the steps to a group of normalized matrices.
 fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
     let (g, m, n) = x_gmn.size3()?;
@@ -149,18 +179,12 @@ fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
     let mut next = scratch.f_narrow(0, 0, size)?.f_view(shape.as_slice())?;
     let mut gram = scratch.f_narrow(0, size, gram_size)?.f_view(gram_shape.as_slice())?;
     let mut quadratic = scratch.f_narrow(0, size + gram_size, gram_size)?.f_view(gram_shape.as_slice())?;
-    let strips = if g == 1 && k >= STRIPS_FROM {
-        let threads = i64::from(tch::get_num_threads().max(1));
-        (k / (STRIP_ROWS * threads)).clamp(1, STRIPS)
-    } else {
-        1
-    };
-    let mirror = Mirror { strips, size: k };
+    let symmetric = Symmetric::new(g, k);
 
     for step in steps {
         let short = if m > n { current.f_transpose(-2, -1)? } else { current.f_alias()? };
-        mirror.gram(&mut gram, &short, &quadratic)?;
-        mirror.quadratic(&mut quadratic, &gram, step, &next)?;
+        symmetric.gram(&mut gram, &short, &quadratic)?;
+        symmetric.quadratic(&mut quadratic, &gram, [step.ratio, step.gamma], step.square, &next)?;
         let _ = current.f_mul_out(&next, &number(step.linear)?)?;
         if m > n {
             accumulate(&mut next, &current, &quadratic)?;
@@ -173,88 +197,6 @@ fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
         // `next` is `x_gmn` now.
         next.f_copy_(&current)?;
     }
-    Ok(())
-}
-
-/// `out <- out + a b` for matrices or batches.
-fn accumulate(out: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let _ = if out.dim() == 2 { out.f_addmm_(a, b)? } else { out.f_baddbmm_(a, b)? };
-    Ok(())
-}
-
-/// A number that multiplies a tensor of any float dtype without changing its dtype.
-fn number(x: f64) -> Result<Tensor> {
-    Ok(Tensor::f_scalar_tensor(x, (Kind::Double, Device::Cpu))?)
-}
-
-/// Symmetric products, computed on and below the diagonal by strips of rows and mirrored.
-struct Mirror {
-    strips: i64,
-    size: i64,
-}
-
-impl Mirror {
-    /// First and past-the-end row of every strip.
-    fn bounds(&self) -> impl Iterator<Item = (i64, i64)> {
-        let (strips, size) = (self.strips, self.size);
-        (0..strips).map(move |i| (i * size / strips, (i + 1) * size / strips))
-    }
-
-    /// `out <- W Wᵀ`, exactly symmetric when there are strips. `free` is overwritten.
-    fn gram(&self, out: &mut Tensor, w: &Tensor, free: &Tensor) -> Result<()> {
-        if self.strips == 1 {
-            let w_t = w.f_transpose(-2, -1)?;
-            let _ = if out.dim() == 2 { w.f_mm_out(out, &w_t)? } else { w.f_bmm_out(out, &w_t)? };
-            return Ok(());
-        }
-        for (low, high) in self.bounds() {
-            let strip = block(out, low, high, 0, high)?;
-            let _ = w
-                .f_narrow(0, low, high - low)?
-                .f_mm_out(&strip, &w.f_narrow(0, 0, high)?.f_transpose(0, 1)?)?;
-            reflect(out, low, high, free)?;
-        }
-        Ok(())
-    }
-
-    /// `out <- gamma (ratio G + G G)`, or `gamma ratio G` for a cubic step. `free` is overwritten.
-    fn quadratic(&self, out: &mut Tensor, gram: &Tensor, step: &Step, free: &Tensor) -> Result<()> {
-        if self.strips == 1 || !step.square {
-            let _ = gram.f_mul_out(out, &number(step.ratio)?)?;
-            if step.square {
-                accumulate(out, gram, gram)?;
-            }
-            let _ = out.f_mul_scalar_(step.gamma)?;
-            return Ok(());
-        }
-        for (low, high) in self.bounds() {
-            let mut strip = block(out, low, high, 0, high)?;
-            let rows = gram.f_narrow(0, low, high - low)?;
-            let _ = rows.f_narrow(1, 0, high)?.f_mul_out(&strip, &number(step.ratio)?)?;
-            let _ = strip.f_addmm_(&rows, &gram.f_narrow(1, 0, high)?)?;
-            let _ = strip.f_mul_scalar_(step.gamma)?;
-            reflect(out, low, high, free)?;
-        }
-        Ok(())
-    }
-}
-
-/// Rows `[top, bottom)` and columns `[left, right)` of a matrix, as a view.
-fn block(matrix: &Tensor, top: i64, bottom: i64, left: i64, right: i64) -> Result<Tensor> {
-    Ok(matrix.f_narrow(0, top, bottom - top)?.f_narrow(1, left, right - left)?)
-}
-
-/// Copies what lies below the diagonal in rows `[low, high)` to its mirror image. `free` is overwritten.
-fn reflect(matrix: &Tensor, low: i64, high: i64, free: &Tensor) -> Result<()> {
-    if low > 0 {
-        block(matrix, 0, low, low, high)?.f_copy_(&block(matrix, low, high, 0, low)?.f_transpose(0, 1)?)?;
-    }
-    let size = high - low;
-    let mut corner = block(matrix, low, high, low, high)?;
-    let mut image = free.f_view(-1)?.f_narrow(0, 0, size * size)?.f_view([size, size])?;
-    image.f_copy_(&corner.f_transpose(0, 1)?)?;
-    let _ = image.f_triu_(1)?;
-    let _ = corner.f_tril_(0)?.f_add_(&image)?;
     Ok(())
 }
 

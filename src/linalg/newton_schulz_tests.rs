@@ -1,4 +1,7 @@
-use super::super::coefficients::{NEWTON_SCHULZ, POLAR_EXPRESS};
+use tch::Device;
+
+use super::super::coefficients::{AOL, NEWTON_SCHULZ, POLAR_EXPRESS};
+use super::super::symmetric::STRIPS;
 use super::*;
 
 const SHAPES: [(i64, i64, i64); 10] = [
@@ -19,6 +22,10 @@ fn random(shape: &[i64], kind: Kind) -> Tensor {
     Tensor::randn(shape, (Kind::Double, Device::Cpu)).to_kind(kind)
 }
 
+fn simple(rows: &'static [[f64; 3]], norm_factor: f64) -> Polynomial {
+    Polynomial { name: "test", rows: rows.into(), norm_factor, preconditioner: Preconditioner::Frobenius }
+}
+
 /// Runs the iteration with a scratch full of NaN: nothing may be read before it is written.
 fn run(x: &Tensor, polynomial: &Polynomial, epsilon: f64) -> Tensor {
     let (b, m, n) = x.size3().unwrap();
@@ -34,7 +41,7 @@ fn expected(x: &Tensor, polynomial: &Polynomial) -> Tensor {
     let (u, sigma, v) = x.svd(true, true);
     let norm = sigma.square().sum_dim_intlist([-1].as_slice(), true, Kind::Double).sqrt();
     let mut y = sigma / (norm * polynomial.norm_factor);
-    for [a, b, c] in polynomial.rows {
+    for [a, b, c] in polynomial.rows.iter() {
         let square = &y * &y;
         y = &y * (*a + &square * (*b + *c * &square));
     }
@@ -88,7 +95,7 @@ fn other_degrees_of_the_polynomial_are_exact() {
         &[],
     ];
     for rows in rows {
-        let polynomial = Polynomial { name: "test", rows, norm_factor: 1.0 };
+        let polynomial = simple(rows, 1.0);
         for (b, m, n) in [(2, 9, 4), (1, 520, 512)] {
             let x = random(&[b, m, n], Kind::Double);
             let error = relative(&run(&x, &polynomial, 0.0), &expected(&x, &polynomial));
@@ -99,7 +106,7 @@ fn other_degrees_of_the_polynomial_are_exact() {
 
 #[test]
 fn epsilon_is_added_to_the_norm() {
-    let identity = Polynomial { name: "test", rows: &[], norm_factor: 2.0 };
+    let identity = simple(&[], 2.0);
     let x = Tensor::from_slice(&[3.0, 4.0]).view([1, 1, 2]);
     // 3 / (2 * 5 + 0.5)
     assert!((run(&x, &identity, 0.5).double_value(&[0, 0, 0]) - 3.0 / 10.5).abs() < 1e-15);
@@ -146,7 +153,7 @@ fn batch_of_small_matrices_equals_each_alone() {
 
 #[test]
 fn strips_give_an_exactly_symmetric_product() {
-    let mirror = Mirror { strips: STRIPS, size: 37 };
+    let mirror = Symmetric { strips: STRIPS, size: 37 };
     for kind in [Kind::Double, Kind::Float, Kind::BFloat16] {
         let w = random(&[37, 51], kind);
         let out = Tensor::full([37, 37], f64::NAN, (kind, Device::Cpu));
@@ -157,11 +164,16 @@ fn strips_give_an_exactly_symmetric_product() {
         let wide = w.to_kind(Kind::Double);
         assert!(relative(&gram, &wide.matmul(&wide.transpose(0, 1))) < 4e-3);
         let mut quadratic = out.copy();
-        let step = Step { linear: 1.0, ratio: -3.0, square: true, gamma: 0.5 };
-        mirror.quadratic(&mut quadratic, &gram, &step, &free).unwrap();
+        mirror.quadratic(&mut quadratic, &gram, [-3.0, 0.5], true, &free).unwrap();
         assert!(quadratic.equal(&quadratic.transpose(0, 1)));
         let g = gram.to_kind(Kind::Double);
         assert!(relative(&quadratic, &(0.5 * (g.matmul(&g) - 3.0 * &g))) < 1e-2);
+        // Polynomials of one matrix commute: out + G (G² - 3 G) / 2.
+        let mut sum = quadratic.copy();
+        mirror.accumulate(&mut sum, &gram, &quadratic, &free).unwrap();
+        assert!(sum.equal(&sum.transpose(0, 1)));
+        let q = quadratic.to_kind(Kind::Double);
+        assert!(relative(&sum, &(&q + g.matmul(&q))) < 1e-2);
     }
 }
 
@@ -181,4 +193,35 @@ fn empty_batch_and_wrong_scratch() {
     ] {
         assert!(matches!(newton_schulz(&mut x, &POLAR_EXPRESS, 1e-8, &scratch), Err(Error::Internal(_))));
     }
+}
+
+#[test]
+fn aol_is_the_polynomial_of_the_matrix_with_scaled_rows() {
+    for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 1e-5), (Kind::BFloat16, 5e-2)] {
+        for (b, m, n) in [(3, 4, 11), (3, 11, 4), (2, 9, 9), (1, 1, 6)] {
+            let x = random(&[b, m, n], kind);
+            let wide = x.to_kind(Kind::Double);
+            let short = if m > n { wide.transpose(1, 2) } else { wide.shallow_clone() };
+            let sums = short.matmul(&short.transpose(1, 2)).abs().sum_dim_intlist(
+                [2].as_slice(),
+                true,
+                Kind::Double,
+            );
+            let mut y = short / sums.sqrt();
+            for [a, b, c] in AOL.rows.iter() {
+                let gram = y.matmul(&y.transpose(1, 2));
+                y = &y * *a + (&gram * *b + gram.matmul(&gram) * *c).matmul(&y);
+            }
+            let expected = if m > n { y.transpose(1, 2) } else { y };
+            let error = relative(&run(&x, &AOL, 0.0), &expected);
+            assert!(error < tolerance, "{kind:?} {b}x{m}x{n}: {error}");
+        }
+    }
+    let mut with_zero_row = random(&[1, 4, 6], Kind::Float);
+    let _ = with_zero_row.get(0).get(2).zero_();
+    let out = run(&with_zero_row, &AOL, 0.0);
+    assert_eq!(out.get(0).get(2).count_nonzero(None).int64_value(&[]), 0);
+    assert!(out.isfinite().all().int64_value(&[]) == 1);
+    with_zero_row *= 1e-30;
+    assert!(relative(&run(&with_zero_row, &AOL, 0.0), &out.to_kind(Kind::Double)) < 1e-5);
 }

@@ -20,6 +20,8 @@ pub enum QrMethod {
     /// Cholesky QR, repeated once when the first result is not orthonormal to rounding. The cheapest for
     /// condition numbers (of the columns scaled to equal length) below about 1e3 in float32.
     Cqr,
+    /// Cholesky QR, always repeated once: rounding-level orthonormality without a decision.
+    Cqr2,
     /// Householder QR.
     Qr,
 }
@@ -33,8 +35,11 @@ impl QrMethod {
         match name {
             "rcqr" => Ok(Self::Rcqr),
             "cqr" => Ok(Self::Cqr),
+            "cqr2" => Ok(Self::Cqr2),
             "qr" => Ok(Self::Qr),
-            other => Err(Error::Value(format!("qr_method must be one of rcqr, cqr, qr, got {other:?}"))),
+            other => {
+                Err(Error::Value(format!("qr_method must be one of rcqr, cqr, cqr2, qr, got {other:?}")))
+            }
         }
     }
 }
@@ -73,6 +78,7 @@ const ACCEPTED: f64 = 8.0;
 ///
 /// * Rcqr: `R₁ = qr(S P).R`, `P₁ = P R₁⁻¹`, `R₂ = chol(P₁ᵀ P₁)`, `Q = P₁ R₂⁻¹`.
 /// * Cqr: `R = chol(Pᵀ P)`, `Q = P R⁻¹`.
+/// * Cqr2: the same twice (Yamamoto et al., Electron. Trans. Numer. Anal. 44, 2015).
 ///
 /// Every result is tested with eight random sign vectors `Z`: `d = max |Qᵀ Q Z - Z|`. Where `d` is between
 /// `32 sqrt(r) u` (`u` = unit roundoff) and 0.1, Cholesky QR is applied to `Q` once more ("`CholeskyQR2`").
@@ -110,6 +116,11 @@ pub fn orthonormalize(
         let attempt = match method {
             QrMethod::Rcqr => randomized(&scaled_bmr, fitting(sketch_bkm, b, m, r)?)?,
             QrMethod::Cqr | QrMethod::Qr => cholesky_pass(&scaled_bmr, None)?,
+            QrMethod::Cqr2 => {
+                let first = cholesky_pass(&scaled_bmr, None)?;
+                let second = cholesky_pass(&first.q_bmr, None)?;
+                Attempt { info_b: first.info_b.f_abs()?.f_add(&second.info_b.f_abs()?)?, ..second }
+            }
         };
         settle(&scaled_bmr, attempt, &finite_b, &mut report)?
     };

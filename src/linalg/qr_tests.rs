@@ -1,7 +1,7 @@
 use super::*;
 use tch::Device;
 
-const METHODS: [QrMethod; 3] = [QrMethod::Rcqr, QrMethod::Cqr, QrMethod::Qr];
+const METHODS: [QrMethod; 4] = [QrMethod::Rcqr, QrMethod::Cqr, QrMethod::Cqr2, QrMethod::Qr];
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 fn gaussian(shape: &[i64], seed: i64) -> Tensor {
@@ -200,6 +200,7 @@ fn empty_batch_and_unfit_arguments() {
         assert!(matches!(orthonormalize(&p, QrMethod::Rcqr, unfit.as_ref()), Err(Error::Value(_))));
     }
     assert_eq!(QrMethod::parse("cqr").unwrap(), QrMethod::Cqr);
+    assert_eq!(QrMethod::parse("cqr2").unwrap(), QrMethod::Cqr2);
     assert!(QrMethod::parse("lq").unwrap_err().to_string().contains("qr_method must be"));
 }
 
@@ -210,4 +211,14 @@ fn sketch_rows_are_oversampled_and_clipped() {
     assert_eq!(sketch_rows(8, 1.25, 9), 9);
     assert_eq!(sketch_rows(8, 0.5, 100), 8);
     assert_eq!(sketch_rows(8, f64::NAN, 100), 8);
+}
+
+#[test]
+fn second_pass_of_cqr2_is_done_without_being_asked_for() {
+    // At a condition of 20 one pass of float32 leaves some 20² u, within the tolerance of cqr, which lets it be.
+    let p = graded(400, 60, 20.0).to_kind(Kind::Float);
+    let (once, twice) = (run(&p, QrMethod::Cqr), run(&p, QrMethod::Cqr2));
+    assert_eq!((once.1, twice.1), (Report::default(), Report::default()));
+    assert!(defect(&once.0) > 3.0 * defect(&twice.0), "{} {}", defect(&once.0), defect(&twice.0));
+    assert!(defect(&twice.0) < 1e-6);
 }

@@ -179,6 +179,10 @@ pub(super) fn buckets(
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
         let algorithm = &algorithms[member.algorithm];
+        let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
+        let transposed = !algorithm.flat() && member.spec.oriented(member.pieces.iter().map(|p| p.block));
+        let ways =
+            [0, 1].map(|d| leading.map_or(1, |leading| Cutters::of(&member.layout, leading + d).0.ways()));
         for piece in &member.pieces {
             if piece.block.numel() == 0 && !algorithm.flat() {
                 continue;
@@ -187,11 +191,16 @@ pub(super) fn buckets(
             let shape = UnitShape {
                 rows: if algorithm.flat() { 1 } else { rows },
                 cols: if algorithm.flat() { 0 } else { cols },
-                transposed: !algorithm.flat() && member.spec.transposed.unwrap_or(rows < cols),
+                transposed,
+                ways,
+                inner: match leading.map(|leading| &member.spec.shape[leading..]) {
+                    None => Vec::new(),
+                    Some(behind) if behind.len() > 2 => behind.to_vec(),
+                    Some(_) => vec![rows, cols],
+                },
                 param: member.spec.dtype,
                 state: member.states.iter().map(|s| s.spec.dtype).collect(),
             };
-            let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
             let unit = Unit { param: member.spec.index, piece: *piece, owner: Vec::new() };
             let found = open.iter_mut().find(|(b, layout)| {
                 b.group == member.group

@@ -18,7 +18,7 @@ pub use fmt::placements;
 pub use hop::{Held, Hop, HopKind, StagePoint, Step, owned_by};
 pub use place::{Extent, LocalState, Piece};
 pub use program::{BufferId, BufferSpec, Program, ProgramOp, Stage, Target};
-pub use route::{Counts, Rect, Route};
+pub use route::{Counts, Route};
 pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
 pub use work::Work;
@@ -30,7 +30,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Reduction, local_shape};
 use crate::options::Options;
-use crate::spec::ParamSpec;
+use crate::spec::{Block, ParamSpec};
 
 /// What the plan needs to know of a group.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +48,14 @@ pub struct ParamInput {
     pub spec: ParamSpec,
     /// Where its elements live.
     pub layout: Layout,
+    /// Dimensions that axes which the user named cut, with whether that is the outer axis.
+    pub named: Vec<(usize, bool)>,
     /// Index of its group.
     pub group: usize,
     /// Whether it takes no gradients: it gets no state and no work.
     pub frozen: bool,
-    /// Types of states that exist already, by role: they are taken as they are.
-    pub state_dtypes: BTreeMap<String, DType>,
+    /// Types and global shapes of states that exist already, by role: they are taken as they are.
+    pub states: BTreeMap<String, (DType, Vec<usize>)>,
 }
 
 /// One step of one optimizer, compiled. Frozen.
@@ -87,7 +89,7 @@ impl Plan {
         let mut names: Vec<(usize, String)> = Vec::new();
         let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
         let mut members = Vec::with_capacity(params.len());
-        for ParamInput { spec, layout, group, frozen, state_dtypes } in params {
+        for ParamInput { mut spec, layout, named, group, frozen, states: existing } in params {
             let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
             check_layout(&spec, &layout)?;
             let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
@@ -105,13 +107,22 @@ impl Plan {
             } else {
                 let algorithm = &algorithms[algorithm];
                 let blocks = algorithm.blocks(&spec)?;
+                let leading = algorithm.leading(&spec);
+                for (dim, outer) in named.into_iter().filter(|(dim, _)| (leading..leading + 2).contains(dim))
+                {
+                    // The outer axis cuts the side of Q, the inner one that of P.
+                    spec.transposed = Some((dim == leading) == outer);
+                }
+                if let Some((_, q)) = existing.get("Q") {
+                    turn(&mut spec, algorithm, &blocks, q)?;
+                }
                 let pieces = if algorithm.flat() {
                     vec![place::flat_piece(&spec, &layout)]
                 } else {
                     place::pieces(&spec, &blocks, algorithm.leading(&spec), &layout)?
                 };
                 let states = algorithm.state(&spec, &blocks)?.into_iter().map(|mut state| {
-                    state.dtype = state_dtypes.get(state.role).copied().unwrap_or(state.dtype);
+                    state.dtype = existing.get(state.role).map_or(state.dtype, |(dtype, _)| *dtype);
                     LocalState::of(state, &layout)
                 });
                 (pieces, states.collect())
@@ -140,6 +151,19 @@ impl Plan {
     pub fn decoupled(&self) -> impl Iterator<Item = &Bucket> {
         self.buckets.iter().filter(|b| b.gradient.is_none() && b.axes.iter().any(|a| a.pending))
     }
+}
+
+/// Turns a parameter's matrices when only then its Q has the shape of the one that exists: what a checkpoint says goes
+/// first.
+fn turn(spec: &mut ParamSpec, algorithm: &AnyAlgorithm, blocks: &[Block], q: &[usize]) -> Result<()> {
+    let fits = |spec: &ParamSpec| -> Result<bool> {
+        Ok(algorithm.state(spec, blocks)?.iter().any(|state| state.role == "Q" && state.shape == q))
+    };
+    let turned = ParamSpec { transposed: Some(!spec.oriented(blocks.iter().copied())), ..spec.clone() };
+    if !fits(spec)? && fits(&turned)? {
+        *spec = turned;
+    }
+    Ok(())
 }
 
 /// Refuses layouts that no parameter can have.

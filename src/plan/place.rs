@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout, Placement, spans};
-use crate::spec::{Block, Cut, ParamSpec, Share, StateSpec};
+use crate::spec::{Block, Cut, ParamSpec, Rect, Share, Side, StateSpec};
 
 /// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is cut in steps of
 /// `scale`.
@@ -43,7 +43,11 @@ pub struct Piece {
     /// The block in the parameter's global storage.
     pub block: Block,
     /// What is stored of it here, in local storage.
-    pub local: Block,
+    pub local: Rect,
+    /// Its first row and column here within the stored part of its matrix.
+    pub origin: [usize; 2],
+    /// Rows and columns of that part.
+    pub stored: [usize; 2],
     /// Place among the matrices that are stored here; none when the matrix lies elsewhere.
     pub lead: Option<usize>,
     /// Its place among the blocks of this parameter that the same process stores, whichever that is.
@@ -105,14 +109,30 @@ impl LocalState {
 
     /// The stored elements that belong to a block.
     #[must_use]
-    pub fn part(&self, piece: &Piece) -> Range<usize> {
+    pub fn part(&self, piece: &Piece) -> Rect {
+        let shape = self.shape();
+        let width = shape.last().copied().unwrap_or(1);
+        let Some(lead) = piece.lead else { return Rect::default() };
         match self.spec.share {
-            Share::Like => piece.local.range(),
-            Share::All => 0..self.shape().iter().product(),
-            Share::Matrix => {
-                let shape = self.shape();
-                let each: usize = shape[shape.len().saturating_sub(2)..].iter().product();
-                piece.lead.map_or(0..0, |lead| lead * each..(lead + 1) * each)
+            Share::Like => piece.local,
+            Share::All => Rect::packed(0, 1, shape.iter().product()),
+            Share::Side { side, leading, column } => {
+                let (first, rows, height) = match side {
+                    Side::Rows => (piece.origin[0], piece.local.rows, piece.stored[0]),
+                    Side::Cols => (piece.origin[1], piece.local.cols, piece.stored[1]),
+                };
+                let behind: usize = shape[leading..].iter().product();
+                let width = behind.checked_div(height).unwrap_or(width);
+                let offset = (lead * height + first) * width;
+                if column {
+                    Rect { offset: offset + piece.index, rows, cols: 1, stride: width }
+                } else {
+                    Rect::packed(offset, rows, width)
+                }
+            }
+            Share::Block => {
+                let height = shape[shape.len() - 2];
+                Rect::packed(piece.index * height * width, height, width)
             }
         }
     }
@@ -125,7 +145,9 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
     Piece {
         index: 0,
         block: Block { offset: 0, rows: 1, cols: p.numel() },
-        local: Block { offset: 0, rows: 1, cols: stored },
+        local: Rect::packed(0, 1, stored),
+        origin: [0, 0],
+        stored: [1, stored],
         lead: Some(0),
         slot: 0,
         rows: Extent::whole(1),
@@ -167,12 +189,25 @@ pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &L
         let col_extent =
             Extent { dim: p.shape[cols_dim], scale, start: within % cols.max(1), len: block.cols };
         let (r, c) = (row_extent.clip(spans[rows_dim]), col_extent.clip(spans[cols_dim]));
-        let first_row = (row_extent.start + r.start).saturating_sub(spans[rows_dim].0);
-        let offset = lead.unwrap_or(0) * stored_rows * stored_cols + first_row.min(stored_rows) * stored_cols;
-        let local =
-            if lead.is_some() { Block { offset, rows: r.len(), cols: c.len() } } else { Block::default() };
+        let first_row = (row_extent.start + r.start).saturating_sub(spans[rows_dim].0).min(stored_rows);
+        let first_col =
+            (col_extent.start + c.start).saturating_sub(spans[cols_dim].0 * scale).min(stored_cols);
+        let offset = (lead.unwrap_or(0) * stored_rows + first_row) * stored_cols + first_col;
+        let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols };
+        let local = if lead.is_some() { local } else { Rect::default() };
         let slot = slot(block.offset / matrix, &p.shape[..leading], layout) * per_matrix + index % per_matrix;
-        pieces.push(Piece { index, block: *block, local, lead, slot, rows: row_extent, cols: col_extent });
+        let origin = [first_row, first_col];
+        pieces.push(Piece {
+            index,
+            block: *block,
+            local,
+            origin,
+            stored: [stored_rows, stored_cols],
+            lead,
+            slot,
+            rows: row_extent,
+            cols: col_extent,
+        });
     }
     Ok(pieces)
 }

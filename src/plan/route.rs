@@ -2,24 +2,11 @@
 
 use std::ops::Range;
 
-use crate::spec::Side;
+use crate::spec::{Rect, Side};
 
 use super::bucket::{Bucket, Unit};
 use super::hop::{Held, Hop, HopKind, owned_by};
 use super::program::BufferSpec;
-
-/// A matrix inside a row-major area: its first element, size, and the distance of its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rect {
-    /// First element.
-    pub offset: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-    /// Elements from one row to the next.
-    pub stride: usize,
-}
 
 /// Elements to and from each rank of the axis. Messages lie one after the other in the order of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use crate::batch::Slab;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::Reduction;
-use crate::plan::{Bucket, Hop, HopKind, Rect, Route};
+use crate::plan::{Bucket, Hop, HopKind, Route};
+use crate::spec::Rect;
 
 /// The buffer of a hop and the messages, seen as the type that travels.
 struct Areas {

@@ -56,6 +56,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"power_iters": 2},
         {"qr_method": "qr"},
         {"qr_method": "cqr", "cqr_warmup_steps": 2},
+        {"qr_method": "cqr2"},
         {"rcqr_oversample": 2.0},
         {"seed": 5},
         {"cautious_wd": True, "weight_decay": 0.1},
@@ -70,6 +71,9 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"adjust_lr": None},
         {"flatten": True},
         {"use_polar_express": False},
+        {"orth_method": "svd"},
+        {"orth_method": "gram", "ns_coefficients": "cans"},
+        {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
     ),
     "AdamW": (
         {"eps": 1e-4},

@@ -33,6 +33,7 @@ _BAD_LR_AND_DECAY = tuple(
 )
 _BAD_BETAS = tuple(("betas", value) for value in ((-0.1, 0.9), (0.9, -0.1), (NAN, 0.9), (0.9, INF), (0.9,)))
 _BAD_MATRIX = tuple((key, value) for key in ("mu", "epsilon") for value in (-0.1, NAN, INF))
+_BAD_ORTH = (("orth_method", "qr"), ("ns_steps", 0), ("ns_coefficients", "newton"))
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,13 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=EXTRA | {"orth_dtype", "check_grad_sync"},
+        keyword_only=EXTRA | {"orth_dtype", "orth_method", "ns_coefficients", "ns_steps", "check_grad_sync"},
         state={
             "muon": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
             "lion": frozenset({"momentum"}),
         },
-        bad=(*_BAD_LR_AND_DECAY, *_BAD_BETAS, *_BAD_MATRIX, ("adjust_lr", "arbitrary")),
+        bad=(*_BAD_LR_AND_DECAY, *_BAD_BETAS, *_BAD_MATRIX, *_BAD_ORTH, ("adjust_lr", "arbitrary")),
         other={
             "lr": 0.03,
             "mu": 0.5,
@@ -177,6 +178,9 @@ CASES = (
             "epsilon": 0.1,
             "nesterov": True,
             "adjust_lr": "rms_norm",
+            "orth_method": "svd",
+            "ns_coefficients": [(1.5, -0.5, 0.0), (1.875, -1.25, 0.375)],
+            "ns_steps": 3,
         },
     ),
     Case(

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+import oxidion
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
-OPTIMIZERS = ("dion", "muon", "adamw", "lion")
+FAMILY = {"NorMuon": "normuon", "Dion2": "dion2", "NorDion2": "nordion2"}
+OPTIMIZERS = ("dion", "muon", "adamw", "lion", *(n for c, n in FAMILY.items() if hasattr(oxidion, c)))
 RATES = "adamw=0.01,lion=0.004"
 TINY = shlex.split(
     "--layers 2 --dim 32 --heads 2 --seq-len 32 --batch-size 8 --steps 24 --corpus-mb 0.4 --eval-every 8 "
@@ -48,6 +51,7 @@ def runs_of(out: Path) -> dict[str, dict[str, Any]]:
 
 def test_train_gpt_optimizer_table_is_the_tested_one(modules: dict[str, ModuleType]) -> None:
     assert tuple(modules["recipes"].RECIPES) == OPTIMIZERS
+    assert set(modules["recipes"].ALL_RECIPES) == {"dion", "muon", "adamw", "lion", *FAMILY.values()}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -97,7 +101,7 @@ def test_train_gpt_comparison_sets_the_others_against_adamw(comparison: Path) ->
     text = (comparison / "stdout.txt").read_text()
     goal = runs["adamw"]["final_held_out_loss"]
     assert not re.search(r"^adamw: ", text, re.MULTILINE)
-    for name in ("dion", "muon", "lion"):
+    for name in set(OPTIMIZERS) - {"adamw"}:
         (line,) = re.findall(rf"^{name}: .*$", text, re.MULTILINE)
         curve = runs[name]["curve"]
         assert f"{curve['held_out_loss'][-1] - goal:+.3f} nats per byte against adamw" in line
@@ -231,6 +235,7 @@ BAD_ARGUMENTS = [
         r"--lr names lion, which is not among the optimizers of this run: dion, muon, adamw",
     ),
     (["--rank-fraction", "0"], r"--rank-fraction: must be a number > 0 and <= 1, got '0'"),
+    (["--fraction", "0"], r"--fraction: must be a number > 0 and <= 1, got '0'"),
     (["--rank-fraction", "1.5"], r"--rank-fraction: must be a number > 0 and <= 1, got '1.5'"),
     (["--weight-decay", "nan"], r"--weight-decay: must be a finite number >= 0, got 'nan'"),
     (["--steps", "0"], r"--steps: must be a whole number >= 1, got '0'"),

@@ -10,7 +10,7 @@ use _oxidion::plan::{GroupSpec, Instr, ParamInput, Plan, Transfer};
 use _oxidion::spec::ParamSpec;
 use proptest::prelude::*;
 
-const ALGORITHMS: [&str; 4] = ["adamw", "dion", "lion", "muon"];
+const ALGORITHMS: [&str; 7] = ["adamw", "dion", "dion2", "lion", "muon", "nordion2", "normuon"];
 
 fn shape() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![
@@ -40,9 +40,10 @@ fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
                 transposed: None,
             },
             layout: Layout::default(),
+            named: Vec::new(),
             group: *group,
             frozen: false,
-            state_dtypes: BTreeMap::new(),
+            states: BTreeMap::new(),
         })
         .collect()
 }
@@ -110,7 +111,7 @@ proptest! {
         for member in &plan.members {
             for state in &member.states {
                 let elements: usize = state.shape().iter().product();
-                prop_assert!(member.pieces.iter().all(|piece| state.part(piece).end <= elements));
+                prop_assert!(member.pieces.iter().all(|piece| { let at = state.part(piece); at.numel() == 0 || at.offset + (at.rows - 1) * at.stride + at.cols <= elements }));
             }
         }
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,9 @@ MATRICES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (1, 7), (7, 1)
 VECTORS: tuple[Shape, ...] = ((5,), (), (3, 4), (2, 3, 4), (1,))
 EXPERTS: tuple[Shape, ...] = ((3, 6, 4), (2, 4, 6), (3, 5, 5), (2, 3, 4, 6))
 KERNELS: tuple[Shape, ...] = ((6, 4, 3, 3), (16, 2, 2, 2), (4, 3, 5), (6, 6), (6, 4, 3, 3))
-MATRIX_ALGORITHMS = ("dion", "muon")
+MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
+HEADS: tuple[Shape, ...] = ((12, 8), (12, 3), (12, 8))
+COLUMN_HEADS: tuple[Shape, ...] = ((8, 12), (3, 12), (8, 12))
 EMPTY: tuple[Shape, ...] = ((0, 5), (5, 0))
 
 
@@ -117,24 +119,29 @@ def optimizer_classes() -> list[type[Optimizer]]:
     ]
 
 
-def _dion(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **kwargs: Any) -> Case:
-    return Case(
-        f"dion-{name}",
-        oxidion.Dion,
-        "dion",
-        {**BASE, **kwargs},
-        groups or (Group(MATRICES, keys or {}),),
-    )
+CLASSES: dict[str, type[Optimizer]] = {
+    "dion": oxidion.Dion,
+    "dion2": oxidion.Dion2,
+    "muon": oxidion.Muon,
+    "nordion2": oxidion.NorDion2,
+    "normuon": oxidion.NorMuon,
+}
 
 
-def _muon(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **kwargs: Any) -> Case:
-    return Case(
-        f"muon-{name}",
-        oxidion.Muon,
-        "muon",
-        {**BASE, **kwargs},
-        groups or (Group(MATRICES, keys or {}),),
-    )
+def _matrix(algorithm: str) -> Callable[..., Case]:
+    def row(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **kwargs: Any) -> Case:
+        return Case(
+            f"{algorithm}-{name}",
+            CLASSES[algorithm],
+            algorithm,
+            {**BASE, **kwargs},
+            groups or (Group(MATRICES, keys or {}),),
+        )
+
+    return row
+
+
+_dion, _dion2, _muon, _nordion2, _normuon = map(_matrix, CLASSES)
 
 
 def _adamw(name: str, *groups: Group, **kwargs: Any) -> Case:
@@ -143,6 +150,28 @@ def _adamw(name: str, *groups: Group, **kwargs: Any) -> Case:
 
 def _lion(name: str, *groups: Group, **kwargs: Any) -> Case:
     return Case(f"lion-{name}", oxidion.Lion, "lion", {**BASE, **kwargs}, groups or (Group(VECTORS),))
+
+
+def _family(make: Callable[..., Case]) -> list[Case]:
+    """Rows that every class with an orthonormalized update has. What is selected does not depend on layouts."""
+    scope = {} if make is _normuon else {"selection_scope": "global"}
+
+    def row(name: str, *groups: Group, **kwargs: Any) -> Case:
+        return make(name, *groups, **{**scope, **kwargs})
+
+    return [
+        row("default"),
+        row("newton-schulz", use_polar_express=False, adjust_lr="rms_norm"),
+        row("cautious", cautious_wd=True),
+        row("maximize", maximize=True),
+        row("experts", Group(EXPERTS)),
+        row("flatten", Group(KERNELS), flatten=True),
+        row("heads", Group(HEADS, {"num_heads": 3}), adjust_lr="rms_norm"),
+        row("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)})),
+        row("column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1})),
+        row("column-split", Group(((6, 12), (9, 12)), {"split_sizes": (6, 4, 2), "split_dim": 1})),
+        row("mixed", *MIXED),
+    ]
 
 
 MIXED = (
@@ -163,6 +192,7 @@ ALL_CASES: tuple[Case, ...] = (
     _dion("half-multiple4", rank_fraction=0.5, rank_multiple_of=4),
     _dion("qr", qr_method="qr", rank_fraction=0.5),
     _dion("cqr", qr_method="cqr", cqr_warmup_steps=0, rank_fraction=0.5),
+    _dion("cqr2", qr_method="cqr2", rank_fraction=0.5),
     _dion("cqr-warmup", qr_method="cqr", cqr_warmup_steps=2, rank_fraction=0.5),
     _dion("power2", power_iters=2, rank_fraction=0.5),
     _dion("power3", power_iters=3),
@@ -179,6 +209,10 @@ ALL_CASES: tuple[Case, ...] = (
     _muon("rms", adjust_lr="rms_norm"),
     _muon("unadjusted", adjust_lr=None),
     _muon("newton-schulz", use_polar_express=False),
+    _muon("gram", use_gram_newton_schulz=True),
+    _muon("svd", orth_method="svd"),
+    _muon("cans", ns_coefficients="cans", ns_steps=6),
+    _muon("triples", ns_coefficients=[(1.5, -0.5, 0.0)] * 3, ns_steps=5, orth_method="gram"),
     _muon("mu", mu=0.5, epsilon=0.25),
     _muon("no-decay", weight_decay=0.0),
     _muon("cautious", cautious_wd=True, nesterov=True, adjust_lr="rms_norm"),
@@ -189,6 +223,31 @@ ALL_CASES: tuple[Case, ...] = (
     _muon("heads", Group(((12, 8), (12, 3), (12, 8)), {"num_heads": 3}), adjust_lr="rms_norm"),
     _muon("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 3, 3)})),
     _muon("mixed", *MIXED),
+    _muon("column-heads", Group(((8, 12), (3, 12), (8, 12)), {"num_heads": 3, "split_dim": 1})),
+    _muon(
+        "column-split",
+        Group(((6, 12), (9, 12)), {"split_sizes": (6, 3, 3), "split_dim": 1}),
+        adjust_lr="rms_norm",
+        cautious_wd=True,
+    ),
+    _dion("rms", adjust_lr="rms_norm", rank_fraction=0.5),
+    _dion("flatten", Group(KERNELS), flatten=True, rank_fraction=0.5),
+    _dion("heads", Group(HEADS, {"num_heads": 3}), rank_fraction=0.5),
+    _dion("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)}), rank_fraction=0.5),
+    _dion("column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), rank_fraction=0.5),
+    _dion(
+        "column-split",
+        Group(((6, 12), (9, 12)), {"split_sizes": (6, 4, 2), "split_dim": 1}),
+        rank_fraction=0.5,
+    ),
+    *(row for make in (_normuon, _dion2, _nordion2) for row in _family(make)),
+    _normuon("nesterov", nesterov=True, adjust_lr=None),
+    _normuon("mu", mu=0.5, epsilon=0.25, muon_beta2=0.5),
+    _dion2("half", fraction=0.5, ef_decay=0.5, selection_scope="global"),
+    _dion2("all", fraction=1.0, selection_scope="global"),
+    _dion2("few", fraction=0.05, selection_scope="global"),
+    _nordion2("half", fraction=0.5, mu=0.5, muon_beta2=0.5, selection_scope="global"),
+    _nordion2("all", fraction=1.0, selection_scope="global"),
     _adamw("default"),
     _adamw("amsgrad", amsgrad=True, betas=(0.9, 0.5)),
     _adamw("cautious", cautious_wd=True),
@@ -231,6 +290,9 @@ SMALL_CASES = tuple(
         ("dion", "qr", {"qr_method": "qr", "rank_fraction": 0.5}),
         ("muon", "polar", {}),
         ("muon", "schulz", {"use_polar_express": False, "nesterov": True}),
+        ("normuon", "polar", {}),
+        ("dion2", "half", {"fraction": 0.5, "selection_scope": "global"}),
+        ("nordion2", "half", {"fraction": 0.5, "selection_scope": "global"}),
         ("adamw", "default", {}),
         ("lion", "default", {}),
     )

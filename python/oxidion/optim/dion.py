@@ -11,6 +11,7 @@ from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
 from oxidion._comm import read_meshes
 from oxidion._validate import Field
+from oxidion.optim._orthonormal import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
 
@@ -27,9 +28,9 @@ class Dion(OxOptimizer):
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
     State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``; all is written in place. A direction
-    that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
-    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other.
-    Random numbers depend on ``seed``, the parameter's position and the step only.
+    that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and keeps
+    its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random numbers depend on
+    ``seed``, position and step only.
 
     Args:
         replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.
@@ -44,11 +45,12 @@ class Dion(OxOptimizer):
         weight_decay: decay per unit of ``lr``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
-        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR) or "qr" (Householder, the fallback).
+        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR), "cqr2" (twice) or "qr" (Householder).
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
         rcqr_oversample: rows of the sketch per column.
         mixed_precision_config: dtypes of the states.
         orth_dtype: dtype of P, R and their products: "float32", "float64" or "auto" (that of the momentum).
+        adjust_lr: the rule for the factor of ``lr``, see `Muon`, as for ``flatten`` and the keys of blocks.
         seed: of the initial Q and of the sketches.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
 
@@ -66,13 +68,14 @@ class Dion(OxOptimizer):
         "epsilon": _validate.number(1e-8),
         "oversample": _validate.number(1.25, low=1.0),
         "power_iters": _validate.count(1),
-        "qr_method": _validate.word("rcqr", "rcqr", "cqr", "qr"),
+        "qr_method": _validate.word("rcqr", "rcqr", "cqr", "cqr2", "qr"),
         "cqr_warmup_steps": _validate.count(150, low=0),
         "momentum_dtype": _validate.dtype(),
         "Q_dtype": _validate.dtype(),
         "variance_dtype": _validate.dtype(),
         "orth_dtype": _validate.word("auto", "auto", "float32", "float64"),
         "seed": _validate.count(0, low=0),
+        **VIEW_SCHEMA,
     }
 
     def __init__(
@@ -96,6 +99,8 @@ class Dion(OxOptimizer):
         mixed_precision_config: DionMixedPrecisionConfig | None = None,
         *,
         orth_dtype: str = "auto",
+        adjust_lr: str | None = "spectral_norm",
+        flatten: bool = False,
         seed: int = 0,
         check_grad_sync: bool = False,
         cautious_wd: bool = False,
@@ -111,6 +116,5 @@ class Dion(OxOptimizer):
         self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)
         config = mixed_precision_config or DionMixedPrecisionConfig()
         values = defaults(locals(), self.SCHEMA) | {"oversample": rcqr_oversample}
-        for key in ("momentum_dtype", "Q_dtype", "variance_dtype"):
-            values[key] = _validate.dtype_name(getattr(config, key), key)
-        super().__init__(params, values)
+        keys = ("momentum_dtype", "Q_dtype", "variance_dtype")
+        super().__init__(params, values | {k: _validate.dtype_name(getattr(config, k), k) for k in keys})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -12,9 +12,7 @@ from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
 from oxidion._comm import read_meshes
 from oxidion._validate import Field
-
-ORTH_DTYPE = _validate.word("auto", "auto", "bfloat16", "float16", "float32", "float64")
-ADJUST_LR = _validate.word("spectral_norm", "spectral_norm", "rms_norm", "original", "match_rms_adamw", None)
+from oxidion.optim._orthonormal import FAMILY_SCHEMA, functions, gram_settings
 
 
 class Muon(OxOptimizer):
@@ -30,7 +28,8 @@ class Muon(OxOptimizer):
 
     Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``.
     Group keys without an argument: ``num_heads`` (a ``[h·d, n]`` weight is ``h`` matrices) and
-    ``split_sizes`` (row blocks, for example of a fused QKV weight); ``s`` comes from the block.
+    ``split_sizes`` (row blocks, for example of a fused QKV weight), both of columns with ``split_dim=1`` (for
+    example the heads of an output projection); ``s`` comes from the block.
 
     State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite
     gradient makes its own parameter NaN, no other.
@@ -46,12 +45,18 @@ class Muon(OxOptimizer):
         nesterov: look one step ahead.
         adjust_lr: the rule for ``s``.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
-        use_gram_newton_schulz: must be False.
+        use_gram_newton_schulz: the Gram form with Polar Express for it, as in microsoft/dion.
         use_triton: accepted for compatibility; the kernels are built in.
-        use_polar_express: Polar Express (default) or Newton–Schulz.
-        newton_schulz_func: must be None.
+        use_polar_express: Polar Express (default) or Newton–Schulz, without ``ns_coefficients``.
+        newton_schulz_func: ``f(X, epsilon=...)``, used for ``orth`` before all else. X is a batch
+            ``[B, m, n]`` in ``orth_dtype``, the result as large. Not in groups or checkpoints.
         orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
             CPU multiplies it faster, else float32.
+        orth_method: "standard", "gram" (the same polynomial by the Gram matrix of the short side), "svd"
+            (exact polar factor), or "auto": the form with fewer operations, in 16 bits "standard".
+        ns_coefficients: "polar_express", "newton_schulz", "keller_jordan", "cans", "aol",
+            "polar_express_gram", or triples ``(a, b, c)``.
+        ns_steps: how many of the rows; the last is repeated. None: all.
         check_grad_sync: check at every step that replicas have equal gradients.
 
     Arguments that are not named here are those of ``OxOptimizer``.
@@ -60,17 +65,8 @@ class Muon(OxOptimizer):
     ALGORITHM = "muon"
     SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": _validate.number(0.95),
-        "betas": _validate.betas((0.9, 0.95)),
-        "beta1": _validate.beta(None),
-        "beta2": _validate.beta(None),
-        "epsilon": _validate.number(1e-8),
         "nesterov": _validate.flag(False),
-        "adjust_lr": ADJUST_LR,
-        "flatten": _validate.flag(False),
-        "num_heads": _validate.count(None, optional=True),
-        "split_sizes": _validate.counts(None),
-        "use_polar_express": _validate.flag(True),
-        "orth_dtype": ORTH_DTYPE,
+        **FAMILY_SCHEMA,
     }
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
@@ -93,6 +89,9 @@ class Muon(OxOptimizer):
         newton_schulz_func: Callable[..., Tensor] | None = None,
         *,
         orth_dtype: str = "auto",
+        orth_method: str = "auto",
+        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_steps: int | None = None,
         check_grad_sync: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -103,11 +102,6 @@ class Muon(OxOptimizer):
         state_dtype: Any = None,
     ) -> None:
         self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
-        if newton_schulz_func is not None:
-            kind = ValueError if callable(newton_schulz_func) else TypeError
-            raise kind(
-                "newton_schulz_func must be None in this version; use_polar_express selects the iteration"
-            )
-        if use_gram_newton_schulz:
-            raise ValueError("use_gram_newton_schulz must be False in this version")
+        self._functions = functions(newton_schulz_func)
+        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
         super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -2,17 +2,16 @@
 
 use tch::Tensor;
 
+use super::super::orthonormal::Orthonormal;
 use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
-use crate::batch::Slab;
 use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
-use crate::linalg::adjust::AdjustLr;
 use crate::linalg::low_rank::{add_product, project, set_product, sketches};
 use crate::linalg::qr::{QrMethod, orthonormalize, sketch_rows};
 use crate::linalg::random::Key;
 use crate::plan::BufferId;
-use crate::stage::{StageIo, orthogonality_error};
+use crate::stage::{StageIo, jobs, orthogonality_error};
 
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
@@ -73,18 +72,18 @@ impl Dion {
             let mut stored = Self::momentum(io, i)?;
             let whole = stored.shallow_clone();
             io.record_stored("captured_energy", i, || {
-                let energy = |slab: &Slab| kernels::sum_of_squares(slab).max(f64::MIN_POSITIVE);
-                Ok(energy(&r) / energy(&Slab::of(&whole)?))
+                let whole = f64::try_from(whole.f_to_kind(tch::Kind::Double)?.f_norm()?)?.powi(2);
+                Ok(kernels::sum_of_squares(&r) / whole.max(f64::MIN_POSITIVE))
             })?;
             let mut scaled = io.matrix(WORK, i)?;
             scaled.f_copy_(&io.matrix(R, i)?)?;
             let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
             add_product(&mut stored, unit.transposed, &io.matrix(P, i)?, &scaled)?;
             if unit.state[MOMENTUM].dtype() != r.dtype() {
-                unit.state[MOMENTUM].tensor(&unit.stored)?.f_copy_(&stored)?;
+                unit.state[MOMENTUM].tensor()?.f_copy_(&stored)?;
             }
             io.record_stored("error_feedback_norm", i, || {
-                Ok(kernels::sum_of_squares(&unit.state[MOMENTUM]).sqrt())
+                Ok(unit.state[MOMENTUM].runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>().sqrt())
             })?;
         }
         Ok(())
@@ -95,13 +94,13 @@ impl Dion {
             return Ok(());
         };
         let (transposed, units) = (unit.transposed, 0..io.units.len());
-        let rate = h[LR] * AdjustLr::SpectralNorm.factor(unit.rows as u64, unit.cols as u64);
+        let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
         let direct = !self.cautious && unit.param.dtype() == io.slab(P, 0)?.dtype();
         for i in units.clone() {
             let factor = if direct { -rate } else { 1.0 };
-            let (q, work) = (io.units[i].state[Q], io.slab(WORK, i)?);
-            let own = io.declared_cols(WORK, i)?;
+            let (own, work) = (io.declared_cols(WORK, i)?, io.slab(WORK, i)?);
+            let q = io.units[i].state[Q].first_cols(own.len());
             kernels::normalize_columns(
                 &io.slab(R, i)?,
                 &io.slab(NORMS, i)?,
@@ -112,21 +111,19 @@ impl Dion {
             );
         }
         if direct {
-            let jobs: Vec<_> = io.units.iter().map(|u| [u.param]).collect();
             if decay != 0.0 {
-                kernels::run(&kernels::Decay { decay }, &jobs);
+                kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?);
             }
             for i in units {
-                let mut param = io.units[i].param.tensor(&io.units[i].stored)?;
+                let mut param = io.units[i].param.tensor()?;
                 add_product(&mut param, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
             }
         } else {
             for i in units.clone() {
                 set_product(&io.matrix(FULL, i)?, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
             }
-            let jobs =
-                units.map(|i| Ok([io.units[i].param, io.slab(FULL, i)?])).collect::<Result<Vec<_>>>()?;
-            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, &jobs);
+            let apply = kernels::Apply { rate, decay, cautious: self.cautious };
+            kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?);
         }
         Ok(())
     }
@@ -135,7 +132,7 @@ impl Dion {
     pub(super) fn momentum(io: &StageIo<'_>, i: usize) -> Result<Tensor> {
         let unit = &io.units[i];
         if unit.state[MOMENTUM].dtype() == io.slab(P, i)?.dtype() {
-            unit.state[MOMENTUM].tensor(&unit.stored)
+            unit.state[MOMENTUM].tensor()
         } else {
             io.matrix(FULL, i)
         }
@@ -147,17 +144,16 @@ impl Dion {
         };
         let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
         if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
-            let jobs: Vec<_> = io.units.iter().map(|u| [u.grad, u.state[MOMENTUM]]).collect();
-            kernels::run(&add, &jobs);
+            kernels::run(&add, &jobs(Orthonormal::gradients(io))?);
         } else {
-            let jobs = (0..io.units.len())
-                .map(|i| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], io.slab(FULL, i)?]))
-                .collect::<Result<Vec<_>>>()?;
-            kernels::run(&add, &jobs);
+            let units = io.units.iter().enumerate();
+            let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
+            kernels::run(&add, &jobs(all)?);
         }
         for i in 0..io.units.len() {
             let mut work = io.matrix(WORK, i)?;
-            work.f_copy_(&io.units[i].state[Q].tensor(&io.shape(WORK, i)?)?)?;
+            let stored = io.units[i].state[Q].first_cols(io.shape(WORK, i)?[1]);
+            work.f_copy_(&stored.tensor()?)?;
         }
         Ok(())
     }

@@ -99,6 +99,26 @@ impl Op<2> for Convert {
     }
 }
 
+/// `u ← m`, then `m ← keep·m`. Operands: m, u.
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    /// What is left of m.
+    pub keep: f64,
+}
+
+impl Op<2> for Release {
+    const WRITES: [bool; 2] = [true, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [m, u]: [&mut [C]; 2]) {
+        let keep = C::of(self.keep);
+        for (m, u) in m.iter_mut().zip(u) {
+            *u = *m;
+            *m = keep * *m;
+        }
+    }
+}
+
 /// `x ← (1 - decay)·x`. Operand: x.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay {

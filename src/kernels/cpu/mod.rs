@@ -2,8 +2,10 @@
 
 mod convert;
 pub(super) mod elementwise;
+pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod reduce;
+pub(super) mod select;
 
 use rayon::prelude::*;
 
@@ -54,6 +56,11 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
     threads::run(|| {
         pieces.par_iter().with_min_len(share).for_each(|piece| dispatch(op, piece));
     });
+}
+
+/// Runs `op` on one job on the calling thread.
+pub(super) fn run_here<const N: usize, O: Op<N>>(op: &O, operands: [Slab; N]) {
+    dispatch(op, &Piece { job: 0, operands });
 }
 
 fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::batch::Slab;
+use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -52,7 +52,7 @@ pub fn normalize_columns(
     sums: &Slab,
     epsilon: f64,
     factor: f64,
-    (q, own): (&Slab, Range<usize>),
+    (q, own): (&Area, Range<usize>),
     scaled: &Slab,
 ) {
     // SAFETY: the caller owns the slabs for this stage, and they do not overlap.
@@ -74,7 +74,7 @@ pub fn normalize_columns(
     let mut row_scaled = vec![0.0_f64; columns];
     for (row, start) in (0..x.len()).step_by(columns).enumerate() {
         let (xs, ss) = (x.part(start, columns), scaled.part(start, columns));
-        let qs = q.part(row * own.len(), own.len());
+        let qs = q.row(row);
         super::convert::load(&xs, &mut row_x);
         super::convert::load(&qs, &mut row_q);
         for j in 0..columns {
@@ -105,11 +105,12 @@ mod tests {
         let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
         let slab = |t: &Tensor| Slab::of(t).unwrap();
         column_sums_of_squares(&slab(&x), 3, &slab(&sums)).unwrap();
-        normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, (&slab(&q), 0..3), &slab(&scaled));
+        let area = |t: &Tensor, cols| slab(t).area(0, [2, cols], cols);
+        normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, (&area(&q, 3), 0..3), &slab(&scaled));
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
         let q = Tensor::from_slice(&[8.0_f64, 7.0, 5.0, 4.0]).view([2, 2]);
-        normalize_columns(&slab(&x), &slab(&sums), 0.0, 1.0, (&slab(&q), 0..2), &slab(&scaled));
+        normalize_columns(&slab(&x), &slab(&sums), 0.0, 1.0, (&area(&q, 2), 0..2), &slab(&scaled));
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 7.0, 0.8, 4.0]);
     }
 }

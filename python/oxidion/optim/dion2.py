@@ -1,0 +1,96 @@
+"""Dion2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._comm import read_meshes
+from oxidion._validate import Field
+from oxidion.optim._orthonormal import (
+    FAMILY_SCHEMA,
+    SELECTION_SCHEMA,
+    functions,
+    gram_settings,
+)
+
+
+class Dion2(OxOptimizer):
+    r"""Dion2: the strongest part of the momentum orthonormalized, with error feedback (arXiv:2512.16928).
+
+    K are the ``k = ceil(fraction * size)`` rows of M with the largest sums of absolute values, or columns
+    where there are fewer of them than rows:
+
+    .. math::
+        M \leftarrow M + G, \qquad U = \operatorname{orth}(M_K), \qquad M_K \leftarrow \mu_{ef} M_K, \\
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X, \qquad X_K \leftarrow X_K - \mathrm{lr}\, s\, U
+
+    with ``s`` of ``adjust_lr`` from the whole matrix. Sums are compared in float32, ties go to the lowest
+    index. Where dimensions are cut, ``selection_scope="local"`` takes the strongest of what each process
+    stores, along the dimension that is cut: a quarter of the bytes for a quarter of the rows, and results that
+    depend on the layout. "global" takes the strongest of all, as one process does.
+
+    State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite
+    gradient makes its own parameter NaN, no other.
+
+    Args:
+        fraction: share of the rows or columns, in (0, 1].
+        ef_decay: what the selected part of the momentum keeps.
+        verbose: accepted for compatibility: `explain()` says more.
+        triton_post_ortho: accepted for compatibility; the kernels are built in.
+        selection_scope: "local" or "global".
+
+    Arguments that are not named here are those of `Muon`.
+    """
+
+    ALGORITHM = "dion2"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "ef_decay": _validate.number(0.95),
+        **SELECTION_SCHEMA,
+        **FAMILY_SCHEMA,
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        distributed_mesh: Any = None,
+        lr: float | Tensor = 0.01,
+        fraction: float = 0.25,
+        ef_decay: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        epsilon: float = 1e-8,
+        adjust_lr: str | None = "spectral_norm",
+        flatten: bool = False,
+        use_triton: bool = False,
+        use_polar_express: bool = True,
+        use_gram_newton_schulz: bool = False,
+        newton_schulz_func: Callable[..., Tensor] | None = None,
+        verbose: bool = False,
+        triton_post_ortho: bool = False,
+        selection_scope: str = "local",
+        *,
+        orth_dtype: str = "auto",
+        orth_method: str = "auto",
+        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_steps: int | None = None,
+        cautious_wd: bool = False,
+        check_grad_sync: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
+        self._functions = functions(newton_schulz_func)
+        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -1,0 +1,98 @@
+"""NorDion2, also called Dion3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._comm import read_meshes
+from oxidion._validate import Field
+from oxidion.optim._orthonormal import (
+    FAMILY_SCHEMA,
+    NEURON_SCHEMA,
+    SELECTION_SCHEMA,
+    functions,
+    gram_settings,
+)
+
+
+class NorDion2(OxOptimizer):
+    r"""NorDion2 (Dion3): the strongest rows of the momentum orthonormalized, with neurons of equal strength.
+
+    K are the ``k = ceil(fraction * rows)`` rows of M with the largest sums of absolute values:
+
+    .. math::
+        M \leftarrow M + G, \qquad U = \operatorname{norm}_V(\operatorname{orth}(M_K)), \qquad
+        M_K \leftarrow \mu M_K, \\
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X, \qquad X_K \leftarrow X_K - \mathrm{lr}\, s\, U
+
+    It is `Dion2` with rows only and with the normalization of `NorMuon` on the selected rows; V of the others
+    stays as it is. Norms are those of whole matrices on every layout.
+
+    State: ``momentum``, shaped like the parameter, and ``variance_neuron`` (V), shaped like ``p[..., 0:1]``.
+    Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no other.
+
+    Args:
+        fraction: share of the rows, in (0, 1].
+        mu: what the selected rows of the momentum keep.
+        muon_beta2: decay rate of V.
+        triton_post_ortho: accepted for compatibility; the kernels are built in.
+        selection_scope: "local" or "global", see `Dion2`.
+        norm_scope: "global" or "shard", see `NorMuon`.
+
+    Arguments that are not named here are those of `Muon`.
+    """
+
+    ALGORITHM = "nordion2"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "mu": _validate.number(0.95),
+        **NEURON_SCHEMA,
+        **SELECTION_SCHEMA,
+        **FAMILY_SCHEMA,
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        distributed_mesh: Any = None,
+        lr: float | Tensor = 0.01,
+        fraction: float = 0.25,
+        mu: float = 0.95,
+        muon_beta2: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        epsilon: float = 1e-8,
+        adjust_lr: str | None = "spectral_norm",
+        flatten: bool = False,
+        use_triton: bool = False,
+        use_polar_express: bool = True,
+        use_gram_newton_schulz: bool = False,
+        newton_schulz_func: Callable[..., Tensor] | None = None,
+        triton_post_ortho: bool = False,
+        selection_scope: str = "local",
+        *,
+        orth_dtype: str = "auto",
+        orth_method: str = "auto",
+        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_steps: int | None = None,
+        cautious_wd: bool = False,
+        norm_scope: str = "global",
+        check_grad_sync: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
+        self._functions = functions(newton_schulz_func)
+        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -1,0 +1,93 @@
+"""NorMuon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._comm import read_meshes
+from oxidion._validate import Field
+from oxidion.optim._orthonormal import (
+    FAMILY_SCHEMA,
+    NEURON_SCHEMA,
+    functions,
+    gram_settings,
+)
+
+
+class NorMuon(OxOptimizer):
+    r"""NorMuon: Muon with neurons of equal strength (Li et al. 2025, arXiv:2510.05491).
+
+    With U the update of `Muon` and v the mean square of each of its rows:
+
+    .. math::
+        V \leftarrow V + (1 - \beta_2)(v - V), \qquad U' = U / (\sqrt{V} + 10^{-8}) \text{ by row}, \\
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X
+        - \mathrm{lr}\, s\, \frac{\lVert U \rVert_F}{\max(\lVert U' \rVert_F, 10^{-8})} U'
+
+    V starts at zero and is not corrected for that. A row runs over the parameter's last dimension and the norm
+    over its last two, with ``flatten`` too; with ``split_dim=1`` each block of columns has a V of its own.
+    Norms are those of whole matrices on every layout.
+
+    State: ``momentum``, shaped like the parameter, and ``variance_neuron`` (V), shaped like ``p[..., 0:1]``.
+    Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no other.
+
+    Args:
+        muon_beta2: decay rate of V.
+        norm_scope: "global", or "shard": norms of what one process stores, as in microsoft/dion, where results
+            depend on how many processes there are.
+
+    Arguments that are not named here are those of `Muon`.
+    """
+
+    ALGORITHM = "normuon"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "mu": _validate.number(0.95),
+        "nesterov": _validate.flag(False),
+        **NEURON_SCHEMA,
+        **FAMILY_SCHEMA,
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        distributed_mesh: Any = None,
+        lr: float | Tensor = 0.01,
+        mu: float = 0.95,
+        muon_beta2: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.01,
+        cautious_wd: bool = False,
+        epsilon: float = 1e-8,
+        nesterov: bool = False,
+        adjust_lr: str | None = "spectral_norm",
+        flatten: bool = False,
+        use_gram_newton_schulz: bool = False,
+        use_triton: bool = False,
+        use_polar_express: bool = True,
+        newton_schulz_func: Callable[..., Tensor] | None = None,
+        *,
+        orth_dtype: str = "auto",
+        orth_method: str = "auto",
+        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_steps: int | None = None,
+        norm_scope: str = "global",
+        check_grad_sync: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
+        self._functions = functions(newton_schulz_func)
+        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -1,0 +1,282 @@
+//! Dion2: the strongest rows or columns of the momentum orthonormalized, with error feedback (arXiv:2512.16928).
+//! `NorDion2` (Dion3) takes rows and normalizes their neurons as `NorMuon` does.
+//!
+//! M ← M + G, K = the k slices of M with the largest sums of absolute values, U = orth(M[K]), M[K] ← μ·M[K],
+//! X ← (1-lr·λ)X, X[K] ← X[K] - lr·s·U with s from the block's whole shape.
+//!
+//! With `selection_scope` "global" K is chosen among all slices. With "local" each process chooses among the slices
+//! that it stores and all chosen ones are orthonormalized together: fewer bytes travel, and K depends on the layout.
+
+use super::Algorithm;
+use super::neuron::{NORMALIZE, Neuron, SQUARES};
+use super::orthonormal::{
+    APPLY, BETA2, EPSILON, LR, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, SCRATCH, U, WEIGHT_DECAY,
+};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::kernels;
+use crate::options::Options;
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
+use crate::stage::{StageIo, jobs, orthogonality_error};
+
+pub(super) const OPTIONS: [&str; 2] = ["fraction", "selection_scope"];
+
+const SCALARS: [&str; 4] = ["lr", "ef_decay", "weight_decay", "epsilon"];
+const NORMALIZED_SCALARS: [&str; 5] = ["lr", "mu", "weight_decay", "epsilon", "muon_beta2"];
+
+const SPREAD: Stage = 3;
+const SELECT: Stage = 4;
+
+const SUMS: BufferId = 2;
+const CHOSEN: BufferId = 3;
+const SCORES: BufferId = 4;
+const SUBMATRIX: BufferId = 5;
+const NEURON_BUFFERS: usize = 6;
+
+#[derive(Debug)]
+pub(super) struct Dion2 {
+    common: Orthonormal,
+    fraction: f64,
+    global: bool,
+    neuron: Option<Neuron>,
+}
+
+/// What is selected of the blocks of a class.
+struct Selection {
+    side: Side,
+    /// How many slices each process chooses.
+    count: usize,
+    /// Whether it chooses among those of all processes.
+    global: bool,
+}
+
+/// Pairs of a slice of the stored parameter and a slice of `U`.
+type Pairs = Vec<(usize, usize)>;
+
+fn length(side: Side, [rows, cols]: [usize; 2]) -> usize {
+    if side == Side::Rows { rows } else { cols }
+}
+
+impl Dion2 {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let global = match options.word("selection_scope")?.unwrap_or("local") {
+            "local" => false,
+            "global" => true,
+            other => {
+                return Err(Error::Value(format!(
+                    "selection_scope must be 'local' or 'global', got '{other}'"
+                )));
+            }
+        };
+        let fraction = options.real("fraction", 0.25)?;
+        Ok(Self { common: Orthonormal::new(options)?, fraction, global, neuron: None })
+    }
+
+    pub(super) fn normalized(options: &Options) -> Result<Self> {
+        Ok(Self { neuron: Some(Neuron::new(options, NEURON_BUFFERS)?), ..Self::new(options)? })
+    }
+
+    /// ⌈fraction · size⌉, at least one.
+    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side
+    fn count(&self, size: usize) -> usize {
+        ((self.fraction * size as f64).ceil() as usize).clamp(1, size.max(1))
+    }
+
+    /// Rows where neurons are normalized. Else the side that is cut where the choice is local, or the shorter one.
+    fn select(&self, class: &UnitShape) -> Selection {
+        let shorter = if class.rows <= class.cols { Side::Rows } else { Side::Cols };
+        // Blocks of a parameter do not lie in equal parts on all processes: each chooses among all its slices.
+        let whole = self.global || self.common.view.splits().is_some();
+        let side = match class.ways {
+            _ if self.neuron.is_some() => Side::Rows,
+            [ways, 1] if ways > 1 && !whole => Side::Rows,
+            [1, ways] if ways > 1 && !whole => Side::Cols,
+            _ => shorter,
+        };
+        let (size, ways) = (length(side, [class.rows, class.cols]), length(side, class.ways));
+        let global = whole && ways > 1;
+        Selection { side, count: self.count(if global { size } else { size.div_ceil(ways) }), global }
+    }
+
+    /// The chosen slices that are stored here.
+    fn pairs(io: &StageIo<'_>, i: usize, selection: &Selection) -> Result<Pairs> {
+        let chosen = kernels::chosen(&io.slab(CHOSEN, i)?);
+        if !selection.global {
+            return Ok(chosen.into_iter().enumerate().map(|(to, from)| (from, to)).collect());
+        }
+        let d = usize::from(selection.side == Side::Cols);
+        let (first, stored) = (io.origin(U, i)?[d], io.shape(U, i)?[d]);
+        let here = chosen.into_iter().filter_map(|k| k.checked_sub(first).filter(|k| *k < stored));
+        Ok(here.map(|k| (k, k)).collect())
+    }
+
+    fn prepare(io: &StageIo<'_>, side: Side) -> Result<()> {
+        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
+        kernels::run(&add, &jobs(Orthonormal::gradients(io))?);
+        (0..io.units.len()).try_for_each(|i| {
+            kernels::absolute_sums(&io.units[i].state[MOMENTUM], side, &io.slab(SUMS, i)?);
+            Ok(())
+        })
+    }
+
+    /// Puts the sums of the stored slices at their places among all.
+    fn spread(io: &StageIo<'_>, side: Side) -> Result<()> {
+        (0..io.units.len()).try_for_each(|i| {
+            let (sums, scores) = (io.slab(SUMS, i)?, io.slab(SCORES, i)?);
+            scores.clear();
+            sums.copy_to(&scores.part(io.origin(SUMS, i)?[usize::from(side == Side::Cols)], sums.len()));
+            Ok(())
+        })
+    }
+
+    fn choose(io: &StageIo<'_>, selection: &Selection, keep: f64) -> Result<()> {
+        let scores = if selection.global { SCORES } else { SUMS };
+        (0..io.units.len()).try_for_each(|i| {
+            kernels::choose(&io.slab(scores, i)?, selection.count, &io.slab(CHOSEN, i)?);
+            io.slab(U, i)?.clear();
+            let pairs = Self::pairs(io, i, selection)?;
+            kernels::take(&io.units[i].state[MOMENTUM], selection.side, &pairs, keep, &io.area(U, i)?);
+            Ok(())
+        })
+    }
+
+    /// Orthonormalizes the chosen slices of whole matrices whose others are zero.
+    fn orthonormalize_chosen(&self, io: &mut StageIo<'_>, selection: &Selection, epsilon: f64) -> Result<()> {
+        for i in 0..io.units.len() {
+            let whole = io.area(U, i)?;
+            let chosen = kernels::chosen(&io.slab(CHOSEN, i)?);
+            let [rows, cols] = whole.shape();
+            let shape =
+                if selection.side == Side::Rows { [chosen.len(), cols] } else { [rows, chosen.len()] };
+            let memory = io.slab(SUBMATRIX, i)?.area(0, shape, shape[1]);
+            let there: Pairs = chosen.iter().enumerate().map(|(to, from)| (*from, to)).collect();
+            kernels::take(&whole, selection.side, &there, 0.0, &memory);
+            let matrix = memory.tensor()?;
+            self.common.run(&mut matrix.f_unsqueeze(0)?, epsilon, &io.scratch(SCRATCH)?)?;
+            let back: Pairs = there.into_iter().map(|(from, to)| (to, from)).collect();
+            kernels::take(&memory, selection.side, &back, 1.0, &whole);
+            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+        }
+        Ok(())
+    }
+
+    fn apply(&self, io: &StageIo<'_>, selection: &Selection, h: &Hyper) -> Result<()> {
+        (0..io.units.len()).try_for_each(|i| {
+            let unit = &io.units[i];
+            let update = kernels::Apply {
+                rate: h[LR] * self.common.factor(unit.rows, unit.cols),
+                decay: h[LR] * h[WEIGHT_DECAY],
+                cautious: self.common.cautious,
+            };
+            let pairs = Self::pairs(io, i, selection)?;
+            kernels::put(&unit.param, selection.side, &pairs, &io.area(U, i)?, &update);
+            Ok(())
+        })
+    }
+}
+
+impl Algorithm for Dion2 {
+    fn name(&self) -> &'static str {
+        if self.neuron.is_some() { "nordion2" } else { "dion2" }
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        if self.neuron.is_some() { &NORMALIZED_SCALARS } else { &SCALARS }
+    }
+
+    fn leading(&self, p: &ParamSpec) -> usize {
+        self.common.view.leading(p)
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        self.common.view.blocks(p)
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let variance = self.neuron.as_ref().map(|n| n.state(p, &self.common.view, blocks));
+        Ok([self.common.momentum(p)].into_iter().chain(variance).collect())
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
+        let Selection { side, count, global } = self.select(shape);
+        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let all = if global { count } else { count * length(side, shape.ways) };
+        // Of the slices that all processes chose, each has its own ones.
+        let (chosen, spread) = match side {
+            Side::Rows => ([all, cols], [Cut::Spread(Side::Rows), with[1]]),
+            Side::Cols => ([rows, all], [with[0], Cut::Spread(Side::Cols)]),
+        };
+        let (size, cuts) = if global { ([rows, cols], with) } else { (chosen, spread) };
+        let sums = match side {
+            Side::Rows => {
+                BufferSpec::new("sums", rows, 1, DType::F64).cut(with[0], Cut::Whole).summed(Side::Cols)
+            }
+            Side::Cols => {
+                BufferSpec::new("sums", 1, cols, DType::F64).cut(Cut::Whole, with[1]).summed(Side::Rows)
+            }
+        };
+        let (scores, submatrix) =
+            if global { (length(side, [rows, cols]), chosen[0] * chosen[1]) } else { (0, 0) };
+        let program =
+            Program::new().buffer(BufferSpec::new("u", size[0], size[1], dtype).cut(cuts[0], cuts[1]));
+        let mut program = self
+            .common
+            .scratch(program, chosen[0], chosen[1], dtype)?
+            .buffer(sums)
+            .buffer(BufferSpec::new("chosen", 1, count, DType::F64))
+            .buffer(BufferSpec::new("scores", 1, scores, DType::F64).summed(side))
+            .scratch("submatrix", submatrix, dtype);
+        if let Some(neuron) = &self.neuron {
+            program = neuron.buffers(program, shape, size[0], cuts[0]);
+        }
+        program = program.local(PREPARE, "accumulate").redistribute(SUMS, Target::Replicate);
+        if global {
+            program = program.local(SPREAD, "spread").redistribute(SCORES, Target::Replicate);
+        }
+        program = program
+            .local(SELECT, "select")
+            .redistribute(U, Target::Whole)
+            .local(ORTHONORMALIZE, "orthonormalize")
+            .redistribute(U, Target::Storage);
+        if let Some(neuron) = &self.neuron {
+            program = neuron.stages(program, shape);
+        }
+        Ok(program.local(APPLY, "apply"))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let selection = self.select(io.class);
+        let rows = |io: &StageIo<'_>, i: usize| {
+            Ok(Self::pairs(io, i, &selection)?.into_iter().map(|(stored, u)| (u, stored)).collect())
+        };
+        match (stage, &self.neuron) {
+            (PREPARE, _) => Self::prepare(io, selection.side),
+            (SPREAD, _) => Self::spread(io, selection.side),
+            (SELECT, _) => Self::choose(io, &selection, h[MU]),
+            (ORTHONORMALIZE, _) if selection.global => self.orthonormalize_chosen(io, &selection, h[EPSILON]),
+            (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON]),
+            (SQUARES, Some(neuron)) => neuron.squares(io, rows),
+            (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], rows),
+            (APPLY, neuron) => {
+                if let Some(neuron) = neuron {
+                    neuron.scale(io, rows)?;
+                }
+                self.apply(io, &selection, h)
+            }
+            _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
+        self.common.describe(p, blocks, |b| {
+            if self.neuron.is_some() || b.rows <= b.cols {
+                [self.count(b.rows), b.cols]
+            } else {
+                [b.rows, self.count(b.cols)]
+            }
+        })
+    }
+}

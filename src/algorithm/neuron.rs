@@ -1,0 +1,172 @@
+//! Normalization of the neurons of an orthonormalized update by a running mean of their squares (`NorMuon`, Li et al.
+//! 2025, arXiv:2510.05491).
+//!
+//! With v the mean square of a row of U: V ← V + (1-β₂)(v - V), U ← U / (√V + 1e-8) by row, then U is brought back to
+//! the Frobenius norm that it had. V starts at zero and is not corrected for that.
+//!
+//! A neuron is a row over the parameter's last dimension and the norm is that of a matrix over its last two, of a
+//! flattened parameter too.
+
+use super::orthonormal::U;
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels;
+use crate::options::Options;
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::stage::StageIo;
+use crate::view::View;
+
+pub(super) const OPTIONS: [&str; 2] = ["norm_scope", "variance_dtype"];
+
+/// Behind the stages of all orthonormalized updates.
+pub(super) const SQUARES: Stage = 10;
+pub(super) const NORMALIZE: Stage = 11;
+
+const VARIANCE: usize = 1;
+
+#[derive(Debug)]
+pub(super) struct Neuron {
+    /// Whether norms are those of what one process stores.
+    shard: bool,
+    dtype: Option<DType>,
+    /// The first of the two buffers.
+    squares: BufferId,
+}
+
+/// What of `U` is normalized: for each row its number, and the row of the parameter that it belongs to.
+type Rows = Vec<(usize, usize)>;
+
+impl Neuron {
+    pub(super) fn new(options: &Options, squares: BufferId) -> Result<Self> {
+        let shard = match options.word("norm_scope")?.unwrap_or("global") {
+            "global" => false,
+            "shard" => true,
+            other => {
+                return Err(Error::Value(format!("norm_scope must be 'global' or 'shard', got '{other}'")));
+            }
+        };
+        let dtype = options.dtype("variance_dtype")?.or(options.dtype("state_dtype")?);
+        Ok(Self { shard, dtype, squares })
+    }
+
+    /// One number for each row over the last dimension; for each column block of its own.
+    pub(super) fn state(&self, p: &ParamSpec, view: &View, blocks: &[Block]) -> StateSpec {
+        let split = view.splits() == Some(Side::Cols);
+        let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype));
+        if let (Some(last), Some(cut)) = (spec.shape.last_mut(), spec.cuts.last_mut()) {
+            (*last, *cut) = (if split { blocks.len() } else { 1 }, Cut::Whole);
+        }
+        let share = Share::Side { side: Side::Rows, leading: view.leading(p), column: split };
+        StateSpec { init: Init::Zeros, share, ..spec }
+    }
+
+    /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `cut` are
+    /// those of `U`.
+    pub(super) fn buffers(
+        &self,
+        program: Program,
+        shape: &UnitShape,
+        rows: usize,
+        cut: Cut<Side>,
+    ) -> Program {
+        let new = |name, rows, cols| BufferSpec::new(name, rows, cols, DType::F64);
+        let (squares, totals) = match shape.inner.as_slice() {
+            [_, middle @ .., _] if !middle.is_empty() => {
+                let neurons: usize = middle.iter().product();
+                let groups: usize = middle[..middle.len() - 1].iter().product();
+                let squares = new("squares", rows, neurons).cut(cut, Cut::Whole);
+                (squares, new("totals", rows, 2 * groups).cut(cut, Cut::Whole).summed(Side::Cols))
+            }
+            _ => {
+                let squares = new("squares", rows, 1).cut(cut, Cut::Whole).summed(Side::Cols);
+                (squares, new("totals", 1, 2).summed(Side::Rows))
+            }
+        };
+        program.buffer(squares).buffer(totals)
+    }
+
+    /// Appends the stages before the update.
+    pub(super) fn stages(&self, program: Program, shape: &UnitShape) -> Program {
+        let (squares, totals) = (self.squares, self.squares + 1);
+        let mut program = program.local(SQUARES, "squares");
+        // Of a flattened parameter only the first dimension behind the rows can be cut.
+        if shape.inner.len() == 2 {
+            program = program.redistribute(squares, Target::Replicate);
+        }
+        program = program.local(NORMALIZE, "normalize");
+        if !self.shard && shape.inner.len() <= 3 {
+            program = program.redistribute(totals, Target::Replicate);
+        }
+        program
+    }
+
+    /// Elements of `U` by neuron as stored here, and neurons by norm.
+    fn sizes(io: &StageIo<'_>, i: usize) -> Result<(usize, usize)> {
+        let [rows, cols] = io.shape(U, i)?;
+        Ok(match io.class.inner.as_slice() {
+            [.., length] if io.class.inner.len() == 3 => (*length, cols / length.max(&1)),
+            [.., group, length] if io.class.inner.len() > 3 => (*length, *group),
+            _ => (cols, rows),
+        })
+    }
+
+    /// The part of V that belongs to a row of `U`, for every row in `rows`.
+    fn variances(io: &StageIo<'_>, i: usize, rows: &Rows) -> Vec<Slab> {
+        rows.iter().map(|(_, row)| io.units[i].state[VARIANCE].row(*row)).collect()
+    }
+
+    /// Sums of squares by neuron.
+    pub(super) fn squares(
+        &self,
+        io: &StageIo<'_>,
+        rows: impl Fn(&StageIo<'_>, usize) -> Result<Rows>,
+    ) -> Result<()> {
+        (0..io.units.len()).try_for_each(|i| {
+            let (length, _) = Self::sizes(io, i)?;
+            let squares = io.slab(self.squares, i)?;
+            squares.clear();
+            let chosen = rows(io, i)?.into_iter().map(|(row, _)| row).collect::<Vec<_>>();
+            kernels::neuron_squares(&io.area(U, i)?, &chosen, length, &squares);
+            Ok(())
+        })
+    }
+
+    /// Updates V and sums up the squared norms with and without it.
+    pub(super) fn update(
+        &self,
+        io: &StageIo<'_>,
+        beta2: f64,
+        rows: impl Fn(&StageIo<'_>, usize) -> Result<Rows>,
+    ) -> Result<()> {
+        (0..io.units.len()).try_for_each(|i| {
+            let (_, group) = Self::sizes(io, i)?;
+            let matrix = io.class.inner.len() == 2;
+            let length = if matrix { io.units[i].cols } else { io.class.inner[io.class.inner.len() - 1] };
+            let (squares, totals) = (io.slab(self.squares, i)?, io.slab(self.squares + 1, i)?);
+            let rows = rows(io, i)?;
+            let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
+            let update = kernels::NeuronVariance { beta2, length, group };
+            update.run(&squares, &numbers, &Self::variances(io, i, &rows), &totals);
+            Ok(())
+        })
+    }
+
+    /// Divides every neuron of `U` by the root of its V and brings the norm back.
+    pub(super) fn scale(
+        &self,
+        io: &StageIo<'_>,
+        rows: impl Fn(&StageIo<'_>, usize) -> Result<Rows>,
+    ) -> Result<()> {
+        (0..io.units.len()).try_for_each(|i| {
+            let (length, group) = Self::sizes(io, i)?;
+            let totals = io.slab(self.squares + 1, i)?;
+            let rows = rows(io, i)?;
+            let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
+            let variances = Self::variances(io, i, &rows);
+            kernels::normalize_neurons(&io.area(U, i)?, &numbers, length, group, &variances, &totals);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! What the optimizers with an orthonormalized update share: reading a parameter as matrices, the orthonormalization,
+//! the learning-rate factor, the update.
+
+use tch::Tensor;
+
+use super::flops;
+use crate::batch::Area;
+use crate::dtype::{DType, product_dtype};
+use crate::error::Result;
+use crate::linalg::adjust::AdjustLr;
+use crate::linalg::orthonormalizer::Orthonormalizer;
+use crate::options::Options;
+use crate::plan::{BufferId, Program, Stage};
+use crate::spec::{Block, Description, ParamSpec, StateSpec};
+use crate::stage::{StageIo, orthogonality_error};
+use crate::view::View;
+
+/// The settings that it reads, beside those of the view and of the orthonormalization.
+pub(super) const OPTIONS: [&str; 5] =
+    ["adjust_lr", "cautious_wd", "orth_dtype", "state_dtype", "momentum_dtype"];
+
+/// The scalars that all of them have, in this order. The second is the factor of the momentum.
+pub(super) const LR: usize = 0;
+pub(super) const MU: usize = 1;
+pub(super) const WEIGHT_DECAY: usize = 2;
+pub(super) const EPSILON: usize = 3;
+/// Of those that normalize neurons.
+pub(super) const BETA2: usize = 4;
+
+/// The momentum is the first state of all of them.
+pub(super) const MOMENTUM: usize = 0;
+
+/// The stages and buffers that all of them have.
+pub(super) const PREPARE: Stage = 0;
+pub(super) const ORTHONORMALIZE: Stage = 1;
+pub(super) const APPLY: Stage = 2;
+pub(super) const U: BufferId = 0;
+pub(super) const SCRATCH: BufferId = 1;
+
+#[derive(Debug)]
+pub(super) struct Orthonormal {
+    pub(super) view: View,
+    pub(super) cautious: bool,
+    adjust: AdjustLr,
+    orthonormalizer: Orthonormalizer,
+    momentum_dtype: Option<DType>,
+    orth_dtype: Option<DType>,
+}
+
+impl Orthonormal {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        Ok(Self {
+            view: View::from_options(options)?,
+            cautious: options.flag("cautious_wd")?,
+            adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
+            orthonormalizer: Orthonormalizer::from_options(options)?,
+            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+            orth_dtype: options.dtype("orth_dtype")?,
+        })
+    }
+
+    /// The factor of `lr` for a block.
+    pub(super) fn factor(&self, rows: usize, cols: usize) -> f64 {
+        self.adjust.factor(rows as u64, cols as u64)
+    }
+
+    /// The type in which matrices of a parameter are orthonormalized.
+    pub(super) fn product(&self, param: DType) -> DType {
+        self.orth_dtype.unwrap_or_else(|| product_dtype(param))
+    }
+
+    pub(super) fn momentum(&self, p: &ParamSpec) -> StateSpec {
+        StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype))
+    }
+
+    /// The program with memory for the orthonormalization of matrices `rows × cols`.
+    pub(super) fn scratch(
+        &self,
+        program: Program,
+        rows: usize,
+        cols: usize,
+        dtype: DType,
+    ) -> Result<Program> {
+        let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype)?;
+        Ok(program.scratch("scratch", elements, dtype))
+    }
+
+    /// Orthonormalizes matrices `[B, m, n]` in place.
+    pub(super) fn run(&self, batch: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
+        self.orthonormalizer.run(batch, epsilon, scratch)
+    }
+
+    /// Orthonormalizes buffer `U` of all units.
+    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, epsilon: f64) -> Result<()> {
+        if io.units.is_empty() {
+            return Ok(());
+        }
+        let mut batch = io.matrices(U, io.units.len())?;
+        self.run(&mut batch, epsilon, &io.scratch(SCRATCH)?)?;
+        for i in 0..io.units.len() {
+            let matrix = io.matrix(U, i)?;
+            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+        }
+        Ok(())
+    }
+
+    /// Parameters, gradients and momenta of all units.
+    pub(super) fn gradients(io: &StageIo<'_>) -> impl Iterator<Item = Result<[Area; 2]>> {
+        io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]]))
+    }
+
+    /// What `explain()` says, for an orthonormalization of `size` of each block.
+    pub(super) fn describe(
+        &self,
+        p: &ParamSpec,
+        blocks: &[Block],
+        size: impl Fn(&Block) -> [usize; 2],
+    ) -> Description {
+        let dtype = self.product(p.dtype);
+        let whole = |b: &Block| {
+            let [rows, cols] = size(b);
+            flops(self.orthonormalizer.flops(rows, cols, dtype))
+        };
+        let whole_flops: f64 = blocks.iter().map(whole).sum();
+        Description {
+            view: self.view.phrase(p),
+            lr_factor: blocks.first().map_or(1.0, |b| self.factor(b.rows, b.cols)),
+            rank: None,
+            flops: whole_flops + flops(8 * p.numel()),
+            whole_flops,
+        }
+    }
+}

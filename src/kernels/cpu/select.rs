@@ -1,0 +1,149 @@
+//! Rows or columns of a matrix chosen by their absolute sums.
+
+use std::cmp::Ordering;
+
+use rayon::prelude::*;
+
+use super::elementwise::{Apply, Decay, Release};
+use crate::batch::{Area, Slab};
+use crate::spec::Side;
+use crate::threads;
+
+/// Elements of the rows that one task handles.
+const PIECE: usize = 1 << 16;
+
+/// The rows that each task handles: the same whatever the number of threads, so that sums do not depend on it.
+fn pieces([rows, cols]: [usize; 2]) -> Vec<(usize, usize)> {
+    let step = (PIECE / cols.max(1)).max(1);
+    (0..rows).step_by(step).map(|start| (start, step.min(rows - start))).collect()
+}
+
+/// Works on every piece, in parallel, and returns the results in order.
+fn in_pieces<T: Send>(shape: [usize; 2], work: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
+    let pieces = pieces(shape);
+    if pieces.len() < 2 || threads::get() == 1 {
+        return pieces.into_iter().map(|(start, rows)| work(start, rows)).collect();
+    }
+    threads::run(|| pieces.par_iter().map(|&(start, rows)| work(start, rows)).collect())
+}
+
+/// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
+pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
+    let cols = x.shape()[1];
+    let parts = in_pieces(x.shape(), |start, rows| {
+        let mut line = vec![0.0_f64; cols];
+        let mut found = vec![0.0_f64; if side == Side::Rows { rows } else { cols }];
+        for row in 0..rows {
+            super::convert::load(&x.row(start + row), &mut line);
+            match side {
+                Side::Rows => found[row] = line.iter().map(|x| x.abs()).sum(),
+                Side::Cols => found.iter_mut().zip(&line).for_each(|(sum, x)| *sum += x.abs()),
+            }
+        }
+        found
+    });
+    sums.clear();
+    // SAFETY: the caller owns it for this stage.
+    let sums = unsafe { sums.slice::<f64>() };
+    match side {
+        Side::Rows => sums.iter_mut().zip(parts.into_iter().flatten()).for_each(|(sum, x)| *sum = x),
+        Side::Cols => {
+            for part in parts {
+                sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+}
+
+/// The numbers of the `count` largest of `scores` (float64, compared in float32, ties to the lowest number), ascending,
+/// into the float64 slab `chosen`, which is filled up with -1.
+pub fn choose(scores: &Slab, count: usize, chosen: &Slab) {
+    // SAFETY: the caller owns both for this stage, and they do not overlap.
+    let (scores, chosen) = unsafe { (scores.slice::<f64>(), chosen.slice::<f64>()) };
+    #[allow(clippy::cast_possible_truncation)] // meant: sums that differ by their rounding only are equal
+    let narrow: Vec<f32> = scores.iter().map(|s| *s as f32).collect();
+    let before = |a: &usize, b: &usize| -> Ordering { narrow[*b].total_cmp(&narrow[*a]).then(a.cmp(b)) };
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    if count < order.len() {
+        let _ = order.select_nth_unstable_by(count, before);
+        order.truncate(count);
+    }
+    order.sort_unstable();
+    chosen.fill(-1.0);
+    #[allow(clippy::cast_precision_loss)] // a matrix side
+    chosen.iter_mut().zip(order).for_each(|(to, from)| *to = from as f64);
+}
+
+/// What `choose` left.
+#[must_use]
+pub fn chosen(slab: &Slab) -> Vec<usize> {
+    // SAFETY: the caller owns it for this stage; it is only read.
+    let numbers = unsafe { slab.slice::<f64>() };
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side, exact
+    numbers.iter().filter(|n| **n >= 0.0).map(|n| *n as usize).collect()
+}
+
+/// Copies slice `from` of `x` to slice `to` of `u` for every pair `(from, to)` and multiplies it in `x` by `keep`.
+pub fn take(x: &Area, side: Side, pairs: &[(usize, usize)], keep: f64, u: &Area) {
+    let release = Release { keep };
+    match side {
+        Side::Rows => {
+            let jobs: Vec<_> = pairs.iter().map(|&(from, to)| [x.row(from), u.row(to)]).collect();
+            super::run(&release, &jobs);
+        }
+        Side::Cols => {
+            in_pieces(x.shape(), |start, rows| {
+                let (mut line, mut out) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
+                for row in start..start + rows {
+                    super::convert::load(&x.row(row), &mut line);
+                    super::convert::load(&u.row(row), &mut out);
+                    for &(from, to) in pairs {
+                        out[to] = line[from];
+                        line[from] *= keep;
+                    }
+                    super::convert::store(&out, &u.row(row));
+                    super::convert::store(&line, &x.row(row));
+                }
+            });
+        }
+    }
+}
+
+/// Applies slice `from` of `u` to slice `to` of `x` for every pair `(to, from)`; the other slices decay.
+pub fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &Apply) {
+    let decay = Decay { decay: apply.decay };
+    match side {
+        Side::Rows => {
+            let jobs: Vec<_> = pairs.iter().map(|&(to, from)| [x.row(to), u.row(from)]).collect();
+            super::run(apply, &jobs);
+            if apply.decay != 0.0 {
+                let mut other = vec![true; x.shape()[0]];
+                pairs.iter().for_each(|(to, _)| other[*to] = false);
+                let jobs: Vec<_> =
+                    other.iter().enumerate().filter(|(_, o)| **o).map(|(row, _)| [x.row(row)]).collect();
+                super::run(&decay, &jobs);
+            }
+        }
+        Side::Cols => {
+            let keep = 1.0 - apply.decay;
+            in_pieces(x.shape(), |start, rows| {
+                let (mut line, mut update) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
+                let mut whole = line.clone();
+                for row in start..start + rows {
+                    super::convert::load(&x.row(row), &mut line);
+                    super::convert::load(&u.row(row), &mut update);
+                    whole.iter_mut().zip(&line).for_each(|(new, old)| *new = keep * old);
+                    for &(to, from) in pairs {
+                        let kept = if apply.cautious && line[to] * update[from] < 0.0 {
+                            line[to]
+                        } else {
+                            whole[to]
+                        };
+                        whole[to] = kept - apply.rate * update[from];
+                    }
+                    super::convert::store(&whole, &x.row(row));
+                }
+            });
+        }
+    }
+}
