@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxidion._reference import REFERENCE, lr_factor
+from oxidion._orthogonalize import lr_factor
+from oxidion._reference import REFERENCE
 from support.asserts import relative_error, update_relative_error
 from support.golden import GoldenCase, golden_cases
 from support.threads import computing_threads
@@ -76,7 +77,7 @@ def run(name: str, dtype: torch.dtype, orth_dtype: str) -> tuple[Errors, dict[tu
 
 
 def recorded_state(case: GoldenCase, index: int) -> Iterator[tuple[str, Tensor]]:
-    """The recorded state. With blocks, V was taken of updates that had their learning-rate factors in them."""
+    """The recorded state. With blocks, V was taken of updates that had the factors of ``lr`` in them."""
     group = case.reference_group(index)
     for key, expected in case.final_state(index):
         if key == "variance_neuron" and group.get("split_sizes"):
@@ -128,7 +129,7 @@ def test_reference_recorded_run_is_reproduced(case: GoldenCase) -> None:
             REFERENCE[str(group["algorithm"])](param, case.grad(step, index), state, group)
             expected = case.update(index, step + 1)
             if expected is not None:
-                # Twice the 6e-8 that one rounding to float32 leaves; NorDion2's states were float32 in between.
+                # Twice the 6e-8 that one rounding to float32 leaves; more for NorDion2's float32 states.
                 limit = 2e-7 if case.cls == "NorDion2" else 1.2e-7
                 assert update_relative_error(param, case.initial(index), expected) <= limit, (index, step)
         for key, expected in recorded_state(case, index):

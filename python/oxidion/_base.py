@@ -256,7 +256,7 @@ class OxOptimizer(Stepper, Optimizer):
         return _shadow.verify(self)
 
 
-def defaults(values: dict[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
+def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
     """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
     keys = _schema.FOREIGN_KEYS.union(_schema.COMMON, schema) - {"params"}
     return {key: value for key, value in values.items() if key in keys}

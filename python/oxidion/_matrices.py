@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Group = Mapping[str, Any]
@@ -50,7 +51,7 @@ def matrices(x: Tensor, group: Group) -> list[Tensor]:
     dim = split_dim(group)
     sizes = split(group, x.shape[dim])
     if sizes is not None:
-        return list(x.split(sizes, dim=dim))
+        return list(torch.split(x, sizes, dim=dim))
     if group.get("flatten", False) and x.ndim > 2:
         return [x.view(x.shape[0], math.prod(x.shape[1:]))]
     return stack(x)
@@ -63,8 +64,9 @@ def neurons(v: Tensor, group: Group) -> list[Tensor]:
     """
     if is_split(group):
         if split_dim(group) == 1:
-            return list(v.split(1, dim=1))
-        return list(v.split(split(group, v.shape[0]), dim=0))
+            return list(torch.split(v, 1, dim=1))
+        sizes = split(group, v.shape[0])
+        return [v] if sizes is None else list(torch.split(v, sizes, dim=0))
     return [v] if group.get("flatten", False) else stack(v)
 
 
@@ -75,6 +77,6 @@ def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed
     """
     if is_split(group):
         if (split_dim(group) == 0) == transposed:
-            return list(q.split([rows if transposed else cols for rows, cols in shapes], dim=0))
+            return list(torch.split(q, [rows if transposed else cols for rows, cols in shapes], dim=0))
         return list(q)
     return [q.view(math.prod(q.shape[:-1]), q.shape[-1])] if group.get("flatten", False) else stack(q)

@@ -5,6 +5,7 @@ Nothing here calls the compiled core: ``verify()`` and the tests compare the cor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,3 +127,26 @@ def orthogonalize(x: Tensor, group: Mapping[str, Any]) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if transposed else x
+
+
+def lr_factor(adjust_lr: str | None, d_out: int, d_in: int) -> float:
+    """Learning-rate factor of one ``d_out x d_in`` matrix under ``adjust_lr``."""
+    if min(d_out, d_in) == 0 or adjust_lr is None:
+        return 1.0
+    if adjust_lr == "spectral_norm":
+        return math.sqrt(d_out / d_in)
+    if adjust_lr == "original":
+        return math.sqrt(max(1.0, d_out / d_in))
+    if adjust_lr in ("rms_norm", "match_rms_adamw"):
+        return 0.2 * math.sqrt(max(d_out, d_in))
+    raise ValueError(f"unknown adjust_lr {adjust_lr!r}")
+
+
+def strongest(m: Tensor, dim: int, fraction: float) -> Tensor:
+    """The ``ceil(fraction * size)`` rows (``dim`` 0) or columns with the largest sums of absolute values.
+
+    Sums are compared in float32, ties go to the lowest index. Ascending.
+    """
+    scores = m.abs().sum(dim=1 - dim).float()
+    count = max(1, math.ceil(fraction * scores.numel()))
+    return scores.sort(descending=True, stable=True).indices[:count].sort().values

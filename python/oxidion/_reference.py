@@ -3,7 +3,8 @@
 Every function has the signature ``step(param, grad, state, group)`` and updates ``param`` and ``state`` in
 place. ``param`` and ``grad`` are float64 tensors of one shape; ``group`` holds the hyper-parameters under the
 keys of a parameter group; ``state`` uses one set of role names for all classes: ``momentum``, ``variance``,
-``max_variance`` (with ``amsgrad``), ``step``, ``variance_neuron`` and ``Q`` (Dion). Missing entries except ``Q`` start at zero.
+``max_variance`` (with ``amsgrad``), ``step``, ``variance_neuron`` and ``Q`` (Dion). Missing entries except
+``Q`` start at zero.
 
 Nothing here calls the compiled core: ``verify()`` and the tests compare the core with these functions.
 """
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from oxidion._matrices import bases, matrices, neurons, stack
-from oxidion._orthogonalize import epsilon_of, orthogonalize
+from oxidion._orthogonalize import epsilon_of, lr_factor, orthogonalize, strongest
 
 State = dict[str, Tensor]
 Group = Mapping[str, Any]
@@ -49,19 +50,6 @@ def betas_of(group: Group) -> tuple[float, float]:
         return float(group["beta1"]), float(group["beta2"])
     beta1, beta2 = group["betas"]
     return float(beta1), float(beta2)
-
-
-def lr_factor(adjust_lr: str | None, d_out: int, d_in: int) -> float:
-    """Learning-rate factor of one ``d_out x d_in`` matrix under ``adjust_lr``."""
-    if min(d_out, d_in) == 0 or adjust_lr is None:
-        return 1.0
-    if adjust_lr == "spectral_norm":
-        return math.sqrt(d_out / d_in)
-    if adjust_lr == "original":
-        return math.sqrt(max(1.0, d_out / d_in))
-    if adjust_lr in ("rms_norm", "match_rms_adamw"):
-        return 0.2 * math.sqrt(max(d_out, d_in))
-    raise ValueError(f"unknown adjust_lr {adjust_lr!r}")
 
 
 def decay(param: Tensor, direction: Tensor, group: Group) -> None:
@@ -100,7 +88,8 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     parts = zip(blocks, matrices(momentum, group), bases(state["Q"], group, shapes, transposed), strict=True)
     for x, m, q in parts:
         if x.numel():
-            rank = rank_of_q(*x.shape, group.get("rank_fraction", 1.0), group.get("rank_multiple_of", 1))
+            fraction, multiple = group.get("rank_fraction", 1.0), group.get("rank_multiple_of", 1)
+            rank = rank_of_q(x.shape[0], x.shape[1], fraction, multiple)
             dion_matrix(x, m, q[:, :rank], group, transposed)
 
 
@@ -140,10 +129,10 @@ def apply(param: Tensor, update: Tensor, group: Group) -> None:
 
 
 def normalize_neurons(u: Tensor, v: Tensor, beta2: float) -> None:
-    """NorMuon's normalization (arXiv:2510.05491) of each matrix ``[r, c]`` of U by its V ``[r, 1]``, in place.
+    """NorMuon's normalization (arXiv:2510.05491) of a matrix ``[r, c]`` by its V ``[r, 1]``, in place.
 
-    ``V <- V + (1 - beta2) (mean_j U_ij^2 - V)``; ``U <- U / (sqrt(V) + 1e-8)``; then U is brought back to the
-    Frobenius norm that it had.
+    ``V <- V + (1 - beta2) (mean_j U_ij^2 - V)``; ``U <- U / (sqrt(V) + 1e-8)``; then U is brought back to
+    the Frobenius norm that it had.
     """
     norm = u.norm()
     v += (1.0 - beta2) * (u.square().mean(dim=-1, keepdim=True) - v)
@@ -152,7 +141,7 @@ def normalize_neurons(u: Tensor, v: Tensor, beta2: float) -> None:
 
 
 def normalize_each(u: Tensor, v: Tensor, group: Group) -> None:
-    """`normalize_neurons` for every matrix of the view; of a flattened parameter over its last two dimensions."""
+    """`normalize_neurons` for every matrix of the view; where flattened, over the last two dimensions."""
     flat = group.get("flatten", False)
     pairs = (stack(u), stack(v)) if flat else (matrices(u, group), neurons(v, group))
     for u_block, v_block in zip(*pairs, strict=True):
@@ -193,16 +182,6 @@ def normuon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> Non
     variance = state.setdefault("variance_neuron", variance_of_neurons(param, group))
     normalize_each(update, variance, group)
     apply(param, update, group)
-
-
-def strongest(m: Tensor, dim: int, fraction: float) -> Tensor:
-    """The ``ceil(fraction * size)`` rows (``dim`` 0) or columns with the largest sums of absolute values.
-
-    Sums are compared in float32, ties go to the lowest index. Ascending.
-    """
-    scores = m.abs().sum(dim=1 - dim).float()
-    count = max(1, math.ceil(fraction * scores.numel()))
-    return scores.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 def dion2_step(param: Tensor, grad: Tensor, state: State, group: Group, normalized: bool = False) -> None:
@@ -284,12 +263,26 @@ def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     param -= float(group["lr"]) * update
 
 
+def _packed(step: Step) -> Step:
+    """The same on tensors of any strides: views as matrices need those of rows."""
+
+    def packed(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        whole = param.contiguous()
+        for key, value in state.items():
+            state[key] = value.contiguous()
+        step(whole, grad.contiguous(), state, group)
+        if whole is not param:
+            param.copy_(whole)
+
+    return packed
+
+
 REFERENCE: dict[str, Step] = {
-    "dion": dion_step,
-    "dion2": dion2_step,
-    "nordion2": nordion2_step,
-    "muon": muon_step,
-    "normuon": normuon_step,
+    "dion": _packed(dion_step),
+    "dion2": _packed(dion2_step),
+    "nordion2": _packed(nordion2_step),
+    "muon": _packed(muon_step),
+    "normuon": _packed(normuon_step),
     "adamw": adamw_step,
     "lion": lion_step,
 }

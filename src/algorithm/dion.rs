@@ -4,6 +4,7 @@
 //! With B the matrix oriented m ≥ n: M ← M + G, P = orth(M·Q), R = Mᵀ·P, M ← M - (1-μ)·P·Rᵀ,
 //! Q ← R / (‖R‖ by column + ε), X ← (1-lr·λ)·X - lr·√(rows/cols)·P·Qᵀ.
 
+mod basis;
 mod stages;
 
 use super::{Algorithm, flops};
@@ -15,7 +16,7 @@ use crate::linalg::low_rank::back_project;
 use crate::linalg::qr::QrMethod;
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;
 
@@ -103,45 +104,6 @@ impl Dion {
         let multiple = self.rank_multiple_of as f64;
         let wanted = (self.rank_fraction * short as f64 / multiple).ceil() as usize * self.rank_multiple_of;
         wanted.min(short)
-    }
-
-    /// Q: for each matrix the short side of the oriented matrix by the rank.
-    ///
-    /// Blocks of a parameter that is cut along that side share the rows of one matrix, as wide as the largest rank;
-    /// those that are cut along the other one have each their own.
-    fn q(&self, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
-        let lead = self.leading(p);
-        let transposed = p.oriented(blocks.iter().copied());
-        let width = blocks.iter().map(|b| self.rank(b.rows, b.cols)).max().unwrap_or(0);
-        let (short, short_dims, long_dim) = if transposed {
-            (Side::Rows, lead..lead + 1, lead + 1)
-        } else {
-            (Side::Cols, lead + 1..p.shape.len(), lead)
-        };
-        let apart = self.view.splits().is_some_and(|side| side != short);
-        let mut shape: Vec<usize> = p.shape[..lead].to_vec();
-        let mut cuts: Vec<_> = (0..lead).map(Cut::With).collect();
-        if apart {
-            shape.push(blocks.len());
-            cuts.push(Cut::Whole);
-        }
-        shape.extend(short_dims.clone().map(|dim| p.shape[dim]));
-        cuts.extend(short_dims.map(Cut::With));
-        shape.push(width);
-        // Its columns belong to nothing of the parameter. Where blocks have different ranks, all processes have all.
-        cuts.push(if self.view.alike() { Cut::Spread(long_dim) } else { Cut::Whole });
-        StateSpec {
-            role: "Q",
-            shape,
-            dtype: self.q_dtype.unwrap_or(p.dtype),
-            init: Init::Normal { seed: self.seed },
-            cuts,
-            share: if apart {
-                Share::Block
-            } else {
-                Share::Side { side: short, leading: lead, column: false }
-            },
-        }
     }
 
     /// The type of P, R and the products that make them. bfloat16 products are a setting: their error would be fed

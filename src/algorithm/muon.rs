@@ -67,8 +67,8 @@ impl Algorithm for Muon {
         let along = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
         let program = Program::new().buffer(BufferSpec::new("u", rows, cols, dtype).cut(along[0], along[1]));
         let mut program = self.common.scratch(program, rows, cols, dtype)?;
-        if let Some(neuron) = &self.neuron {
-            program = neuron.buffers(program, shape, rows, along[0]);
+        if self.neuron.is_some() {
+            program = Neuron::buffers(program, shape, rows, along[0]);
         }
         program = program
             .local(PREPARE, "prepare")

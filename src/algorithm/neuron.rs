@@ -64,13 +64,7 @@ impl Neuron {
 
     /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `cut` are
     /// those of `U`.
-    pub(super) fn buffers(
-        &self,
-        program: Program,
-        shape: &UnitShape,
-        rows: usize,
-        cut: Cut<Side>,
-    ) -> Program {
+    pub(super) fn buffers(program: Program, shape: &UnitShape, rows: usize, cut: Cut<Side>) -> Program {
         let new = |name, rows, cols| BufferSpec::new(name, rows, cols, DType::F64);
         let (squares, totals) = match shape.inner.as_slice() {
             [_, middle @ .., _] if !middle.is_empty() => {

@@ -8,7 +8,7 @@
 use tch::Tensor;
 
 use super::coefficients::Polynomial;
-use super::newton_schulz::{Step, by_group, group_size};
+use super::newton_schulz::{Step, alone, by_group, group_size};
 use super::symmetric::{Symmetric, accumulate, number};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -129,8 +129,9 @@ pub fn gram_newton_schulz(
 fn iterate(x_gmn: &mut Tensor, steps: &[Step], restarts: &[usize], scratch: &Tensor) -> Result<()> {
     let (g, m, n) = x_gmn.size3()?;
     let k = m.min(n);
-    // One matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones.
-    let (shape, square) = if g == 1 { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
+    // A large matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones. Whether it is
+    // goes by its shape only: the two differ in rounding, and a result must not depend on what else is in the batch.
+    let (shape, square) = if alone(m, n) { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
     let (size, square_size) = (g * m * n, g * k * k);
     let mut current = x_gmn.f_view(shape.as_slice())?;
     let mut next = scratch.f_narrow(0, 0, size)?.f_view(shape.as_slice())?;

@@ -26,6 +26,11 @@ pub fn scratch_elements(b: i64, m: i64, n: i64) -> i64 {
     group_size(b, m, n) * each
 }
 
+/// Whether a matrix is computed alone, whatever the size of the batch.
+pub(super) fn alone(m: i64, n: i64) -> bool {
+    group_size(2, m, n) < 2
+}
+
 /// Matrices computed together.
 pub(super) fn group_size(b: i64, m: i64, n: i64) -> i64 {
     (GROUP_ELEMENTS / (m * n).max(1)).clamp(1, b.max(1)).min(b)
@@ -172,8 +177,10 @@ fn scale_rows(x_gmn: &mut Tensor, start: f64, scratch: &Tensor) -> Result<()> {
 fn iterate(x_gmn: &mut Tensor, steps: &[Step], scratch: &Tensor) -> Result<()> {
     let (g, m, n) = x_gmn.size3()?;
     let k = m.min(n);
-    // One matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones.
-    let (shape, gram_shape) = if g == 1 { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
+    // A large matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones. Whether it is
+    // goes by its shape only: the two differ in rounding, and a result must not depend on what else is in the batch.
+    let (shape, gram_shape) =
+        if alone(m, n) { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
     let (size, gram_size) = (g * m * n, g * k * k);
     let mut current = x_gmn.f_view(shape.as_slice())?;
     let mut next = scratch.f_narrow(0, 0, size)?.f_view(shape.as_slice())?;

@@ -48,6 +48,16 @@ MATRIX: tuple[dict[str, Any], ...] = (
     {"orth_dtype": "float64"},
     {"orth_dtype": "auto"},
 )
+FAMILY: tuple[dict[str, Any], ...] = (
+    *MATRIX[1:],
+    {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
+    {"orth_dtype": "bfloat16"},
+    {"cautious_wd": True, "weight_decay": 0.1},
+    {"adjust_lr": "rms_norm"},
+    {"flatten": True},
+    {"use_polar_express": False},
+    {"orth_method": "svd"},
+)
 OWN: dict[str, tuple[dict[str, Any], ...]] = {
     "Dion": (
         *MATRIX,
@@ -59,6 +69,8 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"qr_method": "cqr2"},
         {"rcqr_oversample": 2.0},
         {"seed": 5},
+        {"adjust_lr": "rms_norm"},
+        {"flatten": True},
         {"cautious_wd": True, "weight_decay": 0.1},
         {"mixed_precision_config": oxidion.DionMixedPrecisionConfig(momentum_dtype=torch.float64)},
     ),
@@ -74,6 +86,16 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"orth_method": "svd"},
         {"orth_method": "gram", "ns_coefficients": "cans"},
         {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
+    ),
+    "NorMuon": (*FAMILY, {"mu": 0.5}, {"nesterov": True}, {"muon_beta2": 0.5}, {"norm_scope": "shard"}),
+    "Dion2": (*FAMILY, {"ef_decay": 0.5}, {"fraction": 1.0}, {"selection_scope": "global"}),
+    "NorDion2": (
+        *FAMILY,
+        {"mu": 0.5},
+        {"fraction": 1.0},
+        {"muon_beta2": 0.5},
+        {"selection_scope": "global"},
+        {"norm_scope": "shard"},
     ),
     "AdamW": (
         {"eps": 1e-4},
@@ -95,6 +117,9 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
         ("orth_dtype", "int8"),
     ),
     "Muon": (("mu", -1.0), ("epsilon", math.nan), ("adjust_lr", "arbitrary"), ("orth_dtype", "int8")),
+    "NorMuon": (("muon_beta2", 1.0), ("norm_scope", "local")),
+    "Dion2": (("fraction", 0.0), ("fraction", 7.5), ("ef_decay", -1.0), ("selection_scope", "shard")),
+    "NorDion2": (("fraction", 0.0), ("muon_beta2", -0.5), ("mu", -1.0)),
     "AdamW": (("eps", -1.0), ("betas", (1.0, 0.0))),
     "Lion": (),
 }
@@ -170,7 +195,7 @@ def _bad_constructions(cls: type[torch.optim.Optimizer], dtype: torch.dtype) -> 
         _error([("codes", torch.zeros(2, 3, dtype=torch.int32))], {}, (TypeError, ValueError), "codes"),
         _error([("phases", torch.zeros(2, 3, dtype=torch.complex64))], {}, (TypeError, ValueError), "phases"),
     ]
-    if cls in (oxidion.Dion, oxidion.Muon):
+    if cls not in (oxidion.AdamW, oxidion.Lion):
         errors.append(_error([("bias", Parameter(torch.randn(3, dtype=dtype)))], {}, ValueError, "bias"))
     return errors
 
@@ -207,7 +232,15 @@ INFOS = [
         supports_complex=False,
         supports_sparse=False,
     )
-    for cls in (oxidion.AdamW, oxidion.Dion, oxidion.Lion, oxidion.Muon)
+    for cls in (
+        oxidion.AdamW,
+        oxidion.Dion,
+        oxidion.Dion2,
+        oxidion.Lion,
+        oxidion.Muon,
+        oxidion.NorDion2,
+        oxidion.NorMuon,
+    )
 ]
 
 

@@ -39,7 +39,8 @@ def test_state_has_the_documented_keys_shapes_and_dtypes(case: Case, dtype: torc
             assert value.dtype == dtype, f"{name}: {key}"
             assert not value.requires_grad
             if key != "Q":
-                assert value.shape == param.shape
+                neurons = key == "variance_neuron"
+                assert value.shape == ((*param.shape[:-1], 1) if neurons else param.shape)
         if "Q" in state:
             short, rank = min(param.shape), -(-min(param.shape) // 2)  # rank_fraction 0.5, rounded up
             assert state["Q"].shape == (short, rank)

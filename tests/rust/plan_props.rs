@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use _oxidion::dtype::DType;
 use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction};
 use _oxidion::options::{OptionValue, Options};
-use _oxidion::plan::{GroupSpec, Instr, ParamInput, Plan, Transfer};
+use _oxidion::plan::{GroupSpec, Instr, ParamInput, Piece, Plan, Transfer};
 use _oxidion::spec::ParamSpec;
 use proptest::prelude::*;
 
@@ -111,7 +111,11 @@ proptest! {
         for member in &plan.members {
             for state in &member.states {
                 let elements: usize = state.shape().iter().product();
-                prop_assert!(member.pieces.iter().all(|piece| { let at = state.part(piece); at.numel() == 0 || at.offset + (at.rows - 1) * at.stride + at.cols <= elements }));
+                let inside = |piece: &Piece| {
+                    let at = state.part(piece);
+                    at.numel() == 0 || at.offset + (at.rows - 1) * at.stride + at.cols <= elements
+                };
+                prop_assert!(member.pieces.iter().all(inside));
             }
         }
     }

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import oxidion
 
-from .inputs import Shape, gaussian
+from .case import MATRIX_ALGORITHMS, Case, Group, defaults_of
+from .inputs import Shape
+
+__all__ = [
+    "ALL_CASES",
+    "EMPTY",
+    "MATRIX_ALGORITHMS",
+    "SMALL_CASES",
+    "Case",
+    "Group",
+    "case_named",
+    "cases_of",
+    "defaults_of",
+    "optimizer_classes",
+]
 
 # lr * weight_decay is a power of two: the decay factor is the same number in float32 and float64.
 LR = 2.0**-6
@@ -24,87 +35,9 @@ MATRICES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (1, 7), (7, 1)
 VECTORS: tuple[Shape, ...] = ((5,), (), (3, 4), (2, 3, 4), (1,))
 EXPERTS: tuple[Shape, ...] = ((3, 6, 4), (2, 4, 6), (3, 5, 5), (2, 3, 4, 6))
 KERNELS: tuple[Shape, ...] = ((6, 4, 3, 3), (16, 2, 2, 2), (4, 3, 5), (6, 6), (6, 4, 3, 3))
-MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
 HEADS: tuple[Shape, ...] = ((12, 8), (12, 3), (12, 8))
 COLUMN_HEADS: tuple[Shape, ...] = ((8, 12), (3, 12), (8, 12))
 EMPTY: tuple[Shape, ...] = ((0, 5), (5, 0))
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters of one group: their shapes and the keys that the group sets itself."""
-
-    shapes: tuple[Shape, ...]
-    keys: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One setting of one optimizer class.
-
-    Attributes:
-        name: Identifier in test ids.
-        cls: The optimizer class.
-        algorithm: Algorithm of groups that name none.
-        kwargs: Constructor arguments.
-        groups: Parameter groups.
-    """
-
-    name: str
-    cls: type[Optimizer]
-    algorithm: str
-    kwargs: Mapping[str, Any]
-    groups: tuple[Group, ...]
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def shapes(self) -> list[Shape]:
-        """Shapes of all parameters, in the order of the groups."""
-        return [shape for group in self.groups for shape in group.shapes]
-
-    @property
-    def algorithms(self) -> list[str]:
-        """Algorithm of every parameter, in the order of the groups."""
-        return [group.keys.get("algorithm", self.algorithm) for group in self.groups for _ in group.shapes]
-
-    def parameters(
-        self, dtype: torch.dtype = torch.float64, seed: int = 0, scale: float = 0.1
-    ) -> list[nn.Parameter]:
-        """New parameters of the case, normal with standard deviation ``scale``."""
-        return [
-            nn.Parameter(gaussian(shape, seed, index, 77, scale=scale).to(dtype))
-            for index, shape in enumerate(self.shapes)
-        ]
-
-    def build(self, params: Sequence[Tensor], *, orth_dtype: str | None = None, **overrides: object) -> Any:
-        """Optimizer of the case over ``params``, which are in the order of `shapes`.
-
-        ``orth_dtype`` goes to the groups of matrix algorithms, ``overrides`` to the constructor.
-        """
-        remaining = iter(params)
-        groups = []
-        for group in self.groups:
-            keys = dict(group.keys)
-            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in MATRIX_ALGORITHMS:
-                keys["orth_dtype"] = orth_dtype
-            groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
-        return self.cls(groups, **{**self.kwargs, **overrides})
-
-    def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
-        """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
-        return [
-            {"algorithm": self.algorithm, **defaults_of(self.cls), **self.kwargs, **overrides, **group.keys}
-            for group in self.groups
-            for _ in group.shapes
-        ]
-
-
-def defaults_of(cls: type) -> dict[str, Any]:
-    """Default values of a constructor's arguments."""
-    parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
 
 def optimizer_classes() -> list[type[Optimizer]]:
@@ -153,7 +86,7 @@ def _lion(name: str, *groups: Group, **kwargs: Any) -> Case:
 
 
 def _family(make: Callable[..., Case]) -> list[Case]:
-    """Rows that every class with an orthonormalized update has. What is selected does not depend on layouts."""
+    """Rows that every class with an orthonormalized update has; no selection depends on the layout."""
     scope = {} if make is _normuon else {"selection_scope": "global"}
 
     def row(name: str, *groups: Group, **kwargs: Any) -> Case:

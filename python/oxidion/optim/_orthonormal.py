@@ -1,117 +1,61 @@
-"""How classes that orthonormalize momentum say by which method: group keys and constructor arguments."""
+"""What the classes that orthonormalize momentum share: arguments, their documentation, names of states."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from oxidion import _validate
-from oxidion._orthogonalize import POLYNOMIALS
-from oxidion._validate import Field
-
-MOST_STEPS = 32
-
-ORTH_DTYPE = _validate.word("auto", "auto", "bfloat16", "float16", "float32", "float64")
+from oxidion._base import OxOptimizer, defaults
+from oxidion._comm import read_meshes
+from oxidion.optim._settings import functions, gram_settings
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+class OrthonormalOptimizer(OxOptimizer):
+    """An optimizer with an orthonormalized update.
 
+    Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``.
+    Group keys without an argument: ``num_heads`` (a ``[h·d, n]`` weight is ``h`` matrices) and
+    ``split_sizes`` (row blocks, for example of a fused QKV weight), both of columns with ``split_dim=1`` (for
+    example the heads of an output projection). Each block has the factor ``s`` of its own shape.
 
-def _are_coefficients(value: object) -> bool:
-    if value is None or isinstance(value, str):
-        return value is None or value in POLYNOMIALS
-    if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= MOST_STEPS:
-        return False
-    rows = [row for row in value if isinstance(row, (list, tuple)) and len(row) == 3]
-    return len(rows) == len(value) and all(_is_number(x) for row in rows for x in row)
+    For a matrix of ``d_out`` rows and ``d_in`` columns ``s`` is ``√(d_out/d_in)`` ("spectral_norm"),
+    ``0.2·√max(d_out, d_in)`` ("rms_norm", in units of AdamW's ``lr``) or 1 (None); torch's "original" is
+    ``√max(1, d_out/d_in)``.
 
-
-def _is_count_of_steps(value: object) -> bool:
-    return value is None or (
-        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_STEPS
-    )
-
-
-ORTH_SCHEMA: dict[str, Field] = {
-    "use_polar_express": _validate.flag(True),
-    "orth_dtype": ORTH_DTYPE,
-    "orth_method": _validate.word("auto", "auto", "standard", "gram", "svd"),
-    "ns_coefficients": Field(
-        None,
-        f"one of {', '.join(map(repr, POLYNOMIALS))}, 1 to {MOST_STEPS} triples (a, b, c) of finite numbers, "
-        "or None",
-        _are_coefficients,
-    ),
-    "ns_steps": Field(None, f"an integer >= 1 and <= {MOST_STEPS}, or None", _is_count_of_steps),
-}
-"""Group keys of the method."""
-
-
-def functions(newton_schulz_func: Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
-    """What goes to ``OxOptimizer._functions``: a user's functions are no values for groups and checkpoints.
-
-    Raises:
-        TypeError: for anything that cannot be called.
+    Arguments of these classes:
+        distributed_mesh: mesh or process group to split the work over; with DDP its ``process_group``. May be
+            left out where parameters are DTensors: their layouts tell.
+        lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
+        betas: decay rates of groups with algorithm "adamw" or "lion".
+        weight_decay: decay per unit of ``lr``.
+        epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
+        adjust_lr: the rule for ``s``.
+        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
+        use_gram_newton_schulz: the Gram form with Polar Express for it, as in microsoft/dion.
+        use_triton: accepted for compatibility; the kernels are built in.
+        use_polar_express: Polar Express (default) or Newton–Schulz, unless ``ns_coefficients`` says more.
+        newton_schulz_func: ``f(X, epsilon=...)``, used for ``orth`` before all else. X is a batch
+            ``[B, m, n]`` in ``orth_dtype``, the result as large. Not in groups or checkpoints.
+        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
+            CPU multiplies it faster, else float32.
+        orth_method: "standard", "gram" (the same polynomial by the Gram matrix of the short side), "svd"
+            (exact polar factor), or "auto": the form of clearly fewer operations, in 16 bits "standard".
+        ns_coefficients: "polar_express", "newton_schulz", "keller_jordan", "cans", "aol",
+            "polar_express_gram", or triples ``(a, b, c)``.
+        ns_steps: how many of the rows; the last is repeated. None: all.
+        check_grad_sync: check at every step that replicas have equal gradients.
     """
-    if newton_schulz_func is None:
-        return {}
-    if not callable(newton_schulz_func):
-        raise TypeError(
-            "newton_schulz_func must be a function of (X, epsilon=...) or None, "
-            f"got {type(newton_schulz_func).__name__}"
+
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+
+    def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
+        """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""
+        self._meshes = read_meshes(
+            ("distributed_mesh", arguments["distributed_mesh"], True), check=arguments["check_grad_sync"]
         )
-    return {"newton_schulz_func": newton_schulz_func}
-
-
-def gram_settings(use_gram_newton_schulz: bool, orth_method: str, ns_coefficients: Any) -> tuple[str, Any]:
-    """``orth_method`` and ``ns_coefficients`` under ``use_gram_newton_schulz``.
-
-    Raises:
-        ValueError: where another method or other coefficients are asked for at the same time.
-    """
-    if not _validate.flag(False).check(use_gram_newton_schulz):
-        raise ValueError(f"use_gram_newton_schulz must be True or False, got {use_gram_newton_schulz!r}")
-    if not use_gram_newton_schulz:
-        return orth_method, ns_coefficients
-    if orth_method not in ("auto", "gram") or ns_coefficients is not None:
-        raise ValueError(
-            "use_gram_newton_schulz=True means orth_method='gram' with ns_coefficients='polar_express_gram': "
-            f"leave both out, got {orth_method!r} and {ns_coefficients!r}"
+        self._functions = functions(arguments["newton_schulz_func"])
+        method, coefficients = gram_settings(
+            arguments["use_gram_newton_schulz"], arguments["orth_method"], arguments["ns_coefficients"]
         )
-    return "gram", "polar_express_gram"
-
-
-ADJUST_LR = _validate.word("spectral_norm", "spectral_norm", "rms_norm", "original", "match_rms_adamw", None)
-
-VIEW_SCHEMA: dict[str, Field] = {
-    "adjust_lr": ADJUST_LR,
-    "flatten": _validate.flag(False),
-    "num_heads": _validate.count(None, optional=True),
-    "split_sizes": _validate.counts(None),
-    "split_dim": Field(0, "0 (rows) or 1 (columns)", lambda v: v in (0, 1) and not isinstance(v, bool)),
-}
-"""Group keys that say how a parameter is read as matrices, and the factor of ``lr`` that follows."""
-
-FAMILY_SCHEMA: dict[str, Field] = {
-    "betas": _validate.betas((0.9, 0.95)),
-    "beta1": _validate.beta(None),
-    "beta2": _validate.beta(None),
-    "epsilon": _validate.number(1e-8),
-    **VIEW_SCHEMA,
-    **ORTH_SCHEMA,
-}
-"""Group keys of every class of the family."""
-
-NEURON_SCHEMA: dict[str, Field] = {
-    "muon_beta2": _validate.beta(0.95),
-    "norm_scope": _validate.word("global", "global", "shard"),
-}
-"""Group keys of the classes that normalize neurons."""
-
-SELECTION_SCHEMA: dict[str, Field] = {
-    "fraction": _validate.number(0.25, high=1.0, open_low=True),
-    "selection_scope": _validate.word("local", "local", "global"),
-}
-"""Group keys of the classes that select rows or columns."""
+        values = defaults(arguments, self.SCHEMA)
+        super().__init__(params, values | {"orth_method": method, "ns_coefficients": coefficients})

@@ -11,7 +11,7 @@ from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
 from oxidion._comm import read_meshes
 from oxidion._validate import Field
-from oxidion.optim._orthonormal import VIEW_SCHEMA
+from oxidion.optim._settings import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
 
@@ -28,9 +28,9 @@ class Dion(OxOptimizer):
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \sqrt{d_{out}/d_{in}}\; P Q^\top
 
     State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``; all is written in place. A direction
-    that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and keeps
-    its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random numbers depend on
-    ``seed``, position and step only.
+    that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
+    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random numbers depend
+    on ``seed``, position and step only.
 
     Args:
         replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.

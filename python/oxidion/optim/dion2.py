@@ -9,18 +9,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
 from oxidion._validate import Field
-from oxidion.optim._orthonormal import (
-    FAMILY_SCHEMA,
-    SELECTION_SCHEMA,
-    functions,
-    gram_settings,
-)
+from oxidion.optim._orthonormal import OrthonormalOptimizer
+from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA
 
 
-class Dion2(OxOptimizer):
+class Dion2(OrthonormalOptimizer):
     r"""Dion2: the strongest part of the momentum orthonormalized, with error feedback (arXiv:2512.16928).
 
     K are the ``k = ceil(fraction * size)`` rows of M with the largest sums of absolute values, or columns
@@ -32,8 +26,8 @@ class Dion2(OxOptimizer):
 
     with ``s`` of ``adjust_lr`` from the whole matrix. Sums are compared in float32, ties go to the lowest
     index. Where dimensions are cut, ``selection_scope="local"`` takes the strongest of what each process
-    stores, along the dimension that is cut: a quarter of the bytes for a quarter of the rows, and results that
-    depend on the layout. "global" takes the strongest of all, as one process does.
+    stores, along the dimension that is cut: a quarter of the bytes for a quarter of the rows, and results
+    that depend on the layout. "global" takes the strongest of all, as one process does.
 
     State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite
     gradient makes its own parameter NaN, no other.
@@ -45,7 +39,7 @@ class Dion2(OxOptimizer):
         triton_post_ortho: accepted for compatibility; the kernels are built in.
         selection_scope: "local" or "global".
 
-    Arguments that are not named here are those of `Muon`.
+    Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
     ALGORITHM = "dion2"
@@ -54,7 +48,6 @@ class Dion2(OxOptimizer):
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(
         self,
@@ -90,7 +83,4 @@ class Dion2(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
-        self._functions = functions(newton_schulz_func)
-        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, locals())

@@ -9,19 +9,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
 from oxidion._validate import Field
-from oxidion.optim._orthonormal import (
-    FAMILY_SCHEMA,
-    NEURON_SCHEMA,
-    SELECTION_SCHEMA,
-    functions,
-    gram_settings,
-)
+from oxidion.optim._orthonormal import OrthonormalOptimizer
+from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, SELECTION_SCHEMA
 
 
-class NorDion2(OxOptimizer):
+class NorDion2(OrthonormalOptimizer):
     r"""NorDion2 (Dion3): the strongest rows of the momentum orthonormalized, with neurons of equal strength.
 
     K are the ``k = ceil(fraction * rows)`` rows of M with the largest sums of absolute values:
@@ -45,7 +38,7 @@ class NorDion2(OxOptimizer):
         selection_scope: "local" or "global", see `Dion2`.
         norm_scope: "global" or "shard", see `NorMuon`.
 
-    Arguments that are not named here are those of `Muon`.
+    Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
     ALGORITHM = "nordion2"
@@ -55,7 +48,6 @@ class NorDion2(OxOptimizer):
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(
         self,
@@ -92,7 +84,4 @@ class NorDion2(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
-        self._functions = functions(newton_schulz_func)
-        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, locals())

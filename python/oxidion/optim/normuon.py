@@ -9,18 +9,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
 from oxidion._validate import Field
-from oxidion.optim._orthonormal import (
-    FAMILY_SCHEMA,
-    NEURON_SCHEMA,
-    functions,
-    gram_settings,
-)
+from oxidion.optim._orthonormal import OrthonormalOptimizer
+from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA
 
 
-class NorMuon(OxOptimizer):
+class NorMuon(OrthonormalOptimizer):
     r"""NorMuon: Muon with neurons of equal strength (Li et al. 2025, arXiv:2510.05491).
 
     With U the update of `Muon` and v the mean square of each of its rows:
@@ -30,19 +24,19 @@ class NorMuon(OxOptimizer):
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X
         - \mathrm{lr}\, s\, \frac{\lVert U \rVert_F}{\max(\lVert U' \rVert_F, 10^{-8})} U'
 
-    V starts at zero and is not corrected for that. A row runs over the parameter's last dimension and the norm
-    over its last two, with ``flatten`` too; with ``split_dim=1`` each block of columns has a V of its own.
-    Norms are those of whole matrices on every layout.
+    V starts at zero and is not corrected for that. A row runs over the parameter's last dimension and the
+    norm over its last two, with ``flatten`` too; with ``split_dim=1`` each block of columns has a V of its
+    own. Norms are those of whole matrices on every layout.
 
     State: ``momentum``, shaped like the parameter, and ``variance_neuron`` (V), shaped like ``p[..., 0:1]``.
     Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no other.
 
     Args:
         muon_beta2: decay rate of V.
-        norm_scope: "global", or "shard": norms of what one process stores, as in microsoft/dion, where results
-            depend on how many processes there are.
+        norm_scope: "global", or "shard": norms of what one process stores, as in microsoft/dion, where
+            results depend on how many processes there are.
 
-    Arguments that are not named here are those of `Muon`.
+    Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
 
     ALGORITHM = "normuon"
@@ -52,7 +46,6 @@ class NorMuon(OxOptimizer):
         **NEURON_SCHEMA,
         **FAMILY_SCHEMA,
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
 
     def __init__(
         self,
@@ -87,7 +80,4 @@ class NorMuon(OxOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        self._meshes = read_meshes(("distributed_mesh", distributed_mesh, True), check=check_grad_sync)
-        self._functions = functions(newton_schulz_func)
-        orth_method, ns_coefficients = gram_settings(use_gram_newton_schulz, orth_method, ns_coefficients)
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, locals())

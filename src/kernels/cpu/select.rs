@@ -118,7 +118,9 @@ pub fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &App
             super::run(apply, &jobs);
             if apply.decay != 0.0 {
                 let mut other = vec![true; x.shape()[0]];
-                pairs.iter().for_each(|(to, _)| other[*to] = false);
+                for (to, _) in pairs {
+                    other[*to] = false;
+                }
                 let jobs: Vec<_> =
                     other.iter().enumerate().filter(|(_, o)| **o).map(|(row, _)| [x.row(row)]).collect();
                 super::run(&decay, &jobs);

@@ -1,0 +1,46 @@
+//! The state Q of Dion: where its matrices lie.
+
+use super::super::Algorithm;
+use super::Dion;
+use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec};
+
+impl Dion {
+    /// Q: for each matrix the short side of the oriented matrix by the rank.
+    ///
+    /// Blocks of a parameter that is cut along that side share the rows of one matrix, as wide as the largest rank;
+    /// those that are cut along the other one have each their own.
+    pub(super) fn q(&self, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
+        let lead = self.leading(p);
+        let transposed = p.oriented(blocks.iter().copied());
+        let width = blocks.iter().map(|b| self.rank(b.rows, b.cols)).max().unwrap_or(0);
+        let (short, short_dims, long_dim) = if transposed {
+            (Side::Rows, lead..lead + 1, lead + 1)
+        } else {
+            (Side::Cols, lead + 1..p.shape.len(), lead)
+        };
+        let apart = self.view.splits().is_some_and(|side| side != short);
+        let mut shape: Vec<usize> = p.shape[..lead].to_vec();
+        let mut cuts: Vec<_> = (0..lead).map(Cut::With).collect();
+        if apart {
+            shape.push(blocks.len());
+            cuts.push(Cut::Whole);
+        }
+        shape.extend(short_dims.clone().map(|dim| p.shape[dim]));
+        cuts.extend(short_dims.map(Cut::With));
+        shape.push(width);
+        // Its columns belong to nothing of the parameter. Where blocks have different ranks, all processes have all.
+        cuts.push(if self.view.alike() { Cut::Spread(long_dim) } else { Cut::Whole });
+        StateSpec {
+            role: "Q",
+            shape,
+            dtype: self.q_dtype.unwrap_or(p.dtype),
+            init: Init::Normal { seed: self.seed },
+            cuts,
+            share: if apart {
+                Share::Block
+            } else {
+                Share::Side { side: short, leading: lead, column: false }
+            },
+        }
+    }
+}

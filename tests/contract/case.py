@@ -1,0 +1,86 @@
+"""What a row of the table of optimizer classes says, and how an optimizer is built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import oxidion
+
+MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon"})
+STEP_KEYS = frozenset({"step", "step_dev"})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One optimizer class.
+
+    Attributes:
+        cls: The class.
+        algorithm: The algorithm of a group that names none.
+        positional: Names and defaults of the constructor's positional arguments after ``params``.
+        keyword_only: Names of its keyword-only arguments.
+        state: State keys of a parameter, by the algorithm of its group.
+        bad: Pairs of a hyper-parameter and a value that is refused, in the constructor and in a group.
+        other: A second legal value of every hyper-parameter that a running optimizer reads at each step.
+        kwargs: Arguments that make the tests exercise more than the defaults do.
+    """
+
+    cls: type[Optimizer]
+    algorithm: str
+    positional: tuple[tuple[str, object], ...]
+    keyword_only: frozenset[str]
+    state: Mapping[str, frozenset[str]]
+    bad: tuple[tuple[str, object], ...]
+    other: Mapping[str, object]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.cls.__name__
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the class's own algorithm takes matrices only."""
+        return self.algorithm in MATRIX_ALGORITHMS
+
+    @property
+    def vector_algorithm(self) -> str:
+        """Algorithm of the one-dimensional parameters in `groups`."""
+        return "adamw" if self.is_matrix else self.algorithm
+
+    def groups(self, model: nn.Module, *, named: bool = False, **overrides: object) -> list[dict[str, Any]]:
+        """Split a model into a group of matrices and a group of vectors."""
+        split: tuple[list[Any], list[Any]] = ([], [])
+        for name, param in model.named_parameters():
+            split[param.ndim < 2].append((name, param) if named else param)
+        matrices, vectors = ({"params": params, **overrides} for params in split)
+        if self.is_matrix:
+            vectors["algorithm"] = self.vector_algorithm
+        return [matrices, vectors]
+
+    def build(self, model: nn.Module, *, named: bool = False, **kwargs: object) -> Any:
+        """Build the optimizer over `groups` of the model."""
+        return self.cls(self.groups(model, named=named), **{**self.kwargs, **kwargs})
+
+    @property
+    def float32_state(self) -> dict[str, Any]:
+        """Arguments that keep every state tensor in float32."""
+        if self.algorithm != "dion":
+            return {"state_dtype": torch.float32}
+        config = oxidion.DionMixedPrecisionConfig(
+            momentum_dtype=torch.float32, Q_dtype=torch.float32, variance_dtype=torch.float32
+        )
+        return {"mixed_precision_config": config}
+
+    def on(self, *params: Tensor, **kwargs: object) -> Any:
+        """Build the optimizer over the given parameters in one group, not strict: vectors are legal."""
+        return self.cls(list(params), **{**self.kwargs, "strict": False, **kwargs})
+
+    def state_keys(self, param: Tensor) -> frozenset[str]:
+        """State keys of a parameter of `build`."""
+        return self.state[self.algorithm if param.ndim >= 2 else self.vector_algorithm]

@@ -1,0 +1,93 @@
+"""What a row of the table of optimizers says, and how parameters and an optimizer are built from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .inputs import Shape, gaussian
+
+MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Default values of a constructor's arguments."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one group: their shapes and the keys that the group sets itself."""
+
+    shapes: tuple[Shape, ...]
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting of one optimizer class.
+
+    Attributes:
+        name: Identifier in test ids.
+        cls: The optimizer class.
+        algorithm: Algorithm of groups that name none.
+        kwargs: Constructor arguments.
+        groups: Parameter groups.
+    """
+
+    name: str
+    cls: type[Optimizer]
+    algorithm: str
+    kwargs: Mapping[str, Any]
+    groups: tuple[Group, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Shapes of all parameters, in the order of the groups."""
+        return [shape for group in self.groups for shape in group.shapes]
+
+    @property
+    def algorithms(self) -> list[str]:
+        """Algorithm of every parameter, in the order of the groups."""
+        return [group.keys.get("algorithm", self.algorithm) for group in self.groups for _ in group.shapes]
+
+    def parameters(
+        self, dtype: torch.dtype = torch.float64, seed: int = 0, scale: float = 0.1
+    ) -> list[nn.Parameter]:
+        """New parameters of the case, normal with standard deviation ``scale``."""
+        return [
+            nn.Parameter(gaussian(shape, seed, index, 77, scale=scale).to(dtype))
+            for index, shape in enumerate(self.shapes)
+        ]
+
+    def build(self, params: Sequence[Tensor], *, orth_dtype: str | None = None, **overrides: object) -> Any:
+        """Optimizer of the case over ``params``, which are in the order of `shapes`.
+
+        ``orth_dtype`` goes to the groups of matrix algorithms, ``overrides`` to the constructor.
+        """
+        remaining = iter(params)
+        groups = []
+        for group in self.groups:
+            keys = dict(group.keys)
+            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in MATRIX_ALGORITHMS:
+                keys["orth_dtype"] = orth_dtype
+            groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
+        return self.cls(groups, **{**self.kwargs, **overrides})
+
+    def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
+        """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
+        return [
+            {"algorithm": self.algorithm, **defaults_of(self.cls), **self.kwargs, **overrides, **group.keys}
+            for group in self.groups
+            for _ in group.shapes
+        ]
