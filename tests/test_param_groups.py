@@ -28,10 +28,9 @@ def names(groups: list[dict], **wanted: object) -> set[str]:
 
 def test_matrices_go_to_the_matrix_algorithm_and_the_rest_to_adamw() -> None:
     groups = oxidion.param_groups(Model(), algorithm="dion", lr=0.1, scalar_lr=0.2, weight_decay=0.3)
-    assert names(groups, algorithm="dion", lr=0.1, weight_decay=0.3) == {"proj.weight"}
+    assert names(groups, algorithm="dion", lr=0.1, weight_decay=0.3) == {"proj.weight", "conv.weight"}
     rest = {
         "embed.weight",
-        "conv.weight",
         "conv.bias",
         "norm.weight",
         "norm.bias",
@@ -41,11 +40,14 @@ def test_matrices_go_to_the_matrix_algorithm_and_the_rest_to_adamw() -> None:
     assert names(groups, algorithm="adamw", lr=0.2, weight_decay=0.0) == rest
 
 
-def test_convolutions_are_flattened_for_muon() -> None:
-    groups = oxidion.param_groups(Model(), algorithm="muon", scalar_algorithm="lion")
-    assert names(groups, algorithm="muon", flatten=True) == {"conv.weight"}
+@pytest.mark.parametrize(
+    "cls", [oxidion.Dion, oxidion.Dion2, oxidion.Muon, oxidion.NorDion2, oxidion.NorMuon]
+)
+def test_convolutions_are_flattened_for_every_matrix_algorithm(cls: type[oxidion.Muon]) -> None:
+    groups = oxidion.param_groups(Model(), algorithm=cls.ALGORITHM, scalar_algorithm="lion")
+    assert names(groups, algorithm=cls.ALGORITHM, flatten=True) == {"conv.weight"}
     assert "lr" not in groups[0]
-    optimizer = oxidion.Muon(groups)
+    optimizer = cls(groups)
     rows = {row["name"]: row for row in optimizer.explain()}
     assert rows["conv.weight"]["view"] == "flattened"
     assert rows["conv.weight"]["lr_factor"] == pytest.approx((4 / 27) ** 0.5)
@@ -80,13 +82,14 @@ def test_output_projections_of_blocks_are_matrices() -> None:
 
 
 def test_name_patterns_keep_matrices_out() -> None:
-    assert not names(oxidion.param_groups(Model(), scalar_patterns=["^proj"]), algorithm="dion")
+    groups = oxidion.param_groups(Model(), scalar_patterns=["^proj"])
+    assert names(groups, algorithm="dion") == {"conv.weight"}
 
 
 def test_group_keys_are_passed_on_and_decisions_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="oxidion.groups"):
         groups = oxidion.param_groups(Model(), rank_fraction=0.25)
-    assert names(groups, rank_fraction=0.25) == {"proj.weight"}
+    assert names(groups, rank_fraction=0.25) == {"proj.weight", "conv.weight"}
     assert "embed.weight (10, 8): adamw (embedding)" in caplog.text
     optimizer = oxidion.Dion(groups)
     assert {row["name"]: row["rank"] for row in optimizer.explain()}["proj.weight"] == 2

@@ -68,8 +68,7 @@ def param_groups(
     """Groups for an optimizer of this package, with the names of the parameters.
 
     Weights of two dimensions that are neither embeddings nor the output layer go to ``algorithm``;
-    convolutions and other weights of more dimensions too, as one matrix each (``flatten=True``) where the
-    algorithm is "muon", else to the scalar algorithm. Embeddings, the output layer (tied to an embedding, or
+    convolutions and other weights of more dimensions too, as one matrix each (``flatten=True``). Embeddings, the output layer (tied to an embedding, or
     named like one), normalizations and biases go to ``scalar_algorithm``. The decisions are logged to
     ``oxidion.groups`` at INFO.
 
@@ -99,11 +98,9 @@ def param_groups(
             logger.info("%s: frozen, left out", name)
             continue
         reason = reasons.get(id(param))
-        if reason is None and param.ndim > 2 and algorithm != "muon":
-            reason = f"{param.ndim}-D"
         if reason is not None:
             scalars.append((name, param))
-        elif param.ndim > 2:
+        elif param.ndim > 2 and algorithm not in ("adamw", "lion"):
             stacks.append((name, param))
         else:
             matrices.append((name, param))
