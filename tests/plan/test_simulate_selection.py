@@ -10,14 +10,15 @@ from oxidion._simulate import Settings, simulate
 MODEL, MESH = "gpt-160m", {"fs": 8}
 
 
-@pytest.mark.parametrize("algorithm", ["dion2", "nordion2"])
-def test_selecting_locally_sends_the_fraction(algorithm: str) -> None:
+# Columns, which Dion2 chooses of tall matrices, are not cut here: with "global" too only the chosen ones travel.
+@pytest.mark.parametrize(("algorithm", "low", "high"), [("dion2", 0.3, 0.4), ("nordion2", 0.24, 0.27)])
+def test_selecting_locally_sends_the_fraction(algorithm: str, low: float, high: float) -> None:
     sent = {}
     for scope in ("local", "global"):
         settings = Settings(algorithm, dtype="float32", fraction=0.25, selection_scope=scope)
         (axis,) = simulate(MODEL, MESH, settings)[0].wire
         sent[scope] = axis.bytes
-    assert 0.24 * sent["global"] < sent["local"] < 0.27 * sent["global"]
+    assert low * sent["global"] < sent["local"] < high * sent["global"]
 
 
 def test_options_of_the_selection_are_taken_and_said(capsys: pytest.CaptureFixture[str]) -> None:
