@@ -233,7 +233,9 @@ impl Algorithm for Dion2 {
             .buffer(BufferSpec::new("scores", 1, scores, DType::F64).summed(side))
             .scratch("submatrix", submatrix, dtype);
         if let Some(neuron) = &self.neuron {
-            program = neuron.buffers(program, shape, size[0], cuts[0]);
+            // Neurons that a process chose among its own are no part of a whole.
+            let (neurons, cut) = if global { (rows, with[0]) } else { (count, Cut::Whole) };
+            program = neuron.buffers(program, shape, neurons, cut);
         }
         program = program.local(PREPARE, "accumulate").redistribute(SUMS, Target::Replicate);
         if global {

@@ -63,7 +63,7 @@ impl Neuron {
     }
 
     /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `cut` are
-    /// those of `U`.
+    /// those of the rows of `U` that are stored.
     pub(super) fn buffers(
         &self,
         program: Program,
