@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from oxidion import env_report
+from oxidion._oxidion import algorithms
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -48,8 +49,10 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         help="as in dp=8,fs=64,tp=8; any axis may be missing (default: dp=1)",
     )
-    add("--algorithm", choices=("dion", "muon", "adamw", "lion"), default="dion", help="of the matrices")
+    add("--algorithm", choices=algorithms(), default="dion", help="of the matrices")
     add("--rank-fraction", type=float, default=1.0, help="of dion, in (0, 1] (default: 1)")
+    add("--fraction", type=float, default=0.25, help="of dion2 and nordion2, in (0, 1] (default: 0.25)")
+    add("--selection-scope", choices=("local", "global"), default="local", help="of those two")
     add("--dtype", choices=DTYPES, default="bfloat16", help="of parameters and gradients (default: bfloat16)")
     add("--state-dtype", choices=DTYPES, help="of optimizer states (default: the parameters')")
     add(
@@ -67,7 +70,14 @@ def _plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     from oxidion import _models, _simulate
 
     settings = _simulate.Settings(
-        given.algorithm, given.rank_fraction, given.dtype, given.state_dtype, given.compressed, given.rank
+        given.algorithm,
+        given.rank_fraction,
+        given.dtype,
+        given.state_dtype,
+        given.compressed,
+        given.rank,
+        given.fraction,
+        given.selection_scope,
     )
     simulations: list[_simulate.Simulation] = []
     try:

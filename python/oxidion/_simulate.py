@@ -30,6 +30,8 @@ class Settings:
         state_dtype: of the states; None is the parameters'.
         compressed: whether the optimizer averages over dp.
         rank: whose plan it is.
+        fraction: of the rows or columns that Dion2 and NorDion2 select.
+        selection_scope: of those two.
     """
 
     algorithm: str = "dion"
@@ -38,6 +40,17 @@ class Settings:
     state_dtype: str | None = None
     compressed: bool = False
     rank: int = 0
+    fraction: float = 0.25
+    selection_scope: str = "local"
+
+    @property
+    def method(self) -> str:
+        """The algorithm in words."""
+        if self.algorithm == "dion":
+            return f"dion at rank fraction {self.rank_fraction:g}"
+        if self.algorithm in ("dion2", "nordion2"):
+            return f"{self.algorithm} at fraction {self.fraction:g} ({self.selection_scope})"
+        return self.algorithm
 
 
 @dataclass(frozen=True)
@@ -114,9 +127,7 @@ class Simulation:
         """A head line and three tables."""
         s = self.settings
         words = [
-            f"{s.algorithm} at rank fraction {s.rank_fraction:g}" if s.algorithm == "dion" else s.algorithm
-        ]
-        words += [
+            s.method,
             s.dtype,
             *([f"states {s.state_dtype}"] if s.state_dtype else []),
             *["compressed"] * (s.compressed and self.mesh.get("dp", 1) > 1),
@@ -180,12 +191,14 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
     world = math.prod(mesh.values())
     if not 0 <= settings.rank < world:
         raise ValueError(f"rank must be from 0 to {world - 1} on {spelled(mesh)}, got {settings.rank}")
-    if not 0 < settings.rank_fraction <= 1:
-        raise ValueError(f"rank_fraction must be in (0, 1], got {settings.rank_fraction}")
+    shares = {key: getattr(settings, key) for key in ("rank_fraction", "fraction")}
+    for key, share in shares.items():
+        if not 0 < share <= 1:
+            raise ValueError(f"{key} must be in (0, 1], got {share}")
     at = lines(mesh, settings.rank)
     states = {} if settings.state_dtype is None else {"state_dtype": settings.state_dtype}
     groups: list[dict[str, Any]] = [
-        {"algorithm": settings.algorithm, "rank_fraction": settings.rank_fraction, **states},
+        {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states},
         {"algorithm": "adamw", **states},
     ]
 

@@ -150,7 +150,9 @@ impl Algorithm for Dion2 {
             .buffer(BufferSpec::new("scores", 1, scores, DType::F64).summed(side))
             .scratch("submatrix", submatrix, dtype);
         if self.neuron.is_some() {
-            program = Neuron::buffers(program, shape, size[0], cuts[0]);
+            // Neurons that a process chose among its own are no part of a whole.
+            let (neurons, cut) = if global { (rows, with[0]) } else { (count, Cut::Whole) };
+            program = Neuron::buffers(program, shape, neurons, cut);
         }
         program = program.local(PREPARE, "accumulate").redistribute(SUMS, Target::Replicate);
         if global {

@@ -63,7 +63,7 @@ impl Neuron {
     }
 
     /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `cut` are
-    /// those of `U`.
+    /// those of the rows of `U` that are stored.
     pub(super) fn buffers(program: Program, shape: &UnitShape, rows: usize, cut: Cut<Side>) -> Program {
         let new = |name, rows, cols| BufferSpec::new(name, rows, cols, DType::F64);
         let (squares, totals) = match shape.inner.as_slice() {

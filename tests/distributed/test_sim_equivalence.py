@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import oxidion
 from oxidion._matrices import is_split, matrices, split_dim
 from oxidion._reference import REFERENCE
-from support.cases import ALL_CASES, Case, Group, case_named
+from support.cases import ALL_CASES, MATRIX_ALGORITHMS, Case, Group, case_named
 from support.inputs import Shape, gaussian, gradients
 from support.layouts import SETTINGS, Setting, fsdp, setting_named
 from support.sim_mesh import Layout, R, Rank, S, SimMesh, cut, layouts_for
@@ -82,12 +82,12 @@ class Comparison:
             oxidion._oxidion.fill_normal(numbers, 0, i)
             self.states[i]["Q"] = numbers.double()
 
-    def replica_gradients(self, rank: Rank, grads: Sequence[Tensor]) -> list[Tensor]:
+    def replica_gradients(self, rank: Rank, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of a rank: with un-averaged replicas each has its own, whose mean is the true one."""
-        out = []
+        out: list[Tensor | None] = []
         for index, grad in enumerate(grads):
             for name, averaged in self.setting.extra.items():
-                if not averaged:
+                if not averaged and grad is not None:
                     count, place = self.setting.axes[name], rank.at[name]
                     noise = [on_grid(gaussian(grad.shape, index, k, scale=0.1)) for k in range(count - 1)]
                     noise.append(-sum(noise))
@@ -202,28 +202,28 @@ def test_sixty_four_ranks_equal_one_process() -> None:
             comparison.check(1e-10)
 
 
-@pytest.mark.parametrize("name", ["dion-quarter", "muon-default"])
-@pytest.mark.parametrize("setting", ["fsdp4-dim0", "hsdp-compressed", "dp2-fsdp2-tp2"])
+def held(rank: Rank) -> list[list[Tensor]]:
+    """Copies of the parameters of a rank, each with its states."""
+    return [[t.detach().clone() for t in (p, *rank.optimizer.state[p].values())] for p in rank.params]
+
+
+@pytest.mark.parametrize("name", ["dion-quarter", *(f"{a}-default" for a in MATRIX_ALGORITHMS)])
+@pytest.mark.parametrize("setting", ["fsdp4-dim0", "ddp4", "hsdp-compressed", "dp2-fsdp2-tp2"])
 def test_gradient_missing_everywhere_skips_the_parameter(name: str, setting: str) -> None:
-    case = case_named(name)
+    case, missing = case_named(name), {0, 3}
     comparison = Comparison(case, setting_named(setting), torch.float64, "float64")
     first, second = gradients(case.shapes, 2, 0)
     comparison.step(first)
-    missing = {0, 3}
-    before = [[p.detach().clone() for p in rank.params] for rank in comparison.mesh.ranks]
-    comparison.mesh.step(
-        lambda rank: [
-            None if i in missing else grad
-            for i, grad in enumerate(comparison.replica_gradients(rank, second))
-        ]
-    )
+    before = [held(rank) for rank in comparison.mesh.ranks]
+    some = [None if i in missing else grad for i, grad in enumerate(second)]
+    comparison.mesh.step(lambda rank: comparison.replica_gradients(rank, some))
     for i, (expected, grad) in enumerate(zip(comparison.expected, second, strict=True)):
         if i not in missing:
             REFERENCE[case.algorithm](expected, grad, comparison.states[i], comparison.groups[i])
     comparison.check(1e-10)
     for rank, olds in zip(comparison.mesh.ranks, before, strict=True):
         for i in missing:
-            assert torch.equal(rank.params[i], olds[i])
+            assert all(torch.equal(new, old) for new, old in zip(held(rank)[i], olds[i], strict=True))
 
 
 @pytest.mark.parametrize("setting", ["ddp3-compressed", "hsdp-compressed", "dp2-fsdp2-tp2-compressed"])

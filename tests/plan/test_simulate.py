@@ -155,7 +155,7 @@ def test_compressed_replicas_send_less_than_the_gradients(model: Write) -> None:
 
 @pytest.mark.parametrize("mesh", ["dp=2,fs=2,tp=2", "fs=3", "dp=3", "tp=4", "fs=5,tp=2"])
 @pytest.mark.parametrize("values", [TINY, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("algorithm", ["dion", "muon"])
+@pytest.mark.parametrize("algorithm", ["dion", "dion2", "muon"])
 def test_all_ranks_hold_the_model_and_its_replicas(
     model: Write, mesh: str, values: dict, algorithm: str
 ) -> None:
@@ -177,7 +177,7 @@ def test_all_ranks_hold_the_model_and_its_replicas(
 
 
 @pytest.mark.parametrize("mesh", ["dp=2,fs=2,tp=2", "fs=4", "fs=4,tp=2", "dp=4"])
-@pytest.mark.parametrize("algorithm", ["dion", "muon"])
+@pytest.mark.parametrize("algorithm", ["dion", "dion2", "muon", "nordion2", "normuon"])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_ranks_agree_on_collectives_and_work(
     model: Write, mesh: str, algorithm: str, compressed: bool
@@ -259,6 +259,7 @@ def test_numbers_have_decimal_prefixes() -> None:
         (["--mesh", "fs=two"], "must be an integer >= 1"),
         (["--mesh", "fs=2", "--rank", "2"], "rank must be from 0 to 1"),
         (["--rank-fraction", "2"], r"rank_fraction must be in \(0, 1\]"),
+        (["--fraction", "0"], r"fraction must be in \(0, 1\]"),
         (["--model", "gpt-9"], "unknown model 'gpt-9'.*llama-405b"),
         (["--algorithm", "sgd"], "invalid choice: 'sgd'"),
     ],

@@ -64,6 +64,9 @@ impl Dion2 {
         for i in 0..io.units.len() {
             let whole = io.area(U, i)?;
             let chosen = kernels::chosen(&io.slab(CHOSEN, i)?);
+            if chosen.is_empty() {
+                continue; // without a gradient
+            }
             let [rows, cols] = whole.shape();
             let shape =
                 if selection.side == Side::Rows { [chosen.len(), cols] } else { [rows, chosen.len()] };

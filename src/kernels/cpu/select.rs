@@ -11,6 +11,8 @@ use crate::threads;
 
 /// Elements of the rows that one task handles.
 const PIECE: usize = 1 << 16;
+/// Sums that are added to at a time.
+const LANES: usize = 16;
 
 /// The rows that each task handles: the same whatever the number of threads, so that sums do not depend on it.
 fn pieces([rows, cols]: [usize; 2]) -> Vec<(usize, usize)> {
@@ -27,6 +29,16 @@ fn in_pieces<T: Send>(shape: [usize; 2], work: impl Fn(usize, usize) -> T + Sync
     threads::run(|| pieces.par_iter().map(|&(start, rows)| work(start, rows)).collect())
 }
 
+/// Σ |x|, in several sums at a time: one alone waits for each of its additions.
+fn absolute_sum(line: &[f64]) -> f64 {
+    let (parts, rest) = line.as_chunks::<LANES>();
+    let mut sums = [0.0_f64; LANES];
+    for part in parts {
+        sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x.abs());
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|x| x.abs()).sum::<f64>()
+}
+
 /// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
 pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
     let cols = x.shape()[1];
@@ -36,7 +48,7 @@ pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
         for row in 0..rows {
             super::convert::load(&x.row(start + row), &mut line);
             match side {
-                Side::Rows => found[row] = line.iter().map(|x| x.abs()).sum(),
+                Side::Rows => found[row] = absolute_sum(&line),
                 Side::Cols => found.iter_mut().zip(&line).for_each(|(sum, x)| *sum += x.abs()),
             }
         }
@@ -55,13 +67,14 @@ pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
     }
 }
 
-/// The numbers of the `count` largest of `scores` (float64, compared in float32, ties to the lowest number), ascending,
-/// into the float64 slab `chosen`, which is filled up with -1.
+/// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
+/// number), ascending and counted from 1, into the float64 slab `chosen`, which is filled up with 0: a cleared slab is
+/// one where nothing was chosen.
 pub fn choose(scores: &Slab, count: usize, chosen: &Slab) {
     // SAFETY: the caller owns both for this stage, and they do not overlap.
     let (scores, chosen) = unsafe { (scores.slice::<f64>(), chosen.slice::<f64>()) };
     #[allow(clippy::cast_possible_truncation)] // meant: sums that differ by their rounding only are equal
-    let narrow: Vec<f32> = scores.iter().map(|s| *s as f32).collect();
+    let narrow: Vec<f32> = scores.iter().map(|s| if s.is_nan() { f32::NAN } else { *s as f32 }).collect();
     let before = |a: &usize, b: &usize| -> Ordering { narrow[*b].total_cmp(&narrow[*a]).then(a.cmp(b)) };
     let mut order: Vec<usize> = (0..scores.len()).collect();
     if count < order.len() {
@@ -69,9 +82,9 @@ pub fn choose(scores: &Slab, count: usize, chosen: &Slab) {
         order.truncate(count);
     }
     order.sort_unstable();
-    chosen.fill(-1.0);
+    chosen.fill(0.0);
     #[allow(clippy::cast_precision_loss)] // a matrix side
-    chosen.iter_mut().zip(order).for_each(|(to, from)| *to = from as f64);
+    chosen.iter_mut().zip(order).for_each(|(to, from)| *to = (from + 1) as f64);
 }
 
 /// What `choose` left.
@@ -80,7 +93,7 @@ pub fn chosen(slab: &Slab) -> Vec<usize> {
     // SAFETY: the caller owns it for this stage; it is only read.
     let numbers = unsafe { slab.slice::<f64>() };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side, exact
-    numbers.iter().filter(|n| **n >= 0.0).map(|n| *n as usize).collect()
+    numbers.iter().filter(|n| **n >= 1.0).map(|n| *n as usize - 1).collect()
 }
 
 /// Copies slice `from` of `x` to slice `to` of `u` for every pair `(from, to)` and multiplies it in `x` by `keep`.
@@ -130,20 +143,17 @@ pub fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &App
             let keep = 1.0 - apply.decay;
             in_pieces(x.shape(), |start, rows| {
                 let (mut line, mut update) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
-                let mut whole = line.clone();
+                let mut old = vec![0.0_f64; pairs.len()];
                 for row in start..start + rows {
                     super::convert::load(&x.row(row), &mut line);
                     super::convert::load(&u.row(row), &mut update);
-                    whole.iter_mut().zip(&line).for_each(|(new, old)| *new = keep * old);
-                    for &(to, from) in pairs {
-                        let kept = if apply.cautious && line[to] * update[from] < 0.0 {
-                            line[to]
-                        } else {
-                            whole[to]
-                        };
-                        whole[to] = kept - apply.rate * update[from];
+                    old.iter_mut().zip(pairs).for_each(|(old, (to, _))| *old = line[*to]);
+                    line.iter_mut().for_each(|x| *x *= keep);
+                    for (&(to, from), old) in pairs.iter().zip(&old) {
+                        let kept = if apply.cautious && old * update[from] < 0.0 { *old } else { line[to] };
+                        line[to] = kept - apply.rate * update[from];
                     }
-                    super::convert::store(&whole, &x.row(row));
+                    super::convert::store(&line, &x.row(row));
                 }
             });
         }
