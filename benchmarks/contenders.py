@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from workloads import ADAMW, DION_4, DION_16, LION, MUON, Tensors
+from workloads import ADAMW, DION2, DION_4, DION_16, LION, MUON, NORDION2, NORMUON, Tensors
 
 Build = Callable[[Tensors], Sequence[Optimizer]]
 
@@ -90,6 +90,9 @@ def contenders(family: str, *, compiled: bool) -> list[Contender]:
         MUON: _muon,
         DION_4: lambda: _dion(DION_4, 1 / 4),
         DION_16: lambda: _dion(DION_16, 1 / 16),
+        NORMUON: lambda: _relative(NORMUON, "NorMuon"),
+        DION2: lambda: _relative(DION2, "Dion2", fraction=1 / 4),
+        NORDION2: lambda: _relative(NORDION2, "NorDion2", fraction=1 / 4),
         ADAMW: _adamw,
         LION: _lion,
     }
@@ -161,6 +164,23 @@ def _dion(family: str, fraction: float) -> list[Contender]:
         Contender("oxidion.Dion", OURS, family, ours),
         Contender("dion.Dion eager", "microsoft/dion", family, peer),
         Contender("dion.Dion compiled", "microsoft/dion", family, peer, compiled=True, max_tensors=200),
+    ]
+
+
+def _relative(family: str, name: str, **settings: Any) -> list[Contender]:
+    def of(package: str) -> Build:
+        def build(tensors: Tensors) -> list[Optimizer]:
+            cls = getattr(importlib.import_module(package), name)
+            return [cls(_groups(tensors), lr=LR, weight_decay=WD, **settings)]
+
+        return build
+
+    return [
+        Contender(f"oxidion.{name}", OURS, family, of("oxidion")),
+        Contender(f"dion.{name} eager", "microsoft/dion", family, of("dion")),
+        Contender(
+            f"dion.{name} compiled", "microsoft/dion", family, of("dion"), compiled=True, max_tensors=200
+        ),
     ]
 
 

@@ -16,6 +16,8 @@ Shape = tuple[int, ...]
 #: Families of contenders that are compared with each other. The fraction is Dion's ``rank_fraction``.
 MUON, DION_4, DION_16, ADAMW, LION = "muon", "dion r=1/4", "dion r=1/16", "adamw", "lion"
 ORTHONORMAL = (MUON, DION_4, DION_16)
+NORMUON, DION2, NORDION2 = "normuon", "dion2 1/4", "nordion2 1/4"
+RELATIVES = (NORMUON, DION2, NORDION2)
 ELEMENTWISE = (ADAMW, LION)
 
 SIGNAL_RANK = 32
@@ -86,7 +88,7 @@ def catalogue(layers: int) -> tuple[Workload, ...]:
             f"GPT-160M width (d=768), {layers} of its 12 layers; gains by AdamW",
             matrices,
             gains,
-            (*ORTHONORMAL, *ELEMENTWISE),
+            (*ORTHONORMAL, *RELATIVES, *ELEMENTWISE),
         ),
         Workload(
             "gpt160m",
@@ -103,7 +105,7 @@ def catalogue(layers: int) -> tuple[Workload, ...]:
             ((1000,), (384,), (7,)) * 4,
             (*ORTHONORMAL, *ELEMENTWISE),
         ),
-        Workload("muon-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (MUON, DION_4)),
+        Workload("muon-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (MUON, DION_4, *RELATIVES)),
         Workload("600x64x64", "600 matrices of 64x64", ((64, 64),) * 600, (), (MUON, DION_4), quick=False),
         Workload("4000x768", "4000 vectors of 768", (), ((768,),) * 4000, ELEMENTWISE),
         Workload(

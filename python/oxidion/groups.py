@@ -68,9 +68,9 @@ def param_groups(
     """Groups for an optimizer of this package, with the names of the parameters.
 
     Weights of two dimensions that are neither embeddings nor the output layer go to ``algorithm``;
-    convolutions and other weights of more dimensions too, as one matrix each (``flatten=True``). Embeddings, the output layer (tied to an embedding, or
-    named like one), normalizations and biases go to ``scalar_algorithm``. The decisions are logged to
-    ``oxidion.groups`` at INFO.
+    convolutions and other weights of more dimensions too, as one matrix each (``flatten=True``). Embeddings,
+    the output layer (tied to an embedding, or named like one), normalizations and biases go to
+    ``scalar_algorithm``. The decisions are logged to ``oxidion.groups`` at INFO.
 
     Args:
         model: the model, before or after ``fully_shard``.
