@@ -102,8 +102,19 @@ ALL_RECIPES: dict[str, Recipe] = {
     "adamw": Recipe("AdamW", 0.002, arguments=lambda s: {"betas": (0.9, 0.95)}),
     "lion": Recipe("Lion", 0.0008, scalar_algorithm="lion"),
     "normuon": Recipe("NorMuon", 0.02, scalar_lr=0.002),
-    "dion2": Recipe("Dion2", 0.02, scalar_lr=0.002, arguments=lambda s: {"fraction": s.fraction}),
-    "nordion2": Recipe("NorDion2", 0.02, scalar_lr=0.002, arguments=lambda s: {"fraction": s.fraction}),
+    # Selected among all rows: the losses are those of one process on every mesh.
+    "dion2": Recipe(
+        "Dion2",
+        0.02,
+        scalar_lr=0.002,
+        arguments=lambda s: {"fraction": s.fraction, "selection_scope": "global"},
+    ),
+    "nordion2": Recipe(
+        "NorDion2",
+        0.02,
+        scalar_lr=0.002,
+        arguments=lambda s: {"fraction": s.fraction, "selection_scope": "global"},
+    ),
 }
 """Every optimizer of the family."""
 

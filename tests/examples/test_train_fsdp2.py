@@ -148,7 +148,11 @@ DION_MESHES = [(4, "dp=4", "on"), (4, "dp=2,fs=2", "on"), (4, "dp=2,tp=2", "on")
 EVERY_RUN = [
     *(("dion", *case) for case in EVERY_MESH + DION_MESHES),
     *(("muon", *case) for case in EVERY_MESH),
-    *((name, *case) for name in ("adamw", "lion") for case in EVERY_MESH[-2:]),
+    *(
+        (name, *case)
+        for name in ("normuon", "dion2", "nordion2", "adamw", "lion")
+        for case in EVERY_MESH[-2:]
+    ),
 ]
 
 
@@ -168,7 +172,7 @@ def test_train_fsdp2_every_mesh_has_the_losses_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.dist
-@pytest.mark.parametrize("optimizer", ["dion", "muon", "adamw", "lion"])
+@pytest.mark.parametrize("optimizer", ["dion", "muon", "normuon", "adamw", "lion"])
 def test_train_fsdp2_float32_losses_differ_by_rounding_only(tmp_path: Path, optimizer: str) -> None:
     report = report_of(
         tmp_path, 4, "--mesh", "fs=2,tp=2", "--optimizer", optimizer, "--dtype", "float32", "--compare"
