@@ -73,6 +73,9 @@ def test_public_symbol_and_its_public_methods_have_docstrings(name: str) -> None
 @pytest.mark.parametrize("name", CLASSES)
 def test_optimizer_docstring_names_every_argument(name: str) -> None:
     text = " ".join(inspect.getdoc(base) or "" for base in CLASSES[name].__mro__ if base is not Optimizer)
+    # "Arguments that are not named here are those of `Muon`."
+    others = re.findall(r"not named here are those of `(\w+)`", text)
+    text = " ".join([text, *(inspect.getdoc(CLASSES[other]) or "" for other in others)])
     missing = [
         key for key in inspect.signature(CLASSES[name]).parameters if not re.search(rf"\b{key}\b", text)
     ]

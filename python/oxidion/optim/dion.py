@@ -49,7 +49,7 @@ class Dion(OxOptimizer):
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
         rcqr_oversample: rows of the sketch per column.
         mixed_precision_config: dtypes of the states.
-        orth_dtype: dtype of P, R and their products: "float32", "float64" or "auto" (that of the momentum).
+        orth_dtype: of P, R, products: "float32", "float64", "auto" (float64 if weight or momentum is).
         adjust_lr: the rule for the factor of ``lr``, see `Muon`, as for ``flatten`` and the keys of blocks.
         seed: of the initial Q and of the sketches.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.

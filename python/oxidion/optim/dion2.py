@@ -30,7 +30,7 @@ class Dion2(OrthonormalOptimizer):
     that depend on the layout. "global" takes the strongest of all, as one process does.
 
     State: ``momentum``, shaped like the parameter. Parameters and state are written in place. A non-finite
-    gradient makes its own parameter NaN, no other.
+    gradient makes NaN of what is selected with it, in its own parameter only.
 
     Args:
         fraction: share of the rows or columns, in (0, 1].

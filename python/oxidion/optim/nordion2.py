@@ -28,7 +28,8 @@ class NorDion2(OrthonormalOptimizer):
     stays as it is. Norms are those of whole matrices on every layout.
 
     State: ``momentum``, shaped like the parameter, and ``variance_neuron`` (V), shaped like ``p[..., 0:1]``.
-    Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no other.
+    Parameters and state are written in place. A non-finite gradient makes NaN of the rows that are selected
+    with it, in its own parameter only.
 
     Args:
         fraction: share of the rows, in (0, 1].
