@@ -32,6 +32,8 @@ pub struct Member {
     pub frozen: bool,
     /// Its matrices, as far as they are stored here.
     pub pieces: Vec<Piece>,
+    /// The side that cuts it into blocks of which every process stores whole ones.
+    pub whole: Option<Side>,
     /// Its states.
     pub states: Vec<LocalState>,
 }
@@ -78,6 +80,8 @@ pub struct Bucket {
     pub shape: UnitShape,
     /// Dimensions of the parameters before those of the matrices; none for elements.
     pub leading: Option<usize>,
+    /// The side that cuts the parameters into blocks of which every process stores whole ones.
+    pub whole: Option<Side>,
     /// Members, sorted by owner, then in parameter order.
     pub units: Vec<Unit>,
     /// What is done to them.
@@ -181,8 +185,12 @@ pub(super) fn buckets(
         let algorithm = &algorithms[member.algorithm];
         let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
         let transposed = !algorithm.flat() && member.spec.oriented(member.pieces.iter().map(|p| p.block));
-        let ways =
-            [0, 1].map(|d| leading.map_or(1, |leading| Cutters::of(&member.layout, leading + d).0.ways()));
+        let ways = [Side::Rows, Side::Cols].map(|side| match leading {
+            Some(leading) if member.whole != Some(side) => {
+                Cutters::of(&member.layout, leading + side_index(side)).0.ways()
+            }
+            _ => 1,
+        });
         for piece in &member.pieces {
             if piece.block.numel() == 0 && !algorithm.flat() {
                 continue;
@@ -207,6 +215,7 @@ pub(super) fn buckets(
                     && b.algorithm == member.algorithm
                     && b.shape == shape
                     && b.leading == leading
+                    && b.whole == member.whole
                     && **layout == member.layout
             });
             if let Some((bucket, _)) = found {
@@ -230,13 +239,17 @@ pub(super) fn buckets(
 /// A bucket with its first unit. `leading` is the number of dimensions before the matrix's; none for elements.
 fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leading: Option<usize>) -> Bucket {
     let layout = &member.layout;
-    let side = |dim: usize| match leading {
-        Some(leading) if dim == leading => Some(Side::Rows),
-        Some(leading) if dim == leading + 1 => Some(Side::Cols),
-        _ => None,
+    let side = |dim: usize| {
+        let side = match leading {
+            Some(leading) if dim == leading => Side::Rows,
+            Some(leading) if dim == leading + 1 => Side::Cols,
+            _ => return None,
+        };
+        (member.whole != Some(side)).then_some(side)
     };
     let stack = |placement: &Placement| match (placement, leading) {
-        (Placement::Shard(dim) | Placement::Strided(dim), leading) => leading.is_none_or(|n| *dim < n),
+        (Placement::Shard(dim) | Placement::Strided(dim), Some(_)) => side(*dim).is_none(),
+        (Placement::Shard(_) | Placement::Strided(_), None) => true,
         _ => false,
     };
     let stacked = layout.mesh.axes.iter().zip(&layout.placements).filter(|(_, placement)| stack(placement));
@@ -260,6 +273,7 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
     }
     let cutters = |d: usize| match leading {
         None => (Cutters::default(), Vec::new()),
+        Some(_) if member.whole == Some([Side::Rows, Side::Cols][d]) => (Cutters::default(), Vec::new()),
         Some(leading) => {
             let (cutters, at) = Cutters::of(layout, leading + d);
             (cutters, at.into_iter().filter_map(|i| kept[i]).collect())
@@ -272,6 +286,7 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         stacks,
         widest: 0,
         leading,
+        whole: member.whole,
         sides: [cutters(0), cutters(1)],
         gradient: None,
         dealt: Vec::new(),

@@ -102,8 +102,8 @@ impl Plan {
                 names.len() - 1
             };
             let local = local_shape(&spec.shape, &layout);
-            let (pieces, states) = if frozen {
-                (Vec::new(), Vec::new())
+            let (pieces, whole, states) = if frozen {
+                (Vec::new(), None, Vec::new())
             } else {
                 let algorithm = &algorithms[algorithm];
                 let blocks = algorithm.blocks(&spec)?;
@@ -116,18 +116,20 @@ impl Plan {
                 if let Some((_, q)) = existing.get("Q") {
                     turn(&mut spec, algorithm, &blocks, q)?;
                 }
-                let pieces = if algorithm.flat() {
-                    vec![place::flat_piece(&spec, &layout)]
+                let states = algorithm.state(&spec, &blocks)?;
+                let (pieces, whole) = if algorithm.flat() {
+                    (vec![place::flat_piece(&spec, &layout)], None)
                 } else {
-                    place::pieces(&spec, &blocks, algorithm.leading(&spec), &layout)?
+                    let whole = place::whole_blocks(&spec, &blocks, leading, &layout, &states);
+                    (place::pieces(&spec, &blocks, leading, &layout, whole)?, whole)
                 };
-                let states = algorithm.state(&spec, &blocks)?.into_iter().map(|mut state| {
+                let states = states.into_iter().map(|mut state| {
                     state.dtype = existing.get(state.role).map_or(state.dtype, |(dtype, _)| *dtype);
                     LocalState::of(state, &layout)
                 });
-                (pieces, states.collect())
+                (pieces, whole, states.collect())
             };
-            members.push(Member { spec, layout, local, group, algorithm, frozen, pieces, states });
+            members.push(Member { spec, layout, local, group, algorithm, frozen, pieces, whole, states });
         }
         let limits =
             groups.iter().map(|g| g.options.optional_count("max_batch_bytes")).collect::<Result<Vec<_>>>()?;

@@ -155,11 +155,45 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
     }
 }
 
-/// The blocks of a parameter whose first `leading` dimensions number its matrices.
+/// The side that is cut into equal blocks of which every process stores whole ones: they need no communication along it.
+#[must_use]
+pub(super) fn whole_blocks(
+    p: &ParamSpec,
+    blocks: &[Block],
+    leading: usize,
+    layout: &Layout,
+    states: &[StateSpec],
+) -> Option<Side> {
+    let (Some(first), [rows, cols]) = (blocks.first(), p.shape.get(leading..)?) else { return None };
+    let side = match (first.rows < *rows, first.cols < *cols) {
+        (true, false) => Side::Rows,
+        (false, true) => Side::Cols,
+        _ => return None,
+    };
+    let (dim, all, each) = match side {
+        Side::Rows => (leading, *rows, first.rows),
+        Side::Cols => (leading + 1, *cols, first.cols),
+    };
+    let alike = blocks.iter().all(|b| b.rows == first.rows && b.cols == first.cols);
+    // A state with a part for each block, wherever that is stored, has to be kept up on all processes.
+    let common = |s: &StateSpec| matches!(s.share, Share::Block | Share::Side { column: true, .. });
+    let (cutters, _) = Cutters::of(layout, dim);
+    let even = all.is_multiple_of((cutters.ways() * each).max(1));
+    (cutters.depth() > 0 && alike && even && !states.iter().any(common)).then_some(side)
+}
+
+/// The blocks of a parameter whose first `leading` dimensions number its matrices. Along `whole` every process stores
+/// whole ones.
 ///
 /// # Errors
 /// `Error::Layout` for a dimension beyond the matrix's two that is cut.
-pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &Layout) -> Result<Vec<Piece>> {
+pub(super) fn pieces(
+    p: &ParamSpec,
+    blocks: &[Block],
+    leading: usize,
+    layout: &Layout,
+    whole: Option<Side>,
+) -> Result<Vec<Piece>> {
     let (rows_dim, cols_dim) = (leading, leading + 1);
     let deep = layout.distributed_axes().find(
         |(_, placement)| matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d > cols_dim),
@@ -196,20 +230,37 @@ pub(super) fn pieces(p: &ParamSpec, blocks: &[Block], leading: usize, layout: &L
         let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols };
         let local = if lead.is_some() { local } else { Rect::default() };
         let slot = slot(block.offset / matrix, &p.shape[..leading], layout) * per_matrix + index % per_matrix;
-        let origin = [first_row, first_col];
-        pieces.push(Piece {
+        let mut piece = Piece {
             index,
             block: *block,
             local,
-            origin,
+            origin: [first_row, first_col],
             stored: [stored_rows, stored_cols],
             lead,
             slot,
             rows: row_extent,
             cols: col_extent,
-        });
+        };
+        match whole {
+            None => {}
+            Some(Side::Rows) => piece.alone(&Cutters::of(layout, rows_dim).0, r.len(), |p| &mut p.rows),
+            Some(Side::Cols) => piece.alone(&Cutters::of(layout, cols_dim).0, c.len(), |p| &mut p.cols),
+        }
+        pieces.push(piece);
     }
     Ok(pieces)
+}
+
+impl Piece {
+    /// Makes the block one that lies whole on one process along a side: here if `stored` elements of that side are.
+    fn alone(&mut self, cutters: &Cutters, stored: usize, side: impl Fn(&mut Self) -> &mut Extent) {
+        let Extent { dim, start, len, .. } = *side(self);
+        self.slot = cutters.place(dim, start).0 / len.max(1);
+        *side(self) = Extent::whole(len);
+        if stored == 0 {
+            (self.lead, self.local) = (None, Rect::default());
+        }
+    }
 }
 
 /// The place of matrix `index` among those that its process stores, counted as if every process stored as many as the

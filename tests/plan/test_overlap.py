@@ -113,3 +113,13 @@ def test_workspace_bound_splits_buckets_but_never_below_one_matrix_a_rank() -> N
     assert len(bound.transfers) == 2 * 16 // 4
     for plan in (fsdp([(5, 32)] * 16, "muon", rank, max_batch_bytes=2000) for rank in range(4)):
         assert len(plan.transfers) == len(fsdp([(5, 32)] * 16, "muon", max_batch_bytes=2000).transfers)
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "normuon", "dion2", "nordion2", "dion"])
+def test_heads_that_lie_whole_on_every_rank_need_no_communication(algorithm: str) -> None:
+    for rank in range(4):
+        plan = fsdp([(32, 12)] * 2, algorithm, rank, num_heads=8)
+        assert plan.transfers == []
+        assert str(plan).count("4 × [4, 12]") == 1  # two heads of each weight
+    assert fsdp([(32, 12)] * 2, algorithm, num_heads=2).transfers != []
+    assert fsdp([(30, 12)] * 2, algorithm, num_heads=6).transfers != []
