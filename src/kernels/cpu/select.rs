@@ -148,7 +148,9 @@ pub fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &App
                     super::convert::load(&x.row(row), &mut line);
                     super::convert::load(&u.row(row), &mut update);
                     old.iter_mut().zip(pairs).for_each(|(old, (to, _))| *old = line[*to]);
-                    line.iter_mut().for_each(|x| *x *= keep);
+                    for x in &mut line {
+                        *x *= keep;
+                    }
                     for (&(to, from), old) in pairs.iter().zip(&old) {
                         let kept = if apply.cautious && old * update[from] < 0.0 { *old } else { line[to] };
                         line[to] = kept - apply.rate * update[from];
