@@ -191,11 +191,9 @@ def test_zero_gradients_from_the_start_only_decay(
 )
 def test_wrong_settings_are_refused_by_name(cls: type, way: str, key: str, value: object) -> None:
     param = nn.Parameter(torch.zeros(3, 2))
+    keys, arguments = ({}, {key: value}) if way == "argument" else ({key: value}, {})
     with pytest.raises(ValueError, match=key):
-        if way == "argument":
-            cls([param], **{key: value})
-        else:
-            cls([{"params": [param], key: value}])
+        cls([{"params": [param], **keys}], **arguments)
 
 
 @pytest.mark.parametrize("cls", [oxidion.NorMuon, oxidion.NorDion2], ids=lambda c: c.__name__)
@@ -204,12 +202,9 @@ def test_wrong_settings_are_refused_by_name(cls: type, way: str, key: str, value
 )
 def test_wrong_settings_of_neurons_are_refused_by_name(cls: type, key: str, value: object) -> None:
     param = nn.Parameter(torch.zeros(3, 2))
-    for make in (
-        lambda: cls([param], **{key: value}),
-        lambda: cls([{"params": [param], key: value}]),
-    ):
+    for keys, arguments in (({}, {key: value}), ({key: value}, {})):
         with pytest.raises(ValueError, match=key):
-            make()
+            cls([{"params": [param], **keys}], **arguments)
 
 
 @every_class
