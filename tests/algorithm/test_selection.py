@@ -220,3 +220,35 @@ def test_tensors_for_lr_and_weight_decay_are_read_at_every_step(name: str) -> No
         for one in (live, plain):
             one.step(gaussian((6, 9), number))
         torch.testing.assert_close(live.param, plain.param, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "value"),
+    [
+        (oxidion.Dion, "rank_fraction", 0.0),
+        (oxidion.Dion, "rank_fraction", 2.0),
+        (oxidion.Dion2, "fraction", 7.5),
+        (oxidion.Dion2, "fraction", -1.0),
+        (oxidion.Dion2, "selection_scope", "here"),
+        (oxidion.Dion2, "ef_decay", -0.5),
+        (oxidion.NorDion2, "fraction", 0),
+        (oxidion.NorDion2, "norm_scope", "here"),
+        (oxidion.NorMuon, "muon_beta2", 1.5),
+        (oxidion.NorMuon, "muon_beta2", 1.0),
+    ],
+)
+def test_wrong_values_that_a_group_gets_later_are_refused_before_anything_changes(
+    cls: type, key: str, value: object
+) -> None:
+    param = nn.Parameter(gaussian((6, 4), 1))
+    optimizer: Any = cls([param])
+    param.grad = gaussian((6, 4), 2)
+    optimizer.step()
+    good, before = optimizer.param_groups[0][key], param.detach().clone()
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=f"{key} must be"):
+        optimizer.step()
+    assert torch.equal(param.detach(), before)
+    optimizer.param_groups[0][key] = good
+    optimizer.step()
+    assert not torch.equal(param.detach(), before)
