@@ -207,6 +207,19 @@ impl Options {
         }
     }
 
+    /// A number in (0, 1].
+    ///
+    /// # Errors
+    /// `Error::Value` for anything else.
+    pub fn share(&self, key: &str, unset: f64) -> Result<f64> {
+        let share = self.real(key, unset)?;
+        if share > 0.0 && share <= 1.0 {
+            Ok(share)
+        } else {
+            Err(Error::Value(format!("{key} must be a number > 0 and <= 1, got {share}")))
+        }
+    }
+
     /// An element type by torch's name, `None` when it is not set or "auto".
     ///
     /// # Errors

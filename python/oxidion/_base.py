@@ -251,7 +251,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
 
         ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
-        parameter's dtype. Nothing changes.
+        parameter's dtype; None without a gradient, and where a step depends on the layout. Nothing changes.
         """
         return _shadow.verify(self)
 

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from oxidion import _state
-from oxidion._comm import average, full, local, tell, with_local
+from oxidion._comm import average, full, is_distributed, local, tell, with_local
 from oxidion._table import Table
 
 if TYPE_CHECKING:
     from oxidion._base import OxOptimizer
+
+LAYOUT_DECIDES = {
+    "dion2": {"selection_scope": "local"},
+    "nordion2": {"selection_scope": "local", "norm_scope": "shard"},
+    "normuon": {"norm_scope": "shard"},
+}
+"""Settings of an algorithm under which a step depends on how the parameter is cut."""
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -91,6 +98,15 @@ def metrics(optimizer: OxOptimizer) -> Table:
     )
 
 
+def _has_reference(algorithm: str, group: dict[str, Any], param: Any) -> bool:
+    """Whether one process would take the same step: not where it depends on a cut that there is."""
+    settings = LAYOUT_DECIDES.get(algorithm, {})
+    if not is_distributed(param) or all(group[key] != value for key, value in settings.items()):
+        return True
+    sizes = zip(param.device_mesh.shape, param.placements, strict=True)
+    return all(size == 1 or placement.is_replicate() for size, placement in sizes)
+
+
 def _reference_step(
     row: dict[str, Any], target: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
 ) -> None:
@@ -115,7 +131,7 @@ def verify(optimizer: OxOptimizer) -> Table:
     rows = []
     for row, specs, param, group in zip(plan.rows(), plan.state_specs(), params, groups, strict=True):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
-        if param.grad is not None:
+        if param.grad is not None and _has_reference(row["algorithm"], group, param):
             public = twin.STATE_NAMES.get(row["algorithm"], {})
             roles = [spec["role"] for spec in specs]
             state = {role: _mean(twin, twin.state[param][public.get(role, role)]) for role in roles}

@@ -81,7 +81,7 @@ impl Dion {
     pub(super) fn new(options: &Options) -> Result<Self> {
         let every = options.dtype("state_dtype")?;
         Ok(Self {
-            rank_fraction: options.real("rank_fraction", 1.0)?,
+            rank_fraction: options.share("rank_fraction", 1.0)?,
             rank_multiple_of: options.count("rank_multiple_of", 1)?.max(1),
             power_iters: options.count("power_iters", 1)?.max(1),
             qr_method: QrMethod::parse(options.word("qr_method")?.unwrap_or("rcqr"))?,

@@ -66,7 +66,7 @@ impl Dion2 {
                 )));
             }
         };
-        let fraction = options.real("fraction", 0.25)?;
+        let fraction = options.share("fraction", 0.25)?;
         Ok(Self { common: Orthonormal::new(options)?, fraction, global, neuron: None })
     }
 

@@ -1,6 +1,6 @@
 """The two-step example of a 2 x 3 matrix for every optimizer, the rule of ranks and the rule of chunks.
 
-Recorded from microsoft/dion in float32. "exact" rows are recorded with the exact polar factor, returned in bfloat16.
+Recorded from microsoft/dion in float32; "exact" rows with the exact polar factor, returned in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import oxidion
 from support.appendix import assert_near, two_steps
 from support.cases import Case, Group
 from support.inputs import gaussian
-from support.layouts import Setting, copies, fsdp
+from support.layouts import copies, fsdp
 from support.sim_mesh import SimMesh, layouts_for
 
 Matrix = tuple[tuple[float, ...], ...]

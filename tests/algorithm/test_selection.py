@@ -191,11 +191,9 @@ def test_zero_gradients_from_the_start_only_decay(
 )
 def test_wrong_settings_are_refused_by_name(cls: type, way: str, key: str, value: object) -> None:
     param = nn.Parameter(torch.zeros(3, 2))
+    keys, arguments = ({}, {key: value}) if way == "argument" else ({key: value}, {})
     with pytest.raises(ValueError, match=key):
-        if way == "argument":
-            cls([param], **{key: value})
-        else:
-            cls([{"params": [param], key: value}])
+        cls([{"params": [param], **keys}], **arguments)
 
 
 @pytest.mark.parametrize("cls", [oxidion.NorMuon, oxidion.NorDion2], ids=lambda c: c.__name__)
@@ -204,12 +202,9 @@ def test_wrong_settings_are_refused_by_name(cls: type, way: str, key: str, value
 )
 def test_wrong_settings_of_neurons_are_refused_by_name(cls: type, key: str, value: object) -> None:
     param = nn.Parameter(torch.zeros(3, 2))
-    for make in (
-        lambda: cls([param], **{key: value}),
-        lambda: cls([{"params": [param], key: value}]),
-    ):
+    for keys, arguments in (({}, {key: value}), ({key: value}, {})):
         with pytest.raises(ValueError, match=key):
-            make()
+            cls([{"params": [param], **keys}], **arguments)
 
 
 @every_class
@@ -225,3 +220,35 @@ def test_tensors_for_lr_and_weight_decay_are_read_at_every_step(name: str) -> No
         for one in (live, plain):
             one.step(gaussian((6, 9), number))
         torch.testing.assert_close(live.param, plain.param, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "value"),
+    [
+        (oxidion.Dion, "rank_fraction", 0.0),
+        (oxidion.Dion, "rank_fraction", 2.0),
+        (oxidion.Dion2, "fraction", 7.5),
+        (oxidion.Dion2, "fraction", -1.0),
+        (oxidion.Dion2, "selection_scope", "here"),
+        (oxidion.Dion2, "ef_decay", -0.5),
+        (oxidion.NorDion2, "fraction", 0),
+        (oxidion.NorDion2, "norm_scope", "here"),
+        (oxidion.NorMuon, "muon_beta2", 1.5),
+        (oxidion.NorMuon, "muon_beta2", 1.0),
+    ],
+)
+def test_wrong_values_that_a_group_gets_later_are_refused_before_anything_changes(
+    cls: type, key: str, value: object
+) -> None:
+    param = nn.Parameter(gaussian((6, 4), 1))
+    optimizer: Any = cls([param])
+    param.grad = gaussian((6, 4), 2)
+    optimizer.step()
+    good, before = optimizer.param_groups[0][key], param.detach().clone()
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=f"{key} must be"):
+        optimizer.step()
+    assert torch.equal(param.detach(), before)
+    optimizer.param_groups[0][key] = good
+    optimizer.step()
+    assert not torch.equal(param.detach(), before)

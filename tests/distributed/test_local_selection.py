@@ -1,4 +1,4 @@
-"""``selection_scope="local"`` on a simulated mesh, against naive float64 steps that cut as the layout does."""
+"""``selection_scope="local"`` on a simulated mesh, beside naive float64 steps that cut as it does."""
 
 from __future__ import annotations
 

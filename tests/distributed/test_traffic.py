@@ -129,6 +129,46 @@ def test_muon_sends_two_all_to_alls_sharded_and_one_all_gather_replicated() -> N
         assert [(s.kind, s.bytes) for s in ours] == [("all_gather", local * size)]
 
 
+ALL_TO_ALL, GLOBAL = "all_to_all", {"selection_scope": "global"}
+FSDP, COLUMNS = Setting("", {"fs": 4}, fsdp(0)), Setting("", {"fs": 4}, fsdp(1))
+REPLICAS = Setting("", {"dp": 4}, copies, {"dp": True})
+ROWS, COLS, MATRICES = *SHAPE, 4
+# Float64 numbers that make results the same on every layout, of which the trace has none: the squared norm of
+# each matrix before and after, the squares of each row that columns share (of the rows chosen), the sums of
+# the slices that are chosen from.
+NORMS = (AR, 2 * 8 * MATRICES)
+SQUARES, CHOSEN_SQUARES = (AR, ROWS * 8 * MATRICES), (AR, ROWS // 4 * 8 * MATRICES)
+ROW_SUMS, COLUMN_SUMS = (AR, ROWS * 8 * MATRICES), (AR, COLS * 8 * MATRICES)
+
+# Elements of one rank in a 2-byte type: all, or the chosen quarter.
+ALL, QUARTER_OF_ALL = [(ALL_TO_ALL, 16384)] * 2, [(ALL_TO_ALL, 4096)] * 2
+
+FAMILY: dict[str, tuple[Setting, type, dict[str, Any], list[tuple[str, int]], list[tuple[str, int]]]] = {
+    "normuon-fsdp": (FSDP, oxidion.NorMuon, {}, ALL, [NORMS]),
+    "normuon-columns": (COLUMNS, oxidion.NorMuon, {}, ALL, [SQUARES]),
+    "normuon-shard-norms": (FSDP, oxidion.NorMuon, {"norm_scope": "shard"}, ALL, []),
+    "normuon-ddp": (REPLICAS, oxidion.NorMuon, {}, [(AG, 16384)], []),
+    "dion2-fsdp-local": (FSDP, oxidion.Dion2, {}, QUARTER_OF_ALL, []),
+    "dion2-columns-local": (COLUMNS, oxidion.Dion2, {}, QUARTER_OF_ALL, []),
+    # Columns are chosen, which are not cut.
+    "dion2-fsdp-global": (FSDP, oxidion.Dion2, GLOBAL, QUARTER_OF_ALL, [COLUMN_SUMS]),
+    "dion2-columns-global": (COLUMNS, oxidion.Dion2, GLOBAL, ALL, [COLUMN_SUMS]),
+    "dion2-ddp": (REPLICAS, oxidion.Dion2, GLOBAL, [(AG, 4096)], []),
+    "nordion2-fsdp-local": (FSDP, oxidion.NorDion2, {}, QUARTER_OF_ALL, [NORMS]),
+    "nordion2-fsdp-local-shard": (FSDP, oxidion.NorDion2, {"norm_scope": "shard"}, QUARTER_OF_ALL, []),
+    "nordion2-fsdp-global": (FSDP, oxidion.NorDion2, GLOBAL, ALL, [ROW_SUMS, NORMS]),
+    "nordion2-columns": (COLUMNS, oxidion.NorDion2, {}, QUARTER_OF_ALL, [ROW_SUMS, CHOSEN_SQUARES]),
+    "nordion2-ddp": (REPLICAS, oxidion.NorDion2, {}, [(AG, 4096)], []),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_family_sends_the_trace_and_small_exact_sums(name: str) -> None:
+    setting, cls, kwargs, trace, sums = FAMILY[name]
+    ours = [(s.kind, s.bytes) for s in sent(setting, cls, {"orth_dtype": "bfloat16", **kwargs})]
+    assert sorted(ours) == sorted(trace + sums)
+
+
 @pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.Lion])
 def test_elementwise_steps_send_nothing(cls: type) -> None:
     assert sent(Setting("", {"fs": 4}, fsdp(0)), cls, {}) == []

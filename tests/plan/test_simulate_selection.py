@@ -10,7 +10,7 @@ from oxidion._simulate import Settings, simulate
 MODEL, MESH = "gpt-160m", {"fs": 8}
 
 
-# Columns, which Dion2 chooses of tall matrices, are not cut here: with "global" too only the chosen ones travel.
+# Dion2 chooses columns of tall matrices, which are not cut here: with "global" too only chosen ones travel.
 @pytest.mark.parametrize(("algorithm", "low", "high"), [("dion2", 0.3, 0.4), ("nordion2", 0.24, 0.27)])
 def test_selecting_locally_sends_the_fraction(algorithm: str, low: float, high: float) -> None:
     sent = {}
