@@ -86,8 +86,11 @@ pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm) -> PyRe
 /// One scalar by its canonical name; torch's spellings are accepted.
 fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
     let (name, value) = spelled(group, key)?;
-    let (what, bound) =
-        if key.contains("beta") { ("number >= 0 and < 1", 1.0) } else { ("finite number >= 0", f64::INFINITY) };
+    let (what, bound) = if key.contains("beta") {
+        ("number >= 0 and < 1", 1.0)
+    } else {
+        ("finite number >= 0", f64::INFINITY)
+    };
     let wrong = || PyValueError::new_err(format!("{name} must be a {what}, got {value}"));
     let number: f64 = value.extract().map_err(|_| wrong())?;
     if (0.0..bound).contains(&number) { Ok(number) } else { Err(wrong()) }

@@ -36,6 +36,15 @@ pub struct Member {
     pub states: Vec<LocalState>,
 }
 
+impl Member {
+    /// Among how many processes rows and columns of its matrices are cut.
+    #[must_use]
+    pub fn ways(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
+        let of = |d| Cutters::of(&self.layout, algorithm.leading(&self.spec) + d).0.ways();
+        if algorithm.flat() { [1, 1] } else { [of(0), of(1)] }
+    }
+}
+
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
@@ -181,8 +190,7 @@ pub(super) fn buckets(
         let algorithm = &algorithms[member.algorithm];
         let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
         let transposed = !algorithm.flat() && member.spec.oriented(member.pieces.iter().map(|p| p.block));
-        let ways =
-            [0, 1].map(|d| leading.map_or(1, |leading| Cutters::of(&member.layout, leading + d).0.ways()));
+        let ways = member.ways(algorithm);
         for piece in &member.pieces {
             if piece.block.numel() == 0 && !algorithm.flat() {
                 continue;
