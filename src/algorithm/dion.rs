@@ -192,7 +192,7 @@ impl Algorithm for Dion {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
         let Some(first) = blocks.first() else {
             return Description::default();
         };

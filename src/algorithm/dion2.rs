@@ -81,19 +81,26 @@ impl Dion2 {
     }
 
     /// Rows where neurons are normalized. Else the side that is cut where the choice is local, or the shorter one.
-    fn select(&self, class: &UnitShape) -> Selection {
-        let shorter = if class.rows <= class.cols { Side::Rows } else { Side::Cols };
+    fn select(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> Selection {
+        let shorter = if rows <= cols { Side::Rows } else { Side::Cols };
         // Blocks of a parameter do not lie in equal parts on all processes: each chooses among all its slices.
         let whole = self.global || self.common.view.splits().is_some();
-        let side = match class.ways {
+        let side = match ways {
             _ if self.neuron.is_some() => Side::Rows,
             [ways, 1] if ways > 1 && !whole => Side::Rows,
             [1, ways] if ways > 1 && !whole => Side::Cols,
             _ => shorter,
         };
-        let (slices, sharers) = (length(side, [class.rows, class.cols]), length(side, class.ways));
+        let (slices, sharers) = (length(side, [rows, cols]), length(side, ways));
         let global = whole && sharers > 1;
         Selection { side, count: self.count(if global { slices } else { slices.div_ceil(sharers) }), global }
+    }
+
+    /// The size of what is orthonormalized of a block.
+    fn chosen(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> [usize; 2] {
+        let Selection { side, count, global } = self.select([rows, cols], ways);
+        let all = if global { count } else { count * length(side, ways) };
+        if side == Side::Rows { [all, cols] } else { [rows, all] }
     }
 }
 
@@ -121,13 +128,13 @@ impl Algorithm for Dion2 {
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
-        let Selection { side, count, global } = self.select(shape);
+        let Selection { side, count, global } = self.select([rows, cols], shape.ways);
         let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
-        let all = if global { count } else { count * length(side, shape.ways) };
+        let chosen = self.chosen([rows, cols], shape.ways);
         // Of the slices that all processes chose, each has its own ones.
-        let (chosen, spread) = match side {
-            Side::Rows => ([all, cols], [Cut::Spread(Side::Rows), with[1]]),
-            Side::Cols => ([rows, all], [with[0], Cut::Spread(Side::Cols)]),
+        let spread = match side {
+            Side::Rows => [Cut::Spread(Side::Rows), with[1]],
+            Side::Cols => [with[0], Cut::Spread(Side::Cols)],
         };
         let (size, cuts) = if global { ([rows, cols], with) } else { (chosen, spread) };
         let sums = match side {
@@ -170,7 +177,7 @@ impl Algorithm for Dion2 {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let selection = self.select(io.class);
+        let selection = self.select([io.class.rows, io.class.cols], io.class.ways);
         let rows = |io: &StageIo<'_>, i: usize| {
             Ok(Self::pairs(io, i, &selection)?.into_iter().map(|(stored, u)| (u, stored)).collect())
         };
@@ -192,13 +199,7 @@ impl Algorithm for Dion2 {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description {
-        self.common.describe(p, blocks, |b| {
-            if self.neuron.is_some() || b.rows <= b.cols {
-                [self.count(b.rows), b.cols]
-            } else {
-                [b.rows, self.count(b.cols)]
-            }
-        })
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], ways: [usize; 2]) -> Description {
+        self.common.describe(p, blocks, |b| self.chosen([b.rows, b.cols], ways))
     }
 }

@@ -67,8 +67,8 @@ pub trait Algorithm: Debug + Send + Sync {
     /// Whatever libtorch or a kernel says.
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, hyper: &Hyper) -> Result<()>;
 
-    /// What `explain()` prints.
-    fn describe(&self, p: &ParamSpec, blocks: &[Block]) -> Description;
+    /// What `explain()` prints, of blocks whose rows and columns are cut among so many processes.
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], ways: [usize; 2]) -> Description;
 }
 
 /// Any algorithm.

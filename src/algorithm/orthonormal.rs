@@ -126,7 +126,7 @@ impl Orthonormal {
             view: self.view.phrase(p),
             lr_factor: blocks.first().map_or(1.0, |b| self.factor(b.rows, b.cols)),
             rank: None,
-            flops: whole_flops + flops(8 * p.numel()),
+            flops: whole_flops + flops(8 * blocks.iter().map(Block::numel).sum::<usize>()),
             whole_flops,
         }
     }

@@ -285,7 +285,7 @@ impl PyPlan {
                 Description { view: "frozen".into(), ..Description::default() }
             } else {
                 let blocks = algorithm.blocks(&member.spec).map_err(super::error::to_python)?;
-                algorithm.describe(&member.spec, &blocks)
+                algorithm.describe(&member.spec, &blocks, member.ways(algorithm))
             };
             let row = PyDict::new(py);
             row.set_item("name", &member.spec.name)?;

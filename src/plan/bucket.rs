@@ -38,6 +38,19 @@ pub struct Member {
     pub states: Vec<LocalState>,
 }
 
+impl Member {
+    /// Among how many processes rows and columns of its matrices are cut.
+    #[must_use]
+    pub fn ways(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
+        [Side::Rows, Side::Cols].map(|side| {
+            if algorithm.flat() || self.whole == Some(side) {
+                return 1;
+            }
+            Cutters::of(&self.layout, algorithm.leading(&self.spec) + side_index(side)).0.ways()
+        })
+    }
+}
+
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
@@ -185,12 +198,7 @@ pub(super) fn buckets(
         let algorithm = &algorithms[member.algorithm];
         let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
         let transposed = !algorithm.flat() && member.spec.oriented(member.pieces.iter().map(|p| p.block));
-        let ways = [Side::Rows, Side::Cols].map(|side| match leading {
-            Some(leading) if member.whole != Some(side) => {
-                Cutters::of(&member.layout, leading + side_index(side)).0.ways()
-            }
-            _ => 1,
-        });
+        let ways = member.ways(algorithm);
         for piece in &member.pieces {
             if piece.block.numel() == 0 && !algorithm.flat() {
                 continue;

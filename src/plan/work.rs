@@ -31,7 +31,7 @@ impl Plan {
             let algorithm = &self.algorithms[bucket.algorithm];
             for unit in &bucket.units {
                 let spec = &self.members[unit.param].spec;
-                let about = algorithm.describe(spec, &[unit.piece.block]);
+                let about = algorithm.describe(spec, &[unit.piece.block], bucket.shape.ways);
                 work.local += (about.flops - about.whole_flops)
                     * share(unit.piece.local.numel(), unit.piece.block.numel());
                 if bucket.dealt.is_empty() {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import oxidion
 from oxidion.__main__ import main
 from oxidion._simulate import Settings, simulate
 
@@ -25,3 +28,22 @@ def test_options_of_the_selection_are_taken_and_said(capsys: pytest.CaptureFixtu
     options = ["--algorithm", "nordion2", "--fraction", "0.5", "--selection-scope", "global"]
     assert main(["plan", "--model", MODEL, "--mesh", "fs=8", *options]) == 0
     assert "nordion2 at fraction 0.5 (global)" in capsys.readouterr().out
+
+
+def test_work_is_that_of_the_side_that_is_selected_along() -> None:
+    # Rows are cut, so both take rows: also of tall matrices, of which Dion2 takes columns elsewhere.
+    settings = [Settings(a, fraction=0.25) for a in ("dion2", "nordion2")]
+    on_rows = [simulate(MODEL, MESH, s)[0].whole_flops for s in settings]
+    assert on_rows[0] == on_rows[1] > 0
+    alone = [simulate(MODEL, {"dp": 1}, s)[0].whole_flops for s in settings]
+    assert alone[0] < 0.5 * alone[1]
+
+
+def test_work_counts_every_element_of_a_stack_once() -> None:
+    found = []
+    for shape, keys in (((12, 8), {}), ((12, 8), {"num_heads": 4}), ((4, 3, 8), {})):
+        param = nn.Parameter(torch.zeros(shape))
+        optimizer = oxidion.Muon([{"params": [param], **keys}], newton_schulz_func=torch.clone)
+        found.append(sum(row["flops"] for row in optimizer.explain()))
+        found.append(sum(optimizer.plan().work()[:2]))
+    assert found == [8 * 12 * 8] * 6
