@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::spec::{Cut, Side};
 
-use super::bucket::{Bucket, side_index};
+use super::bucket::Bucket;
+use super::member::side_index;
 use super::program::{BufferSpec, ProgramOp, Target};
 
 /// How a buffer comes to be whole along one axis.

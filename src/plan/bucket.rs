@@ -3,10 +3,11 @@
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;
 use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
-use crate::spec::{Cut, ParamSpec, Side, UnitShape};
+use crate::spec::{Cut, Side, UnitShape};
 
 use super::assign::Loads;
-use super::place::{Extent, LocalState, Piece};
+use super::member::{Member, side_index};
+use super::place::{Extent, Piece};
 use super::program::{BufferSpec, Program};
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
@@ -14,42 +15,6 @@ use super::program::{BufferSpec, Program};
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
 /// The same where matrices are dealt out: a bucket should have one for every process that could take one.
 const DEALT_BATCH_BYTES: usize = 1 << 30;
-
-/// A parameter with all that the plan knows of it.
-#[derive(Clone, Debug)]
-pub struct Member {
-    /// Global facts.
-    pub spec: ParamSpec,
-    /// Where its elements live.
-    pub layout: Layout,
-    /// The shape that is stored here.
-    pub local: Vec<usize>,
-    /// Index of its group.
-    pub group: usize,
-    /// Index of its algorithm in the plan's list.
-    pub algorithm: usize,
-    /// Whether it takes no gradients.
-    pub frozen: bool,
-    /// Its matrices, as far as they are stored here.
-    pub pieces: Vec<Piece>,
-    /// The side that cuts it into blocks of which every process stores whole ones.
-    pub whole: Option<Side>,
-    /// Its states.
-    pub states: Vec<LocalState>,
-}
-
-impl Member {
-    /// Among how many processes rows and columns of its matrices are cut.
-    #[must_use]
-    pub fn ways(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
-        [Side::Rows, Side::Cols].map(|side| {
-            if algorithm.flat() || self.whole == Some(side) {
-                return 1;
-            }
-            Cutters::of(&self.layout, algorithm.leading(&self.spec) + side_index(side)).0.ways()
-        })
-    }
-}
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,15 +77,6 @@ pub struct Bucket {
     pub gradient: Option<usize>,
     /// The axes over which whole matrices are dealt out, in order.
     pub dealt: Vec<usize>,
-}
-
-/// Index of a side in an array of two.
-#[must_use]
-pub(super) fn side_index(side: Side) -> usize {
-    match side {
-        Side::Rows => 0,
-        Side::Cols => 1,
-    }
 }
 
 impl Bucket {

@@ -8,7 +8,8 @@ use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::spec::{Cut, Side};
 
 use super::assign::{Way, ways};
-use super::bucket::{Bucket, Unit, side_index};
+use super::bucket::{Bucket, Unit};
+use super::member::side_index;
 use super::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
 
 /// What this process holds of a buffer.

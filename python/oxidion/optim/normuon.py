@@ -32,6 +32,8 @@ class NorMuon(OrthonormalOptimizer):
     Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no other.
 
     Args:
+        mu: momentum factor.
+        nesterov: look one step ahead.
         muon_beta2: decay rate of V.
         norm_scope: "global", or "shard": norms of what one process stores, as in microsoft/dion, where
             results depend on how many processes there are.

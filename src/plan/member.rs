@@ -1,0 +1,52 @@
+//! A parameter as the plan knows it.
+
+use crate::algorithm::AnyAlgorithm;
+use crate::layout::{Cutters, Layout};
+use crate::spec::{ParamSpec, Side};
+
+use super::place::{LocalState, Piece};
+
+/// Index of a side in an array of two.
+#[must_use]
+pub(super) fn side_index(side: Side) -> usize {
+    match side {
+        Side::Rows => 0,
+        Side::Cols => 1,
+    }
+}
+
+/// A parameter with all that the plan knows of it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Global facts.
+    pub spec: ParamSpec,
+    /// Where its elements live.
+    pub layout: Layout,
+    /// The shape that is stored here.
+    pub local: Vec<usize>,
+    /// Index of its group.
+    pub group: usize,
+    /// Index of its algorithm in the plan's list.
+    pub algorithm: usize,
+    /// Whether it takes no gradients.
+    pub frozen: bool,
+    /// Its matrices, as far as they are stored here.
+    pub pieces: Vec<Piece>,
+    /// The side that cuts it into blocks of which every process stores whole ones.
+    pub whole: Option<Side>,
+    /// Its states.
+    pub states: Vec<LocalState>,
+}
+
+impl Member {
+    /// Among how many processes rows and columns of its matrices are cut.
+    #[must_use]
+    pub fn ways(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
+        [Side::Rows, Side::Cols].map(|side| {
+            if algorithm.flat() || self.whole == Some(side) {
+                return 1;
+            }
+            Cutters::of(&self.layout, algorithm.leading(&self.spec) + side_index(side)).0.ways()
+        })
+    }
+}
