@@ -133,23 +133,6 @@ impl Slab {
         }
     }
 
-    /// Asks the system for huge pages where nothing was written yet: touching new memory then costs a fault for
-    /// every 2 MiB instead of every 4 KiB. Systems that know no huge pages go on without them.
-    pub fn prefer_huge_pages(&self) {
-        #[cfg(target_os = "linux")]
-        {
-            const HUGE: usize = 2 << 20;
-            let (first, end) = (
-                self.address.next_multiple_of(HUGE),
-                (self.address + self.len * self.dtype.bytes()) / HUGE * HUGE,
-            );
-            if first < end {
-                // SAFETY: the range lies inside live memory of the slab, and the advice changes no contents.
-                unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
-            }
-        }
-    }
-
     /// Sets all elements to zero.
     pub fn clear(&self) {
         if self.len > 0 {

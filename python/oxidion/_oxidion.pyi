@@ -17,7 +17,6 @@ __all__ = [
     "axes_of",
     "cpu_features",
     "fill_normal",
-    "fill_zeros",
     "forget_threads_after_fork",
     "orthonormal_columns",
     "orthonormalize",
@@ -100,7 +99,6 @@ class Session:
 
 def algorithms() -> list[str]: ...
 def axes_of(handle: object) -> list[tuple[str | None, list[int], int]]: ...
-def fill_zeros(tensor: Tensor) -> None: ...
 def fill_normal(
     tensor: Tensor,
     seed: int,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -11,10 +13,10 @@ import torch
 from torch import Tensor
 
 from oxidion._comm import as_state, lies_right, local, moved_state
-from oxidion._oxidion import LayoutError, Plan, fill_normal, fill_zeros
+from oxidion._oxidion import LayoutError, Plan, fill_normal
 
-LARGE = 1 << 20
-"""Elements from which new memory is worth asking huge pages for."""
+LARGE = 1 << 22
+"""Bytes from which a state is worth a mapping of its own: two huge pages."""
 
 Names = Mapping[str, Mapping[str, str]]
 
@@ -88,14 +90,24 @@ def _start(spec: Mapping[str, Any], index: int) -> Tensor:
     shape = [length for _, length in spec["spans"]]
     dtype = getattr(torch, spec["dtype"])
     if spec["seed"] is None:
-        if math.prod(shape) < LARGE:
-            return torch.zeros(shape, dtype=dtype, device="cpu")
-        zeros = torch.empty(shape, dtype=dtype, device="cpu")
-        fill_zeros(zeros)
-        return zeros
+        return _zeros(shape, dtype)
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
     return normal.to(dtype)
+
+
+def _zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
+    """Zeros. Large ones are mapped by the system, in huge pages, when the first step writes them.
+
+    ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def own_copies(

@@ -97,18 +97,6 @@ pub(super) fn fill_normal(
     })
 }
 
-/// Fills a contiguous CPU tensor that was never written with zeros, on all threads and in huge pages where there are.
-#[pyfunction]
-pub(super) fn fill_zeros(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-    let target = unpack(tensor, "tensor")?;
-    tensor.py().enter(move || {
-        let slab = Slab::of(&target)?;
-        slab.prefer_huge_pages();
-        crate::kernels::clear(&slab);
-        Ok(())
-    })
-}
-
 /// The position in a tensor of shape `shape` of the first element of row `row` of the part that `spans` cuts out.
 fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
     let Some((&(last_start, _), leading)) = spans.split_last() else { return 0 };

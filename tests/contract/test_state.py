@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import io
+
 import pytest
 import torch
+from torch import nn
+
+import oxidion
 
 from .snapshot import assert_same, snapshot
 from .table import STEP_KEYS, Case, every_case, make_model, run_steps
@@ -59,3 +66,34 @@ def test_init_state_allocates_every_parameter_once(case: Case) -> None:
     assert_same(snapshot(optimizer), before)
     assert all(optimizer.state[p][key] is held[id(p)][key] for p in model.parameters() for key in held[id(p)])
     assert [group["step"] for group in optimizer.param_groups] == [0, 0]
+
+
+def test_large_states_are_tensors_like_others() -> None:
+    param = nn.Parameter(torch.randn(1100, 1000))
+    optimizer = oxidion.AdamW([param], lr=0.01)
+    optimizer.init_state()
+    state = optimizer.state[param]
+    assert not state["exp_avg"].any()
+    assert not state["exp_avg_sq"].any()
+    assert state["exp_avg"].is_contiguous()
+    param.grad = torch.randn_like(param)
+    optimizer.step()
+    kept = state["exp_avg"].clone()
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    assert buffer.tell() < 2.1 * param.numel() * 4
+    twin = nn.Parameter(param.detach().clone())
+    other = oxidion.AdamW([twin], lr=0.5)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    copied = copy.deepcopy(optimizer)
+    assert torch.equal(copied.state[copied.param_groups[0]["params"][0]]["exp_avg"], kept)
+    twin.grad = param.grad.clone()
+    optimizer.step()
+    other.step()
+    assert torch.equal(param, twin)
+    values = state["exp_avg"]
+    del optimizer, state
+    gc.collect()
+    assert not torch.equal(values, kept)
+    assert values.isfinite().all()

@@ -46,18 +46,6 @@ fn one(copy: &Copy) {
     }
 }
 
-/// Sets all elements to zero, on all threads where there are many.
-pub fn clear(slab: &Slab) {
-    let pieces = slab.len().div_ceil(PARALLEL);
-    if pieces < 2 || threads::get() == 1 {
-        slab.clear();
-    } else {
-        threads::run(|| {
-            (0..pieces).into_par_iter().for_each(|i| slab.part(i * PARALLEL, PARALLEL).clear());
-        });
-    }
-}
-
 /// `to = factor · Σ parts`, added in order in float64.
 pub fn sum(parts: &[Slab], factor: f64, to: &Slab) {
     let tiles = to.len().div_ceil(super::TILE);
