@@ -15,8 +15,8 @@ from torch import Tensor
 from oxidion._comm import as_state, lies_right, local, moved_state
 from oxidion._oxidion import LayoutError, Plan, fill_normal
 
-LARGE = 1 << 22
-"""Bytes from which a state is worth a mapping of its own: two huge pages."""
+LARGE = 1 << 21
+"""Bytes from which a state is worth a mapping of its own: a huge page."""
 
 Names = Mapping[str, Mapping[str, str]]
 

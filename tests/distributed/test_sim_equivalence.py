@@ -173,7 +173,17 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
 
 FLOAT32 = [
     (case_named(name), setting)
-    for name in ("dion-quarter", "dion-cqr", "muon-default", "muon-nesterov", "adamw-default", "lion-default")
+    for name in (
+        "dion-quarter",
+        "dion-cqr",
+        "muon-default",
+        "muon-nesterov",
+        "normuon-default",
+        "dion2-default",
+        "nordion2-default",
+        "adamw-default",
+        "lion-default",
+    )
     for setting in SETTINGS
     if setting.outer is None
 ]
