@@ -171,22 +171,11 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
         comparison.check(1e-12)
 
 
-FLOAT32 = [
-    (case_named(name), setting)
-    for name in (
-        "dion-quarter",
-        "dion-cqr",
-        "muon-default",
-        "muon-nesterov",
-        "normuon-default",
-        "dion2-default",
-        "nordion2-default",
-        "adamw-default",
-        "lion-default",
-    )
-    for setting in SETTINGS
-    if setting.outer is None
-]
+FLOAT32_CASES = (
+    "dion-quarter dion-cqr muon-default muon-nesterov normuon-default dion2-default nordion2-default "
+    "adamw-default lion-default"
+)
+FLOAT32 = [(case_named(n), s) for n in FLOAT32_CASES.split() for s in SETTINGS if s.outer is None]
 
 
 @pytest.mark.parametrize(("case", "setting"), FLOAT32, ids=lambda value: str(value))
