@@ -112,6 +112,18 @@ impl Options {
         }
     }
 
+    /// Whether the second of two words is given; not set is the first.
+    ///
+    /// # Errors
+    /// `Error::Value` for anything else.
+    pub fn either(&self, key: &str, first: &str, second: &str) -> Result<bool> {
+        match self.word(key)? {
+            None => Ok(false),
+            Some(word) if word == first || word == second => Ok(word == second),
+            Some(other) => Err(Error::Value(format!("{key} must be '{first}' or '{second}', got '{other}'"))),
+        }
+    }
+
     /// A word, `None` when it is not set or another kind of value.
     ///
     /// # Errors

@@ -29,6 +29,17 @@ pub enum Side {
     Cols,
 }
 
+impl Side {
+    /// Its place in an array of rows and columns.
+    #[must_use]
+    pub fn index(self) -> usize {
+        match self {
+            Self::Rows => 0,
+            Self::Cols => 1,
+        }
+    }
+}
+
 /// How one dimension of a tensor goes along with the parameter when that is spread over several processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut<T> {

@@ -62,12 +62,12 @@ def neurons(v: Tensor, group: Group) -> list[Tensor]:
 
     With blocks of columns, each has a column of its own.
     """
-    if is_split(group):
-        if split_dim(group) == 1:
-            return list(torch.split(v, 1, dim=1))
-        sizes = split(group, v.shape[0])
-        return [v] if sizes is None else list(torch.split(v, sizes, dim=0))
-    return [v] if group.get("flatten", False) else stack(v)
+    sizes = split(group, v.shape[0])
+    if sizes is None:
+        return [v] if group.get("flatten", False) else stack(v)
+    if split_dim(group) == 1:
+        return list(torch.split(v, 1, dim=1))
+    return list(torch.split(v, sizes, dim=0))
 
 
 def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed: bool) -> list[Tensor]:

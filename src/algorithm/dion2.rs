@@ -51,21 +51,9 @@ struct Selection {
     global: bool,
 }
 
-fn length(side: Side, [rows, cols]: [usize; 2]) -> usize {
-    if side == Side::Rows { rows } else { cols }
-}
-
 impl Dion2 {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let global = match options.word("selection_scope")?.unwrap_or("local") {
-            "local" => false,
-            "global" => true,
-            other => {
-                return Err(Error::Value(format!(
-                    "selection_scope must be 'local' or 'global', got '{other}'"
-                )));
-            }
-        };
+        let global = options.either("selection_scope", "local", "global")?;
         let fraction = options.share("fraction", 0.25)?;
         Ok(Self { common: Orthonormal::new(options)?, fraction, global, neuron: None })
     }
@@ -91,7 +79,7 @@ impl Dion2 {
             [1, ways] if ways > 1 && !whole => Side::Cols,
             _ => shorter,
         };
-        let (slices, sharers) = (length(side, [rows, cols]), length(side, ways));
+        let (slices, sharers) = ([rows, cols][side.index()], ways[side.index()]);
         let global = whole && sharers > 1;
         Selection { side, count: self.count(if global { slices } else { slices.div_ceil(sharers) }), global }
     }
@@ -99,7 +87,7 @@ impl Dion2 {
     /// The size of what is orthonormalized of a block.
     fn chosen(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> [usize; 2] {
         let Selection { side, count, global } = self.select([rows, cols], ways);
-        let all = if global { count } else { count * length(side, ways) };
+        let all = if global { count } else { count * ways[side.index()] };
         if side == Side::Rows { [all, cols] } else { [rows, all] }
     }
 }
@@ -122,8 +110,7 @@ impl Algorithm for Dion2 {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let variance = self.neuron.as_ref().map(|n| n.state(p, &self.common.view, blocks));
-        Ok([self.common.momentum(p)].into_iter().chain(variance).collect())
+        Ok(self.common.states(p, blocks, self.neuron.as_ref()))
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -146,7 +133,7 @@ impl Algorithm for Dion2 {
             }
         };
         let (scores, submatrix) =
-            if global { (length(side, [rows, cols]), chosen[0] * chosen[1]) } else { (0, 0) };
+            if global { ([rows, cols][side.index()], chosen[0] * chosen[1]) } else { (0, 0) };
         let program =
             Program::new().buffer(BufferSpec::new("u", size[0], size[1], dtype).cut(cuts[0], cuts[1]));
         let mut program = self

@@ -5,9 +5,7 @@
 
 use super::Algorithm;
 use super::neuron::{NORMALIZE, Neuron, SQUARES};
-use super::orthonormal::{
-    APPLY, BETA2, EPSILON, LR, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U, WEIGHT_DECAY,
-};
+use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
@@ -58,8 +56,7 @@ impl Algorithm for Muon {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let variance = self.neuron.as_ref().map(|n| n.state(p, &self.common.view, blocks));
-        Ok([self.common.momentum(p)].into_iter().chain(variance).collect())
+        Ok(self.common.states(p, blocks, self.neuron.as_ref()))
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -102,11 +99,7 @@ impl Algorithm for Muon {
                 let Some(unit) = io.units.first() else {
                     return Ok(());
                 };
-                let update = kernels::Apply {
-                    rate: h[LR] * self.common.factor(unit.rows, unit.cols),
-                    decay: h[LR] * h[WEIGHT_DECAY],
-                    cautious: self.common.cautious,
-                };
+                let update = self.common.update(unit, h);
                 let units = io.units.iter().enumerate();
                 kernels::run(&update, &jobs(units.map(|(i, u)| Ok([u.param, io.area(U, i)?])))?);
                 Ok(())

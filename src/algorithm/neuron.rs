@@ -10,7 +10,7 @@
 use super::orthonormal::U;
 use crate::batch::Slab;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernels;
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
@@ -40,13 +40,7 @@ type Rows = Vec<(usize, usize)>;
 
 impl Neuron {
     pub(super) fn new(options: &Options, squares: BufferId) -> Result<Self> {
-        let shard = match options.word("norm_scope")?.unwrap_or("global") {
-            "global" => false,
-            "shard" => true,
-            other => {
-                return Err(Error::Value(format!("norm_scope must be 'global' or 'shard', got '{other}'")));
-            }
-        };
+        let shard = options.either("norm_scope", "global", "shard")?;
         let dtype = options.dtype("variance_dtype")?.or(options.dtype("state_dtype")?);
         Ok(Self { shard, dtype, squares })
     }
@@ -106,9 +100,10 @@ impl Neuron {
         })
     }
 
-    /// The part of V that belongs to a row of `U`, for every row in `rows`.
-    fn variances(io: &StageIo<'_>, i: usize, rows: &Rows) -> Vec<Slab> {
-        rows.iter().map(|(_, row)| io.units[i].state[VARIANCE].row(*row)).collect()
+    /// The rows of `U` that are normalized, with the V of each.
+    fn chosen(io: &StageIo<'_>, i: usize, rows: Rows) -> (Vec<usize>, Vec<Slab>) {
+        let variance = &io.units[i].state[VARIANCE];
+        rows.into_iter().map(|(row, own)| (row, variance.row(own))).unzip()
     }
 
     /// Sums of squares by neuron.
@@ -121,7 +116,7 @@ impl Neuron {
             let (length, _) = Self::sizes(io, i)?;
             let squares = io.slab(self.squares, i)?;
             squares.clear();
-            let chosen = rows(io, i)?.into_iter().map(|(row, _)| row).collect::<Vec<_>>();
+            let (chosen, _) = Self::chosen(io, i, rows(io, i)?);
             kernels::neuron_squares(&io.area(U, i)?, &chosen, length, &squares);
             Ok(())
         })
@@ -139,10 +134,8 @@ impl Neuron {
             let matrix = io.class.inner.len() == 2;
             let length = if matrix { io.units[i].cols } else { io.class.inner[io.class.inner.len() - 1] };
             let (squares, totals) = (io.slab(self.squares, i)?, io.slab(self.squares + 1, i)?);
-            let rows = rows(io, i)?;
-            let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
-            let update = kernels::NeuronVariance { beta2, length, group };
-            update.run(&squares, &numbers, &Self::variances(io, i, &rows), &totals);
+            let (chosen, variances) = Self::chosen(io, i, rows(io, i)?);
+            kernels::NeuronVariance { beta2, length, group }.run(&squares, &chosen, &variances, &totals);
             Ok(())
         })
     }
@@ -156,10 +149,8 @@ impl Neuron {
         (0..io.units.len()).try_for_each(|i| {
             let (length, group) = Self::sizes(io, i)?;
             let totals = io.slab(self.squares + 1, i)?;
-            let rows = rows(io, i)?;
-            let numbers: Vec<usize> = rows.iter().map(|(row, _)| *row).collect();
-            let variances = Self::variances(io, i, &rows);
-            kernels::normalize_neurons(&io.area(U, i)?, &numbers, length, group, &variances, &totals);
+            let (chosen, variances) = Self::chosen(io, i, rows(io, i)?);
+            kernels::normalize_neurons(&io.area(U, i)?, &chosen, length, group, &variances, &totals);
             Ok(())
         })
     }

@@ -4,15 +4,17 @@
 use tch::Tensor;
 
 use super::flops;
-use crate::batch::Area;
+use super::neuron::Neuron;
 use crate::dtype::{DType, product_dtype};
 use crate::error::Result;
+use crate::hyper::Hyper;
+use crate::kernels;
 use crate::linalg::adjust::AdjustLr;
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::options::Options;
 use crate::plan::{BufferId, Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec};
-use crate::stage::{StageIo, orthogonality_error};
+use crate::stage::{StageIo, UnitIo, orthogonality_error};
 use crate::view::View;
 
 /// The settings that it reads, beside those of the view and of the orthonormalization.
@@ -40,7 +42,7 @@ pub(super) const SCRATCH: BufferId = 1;
 #[derive(Debug)]
 pub(super) struct Orthonormal {
     pub(super) view: View,
-    pub(super) cautious: bool,
+    cautious: bool,
     adjust: AdjustLr,
     orthonormalizer: Orthonormalizer,
     momentum_dtype: Option<DType>,
@@ -59,18 +61,16 @@ impl Orthonormal {
         })
     }
 
-    /// The factor of `lr` for a block.
-    pub(super) fn factor(&self, rows: usize, cols: usize) -> f64 {
-        self.adjust.factor(rows as u64, cols as u64)
-    }
-
     /// The type in which matrices of a parameter are orthonormalized.
     pub(super) fn product(&self, param: DType) -> DType {
         self.orth_dtype.unwrap_or_else(|| product_dtype(param))
     }
 
-    pub(super) fn momentum(&self, p: &ParamSpec) -> StateSpec {
-        StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype))
+    /// The momentum, and V where neurons are normalized.
+    pub(super) fn states(&self, p: &ParamSpec, blocks: &[Block], neuron: Option<&Neuron>) -> Vec<StateSpec> {
+        let momentum = StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype));
+        let variance = neuron.map(|n| n.state(p, &self.view, blocks));
+        [momentum].into_iter().chain(variance).collect()
     }
 
     /// The program with memory for the orthonormalization of matrices `rows × cols`.
@@ -104,9 +104,13 @@ impl Orthonormal {
         Ok(())
     }
 
-    /// Parameters, gradients and momenta of all units.
-    pub(super) fn gradients(io: &StageIo<'_>) -> impl Iterator<Item = Result<[Area; 2]>> {
-        io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]]))
+    /// The last step: decay and `X ← X - lr·s·U`.
+    pub(super) fn update(&self, unit: &UnitIo, h: &Hyper) -> kernels::Apply {
+        kernels::Apply {
+            rate: h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64),
+            decay: h[LR] * h[WEIGHT_DECAY],
+            cautious: self.cautious,
+        }
     }
 
     /// What `explain()` says, for an orthonormalization of `size` of each block.
@@ -124,7 +128,7 @@ impl Orthonormal {
         let whole_flops: f64 = blocks.iter().map(whole).sum();
         Description {
             view: self.view.phrase(p),
-            lr_factor: blocks.first().map_or(1.0, |b| self.factor(b.rows, b.cols)),
+            lr_factor: blocks.first().map_or(1.0, |b| self.adjust.factor(b.rows as u64, b.cols as u64)),
             rank: None,
             flops: whole_flops + flops(8 * blocks.iter().map(Block::numel).sum::<usize>()),
             whole_flops,

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use crate::spec::{Cut, Side};
 
 use super::bucket::Bucket;
-use super::member::side_index;
 use super::program::{BufferSpec, ProgramOp, Target};
 
 /// How a buffer comes to be whole along one axis.
@@ -36,11 +35,11 @@ pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
 pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, Way)> {
     let mut ways = Vec::new();
     if let Some(side) = spec.summed {
-        ways.extend(bucket.sides[side_index(side)].1.iter().rev().map(|&a| (a, Way::Summed(side))));
+        ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, Way::Summed(side))));
     }
     for cut in spec.cuts {
         if let Cut::With(side) | Cut::Spread(side) = cut {
-            ways.extend(bucket.sides[side_index(side)].1.iter().rev().map(|&a| (a, Way::Cut(side))));
+            ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, Way::Cut(side))));
         }
     }
     let averaged = |a: usize| bucket.axes[a].pending && spec.linear && bucket.gradient.is_none();

@@ -6,7 +6,7 @@ use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
 use crate::spec::{Cut, Side, UnitShape};
 
 use super::assign::Loads;
-use super::member::{Member, side_index};
+use super::member::Member;
 use super::place::{Extent, Piece};
 use super::program::{BufferSpec, Program};
 
@@ -93,11 +93,11 @@ impl Bucket {
         match spec.cuts[d] {
             Cut::Whole => 0..length,
             Cut::With(side) => {
-                let (extent, (cutters, _)) = (unit.extent(side), &self.sides[side_index(side)]);
-                extent.clip(cutters.span(extent.dim, depth[side_index(side)]))
+                let (extent, (cutters, _)) = (unit.extent(side), &self.sides[side.index()]);
+                extent.clip(cutters.span(extent.dim, depth[side.index()]))
             }
             Cut::Spread(side) => {
-                let (start, len) = self.sides[side_index(side)].0.span(length, depth[side_index(side)]);
+                let (start, len) = self.sides[side.index()].0.span(length, depth[side.index()]);
                 start..start + len
             }
         }
@@ -113,7 +113,7 @@ impl Bucket {
         depth: [usize; 2],
         (side, level, peer): (Side, usize, usize),
     ) -> std::ops::Range<usize> {
-        let cutters = &self.sides[side_index(side)].0;
+        let cutters = &self.sides[side.index()].0;
         match spec.cuts[d] {
             Cut::With(own) if own == side => {
                 let extent = unit.extent(side);
@@ -326,7 +326,7 @@ fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
     let length = [spec.rows, spec.cols][d];
     match spec.cuts[d] {
         Cut::With(side) | Cut::Spread(side) if !spec.shared => {
-            let axes = &bucket.sides[side_index(side)].1;
+            let axes = &bucket.sides[side.index()].1;
             axes.iter().fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
         }
         _ => length,

@@ -9,7 +9,6 @@ use crate::spec::{Cut, Side};
 
 use super::assign::{Way, ways};
 use super::bucket::{Bucket, Unit};
-use super::member::side_index;
 use super::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
 
 /// What this process holds of a buffer.
@@ -191,7 +190,7 @@ impl Writer<'_> {
                 for (axis, way) in ways(bucket, &spec) {
                     let kind = match (way, at(axis)) {
                         (Way::Cut(side), Some(at)) => {
-                            let level = self.held[buffer].depth[side_index(side)] - 1;
+                            let level = self.held[buffer].depth[side.index()] - 1;
                             HopKind::Deal { side, level, at }
                         }
                         (Way::Summed(_), Some(at)) => HopKind::ReduceDeal { how: Reduction::Sum, at },
@@ -213,7 +212,7 @@ impl Writer<'_> {
                     let Some(at) = at(axis) else { continue };
                     let kind = match way {
                         Way::Cut(side) => {
-                            HopKind::Undeal { side, level: self.held[buffer].depth[side_index(side)], at }
+                            HopKind::Undeal { side, level: self.held[buffer].depth[side.index()], at }
                         }
                         _ => HopKind::Collect { at, exact: sparse(bucket, at) },
                     };
@@ -227,7 +226,7 @@ impl Writer<'_> {
                         Way::Summed(_) => HopKind::AllReduce { how: Reduction::Sum },
                         Way::Averaged => HopKind::AllReduce { how: Reduction::Avg },
                         Way::Cut(side) if spec.cuts.contains(&Cut::Spread(side)) => {
-                            let level = self.held[buffer].depth[side_index(side)] - 1;
+                            let level = self.held[buffer].depth[side.index()] - 1;
                             HopKind::Gather { side, level }
                         }
                         Way::Cut(_) | Way::Copied => continue,
@@ -247,7 +246,7 @@ impl Writer<'_> {
         let mut after = before.clone();
         match kind {
             HopKind::Deal { side, level, at } => {
-                after.depth[side_index(side)] = level;
+                after.depth[side.index()] = level;
                 after.units = owned(bucket, &before.units, at);
             }
             HopKind::ReduceDeal { at, .. } => after.units = owned(bucket, &before.units, at),
@@ -256,11 +255,11 @@ impl Writer<'_> {
                 after.units = owned(bucket, &before.units, at);
             }
             HopKind::Undeal { side, level, at } => {
-                after.depth[side_index(side)] = level + 1;
+                after.depth[side.index()] = level + 1;
                 after.units = shared(bucket, at);
             }
             HopKind::Collect { at, .. } => after.units = shared(bucket, at),
-            HopKind::Gather { side, level } => after.depth[side_index(side)] = level,
+            HopKind::Gather { side, level } => after.depth[side.index()] = level,
             HopKind::AllReduce { .. } => {}
         }
         self.held[buffer] = after.clone();
@@ -290,12 +289,12 @@ impl Writer<'_> {
 fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: HopKind) -> Result<()> {
     use Placement::{Dealt, Partial, Replicate, Shard};
     let (from, to) = match kind {
-        HopKind::Deal { side, .. } => (Shard(side_index(side)), Dealt),
-        HopKind::Undeal { side, .. } => (Dealt, Shard(side_index(side))),
+        HopKind::Deal { side, .. } => (Shard(side.index()), Dealt),
+        HopKind::Undeal { side, .. } => (Dealt, Shard(side.index())),
         HopKind::ReduceDeal { how, .. } => (Partial(how), Dealt),
         HopKind::Slice => (Replicate, Dealt),
         HopKind::Collect { .. } => (Dealt, Replicate),
-        HopKind::Gather { side, .. } => (Shard(side_index(side)), Replicate),
+        HopKind::Gather { side, .. } => (Shard(side.index()), Replicate),
         HopKind::AllReduce { how } => (Partial(how), Replicate),
     };
     let ranks = bucket.axes[axis].axis.ranks.len();

@@ -6,15 +6,6 @@ use crate::spec::{ParamSpec, Side};
 
 use super::place::{LocalState, Piece};
 
-/// Index of a side in an array of two.
-#[must_use]
-pub(super) fn side_index(side: Side) -> usize {
-    match side {
-        Side::Rows => 0,
-        Side::Cols => 1,
-    }
-}
-
 /// A parameter with all that the plan knows of it.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -46,7 +37,7 @@ impl Member {
             if algorithm.flat() || self.whole == Some(side) {
                 return 1;
             }
-            Cutters::of(&self.layout, algorithm.leading(&self.spec) + side_index(side)).0.ways()
+            Cutters::of(&self.layout, algorithm.leading(&self.spec) + side.index()).0.ways()
         })
     }
 }

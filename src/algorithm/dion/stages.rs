@@ -2,7 +2,6 @@
 
 use tch::Tensor;
 
-use super::super::orthonormal::Orthonormal;
 use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
 use crate::error::Result;
 use crate::hyper::Hyper;
@@ -144,7 +143,7 @@ impl Dion {
         };
         let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
         if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
-            kernels::run(&add, &jobs(Orthonormal::gradients(io))?);
+            kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
         } else {
             let units = io.units.iter().enumerate();
             let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));

@@ -1,6 +1,6 @@
 //! The stages of Dion2 on one bucket.
 
-use super::super::orthonormal::{LR, MOMENTUM, Orthonormal, SCRATCH, U, WEIGHT_DECAY};
+use super::super::orthonormal::{MOMENTUM, SCRATCH, U};
 use super::{CHOSEN, Dion2, SCORES, SUBMATRIX, SUMS, Selection};
 use crate::error::Result;
 use crate::hyper::Hyper;
@@ -18,7 +18,7 @@ impl Dion2 {
         if !selection.global {
             return Ok(chosen.into_iter().enumerate().map(|(to, from)| (from, to)).collect());
         }
-        let d = usize::from(selection.side == Side::Cols);
+        let d = selection.side.index();
         let (first, stored) = (io.origin(U, i)?[d], io.shape(U, i)?[d]);
         let here = chosen.into_iter().filter_map(|k| k.checked_sub(first).filter(|k| *k < stored));
         Ok(here.map(|k| (k, k)).collect())
@@ -26,7 +26,7 @@ impl Dion2 {
 
     pub(super) fn prepare(io: &StageIo<'_>, side: Side) -> Result<()> {
         let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
-        kernels::run(&add, &jobs(Orthonormal::gradients(io))?);
+        kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
         (0..io.units.len()).try_for_each(|i| {
             kernels::absolute_sums(&io.units[i].state[MOMENTUM], side, &io.slab(SUMS, i)?);
             Ok(())
@@ -38,7 +38,7 @@ impl Dion2 {
         (0..io.units.len()).try_for_each(|i| {
             let (sums, scores) = (io.slab(SUMS, i)?, io.slab(SCORES, i)?);
             scores.clear();
-            sums.copy_to(&scores.part(io.origin(SUMS, i)?[usize::from(side == Side::Cols)], sums.len()));
+            sums.copy_to(&scores.part(io.origin(SUMS, i)?[side.index()], sums.len()));
             Ok(())
         })
     }
@@ -85,11 +85,7 @@ impl Dion2 {
     pub(super) fn apply(&self, io: &StageIo<'_>, selection: &Selection, h: &Hyper) -> Result<()> {
         (0..io.units.len()).try_for_each(|i| {
             let unit = &io.units[i];
-            let update = kernels::Apply {
-                rate: h[LR] * self.common.factor(unit.rows, unit.cols),
-                decay: h[LR] * h[WEIGHT_DECAY],
-                cautious: self.common.cautious,
-            };
+            let update = self.common.update(unit, h);
             let pairs = Self::pairs(io, i, selection)?;
             kernels::put(&unit.param, selection.side, &pairs, &io.area(U, i)?, &update);
             Ok(())
