@@ -1,4 +1,6 @@
-"""Optimizers for PyTorch with a Rust core: Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion.
+"""Optimizers for PyTorch with a Rust core.
+
+Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion, Lamb, Adafactor, CAME.
 
 Swap one in for a ``torch.optim`` class::
 
@@ -19,9 +21,12 @@ from oxidion import _oxidion, functional, qk_clip  # noqa: E402
 from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
+from oxidion.optim.adafactor import Adafactor  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
+from oxidion.optim.came import CAME  # noqa: E402
 from oxidion.optim.dion import Dion  # noqa: E402
 from oxidion.optim.dion2 import Dion2  # noqa: E402
+from oxidion.optim.lamb import Lamb  # noqa: E402
 from oxidion.optim.lion import Lion  # noqa: E402
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig  # noqa: E402
 from oxidion.optim.muon import Muon  # noqa: E402
@@ -31,11 +36,14 @@ from oxidion.optim.normuon import NorMuon  # noqa: E402
 Dion3 = NorDion2
 
 __all__ = [
+    "CAME",
+    "Adafactor",
     "AdamW",
     "Dion",
     "Dion2",
     "Dion3",
     "DionMixedPrecisionConfig",
+    "Lamb",
     "LayoutError",
     "Lion",
     "Muon",

@@ -40,6 +40,7 @@ class OxOptimizer(Stepper, Optimizer):
 
     ALGORITHM: ClassVar[str]
     MATRIX: ClassVar[bool] = True
+    COMMUNICATES: ClassVar[bool] = True
     SCHEMA: ClassVar[dict[str, Field]]
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
 
@@ -47,6 +48,8 @@ class OxOptimizer(Stepper, Optimizer):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "MATRIX" in cls.__dict__ and "COMMUNICATES" not in cls.__dict__:
+            cls.COMMUNICATES = cls.MATRIX
         if "ALGORITHM" in cls.__dict__:
             OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
 
@@ -59,7 +62,7 @@ class OxOptimizer(Stepper, Optimizer):
         defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = _validate.dtype_name(dtype, "state_dtype")
-        if "beta1" in self.SCHEMA and _validate.is_pair(defaults["betas"]):
+        if "beta2" in self.SCHEMA and _validate.is_pair(defaults["betas"]):
             defaults["beta1"], defaults["beta2"] = defaults["betas"]
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
@@ -84,12 +87,15 @@ class OxOptimizer(Stepper, Optimizer):
         """
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
-            _schema.spell(param_group, self.defaults)
+            schemas = self._schemas()
+            _schema.spell(param_group, self.defaults, self.SCHEMA, schemas)
+            _schema.settle_kinds(param_group, self.SCHEMA, schemas)
             self._check(param_group, number)
         super().add_param_group(param_group)
         try:
             _schema.complete(param_group, self.defaults, self._schemas())
             self._check(param_group, number)
+            self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
             self._check_params(param_group, number)
             _schema.mirror_betas(self.param_groups, self._last_betas)
         except BaseException:
@@ -99,8 +105,18 @@ class OxOptimizer(Stepper, Optimizer):
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
-        schema = _schema.COMMON | self.SCHEMA | schemas.get(group.get("algorithm", self.ALGORITHM), {})
+        schema = (
+            self.SCHEMA | _schema.COMMON | schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
+        )
         _validate.check_group(group, schema, _schema.known_keys(schemas), f"group {number}")
+
+    @classmethod
+    def check_together(cls, group: dict[str, Any], where: str) -> None:
+        """Checks the settings of a complete group that exclude or need each other; most classes have none.
+
+        Raises:
+            ValueError: for settings that do not go together.
+        """
 
     def _check_params(self, group: dict[str, Any], number: int) -> None:
         matrix = self._registry[group["algorithm"]].MATRIX
@@ -147,8 +163,8 @@ class OxOptimizer(Stepper, Optimizer):
 
     @override
     def _communicates(self) -> bool:
-        matrix = any(self._registry[group["algorithm"]].MATRIX for group in self.param_groups)
-        return matrix or bool(self._meshes.pending)
+        own = any(self._registry[group["algorithm"]].COMMUNICATES for group in self.param_groups)
+        return own or bool(self._meshes.pending)
 
     def init_state(self) -> None:
         """Allocates the state of every parameter, with or without a gradient; what is there stays."""
@@ -194,7 +210,7 @@ class OxOptimizer(Stepper, Optimizer):
         self._last_betas = {}
         self._forget()
         for group in self.param_groups:
-            if "betas" not in group and "beta1" in group:
+            if "betas" not in group and "beta2" in group:
                 group["betas"] = (group["beta1"], group["beta2"])
             for key, value in self.defaults.items():
                 group.setdefault(key, value)

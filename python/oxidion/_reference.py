@@ -22,6 +22,7 @@ from torch import Tensor
 
 from oxidion._matrices import bases, matrices, neurons, stack
 from oxidion._orthogonalize import epsilon_of, lr_factor, orthogonalize, strongest
+from oxidion._reference_factored import adafactor_step, came_step, lamb_step
 
 State = dict[str, Tensor]
 Group = Mapping[str, Any]
@@ -285,5 +286,8 @@ REFERENCE: dict[str, Step] = {
     "normuon": _packed(normuon_step),
     "adamw": adamw_step,
     "lion": lion_step,
+    "lamb": lamb_step,
+    "adafactor": adafactor_step,
+    "came": came_step,
 }
 """The naive step of each algorithm, by the name that a parameter group gives."""

@@ -48,16 +48,40 @@ def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
     return FOREIGN_KEYS.union(COMMON, *schemas.values())
 
 
-def spell(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+def settle_kinds(
+    group: dict[str, Any], own: Mapping[str, Field], schemas: Mapping[str, Mapping[str, Field]]
+) -> None:
+    """Gives a group its algorithm's defaults where the class's are of another kind.
+
+    ``eps`` is a number in one algorithm and two in another, ``beta1`` a mirror of ``betas`` or a setting of
+    its own: what the class has as its default would say nothing there.
+    """
+    schema = schemas.get(group.get("algorithm", ""), own)
+    for key, field in schema.items():
+        same = own.get(key, own.get(SPELLINGS.get(key, ""), COMMON.get(key, field)))
+        if same.wanted != field.wanted:
+            group.setdefault(key, field.default)
+
+
+def spell(
+    group: dict[str, Any],
+    defaults: Mapping[str, Any],
+    own_schema: Mapping[str, Field],
+    schemas: Mapping[str, Mapping[str, Field]],
+) -> None:
     """Turns other spellings of keys into the class's own; completes betas given in one form."""
+    schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
-        if own in defaults and other in group:
+        alien = other in schema and own in own_schema and schema[other].wanted != own_schema[own].wanted
+        if own in defaults and other in group and not alien:
             group[own] = group.pop(other)
+    if not mirrors_betas(schema):
+        return
     betas = group.get("betas")
     first, second = group.get("beta1"), group.get("beta2")
     if "beta1" not in defaults or (betas is None and first is None and second is None):
         return
-    default = defaults["betas"]
+    default = defaults["betas"] if _validate.is_pair(defaults.get("betas")) else schema["betas"].default
     if betas is None:
         group["betas"] = (default[0] if first is None else first, default[1] if second is None else second)
     elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
@@ -66,16 +90,32 @@ def spell(group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
         group["beta1"], group["beta2"] = group["betas"]
 
 
+def mirrors_betas(schema: Mapping[str, Field]) -> bool:
+    """Whether an algorithm's groups have ``beta1`` and ``beta2`` beside ``betas``, not as their own."""
+    return "betas" in schema and _validate.is_pair(schema["betas"].default)
+
+
 def complete(
     group: dict[str, Any], defaults: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Field]]
 ) -> None:
-    """Fills in the keys that the group's algorithm needs and the class's defaults lack."""
-    for key, field in {**COMMON, **schemas.get(group["algorithm"], {})}.items():
+    """Fills in the keys that the group's algorithm needs and the class's defaults lack.
+
+    Keys of the class that mean something else to the algorithm go.
+    """
+    schema = schemas.get(group["algorithm"], {})
+    for key, field in {**COMMON, **schema}.items():
         mirrored = key in ("beta1", "beta2") and "beta1" not in defaults
         if SPELLINGS.get(key) not in group and not mirrored:
             group.setdefault(key, field.default)
-    if group.get("betas") is None and group.get("beta1") is not None:
+    if mirrors_betas(schema) and group.get("betas") is None and group.get("beta1") is not None:
         group["betas"] = (group["beta1"], group["beta2"])
+    alien = [
+        key for key, other in SPELLINGS.items() if key not in schema and other in schema and other in group
+    ]
+    if schema and not mirrors_betas(schema):
+        alien += [key for key in ("betas", "beta1", "beta2") if key not in schema]
+    for key in alien:
+        group.pop(key, None)
 
 
 def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]]) -> None:
@@ -86,7 +126,7 @@ def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]])
         last: the betas of each group at the last call, kept by the caller.
     """
     for group in groups:
-        if "beta1" not in group:
+        if "beta2" not in group:
             continue
         number = id(group)
         pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])

@@ -121,13 +121,26 @@ def _reference_step(
     step(target, grad, state, group)
 
 
+def _with_norms(twin: OxOptimizer) -> list[dict[str, Any]]:
+    """The groups, with the norm of all gradients where a group limits it."""
+    from oxidion._reference_factored import grad_norm
+
+    groups = []
+    for group in twin.param_groups:
+        if group.get("max_grad_norm") is not None:
+            grads = [_mean(twin, param.grad) for param in group["params"] if param.grad is not None]
+            group = {**group, "grad_norm": grad_norm(grads)}
+        groups.append(group)
+    return groups
+
+
 def verify(optimizer: OxOptimizer) -> Table:
     """The table of ``OxOptimizer.verify``."""
     twin = _twin(optimizer)
     twin.init_state()
     plan = twin.plan()
     params = _state.parameters(twin.param_groups)
-    groups = [group for group in twin.param_groups for _ in group["params"]]
+    groups = [group for group in _with_norms(twin) for _ in group["params"]]
     rows = []
     for row, specs, param, group in zip(plan.rows(), plan.state_specs(), params, groups, strict=True):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}

@@ -18,6 +18,9 @@ from oxidion._oxidion import LayoutError, Plan, fill_normal
 LARGE = 1 << 21
 """Bytes from which a state is worth a mapping of its own: a huge page."""
 
+MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
+"""Roles without which a state is that of another algorithm."""
+
 Names = Mapping[str, Mapping[str, str]]
 
 
@@ -47,7 +50,7 @@ def materialise(
         own = state[param] if specs else {}
         public = names.get(algorithm, {})
         roles = [spec["role"] for spec in specs]
-        moments = [public.get(role, role) for role in roles if role in ("momentum", "variance")]
+        moments = [public.get(role, role) for role in roles if role in MOMENTS]
         if "step" in roles and not all(key in own for key in moments):
             # What is there belongs to another algorithm: its moments would be taken for this one's.
             own.clear()
@@ -61,6 +64,11 @@ def materialise(
                     done = value if value is not None else (0 if fresh else steps_taken)
                     own[key] = torch.tensor(float(done), dtype=torch.float32)
             elif value is None:
+                if not fresh and spec["role"] in ("mean", "res_mean"):
+                    raise ValueError(
+                        f"the state of a parameter of shape {tuple(param.shape)} has factors but no {key!r}: "
+                        "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
+                    )
                 own[key] = as_state(_start(spec, index), param, spec)
             elif not lies_right(value, param, spec):
                 raise LayoutError(

@@ -55,18 +55,63 @@ def beta(default: float | None) -> Field:
     return Field(default, "a number >= 0 and < 1", lambda v: v is None or _is_beta(v))
 
 
+def _has_length(value: object, length: int) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == length
+
+
 def is_pair(value: object) -> bool:
     """Whether the value is a tuple or list of two."""
-    return isinstance(value, (tuple, list)) and len(value) == 2
+    return _has_length(value, 2)
 
 
-def betas(default: tuple[float, float]) -> Field:
-    """A pair of decay rates."""
+_COUNTS = {2: "two", 3: "three"}
+
+
+def betas(default: tuple[float, ...]) -> Field:
+    """As many decay rates as the default has."""
 
     def check(value: object) -> bool:
-        return is_pair(value) and all(_is_beta(b) for b in value)  # type: ignore[attr-defined]
+        return _has_length(value, len(default)) and all(_is_beta(b) for b in value)  # type: ignore[attr-defined]
 
-    return Field(default, "two numbers >= 0 and < 1", check)
+    return Field(default, f"{_COUNTS[len(default)]} numbers >= 0 and < 1", check)
+
+
+def numbers(default: tuple[float, ...]) -> Field:
+    """As many finite numbers of at least 0 as the default has."""
+    single = number(0.0)
+
+    def check(value: object) -> bool:
+        return _has_length(value, len(default)) and all(map(single.check, value))  # type: ignore[call-overload]
+
+    return Field(default, f"{_COUNTS[len(default)]} finite numbers >= 0", check)
+
+
+def interval() -> Field:
+    """None, or the ends of an interval of numbers that are not negative."""
+    ends = numbers((0.0, 0.0))
+
+    def check(value: object) -> bool:
+        if value is None or not ends.check(value):
+            return value is None
+        low, high = (float(end) for end in value)  # type: ignore[attr-defined]
+        return low <= high and high > 0.0
+
+    return Field(None, "None or two finite numbers (low, high) with 0 <= low <= high and high > 0", check)
+
+
+def optional(field: Field, default: Any = None) -> Field:
+    """The same, or None."""
+    return Field(default, f"{field.wanted}, or None", lambda v: v is None or field.check(v))
+
+
+def exponent(default: float) -> Field:
+    """A finite number of at most 0."""
+
+    def check(value: object) -> bool:
+        x = _as_number(value)
+        return x is not None and math.isfinite(x) and x <= 0.0
+
+    return Field(default, "a finite number <= 0", check)
 
 
 def count(default: int | None, low: int = 1, *, optional: bool = False) -> Field:

@@ -1,0 +1,106 @@
+"""Adafactor with the signature of fairseq and transformers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from typing_extensions import override
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._validate import Field
+from oxidion.optim._names import TORCH_NAMES
+
+
+class Adafactor(OxOptimizer):
+    r"""Adafactor: the second moment as the product of two vectors (Shazeer & Stern 2018, arXiv:1804.04235).
+
+    With :math:`\beta_2 = 1 - t^{d}` (``decay_rate`` d), :math:`s = g^2 + \epsilon_1` and, over the last two
+    dimensions of a parameter that has them, R and C the averages of s along rows and columns:
+
+    .. math::
+        R \leftarrow \beta_2 R + (1-\beta_2) \bar s_{i\cdot}, \quad
+        C \leftarrow \beta_2 C + (1-\beta_2) \bar s_{\cdot j}, \quad
+        u = g / \sqrt{R C^\top / \bar R}, \\
+        u \leftarrow \frac{u}{\max(1, \mathrm{RMS}(u)/\mathrm{clip})}, \qquad
+        x \leftarrow (1 - a \lambda) x - a u, \qquad a = \rho \max(\epsilon_2, \mathrm{RMS}(x))
+
+    :math:`\rho` is ``lr`` or :math:`\min(10^{-2}, t^{-1/2})`. RMS is that of the whole parameter, however it
+    is sharded. Vectors and scalars keep the whole second moment.
+
+    State: ``exp_avg_sq_row`` (shape without the last dimension), ``exp_avg_sq_col`` (without the last but
+    one), ``exp_avg_sq_mean`` (without both), or ``exp_avg_sq``; ``exp_avg`` with ``beta1``; ``step``.
+    Parameters and state are written in place. A non-finite gradient makes its parameter NaN, no other.
+
+    Args:
+        lr: step size; must be None with ``relative_step`` and a number without.
+        eps: what is added to the squared gradient, and the least scale of a parameter.
+        clip_threshold: largest RMS of an update before it is scaled.
+        decay_rate: exponent of the second moment's decay rate, not above 0.
+        beta1: averages the finished steps; None keeps no momentum.
+        weight_decay: decay per unit of the step size.
+        scale_parameter: scale the step size by the parameter's RMS.
+        relative_step: step size from the number of steps instead of ``lr``.
+        warmup_init: with ``relative_step``: at most ``1e-6 t``.
+
+    Arguments that are not named here are those of ``OxOptimizer``.
+
+    Raises:
+        ValueError: for hyper-parameters out of range, ``lr`` with ``relative_step``, neither of them, and
+            ``warmup_init`` without ``relative_step``.
+    """
+
+    ALGORITHM = "adafactor"
+    MATRIX = False
+    COMMUNICATES = True
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "lr": _validate.optional(_validate.number(1e-3)),
+        "eps": _validate.numbers((1e-30, 1e-3)),
+        "clip_threshold": _validate.number(1.0, open_low=True),
+        "decay_rate": _validate.exponent(-0.8),
+        "beta1": _validate.optional(_validate.beta(None)),
+        "scale_parameter": _validate.flag(True),
+        "relative_step": _validate.flag(True),
+        "warmup_init": _validate.flag(False),
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-3),
+        clip_threshold: float = 1.0,
+        decay_rate: float = -0.8,
+        beta1: float | None = None,
+        weight_decay: float = 0.0,
+        scale_parameter: bool = True,
+        relative_step: bool = True,
+        warmup_init: bool = False,
+        *,
+        cautious_wd: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        super().__init__(params, defaults(locals(), self.SCHEMA))
+
+    @classmethod
+    @override
+    def check_together(cls, group: dict[str, Any], where: str) -> None:
+        """As in transformers; moreover ``lr`` has to be given where the step is not relative."""
+        if group["relative_step"] and group["lr"] is not None:
+            raise ValueError(
+                f"lr must be None with relative_step=True, got {group['lr']!r} ({where}): give it with "
+                "relative_step=False"
+            )
+        if not group["relative_step"] and group["lr"] is None:
+            raise ValueError(f"lr must be a finite number >= 0 with relative_step=False, got None ({where})")
+        if group["warmup_init"] and not group["relative_step"]:
+            raise ValueError(f"warmup_init=True requires relative_step=True ({where})")

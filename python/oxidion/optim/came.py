@@ -1,0 +1,78 @@
+"""CAME with came-pytorch's signature."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer, defaults
+from oxidion._validate import Field
+from oxidion.optim._names import TORCH_NAMES
+
+
+class CAME(OxOptimizer):
+    r"""CAME: Adafactor with momentum divided by its own instability (Luo et al. 2023, arXiv:2307.02047).
+
+    With :math:`s = g^2 + \epsilon_1` and, over the last two dimensions of a parameter that has them, R and C
+    the moving averages (:math:`\beta_2`) of s along rows and columns:
+
+    .. math::
+        u = g / \sqrt{R C^\top / \bar R}, \quad u \leftarrow u / \max(1, \mathrm{RMS}(u)/\mathrm{clip}), \quad
+        m \leftarrow \beta_1 m + (1-\beta_1) u, \\
+        q = (u - m)^2 + \epsilon_2, \quad R_q, C_q \text{ as R and C of } q \text{ with } \beta_3, \quad
+        x \leftarrow (1 - \mathrm{lr}\,\lambda) x - \mathrm{lr}\, m / \sqrt{R_q C_q^\top / \bar R_q}
+
+    RMS is that of the whole parameter, however it is sharded. Vectors and scalars keep the whole second
+    moment and step by m. Nothing is debiased: the first update of a matrix has an RMS of 11.1 ``lr`` with the
+    default ``betas``, so warm the learning rate up.
+
+    State: ``exp_avg``; ``exp_avg_sq_row`` (shape without the last dimension), ``exp_avg_sq_col`` (without the
+    last but one), ``exp_avg_sq_mean`` (without both) and the same of ``exp_avg_res``, or ``exp_avg_sq``;
+    ``step``. Parameters and state are written in place. A non-finite gradient makes its parameter NaN, no
+    other.
+
+    Args:
+        lr: step size, to be given; a one-element tensor is allowed.
+        eps: what is added to the squared gradient and to the squared residual.
+        clip_threshold: largest RMS of the normalized gradient.
+        betas: decay rates of the momentum, of the second moment and of the instability.
+        weight_decay: decay per unit of ``lr``.
+
+    Arguments that are not named here are those of ``OxOptimizer``.
+
+    Raises:
+        ValueError: for hyper-parameters out of range, and where ``lr`` is not given.
+    """
+
+    ALGORITHM = "came"
+    MATRIX = False
+    COMMUNICATES = True
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        "eps": _validate.numbers((1e-30, 1e-16)),
+        "clip_threshold": _validate.number(1.0, open_low=True),
+        "betas": _validate.betas((0.9, 0.999, 0.9999)),
+    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-16),
+        clip_threshold: float = 1.0,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+        weight_decay: float = 0.0,
+        *,
+        cautious_wd: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        super().__init__(params, defaults(locals(), self.SCHEMA))
