@@ -1,4 +1,4 @@
-"""Every recorded trajectory of the orthonormal family, with AdamW and Lion groups, in all precisions."""
+"""Every recorded trajectory: the orthonormal family with AdamW and Lion groups, and Lamb, Adafactor, CAME."""
 
 from __future__ import annotations
 
@@ -97,6 +97,24 @@ def recorded_group(case: GoldenCase, index: int) -> dict[str, object]:
     return group
 
 
+NORM_CASES = golden_cases("Lamb", "Adafactor", "CAME")
+every_norm_case = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+
+
+def followed(case: GoldenCase, dtype: torch.dtype) -> dict[tuple[int, int], float]:
+    """Errors of updates by (parameter, step) where they were recorded."""
+    optimizer, params = case.build(dtype)
+    errors = {}
+    for step in range(case.steps):
+        for index, param in params.items():
+            param.grad = case.grad(step, index).to(dtype)
+        optimizer.step()
+        for index, param in params.items():
+            if (expected := case.update(index, step + 1)) is not None:
+                errors[index, step + 1] = update_relative_error(param, case.initial(index), expected)
+    return errors
+
+
 MUON_CASES = [case for case in CASES if case.cls != "Dion"]
 """Dion takes no bfloat16 products."""
 
@@ -171,3 +189,37 @@ def test_bfloat16_orthonormalisation_median_case_stays_within_4_percent() -> Non
         ]
         worst.append(max(last))
     assert statistics.median(worst) <= 4e-2, sorted(worst)
+
+
+def test_golden_table_has_every_setting_of_lamb_adafactor_and_came() -> None:
+    names = {case.name for case in NORM_CASES}
+    assert {f"lamb_{debias}_wd{wd}" for debias in ("moments", "step", "none") for wd in (0.0, 0.1)} <= names
+    assert {f"adafactor_{name}" for name in ("relative", "fixed_lr", "fixed_scaled", "beta1")} <= names
+    assert {"came_wd0.0", "came_wd0.05"} <= names
+
+
+@every_norm_case
+def test_reference_of_norms_and_factors_reproduces_the_recorded_run(case: GoldenCase) -> None:
+    recorded = 0
+    for index in case.indices:
+        param, state, group = case.initial(index), {}, case.reference_group(index)
+        for step in range(case.steps):
+            REFERENCE[str(group["algorithm"])](param, case.grad(step, index), state, group)
+            if (expected := case.update(index, step + 1)) is not None:
+                recorded += 1
+                assert update_relative_error(param, case.initial(index), expected) <= 1.2e-7, (index, step)
+    assert recorded == 3 * len(case.indices)
+
+
+@every_norm_case
+def test_float64_norms_and_factors_follow_the_recorded_run_within_1e_6(case: GoldenCase) -> None:
+    errors = followed(case, torch.float64)
+    assert len(errors) == 3 * len(case.indices)
+    assert {key: error for key, error in errors.items() if not error <= 1e-6} == {}
+
+
+@every_norm_case
+def test_float32_norms_and_factors_follow_the_recorded_run_within_2e_4(case: GoldenCase) -> None:
+    errors = followed(case, torch.float32)
+    assert len(errors) == 3 * len(case.indices)
+    assert {key: error for key, error in errors.items() if not error <= 2e-4} == {}
