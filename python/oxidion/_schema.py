@@ -103,16 +103,17 @@ def complete(
     Keys of the class that mean something else to the algorithm go.
     """
     schema = schemas.get(group["algorithm"], {})
+    pair = mirrors_betas(schema)
     for key, field in {**COMMON, **schema}.items():
-        mirrored = key in ("beta1", "beta2") and "beta1" not in defaults
+        mirrored = pair and key in ("beta1", "beta2") and "beta1" not in defaults
         if SPELLINGS.get(key) not in group and not mirrored:
             group.setdefault(key, field.default)
-    if mirrors_betas(schema) and group.get("betas") is None and group.get("beta1") is not None:
+    if pair and group.get("betas") is None and group.get("beta1") is not None:
         group["betas"] = (group["beta1"], group["beta2"])
     alien = [
         key for key, other in SPELLINGS.items() if key not in schema and other in schema and other in group
     ]
-    if schema and not mirrors_betas(schema):
+    if schema and not pair:
         alien += [key for key in ("betas", "beta1", "beta2") if key not in schema]
     for key in alien:
         group.pop(key, None)

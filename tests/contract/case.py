@@ -29,6 +29,9 @@ class Case:
         bad: Pairs of a hyper-parameter and a value that is refused, in the constructor and in a group.
         other: A second legal value of every hyper-parameter that a running optimizer reads at each step.
         kwargs: Arguments that make the tests exercise more than the defaults do.
+        required: Arguments without which the tests cannot run: an ``lr`` that the class has no default of.
+        decoupled: Whether decay adds ``-lr * weight_decay * x`` to the step, whatever else is in it.
+        factors: State keys of matrices that hold averages, by the dimensions that they average over.
     """
 
     cls: type[Optimizer]
@@ -39,6 +42,9 @@ class Case:
     bad: tuple[tuple[str, object], ...]
     other: Mapping[str, object]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    decoupled: bool = True
+    factors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.cls.__name__
@@ -65,7 +71,11 @@ class Case:
 
     def build(self, model: nn.Module, *, named: bool = False, **kwargs: object) -> Any:
         """Build the optimizer over `groups` of the model."""
-        return self.cls(self.groups(model, named=named), **{**self.kwargs, **kwargs})
+        return self.new(self.groups(model, named=named), **{**self.kwargs, **kwargs})
+
+    def new(self, params: Any, **kwargs: object) -> Any:
+        """Build the optimizer over ``params`` with these arguments and those that are required."""
+        return self.cls(params, **{**self.required, **kwargs})
 
     @property
     def float32_state(self) -> dict[str, Any]:
@@ -79,8 +89,25 @@ class Case:
 
     def on(self, *params: Tensor, **kwargs: object) -> Any:
         """Build the optimizer over the given parameters in one group, not strict: vectors are legal."""
-        return self.cls(list(params), **{**self.kwargs, "strict": False, **kwargs})
+        return self.new(list(params), **{**self.kwargs, "strict": False, **kwargs})
 
     def state_keys(self, param: Tensor) -> frozenset[str]:
         """State keys of a parameter of `build`."""
-        return self.state[self.algorithm if param.ndim >= 2 else self.vector_algorithm]
+        key = self.algorithm if param.ndim >= 2 else self.vector_algorithm
+        return self.state.get(f"{key}, vectors", self.state[key]) if param.ndim < 2 else self.state[key]
+
+    def state_shape(self, key: str, param: Tensor) -> tuple[int, ...]:
+        """Shape of a state of a parameter, other than Q."""
+        if key == "variance_neuron":
+            return (*param.shape[:-1], 1)
+        averaged = {param.ndim + dim for dim in self.factors.get(key, ())}
+        return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
+
+    def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
+        """Dtype of a state of a parameter of this dtype: averages over dimensions are float32 at least."""
+        return torch.promote_types(dtype, torch.float32) if key in self.factors else dtype
+
+    @property
+    def has_betas(self) -> bool:
+        """Whether the hyper-parameters include ``betas``."""
+        return "betas" in self.other

@@ -1,4 +1,4 @@
-"""The rows of the table: one for each class."""
+"""The rows of the table: one for each class, those with norms or factored moments apart."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EXTRA = frozenset(
 FAMILY = EXTRA | {"orth_dtype", "orth_method", "ns_coefficients", "ns_steps", "check_grad_sync"}
 
 _NOT_A_NON_NEGATIVE_NUMBER = (-1.0, NAN, INF, -INF)
-_BAD_LR_AND_DECAY = tuple(
+BAD_LR_AND_DECAY = tuple(
     (key, value) for key in ("lr", "weight_decay") for value in _NOT_A_NON_NEGATIVE_NUMBER
 )
-_BAD_BETAS = tuple(("betas", value) for value in ((-0.1, 0.9), (0.9, -0.1), (NAN, 0.9), (0.9, INF), (0.9,)))
+BAD_BETAS = tuple(("betas", value) for value in ((-0.1, 0.9), (0.9, -0.1), (NAN, 0.9), (0.9, INF), (0.9,)))
 _BAD_MATRIX = tuple((key, value) for key in ("mu", "epsilon") for value in (-0.1, NAN, INF))
 _BAD_ORTH = (("orth_method", "qr"), ("ns_steps", 0), ("ns_coefficients", "newton"))
 
@@ -54,8 +54,8 @@ CASES = (
             "lion": frozenset({"momentum"}),
         },
         bad=(
-            *_BAD_LR_AND_DECAY,
-            *_BAD_BETAS,
+            *BAD_LR_AND_DECAY,
+            *BAD_BETAS,
             *_BAD_MATRIX,
             *(("rank_fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             *(("rank_multiple_of", value) for value in (0, -1)),
@@ -88,7 +88,7 @@ CASES = (
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
             "lion": frozenset({"momentum"}),
         },
-        bad=(*_BAD_LR_AND_DECAY, *_BAD_BETAS, *_BAD_MATRIX, *_BAD_ORTH, ("adjust_lr", "arbitrary")),
+        bad=(*BAD_LR_AND_DECAY, *BAD_BETAS, *_BAD_MATRIX, *_BAD_ORTH, ("adjust_lr", "arbitrary")),
         other={
             "lr": 0.03,
             "mu": 0.5,
@@ -129,8 +129,8 @@ CASES = (
             "lion": frozenset({"momentum"}),
         },
         bad=(
-            *_BAD_LR_AND_DECAY,
-            *_BAD_BETAS,
+            *BAD_LR_AND_DECAY,
+            *BAD_BETAS,
             *_BAD_MATRIX,
             *_BAD_ORTH,
             ("adjust_lr", "arbitrary"),
@@ -178,8 +178,8 @@ CASES = (
             "lion": frozenset({"momentum"}),
         },
         bad=(
-            *_BAD_LR_AND_DECAY,
-            *_BAD_BETAS,
+            *BAD_LR_AND_DECAY,
+            *BAD_BETAS,
             *(("ef_decay", value) for value in (-0.1, NAN, INF)),
             *(("fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             ("selection_scope", "shard"),
@@ -223,8 +223,8 @@ CASES = (
             "lion": frozenset({"momentum"}),
         },
         bad=(
-            *_BAD_LR_AND_DECAY,
-            *_BAD_BETAS,
+            *BAD_LR_AND_DECAY,
+            *BAD_BETAS,
             *_BAD_MATRIX,
             *(("fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             ("selection_scope", "shard"),
@@ -254,8 +254,8 @@ CASES = (
         keyword_only=EXTRA | {"fused", "cautious_wd"},
         state={"adamw": frozenset({"step", "exp_avg", "exp_avg_sq"})},
         bad=(
-            *_BAD_LR_AND_DECAY,
-            *_BAD_BETAS,
+            *BAD_LR_AND_DECAY,
+            *BAD_BETAS,
             ("betas", (1.0, 0.9)),
             ("betas", (0.9, 1.0)),
             *(("eps", value) for value in (-0.1, NAN, INF)),
@@ -268,7 +268,7 @@ CASES = (
         positional=(("lr", 1e-4), ("betas", (0.9, 0.99)), ("weight_decay", 0.0)),
         keyword_only=EXTRA | {"cautious_wd"},
         state={"lion": frozenset({"exp_avg"})},
-        bad=(*_BAD_LR_AND_DECAY, *_BAD_BETAS),
+        bad=(*BAD_LR_AND_DECAY, *BAD_BETAS),
         other={"lr": 0.03, "betas": (0.1, 0.6), "weight_decay": 0.3},
     ),
 )

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .case import MATRIX_ALGORITHMS, STEP_KEYS, Case
-from .rows import CASES
+from .memory_rows import MEMORY_CASES
+from .rows import CASES as OTHER_CASES
 
 __all__ = [
     "CASES",
@@ -34,6 +35,7 @@ __all__ = [
     "set_grads",
 ]
 
+CASES = (*OTHER_CASES, *MEMORY_CASES)
 MATRIX_CASES = tuple(case for case in CASES if case.is_matrix)
 ELEMENTWISE_CASES = tuple(case for case in CASES if not case.is_matrix)
 

@@ -63,7 +63,7 @@ def test_params_of_any_iterable_form_are_taken_in_order(case: Case, form: str) -
         "named_generator": (pair for pair in (("first", first), ("second", second))),
         "dict_of_generator": [{"params": (p for p in (first, second))}],
     }[form]
-    optimizer = case.cls(params)
+    optimizer = case.new(params)
     held = params_of(optimizer)
     assert len(held) == 2
     assert held[0] is first
@@ -88,15 +88,15 @@ def test_groups_are_filled_with_the_defaults(case: Case) -> None:
 @every_case
 def test_empty_parameter_list_raises(case: Case) -> None:
     with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
-        case.cls([])
+        case.new([])
     with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
-        case.cls(p for p in ())
+        case.new(p for p in ())
 
 
 @every_case
 def test_empty_group_beside_a_filled_one_is_legal(case: Case) -> None:
     param = matrix()
-    optimizer = case.cls([{"params": []}, {"params": [param]}])
+    optimizer = case.new([{"params": []}, {"params": [param]}])
     set_grads([param], 0)
     before = param.detach().clone()
     optimizer.step()
@@ -106,52 +106,52 @@ def test_empty_group_beside_a_filled_one_is_legal(case: Case) -> None:
 @every_case
 def test_bare_tensor_raises_type_error(case: Case) -> None:
     with pytest.raises(TypeError, match="iterable of Tensors or dicts"):
-        case.cls(matrix())
+        case.new(matrix())
 
 
 @every_case
 @pytest.mark.parametrize("wrong", [["weight"], [3.0], [{"params": [None]}], [{"params": {1, 2}}]], ids=str)
 def test_params_of_wrong_type_raise_type_error(case: Case, wrong: Any) -> None:
     with pytest.raises(TypeError):
-        case.cls(wrong)
+        case.new(wrong)
 
 
 @every_case
 def test_duplicate_in_one_group_warns(case: Case) -> None:
     param = matrix()
     with pytest.warns(UserWarning, match="a parameter group with duplicate parameters"):
-        case.cls([param, param])
+        case.new([param, param])
 
 
 @every_case
 def test_duplicate_across_groups_raises(case: Case) -> None:
     param = matrix()
     with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
-        case.cls([{"params": param}, {"params": param}])
+        case.new([{"params": param}, {"params": param}])
 
 
 @every_case
 def test_non_leaf_parameter_raises(case: Case) -> None:
     with pytest.raises(ValueError, match="can't optimize a non-leaf Tensor"):
-        case.cls([matrix() * 2])
+        case.new([matrix() * 2])
 
 
 @every_case
 def test_named_and_unnamed_mixed_in_one_group_raises(case: Case) -> None:
     with pytest.raises(ValueError, match="all optimizer params should be with/without names"):
-        case.cls([("first", matrix()), matrix()])
+        case.new([("first", matrix()), matrix()])
 
 
 @every_case
 def test_named_and_unnamed_groups_raise(case: Case) -> None:
     with pytest.raises(ValueError, match="all optimizer param groups should be with/without names"):
-        case.cls([{"params": [matrix()]}, {"params": [("second", matrix())]}])
+        case.new([{"params": [matrix()]}, {"params": [("second", matrix())]}])
 
 
 @every_case
 def test_repr_lists_groups_without_parameters(case: Case) -> None:
     param = nn.Parameter(torch.full((40, 30), 123.5))
-    optimizer = case.cls([{"params": [param]}, {"params": [matrix()], "lr": 0.125}])
+    optimizer = case.new([{"params": [param]}, {"params": [matrix()], "lr": 0.125}])
     text = repr(optimizer)
     assert text == Optimizer.__repr__(optimizer)
     assert text.startswith(f"{case} (\nParameter Group 0\n")
@@ -166,22 +166,22 @@ def test_foreach_together_with_fused_raises(case: Case) -> None:
     parameters = inspect.signature(case.cls).parameters
     if "fused" not in parameters:
         with pytest.raises(TypeError, match="fused"):
-            case.cls([matrix()], fused=True)
+            case.new([matrix()], fused=True)
         return
     with pytest.raises(RuntimeError, match=r"fused.*foreach|foreach.*fused"):
-        case.cls([matrix()], foreach=True, fused=True)
+        case.new([matrix()], foreach=True, fused=True)
 
 
 @every_case
 def test_differentiable_raises(case: Case) -> None:
     with pytest.raises(RuntimeError, match="differentiable"):
-        case.cls([matrix()], differentiable=True)
+        case.new([matrix()], differentiable=True)
 
 
 @every_case
 def test_unknown_constructor_argument_raises(case: Case) -> None:
     with pytest.raises(TypeError, match="learning_rate"):
-        case.cls([matrix()], learning_rate=0.1)
+        case.new([matrix()], learning_rate=0.1)
 
 
 @every_case
@@ -189,7 +189,7 @@ def test_requires_grad_false_parameters_are_accepted_and_left_alone(case: Case) 
     frozen = nn.Parameter(torch.randn(4, 3), requires_grad=False)
     live = matrix()
     before = frozen.detach().clone()
-    optimizer = case.cls([frozen, live], weight_decay=0.5)
+    optimizer = case.new([frozen, live], weight_decay=0.5)
     set_grads([live], 0)
     optimizer.step()
     assert torch.equal(frozen, before)

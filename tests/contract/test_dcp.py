@@ -100,7 +100,9 @@ def test_zero_gradient_zero_lr_step_creates_state_only(
         assert set(state) == case.state_keys(param)
         for key, value in state.items():
             assert bool(value.isfinite().all()), key
-            assert key in STEP_KEYS | {"Q"} or not value.any(), key
+            # What a class adds to squared gradients shows in their averages.
+            floor = 1e-16 if "eps" in case.other and isinstance(case.other["eps"], tuple) else 0.0
+            assert key in STEP_KEYS | {"Q"} or value.abs().max() <= floor, key
         if "Q" in state:
             assert state["Q"].any(), "the zero step must not lose the start of the power iteration"
 

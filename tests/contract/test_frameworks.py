@@ -130,7 +130,7 @@ def test_groups_split_by_weight_decay_as_in_the_hugging_face_trainer_step(case: 
     decay = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decay, "weight_decay": 0.25}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = case.cls(groups, lr=0.125, **({"strict": False} if case.is_matrix else {}))
+    optimizer = case.new(groups, lr=0.125, **({"strict": False} if case.is_matrix else {}))
     before = [param.detach().clone() for param in params_of(optimizer)]
     set_grads(model, 0)
     optimizer.step()

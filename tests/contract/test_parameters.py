@@ -111,9 +111,8 @@ def test_parameter_object_swapped_after_steps_starts_with_fresh_state(case: Case
     assert torch.equal(old, abandoned)
     assert not torch.equal(new, start)
     assert set(optimizer.state[new]) == case.state[case.algorithm]
-    assert optimizer.state[new][
-        next(iter(case.state[case.algorithm] - {"Q", "step", "variance_neuron"}))
-    ].shape == (5, 7)
+    for key in case.state[case.algorithm] - {"Q", "step"}:
+        assert optimizer.state[new][key].shape == case.state_shape(key, new)
     for (name, param), expected in zip(model.named_parameters(), same.parameters(), strict=True):
         if name != "again.weight":
             assert torch.equal(param, expected), name
@@ -184,13 +183,15 @@ def test_non_contiguous_parameters_step_as_their_contiguous_copies(case: Case) -
 @every_case
 @pytest.mark.parametrize("foreign", CASES, ids=str)
 def test_group_of_any_algorithm_steps_as_in_its_own_class(case: Case, foreign: Case) -> None:
-    hyper = {"lr": 0.05, "weight_decay": 0.1}
-    if foreign.algorithm not in MATRIX_ALGORITHMS:
-        hyper["betas"] = (0.8, 0.9)
+    hyper = {**foreign.required, **foreign.kwargs, "lr": 0.05, "weight_decay": 0.1}
+    if foreign.algorithm not in MATRIX_ALGORITHMS and foreign.has_betas:
+        hyper["betas"] = foreign.other["betas"]
+    for key in {"eps", "epsilon"} & set(foreign.other):
+        hyper[key] = foreign.cls.SCHEMA[key].default
     shared, own = (nn.Parameter(torch.randn(8, 6, dtype=torch.float64)) for _ in range(2))
     own.data.copy_(shared.data)
-    optimizer = case.cls([{"params": [shared], "algorithm": foreign.algorithm, **hyper}])
-    reference = foreign.cls([{"params": [own], **hyper}])
+    optimizer = case.new([{"params": [shared], "algorithm": foreign.algorithm, **hyper}])
+    reference = foreign.new([{"params": [own], **hyper}])
     for seed in range(3):
         set_grads([shared], seed)
         set_grads([own], seed)

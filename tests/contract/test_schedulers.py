@@ -13,14 +13,24 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from .snapshot import assert_params_equal, assert_same, snapshot
-from .table import Case, every_case, make_model, run_steps, set_grads
+from .table import CASES, Case, every_case, make_model, run_steps, set_grads
 
 STEPS = 6
+
+
+def _has_betas(optimizer: Optimizer) -> bool:
+    return "betas" in optimizer.defaults
+
+
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "StepLR": lambda opt: lr_scheduler.StepLR(opt, step_size=2, gamma=0.5),
     "CosineAnnealingLR": lambda opt: lr_scheduler.CosineAnnealingLR(opt, T_max=STEPS),
-    "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(opt, max_lr=0.05, total_steps=STEPS + 1),
-    "CyclicLR": lambda opt: lr_scheduler.CyclicLR(opt, base_lr=0.01, max_lr=0.05, step_size_up=2),
+    "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(
+        opt, max_lr=0.05, total_steps=STEPS + 1, cycle_momentum=_has_betas(opt)
+    ),
+    "CyclicLR": lambda opt: lr_scheduler.CyclicLR(
+        opt, base_lr=0.01, max_lr=0.05, step_size_up=2, cycle_momentum=_has_betas(opt)
+    ),
     "LambdaLR": lambda opt: lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + step)),
     "LinearLR then ExponentialLR": lambda opt: lr_scheduler.SequentialLR(
         opt,
@@ -46,8 +56,9 @@ def test_scheduled_run_equals_the_run_with_the_same_values_written_by_hand(
         for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
             assert float(group["lr"]) == pytest.approx(scheduler.get_last_lr()[0])
             other["lr"] = group["lr"]
-            other["betas"] = tuple(group["betas"])
-            if "beta1" in other:
+            if "betas" in group:
+                other["betas"] = tuple(group["betas"])
+            if "beta2" in other:
                 other["beta1"], other["beta2"] = other["betas"]
         run_steps(optimizer, model, range(seed, seed + 1))
         run_steps(reference, same, range(seed, seed + 1))
@@ -57,10 +68,9 @@ def test_scheduled_run_equals_the_run_with_the_same_values_written_by_hand(
     assert not torch.equal(model.first.weight, make_model().first.weight)
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in CASES if case.has_betas], ids=str)
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
 def test_cyclers_with_default_arguments_cycle_the_first_beta_and_it_acts(case: Case, name: str) -> None:
-    assert "betas" in case.cls([torch.nn.Parameter(torch.zeros(2, 2))]).defaults
     model, same = make_model(torch.float64), make_model(torch.float64)
     optimizer, constant = case.build(model), case.build(same)
     scheduler = SCHEDULERS[name](optimizer)

@@ -43,11 +43,10 @@ def test_state_has_the_documented_keys_shapes_and_dtypes(case: Case, dtype: torc
         for key, value in state.items():
             if key in STEP_KEYS:
                 continue
-            assert value.dtype == dtype, f"{name}: {key}"
+            assert value.dtype == case.state_type(key, dtype), f"{name}: {key}"
             assert not value.requires_grad
             if key != "Q":
-                neurons = key == "variance_neuron"
-                assert value.shape == ((*param.shape[:-1], 1) if neurons else param.shape)
+                assert value.shape == case.state_shape(key, param), f"{name}: {key}"
         if "Q" in state:
             short, rank = min(param.shape), -(-min(param.shape) // 2)  # rank_fraction 0.5, rounded up
             assert state["Q"].shape == (short, rank)

@@ -101,7 +101,7 @@ def test_hooks_fire_once_in_order_and_stop_after_removal(case: Case) -> None:
 def test_hooks_fire_once_in_a_subclass(case: Case) -> None:
     parent_model, model = make_model(), make_model()
     parent = case.build(parent_model)
-    optimizer = type("Derived", (case.cls,), {})(case.groups(model))
+    optimizer = type("Derived", (case.cls,), {})(case.groups(model), **case.required)
     fired: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: fired.append(0))
     optimizer.register_step_post_hook(lambda *_: fired.append(1))
