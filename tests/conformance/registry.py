@@ -6,7 +6,6 @@ list (the ``optims`` decorator, an upstream test module imported afterwards) run
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,123 +22,21 @@ from torch.testing._internal.common_optimizers import (
 
 import oxidion
 
+from .arguments import BAD, BAD_ANYWHERE, LEAST, OWN, SHARED, TWO_BETAS, least
+
 STEP_ERROR = OptimizerErrorEnum.STEP_ERROR
 InputsOf = Callable[..., list[OptimizerInput]]
 ErrorsOf = Callable[..., list[ErrorOptimizerInput]]
 
-# Every class takes these.
-SHARED: tuple[dict[str, Any], ...] = (
-    {},
-    {"lr": 0.02},
-    {"lr": torch.tensor(0.001)},
-    {"weight_decay": 0.1},
-    {"weight_decay": 0.1, "maximize": True},
-    {"weight_decay": torch.tensor(0.1)},
-    {"betas": (0.5, 0.75)},
-    {"capturable": True},
-    {"lr": torch.tensor(0.001), "capturable": True},
-    {"state_dtype": torch.float64},
-    {"max_batch_bytes": 4096},
-)
-MATRIX: tuple[dict[str, Any], ...] = (
-    {"mu": 0.5},
-    {"epsilon": 1e-4},
-    {"orth_dtype": "float32"},
-    {"orth_dtype": "float64"},
-    {"orth_dtype": "auto"},
-)
-FAMILY: tuple[dict[str, Any], ...] = (
-    *MATRIX[1:],
-    {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
-    {"orth_dtype": "bfloat16"},
-    {"cautious_wd": True, "weight_decay": 0.1},
-    {"adjust_lr": "rms_norm"},
-    {"flatten": True},
-    {"use_polar_express": False},
-    {"orth_method": "svd"},
-)
-OWN: dict[str, tuple[dict[str, Any], ...]] = {
-    "Dion": (
-        *MATRIX,
-        {"rank_fraction": 0.5},
-        {"rank_fraction": 0.25, "rank_multiple_of": 2},
-        {"power_iters": 2},
-        {"qr_method": "qr"},
-        {"qr_method": "cqr", "cqr_warmup_steps": 2},
-        {"qr_method": "cqr2"},
-        {"rcqr_oversample": 2.0},
-        {"seed": 5},
-        {"adjust_lr": "rms_norm"},
-        {"flatten": True},
-        {"cautious_wd": True, "weight_decay": 0.1},
-        {"mixed_precision_config": oxidion.DionMixedPrecisionConfig(momentum_dtype=torch.float64)},
-    ),
-    "Muon": (
-        *MATRIX,
-        {"orth_dtype": "bfloat16"},
-        {"nesterov": True},
-        {"cautious_wd": True, "weight_decay": 0.1},
-        {"adjust_lr": "rms_norm"},
-        {"adjust_lr": None},
-        {"flatten": True},
-        {"use_polar_express": False},
-        {"orth_method": "svd"},
-        {"orth_method": "gram", "ns_coefficients": "cans"},
-        {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
-    ),
-    "NorMuon": (*FAMILY, {"mu": 0.5}, {"nesterov": True}, {"muon_beta2": 0.5}, {"norm_scope": "shard"}),
-    "Dion2": (*FAMILY, {"ef_decay": 0.5}, {"fraction": 1.0}, {"selection_scope": "global"}),
-    "NorDion2": (
-        *FAMILY,
-        {"mu": 0.5},
-        {"fraction": 1.0},
-        {"muon_beta2": 0.5},
-        {"selection_scope": "global"},
-        {"norm_scope": "shard"},
-    ),
-    "AdamW": (
-        {"eps": 1e-4},
-        {"amsgrad": True},
-        {"amsgrad": True, "weight_decay": 0.1, "maximize": True},
-        {"cautious_wd": True, "weight_decay": 0.1},
-    ),
-    "Lion": ({"cautious_wd": True, "weight_decay": 0.1},),
-}
-BAD: dict[str, tuple[tuple[str, object], ...]] = {
-    "Dion": (
-        ("mu", -1.0),
-        ("epsilon", math.nan),
-        ("rank_fraction", 0.0),
-        ("rank_fraction", 1.5),
-        ("rank_multiple_of", 0),
-        ("power_iters", 0),
-        ("qr_method", "svd"),
-        ("orth_dtype", "int8"),
-    ),
-    "Muon": (("mu", -1.0), ("epsilon", math.nan), ("adjust_lr", "arbitrary"), ("orth_dtype", "int8")),
-    "NorMuon": (("muon_beta2", 1.0), ("norm_scope", "local")),
-    "Dion2": (("fraction", 0.0), ("fraction", 7.5), ("ef_decay", -1.0), ("selection_scope", "shard")),
-    "NorDion2": (("fraction", 0.0), ("muon_beta2", -0.5), ("mu", -1.0)),
-    "AdamW": (("eps", -1.0), ("betas", (1.0, 0.0))),
-    "Lion": (),
-}
-BAD_ANYWHERE: tuple[tuple[str, object], ...] = (
-    ("lr", -1.0),
-    ("lr", math.inf),
-    ("weight_decay", -1.0),
-    ("weight_decay", math.nan),
-    ("betas", (-0.1, 0.9)),
-    ("betas", (0.9, math.nan)),
-)
-
 
 def _inputs_of(cls: type[torch.optim.Optimizer]) -> InputsOf:
-    strict = {} if cls.__name__ in ("AdamW", "Lion") else {"strict": False}
+    name = cls.__name__
+    shared = [kwargs for kwargs in SHARED if name in TWO_BETAS or "betas" not in kwargs]
 
     def inputs(device: object, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
         return [
-            OptimizerInput(params=None, kwargs={**strict, **kwargs}, desc=_describe(kwargs))
-            for kwargs in (*SHARED, *OWN[cls.__name__])
+            OptimizerInput(params=None, kwargs={**least(name), **kwargs}, desc=_describe(kwargs))
+            for kwargs in (*shared, *OWN[name])
         ]
 
     return inputs
@@ -150,13 +47,20 @@ def _describe(kwargs: dict[str, Any]) -> str:
 
 
 def _errors_of(cls: type[torch.optim.Optimizer]) -> ErrorsOf:
+    name, two = cls.__name__, cls.__name__ in TWO_BETAS
+    anywhere = [pair for pair in BAD_ANYWHERE if two or pair[0] != "betas"]
+
     def errors(device: Any, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
-        return [
+        found = [
             *get_error_inputs_for_all_optims(device, dtype),
-            *_bad_values((*BAD_ANYWHERE, *BAD[cls.__name__])),
+            *_bad_values((*anywhere, *BAD[name])),
             *_bad_constructions(cls, dtype),
             *_bad_gradients(dtype),
         ]
+        for error in found:
+            given = error.optimizer_error_input
+            given.kwargs = {**LEAST.get(name, {}), **given.kwargs}
+        return found
 
     return errors
 
@@ -195,7 +99,7 @@ def _bad_constructions(cls: type[torch.optim.Optimizer], dtype: torch.dtype) -> 
         _error([("codes", torch.zeros(2, 3, dtype=torch.int32))], {}, (TypeError, ValueError), "codes"),
         _error([("phases", torch.zeros(2, 3, dtype=torch.complex64))], {}, (TypeError, ValueError), "phases"),
     ]
-    if cls not in (oxidion.AdamW, oxidion.Lion):
+    if cls.__name__ not in LEAST:
         errors.append(_error([("bias", Parameter(torch.randn(3, dtype=dtype)))], {}, ValueError, "bias"))
     return errors
 
@@ -233,9 +137,12 @@ INFOS = [
         supports_sparse=False,
     )
     for cls in (
+        oxidion.Adafactor,
         oxidion.AdamW,
+        oxidion.CAME,
         oxidion.Dion,
         oxidion.Dion2,
+        oxidion.Lamb,
         oxidion.Lion,
         oxidion.Muon,
         oxidion.NorDion2,
