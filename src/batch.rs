@@ -123,6 +123,26 @@ impl Slab {
         f64::from(counter[0])
     }
 
+    /// The value of a float32 counter.
+    #[must_use]
+    pub fn count(&self) -> f64 {
+        if self.dtype != DType::F32 || self.len != 1 {
+            return f64::NAN;
+        }
+        // SAFETY: as in `increment`.
+        f64::from(unsafe { self.slice::<f32>() }[0])
+    }
+
+    /// The elements of a float64 slab, none of another.
+    #[must_use]
+    pub fn numbers<'a>(&self) -> &'a mut [f64] {
+        if self.dtype != DType::F64 {
+            return &mut [];
+        }
+        // SAFETY: the type was checked; buffers of numbers belong to the stage that runs.
+        unsafe { self.slice::<f64>() }
+    }
+
     /// Copies the elements to a slab of the same type and length; the two may overlap.
     pub fn copy_to(&self, to: &Self) {
         debug_assert!(self.len == to.len && self.dtype == to.dtype);
@@ -234,6 +254,13 @@ impl Area {
         let (flat, area) = (self.flat(), *self);
         let rows = if flat.is_some() { 0 } else { self.rows };
         flat.into_iter().chain((0..rows).map(move |row| area.row(row)))
+    }
+
+    /// All elements, from the first to the last: for an area whose elements lie together.
+    #[must_use]
+    pub fn all(&self) -> Slab {
+        debug_assert!(self.flat().is_some());
+        self.slab
     }
 
     /// One row.

@@ -79,6 +79,12 @@ impl Options {
         Err(Error::Value(format!("{key} must be {wanted}, got {:?}", self.get(key))))
     }
 
+    /// Whether the group sets it to anything.
+    #[must_use]
+    pub fn is_set(&self, key: &str) -> bool {
+        *self.get(key) != OptionValue::None
+    }
+
     /// A flag; not set is false.
     ///
     /// # Errors

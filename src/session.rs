@@ -2,6 +2,7 @@
 
 mod bound;
 mod exchange;
+mod parts;
 
 pub use bound::check_gradient;
 
@@ -15,11 +16,12 @@ use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::plan::{Bucket, Held, Member, Plan, StagePoint, Step};
+use crate::plan::{Bucket, Member, Plan, StagePoint, Step};
 use crate::spec::Rect;
 use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo, jobs};
 
 use bound::{Bound, Slot, check_written, same_shape};
+use parts::stage_parts;
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
 pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
@@ -164,6 +166,11 @@ impl Session {
                 })?;
             }
         }
+        for (bucket, memory) in self.plan.buckets.iter().zip(&self.memory) {
+            if let Some(buffer) = bucket.program.group_buffer() {
+                memory[buffer].clear();
+            }
+        }
         self.hypers = hypers;
         self.grad_factors = grad_factors;
         Ok(())
@@ -268,6 +275,7 @@ impl Session {
                 block_index: unit.piece.index,
                 rows: unit.piece.block.rows,
                 cols: unit.piece.block.cols,
+                numel: plan.members[unit.param].spec.numel(),
                 transposed: bucket.shape.transposed,
                 // Alone, units without a gradient take no room; with others everything keeps its place.
                 position: if bucket.distributed() { position } else { units.len() },
@@ -315,11 +323,21 @@ impl Session {
         let mut io = StageIo {
             units: &units,
             class: &bucket.shape,
+            group_sum: self.group_sum(plan, bucket),
             grad_factor: self.grad_factors[bucket.algorithm],
             probe: self.probe.as_mut(),
             buffers: &buffers,
         };
         plan.algorithms[bucket.algorithm].run(point.stage, &mut io, &self.hypers[bucket.algorithm])
+    }
+
+    /// The sum of a bucket's group buffer over all buckets of its group.
+    fn group_sum(&self, plan: &Plan, bucket: &Bucket) -> f64 {
+        let Some(buffer) = bucket.program.group_buffer() else {
+            return 0.0;
+        };
+        let siblings = plan.buckets.iter().zip(&self.memory).filter(|(b, _)| b.algorithm == bucket.algorithm);
+        siblings.map(|(_, memory)| crate::kernels::sum_all(&memory[buffer])).sum()
     }
 
     /// Ends a step: brings staged copies home and lets go of the gradients. Returns which parameters were written.
@@ -353,34 +371,4 @@ impl Session {
 /// A part of a tensor's memory.
 fn area(slab: &Slab, part: &Rect) -> Area {
     slab.area(part.offset, [part.rows, part.cols], part.stride)
-}
-
-/// The matrices of every buffer for a step, if it is a stage.
-fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {
-    let Step::Stage(point) = step else { return Vec::new() };
-    let buffers = bucket.program.buffers.iter().zip(&point.held);
-    buffers
-        .map(|(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) })
-        .collect()
-}
-
-/// The matrices of a buffer by position among `units`, which all are held.
-fn parts(
-    bucket: &Bucket,
-    spec: &crate::plan::BufferSpec,
-    held: &Held,
-    units: &std::ops::Range<usize>,
-) -> Vec<Part> {
-    let mut offset = 0;
-    let mut parts = Vec::with_capacity(units.len());
-    for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {
-        let spans = [0, 1].map(|d| bucket.span(unit, spec, d, held.depth));
-        let shape = [0, 1].map(|d| spans[d].len());
-        if units.contains(&(held.units.start + at)) {
-            let declared_cols = bucket.span(unit, spec, 1, bucket.depth());
-            parts.push(Part { offset, shape, origin: [spans[0].start, spans[1].start], declared_cols });
-        }
-        offset += shape[0] * shape[1];
-    }
-    parts
 }

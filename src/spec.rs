@@ -49,6 +49,8 @@ pub enum Cut<T> {
     With(T),
     /// It is none of the parameter's, and is cut evenly among the processes that cut that side (or dimension).
     Spread(T),
+    /// One for each matrix that is stored of a parameter that is taken whole.
+    Stack,
 }
 
 /// A matrix inside a row-major area: its first element, size, and the distance of its rows.

@@ -11,7 +11,7 @@ use crate::plan::{BufferId, BufferSpec};
 use crate::spec::UnitShape;
 
 /// Most states that one algorithm keeps for a parameter.
-pub const MAX_STATES: usize = 6;
+pub const MAX_STATES: usize = 8;
 
 /// One block with its gradient and states: areas of one shape, or the block's part of a state of another shape.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,8 @@ pub struct UnitIo {
     pub rows: usize,
     /// Columns of the whole block.
     pub cols: usize,
+    /// Elements of the whole parameter.
+    pub numel: usize,
     /// Whether the algorithm works on the transpose.
     pub transposed: bool,
     /// Which matrix of every buffer is its own.
@@ -90,6 +92,8 @@ pub struct StageIo<'a> {
     pub class: &'a UnitShape,
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
+    /// The sum of the bucket's group buffer over all parameters of the group, where its program has one.
+    pub group_sum: f64,
     /// Where measurements go, when asked for.
     pub probe: Option<&'a mut Probe>,
     pub(crate) buffers: &'a [BufferIo<'a>],

@@ -147,24 +147,41 @@ def bind(transfers: Sequence[Mapping[str, Any]], arena: Tensor, groups: Groups) 
         arena: the workspace in which the buffers lie.
         groups: process groups by ranks.
     """
-    return [
-        _bound(transfer, arena.view(torch.uint8), groups[tuple(transfer["ranks"])]) for transfer in transfers
-    ]
+    return [_bound(transfer, arena.view(torch.uint8), groups) for transfer in transfers]
 
 
-def _bound(transfer: Mapping[str, Any], memory: Tensor, group: ProcessGroup) -> Callable[[], Work]:
+def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Callable[[], Work]:
     dist: Any = torch.distributed
+    ranks: Ranks = tuple(transfer["ranks"])
     (at, count), (to, room) = transfer["send"], transfer["recv"]
     send, recv = memory[at : at + count], memory[to : to + room]
     if transfer["kind"] == "all_reduce":
         value = send.view(getattr(torch, transfer["dtype"]))
-        return lambda: dist.all_reduce(value, group=group, async_op=True)
+        if ranks in groups:
+            return lambda: dist.all_reduce(value, group=groups[ranks], async_op=True)
+        return lambda: dist.all_reduce(value, group=_joined(ranks), async_op=True)
+    group = groups[ranks]
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
     # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
     # do not depend on timing or on the backend.
     return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+
+
+_made: dict[tuple[int, Ranks], ProcessGroup] = {}
+
+
+def _joined(ranks: Ranks) -> ProcessGroup:
+    """The process group of several axes together; made when it is first used, as all its ranks do then."""
+    dist: Any = torch.distributed
+    world = dist.group.WORLD
+    if len(ranks) == dist.get_world_size():
+        return cast("ProcessGroup", world)
+    key = (id(world), ranks)
+    if key not in _made:
+        _made[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return _made[key]
 
 
 def my_rank() -> int:

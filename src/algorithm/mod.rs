@@ -1,8 +1,12 @@
 //! The optimizers. An algorithm is mathematics on local batches: states, a program, stages.
 
+mod adafactor;
 mod adamw;
+mod came;
 mod dion;
 mod dion2;
+mod factored;
+mod lamb;
 mod lion;
 mod muon;
 mod neuron;
@@ -34,6 +38,12 @@ pub trait Algorithm: Debug + Send + Sync {
 
     /// Whether the algorithm is elementwise, so that blocks of any length share a bucket.
     fn flat(&self) -> bool {
+        false
+    }
+
+    /// Whether it takes parameters of any shape whole, each as one block. Sums over blocks that are cut are then made for
+    /// all of them together, by one collective.
+    fn joint(&self) -> bool {
         false
     }
 
@@ -82,14 +92,21 @@ struct Entry {
     new: fn(&Options) -> Result<AnyAlgorithm>,
 }
 
-const TABLE: [Entry; 7] = [
+const TABLE: [Entry; 10] = [
+    Entry {
+        name: "adafactor",
+        options: &[&adafactor::OPTIONS],
+        new: |o| Ok(Arc::new(adafactor::Adafactor::new(o)?)),
+    },
     Entry { name: "adamw", options: &[&adamw::OPTIONS], new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
+    Entry { name: "came", options: &[&came::OPTIONS], new: |o| Ok(Arc::new(came::Came::new(o)?)) },
     Entry { name: "dion", options: &[&dion::OPTIONS, &VIEW], new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
     Entry {
         name: "dion2",
         options: &[&dion2::OPTIONS, &ORTH, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
     },
+    Entry { name: "lamb", options: &[&lamb::OPTIONS], new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)) },
     Entry { name: "lion", options: &[&lion::OPTIONS], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
     Entry {
         name: "muon",
@@ -111,11 +128,13 @@ const TABLE: [Entry; 7] = [
 /// Structural settings that the plan itself reads.
 const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
 
-/// The keys of a group that shape the plan, each once, in a fixed order.
+/// The keys of a group of this algorithm that shape the plan, each once, in a fixed order. Those of `AdamW` are among
+/// them: it takes what other algorithms do not.
 #[must_use]
-pub fn option_keys() -> Vec<&'static str> {
+pub fn option_keys(name: &str) -> Vec<&'static str> {
+    let read = TABLE.iter().filter(|e| e.name == name || e.name == "adamw");
     let mut keys: Vec<_> =
-        TABLE.iter().flat_map(|e| e.options.iter().copied().flatten().copied()).chain(PLAN_OPTIONS).collect();
+        read.flat_map(|e| e.options.iter().copied().flatten().copied()).chain(PLAN_OPTIONS).collect();
     keys.sort_unstable();
     keys.dedup();
     keys
@@ -149,16 +168,30 @@ pub fn build(name: &str, options: &Options) -> Result<AnyAlgorithm> {
 /// As `build`.
 pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'static str> {
     let found = entry(group)?;
-    if !options.flag_or("strict", true)? && p.shape.len() < 2 && !(found.new)(options)?.flat() {
+    if !options.flag_or("strict", true)? && p.shape.len() < 2 && !any_shape((found.new)(options)?.as_ref()) {
         log::info!(target: "oxidion.plan", "{}: shape {:?} is no matrix, optimized by adamw", p.name, p.shape);
         return Ok("adamw");
     }
     Ok(found.name)
 }
 
+/// Whether an algorithm takes parameters that are no matrices.
+fn any_shape(algorithm: &dyn Algorithm) -> bool {
+    algorithm.flat() || algorithm.joint()
+}
+
 /// One block that is the whole parameter, for elementwise algorithms.
 fn whole(p: &ParamSpec) -> Vec<Block> {
     vec![Block { offset: 0, rows: 1, cols: p.numel() }]
+}
+
+/// One block that stands for the matrices over the last two dimensions of a parameter, one element where it has fewer.
+fn whole_matrices(p: &ParamSpec) -> Vec<Block> {
+    let [rows, cols] = match p.shape.as_slice() {
+        [.., rows, cols] => [*rows, *cols],
+        _ => [1, 1],
+    };
+    vec![Block { offset: 0, rows, cols }]
 }
 
 /// Floating-point operations as `explain()` prints them.

@@ -27,12 +27,13 @@ fn required<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<Bound<'py, P
 /// What the plan reads of a group.
 pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     let mut options = Options::default();
-    for key in option_keys() {
+    let algorithm: String = required(group, "algorithm")?.extract()?;
+    for key in option_keys(&algorithm) {
         if let Some(value) = group.get_item(key)? {
             options.insert(key, option(key, &value)?);
         }
     }
-    Ok(GroupSpec { algorithm: required(group, "algorithm")?.extract()?, options })
+    Ok(GroupSpec { algorithm, options })
 }
 
 /// One setting.
@@ -83,17 +84,33 @@ pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm) -> PyRe
     algorithm.scalars().iter().map(|key| scalar(group, key)).collect::<PyResult<Vec<f64>>>().map(Hyper)
 }
 
-/// One scalar by its canonical name; torch's spellings are accepted.
+/// One scalar by its canonical name; torch's spellings are accepted. `key[i]` is an element of a tuple, `key?` may be
+/// None, which is NaN, and of `-key` the negative is taken, which must not be less than zero.
 fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
-    let (name, value) = spelled(group, key)?;
-    let (what, bound) = if key.contains("beta") {
+    let (positive, sign) = key.strip_prefix('-').map_or((key, 1.0), |key| (key, -1.0));
+    let (whole, element) = match positive.strip_suffix(']').and_then(|key| key.split_once('[')) {
+        Some((key, index)) => (key, index.parse::<usize>().ok()),
+        None => (positive, None),
+    };
+    let (bare, optional) = whole.strip_suffix('?').map_or((whole, false), |bare| (bare, true));
+    let (mut name, mut value) = spelled(group, bare)?;
+    if optional && value.is_none() {
+        return Ok(f64::NAN);
+    }
+    if let Some(index) = element {
+        (name, value) = (format!("{name}[{index}]"), value.get_item(index)?);
+    }
+    let (what, bound) = if bare.contains("beta") {
         ("number >= 0 and < 1", 1.0)
+    } else if sign < 0.0 {
+        ("finite number <= 0", f64::INFINITY)
     } else {
         ("finite number >= 0", f64::INFINITY)
     };
     let wrong = || PyValueError::new_err(format!("{name} must be a {what}, got {value}"));
-    let number: f64 = value.extract().map_err(|_| wrong())?;
-    if (0.0..bound).contains(&number) { Ok(number) } else { Err(wrong()) }
+    let number = sign * value.extract::<f64>().map_err(|_| wrong())?;
+    // Of a zero its sign is lost.
+    if (0.0..bound).contains(&number) { Ok(number + 0.0) } else { Err(wrong()) }
 }
 
 /// The value of a scalar under the spelling that the group has.

@@ -51,7 +51,19 @@ fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
         let name = names.as_ref().and_then(|n| n.get(dim).cloned()).unwrap_or_else(|| format!("dim{dim}"));
         axes.push(Axis { name, ranks: line.call_method0("tolist")?.extract()?, coordinate: at });
     }
-    Ok(Mesh { axes })
+    let irregular = axes.len() > 1 && !regular(&ranks, &axes)?;
+    Ok(Mesh { axes, irregular })
+}
+
+/// Whether every rank of a mesh is the sum of its steps along the axes from this process.
+fn regular(ranks: &Bound<'_, PyAny>, axes: &[Axis]) -> PyResult<bool> {
+    let all: Vec<u64> = ranks.call_method0("flatten")?.call_method0("tolist")?.extract()?;
+    let mut joined = vec![0_u64];
+    for axis in axes {
+        joined = joined.iter().flat_map(|&at| axis.ranks.iter().map(move |&r| at + r)).collect();
+    }
+    let own = axes.first().map_or(0, |axis| axis.ranks[axis.coordinate]) * (axes.len() as u64 - 1);
+    Ok(all.iter().zip(&joined).all(|(rank, sum)| rank + own == *sum))
 }
 
 /// An axis as plain values: name (none for a process group), global ranks, this process's place among them.

@@ -198,7 +198,7 @@ impl PyPlan {
             };
             entry.set_item("kind", kind)?;
             entry.set_item("bucket", transfer.bucket)?;
-            entry.set_item("buffer", transfer.buffer)?;
+            entry.set_item("buffer", &transfer.buffer)?;
             entry.set_item("axis", &transfer.axis.name)?;
             entry.set_item("ranks", &transfer.axis.ranks)?;
             entry.set_item("dtype", transfer.dtype.name())?;

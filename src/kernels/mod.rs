@@ -3,8 +3,13 @@
 mod cpu;
 
 pub use cpu::elementwise::{AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
+pub use cpu::factored::{GradientSquares, Lamb, Line, Residual, ScaledApply, Scales, UpdateSquares};
+pub use cpu::fold::{Fold, SumOfSquares, fold};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
-pub use cpu::reduce::{column_sums_of_squares, normalize_columns, sum_of_squares};
+pub use cpu::reduce::{
+    column_sums_of_squares, normalize_columns, set_values, sum_all, sum_of_squares, values,
+};
+pub use cpu::rows::{Stack, rows};
 pub use cpu::run;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};

@@ -123,7 +123,7 @@ mod tests {
             for i in 0..a {
                 for j in 0..b {
                     let layout = Layout {
-                        mesh: Mesh { axes: vec![axis(a, i), axis(b, j)] },
+                        mesh: Mesh { axes: vec![axis(a, i), axis(b, j)], ..Mesh::default() },
                         placements: vec![Placement::Shard(0), Placement::Shard(1)],
                     };
                     total += local_shape(&[rows, cols], &layout).iter().product::<usize>();
@@ -139,7 +139,7 @@ mod tests {
             for j in 0..b {
                 for i in 0..a {
                     let layout = Layout {
-                        mesh: Mesh { axes: vec![axis(a, i), axis(b, j)] },
+                        mesh: Mesh { axes: vec![axis(a, i), axis(b, j)], ..Mesh::default() },
                         placements: vec![Placement::Strided(0), Placement::Shard(0)],
                     };
                     let (start, len) = spans(&[size], &layout)[0];

@@ -3,6 +3,7 @@
 use super::bucket::Bucket;
 use super::hop::{Hop, HopKind, Segment, Step};
 use super::route::{Counts, Route};
+use super::train::Train;
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
 const ALIGN: usize = 64;
@@ -30,8 +31,11 @@ impl Place {
 /// Where every buffer of every bucket lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arena {
-    /// `places[bucket][buffer]`; after the buffers comes the place where messages are put together.
+    /// `places[bucket][buffer]`; after the buffers comes the place where messages are put together, and then the parts
+    /// of the messages that the bucket shares with others.
     pub places: Vec<Vec<Place>>,
+    /// For each train its common messages.
+    pub(super) common: Vec<Vec<Place>>,
     /// Size of the arena in bytes.
     pub bytes: usize,
 }
@@ -51,7 +55,7 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
         Step::Unpack(hop) if hop.kind == HopKind::Slice => Some(hop),
         _ => None,
     });
-    for hop in segments.iter().filter_map(|s| s.hop.as_ref()).chain(slices) {
+    for hop in segments.iter().flat_map(|s| &s.hops).chain(slices) {
         let spec = &buffers[hop.buffer];
         let each = spec.dtype.bytes();
         for held in [&hop.before, &hop.after] {
@@ -70,7 +74,9 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
                 grow(hop.buffer, send * each);
                 grow(messages, recv * each);
             }
-            HopKind::AllReduce { .. } if spec.wire != spec.dtype => grow(messages, send * spec.wire.bytes()),
+            HopKind::AllReduce { .. } if hop.staged(spec) && hop.message == 0 => {
+                grow(messages, send * spec.wire.bytes());
+            }
             HopKind::AllReduce { .. } | HopKind::Slice => {}
         }
     }
@@ -78,25 +84,26 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
 }
 
 impl Arena {
-    /// Lays out buffers of these sizes (`sizes[bucket][buffer]`). Buckets that run one after the other (`slots` gives
-    /// each bucket's slot) share memory when they share a slot.
+    /// Lays out the buffers of trains. Those that run one after the other (`slots` gives each train's slot) share memory
+    /// when they share a slot.
     #[must_use]
-    pub fn lay_out(sizes: &[Vec<usize>], slots: &[usize]) -> Self {
-        let extent = |sizes: &[usize]| sizes.iter().map(|b| b.next_multiple_of(ALIGN)).sum::<usize>();
+    pub(super) fn lay_out(trains: &[Train], slots: &[usize]) -> Self {
         let count = slots.iter().max().map_or(0, |m| m + 1);
         let mut extents = vec![0; count];
-        for (sizes, &slot) in sizes.iter().zip(slots) {
-            extents[slot] = extent(sizes).max(extents[slot]);
+        for (train, &slot) in trains.iter().zip(slots) {
+            let (_, _, end) = train.places(0, ALIGN);
+            extents[slot] = end.max(extents[slot]);
         }
-        let places = sizes.iter().zip(slots).map(|(sizes, &slot)| {
-            let mut offset: usize = extents[..slot].iter().sum();
-            let place = |&bytes: &usize| {
-                let place = Place { offset, bytes };
-                offset += bytes.next_multiple_of(ALIGN);
-                place
-            };
-            sizes.iter().map(place).collect()
-        });
-        Self { places: places.collect(), bytes: extents.iter().sum() }
+        let buckets = trains.iter().map(|train| train.buckets.len()).sum();
+        let mut places = vec![Vec::new(); buckets];
+        let mut common = Vec::with_capacity(trains.len());
+        for (train, &slot) in trains.iter().zip(slots) {
+            let (own, messages, _) = train.places(extents[..slot].iter().sum(), ALIGN);
+            for (&bucket, own) in train.buckets.iter().zip(own) {
+                places[bucket] = own;
+            }
+            common.push(messages);
+        }
+        Self { places, common, bytes: extents.iter().sum() }
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
 #[must_use]
 pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, Way)> {
     let mut ways = Vec::new();
-    if let Some(side) = spec.summed {
+    for side in [Side::Rows, Side::Cols].into_iter().filter(|side| spec.summed[side.index()]) {
         ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, Way::Summed(side))));
     }
     for cut in spec.cuts {

@@ -1,5 +1,7 @@
 //! Groups the blocks of all parameters into buckets: same group, algorithm, layout and shape class.
 
+use std::collections::BTreeSet;
+
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;
 use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
@@ -9,12 +11,7 @@ use super::assign::Loads;
 use super::member::Member;
 use super::place::{Extent, Piece};
 use super::program::{BufferSpec, Program};
-
-/// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
-/// through caches that their own buffers fit in; small ones go many at a time.
-const DEFAULT_BATCH_BYTES: usize = 32 << 20;
-/// The same where matrices are dealt out: a bucket should have one for every process that could take one.
-const DEALT_BATCH_BYTES: usize = 1 << 30;
+use super::split::{linear_bytes, split, stored_bytes};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +42,8 @@ pub struct BucketAxis {
     pub cuts: Option<Side>,
     /// Whether the copies' gradients have still to be averaged.
     pub pending: bool,
+    /// Whether it cuts the stack of a parameter that is taken whole.
+    pub stack: bool,
 }
 
 /// Blocks that are handled together.
@@ -68,6 +67,10 @@ pub struct Bucket {
     pub axes: Vec<BucketAxis>,
     /// How rows and columns are cut, and by which of `axes`.
     pub sides: [(Cutters, Vec<usize>); 2],
+    /// Sets of `axes` as one axis each, by which sums over all of a parameter are made.
+    pub joined: Vec<(Vec<usize>, Axis)>,
+    /// Whether blocks are parameters that are taken whole.
+    pub joint: bool,
     /// How many processes the leading dimensions are cut among, each of which has whole matrices of its own; for
     /// elements, how many the parameters are cut among.
     pub stacks: usize,
@@ -91,7 +94,9 @@ impl Bucket {
     ) -> std::ops::Range<usize> {
         let length = [spec.rows, spec.cols][d];
         match spec.cuts[d] {
+            Cut::Whole if spec.stored && d == 1 => 0..unit.piece.local.numel(),
             Cut::Whole => 0..length,
+            Cut::Stack => 0..unit.piece.stack,
             Cut::With(side) => {
                 let (extent, (cutters, _)) = (unit.extent(side), &self.sides[side.index()]);
                 extent.clip(cutters.span(extent.dim, depth[side.index()]))
@@ -133,6 +138,27 @@ impl Bucket {
         [self.sides[0].0.depth(), self.sides[1].0.depth()]
     }
 
+    /// An axis by its number: those of `joined` follow `axes`.
+    #[must_use]
+    pub fn axis(&self, number: usize) -> &Axis {
+        match self.axes.get(number) {
+            Some(axis) => &axis.axis,
+            None => &self.joined[number - self.axes.len()].1,
+        }
+    }
+
+    /// The axes that cut what the stages sum over for a buffer.
+    #[must_use]
+    pub fn summed(&self, spec: &BufferSpec) -> Vec<usize> {
+        let [rows, cols, stack] = spec.summed;
+        let over = |axis: &BucketAxis| match axis.cuts {
+            Some(Side::Rows) => rows,
+            Some(Side::Cols) => cols,
+            None => axis.stack && stack,
+        };
+        (0..self.axes.len()).filter(|&a| over(&self.axes[a])).collect()
+    }
+
     /// Whether any of its work is shared with other processes.
     #[must_use]
     pub fn distributed(&self) -> bool {
@@ -152,21 +178,26 @@ pub(super) fn buckets(
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
         let algorithm = &algorithms[member.algorithm];
+        let joint = algorithm.joint();
         let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
-        let transposed = !algorithm.flat() && member.spec.oriented(member.pieces.iter().map(|p| p.block));
+        let transposed =
+            leading.is_some() && !joint && member.spec.oriented(member.pieces.iter().map(|p| p.block));
         let ways = member.ways(algorithm);
         for piece in &member.pieces {
-            if piece.block.numel() == 0 && !algorithm.flat() {
+            if piece.block.numel() == 0 && !algorithm.flat() && !joint {
                 continue;
             }
-            let (rows, cols) = (piece.block.rows, piece.block.cols);
+            // Blocks of an algorithm that takes any shape share a bucket.
+            let any = algorithm.flat() || joint;
+            let [rows, cols] = if any { [1, 0] } else { [piece.block.rows, piece.block.cols] };
             let shape = UnitShape {
-                rows: if algorithm.flat() { 1 } else { rows },
-                cols: if algorithm.flat() { 0 } else { cols },
+                rows,
+                cols,
                 transposed,
                 ways,
                 inner: match leading.map(|leading| &member.spec.shape[leading..]) {
                     None => Vec::new(),
+                    Some(behind) if joint => vec![0; behind.len()],
                     Some(behind) if behind.len() > 2 => behind.to_vec(),
                     Some(_) => vec![rows, cols],
                 },
@@ -185,13 +216,14 @@ pub(super) fn buckets(
             if let Some((bucket, _)) = found {
                 bucket.units.push(unit);
             } else {
-                open.push((start(member, algorithm.program(&shape)?, shape, unit, leading), &member.layout));
+                let program = algorithm.program(&shape)?;
+                open.push((start(member, program, shape, unit, (leading, joint)), &member.layout));
             }
         }
     }
     let mut loads = Loads::default();
     let mut closed: Vec<Bucket> = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits)).collect();
-    closed.sort_by_key(|b| algorithms[b.algorithm].flat());
+    closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.joint));
     for bucket in &mut closed {
         // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
         bucket.units.retain(|unit| unit.piece.lead.is_some());
@@ -200,8 +232,11 @@ pub(super) fn buckets(
     Ok(closed)
 }
 
-/// A bucket with its first unit. `leading` is the number of dimensions before the matrix's; none for elements.
-fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leading: Option<usize>) -> Bucket {
+/// The number of dimensions before those of the matrix, none for elements; and whether parameters are taken whole.
+type Kind = (Option<usize>, bool);
+
+/// A bucket with its first unit.
+fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leading, joint): Kind) -> Bucket {
     let layout = &member.layout;
     let side = |dim: usize| {
         let side = match leading {
@@ -212,7 +247,7 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         (member.whole != Some(side)).then_some(side)
     };
     let stack = |placement: &Placement| match (placement, leading) {
-        (Placement::Shard(dim) | Placement::Strided(dim), Some(_)) => side(*dim).is_none(),
+        (Placement::Shard(dim) | Placement::Strided(dim), Some(_)) => joint || side(*dim).is_none(),
         (Placement::Shard(_) | Placement::Strided(_), None) => true,
         _ => false,
     };
@@ -229,10 +264,11 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
             Placement::Shard(dim) | Placement::Strided(dim) => side(*dim),
             _ => None,
         };
-        let copies = leading.is_some() && *placement == Placement::Replicate;
-        if pending || copies || cuts.is_some() {
+        let copies = leading.is_some() && !joint && *placement == Placement::Replicate;
+        let stack = joint && cuts.is_none() && stack(placement);
+        if pending || copies || stack || cuts.is_some() {
             kept[at] = Some(axes.len());
-            axes.push(BucketAxis { axis: axis.clone(), cuts, pending });
+            axes.push(BucketAxis { axis: axis.clone(), cuts, pending, stack });
         }
     }
     let cutters = |d: usize| match leading {
@@ -250,6 +286,8 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         stacks,
         widest: 0,
         leading,
+        joint,
+        joined: Vec::new(),
         whole: member.whole,
         sides: [cutters(0), cutters(1)],
         gradient: None,
@@ -258,114 +296,22 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, leadin
         program,
         shape,
     };
-    let spec = BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
-        .cut(Cut::With(Side::Rows), Cut::With(Side::Cols));
+    if joint && !layout.mesh.irregular {
+        let summed = bucket.program.buffers.iter().map(|spec| bucket.summed(spec));
+        let sets: BTreeSet<Vec<usize>> = summed.filter(|axes| axes.len() > 1).collect();
+        let parts = |set: &[usize]| set.iter().map(|&a| &bucket.axes[a].axis).collect::<Vec<_>>();
+        bucket.joined = sets.into_iter().map(|set| (set.clone(), Axis::joined(&parts(&set)))).collect();
+    }
+    let spec = if joint {
+        BufferSpec::stored("gradient", bucket.shape.param)
+    } else {
+        BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
+            .cut(Cut::With(Side::Rows), Cut::With(Side::Cols))
+    };
     let pending = bucket.axes.iter().any(|a| a.pending);
     if pending && linear_bytes(&bucket).is_none_or(|bytes| bytes >= stored_bytes(&bucket, &spec)) {
         bucket.gradient = Some(bucket.program.buffers.len());
         bucket.program = bucket.program.buffer(spec);
     }
     bucket
-}
-
-/// Cuts a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are dealt out
-/// one for every process that could take one, within a wider bound. Counts with the largest shard that any process
-/// has, so that all cut alike.
-fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
-    let given = limits.get(bucket.group).copied().flatten();
-    let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
-    if bucket.leading.is_none() {
-        let limit = given.unwrap_or(DEFAULT_BATCH_BYTES);
-        return if bucket.gradient.is_some() {
-            runs(&bucket.units, bucket.stacks, limit / bucket.shape.param.bytes())
-                .into_iter()
-                .map(part)
-                .collect()
-        } else {
-            vec![bucket.clone()]
-        };
-    }
-    let (mut shared, mut each) = (0, 0);
-    for spec in &bucket.program.buffers {
-        let bytes = stored_bytes(bucket, spec);
-        *(if spec.shared { &mut shared } else { &mut each }) += bytes;
-    }
-    let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
-    let (all, cut) = super::assign::takers(bucket);
-    let wanted = fit(given.unwrap_or(DEFAULT_BATCH_BYTES)).max(1).next_multiple_of(all);
-    let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
-    let most = if all == 1 { wanted } else { wanted.min(bound) };
-    stacks_of(&bucket.units, most.max(1))
-        .into_iter()
-        .map(|(units, widest)| Bucket { widest, ..part(&units) })
-        .collect()
-}
-
-/// Bytes per unit that a process averages when the linear buffers are averaged instead of the gradient; `None` when
-/// no buffer is linear. What becomes whole is dealt out before, evenly over all who have a part or a contribution.
-fn linear_bytes(bucket: &Bucket) -> Option<usize> {
-    let sharers: usize =
-        bucket.axes.iter().filter(|a| a.cuts.is_some()).map(|a| a.axis.ranks.len()).product();
-    let bytes = |(spec, whole): (&BufferSpec, bool)| {
-        if whole {
-            (spec.rows * spec.cols * spec.dtype.bytes()).div_ceil(sharers)
-        } else {
-            stored_bytes(bucket, spec)
-        }
-    };
-    bucket.program.linear_moves().map(bytes).reduce(|a, b| a + b)
-}
-
-/// Bytes of a buffer's matrix that a process stores, of the largest part.
-fn stored_bytes(bucket: &Bucket, spec: &BufferSpec) -> usize {
-    largest(bucket, spec, 0) * largest(bucket, spec, 1) * spec.dtype.bytes()
-}
-
-/// The largest part of dimension `d` of a buffer's matrix that any process holds.
-fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
-    let length = [spec.rows, spec.cols][d];
-    match spec.cuts[d] {
-        Cut::With(side) | Cut::Spread(side) if !spec.shared => {
-            let axes = &bucket.sides[side.index()].1;
-            axes.iter().fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
-        }
-        _ => length,
-    }
-}
-
-/// Units in groups of which no process stores more than `most`, with the number that the fullest one stores.
-fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
-    let mut groups: Vec<(Vec<Unit>, usize)> = Vec::new();
-    // The slots of each parameter follow those of the parameters before it.
-    let (mut base, mut next, mut param) = (0, 0, None);
-    for unit in units {
-        if param != Some(unit.param) {
-            (base, param) = (next, Some(unit.param));
-        }
-        let slot = base + unit.piece.slot;
-        next = next.max(slot + 1);
-        let group = slot / most;
-        if groups.len() <= group {
-            groups.resize(group + 1, (Vec::new(), 0));
-        }
-        let (members, widest) = &mut groups[group];
-        members.push(unit.clone());
-        *widest = (*widest).max(slot % most + 1);
-    }
-    groups
-}
-
-/// Runs of units of together at most `elements` elements on each of `parts` processes; one unit at least.
-fn runs(units: &[Unit], parts: usize, elements: usize) -> Vec<&[Unit]> {
-    let (mut runs, mut start, mut sum) = (Vec::new(), 0, 0);
-    for (at, unit) in units.iter().enumerate() {
-        let size = unit.piece.block.numel().div_ceil(parts);
-        if at > start && sum + size > elements {
-            runs.push(&units[start..at]);
-            (start, sum) = (at, 0);
-        }
-        sum += size;
-    }
-    runs.push(&units[start..]);
-    runs
 }

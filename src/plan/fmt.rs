@@ -108,7 +108,8 @@ impl Plan {
             Instr::Issue(k) => Some(&self.transfers[*k]),
             _ => None,
         });
-        issued.filter(move |t| t.axis.ranks == ranks).enumerate().map(|(n, t)| {
+        let on = move |t: &&Transfer| !ranks.is_empty() && ranks.iter().all(|r| t.axis.ranks.contains(r));
+        issued.filter(on).enumerate().map(|(n, t)| {
             let bytes = match t.collective {
                 Collective::AllToAll | Collective::ReduceScatter(_) => String::new(),
                 _ => format!(", {}", bytes(t.send.bytes)),
@@ -156,6 +157,7 @@ fn about(bucket: &Bucket) -> String {
             let what = match (axis.cuts, axis.pending) {
                 (Some(Side::Rows), _) => "rows",
                 (Some(Side::Cols), _) => "columns",
+                (None, _) if axis.stack => "leading dimensions",
                 (None, true) => "replicas, gradients not averaged",
                 (None, false) => "replicas",
             };

@@ -33,6 +33,8 @@ pub struct Hop {
     pub before: Held,
     /// What is held after.
     pub after: Held,
+    /// Which of the bucket's places for messages it uses.
+    pub message: usize,
 }
 
 /// The kinds of change. A cut is named by its side and its number among the cuts of that side; `at` is the position of
@@ -131,13 +133,16 @@ pub enum Step {
     Stage(StagePoint),
 }
 
-/// The steps of a bucket until something is sent, and the hop that then is in flight.
+/// The steps of a bucket until something is sent, and the hops that then are in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Segment {
     /// The steps.
     pub steps: Vec<Step>,
-    /// The hop.
-    pub hop: Option<Hop>,
+    /// The hops.
+    pub hops: Vec<Hop>,
+    /// Where buckets that go together meet: the number of the placement changes between two stages, and that of the
+    /// round within them.
+    pub at: (usize, usize),
 }
 
 struct Writer<'a> {
@@ -153,6 +158,9 @@ struct Writer<'a> {
 /// # Errors
 /// `Error::Internal` for a placement change that no collective makes.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
+    if bucket.joint {
+        return Ok(super::joint::segments(bucket));
+    }
     let stored = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
     let held = vec![stored; bucket.program.buffers.len()];
     let mut writer = Writer { bucket, held, whole: false, segments: Vec::new(), steps: Vec::new() };
@@ -169,7 +177,7 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
         }
     }
     let Writer { mut segments, steps, .. } = writer;
-    segments.push(Segment { steps, hop: None });
+    segments.push(Segment { steps, ..Segment::default() });
     Ok(segments)
 }
 
@@ -263,7 +271,7 @@ impl Writer<'_> {
             HopKind::AllReduce { .. } => {}
         }
         self.held[buffer] = after.clone();
-        let hop = Hop { buffer, axis, kind, before, after };
+        let hop = Hop { buffer, axis, kind, before, after, message: 0 };
         if kind == HopKind::Slice {
             self.steps.push(Step::Unpack(hop));
             return Ok(());
@@ -280,7 +288,7 @@ impl Writer<'_> {
         }
         let next = if unpacked { vec![Step::Unpack(hop.clone())] } else { Vec::new() };
         let steps = std::mem::replace(&mut self.steps, next);
-        self.segments.push(Segment { steps, hop: Some(hop) });
+        self.segments.push(Segment { steps, hops: vec![hop], at: (0, 0) });
         Ok(())
     }
 }
@@ -297,7 +305,7 @@ fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: HopKind) -> Resu
         HopKind::Gather { side, .. } => (Shard(side.index()), Replicate),
         HopKind::AllReduce { how } => (Partial(how), Replicate),
     };
-    let ranks = bucket.axes[axis].axis.ranks.len();
+    let ranks = bucket.axis(axis).ranks.len();
     let collective = match kind {
         HopKind::Collect { .. } => Collective::AllGather,
         other => other.collective(),
@@ -337,6 +345,12 @@ fn sparse(bucket: &Bucket, at: usize) -> bool {
 }
 
 impl Hop {
+    /// Whether contributions travel apart from the buffer: in another type, or with those of other buffers.
+    #[must_use]
+    pub fn staged(&self, spec: &BufferSpec) -> bool {
+        spec.wire != spec.dtype || self.message > 0
+    }
+
     /// The type that travels: contributions to be added have one of their own.
     #[must_use]
     pub fn dtype(&self, spec: &BufferSpec) -> DType {

@@ -5,11 +5,14 @@ mod assign;
 mod bucket;
 mod fmt;
 mod hop;
+mod joint;
 mod member;
 mod place;
 mod program;
 mod route;
 mod schedule;
+mod split;
+mod train;
 mod verify;
 mod work;
 
@@ -121,6 +124,8 @@ impl Plan {
                 let states = algorithm.state(&spec, &blocks)?;
                 let (pieces, whole) = if algorithm.flat() {
                     (vec![place::flat_piece(&spec, &layout)], None)
+                } else if algorithm.joint() {
+                    (vec![place::whole_piece(&spec, leading, &layout)], None)
                 } else {
                     let whole = place::whole_blocks(&spec, &blocks, leading, &layout, &states);
                     (place::pieces(&spec, &blocks, leading, &layout, whole)?, whole)
@@ -137,10 +142,10 @@ impl Plan {
             groups.iter().map(|g| g.options.optional_count("max_batch_bytes")).collect::<Result<Vec<_>>>()?;
         let buckets = bucket::buckets(&members, &algorithms, &limits)?;
         let segments = buckets.iter().map(hop::segments).collect::<Result<Vec<_>>>()?;
-        let sizes: Vec<_> = buckets.iter().zip(&segments).map(|(b, s)| arena::sizes(b, s)).collect();
-        let scheduled = schedule::schedule(&segments);
-        let arena = Arena::lay_out(&sizes, &scheduled.slots);
-        let transfers = scheduled.transfers(&buckets, &arena.places);
+        let trains = train::trains(&buckets, &segments);
+        let scheduled = schedule::schedule(&trains);
+        let arena = Arena::lay_out(&trains, &scheduled.slots);
+        let transfers = scheduled.transfers(&buckets, &arena);
         let schedule::Scheduled { computes, order: schedule, .. } = scheduled;
         let prints = Footprints {
             computes: computes.iter().map(|c| arena.places[c.bucket].clone()).collect(),

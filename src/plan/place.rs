@@ -56,6 +56,8 @@ pub struct Piece {
     pub rows: Extent,
     /// Its columns within their dimension.
     pub cols: Extent,
+    /// How many of its matrices are stored, for a parameter that is taken whole; else one.
+    pub stack: usize,
 }
 
 /// A state as this process stores it.
@@ -74,7 +76,7 @@ impl LocalState {
     #[must_use]
     pub fn of(spec: StateSpec, layout: &Layout) -> Self {
         let source = |cut: &Cut<usize>| match cut {
-            Cut::Whole => None,
+            Cut::Whole | Cut::Stack => None,
             Cut::With(dim) | Cut::Spread(dim) => Some(*dim),
         };
         let spans = spec.shape.iter().zip(&spec.cuts).map(|(&size, cut)| match source(cut) {
@@ -152,6 +154,27 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
         slot: 0,
         rows: Extent::whole(1),
         cols: Extent::whole(stored),
+        stack: 1,
+    }
+}
+
+/// The one block of a parameter that is taken whole: its matrices over the dimensions behind `leading`, where there are
+/// any, as many as are stored.
+#[must_use]
+pub(super) fn whole_piece(p: &ParamSpec, leading: usize, layout: &Layout) -> Piece {
+    let spans = spans(&p.shape, layout);
+    let width = spans.last().map_or(1, |(_, len)| *len);
+    let stored: usize = spans.iter().map(|(_, len)| len).product();
+    let rows = stored.checked_div(width).unwrap_or(0);
+    let side = |d: usize| Extent::whole(p.shape.get(leading + d).copied().unwrap_or(1));
+    Piece {
+        block: Block { offset: 0, rows: side(0).len, cols: side(1).len },
+        local: Rect::packed(0, rows, width),
+        stored: [rows, width],
+        rows: side(0),
+        cols: side(1),
+        stack: spans[..leading].iter().map(|(_, len)| len).product(),
+        ..flat_piece(p, layout)
     }
 }
 
@@ -240,6 +263,7 @@ pub(super) fn pieces(
             slot,
             rows: row_extent,
             cols: col_extent,
+            stack: 1,
         };
         match whole {
             None => {}

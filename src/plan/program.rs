@@ -11,6 +11,7 @@ pub type BufferId = usize;
 
 /// A buffer that holds one `rows × cols` matrix for each unit of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // facts that do not depend on each other
 pub struct BufferSpec {
     /// Name for the printed plan.
     pub name: &'static str,
@@ -26,8 +27,12 @@ pub struct BufferSpec {
     pub shared: bool,
     /// How rows and columns go along with the sides of the block.
     pub cuts: [Cut<Side>; 2],
-    /// The side of the block over which stages sum: where that is cut, they leave contributions.
-    pub summed: Option<Side>,
+    /// Whether stages sum over rows, columns, the matrices of a parameter: where that is cut, they leave contributions.
+    pub summed: [bool; 3],
+    /// Whether it is summed over all parameters of the group too, which takes them together.
+    pub group: bool,
+    /// Whether it has the elements that are stored of a parameter that is taken whole, in one row.
+    pub stored: bool,
     /// Whether what stages leave is linear in the gradient, so that averaging it stands for averaging the gradient.
     pub linear: bool,
 }
@@ -44,7 +49,9 @@ impl BufferSpec {
             wire: dtype,
             shared: false,
             cuts: [Cut::Whole; 2],
-            summed: None,
+            summed: [false; 3],
+            stored: false,
+            group: false,
             linear: false,
         }
     }
@@ -55,10 +62,29 @@ impl BufferSpec {
         Self { cuts: [rows, cols], ..self }
     }
 
+    /// One element for each that is stored of a parameter that is taken whole.
+    #[must_use]
+    pub fn stored(name: &'static str, dtype: DType) -> Self {
+        Self { stored: true, ..Self::new(name, 1, 0, dtype) }
+    }
+
+    /// The same, left by stages that sum over all elements of a parameter that is taken whole.
+    #[must_use]
+    pub fn total(self) -> Self {
+        Self { summed: [true; 3], ..self }
+    }
+
+    /// The same, of which stages that follow get the sum over all parameters of the group.
+    #[must_use]
+    pub fn group(self) -> Self {
+        Self { group: true, ..self }
+    }
+
     /// The same, left by stages that sum over a side of the block.
     #[must_use]
-    pub fn summed(self, over: Side) -> Self {
-        Self { summed: Some(over), ..self }
+    pub fn summed(mut self, over: Side) -> Self {
+        self.summed[over.index()] = true;
+        self
     }
 
     /// The same, linear in the gradient.
@@ -145,6 +171,12 @@ impl Program {
     pub fn redistribute(mut self, buffer: BufferId, to: Target) -> Self {
         self.ops.push(ProgramOp::Redistribute { buffer, to });
         self
+    }
+
+    /// The buffer that is summed over all parameters of the group.
+    #[must_use]
+    pub fn group_buffer(&self) -> Option<BufferId> {
+        self.buffers.iter().position(|spec| spec.group)
     }
 
     /// The linear buffers that are put together or added, once for each time, with whether they become whole.

@@ -33,7 +33,7 @@ impl<'a> Route<'a> {
     }
 
     fn ranks(&self) -> usize {
-        self.bucket.axes[self.hop.axis].axis.ranks.len()
+        self.bucket.axis(self.hop.axis).ranks.len()
     }
 
     fn units(&self, range: &Range<usize>) -> &'a [Unit] {

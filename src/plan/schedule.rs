@@ -2,14 +2,15 @@
 
 use std::collections::VecDeque;
 
-use super::arena::Place;
+use super::arena::{Arena, Place};
 use super::bucket::Bucket;
-use super::hop::{Hop, HopKind, Segment, Step};
+use super::hop::{Hop, HopKind, Step};
 use super::route::Route;
+use super::train::{Call, Train};
 use crate::dtype::DType;
 use crate::layout::{Axis, Collective};
 
-/// Buckets whose collectives are in flight at a time.
+/// Trains whose collectives are in flight at a time.
 const LANES: usize = 2;
 
 /// One instruction of the schedule; the number is an index into the plan's lists.
@@ -47,10 +48,12 @@ pub struct Compute {
 /// Bytes that travel along one axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Transfer {
-    /// The bucket.
+    /// The bucket, the first of several.
     pub bucket: usize,
-    /// The buffer's name.
-    pub buffer: &'static str,
+    /// The buckets with their bytes.
+    pub shares: Vec<(usize, usize)>,
+    /// The buffers' names.
+    pub buffer: String,
     /// The axis.
     pub axis: Axis,
     /// What happens to them.
@@ -68,8 +71,32 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// The transfer of a hop; `places` are those of the bucket's buffers and messages.
-    fn of(bucket: &Bucket, number: usize, hop: &Hop, places: &[Place]) -> Self {
+    /// The transfer of a collective of a train whose common messages have these places.
+    fn of(buckets: &[Bucket], call: &Call, places: &[Vec<Place>], common: &[Place]) -> Option<Self> {
+        let (number, hop) = call.hops.first()?;
+        let shares: Vec<(usize, usize)> = Vec::new();
+        let mut transfer = Self { shares, ..Self::of_hop(&buckets[*number], *number, hop, &places[*number]) };
+        if let Some(whole) = call.message.and_then(|m| common.get(m)) {
+            let mut names: Vec<&str> = Vec::new();
+            for (bucket, hop) in &call.hops {
+                let name = buckets[*bucket].program.buffers[hop.buffer].name;
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+                let own = places[*bucket][buckets[*bucket].program.buffers.len() + hop.message];
+                transfer.shares.push((*bucket, own.bytes));
+            }
+            transfer.buffer = names.join("+");
+            (transfer.send, transfer.recv) = (*whole, *whole);
+            (transfer.send_bytes, transfer.recv_bytes) = (vec![whole.bytes], vec![whole.bytes]);
+        } else {
+            transfer.shares.push((*number, transfer.send.bytes));
+        }
+        Some(transfer)
+    }
+
+    /// The transfer of one hop; `places` are those of the bucket's buffers and messages.
+    fn of_hop(bucket: &Bucket, number: usize, hop: &Hop, places: &[Place]) -> Self {
         let spec = &bucket.program.buffers[hop.buffer];
         let counts = Route::new(bucket, hop).counts();
         let (main, messages) = (places[hop.buffer], places[bucket.program.buffers.len()]);
@@ -84,8 +111,9 @@ impl Transfer {
         let (send_bytes, recv_bytes) = (bytes(counts.send), bytes(counts.recv));
         Self {
             bucket: number,
-            buffer: spec.name,
-            axis: bucket.axes[hop.axis].axis.clone(),
+            shares: Vec::new(),
+            buffer: spec.name.into(),
+            axis: bucket.axis(hop.axis).clone(),
             collective: hop.kind.collective(),
             dtype,
             send: Place { bytes: send_bytes.iter().sum(), ..from },
@@ -100,74 +128,83 @@ impl Transfer {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scheduled {
     pub(super) computes: Vec<Compute>,
-    /// The bucket and hop of each collective.
-    pub(super) hops: Vec<(usize, Hop)>,
+    /// The train and call of each collective.
+    pub(super) calls: Vec<(usize, Call)>,
     pub(super) order: Vec<Instr>,
-    /// The slot of each bucket.
+    /// The slot of each train.
     pub(super) slots: Vec<usize>,
 }
 
 impl Scheduled {
-    /// The transfers of all hops, once the buffers have their places.
-    pub(super) fn transfers(&self, buckets: &[Bucket], places: &[Vec<Place>]) -> Vec<Transfer> {
-        self.hops.iter().map(|(b, hop)| Transfer::of(&buckets[*b], *b, hop, &places[*b])).collect()
+    /// The transfers of all collectives, once the buffers have their places.
+    pub(super) fn transfers(&self, buckets: &[Bucket], arena: &Arena) -> Vec<Transfer> {
+        let transfer =
+            |(train, call): &(usize, Call)| Transfer::of(buckets, call, &arena.places, &arena.common[*train]);
+        self.calls.iter().filter_map(transfer).collect()
     }
 
-    /// Runs the next segment of a bucket: returns whether it left something in flight.
-    fn advance(&mut self, bucket: usize, segment: &Segment) -> bool {
-        if !segment.steps.is_empty() {
-            self.order.push(Instr::Compute(self.computes.len()));
-            self.computes.push(Compute { bucket, steps: segment.steps.clone() });
+    /// Goes on from a stop of a train to where it has something in flight: returns what that is, nothing at the end,
+    /// and the next stop.
+    fn advance(&mut self, number: usize, train: &Train, mut next: usize) -> (Vec<usize>, usize) {
+        let first = self.calls.len();
+        while first == self.calls.len()
+            && let Some(stop) = train.stops.get(next)
+        {
+            for (bucket, steps) in &stop.computes {
+                self.order.push(Instr::Compute(self.computes.len()));
+                self.computes.push(Compute { bucket: *bucket, steps: steps.clone() });
+            }
+            for call in &stop.calls {
+                self.order.push(Instr::Issue(self.calls.len()));
+                self.calls.push((number, call.clone()));
+            }
+            next += 1;
         }
-        let Some(hop) = &segment.hop else {
-            return false;
-        };
-        self.order.push(Instr::Issue(self.hops.len()));
-        self.hops.push((bucket, hop.clone()));
-        true
+        ((first..self.calls.len()).collect(), next)
     }
 }
 
-/// A bucket under way.
+/// A train under way.
 struct Flight {
-    bucket: usize,
+    train: usize,
     next: usize,
-    collective: usize,
+    collectives: Vec<usize>,
     lane: usize,
 }
 
-/// Pipelines the buckets: while one waits for its collective the next ones compute, and buckets without communication
-/// fill the first gaps. `segments[b]` are those of bucket b.
+/// Pipelines the trains: while one waits for its collectives the next ones compute, and those without communication
+/// fill the first gaps.
 #[must_use]
-pub(super) fn schedule(segments: &[Vec<Segment>]) -> Scheduled {
-    let mut plan = Scheduled { slots: vec![0; segments.len()], ..Scheduled::default() };
+pub(super) fn schedule(trains: &[Train]) -> Scheduled {
+    let mut plan = Scheduled { slots: vec![0; trains.len()], ..Scheduled::default() };
     let (mut waiting, mut fillers): (VecDeque<usize>, VecDeque<usize>) =
-        (0..segments.len()).partition(|&b| segments[b].len() > 1);
+        (0..trains.len()).partition(|&t| trains[t].stops.iter().any(|stop| !stop.calls.is_empty()));
     let mut flights: VecDeque<Flight> = VecDeque::new();
     let mut free: Vec<usize> = (0..LANES).rev().collect();
     loop {
-        while let (Some(&lane), Some(bucket)) = (free.last(), waiting.front().copied()) {
+        while let (Some(&lane), Some(train)) = (free.last(), waiting.front().copied()) {
             waiting.pop_front();
-            plan.slots[bucket] = lane;
-            if plan.advance(bucket, &segments[bucket][0]) {
+            plan.slots[train] = lane;
+            let (collectives, next) = plan.advance(train, &trains[train], 0);
+            if !collectives.is_empty() {
                 free.pop();
-                flights.push_back(Flight { bucket, next: 1, collective: plan.hops.len() - 1, lane });
+                flights.push_back(Flight { train, next, collectives, lane });
             }
         }
         if let Some(filler) = fillers.pop_front() {
             // Its slot is a lane of its own: it runs while the others are in flight.
             plan.slots[filler] = if flights.is_empty() { 0 } else { LANES };
-            plan.advance(filler, &segments[filler][0]);
+            plan.advance(filler, &trains[filler], 0);
         } else if flights.is_empty() {
             break;
         }
         let Some(flight) = flights.pop_front() else { continue };
-        plan.order.push(Instr::Wait(flight.collective));
-        if plan.advance(flight.bucket, &segments[flight.bucket][flight.next]) {
-            let collective = plan.hops.len() - 1;
-            flights.push_back(Flight { next: flight.next + 1, collective, ..flight });
-        } else {
+        plan.order.extend(flight.collectives.iter().map(|&k| Instr::Wait(k)));
+        let (collectives, next) = plan.advance(flight.train, &trains[flight.train], flight.next);
+        if collectives.is_empty() {
             free.push(flight.lane);
+        } else {
+            flights.push_back(Flight { next, collectives, ..flight });
         }
     }
     plan

@@ -79,7 +79,8 @@ impl Plan {
     pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
         let mut wire = BTreeMap::new();
         let mut by_bucket = vec![0; self.buckets.len()];
-        self.transfers.iter().for_each(|t| by_bucket[t.bucket] += t.send.bytes);
+        let shares = self.transfers.iter().flat_map(|t| &t.shares);
+        shares.for_each(|(bucket, bytes)| by_bucket[*bucket] += bytes);
         for (bucket, total) in self.buckets.iter().zip(by_bucket) {
             let count = bucket.units.len();
             for (i, unit) in bucket.units.iter().enumerate() {

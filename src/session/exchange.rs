@@ -15,7 +15,8 @@ struct Areas {
 
 fn areas(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<Areas> {
     let dtype = hop.dtype(&bucket.program.buffers[hop.buffer]);
-    let (Some(main), Some(bytes)) = (memory.get(hop.buffer), memory.get(bucket.program.buffers.len())) else {
+    let messages = bucket.program.buffers.len() + hop.message;
+    let (Some(main), Some(bytes)) = (memory.get(hop.buffer), memory.get(messages)) else {
         return Err(Error::Internal("a bucket without memory".into()));
     };
     let len = bytes.len() * bytes.dtype().bytes() / dtype.bytes();
@@ -50,7 +51,7 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
         }
         HopKind::Collect { exact, .. } => {
             let (_, own) = route.run(&hop.before, &hop.before.units);
-            let copies = if exact { bucket.axes[hop.axis].axis.ranks.len() } else { 1 };
+            let copies = if exact { bucket.axis(hop.axis).ranks.len() } else { 1 };
             for i in 0..copies {
                 areas.main.part(0, own).copy_to(&areas.messages.part(i * own, own));
             }
@@ -59,7 +60,7 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             let (_, len) = route.run(&hop.before, &hop.before.units);
             let factor = mean_factor(bucket, hop, how);
             let from = areas.main.part(0, len);
-            if spec.wire != spec.dtype {
+            if hop.staged(spec) {
                 kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]]);
             } else if how == Reduction::Avg {
                 kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]]);
@@ -102,7 +103,7 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
             let (first, count) = route.run(&hop.before, &hop.after.units);
             areas.main.part(first, count).copy_to(&areas.main.part(0, count));
         }
-        HopKind::AllReduce { .. } if spec.wire != spec.dtype => {
+        HopKind::AllReduce { .. } if hop.staged(spec) => {
             let (_, len) = route.run(&hop.before, &hop.before.units);
             let copy = kernels::Convert { factor: 1.0 };
             kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]]);
@@ -117,6 +118,6 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
 fn mean_factor(bucket: &Bucket, hop: &Hop, how: Reduction) -> f64 {
     match how {
         Reduction::Sum => 1.0,
-        Reduction::Avg => 1.0 / bucket.axes[hop.axis].axis.ranks.len() as f64,
+        Reduction::Avg => 1.0 / bucket.axis(hop.axis).ranks.len() as f64,
     }
 }

@@ -27,6 +27,8 @@ pub trait Real:
     fn from_f32(x: f32) -> Self;
     /// Rounds to float32.
     fn to_f32(self) -> f32;
+    /// Numbers of this type, of those in both.
+    fn pick<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
 }
 
 impl Real for f32 {
@@ -46,6 +48,9 @@ impl Real for f32 {
     fn to_f32(self) -> f32 {
         self
     }
+    fn pick<'a>(narrow: &'a [f32], _wide: &'a [f64]) -> &'a [Self] {
+        narrow
+    }
 }
 
 impl Real for f64 {
@@ -64,6 +69,9 @@ impl Real for f64 {
     #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
     fn to_f32(self) -> f32 {
         self as f32
+    }
+    fn pick<'a>(_narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
+        wide
     }
 }
 

@@ -2,9 +2,12 @@
 
 mod convert;
 pub(super) mod elementwise;
+pub(super) mod factored;
+pub(super) mod fold;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod reduce;
+pub(super) mod rows;
 pub(super) mod select;
 
 use rayon::prelude::*;
@@ -14,6 +17,7 @@ use crate::dtype::DType;
 use crate::threads;
 
 pub(super) use convert::Real;
+use fold::Fold;
 
 /// Elements that one task handles.
 const PIECE: usize = 1 << 16;
@@ -71,15 +75,20 @@ fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     }
 }
 
+/// Whether the machine has the AVX-512 that kernels are compiled for.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+}
+
 /// The best instruction set of this machine, asked once by the standard library.
 fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     #[cfg(target_arch = "x86_64")]
     {
-        if std::arch::is_x86_feature_detected!("avx512f")
-            && std::arch::is_x86_feature_detected!("avx512vl")
-            && std::arch::is_x86_feature_detected!("avx512dq")
-            && std::arch::is_x86_feature_detected!("avx512bw")
-        {
+        if has_avx512() {
             // SAFETY: the features were detected on the line above.
             return unsafe { with_avx512::<C, N, O>(op, piece) };
         }

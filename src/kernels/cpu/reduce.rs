@@ -23,6 +23,39 @@ pub fn sum_of_squares(x: &Slab) -> f64 {
     sum
 }
 
+/// All elements in float64.
+#[must_use]
+pub fn values(x: &Slab) -> Vec<f64> {
+    let mut wide = vec![0.0; x.len()];
+    for start in (0..x.len()).step_by(super::TILE) {
+        let end = (start + super::TILE).min(x.len());
+        super::convert::load(&x.part(start, super::TILE), &mut wide[start..end]);
+    }
+    wide
+}
+
+/// Sets all elements, as many as there are values.
+pub fn set_values(values: &[f64], x: &Slab) {
+    debug_assert_eq!(values.len(), x.len());
+    for start in (0..x.len()).step_by(super::TILE) {
+        let end = (start + super::TILE).min(x.len());
+        super::convert::store(&values[start..end], &x.part(start, super::TILE));
+    }
+}
+
+/// The sum of all elements.
+#[must_use]
+pub fn sum_all(x: &Slab) -> f64 {
+    let mut wide = [0.0_f64; super::TILE];
+    let mut sum = 0.0;
+    for start in (0..x.len()).step_by(super::TILE) {
+        let tile = x.part(start, super::TILE);
+        super::convert::load(&tile, &mut wide[..tile.len()]);
+        sum += wide[..tile.len()].iter().sum::<f64>();
+    }
+    sum
+}
+
 /// `sums[j] = Σᵢ x[i, j]²` of a row-major `[rows, columns]` slab; `sums` is float64.
 ///
 /// # Errors

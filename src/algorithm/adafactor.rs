@@ -1,0 +1,222 @@
+//! Adafactor with the parameters of fairseq and `transformers` (Shazeer & Stern 2018, arXiv:1804.04235).
+//!
+//! a = ρ·max(ε₂, RMS(x)), β₂ = 1 - t^decay; u = g/√V, u ← u/max(1, RMS(u)/clip), x ← x - λ·a·x - a·u; with β₁ the
+//! finished step a·u is averaged.
+
+use super::factored::{self, Factored, clipping, is_matrix, root_mean_square};
+use super::{Algorithm, flops, whole_matrices};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::kernels::{self, GradientSquares, ScaledApply, Scales, UpdateSquares};
+use crate::options::Options;
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::StageIo;
+
+pub(super) const OPTIONS: [&str; 7] = [
+    "beta1",
+    "scale_parameter",
+    "relative_step",
+    "warmup_init",
+    "cautious_wd",
+    "momentum_dtype",
+    "state_dtype",
+];
+
+const SCALARS: [&str; 7] =
+    ["lr?", "eps[0]", "eps[1]", "clip_threshold", "-decay_rate", "beta1?", "weight_decay"];
+const LR: usize = 0;
+const EPSILON1: usize = 1;
+const EPSILON2: usize = 2;
+const CLIP: usize = 3;
+const DECAY_RATE: usize = 4;
+const BETA1: usize = 5;
+const WEIGHT_DECAY: usize = 6;
+
+const SQUARES: Stage = 0;
+const UPDATE: Stage = 1;
+const APPLY: Stage = 2;
+
+/// Σ x² and Σ u²; behind them the sums of g².
+const PARAM: BufferId = 0;
+const UPDATES: BufferId = 1;
+const SECOND: Factored = Factored { states: 0, buffers: 2 };
+
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
+pub(super) struct Adafactor {
+    scale_parameter: bool,
+    relative_step: bool,
+    warmup_init: bool,
+    cautious: bool,
+    momentum: bool,
+    momentum_dtype: Option<DType>,
+}
+
+impl Adafactor {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        Ok(Self {
+            scale_parameter: options.flag_or("scale_parameter", true)?,
+            relative_step: options.flag_or("relative_step", true)?,
+            warmup_init: options.flag("warmup_init")?,
+            cautious: options.flag("cautious_wd")?,
+            momentum: options.is_set("beta1"),
+            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+        })
+    }
+
+    /// The states of second moments; the step and the momentum follow.
+    fn moments(shape: &UnitShape) -> usize {
+        if is_matrix(shape) { 3 } else { 1 }
+    }
+
+    /// ρ. A rate of zero stays: frameworks set it to take a step that moves nothing.
+    fn rate(&self, h: &Hyper, step: f64) -> f64 {
+        if !self.relative_step || h[LR] == 0.0 {
+            return h[LR];
+        }
+        let most = if self.warmup_init { 1e-6 * step } else { 1e-2 };
+        most.min(1.0 / step.sqrt())
+    }
+
+    fn squares(&self, io: &StageIo<'_>) -> Result<()> {
+        let pass = GradientSquares { grad_factor: io.grad_factor };
+        let units = || io.units.iter().enumerate();
+        if self.scale_parameter {
+            let stacks = units().map(|(i, u)| SECOND.stack(io, i, [u.grad.all(), u.param.all()], true));
+            for (i, sum) in kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?).into_iter().enumerate()
+            {
+                io.slab(PARAM, i)?.numbers().fill(sum);
+            }
+        } else if is_matrix(io.class) {
+            let stacks = units().map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], true));
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        }
+        SECOND.close(io)
+    }
+
+    fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        for (i, unit) in io.units.iter().enumerate() {
+            let rest = unit.state[Self::moments(io.class)].row(0).increment().powf(-h[DECAY_RATE]);
+            if is_matrix(io.class) {
+                SECOND.update(io, i, rest, h[EPSILON1])?;
+            } else {
+                factored::update_elements(io, i, SECOND.states, rest, h[EPSILON1]);
+            }
+        }
+        update_squares(io, SECOND, UPDATES)
+    }
+
+    fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let moments = Self::moments(io.class);
+        let (mut factors, mut decays) = (Vec::new(), Vec::new());
+        for (i, unit) in io.units.iter().enumerate() {
+            let size = root_mean_square(io, i, io.slab(PARAM, i)?.numbers()[0]);
+            let scale = match self.scale_parameter {
+                true if size < h[EPSILON2] => h[EPSILON2],
+                true => size,
+                false => 1.0,
+            };
+            let rate = self.rate(h, unit.state[moments].row(0).count()) * scale;
+            factors.push(rate * io.grad_factor / clipping(io, i, io.slab(UPDATES, i)?.numbers()[0], h[CLIP]));
+            decays.push(rate * h[WEIGHT_DECAY]);
+        }
+        let scales: Vec<Scales> = (0..io.units.len()).map(|i| SECOND.scales(io, i)).collect();
+        let (cautious, beta1) = (self.cautious, h[BETA1]);
+        let pass = ScaledApply { scales: &scales, factors: &factors, decays: &decays, cautious, beta1 };
+        let units = io.units.iter().enumerate();
+        if self.momentum {
+            let stacks = units.map(|(i, u)| {
+                let operands = [u.param.all(), u.grad.all(), u.state[moments + 1].all()];
+                SECOND.stack(io, i, operands, false)
+            });
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        } else {
+            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.param.all(), u.grad.all()], false));
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        }
+        Ok(())
+    }
+}
+
+/// Σ u² with u = g/√V into a buffer.
+pub(super) fn update_squares(io: &StageIo<'_>, second: Factored, buffer: BufferId) -> Result<()> {
+    let scales: Vec<Scales> = (0..io.units.len()).map(|i| second.scales(io, i)).collect();
+    let pass = UpdateSquares { scales: &scales, grad_factor: io.grad_factor };
+    let stacks = io.units.iter().enumerate().map(|(i, u)| second.stack(io, i, [u.grad.all()], false));
+    let sums = kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+    sums.into_iter().enumerate().try_for_each(|(i, sum)| {
+        io.slab(buffer, i)?.numbers().fill(sum);
+        Ok(())
+    })
+}
+
+impl Algorithm for Adafactor {
+    fn name(&self) -> &'static str {
+        "adafactor"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn joint(&self) -> bool {
+        true
+    }
+
+    fn leading(&self, p: &ParamSpec) -> usize {
+        factored::leading(p)
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        Ok(whole_matrices(p))
+    }
+
+    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let mut states = if p.shape.len() < 2 {
+            vec![StateSpec::like("variance", p, factored::dtype(p))]
+        } else {
+            factored::states(["row", "col", "mean"], p).to_vec()
+        };
+        states.push(StateSpec::counter("step"));
+        if self.momentum {
+            states.push(StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype)));
+        }
+        Ok(states)
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        let total = |name| BufferSpec::new(name, 1, 1, DType::F64).wire(shape.param.arithmetic()).total();
+        let mut program = Program::new().buffer(total("parameter")).buffer(total("update"));
+        if is_matrix(shape) {
+            program = Factored::buffers(program, ["rows", "columns", "squares"], shape);
+        }
+        program = program.local(SQUARES, "squares");
+        if self.scale_parameter {
+            program = program.redistribute(PARAM, Target::Replicate);
+        }
+        if is_matrix(shape) {
+            program = SECOND.sum(program);
+        }
+        Ok(program.local(UPDATE, "update").redistribute(UPDATES, Target::Replicate).local(APPLY, "apply"))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        match stage {
+            SQUARES => self.squares(io),
+            UPDATE => Self::update(io, h),
+            APPLY => self.apply(io, h),
+            _ => Err(Error::Internal(format!("adafactor has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {
+        Description {
+            view: if p.shape.len() < 2 { "elements" } else { "rows and columns" }.into(),
+            lr_factor: 1.0,
+            flops: flops(14 * p.numel()),
+            ..Description::default()
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! CAME: Adafactor with a momentum whose steps are scaled by how well it agrees with the updates (Luo et al. 2023,
+//! arXiv:2307.02047).
+//!
+//! u = g/√V, u ← u/max(1, RMS(u)/clip), m ← β₁m + (1-β₁)u, q = (u - m)² + ε₂ with its own means by row and column under
+//! β₃, x ← x - lr·λ·x - lr·m/√Q. A parameter of fewer than two dimensions takes m as it is.
+
+use super::adafactor::update_squares;
+use super::factored::{self, Factored, clipping, is_matrix};
+use super::{Algorithm, flops, whole_matrices};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::kernels::{self, GradientSquares, Residual, ScaledApply, Scales};
+use crate::options::Options;
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::StageIo;
+
+pub(super) const OPTIONS: [&str; 3] = ["cautious_wd", "momentum_dtype", "state_dtype"];
+
+const SCALARS: [&str; 8] =
+    ["lr", "eps[0]", "eps[1]", "clip_threshold", "betas[0]", "betas[1]", "betas[2]", "weight_decay"];
+const LR: usize = 0;
+const EPSILON1: usize = 1;
+const EPSILON2: usize = 2;
+const CLIP: usize = 3;
+const BETA1: usize = 4;
+const BETA2: usize = 5;
+const BETA3: usize = 6;
+const WEIGHT_DECAY: usize = 7;
+
+const SQUARES: Stage = 0;
+const UPDATE: Stage = 1;
+const RESIDUALS: Stage = 2;
+const APPLY: Stage = 3;
+
+const STEP: usize = 0;
+const MOMENTUM: usize = 1;
+/// Σ u²; behind it the sums of g² and those of (u - m)².
+const UPDATES: BufferId = 0;
+const SECOND: Factored = Factored { states: 2, buffers: 1 };
+const INSTABILITY: Factored = Factored { states: 5, buffers: 4 };
+
+#[derive(Debug)]
+pub(super) struct Came {
+    cautious: bool,
+    momentum_dtype: Option<DType>,
+}
+
+impl Came {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        Ok(Self {
+            cautious: options.flag("cautious_wd")?,
+            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+        })
+    }
+
+    fn squares(io: &StageIo<'_>) -> Result<()> {
+        if is_matrix(io.class) {
+            let pass = GradientSquares { grad_factor: io.grad_factor };
+            let units = io.units.iter().enumerate();
+            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], true));
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        }
+        SECOND.close(io)
+    }
+
+    fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        for (i, unit) in io.units.iter().enumerate() {
+            let _ = unit.state[STEP].row(0).increment();
+            if is_matrix(io.class) {
+                SECOND.update(io, i, 1.0 - h[BETA2], h[EPSILON1])?;
+            } else {
+                factored::update_elements(io, i, SECOND.states, 1.0 - h[BETA2], h[EPSILON1]);
+            }
+        }
+        update_squares(io, SECOND, UPDATES)
+    }
+
+    fn residuals(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let scales: Vec<Scales> = (0..io.units.len()).map(|i| SECOND.scales(io, i)).collect();
+        let factor = |i| {
+            let squares = io.slab(UPDATES, i)?.numbers()[0];
+            Ok(io.grad_factor / clipping(io, i, squares, h[CLIP]))
+        };
+        let factors = (0..io.units.len()).map(factor).collect::<Result<Vec<_>>>()?;
+        let pass = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
+        let units = io.units.iter().enumerate();
+        let stacks =
+            units.map(|(i, u)| INSTABILITY.stack(io, i, [u.grad.all(), u.state[MOMENTUM].all()], true));
+        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        INSTABILITY.close(io)
+    }
+
+    fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let mut scales = Vec::with_capacity(io.units.len());
+        for i in 0..io.units.len() {
+            if is_matrix(io.class) {
+                INSTABILITY.update(io, i, 1.0 - h[BETA3], h[EPSILON2])?;
+                scales.push(INSTABILITY.scales(io, i));
+            } else {
+                scales.push(Factored::ones(io, i));
+            }
+        }
+        let factors = vec![h[LR]; io.units.len()];
+        let decays = vec![h[LR] * h[WEIGHT_DECAY]; io.units.len()];
+        let (cautious, beta1) = (self.cautious, 0.0);
+        let pass = ScaledApply { scales: &scales, factors: &factors, decays: &decays, cautious, beta1 };
+        let units = io.units.iter().enumerate();
+        let stacks =
+            units.map(|(i, u)| INSTABILITY.stack(io, i, [u.param.all(), u.state[MOMENTUM].all()], false));
+        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        Ok(())
+    }
+}
+
+impl Algorithm for Came {
+    fn name(&self) -> &'static str {
+        "came"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn joint(&self) -> bool {
+        true
+    }
+
+    fn leading(&self, p: &ParamSpec) -> usize {
+        factored::leading(p)
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        Ok(whole_matrices(p))
+    }
+
+    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let momentum = StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype));
+        let mut states = vec![StateSpec::counter("step"), momentum];
+        if p.shape.len() < 2 {
+            states.push(StateSpec::like("variance", p, factored::dtype(p)));
+        } else {
+            states.extend(factored::states(["row", "col", "mean"], p));
+            states.extend(factored::states(["res_row", "res_col", "res_mean"], p));
+        }
+        Ok(states)
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        let total = BufferSpec::new("update", 1, 1, DType::F64).wire(shape.param.arithmetic()).total();
+        let mut program = Program::new().buffer(total);
+        if is_matrix(shape) {
+            program = Factored::buffers(program, ["rows", "columns", "squares"], shape);
+            program = Factored::buffers(program, ["residual rows", "residual columns", "residuals"], shape);
+        }
+        program = program.local(SQUARES, "squares");
+        if is_matrix(shape) {
+            program = SECOND.sum(program);
+        }
+        program = program
+            .local(UPDATE, "update")
+            .redistribute(UPDATES, Target::Replicate)
+            .local(RESIDUALS, "residuals");
+        if is_matrix(shape) {
+            program = INSTABILITY.sum(program);
+        }
+        Ok(program.local(APPLY, "apply"))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        match stage {
+            SQUARES => Self::squares(io),
+            UPDATE => Self::update(io, h),
+            RESIDUALS => Self::residuals(io, h),
+            APPLY => self.apply(io, h),
+            _ => Err(Error::Internal(format!("came has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {
+        Description {
+            view: if p.shape.len() < 2 { "elements" } else { "rows and columns" }.into(),
+            lr_factor: 1.0,
+            flops: flops(22 * p.numel()),
+            ..Description::default()
+        }
+    }
+}

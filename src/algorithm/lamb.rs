@@ -1,0 +1,234 @@
+//! LAMB: Adam whose step is scaled, for each parameter, to the parameter's norm (You et al. 2020, arXiv:1904.00962).
+//!
+//! m ← β₁m + γg, v ← β₂v + (1-β₂)g², u = m̂/(√v̂ + ε) + λx, x ← x - lr · φ(‖x‖)/‖u‖ · u. The ratio is 1 where a norm is
+//! zero, and without decay unless `always_adapt`.
+
+use super::{Algorithm, flops, whole};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::kernels::{self, SumOfSquares};
+use crate::options::Options;
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::{StageIo, jobs};
+
+pub(super) const OPTIONS: [&str; 9] = [
+    "debias",
+    "always_adapt",
+    "grad_averaging",
+    "max_grad_norm",
+    "cautious_wd",
+    "momentum_dtype",
+    "variance_dtype",
+    "state_dtype",
+    "trust_clip",
+];
+
+const SCALARS: [&str; 9] = [
+    "lr",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "weight_decay",
+    "phi?[0]",
+    "phi?[1]",
+    "trust_clip?",
+    "max_grad_norm?",
+];
+const LR: usize = 0;
+const BETA1: usize = 1;
+const BETA2: usize = 2;
+const EPSILON: usize = 3;
+const WEIGHT_DECAY: usize = 4;
+const PHI: [usize; 2] = [5, 6];
+const TRUST_CLIP: usize = 7;
+const MAX_GRAD_NORM: usize = 8;
+
+const MOMENTUM: usize = 0;
+const VARIANCE: usize = 1;
+const STEP: usize = 2;
+
+const MOMENTS: Stage = 0;
+const APPLY: Stage = 1;
+const GRADIENTS: Stage = 2;
+
+const NORMS: BufferId = 0;
+const GRADIENT: BufferId = 1;
+
+/// What is done about moments that start at zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Debias {
+    None,
+    /// They are corrected.
+    Moments,
+    /// The finished step is.
+    Step,
+}
+
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
+pub(super) struct Lamb {
+    debias: Debias,
+    always_adapt: bool,
+    averaging: bool,
+    clips: bool,
+    cautious: bool,
+    momentum_dtype: Option<DType>,
+    variance_dtype: Option<DType>,
+}
+
+impl Lamb {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let every = options.dtype("state_dtype")?;
+        let debias = match options.word("debias")? {
+            None | Some("moments") => Debias::Moments,
+            Some("step") => Debias::Step,
+            Some("none") => Debias::None,
+            Some(other) => {
+                return Err(Error::Value(format!(
+                    "debias must be 'moments', 'step' or 'none', got '{other}'"
+                )));
+            }
+        };
+        Ok(Self {
+            debias,
+            always_adapt: options.flag("always_adapt")?,
+            averaging: options.flag_or("grad_averaging", true)?,
+            clips: options.is_set("max_grad_norm"),
+            cautious: options.flag("cautious_wd")?,
+            momentum_dtype: options.dtype("momentum_dtype")?.or(every),
+            variance_dtype: options.dtype("variance_dtype")?.or(every),
+        })
+    }
+
+    fn corrections(h: &Hyper, step: f64) -> [f64; 2] {
+        [1.0 / (1.0 - h[BETA1].powf(step)), 1.0 / (1.0 - h[BETA2].powf(step)).sqrt()]
+    }
+
+    /// The pass over moments and directions, for the steps that each parameter has taken.
+    fn pass(&self, io: &StageIo<'_>, h: &Hyper, steps: impl Iterator<Item = f64>) -> kernels::Lamb {
+        let norm = io.group_sum.sqrt();
+        let clip = if self.clips && norm > h[MAX_GRAD_NORM] { h[MAX_GRAD_NORM] / norm } else { 1.0 };
+        let corrections = match self.debias {
+            Debias::Moments => steps.map(|step| Self::corrections(h, step)).collect(),
+            _ => steps.map(|_| [1.0; 2]).collect(),
+        };
+        kernels::Lamb {
+            beta1: h[BETA1],
+            blend: if self.averaging { 1.0 - h[BETA1] } else { 1.0 },
+            beta2: h[BETA2],
+            epsilon: h[EPSILON],
+            weight_decay: h[WEIGHT_DECAY],
+            cautious: self.cautious,
+            grad_factor: io.grad_factor * clip,
+            corrections,
+            rates: Vec::new(),
+        }
+    }
+
+    /// The factor of u: `lr` times the trust ratio of these squared norms.
+    fn rate(&self, h: &Hyper, step: f64, squares: &[f64]) -> f64 {
+        let [mut x, u] = [squares[0].sqrt(), squares[1].sqrt()];
+        let [low, high] = PHI.map(|bound| h[bound]);
+        if !low.is_nan() && !high.is_nan() {
+            x = x.max(low).min(high);
+        }
+        let adapts = self.always_adapt || h[WEIGHT_DECAY] != 0.0;
+        let mut ratio = if adapts && !(x <= 0.0 || u <= 0.0) { x / u } else { 1.0 };
+        if adapts && ratio > h[TRUST_CLIP] {
+            ratio = h[TRUST_CLIP];
+        }
+        let late = match self.debias {
+            Debias::Step => {
+                let [first, second] = Self::corrections(h, step);
+                first / second
+            }
+            _ => 1.0,
+        };
+        h[LR] * late * ratio
+    }
+}
+
+impl Algorithm for Lamb {
+    fn name(&self) -> &'static str {
+        "lamb"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn joint(&self) -> bool {
+        true
+    }
+
+    fn leading(&self, p: &ParamSpec) -> usize {
+        p.shape.len()
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        Ok(whole(p))
+    }
+
+    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        Ok(vec![
+            StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype)),
+            StateSpec::like("variance", p, self.variance_dtype.unwrap_or(p.dtype)),
+            StateSpec::counter("step"),
+        ])
+    }
+
+    fn program(&self, _shape: &UnitShape) -> Result<Program> {
+        let mut program = Program::new().buffer(BufferSpec::new("norms", 1, 2, DType::F64).total());
+        if self.clips {
+            program = program
+                .buffer(BufferSpec::new("gradients", 1, 1, DType::F64).total().group())
+                .local(GRADIENTS, "gradients")
+                .redistribute(GRADIENT, Target::Replicate);
+        }
+        Ok(program.local(MOMENTS, "moments").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        match stage {
+            GRADIENTS => {
+                let sums = kernels::fold(&SumOfSquares, &jobs(io.units.iter().map(|u| Ok([u.grad])))?);
+                for (i, [sum]) in sums.into_iter().enumerate() {
+                    io.slab(GRADIENT, i)?.numbers().fill(sum * io.grad_factor * io.grad_factor);
+                }
+                Ok(())
+            }
+            MOMENTS => {
+                let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect();
+                let pass = self.pass(io, h, steps.into_iter());
+                let operands =
+                    io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]));
+                for (i, sums) in kernels::fold(&pass, &jobs(operands)?).into_iter().enumerate() {
+                    io.slab(NORMS, i)?.numbers().copy_from_slice(&sums);
+                }
+                Ok(())
+            }
+            APPLY => {
+                let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).count()).collect();
+                let mut pass = self.pass(io, h, steps.iter().copied());
+                for (i, step) in steps.into_iter().enumerate() {
+                    pass.rates.push(self.rate(h, step, io.slab(NORMS, i)?.numbers()));
+                }
+                let operands = io.units.iter().map(|u| Ok([u.param, u.state[MOMENTUM], u.state[VARIANCE]]));
+                kernels::run(&pass, &jobs(operands)?);
+                Ok(())
+            }
+            _ => Err(Error::Internal(format!("lamb has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {
+        Description {
+            view: "one norm".into(),
+            lr_factor: 1.0,
+            flops: flops(28 * p.numel()),
+            ..Description::default()
+        }
+    }
+}

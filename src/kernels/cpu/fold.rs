@@ -1,0 +1,117 @@
+//! Elementwise passes that also sum something up: in float64, in the same order whatever the number of threads.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Op, PIECE, Real, run};
+use crate::batch::Slab;
+
+/// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
+const RUN: usize = 256;
+/// Sums that are made side by side.
+const LANES: usize = 16;
+
+/// An elementwise pass over `N` operands of equal length with `K` sums.
+pub trait Fold<const N: usize, const K: usize>: Sync {
+    /// Which operands are written.
+    const WRITES: [bool; N];
+
+    /// Does its work on equally long slices of job `job`; returns what they add to the sums.
+    fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]) -> [f64; K];
+}
+
+/// A pass as an elementwise operation whose jobs are pieces of the pass's jobs.
+struct Pieces<'a, F, const K: usize> {
+    fold: &'a F,
+    jobs: Vec<usize>,
+    /// Bits of float64 numbers: each is written by the one thread that has the piece.
+    sums: Vec<[AtomicU64; K]>,
+}
+
+impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
+    const WRITES: [bool; N] = F::WRITES;
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn apply<C: Real>(&self, piece: usize, operands: [&mut [C]; N]) {
+        let new = self.fold.apply(self.jobs[piece], operands);
+        for (sum, new) in self.sums[piece].iter().zip(new) {
+            let old = f64::from_bits(sum.load(Ordering::Relaxed));
+            sum.store((old + new).to_bits(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs a pass over all jobs, each `N` slabs of equal length, disjoint from those of the other jobs; returns the sums of
+/// each job.
+pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(pass: &F, jobs: &[[Slab; N]]) -> Vec<[f64; K]> {
+    let mut pieces = Vec::new();
+    let mut owners = Vec::new();
+    for (job, operands) in jobs.iter().enumerate() {
+        for start in (0..operands[0].len()).step_by(PIECE) {
+            pieces.push(operands.map(|slab| slab.part(start, PIECE)));
+            owners.push(job);
+        }
+    }
+    let sums = owners.iter().map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
+    let op = Pieces { fold: pass, jobs: owners, sums };
+    run(&op, &pieces);
+    let mut totals = vec![[0.0; K]; jobs.len()];
+    for (job, sums) in op.jobs.iter().zip(&op.sums) {
+        for (total, sum) in totals[*job].iter_mut().zip(sums) {
+            *total += f64::from_bits(sum.load(Ordering::Relaxed));
+        }
+    }
+    totals
+}
+
+/// Sums of squares, made in float64 out of short sums in the arithmetic's type.
+#[derive(Clone, Copy)]
+pub(super) struct Squares<C> {
+    lanes: [C; LANES],
+    wide: f64,
+}
+
+impl<C: Real> Squares<C> {
+    pub(super) fn new() -> Self {
+        Self { lanes: [C::default(); LANES], wide: 0.0 }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) fn add(&mut self, lane: usize, x: C) {
+        self.lanes[lane] = self.lanes[lane] + x * x;
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) fn flush(&mut self) {
+        self.wide += self.lanes.iter().map(|lane| lane.wide()).sum::<f64>();
+        self.lanes = [C::default(); LANES];
+    }
+
+    pub(super) fn total(mut self) -> f64 {
+        self.flush();
+        self.wide
+    }
+}
+
+/// Σ x² of each operand's first slab.
+#[derive(Clone, Copy, Debug)]
+pub struct SumOfSquares;
+
+impl Fold<1, 1> for SumOfSquares {
+    const WRITES: [bool; 1] = [false];
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
+        let mut sum = Squares::new();
+        for run in x.chunks(RUN) {
+            for lanes in run.chunks(LANES) {
+                lanes.iter().enumerate().for_each(|(lane, x)| sum.add(lane, *x));
+            }
+            sum.flush();
+        }
+        [sum.total()]
+    }
+}

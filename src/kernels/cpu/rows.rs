@@ -1,0 +1,209 @@
+//! Passes over stacks of matrices, row by row, with sums by row and by column. Sums are made in the same order whatever
+//! the number of threads.
+
+use std::sync::Mutex;
+
+use rayon::prelude::*;
+
+use super::{Real, convert};
+use crate::batch::{Element, Slab};
+use crate::dtype::DType;
+use crate::threads;
+
+/// Elements that one task should have at least.
+const TASK: usize = 1 << 16;
+/// Tasks that a matrix is cut into at most.
+const PARTS: usize = 32;
+/// Rows whose columns are summed in the type of the arithmetic before the sums go on in float64.
+const RUN: usize = 16;
+
+/// A stack of `stack` matrices `rows × cols` that lie one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Stack<const N: usize> {
+    /// The elements of every operand.
+    pub operands: [Slab; N],
+    /// Matrices.
+    pub stack: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Columns of each.
+    pub cols: usize,
+    /// Where sums by row go: float64, one for each row of each matrix; empty where none are wanted.
+    pub row_sums: Slab,
+    /// Where sums by column go: float64, one for each column of each matrix; empty where none are wanted.
+    pub col_sums: Slab,
+}
+
+/// Where a row is: the job, the matrix within its stack, the row within the matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The job.
+    pub job: usize,
+    /// The matrix.
+    pub matrix: usize,
+    /// The row.
+    pub row: usize,
+}
+
+/// A pass over the rows of `N` operands.
+pub trait RowPass<const N: usize>: Sync {
+    /// Which operands are written.
+    const WRITES: [bool; N];
+
+    /// Does its work on a row and adds to the columns' sums, which may be empty; returns the row's sum, and what it adds
+    /// to the job's.
+    fn row<C: Real>(&self, at: At, operands: [&mut [C]; N], cols: &mut [C]) -> [f64; 2];
+}
+
+/// Rows of one job: of several whole matrices, or of a part of one.
+struct Task {
+    job: usize,
+    rows: std::ops::Range<usize>,
+    /// Which part of a matrix that is cut; its sums by column are added up at the end.
+    part: Option<usize>,
+}
+
+fn tasks<const N: usize>(jobs: &[Stack<N>]) -> Vec<Task> {
+    let mut tasks = Vec::new();
+    for (job, stack) in jobs.iter().enumerate() {
+        let (matrix, cols) = (stack.rows * stack.cols, stack.cols.max(1));
+        if matrix >= 2 * TASK {
+            let height = stack.rows.div_ceil(PARTS).max(TASK.div_ceil(cols));
+            for first in (0..stack.stack).map(|m| m * stack.rows) {
+                for (part, start) in (0..stack.rows).step_by(height).enumerate() {
+                    let end = (start + height).min(stack.rows);
+                    tasks.push(Task { job, rows: first + start..first + end, part: Some(part) });
+                }
+            }
+        } else {
+            let each = TASK.div_ceil(matrix.max(1));
+            for first in (0..stack.stack).step_by(each) {
+                let rows = first * stack.rows..(first + each).min(stack.stack) * stack.rows;
+                tasks.push(Task { job, rows, part: None });
+            }
+        }
+    }
+    tasks
+}
+
+/// What a task leaves: its share of the job's sum, and the sums by column of a part of a matrix.
+#[derive(Default)]
+struct Left {
+    total: f64,
+    cols: Vec<f64>,
+}
+
+/// Runs a pass over all jobs; returns the sum of each.
+pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Vec<f64> {
+    let tasks = tasks(jobs);
+    let left: Vec<Mutex<Left>> = tasks.iter().map(|_| Mutex::default()).collect();
+    let work = |(task, left): (&Task, &Mutex<Left>)| {
+        let stack = &jobs[task.job];
+        let found = if stack.operands.iter().any(|s| s.dtype() == DType::F64) {
+            vectorised::<f64, N, P>(pass, stack, task)
+        } else {
+            vectorised::<f32, N, P>(pass, stack, task)
+        };
+        *left.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = found;
+    };
+    let elements: usize = jobs.iter().map(|s| s.operands[0].len()).sum();
+    if elements < 2 * TASK || threads::get() == 1 {
+        tasks.iter().zip(&left).for_each(work);
+    } else {
+        threads::run(|| tasks.par_iter().zip(&left).for_each(work));
+    }
+    let mut totals = vec![0.0; jobs.len()];
+    for (task, left) in tasks.iter().zip(left) {
+        let Left { total, cols } = left.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        totals[task.job] += total;
+        if let Some(part) = task.part {
+            let stack = &jobs[task.job];
+            let matrix = task.rows.start / stack.rows.max(1);
+            // SAFETY: the caller owns the sums for this stage; no task is running any more.
+            let sums = unsafe { stack.col_sums.part(matrix * stack.cols, stack.cols).slice::<f64>() };
+            if part == 0 {
+                sums.fill(0.0);
+            }
+            sums.iter_mut().zip(cols).for_each(|(sum, own)| *sum += own);
+        }
+    }
+    totals
+}
+
+/// The best instruction set of this machine, asked once by the standard library.
+fn vectorised<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if super::has_avx512() {
+            // SAFETY: the features were detected on the line above.
+            return unsafe { with_avx512::<C, N, P>(pass, stack, task) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature was detected on the line above.
+            return unsafe { with_avx2::<C, N, P>(pass, stack, task) };
+        }
+    }
+    body::<C, N, P>(pass, stack, task)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+fn with_avx512<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
+    body::<C, N, P>(pass, stack, task)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn with_avx2<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
+    body::<C, N, P>(pass, stack, task)
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
+    let Stack { operands, rows, cols, row_sums, col_sums, .. } = stack;
+    let (rows, cols) = ((*rows).max(1), *cols);
+    let wanted = if col_sums.is_empty() { 0 } else { cols };
+    let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
+    let mut scratch: [Vec<C>; N] = operands
+        .map(|s| if s.dtype() == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); cols] });
+    let mut left = Left::default();
+    for number in task.rows.clone() {
+        let at = At { job: task.job, matrix: number / rows, row: number % rows };
+        let slabs = operands.map(|s| s.part(number * cols, cols));
+        for (slab, scratch) in slabs.iter().zip(&mut scratch).filter(|(_, scratch)| !scratch.is_empty()) {
+            convert::load(slab, scratch);
+        }
+        let mut buffers = scratch.iter_mut();
+        let lines = slabs.map(|slab| match buffers.next() {
+            Some(own) if !own.is_empty() => own.as_mut_slice(),
+            // SAFETY: the caller passes disjoint slabs of live tensors; this task alone has this row.
+            _ => unsafe { slab.slice::<C>() },
+        });
+        let [sum, total] = pass.row(at, lines, &mut short);
+        for ((slab, scratch), written) in slabs.iter().zip(&scratch).zip(P::WRITES) {
+            if written && !scratch.is_empty() {
+                convert::store(scratch, slab);
+            }
+        }
+        left.total += total;
+        if !row_sums.is_empty() {
+            // SAFETY: as above; each row has a sum of its own.
+            unsafe { row_sums.part(number, 1).slice::<f64>() }.fill(sum);
+        }
+        let ends = at.row + 1 == rows;
+        if wanted > 0 && (at.row % RUN == RUN - 1 || ends || number + 1 == task.rows.end) {
+            wide.iter_mut().zip(&mut short).for_each(|(wide, short)| {
+                *wide += short.wide();
+                *short = C::default();
+            });
+        }
+        if wanted > 0 && ends && task.part.is_none() {
+            // SAFETY: as above; this task alone has this matrix.
+            unsafe { col_sums.part(at.matrix * cols, cols).slice::<f64>() }.copy_from_slice(&wide);
+            wide.fill(0.0);
+        }
+    }
+    left.cols = if task.part.is_some() { wide } else { Vec::new() };
+    left
+}

@@ -1,0 +1,126 @@
+//! Lowers the programs of buckets whose units are parameters taken whole: sums between two stages are independent of each
+//! other and start together, so that those of all such buckets travel in one message.
+
+use std::collections::BTreeSet;
+
+use crate::layout::Reduction;
+
+use super::bucket::Bucket;
+use super::hop::{Held, Hop, HopKind, Segment, StagePoint, Step};
+use super::program::{BufferId, ProgramOp};
+
+/// The segments of a bucket.
+#[must_use]
+pub(super) fn segments(bucket: &Bucket) -> Vec<Segment> {
+    let held = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
+    let mut writer = Writer { bucket, held, segments: Vec::new(), steps: Vec::new(), messages: 0 };
+    if let Some(gradient) = bucket.gradient {
+        writer.steps.push(Step::Gradients);
+        for (round, axis) in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending).enumerate() {
+            let hop = writer.hop(gradient, axis, Reduction::Avg);
+            writer.close((0, round), vec![hop]);
+        }
+    }
+    let (mut phase, mut moves) = (0, Vec::new());
+    for op in &bucket.program.ops {
+        match *op {
+            ProgramOp::Redistribute { buffer, .. } => moves.push(buffer),
+            ProgramOp::Local { stage, name } => {
+                if !moves.is_empty() {
+                    phase += 1;
+                    writer.sum(phase, &std::mem::take(&mut moves));
+                }
+                let point = StagePoint {
+                    stage,
+                    name,
+                    whole: false,
+                    units: writer.held.units.clone(),
+                    held: vec![writer.held.clone(); bucket.program.buffers.len()],
+                };
+                writer.steps.push(Step::Stage(point));
+            }
+        }
+    }
+    let Writer { mut segments, steps, .. } = writer;
+    segments.push(Segment { steps, hops: Vec::new(), at: (usize::MAX, 0) });
+    segments
+}
+
+/// The axes along which a buffer is summed, one after the other.
+type Chain = (BufferId, Vec<usize>);
+
+/// The axes of each buffer. Several axes are one, unless other buffers take each of them anyway: then nothing is gained
+/// by a third collective.
+fn chains(bucket: &Bucket, buffers: &[BufferId]) -> Vec<Chain> {
+    let sets: Vec<(BufferId, Vec<usize>)> =
+        buffers.iter().map(|&b| (b, bucket.summed(&bucket.program.buffers[b]))).collect();
+    let alone = |axis: &usize| sets.iter().any(|(_, set)| set.as_slice() == [*axis]);
+    let chain = |set: &Vec<usize>| {
+        let joined = bucket.joined.iter().position(|(axes, _)| axes == set);
+        match joined {
+            Some(at) if !set.iter().all(alone) => vec![bucket.axes.len() + at],
+            _ => set.clone(),
+        }
+    };
+    sets.iter().map(|(buffer, set)| (*buffer, chain(set))).collect()
+}
+
+struct Writer<'a> {
+    bucket: &'a Bucket,
+    held: Held,
+    segments: Vec<Segment>,
+    steps: Vec<Step>,
+    messages: usize,
+}
+
+impl Writer<'_> {
+    fn hop(&mut self, buffer: BufferId, axis: usize, how: Reduction) -> Hop {
+        let message = if how == Reduction::Sum {
+            self.messages += 1;
+            self.messages
+        } else {
+            0
+        };
+        let held = self.held.clone();
+        let hop = Hop {
+            buffer,
+            axis,
+            kind: HopKind::AllReduce { how },
+            before: held.clone(),
+            after: held,
+            message,
+        };
+        self.steps.push(Step::Pack(hop.clone()));
+        hop
+    }
+
+    fn close(&mut self, at: (usize, usize), hops: Vec<Hop>) {
+        let spec = |hop: &Hop| &self.bucket.program.buffers[hop.buffer];
+        let next = hops.iter().filter(|hop| hop.staged(spec(hop))).cloned().map(Step::Unpack).collect();
+        let steps = std::mem::replace(&mut self.steps, next);
+        self.segments.push(Segment { steps, hops, at });
+    }
+
+    /// Adds the contributions to these buffers, in as few rounds as their axes allow.
+    fn sum(&mut self, phase: usize, buffers: &[BufferId]) {
+        let chains = chains(self.bucket, buffers);
+        let every: BTreeSet<usize> = chains.iter().flat_map(|(_, axes)| axes.iter().copied()).collect();
+        let together = chains.iter().all(|(_, axes)| axes.len() <= 1);
+        let rounds: Vec<BTreeSet<usize>> = if together {
+            vec![every]
+        } else {
+            every.into_iter().map(|axis| BTreeSet::from([axis])).collect()
+        };
+        for (number, axes) in rounds.iter().enumerate() {
+            let mut hops = Vec::new();
+            for (buffer, chain) in &chains {
+                let due = chain.iter().filter(|axis| axes.contains(axis));
+                hops.extend(due.map(|&axis| self.hop(*buffer, axis, Reduction::Sum)));
+            }
+            // Without anything to send the buckets of a group meet for its sum.
+            if !hops.is_empty() || buffers.iter().any(|&b| self.bucket.program.buffers[b].group) {
+                self.close((phase, number), hops);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Cuts buckets so that their buffers fit a bound.
+
+use crate::spec::Cut;
+
+use super::bucket::{Bucket, Unit};
+use super::program::BufferSpec;
+
+/// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
+/// through caches that their own buffers fit in; small ones go many at a time.
+const DEFAULT_BATCH_BYTES: usize = 32 << 20;
+/// The same where matrices are dealt out: a bucket should have one for every process that could take one.
+const DEALT_BATCH_BYTES: usize = 1 << 30;
+
+/// Cuts a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are dealt out
+/// one for every process that could take one, within a wider bound. Counts with the largest shard that any process
+/// has, so that all cut alike.
+pub(super) fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
+    let given = limits.get(bucket.group).copied().flatten();
+    let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
+    if bucket.leading.is_none() || bucket.joint {
+        let limit = given.unwrap_or(DEFAULT_BATCH_BYTES);
+        return if bucket.gradient.is_some() {
+            runs(&bucket.units, bucket.stacks, limit / bucket.shape.param.bytes())
+                .into_iter()
+                .map(part)
+                .collect()
+        } else {
+            vec![bucket.clone()]
+        };
+    }
+    let (mut shared, mut each) = (0, 0);
+    for spec in &bucket.program.buffers {
+        let bytes = stored_bytes(bucket, spec);
+        *(if spec.shared { &mut shared } else { &mut each }) += bytes;
+    }
+    let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
+    let (all, cut) = super::assign::takers(bucket);
+    let wanted = fit(given.unwrap_or(DEFAULT_BATCH_BYTES)).max(1).next_multiple_of(all);
+    let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
+    let most = if all == 1 { wanted } else { wanted.min(bound) };
+    stacks_of(&bucket.units, most.max(1))
+        .into_iter()
+        .map(|(units, widest)| Bucket { widest, ..part(&units) })
+        .collect()
+}
+
+/// Bytes per unit that a process averages when the linear buffers are averaged instead of the gradient; `None` when
+/// no buffer is linear. What becomes whole is dealt out before, evenly over all who have a part or a contribution.
+pub(super) fn linear_bytes(bucket: &Bucket) -> Option<usize> {
+    let sharers: usize =
+        bucket.axes.iter().filter(|a| a.cuts.is_some()).map(|a| a.axis.ranks.len()).product();
+    let bytes = |(spec, whole): (&BufferSpec, bool)| {
+        if whole {
+            (spec.rows * spec.cols * spec.dtype.bytes()).div_ceil(sharers)
+        } else {
+            stored_bytes(bucket, spec)
+        }
+    };
+    bucket.program.linear_moves().map(bytes).reduce(|a, b| a + b)
+}
+
+/// Bytes of a buffer's matrix that a process stores, of the largest part.
+pub(super) fn stored_bytes(bucket: &Bucket, spec: &BufferSpec) -> usize {
+    largest(bucket, spec, 0) * largest(bucket, spec, 1) * spec.dtype.bytes()
+}
+
+/// The largest part of dimension `d` of a buffer's matrix that any process holds.
+fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
+    let length = [spec.rows, spec.cols][d];
+    match spec.cuts[d] {
+        Cut::With(side) | Cut::Spread(side) if !spec.shared => {
+            let axes = &bucket.sides[side.index()].1;
+            axes.iter().fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
+        }
+        _ => length,
+    }
+}
+
+/// Units in groups of which no process stores more than `most`, with the number that the fullest one stores.
+fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
+    let mut groups: Vec<(Vec<Unit>, usize)> = Vec::new();
+    // The slots of each parameter follow those of the parameters before it.
+    let (mut base, mut next, mut param) = (0, 0, None);
+    for unit in units {
+        if param != Some(unit.param) {
+            (base, param) = (next, Some(unit.param));
+        }
+        let slot = base + unit.piece.slot;
+        next = next.max(slot + 1);
+        let group = slot / most;
+        if groups.len() <= group {
+            groups.resize(group + 1, (Vec::new(), 0));
+        }
+        let (members, widest) = &mut groups[group];
+        members.push(unit.clone());
+        *widest = (*widest).max(slot % most + 1);
+    }
+    groups
+}
+
+/// Runs of units of together at most `elements` elements on each of `parts` processes; one unit at least.
+fn runs(units: &[Unit], parts: usize, elements: usize) -> Vec<&[Unit]> {
+    let (mut runs, mut start, mut sum) = (Vec::new(), 0, 0);
+    for (at, unit) in units.iter().enumerate() {
+        let size = unit.piece.block.numel().div_ceil(parts);
+        if at > start && sum + size > elements {
+            runs.push(&units[start..at]);
+            (start, sum) = (at, 0);
+        }
+        sum += size;
+    }
+    runs.push(&units[start..]);
+    runs
+}
