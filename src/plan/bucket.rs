@@ -71,6 +71,9 @@ pub struct Bucket {
     pub joined: Vec<(Vec<usize>, Axis)>,
     /// Whether blocks are parameters that are taken whole.
     pub joint: bool,
+    /// The axes along which such parameters are copied, in a regular mesh: sums may go along them too, with one copy's
+    /// contributions.
+    pub copies: Vec<Axis>,
     /// How many processes the leading dimensions are cut among, each of which has whole matrices of its own; for
     /// elements, how many the parameters are cut among.
     pub stacks: usize,
@@ -287,6 +290,7 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leadi
         widest: 0,
         leading,
         joint,
+        copies: Vec::new(),
         joined: Vec::new(),
         whole: member.whole,
         sides: [cutters(0), cutters(1)],
@@ -297,6 +301,8 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leadi
         shape,
     };
     if joint && !layout.mesh.irregular {
+        let replicas = layout.distributed_axes().filter(|(_, placement)| *placement == Placement::Replicate);
+        bucket.copies = replicas.map(|(axis, _)| axis.clone()).collect();
         let summed = bucket.program.buffers.iter().map(|spec| bucket.summed(spec));
         let sets: BTreeSet<Vec<usize>> = summed.filter(|axes| axes.len() > 1).collect();
         let parts = |set: &[usize]| set.iter().map(|&a| &bucket.axes[a].axis).collect::<Vec<_>>();

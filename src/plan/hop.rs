@@ -35,6 +35,8 @@ pub struct Hop {
     pub after: Held,
     /// Which of the bucket's places for messages it uses.
     pub message: usize,
+    /// Whether this process contributes nothing: another one with the same copy does.
+    pub silent: bool,
 }
 
 /// The kinds of change. A cut is named by its side and its number among the cuts of that side; `at` is the position of
@@ -271,7 +273,7 @@ impl Writer<'_> {
             HopKind::AllReduce { .. } => {}
         }
         self.held[buffer] = after.clone();
-        let hop = Hop { buffer, axis, kind, before, after, message: 0 };
+        let hop = Hop { buffer, axis, kind, before, after, message: 0, silent: false };
         if kind == HopKind::Slice {
             self.steps.push(Step::Unpack(hop));
             return Ok(());

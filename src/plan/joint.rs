@@ -89,6 +89,7 @@ impl Writer<'_> {
             before: held.clone(),
             after: held,
             message,
+            silent: false,
         };
         self.steps.push(Step::Pack(hop.clone()));
         hop

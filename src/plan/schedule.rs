@@ -74,8 +74,7 @@ impl Transfer {
     /// The transfer of a collective of a train whose common messages have these places.
     fn of(buckets: &[Bucket], call: &Call, places: &[Vec<Place>], common: &[Place]) -> Option<Self> {
         let (number, hop) = call.hops.first()?;
-        let shares: Vec<(usize, usize)> = Vec::new();
-        let mut transfer = Self { shares, ..Self::of_hop(&buckets[*number], *number, hop, &places[*number]) };
+        let mut transfer = Self::of_hop(&buckets[*number], *number, (hop, &call.axis), &places[*number]);
         if let Some(whole) = call.message.and_then(|m| common.get(m)) {
             let mut names: Vec<&str> = Vec::new();
             for (bucket, hop) in &call.hops {
@@ -96,7 +95,7 @@ impl Transfer {
     }
 
     /// The transfer of one hop; `places` are those of the bucket's buffers and messages.
-    fn of_hop(bucket: &Bucket, number: usize, hop: &Hop, places: &[Place]) -> Self {
+    fn of_hop(bucket: &Bucket, number: usize, (hop, axis): (&Hop, &Axis), places: &[Place]) -> Self {
         let spec = &bucket.program.buffers[hop.buffer];
         let counts = Route::new(bucket, hop).counts();
         let (main, messages) = (places[hop.buffer], places[bucket.program.buffers.len()]);
@@ -113,7 +112,7 @@ impl Transfer {
             bucket: number,
             shares: Vec::new(),
             buffer: spec.name.into(),
-            axis: bucket.axis(hop.axis).clone(),
+            axis: axis.clone(),
             collective: hop.kind.collective(),
             dtype,
             send: Place { bytes: send_bytes.iter().sum(), ..from },

@@ -5,13 +5,17 @@ use super::bucket::Bucket;
 use super::hop::{Hop, HopKind, Segment, Step};
 use super::route::Route;
 use crate::dtype::DType;
-use crate::layout::Reduction;
+use crate::layout::{Axis, Reduction};
 
 /// A collective: one hop, or the sums of several buffers in one message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Call {
     /// The hops, each with its bucket.
     pub(super) hops: Vec<(usize, Hop)>,
+    /// The axis that it goes along.
+    pub(super) axis: Axis,
+    /// The type that travels in a message of several buffers.
+    pub(super) dtype: DType,
     /// The number of the message within the train where buffers travel apart from their places.
     pub(super) message: Option<usize>,
 }
@@ -65,7 +69,7 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
     if let [alone] = members
         && !buckets[*alone].joint
     {
-        let call = |hop: &Hop| Call { hops: vec![(*alone, hop.clone())], message: None };
+        let call = |hop: &Hop| Sum::of(&buckets[*alone], *alone, hop).alone();
         let stop = |s: &Segment| Stop {
             computes: if s.steps.is_empty() { Vec::new() } else { vec![(*alone, s.steps.clone())] },
             calls: s.hops.iter().map(call).collect(),
@@ -78,48 +82,88 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
     meetings.sort_unstable();
     meetings.dedup();
     for at in meetings {
-        let mut stop = Stop::default();
-        for &b in members {
-            let Some(segment) = segments[b].iter().find(|s| s.at == at) else { continue };
-            if !segment.steps.is_empty() {
-                stop.computes.push((b, segment.steps.clone()));
-            }
-            for hop in &segment.hops {
-                train.call(buckets, &mut stop.calls, b, hop);
-            }
+        let here = |&b: &usize| Some((b, segments[b].iter().find(|s| s.at == at)?));
+        let joining: Vec<(usize, &Segment)> = members.iter().filter_map(here).collect();
+        let mut stop = Stop {
+            computes: joining.iter().map(|(b, segment)| (*b, segment.steps.clone())).collect(),
+            ..Stop::default()
+        };
+        stop.computes.retain(|(_, steps)| !steps.is_empty());
+        let sums: Vec<Sum> = joining
+            .iter()
+            .flat_map(|(b, s)| s.hops.iter().map(|hop| Sum::of(&buckets[*b], *b, hop)))
+            .collect();
+        for sum in &sums {
+            train.call(&mut stop, sum, &sums);
         }
         train.stops.push(stop);
     }
     train
 }
 
+/// A hop of a bucket in a train.
+struct Sum<'a> {
+    bucket: usize,
+    hop: &'a Hop,
+    /// The axis that it goes along.
+    axis: Axis,
+    /// Axes along which there are copies.
+    copies: &'a [Axis],
+    dtype: DType,
+    bytes: usize,
+}
+
+impl<'a> Sum<'a> {
+    fn of(bucket: &'a Bucket, number: usize, hop: &'a Hop) -> Self {
+        let dtype = hop.dtype(&bucket.program.buffers[hop.buffer]);
+        let elements: usize = Route::new(bucket, hop).counts().send.iter().sum();
+        let (axis, copies) = (bucket.axis(hop.axis).clone(), bucket.copies.as_slice());
+        Self { bucket: number, hop, axis, copies, dtype, bytes: elements * dtype.bytes() }
+    }
+
+    /// The collective of this sum alone.
+    fn alone(&self) -> Call {
+        let hops = vec![(self.bucket, self.hop.clone())];
+        Call { hops, axis: self.axis.clone(), dtype: self.dtype, message: None }
+    }
+
+    /// The axes of copies by which this sum goes along `wide`, if it can.
+    fn reaches(&self, wide: &Axis) -> Option<Vec<&'a Axis>> {
+        let inside = |copies: &&Axis| copies.ranks.iter().all(|rank| wide.ranks.contains(rank));
+        let added: Vec<&Axis> = self.copies.iter().filter(inside).collect();
+        let joined = Axis::joined(&added.iter().copied().chain([&self.axis]).collect::<Vec<_>>());
+        (joined.ranks == wide.ranks).then_some(added)
+    }
+}
+
 impl Train {
-    /// Adds a hop to a collective that goes the same way, or begins one.
-    fn call(&mut self, buckets: &[Bucket], calls: &mut Vec<Call>, bucket: usize, hop: &Hop) {
-        let of = |b: usize, hop: &Hop| -> (Vec<u64>, DType) {
-            let spec = &buckets[b].program.buffers[hop.buffer];
-            (buckets[b].axis(hop.axis).ranks.clone(), hop.dtype(spec))
-        };
-        if hop.kind != (HopKind::AllReduce { how: Reduction::Sum }) {
-            calls.push(Call { hops: vec![(bucket, hop.clone())], message: None });
+    /// Adds a sum to a collective that goes the same way, or begins one. Where another sum goes along more ranks, of which
+    /// those beyond the own axis have copies, it goes with that, and one of the copies contributes.
+    fn call(&mut self, stop: &mut Stop, sum: &Sum<'_>, all: &[Sum<'_>]) {
+        if sum.hop.kind != (HopKind::AllReduce { how: Reduction::Sum }) {
+            stop.calls.push(sum.alone());
             return;
         }
-        let elements: usize = Route::new(&buckets[bucket], hop).counts().send.iter().sum();
-        let (way, dtype) = of(bucket, hop);
-        let part = |members: &[usize]| {
-            let at = members.iter().position(|&b| b == bucket).unwrap_or(0);
-            (at, hop.message, elements * dtype.bytes())
-        };
-        let part = part(&self.buckets);
-        let same = |call: &&mut Call| {
-            call.message.is_some()
-                && call.hops.first().is_some_and(|(b, h)| of(*b, h) == (way.clone(), dtype))
-        };
-        if let Some(call) = calls.iter_mut().find(same) {
-            call.hops.push((bucket, hop.clone()));
+        let wider = all.iter().filter(|other| other.dtype == sum.dtype && other.hop.kind == sum.hop.kind);
+        let ways = wider.filter_map(|other| Some((&other.axis, sum.reaches(&other.axis)?)));
+        let (axis, added) = ways.max_by_key(|(axis, _)| axis.ranks.len()).unwrap_or((&sum.axis, Vec::new()));
+        let silent = added.iter().any(|copies| copies.coordinate != 0);
+        let own = stop.computes.iter_mut().filter(|(bucket, _)| *bucket == sum.bucket);
+        for step in own.flat_map(|(_, steps)| steps) {
+            match step {
+                Step::Pack(hop) if hop == sum.hop => hop.silent = silent,
+                _ => {}
+            }
+        }
+        let place = self.buckets.iter().position(|&b| b == sum.bucket).unwrap_or(0);
+        let part = (place, sum.hop.message, sum.bytes);
+        let same = |call: &&mut Call| call.message.is_some() && call.axis == *axis && call.dtype == sum.dtype;
+        if let Some(call) = stop.calls.iter_mut().find(same) {
+            call.hops.push((sum.bucket, sum.hop.clone()));
             self.messages[call.message.unwrap_or(0)].push(part);
         } else {
-            calls.push(Call { hops: vec![(bucket, hop.clone())], message: Some(self.messages.len()) });
+            let message = Some(self.messages.len());
+            stop.calls.push(Call { axis: axis.clone(), message, ..sum.alone() });
             self.messages.push(vec![part]);
         }
     }

@@ -60,7 +60,9 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             let (_, len) = route.run(&hop.before, &hop.before.units);
             let factor = mean_factor(bucket, hop, how);
             let from = areas.main.part(0, len);
-            if hop.staged(spec) {
+            if hop.silent {
+                areas.messages.part(0, len).clear();
+            } else if hop.staged(spec) {
                 kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]]);
             } else if how == Reduction::Avg {
                 kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]]);
