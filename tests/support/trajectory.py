@@ -86,6 +86,10 @@ class Twin:
         self.expected = [param.detach().double().clone() for param in self.params]
         self.states = [as_float64(role_state(self.optimizer, param)) for param in self.params]
 
+    def follow_parameters(self) -> None:
+        """Set the reference to the optimizer's present parameters, not to its state."""
+        self.expected = [param.detach().double().clone() for param in self.params]
+
     def gradients(self, steps: int) -> list[list[Tensor]]:
         """Gradients [step][parameter] that the parameters' dtype represents exactly, as float64."""
         flatten = bool(self.case.kwargs.get("flatten", False))
