@@ -57,11 +57,11 @@ def factored(state: State, prefix: str, s: Tensor, beta: float) -> Tensor:
 
 
 def normalized(grad: Tensor, state: State, group: Group, beta2: float) -> Tensor:
-    """``u = g / sqrt(V)``, clipped to an RMS of ``clip_threshold``."""
+    """``u = g / sqrt(V)``, clipped to an RMS of ``clip_threshold``; all NaN where one element is."""
     s = grad.square() + float(group["eps"][0])
     v = factored(state, "", s, beta2) if grad.ndim >= 2 else average(state, "variance", s, beta2)
     u = grad / v.sqrt()
-    return u / max(1.0, rms(u) / float(group["clip_threshold"]))
+    return u / (u.square().mean().sqrt() / float(group["clip_threshold"])).clamp(min=1.0)
 
 
 def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:

@@ -7,9 +7,10 @@ import torch
 
 from support.asserts import assert_updates_close, error_in_ulps, relative_error
 from support.cases import ALL_CASES, EMPTY, MATRIX_ALGORITHMS, Case, Group, case_named, optimizer_classes
-from support.trajectory import Twin, as_float64, role_state
+from support.trajectory import FACTORS, Twin, as_float64, role_state
 
 STEPS = 4
+NORMED = ("lamb", "adafactor", "came")
 
 every_case = pytest.mark.parametrize("case", ALL_CASES, ids=str)
 
@@ -49,7 +50,8 @@ def test_case_table_covers_every_exported_optimizer() -> None:
 @every_case
 def test_float64_steps_equal_the_reference(case: Case) -> None:
     # Only the order of summation differs; Dion and Muon pass it through a QR or a steep polynomial.
-    tolerance = dict.fromkeys(MATRIX_ALGORITHMS, 1e-10) | {"adamw": 1e-12, "lion": 1e-12}
+    others = ("adamw", "lion", *NORMED)
+    tolerance = dict.fromkeys(MATRIX_ALGORITHMS, 1e-10) | dict.fromkeys(others, 1e-12)
     assert_follows_reference(case, torch.float64, tolerance, "auto")
 
 
@@ -58,6 +60,7 @@ def test_float32_steps_stay_at_rounding_level(case: Case) -> None:
     # Parameters of 0.1 are rounded to 6e-9, over updates of 1e-3 or more. Polar Express has a slope of 160 at
     # the largest singular value that its normalisation allows (1 / 1.02, a single row): 6e-8 becomes 1e-5.
     tolerance = dict.fromkeys(MATRIX_ALGORITHMS, 5e-5) | {"adamw": 2e-6, "lion": 2e-6, "dion": 1e-5}
+    tolerance |= dict.fromkeys(NORMED, 1e-5)
     assert_follows_reference(case, torch.float32, tolerance, "float32")
 
 
@@ -67,7 +70,8 @@ def test_low_precision_step_is_the_float64_step_rounded_once(case: Case, dtype: 
     # What is selected depends on the last bit of the momentum: it is kept in full here.
     selecting = {"dion2", "nordion2"} & set(case.algorithms)
     wide = {"state_dtype": torch.float32} if selecting else {}
-    twin = Twin(case, dtype, lr=2.0**-4, orth_dtype="float32", **wide)
+    lr = {} if case.kwargs.get("relative_step") else {"lr": 2.0**-4}
+    twin = Twin(case, dtype, orth_dtype="float32", **lr, **wide)
     for number, grads in enumerate(twin.gradients(3), start=1):
         twin.follow()
         before = [param.clone() for param in twin.expected]
@@ -85,6 +89,9 @@ def test_low_precision_step_is_the_float64_step_rounded_once(case: Case, dtype: 
                 if key == "step":
                     assert actual.dtype == torch.float32
                     assert actual.item() == number, where
+                elif key in FACTORS:
+                    assert actual.dtype == torch.float32, f"{where} {key}"
+                    assert relative_error(actual, state[key]) <= 1e-5, f"{where} {key}"
                 elif key != "Q":
                     assert actual.dtype == wide.get("state_dtype", dtype), f"{where} {key}"
                     if wide:
@@ -109,6 +116,7 @@ EMPTY_CASES = [
         ("muon-flatten", (*EMPTY, (0, 3, 3), (4, 3))),
         ("adamw-default", (*EMPTY, (0,), (3,))),
         ("lion-default", (*EMPTY, (0,), (3,))),
+        *((f"{name}-default", (*EMPTY, (0,), (3,), (2, 0, 3), (4, 3))) for name in NORMED),
     )
 ]
 
@@ -133,6 +141,7 @@ def test_empty_parameters_beside_others_are_left_alone(case: Case, dtype: torch.
         ("adamw-default", (0.5, 0.0, 0.25)),
         ("muon-nesterov", (0.5, 0.0, 0.25)),
         ("dion-quarter", (0.5, 0.0, 0.25)),
+        *((f"{name}-default", (0.5, 0.0, 0.25)) for name in NORMED),
     ],
 )
 def test_hyper_parameters_are_read_at_every_step(name: str, lr_per_step: tuple[float, ...]) -> None:

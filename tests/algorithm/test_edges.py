@@ -68,11 +68,15 @@ def test_zero_gradients_from_the_start_only_decay(case: Case, dtype: torch.dtype
     start = snapshot(twin)
     for _ in range(2):
         twin.step(zeros)
+    # LAMB scales the decay to the norm of the parameter: 0.5 of it in each step.
+    left = 0.25 if case.algorithm == "lamb" else 0.5625
+    # What is added to squared gradients shows in their averages.
+    floor = 1e-16 if case.algorithm in ("adafactor", "came") else 0.0
     for param, initial, end, begin in zip(twin.params, twin.initial, snapshot(twin), start, strict=True):
         unit = torch.finfo(dtype).eps
-        torch.testing.assert_close(param.detach(), 0.5625 * initial, rtol=2 * unit, atol=0)
+        torch.testing.assert_close(param.detach(), left * initial, rtol=2 * unit, atol=0)
         for key in end.keys() - {"param", "step"}:
-            assert torch.equal(end[key], begin[key]), key
+            assert torch.equal(end[key], begin[key]) or end[key].abs().max() <= floor, key
 
 
 @by_algorithm
@@ -120,8 +124,8 @@ def test_float64_gradients_of_any_scale_follow_the_reference(case: Case, scale: 
         (case, scale)
         for case in SMALL_CASES
         for scale in (1e-12, 1e-6, 1e6, 1e18, 1e20)
-        # AdamW's second moment of 1e20 is no float32 number.
-        if not (case.algorithm == "adamw" and scale > 1e18)
+        # The second moment of 1e20 is no float32 number.
+        if not (case.algorithm in ("adamw", "lamb", "adafactor", "came") and scale > 1e18)
     ],
     ids=str,
 )

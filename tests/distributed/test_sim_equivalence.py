@@ -98,7 +98,8 @@ class Comparison:
     def step(self, grads: Sequence[Tensor]) -> None:
         """One step on both sides."""
         self.mesh.step(lambda rank: self.replica_gradients(rank, grads))
-        for expected, grad, state, group in zip(self.expected, grads, self.states, self.groups, strict=True):
+        told = self.case.told(self.groups, grads)
+        for expected, grad, state, group in zip(self.expected, grads, self.states, told, strict=True):
             REFERENCE[group["algorithm"]](expected, grad.double(), state, group)
 
     def check(self, tolerance: float) -> None:
@@ -122,7 +123,10 @@ def too_deep(case: Case, setting: Setting) -> bool:
     )
 
 
-LOCAL = ("betas", "cautious", "eps", "maximize", "mu", "newton-schulz", "no-decay", "rms", "unadjusted")
+LOCAL = (
+    *("always", "betas", "cautious", "eps", "maximize", "mu", "newton-schulz", "no-decay", "none", "phi"),
+    *("rms", "step", "sums", "unadapted", "unadjusted", "warmup"),
+)
 """Settings that change nothing but elementwise arithmetic, or what is done to whole matrices."""
 FEW = ("fsdp4-dim0", "fsdp2-tp3", "hsdp-compressed", "dp2-fsdp2-tp2")
 
@@ -165,17 +169,15 @@ def run_beside_one_process(comparison: Comparison, orth_dtype: str) -> None:
 def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float64, "float64")
     run_beside_one_process(comparison, "float64")
-    comparison.check(1e-12 if case.algorithm in ("adamw", "lion") else 1e-10)
+    comparison.check(1e-10 if case.algorithm in MATRIX_ALGORITHMS else 1e-12)
     if setting.outer is None:  # named meshes choose the orientation, which one process would not
         comparison.expected = [p.detach() for p in comparison.single]
         comparison.check(1e-12)
 
 
-FLOAT32_CASES = (
-    "dion-quarter dion-cqr muon-default muon-nesterov normuon-default dion2-default nordion2-default "
-    "adamw-default lion-default"
-)
-FLOAT32 = [(case_named(n), s) for n in FLOAT32_CASES.split() for s in SETTINGS if s.outer is None]
+DEFAULTS = ["muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came"]
+FLOAT32_CASES = ("dion-quarter", "dion-cqr", "muon-nesterov", *(f"{name}-default" for name in DEFAULTS))
+FLOAT32 = [(case_named(n), s) for n in FLOAT32_CASES for s in SETTINGS if s.outer is None]
 
 
 @pytest.mark.parametrize(("case", "setting"), FLOAT32, ids=lambda value: str(value))

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from oxidion._reference_factored import grad_norm
+
 from .inputs import Shape, gaussian
+
+# lr * weight_decay is a power of two: the decay factor is the same number in float32 and float64.
+LR = 2.0**-6
+WEIGHT_DECAY = 2.0**-3
+BASE = {"lr": LR, "weight_decay": WEIGHT_DECAY}
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
 
@@ -83,6 +90,15 @@ class Case:
                 keys["orth_dtype"] = orth_dtype
             groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
         return self.cls(groups, **{**self.kwargs, **overrides})
+
+    def told(self, groups: Sequence[dict[str, Any]], grads: Sequence[Tensor | None]) -> list[dict[str, Any]]:
+        """The groups of every parameter, with the norm of all gradients of its group where that matters."""
+        found: list[dict[str, Any]] = []
+        for group in self.groups:
+            at = slice(len(found), len(found) + len(group.shapes))
+            norm = grad_norm([grad for grad in grads[at] if grad is not None])
+            found += [{**own, "grad_norm": norm} for own in groups[at]]
+        return found
 
     def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
         """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""

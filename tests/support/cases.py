@@ -10,14 +10,18 @@ from torch.optim import Optimizer
 
 import oxidion
 
-from .case import MATRIX_ALGORITHMS, Case, Group, defaults_of
+from .case import BASE, LR, MATRIX_ALGORITHMS, WEIGHT_DECAY, Case, Group, defaults_of
 from .inputs import Shape
+from .normed_cases import NORMED_CASES
 
 __all__ = [
     "ALL_CASES",
+    "BASE",
     "EMPTY",
+    "LR",
     "MATRIX_ALGORITHMS",
     "SMALL_CASES",
+    "WEIGHT_DECAY",
     "Case",
     "Group",
     "case_named",
@@ -25,11 +29,6 @@ __all__ = [
     "defaults_of",
     "optimizer_classes",
 ]
-
-# lr * weight_decay is a power of two: the decay factor is the same number in float32 and float64.
-LR = 2.0**-6
-WEIGHT_DECAY = 2.0**-3
-BASE = {"lr": LR, "weight_decay": WEIGHT_DECAY}
 
 MATRICES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (1, 7), (7, 1), (17, 5), (1, 1))
 VECTORS: tuple[Shape, ...] = ((5,), (), (3, 4), (2, 3, 4), (1,))
@@ -194,6 +193,7 @@ ALL_CASES: tuple[Case, ...] = (
     _lion("cautious", cautious_wd=True),
     _lion("maximize", maximize=True),
     _lion("betas", betas=(0.9, 0.1)),
+    *NORMED_CASES,
 )
 
 
@@ -228,6 +228,9 @@ SMALL_CASES = tuple(
         ("nordion2", "half", {"fraction": 0.5, "selection_scope": "global"}),
         ("adamw", "default", {}),
         ("lion", "default", {}),
+        ("lamb", "default", {}),
+        ("adafactor", "beta1", {"beta1": 0.75}),
+        ("came", "default", {}),
     )
     for case in cases_of(algorithm)[:1]
 )

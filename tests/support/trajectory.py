@@ -19,7 +19,15 @@ STATE_ROLES = {
     "exp_avg_sq": "variance",
     "max_exp_avg_sq": "max_variance",
     "step_dev": "step",
+    "exp_avg_sq_row": "row",
+    "exp_avg_sq_col": "col",
+    "exp_avg_sq_mean": "mean",
+    "exp_avg_res_row": "res_row",
+    "exp_avg_res_col": "res_col",
+    "exp_avg_res_mean": "res_mean",
 }
+FACTORS = {"row", "col", "mean", "res_row", "res_col", "res_mean"}
+"""Roles that are averages over dimensions, in float32 at least."""
 
 Grad = Tensor | None
 
@@ -78,6 +86,10 @@ class Twin:
         self.expected = [param.detach().double().clone() for param in self.params]
         self.states = [as_float64(role_state(self.optimizer, param)) for param in self.params]
 
+    def follow_parameters(self) -> None:
+        """Set the reference to the optimizer's present parameters, not to its state."""
+        self.expected = [param.detach().double().clone() for param in self.params]
+
     def gradients(self, steps: int) -> list[list[Tensor]]:
         """Gradients [step][parameter] that the parameters' dtype represents exactly, as float64."""
         flatten = bool(self.case.kwargs.get("flatten", False))
@@ -97,7 +109,8 @@ class Twin:
 
     def step_reference(self, grads: Sequence[Grad]) -> None:
         """Take one step on the reference's side."""
-        for expected, grad, state, group in zip(self.expected, grads, self.states, self.groups, strict=True):
+        groups = self.case.told(self.groups, grads)
+        for expected, grad, state, group in zip(self.expected, grads, self.states, groups, strict=True):
             if grad is not None:
                 REFERENCE[group["algorithm"]](expected, grad.double(), state, group)
 

@@ -25,8 +25,8 @@ class Lamb(OxOptimizer):
     \rVert)` or :math:`\lVert u \rVert` is 0, and where ``weight_decay`` is 0 unless ``always_adapt``.
 
     State: ``exp_avg``, ``exp_avg_sq`` (shaped like the parameter, of its dtype unless ``state_dtype``) and
-    ``step`` (float32 scalar). Parameters and state are written in place. A non-finite gradient makes its
-    parameter non-finite, no other, unless ``max_grad_norm`` spreads it over the group.
+    ``step`` (float32 scalar). Parameters and state are written in place. A NaN or infinite
+    gradient makes its parameter NaN, no other; without the ratio, the same element only.
 
     Args:
         lr: step size relative to the norm of the parameter; a one-element tensor is allowed.
