@@ -84,11 +84,7 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
     for at in meetings {
         let here = |&b: &usize| Some((b, segments[b].iter().find(|s| s.at == at)?));
         let joining: Vec<(usize, &Segment)> = members.iter().filter_map(here).collect();
-        let mut stop = Stop {
-            computes: joining.iter().map(|(b, segment)| (*b, segment.steps.clone())).collect(),
-            ..Stop::default()
-        };
-        stop.computes.retain(|(_, steps)| !steps.is_empty());
+        let mut stop = Stop { computes: computes(buckets, &joining), ..Stop::default() };
         let sums: Vec<Sum> = joining
             .iter()
             .flat_map(|(b, s)| s.hops.iter().map(|hop| Sum::of(&buckets[*b], *b, hop)))
@@ -99,6 +95,19 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
         train.stops.push(stop);
     }
     train
+}
+
+/// The steps of buckets at a stop. Where one sums over its group, all have what came before any goes on.
+fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Vec<Step>)> {
+    let groups = joining.iter().any(|(b, _)| buckets[*b].program.group_buffer().is_some());
+    let arrivals = |segment: &Segment| match segment.steps.iter().position(|s| !matches!(s, Step::Unpack(_)))
+    {
+        Some(first) if groups => first,
+        _ => 0,
+    };
+    let first = joining.iter().map(|(b, segment)| (*b, segment.steps[..arrivals(segment)].to_vec()));
+    let then = joining.iter().map(|(b, segment)| (*b, segment.steps[arrivals(segment)..].to_vec()));
+    first.chain(then).filter(|(_, steps)| !steps.is_empty()).collect()
 }
 
 /// A hop of a bucket in a train.
