@@ -57,35 +57,26 @@ impl Scales {
     }
 }
 
-/// Sums `f(j)` over the elements of a row, and adds each to its column where columns are wanted.
+/// Sums a value over the elements of equally long slices, in lanes. Inside `value` the slices are arrays of as many
+/// elements as there are lanes, so that no index has to be checked.
 macro_rules! sums {
-    ($len:expr, $cols:expr, $j:ident => $value:expr) => {{
-        let (len, full) = ($len, $len / LANES * LANES);
+    ($($slice:ident),+; $($written:ident),*; $j:ident => $value:expr) => {{
         let mut lanes = [C::default(); LANES];
-        if $cols.is_empty() {
-            for start in (0..full).step_by(LANES) {
-                for lane in 0..LANES {
-                    let $j = start + lane;
-                    lanes[lane] = lanes[lane] + $value;
-                }
+        let len = [$($slice.len()),+][0];
+        let mut start = 0;
+        while let ($(Some($slice),)+ $(Some($written),)*) = (
+            $($slice.get(start..).and_then(|rest| rest.first_chunk::<LANES>()),)+
+            $($written.get_mut(start..).and_then(|rest| rest.first_chunk_mut::<LANES>()),)*
+        ) {
+            for $j in 0..LANES {
+                lanes[$j] = lanes[$j] + $value;
             }
-            for $j in full..len {
-                lanes[0] = lanes[0] + $value;
-            }
-        } else {
-            for start in (0..full).step_by(LANES) {
-                for lane in 0..LANES {
-                    let $j = start + lane;
-                    let value = $value;
-                    lanes[lane] = lanes[lane] + value;
-                    $cols[$j] = $cols[$j] + value;
-                }
-            }
-            for $j in full..len {
-                let value = $value;
-                lanes[0] = lanes[0] + value;
-                $cols[$j] = $cols[$j] + value;
-            }
+            start += LANES;
+        }
+        $(let $slice = &$slice[start..len];)+
+        $(let $written = &mut $written[start..len];)*
+        for $j in 0..len - start {
+            lanes[$j] = lanes[$j] + $value;
         }
         lanes.iter().map(|lane| lane.wide()).sum::<f64>()
     }};
@@ -104,8 +95,15 @@ impl RowPass<1> for GradientSquares {
     #[inline(always)]
     fn row<C: Real>(&self, _at: At, [g]: [&mut [C]; 1], cols: &mut [C]) -> [f64; 2] {
         let (factor, g) = (C::of(self.grad_factor), &*g);
-        let cols = if cols.is_empty() { cols } else { &mut cols[..g.len()] };
-        [sums!(g.len(), cols, j => { let g = factor * g[j]; g * g }), 0.0]
+        if cols.is_empty() {
+            return [sums!(g;; j => { let g = factor * g[j]; g * g }), 0.0];
+        }
+        let sum = sums!(g; cols; j => {
+            let square = factor * g[j] * (factor * g[j]);
+            cols[j] = cols[j] + square;
+            square
+        });
+        [sum, 0.0]
     }
 }
 
@@ -116,8 +114,7 @@ impl RowPass<2> for GradientSquares {
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [g, x]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
         let x = &*x;
-        let none: &mut [C] = &mut [];
-        let total = sums!(x.len(), none, j => x[j] * x[j]);
+        let total = sums!(x;; j => x[j] * x[j]);
         let [sum, _] = RowPass::<1>::row(self, at, [g], cols);
         [sum, total]
     }
@@ -139,9 +136,7 @@ impl RowPass<1> for UpdateSquares<'_> {
     fn row<C: Real>(&self, at: At, [g]: [&mut [C]; 1], _cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
         let (row, g) = (row * C::of(self.grad_factor), &*g);
-        let scale = &scale[..g.len()];
-        let none: &mut [C] = &mut [];
-        [0.0, sums!(g.len(), none, j => { let u = g[j] * row * scale[j]; u * u })]
+        [0.0, sums!(g, scale;; j => { let u = g[j] * row * scale[j]; u * u })]
     }
 }
 
@@ -164,13 +159,19 @@ impl RowPass<2> for Residual<'_> {
         let (row, scale) = self.scales[at.job].at::<C>(at);
         let (row, g) = (row * C::of(self.factors[at.job]), &*g);
         let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        let (scale, m) = (&scale[..g.len()], &mut m[..g.len()]);
-        let cols = if cols.is_empty() { cols } else { &mut cols[..g.len()] };
-        let sum = sums!(g.len(), cols, j => {
+        if cols.is_empty() {
+            for ((g, m), scale) in g.iter().zip(m).zip(scale) {
+                *m = keep * *m + rest * (*g * row * *scale);
+            }
+            return [0.0; 2];
+        }
+        let sum = sums!(g, scale; m, cols; j => {
             let u = g[j] * row * scale[j];
             let new = keep * m[j] + rest * u;
             m[j] = new;
-            (u - new) * (u - new)
+            let square = (u - new) * (u - new);
+            cols[j] = cols[j] + square;
+            square
         });
         [sum, 0.0]
     }
@@ -301,9 +302,8 @@ impl Fold<4, 2> for Lamb {
             let end = (start + 256).min(x.len());
             let (x, g) = (&x[start..end], &g[start..end]);
             let (m, v) = (&mut m[start..end], &mut v[start..end]);
-            let none: &mut [C] = &mut [];
-            sums[0] += sums!(x.len(), none, j => x[j] * x[j]);
-            sums[1] += sums!(x.len(), none, j => {
+            sums[0] += sums!(x;; j => x[j] * x[j]);
+            sums[1] += sums!(x, g; m, v; j => {
                 let g = factor * g[j];
                 m[j] = beta1 * m[j] + blend * g;
                 v[j] = beta2 * v[j] + rest2 * (g * g);
