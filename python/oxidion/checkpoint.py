@@ -192,14 +192,14 @@ def _galore_state(state: State, group: Group) -> State:
         raise ValueError(f"expected 'projector' with ortho_matrix and proj_type, got {sorted(state)}")
     if kind == "full":
         left, right = basis
-        return {**made, "proj": left, "proj_right": right.mT.contiguous()}
+        return {**made, "proj": left.contiguous(), "proj_right": right.mT.contiguous()}
     # The basis of rows is (m, r), that of columns (r, n).
     rows, cols = basis.shape
     if rows == cols:
         raise ValueError(
             f"a projection of rank {rows} on a side of {cols} projects nothing; there is no such state"
         )
-    return {**made, "proj": basis if rows > cols else basis.mT.contiguous()}
+    return {**made, "proj": (basis if rows > cols else basis.mT).contiguous()}
 
 
 def _lamb_group(group: Group) -> Group:
