@@ -32,6 +32,9 @@ SOURCES = {
     "microsoft/dion": ("dion", ""),
     "pytorch_optimizer": ("pytorch_optimizer", "pytorch_optimizer"),
     "lion_pytorch": ("lion_pytorch", "lion-pytorch"),
+    "came-pytorch": ("came_pytorch", "came-pytorch"),
+    "torchao": ("torchao", "torchao"),
+    "galore-torch": ("galore_torch", "galore-torch"),
 }
 
 
@@ -86,6 +89,8 @@ def _checkout(folder: Path) -> str:
 
 def contenders(family: str, *, compiled: bool) -> list[Contender]:
     """Contenders of a family, ours first; compiled ones only when asked: they take minutes to compile."""
+    from memory_contenders import TABLE
+
     table: dict[str, Callable[[], list[Contender]]] = {
         MUON: _muon,
         DION_4: lambda: _dion(DION_4, 1 / 4),
@@ -95,6 +100,7 @@ def contenders(family: str, *, compiled: bool) -> list[Contender]:
         NORDION2: lambda: _relative(NORDION2, "NorDion2", fraction=1 / 4),
         ADAMW: _adamw,
         LION: _lion,
+        **TABLE,
     }
     return [entry for entry in table[family]() if compiled or not entry.compiled]
 

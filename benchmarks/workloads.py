@@ -19,6 +19,9 @@ ORTHONORMAL = (MUON, DION_4, DION_16)
 NORMUON, DION2, NORDION2 = "normuon", "dion2 1/4", "nordion2 1/4"
 RELATIVES = (NORMUON, DION2, NORDION2)
 ELEMENTWISE = (ADAMW, LION)
+LAMB, ADAFACTOR, CAME, ADAMW8 = "lamb", "adafactor", "came", "adamw 8-bit"
+GALORE, GALORE_REFRESH = "galore r=128", "galore r=128 refresh"
+MEMORY = (LAMB, ADAFACTOR, CAME, ADAMW8)
 
 SIGNAL_RANK = 32
 NOISE = 0.5
@@ -81,6 +84,7 @@ def catalogue(layers: int) -> tuple[Workload, ...]:
     """Every workload; ``layers`` is the depth of the GPT list that the orthonormal optimizers step over."""
     matrices, gains = gpt_layers(768, layers)
     full_matrices, full_gains = gpt_layers(768, 12)
+    wide_matrices, wide_gains = gpt_layers(768, 10)
     embeddings: tuple[Shape, ...] = ((50304, 768), (1024, 768))
     return (
         Workload(
@@ -108,6 +112,17 @@ def catalogue(layers: int) -> tuple[Workload, ...]:
         Workload("muon-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (MUON, DION_4, *RELATIVES)),
         Workload("600x64x64", "600 matrices of 64x64", ((64, 64),) * 600, (), (MUON, DION_4), quick=False),
         Workload("4000x768", "4000 vectors of 768", (), ((768,),) * 4000, ELEMENTWISE),
+        Workload(
+            "memory-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (*MEMORY, GALORE, GALORE_REFRESH)
+        ),
+        Workload(
+            "memory-100m",
+            "100 million in 83 tensors: ten layers of GPT-160M width, two embeddings, gains",
+            (*wide_matrices, (32_000, 768), (6_400, 768)),
+            wide_gains,
+            MEMORY,
+            quick=False,
+        ),
         Workload(
             "flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE, quick=False
         ),
