@@ -277,8 +277,8 @@ impl Session {
                 cols: unit.piece.block.cols,
                 numel: plan.members[unit.param].spec.numel(),
                 transposed: bucket.shape.transposed,
-                // Alone, units without a gradient take no room; with others everything keeps its place.
-                position: if bucket.distributed() { position } else { units.len() },
+                // Alone, units of one shape without a gradient take no room; else everything keeps its place.
+                position: if bucket.distributed() || bucket.joint { position } else { units.len() },
                 param: Area::EMPTY,
                 grad: Area::EMPTY,
                 state: [Area::EMPTY; MAX_STATES],

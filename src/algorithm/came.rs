@@ -10,7 +10,7 @@ use super::{Algorithm, flops, whole_matrices};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels::{self, GradientSquares, Residual, ScaledApply, Scales};
+use crate::kernels::{self, ConfidentApply, GradientSquares, Residual, ScaledApply, Scales};
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
@@ -77,13 +77,21 @@ impl Came {
         update_squares(io, SECOND, UPDATES)
     }
 
-    fn residuals(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let scales: Vec<Scales> = (0..io.units.len()).map(|i| SECOND.scales(io, i)).collect();
+    /// The scales of u and the factors by which it is clipped.
+    fn clipped(io: &StageIo<'_>, h: &Hyper) -> Result<(Vec<Scales>, Vec<f64>)> {
         let factor = |i| {
             let squares = io.slab(UPDATES, i)?.numbers()[0];
             Ok(io.grad_factor / clipping(io, i, squares, h[CLIP]))
         };
-        let factors = (0..io.units.len()).map(factor).collect::<Result<Vec<_>>>()?;
+        let units = 0..io.units.len();
+        Ok((units.clone().map(|i| SECOND.scales(io, i)).collect(), units.map(factor).collect::<Result<_>>()?))
+    }
+
+    fn residuals(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        if !is_matrix(io.class) {
+            return Ok(());
+        }
+        let (scales, factors) = Self::clipped(io, h)?;
         let pass = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
         let units = io.units.iter().enumerate();
         let stacks =
@@ -93,6 +101,8 @@ impl Came {
     }
 
     fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let (scales, factors) = Self::clipped(io, h)?;
+        let update = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
         let mut scales = Vec::with_capacity(io.units.len());
         for i in 0..io.units.len() {
             if is_matrix(io.class) {
@@ -105,11 +115,12 @@ impl Came {
         let factors = vec![h[LR]; io.units.len()];
         let decays = vec![h[LR] * h[WEIGHT_DECAY]; io.units.len()];
         let (cautious, beta1) = (self.cautious, 0.0);
-        let pass = ScaledApply { scales: &scales, factors: &factors, decays: &decays, cautious, beta1 };
-        let units = io.units.iter().enumerate();
-        let stacks =
-            units.map(|(i, u)| INSTABILITY.stack(io, i, [u.param.all(), u.state[MOMENTUM].all()], false));
-        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        let step = ScaledApply { scales: &scales, factors: &factors, decays: &decays, cautious, beta1 };
+        let stacks = io.units.iter().enumerate().map(|(i, u)| {
+            let operands = [u.param.all(), u.grad.all(), u.state[MOMENTUM].all()];
+            INSTABILITY.stack(io, i, operands, false)
+        });
+        kernels::rows(&ConfidentApply { update, step }, &stacks.collect::<Result<Vec<_>>>()?);
         Ok(())
     }
 }

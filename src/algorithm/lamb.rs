@@ -49,7 +49,7 @@ const MOMENTUM: usize = 0;
 const VARIANCE: usize = 1;
 const STEP: usize = 2;
 
-const MOMENTS: Stage = 0;
+const NORMALIZE: Stage = 0;
 const APPLY: Stage = 1;
 const GRADIENTS: Stage = 2;
 
@@ -107,12 +107,12 @@ impl Lamb {
     }
 
     /// The pass over moments and directions, for the steps that each parameter has taken.
-    fn pass(&self, io: &StageIo<'_>, h: &Hyper, steps: impl Iterator<Item = f64>) -> kernels::Lamb {
+    fn pass(&self, io: &StageIo<'_>, h: &Hyper, steps: &[f64]) -> kernels::Lamb {
         let norm = io.group_sum.sqrt();
         let clip = if self.clips && norm > h[MAX_GRAD_NORM] { h[MAX_GRAD_NORM] / norm } else { 1.0 };
-        let corrections = match self.debias {
-            Debias::Moments => steps.map(|step| Self::corrections(h, step)).collect(),
-            _ => steps.map(|_| [1.0; 2]).collect(),
+        let correction = |step: &f64| match self.debias {
+            Debias::Moments => Self::corrections(h, *step),
+            _ => [1.0; 2],
         };
         kernels::Lamb {
             beta1: h[BETA1],
@@ -122,7 +122,7 @@ impl Lamb {
             weight_decay: h[WEIGHT_DECAY],
             cautious: self.cautious,
             grad_factor: io.grad_factor * clip,
-            corrections,
+            corrections: steps.iter().map(correction).collect(),
             rates: Vec::new(),
         }
     }
@@ -139,14 +139,11 @@ impl Lamb {
         if adapts && ratio > h[TRUST_CLIP] {
             ratio = h[TRUST_CLIP];
         }
-        let late = match self.debias {
-            Debias::Step => {
-                let [first, second] = Self::corrections(h, step);
-                first / second
-            }
-            _ => 1.0,
-        };
-        h[LR] * late * ratio
+        if self.debias == Debias::Step {
+            let [first, second] = Self::corrections(h, step);
+            ratio *= first / second;
+        }
+        h[LR] * ratio
     }
 }
 
@@ -187,40 +184,36 @@ impl Algorithm for Lamb {
                 .local(GRADIENTS, "gradients")
                 .redistribute(GRADIENT, Target::Replicate);
         }
-        Ok(program.local(MOMENTS, "moments").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
+        Ok(program.local(NORMALIZE, "norms").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let moments = || io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]));
         match stage {
             GRADIENTS => {
                 let sums = kernels::fold(&SumOfSquares, &jobs(io.units.iter().map(|u| Ok([u.grad])))?);
                 for (i, [sum]) in sums.into_iter().enumerate() {
                     io.slab(GRADIENT, i)?.numbers().fill(sum * io.grad_factor * io.grad_factor);
                 }
-                Ok(())
             }
-            MOMENTS => {
+            NORMALIZE => {
                 let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect();
-                let pass = self.pass(io, h, steps.into_iter());
-                let operands =
-                    io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]));
-                for (i, sums) in kernels::fold(&pass, &jobs(operands)?).into_iter().enumerate() {
+                let sums = kernels::fold(&self.pass(io, h, &steps), &jobs(moments())?);
+                for (i, sums) in sums.into_iter().enumerate() {
                     io.slab(NORMS, i)?.numbers().copy_from_slice(&sums);
                 }
-                Ok(())
             }
             APPLY => {
                 let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).count()).collect();
-                let mut pass = self.pass(io, h, steps.iter().copied());
+                let mut pass = self.pass(io, h, &steps);
                 for (i, step) in steps.into_iter().enumerate() {
                     pass.rates.push(self.rate(h, step, io.slab(NORMS, i)?.numbers()));
                 }
-                let operands = io.units.iter().map(|u| Ok([u.param, u.state[MOMENTUM], u.state[VARIANCE]]));
-                kernels::run(&pass, &jobs(operands)?);
-                Ok(())
+                kernels::run(&pass, &jobs(moments())?);
             }
-            _ => Err(Error::Internal(format!("lamb has no stage {stage}"))),
+            _ => return Err(Error::Internal(format!("lamb has no stage {stage}"))),
         }
+        Ok(())
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {

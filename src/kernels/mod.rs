@@ -3,8 +3,11 @@
 mod cpu;
 
 pub use cpu::elementwise::{AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
-pub use cpu::factored::{GradientSquares, Lamb, Line, Residual, ScaledApply, Scales, UpdateSquares};
+pub use cpu::factored::{
+    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
+};
 pub use cpu::fold::{Fold, SumOfSquares, fold};
+pub use cpu::lamb::Lamb;
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
 pub use cpu::reduce::{

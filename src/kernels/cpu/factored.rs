@@ -1,12 +1,10 @@
-//! Passes of optimizers that keep second moments by row and by column, and of those that scale an update by its norm.
+//! Passes of optimizers that keep second moments by row and by column.
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
+use super::Real;
+use super::lanes::{LANES, sums};
 use super::rows::{At, RowPass};
-use super::{Fold, Op, Real};
-
-/// Elements of a row that are worked on side by side.
-const LANES: usize = 16;
 
 /// Numbers in the type of the arithmetic.
 #[derive(Clone, Debug, Default)]
@@ -55,31 +53,6 @@ impl Scales {
         let row = self.rows.get::<C>()[at.matrix * self.height + at.row];
         (row, &self.cols.get::<C>()[at.matrix * self.width..][..self.width])
     }
-}
-
-/// Sums a value over the elements of equally long slices, in lanes. Inside `value` the slices are arrays of as many
-/// elements as there are lanes, so that no index has to be checked.
-macro_rules! sums {
-    ($($slice:ident),+; $($written:ident),*; $j:ident => $value:expr) => {{
-        let mut lanes = [C::default(); LANES];
-        let len = [$($slice.len()),+][0];
-        let mut start = 0;
-        while let ($(Some($slice),)+ $(Some($written),)*) = (
-            $($slice.get(start..).and_then(|rest| rest.first_chunk::<LANES>()),)+
-            $($written.get_mut(start..).and_then(|rest| rest.first_chunk_mut::<LANES>()),)*
-        ) {
-            for $j in 0..LANES {
-                lanes[$j] = lanes[$j] + $value;
-            }
-            start += LANES;
-        }
-        $(let $slice = &$slice[start..len];)+
-        $(let $written = &mut $written[start..len];)*
-        for $j in 0..len - start {
-            lanes[$j] = lanes[$j] + $value;
-        }
-        lanes.iter().map(|lane| lane.wide()).sum::<f64>()
-    }};
 }
 
 /// Σ g² by row and column. Operand: gradient.
@@ -140,7 +113,7 @@ impl RowPass<1> for UpdateSquares<'_> {
     }
 }
 
-/// `m ← β₁·m + (1-β₁)·u` with `u = factor·g·scale`, and Σ (u - m)² by row and column. Operands: gradient, m.
+/// Σ (u - m)² by row and column with `u = factor·g·scale` and m as it will be: `β₁·m + (1-β₁)·u`. Operands: gradient, m.
 #[derive(Clone, Copy, Debug)]
 pub struct Residual<'a> {
     /// The scales of every job.
@@ -152,24 +125,17 @@ pub struct Residual<'a> {
 }
 
 impl RowPass<2> for Residual<'_> {
-    const WRITES: [bool; 2] = [false, true];
+    const WRITES: [bool; 2] = [false; 2];
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [g, m]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
-        let (row, g) = (row * C::of(self.factors[at.job]), &*g);
+        let (row, g, m) = (row * C::of(self.factors[at.job]), &*g, &*m);
         let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
-        if cols.is_empty() {
-            for ((g, m), scale) in g.iter().zip(m).zip(scale) {
-                *m = keep * *m + rest * (*g * row * *scale);
-            }
-            return [0.0; 2];
-        }
-        let sum = sums!(g, scale; m, cols; j => {
+        let sum = sums!(g, scale, m; cols; j => {
             let u = g[j] * row * scale[j];
-            let new = keep * m[j] + rest * u;
-            m[j] = new;
-            let square = (u - new) * (u - new);
+            let away = u - (keep * m[j] + rest * u);
+            let square = away * away;
             cols[j] = cols[j] + square;
             square
         });
@@ -231,100 +197,32 @@ impl RowPass<3> for ScaledApply<'_> {
     }
 }
 
-/// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`. Of every job the corrections of m and √v.
-#[derive(Clone, Debug)]
-pub struct Lamb {
-    /// β₁.
-    pub beta1: f64,
-    /// γ, the gradient's weight in m.
-    pub blend: f64,
-    /// β₂.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-    /// λ.
-    pub weight_decay: f64,
-    /// Whether the decay acts only where it points along the update.
-    pub cautious: bool,
-    /// The gradient's factor: sign, unscaling, clipping.
-    pub grad_factor: f64,
-    /// `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, or ones.
-    pub corrections: Vec<[f64; 2]>,
-    /// By what u is multiplied in the end, of each job.
-    pub rates: Vec<f64>,
+/// `m ← β₁·m + (1-β₁)·u` with `u = factor·g·scale`, then x as in `ScaledApply` along m with scales of its own. Operands:
+/// x, gradient, m.
+#[derive(Clone, Copy, Debug)]
+pub struct ConfidentApply<'a> {
+    /// The scales and factors of u.
+    pub update: Residual<'a>,
+    /// The scales and factors of the step.
+    pub step: ScaledApply<'a>,
 }
 
-#[derive(Clone, Copy)]
-struct Direction<C> {
-    first: C,
-    second: C,
-    epsilon: C,
-    decay: C,
-    cautious: bool,
-}
+impl RowPass<3> for ConfidentApply<'_> {
+    const WRITES: [bool; 3] = [true, false, true];
 
-impl<C: Real> Direction<C> {
     #[inline(always)]
-    fn of(&self, x: C, m: C, v: C) -> C {
-        let adam = m * self.first / (v.sqrt() * self.second + self.epsilon);
-        if self.cautious && x * adam < C::default() { adam } else { adam + self.decay * x }
-    }
-}
-
-impl Lamb {
-    #[inline(always)]
-    fn direction<C: Real>(&self, job: usize) -> Direction<C> {
-        let [first, second] = self.corrections[job];
-        Direction {
-            first: C::of(first),
-            second: C::of(second),
-            epsilon: C::of(self.epsilon),
-            decay: C::of(self.weight_decay),
-            cautious: self.cautious,
+    fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
+        let Self { update, step } = self;
+        let (own, scale) = update.scales[at.job].at::<C>(at);
+        let own = own * C::of(update.factors[at.job]);
+        let (row, confidence) = step.scales[at.job].at::<C>(at);
+        let (row, decay) = (row * C::of(step.factors[at.job]), C::of(step.decays[at.job]));
+        let (keep, rest) = (C::of(update.beta1), C::of(1.0 - update.beta1));
+        for ((((x, g), m), scale), confidence) in x.iter_mut().zip(g).zip(m).zip(scale).zip(confidence) {
+            *m = keep * *m + rest * (*g * own * *scale);
+            let along = *m * row * *confidence;
+            *x = step.decayed(*x, along, decay) - along;
         }
-    }
-}
-
-/// The moments, Σ x² and Σ u². Operands: x, gradient, m, v.
-impl Fold<4, 2> for Lamb {
-    const WRITES: [bool; 4] = [false, false, true, true];
-
-    #[inline(always)]
-    #[allow(clippy::many_single_char_names)] // as the equation has them
-    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) -> [f64; 2] {
-        let direction = self.direction::<C>(job);
-        let (beta1, blend, factor) = (C::of(self.beta1), C::of(self.blend), C::of(self.grad_factor));
-        let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));
-        let mut sums = [0.0_f64; 2];
-        let mut start = 0;
-        while start < x.len() {
-            // Short sums in the type of the arithmetic, long ones in float64.
-            let end = (start + 256).min(x.len());
-            let (x, g) = (&x[start..end], &g[start..end]);
-            let (m, v) = (&mut m[start..end], &mut v[start..end]);
-            sums[0] += sums!(x;; j => x[j] * x[j]);
-            sums[1] += sums!(x, g; m, v; j => {
-                let g = factor * g[j];
-                m[j] = beta1 * m[j] + blend * g;
-                v[j] = beta2 * v[j] + rest2 * (g * g);
-                let u = direction.of(x[j], m[j], v[j]);
-                u * u
-            });
-            start = end;
-        }
-        sums
-    }
-}
-
-/// `x ← x - rate·u`. Operands: x, m, v.
-impl Op<3> for Lamb {
-    const WRITES: [bool; 3] = [true, false, false];
-
-    #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [x, m, v]: [&mut [C]; 3]) {
-        let (direction, rate) = (self.direction::<C>(job), C::of(self.rates[job]));
-        for ((x, m), v) in x.iter_mut().zip(m).zip(v) {
-            *x = *x - rate * direction.of(*x, *m, *v);
-        }
+        [0.0; 2]
     }
 }

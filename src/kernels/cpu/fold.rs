@@ -2,14 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::lanes::{LANES, sums};
 use super::{Op, PIECE, Real, run};
 use crate::batch::Slab;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
-const RUN: usize = 256;
-/// Sums that are made side by side.
-const LANES: usize = 16;
-
+pub(super) const RUN: usize = 256;
 /// An elementwise pass over `N` operands of equal length with `K` sums.
 pub trait Fold<const N: usize, const K: usize>: Sync {
     /// Which operands are written.
@@ -64,38 +62,7 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(pass: &F, jobs: &[[Sl
     totals
 }
 
-/// Sums of squares, made in float64 out of short sums in the arithmetic's type.
-#[derive(Clone, Copy)]
-pub(super) struct Squares<C> {
-    lanes: [C; LANES],
-    wide: f64,
-}
-
-impl<C: Real> Squares<C> {
-    pub(super) fn new() -> Self {
-        Self { lanes: [C::default(); LANES], wide: 0.0 }
-    }
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    pub(super) fn add(&mut self, lane: usize, x: C) {
-        self.lanes[lane] = self.lanes[lane] + x * x;
-    }
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    pub(super) fn flush(&mut self) {
-        self.wide += self.lanes.iter().map(|lane| lane.wide()).sum::<f64>();
-        self.lanes = [C::default(); LANES];
-    }
-
-    pub(super) fn total(mut self) -> f64 {
-        self.flush();
-        self.wide
-    }
-}
-
-/// Σ x² of each operand's first slab.
+/// Σ x². Operand: x.
 #[derive(Clone, Copy, Debug)]
 pub struct SumOfSquares;
 
@@ -105,13 +72,6 @@ impl Fold<1, 1> for SumOfSquares {
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
-        let mut sum = Squares::new();
-        for run in x.chunks(RUN) {
-            for lanes in run.chunks(LANES) {
-                lanes.iter().enumerate().for_each(|(lane, x)| sum.add(lane, *x));
-            }
-            sum.flush();
-        }
-        [sum.total()]
+        [x.chunks(RUN).map(|x| sums!(x;; j => x[j] * x[j])).sum()]
     }
 }

@@ -4,6 +4,8 @@ mod convert;
 pub(super) mod elementwise;
 pub(super) mod factored;
 pub(super) mod fold;
+pub(super) mod lamb;
+mod lanes;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod reduce;

@@ -188,7 +188,9 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
         let at = At { job: task.job, matrix: number / rows, row: number % rows };
         let slabs = operands.map(|s| s.part(number * cols, cols));
         if number + 1 < task.rows.end {
-            operands.iter().for_each(|s| fetch(&s.part((number + 1) * cols, cols)));
+            for operand in operands {
+                fetch(&operand.part((number + 1) * cols, cols));
+            }
         }
         for (slab, scratch) in slabs.iter().zip(&mut scratch).filter(|(_, scratch)| !scratch.is_empty()) {
             convert::load(slab, scratch);

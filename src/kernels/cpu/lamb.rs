@@ -1,0 +1,117 @@
+//! The passes of LAMB.
+
+#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+
+use super::fold::RUN;
+use super::lanes::{LANES, sums};
+use super::{Fold, Op, Real};
+
+/// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`. Of every job the corrections of m and √v.
+#[derive(Clone, Debug)]
+pub struct Lamb {
+    /// β₁.
+    pub beta1: f64,
+    /// γ, the gradient's weight in m.
+    pub blend: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub epsilon: f64,
+    /// λ.
+    pub weight_decay: f64,
+    /// Whether the decay acts only where it points along the update.
+    pub cautious: bool,
+    /// The gradient's factor: sign, unscaling, clipping.
+    pub grad_factor: f64,
+    /// `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, or ones.
+    pub corrections: Vec<[f64; 2]>,
+    /// By what u is multiplied in the end, of each job.
+    pub rates: Vec<f64>,
+}
+
+#[derive(Clone, Copy)]
+struct Direction<C> {
+    factor: C,
+    beta1: C,
+    blend: C,
+    beta2: C,
+    rest2: C,
+    first: C,
+    second: C,
+    epsilon: C,
+    decay: C,
+    cautious: bool,
+}
+
+impl Lamb {
+    #[inline(always)]
+    fn direction<C: Real>(&self, job: usize) -> Direction<C> {
+        let [first, second] = self.corrections[job];
+        Direction {
+            factor: C::of(self.grad_factor),
+            beta1: C::of(self.beta1),
+            blend: C::of(self.blend),
+            beta2: C::of(self.beta2),
+            rest2: C::of(1.0 - self.beta2),
+            first: C::of(first),
+            second: C::of(second),
+            epsilon: C::of(self.epsilon),
+            decay: C::of(self.weight_decay),
+            cautious: self.cautious,
+        }
+    }
+}
+
+impl<C: Real> Direction<C> {
+    /// The moments with a gradient, and the direction along them.
+    #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
+    fn next(&self, x: C, g: C, m: C, v: C) -> [C; 3] {
+        let g = self.factor * g;
+        let (m, v) = (self.beta1 * m + self.blend * g, self.beta2 * v + self.rest2 * (g * g));
+        let adam = m * self.first / (v.sqrt() * self.second + self.epsilon);
+        let u = if self.cautious && x * adam < C::default() { adam } else { adam + self.decay * x };
+        [m, v, u]
+    }
+}
+
+/// Σ x² and Σ u². Operands: x, gradient, m, v. Nothing is written: what is stored may be coarser than what is stepped by.
+impl Fold<4, 2> for Lamb {
+    const WRITES: [bool; 4] = [false; 4];
+
+    #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
+    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) -> [f64; 2] {
+        let direction = self.direction::<C>(job);
+        let mut sums = [0.0_f64; 2];
+        let mut start = 0;
+        while start < x.len() {
+            // Short sums in the type of the arithmetic, long ones in float64.
+            let end = (start + RUN).min(x.len());
+            let (x, g, m, v) = (&x[start..end], &g[start..end], &m[start..end], &v[start..end]);
+            sums[0] += sums!(x;; j => x[j] * x[j]);
+            sums[1] += sums!(x, g, m, v;; j => {
+                let [_, _, u] = direction.next(x[j], g[j], m[j], v[j]);
+                u * u
+            });
+            start = end;
+        }
+        sums
+    }
+}
+
+/// The moments, and `x ← x - rate·u`. Operands: x, gradient, m, v.
+impl Op<4> for Lamb {
+    const WRITES: [bool; 4] = [true, false, true, true];
+
+    #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
+    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) {
+        let (direction, rate) = (self.direction::<C>(job), C::of(self.rates[job]));
+        for (((x, g), m), v) in x.iter_mut().zip(g).zip(m).zip(v) {
+            let u;
+            [*m, *v, u] = direction.next(*x, *g, *m, *v);
+            *x = *x - rate * u;
+        }
+    }
+}
