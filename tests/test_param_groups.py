@@ -53,6 +53,13 @@ def test_convolutions_are_flattened_for_every_matrix_algorithm(cls: type[oxidion
     assert rows["conv.weight"]["lr_factor"] == pytest.approx((4 / 27) ** 0.5)
 
 
+@pytest.mark.parametrize("algorithm", ["adamw", "lion", "lamb", "adafactor", "came"])
+def test_convolutions_stay_as_they_are_for_algorithms_of_any_shape(algorithm: str) -> None:
+    groups = oxidion.param_groups(Model(), algorithm=algorithm, lr=0.1)
+    assert names(groups, algorithm=algorithm) >= {"conv.weight", "proj.weight"}
+    assert not any("flatten" in group for group in groups)
+
+
 def test_every_parameter_that_requires_a_gradient_is_in_one_group() -> None:
     model = Model()
     model.proj.bias.requires_grad_(False)

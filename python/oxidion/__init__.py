@@ -17,7 +17,7 @@ from oxidion._abi import check_torch
 
 check_torch(torch.__version__)
 
-from oxidion import _oxidion, functional, qk_clip  # noqa: E402
+from oxidion import _oxidion, checkpoint, functional, qk_clip  # noqa: E402
 from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
@@ -52,6 +52,7 @@ __all__ = [
     "PlanMismatch",
     "PoisonedOptimizer",
     "__version__",
+    "checkpoint",
     "env_report",
     "functional",
     "param_groups",

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from oxidion._base import OxOptimizer
 from oxidion._comm import local
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ def param_groups(
         ValueError: for a model without parameters that require gradients.
     """
     reasons = _reasons(model, scalar_patterns)
+    own_class = OxOptimizer._registry.get(algorithm)
+    takes_matrices = own_class is None or own_class.MATRIX
     matrices: list[tuple[str, Tensor]] = []
     stacks: list[tuple[str, Tensor]] = []
     scalars: list[tuple[str, Tensor]] = []
@@ -100,7 +103,7 @@ def param_groups(
         reason = reasons.get(id(param))
         if reason is not None:
             scalars.append((name, param))
-        elif param.ndim > 2 and algorithm not in ("adamw", "lion"):
+        elif param.ndim > 2 and takes_matrices:
             stacks.append((name, param))
         else:
             matrices.append((name, param))

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
 from oxidion._validate import Field
+from oxidion.optim._names import TORCH_NAMES
 
 
 class AdamW(OxOptimizer):
@@ -43,10 +44,7 @@ class AdamW(OxOptimizer):
         "eps": _validate.number(1e-8),
         "amsgrad": _validate.flag(False),
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
-        "adamw": {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": "max_exp_avg_sq"},
-        "lion": {"momentum": "exp_avg"},
-    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,

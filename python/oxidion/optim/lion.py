@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
 from oxidion._validate import Field
+from oxidion.optim._names import TORCH_NAMES
 
 
 class Lion(OxOptimizer):
@@ -34,10 +35,7 @@ class Lion(OxOptimizer):
     ALGORITHM = "lion"
     MATRIX = False
     SCHEMA: ClassVar[dict[str, Field]] = {"betas": _validate.betas((0.9, 0.99))}
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
-        "lion": {"momentum": "exp_avg"},
-        "adamw": {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": "max_exp_avg_sq"},
-    }
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,
