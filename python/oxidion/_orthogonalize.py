@@ -64,8 +64,9 @@ POLYNOMIALS: dict[str, tuple[Rows, float]] = {
 
 
 def epsilon_of(group: Mapping[str, Any]) -> float:
-    """``epsilon`` of a group, which some classes call ``eps``."""
-    return float(group["eps"] if "eps" in group else group.get("epsilon", 1e-8))
+    """``epsilon`` of a group, which some classes call ``eps``; a pair under that name is another algorithm's."""
+    eps = group.get("eps")
+    return float(group.get("epsilon", 1e-8) if eps is None or isinstance(eps, (tuple, list)) else eps)
 
 
 def polynomial_of(group: Mapping[str, Any]) -> tuple[str, Rows, float]:
