@@ -104,8 +104,9 @@ class Case:
         return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
 
     def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
-        """Dtype of a state of a parameter of this dtype: averages over dimensions are float32 at least."""
-        return torch.promote_types(dtype, torch.float32) if key in self.factors else dtype
+        """Dtype of a state of a parameter of this dtype: beside factors all second moments are wide."""
+        wide = key in self.factors or (key == "exp_avg_sq" and bool(self.factors))
+        return torch.promote_types(dtype, torch.float32) if wide else dtype
 
     @property
     def has_betas(self) -> bool:
