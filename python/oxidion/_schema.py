@@ -73,7 +73,10 @@ def spell(
     schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
         alien = other in schema and own in own_schema and schema[other].wanted != own_schema[own].wanted
-        if own in defaults and other in group and not alien:
+        # The word of the class means something else there.
+        taken = other not in schema and own in schema and other in own_schema
+        taken = taken and own_schema[other].wanted != schema[own].wanted
+        if other in group and ((own in defaults and not alien) or taken):
             group[own] = group.pop(other)
     if not mirrors_betas(schema):
         return

@@ -104,7 +104,7 @@ class Case:
         return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
 
     def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
-        """Dtype of a state of a parameter of this dtype: second moments beside factors are float32 at least."""
+        """Dtype of a state of a parameter of this dtype: beside factors all second moments are wide."""
         wide = key in self.factors or (key == "exp_avg_sq" and bool(self.factors))
         return torch.promote_types(dtype, torch.float32) if wide else dtype
 

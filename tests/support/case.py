@@ -102,8 +102,16 @@ class Case:
 
     def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
         """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
-        return [
-            {"algorithm": self.algorithm, **defaults_of(self.cls), **self.kwargs, **overrides, **group.keys}
-            for group in self.groups
-            for _ in group.shapes
-        ]
+        found = []
+        for group in self.groups:
+            own = {
+                "algorithm": self.algorithm,
+                **defaults_of(self.cls),
+                **self.kwargs,
+                **overrides,
+                **group.keys,
+            }
+            if "epsilon" in group.keys:
+                own.pop("eps", None)  # of the class, in its own spelling
+            found += [own for _ in group.shapes]
+        return found
