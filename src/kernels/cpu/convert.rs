@@ -99,10 +99,12 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
                 wide.iter().zip(y).for_each(|(x, y)| *y = C::from_f32(*x));
             }
         }
+        DType::Q8 | DType::UQ8 => super::blocks::load(from, to),
     }
 }
 
-/// Elements of arithmetic type into any type, rounded once to nearest even. `to` is as long as `from`.
+/// Elements of arithmetic type into any type, rounded once: to nearest even unless `to` has another form. `to` is as
+/// long as `from`, and whole blocks where it has blocks.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
@@ -111,6 +113,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
         DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
         // SAFETY: as above.
         DType::F64 => unsafe { to.slice::<f64>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
+        DType::BF16 if super::rounding::store(from, to) => {}
         // SAFETY: as above.
         DType::BF16 => unsafe { to.slice::<bf16>() }
             .iter_mut()
@@ -124,6 +127,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
                 y.convert_from_f32_slice(&narrow[..x.len()]);
             }
         }
+        DType::Q8 | DType::UQ8 => super::blocks::store(from, to),
     }
 }
 

@@ -1,10 +1,13 @@
 //! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
 
+pub(super) mod blocks;
 mod convert;
 pub(super) mod elementwise;
 pub(super) mod neuron;
 pub(super) mod pack;
+pub(super) mod philox;
 pub(super) mod reduce;
+mod rounding;
 pub(super) mod select;
 
 use rayon::prelude::*;
@@ -14,6 +17,7 @@ use crate::dtype::DType;
 use crate::threads;
 
 pub(super) use convert::Real;
+use philox::philox;
 
 /// Elements that one task handles.
 const PIECE: usize = 1 << 16;
@@ -47,8 +51,12 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
     }
     let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
     for (job, operands) in jobs.iter().enumerate() {
-        for start in (0..operands[0].len()).step_by(PIECE) {
-            pieces.push(Piece { job, operands: operands.map(|s| s.part(start, PIECE)) });
+        let mut start = 0;
+        while start < operands[0].len() {
+            let rest = operands.map(|s| s.part(start, s.len()));
+            let count = blocks::cut(&rest, PIECE);
+            pieces.push(Piece { job, operands: rest.map(|s| s.part(0, count)) });
+            start += count;
         }
     }
     // Long runs of memory for each thread: finer tasks cost a few percent of the bandwidth on 100 M elements.
@@ -114,15 +122,27 @@ fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     }
     let mut scratch = [[C::default(); TILE]; N];
     let len = operands[0].len();
-    for start in (0..len).step_by(TILE) {
-        let tile = operands.map(|s| s.part(start, TILE));
+    let mut start = 0;
+    while start < len {
+        let rest = operands.map(|s| s.part(start, len));
+        let tile = rest.map(|s| s.part(0, blocks::cut(&rest, TILE)));
         let n = tile[0].len();
+        start += n;
         for (slab, buffer) in tile.iter().zip(scratch.iter_mut()) {
-            convert::load(slab, &mut buffer[..n]);
+            if slab.dtype() != <C as Element>::DTYPE {
+                convert::load(slab, &mut buffer[..n]);
+            }
         }
-        op.apply(*job, scratch.each_mut().map(|buffer| &mut buffer[..n]));
+        let mut slices = scratch.each_mut().map(|buffer| &mut buffer[..n]);
+        for (slice, slab) in slices.iter_mut().zip(&tile) {
+            if slab.dtype() == <C as Element>::DTYPE {
+                // SAFETY: as above.
+                *slice = unsafe { slab.slice::<C>() };
+            }
+        }
+        op.apply(*job, slices);
         for ((slab, buffer), written) in tile.iter().zip(scratch.iter()).zip(O::WRITES) {
-            if written {
+            if written && slab.dtype() != <C as Element>::DTYPE {
                 convert::store(&buffer[..n], slab);
             }
         }
