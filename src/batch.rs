@@ -71,7 +71,10 @@ impl Slab {
     /// As `of`.
     pub fn typed(tensor: &Tensor, dtype: DType) -> Result<Self> {
         if tensor.f_kind()? != dtype.kind() {
-            return Err(Error::Internal(format!("a tensor that is not of {} reached a kernel", dtype.name())));
+            return Err(Error::Internal(format!(
+                "a tensor that is not of {} reached a kernel",
+                dtype.name()
+            )));
         }
         if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
             return Err(Error::Internal(

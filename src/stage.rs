@@ -11,7 +11,7 @@ use crate::plan::{BufferId, BufferSpec};
 use crate::spec::UnitShape;
 
 /// Most states that one algorithm keeps for a parameter.
-pub const MAX_STATES: usize = 6;
+pub const MAX_STATES: usize = 8;
 
 /// One block with its gradient and states: areas of one shape, or the block's part of a state of another shape.
 #[derive(Clone, Copy, Debug)]

@@ -22,6 +22,7 @@ use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
+use crate::storage::OPTIONS as STATES;
 use crate::view::OPTIONS as VIEW;
 
 /// Mathematics of one optimizer with the structural settings of one group.
@@ -83,33 +84,41 @@ struct Entry {
 }
 
 const TABLE: [Entry; 7] = [
-    Entry { name: "adamw", options: &[&adamw::OPTIONS], new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
-    Entry { name: "dion", options: &[&dion::OPTIONS, &VIEW], new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
+    Entry {
+        name: "adamw",
+        options: &[&adamw::OPTIONS, &STATES],
+        new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)),
+    },
+    Entry {
+        name: "dion",
+        options: &[&dion::OPTIONS, &STATES, &VIEW],
+        new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
+    },
     Entry {
         name: "dion2",
-        options: &[&dion2::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
     },
-    Entry { name: "lion", options: &[&lion::OPTIONS], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
+    Entry { name: "lion", options: &[&lion::OPTIONS, &STATES], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
     Entry {
         name: "muon",
-        options: &[&muon::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Muon::new(o)?)),
     },
     Entry {
         name: "nordion2",
-        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::normalized(o)?)),
     },
     Entry {
         name: "normuon",
-        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
 ];
 
 /// Structural settings that the plan itself reads.
-const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
+const PLAN_OPTIONS: [&str; 4] = ["strict", "max_batch_bytes", "stochastic_rounding", "seed"];
 
 /// The keys of a group that shape the plan, each once, in a fixed order.
 #[must_use]

@@ -105,7 +105,10 @@ mod tests {
                     assert!(cut == end || cut <= at + most);
                     assert!(cut % width == 0 || (cut % width).is_multiple_of(block));
                     let next = blocks.block_at(cut).1;
-                    assert!(most < len || next > at + most, "{cut} is not the last end within {most} of {at}");
+                    assert!(
+                        most < len || next > at + most,
+                        "{cut} is not the last end within {most} of {at}"
+                    );
                 }
                 (at, number) = (end, number + 1);
             }

@@ -172,7 +172,14 @@ fn scales_shape(size: &[i64], block: usize) -> PyResult<Vec<i64>> {
 }
 
 /// Runs a conversion from or to codes.
-fn convert(codes: &Tensor, scales: &Tensor, other: &Tensor, block: usize, signed: bool, to: bool) -> Result<()> {
+fn convert(
+    codes: &Tensor,
+    scales: &Tensor,
+    other: &Tensor,
+    block: usize,
+    signed: bool,
+    to: bool,
+) -> Result<()> {
     let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
     let form = Stored::Blocks(Blocks { scales: Slab::of(scales)?, width, block });
     let codes = Slab::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.formed(&form);

@@ -4,7 +4,7 @@
 //! Normals come from Box–Muller with polynomial logarithm, sine and cosine made of single-precision additions
 //! and multiplications, so every machine and every slicing of a stream gives the same bits.
 
-use crate::kernels::philox;
+use crate::kernels::{philox, stream};
 
 /// Names one stream of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,15 +47,6 @@ pub fn fill_normal(out: &mut [f32], key: Key, tag: u32, step: u64, first_index: 
     }
 }
 
-/// 128 bits that name the stream of `(key, tag, step)`: a key of the generator, and the upper half of its counter.
-#[must_use]
-pub fn name(key: Key, tag: u32, step: u64) -> [u32; 4] {
-    let ([stream0, stream1], [step0, step1]) = (words(key.stream), words(step));
-    // One block keyed by the seed, a bijection of `(stream, step)`.
-    let [w0, w1, w2, w3] = philox([stream0, stream1, step0, step1], words(key.seed));
-    [w0, w1, w2, w3 ^ tag]
-}
-
 /// `(key, tag, step)` folded into a Philox key and the upper half of its counter.
 struct Source {
     key: [u32; 2],
@@ -64,7 +55,7 @@ struct Source {
 
 impl Source {
     fn new(key: Key, tag: u32, step: u64) -> Self {
-        let [key0, key1, high0, high1] = name(key, tag, step);
+        let [key0, key1, high0, high1] = stream([key.seed, key.stream, step], tag);
         Self { key: [key0, key1], high: [high0, high1] }
     }
 

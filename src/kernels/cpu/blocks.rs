@@ -130,7 +130,8 @@ fn shift(scale: f32) -> f32 {
 /// Encodes one block; returns its scale.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-fn encode<C: Real, const SIGN: bool>(book: &Book, values: &[C], codes: &mut [u8]) -> f32 {
+fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
+    let book = if SIGN { &SIGNED } else { &UNSIGNED };
     let scale = largest(values);
     #[allow(clippy::cast_possible_truncation)] // at most 127
     let zero = book.zero as u8;
@@ -196,7 +197,8 @@ fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &
 #[allow(clippy::inline_always)] // as above
 pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
     // SAFETY: the session keeps the form as long as the memory; the caller holds the only access to this piece.
-    let (Some((Form::Blocks(blocks), first)), codes) = (unsafe { from.form() }, unsafe { from.codes() }) else {
+    let (Some((Form::Blocks(blocks), first)), codes) = (unsafe { from.form() }, unsafe { from.codes() })
+    else {
         return to.fill(C::from_f32(f32::NAN));
     };
     let values = &Book::of(from.dtype()).values;
@@ -222,7 +224,6 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
     let (Some((Form::Blocks(blocks), first)), codes) = (unsafe { to.form() }, unsafe { to.codes() }) else {
         return;
     };
-    let book = Book::of(to.dtype());
     let mut at = 0;
     while at < codes.len() {
         let (number, end) = blocks.block_at(first + at);
@@ -231,9 +232,9 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
         let end = end.min(codes.len());
         let part = &mut codes[at..end];
         let scale = if to.dtype() == DType::Q8 {
-            encode::<C, true>(book, &from[at..end], part)
+            encode::<C, true>(&from[at..end], part)
         } else {
-            encode::<C, false>(book, &from[at..end], part)
+            encode::<C, false>(&from[at..end], part)
         };
         // SAFETY: as above.
         unsafe { blocks.scales.part(number, 1).slice::<f32>()[0] = scale };

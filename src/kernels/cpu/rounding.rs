@@ -87,8 +87,7 @@ mod tests {
     #[test]
     fn bits_over_all_random_numbers_have_the_mean_of_the_number() {
         for x in [1.000_123_f32, -3.217_01, 1.1e-30, 0.999_999] {
-            let sum: f64 =
-                (0..=u16::MAX).map(|r| f64::from(f32::from(bf16::from_bits(bits(x, r))))).sum();
+            let sum: f64 = (0..=u16::MAX).map(|r| f64::from(f32::from(bf16::from_bits(bits(x, r))))).sum();
             assert!((sum / 65536.0 / f64::from(x) - 1.0).abs() < 1e-9, "{x}");
         }
     }
