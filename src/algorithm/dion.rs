@@ -21,12 +21,11 @@ use crate::stage::StageIo;
 use crate::storage::{Code, StateStorage};
 use crate::view::View;
 
-pub(super) const OPTIONS: [&str; 13] = [
+pub(super) const OPTIONS: [&str; 12] = [
     "adjust_lr",
     "cautious_wd",
     "momentum_dtype",
     "Q_dtype",
-    "stochastic_rounding",
     "orth_dtype",
     "oversample",
     "power_iters",
@@ -76,7 +75,6 @@ pub(super) struct Dion {
     momentum_dtype: Option<DType>,
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
-    stochastic: bool,
     storage: StateStorage,
 }
 
@@ -96,7 +94,6 @@ impl Dion {
             momentum_dtype: options.dtype("momentum_dtype")?,
             q_dtype: options.dtype("Q_dtype")?,
             orth_dtype: options.dtype("orth_dtype")?,
-            stochastic: options.flag("stochastic_rounding")?,
             storage: StateStorage::from_options(options)?,
         })
     }
@@ -119,7 +116,7 @@ impl Dion {
 
     /// Whether the update is a matrix of its own before it goes to the parameter, which is then written once.
     fn in_two_steps(&self, param: DType, product: DType) -> bool {
-        self.cautious || param != product || (self.stochastic && param == DType::BF16)
+        self.cautious || param != product
     }
 
     fn method(&self, step: f64) -> QrMethod {
