@@ -160,3 +160,86 @@ pub(super) fn rounding(p: &ParamSpec, options: &Options) -> Result<Option<u64>> 
     let seed = options.count("seed", 0)? as u64;
     Ok((p.dtype == DType::BF16 && options.flag("stochastic_rounding")?).then_some(seed))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::layout::{Axis, Mesh, Placement};
+    use crate::storage::{Code, StateStorage};
+
+    fn layout(axes: &[(usize, usize, Placement)]) -> Layout {
+        let axis = |&(n, at, _): &(usize, usize, Placement)| Axis {
+            name: "x".into(),
+            ranks: (0..n as u64).collect(),
+            coordinate: at,
+        };
+        Layout {
+            mesh: Mesh { axes: axes.iter().map(axis).collect() },
+            placements: axes.iter().map(|&(_, _, placement)| placement).collect(),
+        }
+    }
+
+    /// The 8-bit state of a parameter and its scales, as they lie on a layout.
+    fn laid_out(shape: &[usize], block: i64, layout: &Layout) -> Result<Vec<LocalState>> {
+        let mut options = Options::default();
+        for (key, value) in [("state_bits", 8), ("block_size", block), ("min_quant_numel", 0)] {
+            options.insert(key, crate::options::OptionValue::Int(value));
+        }
+        let storage = StateStorage::from_options(&options)?;
+        let (shape, name) = (shape.to_vec(), "weight".into());
+        let p = ParamSpec { index: 0, name, shape, dtype: DType::F64, transposed: None };
+        let state = storage.like("momentum", &p, None).eight_bit(Code::Signed, &storage);
+        let whole = [Block { offset: 0, rows: 1, cols: p.numel() }];
+        local(&p, &whole, vec![state], layout)
+    }
+
+    proptest! {
+        #[test]
+        fn scales_any_cut_lie_with_their_codes(
+            rows in 1_usize..9, blocks in 1_usize..40, rest in 0_usize..16, n in 1_usize..6, m in 1_usize..4, strided: bool
+        ) {
+            let width = 16 * blocks + rest;
+            let second = if strided { Placement::Strided(1) } else { Placement::Shard(1) };
+            let at = |i, j| layout(&[(n, i, second), (m, j, Placement::Shard(1))]);
+            let all: Vec<_> = (0..n).flat_map(|i| (0..m).map(move |j| (i, j))).collect();
+            let found: Vec<_> = all.iter().map(|&(i, j)| laid_out(&[rows, width], 16, &at(i, j))).collect();
+            // All processes agree whether it can be done.
+            prop_assert!(found.iter().all(|f| f.is_ok() == found[0].is_ok()));
+            let whole = all.iter().all(|&(i, j)| {
+                let (start, len) = crate::layout::spans(&[width], &at(i, j).on_columns())[0];
+                len == 0 || (start % 16 == 0 && ((start + len) % 16 == 0 || start + len == width))
+            });
+            prop_assert_eq!(found[0].is_ok(), whole);
+            for states in found.into_iter().flatten() {
+                let ((start, len), (first, count)) = (states[0].spans[1], states[1].spans[1]);
+                prop_assert_eq!(count, len.div_ceil(16));
+                prop_assert!(len == 0 || first == start / 16);
+                prop_assert_eq!(&states[0].shards, &states[1].shards);
+            }
+        }
+    }
+
+    impl Layout {
+        /// The same for a tensor that has only the second dimension.
+        fn on_columns(mut self) -> Self {
+            for placement in &mut self.placements {
+                *placement = match placement {
+                    Placement::Strided(_) => Placement::Strided(0),
+                    _ => Placement::Shard(0),
+                };
+            }
+            self
+        }
+    }
+
+    #[test]
+    fn local_cut_inside_of_blocks_names_the_largest_block_that_fits() {
+        let error = laid_out(&[64, 640], 256, &layout(&[(2, 0, Placement::Shard(1))])).unwrap_err().to_string();
+        assert!(error.contains("weight") && error.contains("block_size=64"), "{error}");
+        let error = laid_out(&[64, 646], 256, &layout(&[(2, 1, Placement::Shard(1))])).unwrap_err().to_string();
+        assert!(!error.contains("block_size=") && error.contains("state_bits=32"), "{error}");
+        assert!(laid_out(&[63, 646], 256, &layout(&[(2, 1, Placement::Shard(0))])).is_ok());
+    }
+}
