@@ -36,7 +36,8 @@ def test_code_book_is_the_definition_rounded_once(signed: bool) -> None:
 
 
 @both
-def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by vectors, and one by one
+def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool, dtype: torch.dtype) -> None:
     entries = codes.book(signed).float()
     middles = ((entries[1:].double() + entries[:-1].double()) / 2).float()
     up, down = torch.tensor(math.inf), torch.tensor(-math.inf)
@@ -44,7 +45,7 @@ def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool) -> None:
     spread = [torch.linspace(-1.0 if signed else 0.0, 1.0, 20_001), torch.logspace(-8, 0, 5_001)]
     values = torch.cat([*around, *spread])
     x = in_blocks(values[values.abs() <= 1.0])
-    got, scales = quantize_blockwise(x, 256, signed)
+    got, scales = quantize_blockwise(x.to(dtype), 256, signed)
     assert torch.equal(scales, torch.ones(len(x), 1))
     assert torch.equal(got.long(), codes.nearest(x, signed))
 

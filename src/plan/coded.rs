@@ -236,9 +236,11 @@ mod tests {
 
     #[test]
     fn local_cut_inside_of_blocks_names_the_largest_block_that_fits() {
-        let error = laid_out(&[64, 640], 256, &layout(&[(2, 0, Placement::Shard(1))])).unwrap_err().to_string();
+        let error =
+            laid_out(&[64, 640], 256, &layout(&[(2, 0, Placement::Shard(1))])).unwrap_err().to_string();
         assert!(error.contains("weight") && error.contains("block_size=64"), "{error}");
-        let error = laid_out(&[64, 646], 256, &layout(&[(2, 1, Placement::Shard(1))])).unwrap_err().to_string();
+        let error =
+            laid_out(&[64, 646], 256, &layout(&[(2, 1, Placement::Shard(1))])).unwrap_err().to_string();
         assert!(!error.contains("block_size=") && error.contains("state_bits=32"), "{error}");
         assert!(laid_out(&[63, 646], 256, &layout(&[(2, 1, Placement::Shard(0))])).is_ok());
     }

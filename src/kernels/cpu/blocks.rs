@@ -13,31 +13,36 @@ use super::{Real, TILE};
 use crate::batch::{Form, Slab};
 use crate::dtype::DType;
 
+#[cfg(target_arch = "x86_64")]
+use super::search::{Tables, search};
+
 /// Decades of a code book.
-const DECADES: usize = 7;
+pub(super) const DECADES: usize = 7;
 /// 10^(i-6).
 const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 /// 1.5·2²³: added to a float32 of less than 2²², it leaves the nearest integer in the lowest bits.
 const TO_INTEGER: f32 = 12_582_912.0;
 /// How near to a bound the fast search may come, in entries: its own error is below 4e-5.
-const DOUBT: f32 = 5e-5;
+pub(super) const DOUBT: f32 = 5e-5;
 
 /// A code book and what finds an entry in it.
-struct Book {
+pub(super) struct Book {
     /// Entries in ascending order.
     values: [f32; 256],
     /// Number of the entry 0.
     zero: u32,
     /// The largest float32 that is at most the middle of two neighbours: above 0, between decades, below 1.
-    bounds: [f32; DECADES + 1],
+    pub(super) bounds: [f32; DECADES + 1],
     /// For what lies above the bound of the same number: entry `round(factor·a + shift)`, counted from `base`.
-    lines: [(f32, f32); DECADES + 1],
+    pub(super) lines: [(f32, f32); DECADES + 1],
     /// What an entry is counted from: minus this is its distance from 0.
     base: u32,
 }
 
 static SIGNED: Book = Book::new(true);
 static UNSIGNED: Book = Book::new(false);
+#[cfg(target_arch = "x86_64")]
+static TABLES: [Tables; 2] = [Tables::new(&SIGNED), Tables::new(&UNSIGNED)];
 
 impl Book {
     #[allow(
@@ -82,6 +87,12 @@ impl Book {
             k += 1;
         }
         Self { values, zero: zero as u32, bounds, lines, base: base as u32 }
+    }
+
+    /// What is found below all bounds.
+    #[allow(clippy::cast_precision_loss)] // 0 or 1
+    pub(super) const fn none(&self) -> f32 {
+        self.base as f32
     }
 
     fn of(dtype: DType) -> &'static Self {
@@ -142,12 +153,19 @@ fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
     let power = shift(scale);
     let inverse = 1.0 / (scale * power);
     let Book { bounds, lines, base, .. } = book;
-    let none = if SIGN { 0.0 } else { 1.0 };
+    #[cfg(target_arch = "x86_64")]
+    if let (Some(values), true) = (C::as_f32(values), super::has_avx512()) {
+        let tables = if SIGN { &TABLES[0] } else { &TABLES[1] };
+        let again = |x: &[f32], codes: &mut [u8]| refine(book, x, power, inverse, codes);
+        // SAFETY: the features were detected above.
+        unsafe { search::<SIGN>(book, tables, values, (power, inverse), codes, again) };
+        return scale;
+    }
     let mut doubt = 0_u32;
     for (code, x) in codes.iter_mut().zip(values) {
         let q = (x.to_f32() * power) * inverse;
         let a = if SIGN { q.abs() } else { q };
-        let (mut factor, mut add) = (0.0, none);
+        let (mut factor, mut add) = (0.0, book.none());
         for (bound, line) in bounds.iter().zip(lines) {
             let above = a > *bound;
             factor = if above { line.0 } else { factor };

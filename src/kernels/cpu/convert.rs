@@ -27,6 +27,8 @@ pub trait Real:
     fn from_f32(x: f32) -> Self;
     /// Rounds to float32.
     fn to_f32(self) -> f32;
+    /// Numbers that are float32 already.
+    fn as_f32(values: &[Self]) -> Option<&[f32]>;
 }
 
 impl Real for f32 {
@@ -46,6 +48,9 @@ impl Real for f32 {
     fn to_f32(self) -> f32 {
         self
     }
+    fn as_f32(values: &[Self]) -> Option<&[f32]> {
+        Some(values)
+    }
 }
 
 impl Real for f64 {
@@ -64,6 +69,9 @@ impl Real for f64 {
     #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
     fn to_f32(self) -> f32 {
         self as f32
+    }
+    fn as_f32(_values: &[Self]) -> Option<&[f32]> {
+        None
     }
 }
 

@@ -8,6 +8,8 @@ pub(super) mod pack;
 pub(super) mod philox;
 pub(super) mod reduce;
 mod rounding;
+#[cfg(target_arch = "x86_64")]
+mod search;
 pub(super) mod select;
 
 use rayon::prelude::*;
@@ -79,15 +81,20 @@ fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     }
 }
 
+/// Whether this machine has the parts of AVX-512 that the kernels use; asked once by the standard library.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512vl")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+}
+
 /// The best instruction set of this machine, asked once by the standard library.
 fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     #[cfg(target_arch = "x86_64")]
     {
-        if std::arch::is_x86_feature_detected!("avx512f")
-            && std::arch::is_x86_feature_detected!("avx512vl")
-            && std::arch::is_x86_feature_detected!("avx512dq")
-            && std::arch::is_x86_feature_detected!("avx512bw")
-        {
+        if has_avx512() {
             // SAFETY: the features were detected on the line above.
             return unsafe { with_avx512::<C, N, O>(op, piece) };
         }
