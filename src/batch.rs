@@ -1,5 +1,9 @@
 //! Checked views of tensors: the only place that turns a tensor into memory and back.
 
+mod form;
+
+pub use form::{Blocks, Form, Places, Rounding};
+
 use half::{bf16, f16};
 use tch::{Device, Tensor};
 
@@ -12,6 +16,10 @@ pub struct Slab {
     address: usize,
     len: usize,
     dtype: DType,
+    /// Address of a `Form`, where the elements are more than numbers of their type; else 0.
+    form: usize,
+    /// Place of the first element in the tensor that the form is about.
+    first: usize,
 }
 
 /// A matrix inside the storage of a tensor: rows of equal length at equal distances.
@@ -44,7 +52,7 @@ impl Element for f64 {
 
 impl Slab {
     /// No elements.
-    pub const EMPTY: Self = Self { address: 0, len: 0, dtype: DType::F32 };
+    pub const EMPTY: Self = Self { address: 0, len: 0, dtype: DType::F32, form: 0, first: 0 };
 
     /// The elements of a contiguous CPU tensor.
     ///
@@ -54,12 +62,27 @@ impl Slab {
         let dtype = DType::from_kind(tensor.f_kind()?).ok_or_else(|| {
             Error::Internal("a tensor without a floating-point type reached a kernel".into())
         })?;
+        Self::typed(tensor, dtype)
+    }
+
+    /// As `of`, where the tensor's elements are known to be of this type: a tensor of bytes may hold either code.
+    ///
+    /// # Errors
+    /// As `of`.
+    pub fn typed(tensor: &Tensor, dtype: DType) -> Result<Self> {
+        if tensor.f_kind()? != dtype.kind() {
+            return Err(Error::Internal(format!(
+                "a tensor that is not of {} reached a kernel",
+                dtype.name()
+            )));
+        }
         if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
             return Err(Error::Internal(
                 "a tensor that is not contiguous on the CPU reached a kernel".into(),
             ));
         }
-        let slab = Self { address: tensor.data_ptr() as usize, len: tensor.numel(), dtype };
+        let address = tensor.data_ptr() as usize;
+        let slab = Self { address, len: tensor.numel(), dtype, ..Self::EMPTY };
         if slab.address == 0 && slab.len > 0 {
             return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
         }
@@ -79,7 +102,7 @@ impl Slab {
                 "a buffer of {len} elements at byte {offset} is outside the arena"
             )));
         }
-        Ok(Self { address, len, dtype })
+        Ok(Self { address, len, dtype, ..Self::EMPTY })
     }
 
     /// Number of elements.
@@ -113,8 +136,40 @@ impl Slab {
         Self {
             address: self.address + offset * self.dtype.bytes(),
             len: len.min(self.len - offset),
-            dtype: self.dtype,
+            first: self.first + offset,
+            ..*self
         }
+    }
+
+    /// The same elements, which begin the tensor that `form` is about.
+    #[must_use]
+    pub fn formed(&self, form: &Form) -> Self {
+        Self { form: std::ptr::from_ref(form) as usize, first: 0, ..*self }
+    }
+
+    /// The form of the elements, and the place of the first one in the tensor that it is about.
+    ///
+    /// # Safety
+    /// The form given to `formed` is alive where it was, and `'a` ends before it does.
+    #[must_use]
+    pub unsafe fn form<'a>(&self) -> Option<(&'a Form, usize)> {
+        // SAFETY: `formed` took the address of a form; the caller upholds its lifetime.
+        let form = unsafe { (self.form as *const Form).as_ref() };
+        form.map(|form| (form, self.first))
+    }
+
+    /// The elements of a type of one byte.
+    ///
+    /// # Safety
+    /// As `slice`.
+    #[must_use]
+    #[allow(clippy::mut_from_ref)] // the slab is a pointer, not the owner
+    pub unsafe fn codes<'a>(&self) -> &'a mut [u8] {
+        if self.len == 0 || !self.dtype.is_coded() {
+            return &mut [];
+        }
+        // SAFETY: `typed` checked type, device and contiguity; the caller upholds lifetime and exclusivity.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.len) }
     }
 
     /// Adds one to a float32 counter and returns the new value.

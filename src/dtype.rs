@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// A floating-point element type that parameters, states and buffers may have.
+/// An element type that parameters, states and buffers may have. What has a torch type of its own is floating-point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE half precision.
@@ -13,6 +13,10 @@ pub enum DType {
     F32,
     /// IEEE double precision.
     F64,
+    /// One byte: a code of the signed dynamic code book, to be scaled by the block that it lies in. States only.
+    Q8,
+    /// The same with the unsigned code book.
+    UQ8,
 }
 
 impl DType {
@@ -20,6 +24,7 @@ impl DType {
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
+            Self::Q8 | Self::UQ8 => 1,
             Self::F16 | Self::BF16 => 2,
             Self::F32 => 4,
             Self::F64 => 8,
@@ -34,6 +39,7 @@ impl DType {
             Self::BF16 => "bfloat16",
             Self::F32 => "float32",
             Self::F64 => "float64",
+            Self::Q8 | Self::UQ8 => "uint8",
         }
     }
 
@@ -55,10 +61,11 @@ impl DType {
             Self::BF16 => tch::Kind::BFloat16,
             Self::F32 => tch::Kind::Float,
             Self::F64 => tch::Kind::Double,
+            Self::Q8 | Self::UQ8 => tch::Kind::Uint8,
         }
     }
 
-    /// The element type of a libtorch type, `None` where no algorithm takes it.
+    /// The floating-point type of a libtorch type, `None` where no algorithm takes it.
     #[must_use]
     pub fn from_kind(kind: tch::Kind) -> Option<Self> {
         match kind {
@@ -68,6 +75,12 @@ impl DType {
             tch::Kind::Double => Some(Self::F64),
             _ => None,
         }
+    }
+
+    /// Whether elements are codes of blocks with a scale each.
+    #[must_use]
+    pub fn is_coded(self) -> bool {
+        matches!(self, Self::Q8 | Self::UQ8)
     }
 
     /// The type in which arithmetic on elements of this type is done: float64 for itself, else float32.

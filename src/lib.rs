@@ -18,6 +18,7 @@ pub mod plan;
 pub mod session;
 pub mod spec;
 pub mod stage;
+pub mod storage;
 pub mod threads;
 pub mod view;
 

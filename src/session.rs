@@ -20,7 +20,7 @@ use crate::plan::{Bucket, Member, Plan, StagePoint, Step};
 use crate::spec::Rect;
 use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo, jobs};
 
-use bound::{Bound, Slot, check_written, same_shape};
+use bound::{Bound, Slot, check_written};
 use parts::stage_parts;
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
@@ -58,18 +58,15 @@ impl Session {
         }
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
-            let states: Vec<Bound> = states.into_iter().map(Bound::new).collect();
+            let states: Vec<Bound> =
+                states.into_iter().zip(&member.states).map(|(s, l)| Bound::new(s, l.spec.dtype)).collect();
             for (state, local) in states.iter().zip(&member.states) {
                 let spec = &local.spec;
-                let dtype = DType::from_kind(state.tensor.kind());
-                if dtype != Some(spec.dtype)
-                    || state.tensor.device() != Device::Cpu
-                    || !same_shape(&state.tensor, &local.shape())
-                {
+                if !state.is(&local.shape()) || state.tensor.device() != Device::Cpu {
                     return Err(Error::Value(format!(
                         "{}: state '{}' must be a {} tensor of shape {:?} on the parameter's device, got {:?} {:?} on {:?}",
                         member.spec.name,
-                        spec.role,
+                        local.name(),
                         spec.dtype.name(),
                         local.shape(),
                         state.tensor.kind(),
@@ -78,14 +75,16 @@ impl Session {
                     )));
                 }
             }
-            if states.len() != member.states.len() || states.len() > MAX_STATES {
+            let own = member.states.iter().filter(|s| s.scales_of.is_none()).count();
+            if states.len() != member.states.len() || own > MAX_STATES {
                 return Err(Error::Internal(format!(
                     "{}: {} states were bound",
                     member.spec.name,
                     states.len()
                 )));
             }
-            slots.push(Slot { param: Bound::new(param), states, grad: None });
+            let param = Bound::new(param, member.spec.dtype);
+            slots.push(Slot { param, states, grad: None });
         }
         let memory = Slab::of(&arena)?;
         let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
@@ -129,16 +128,13 @@ impl Session {
     #[must_use]
     pub fn fits(&self) -> bool {
         self.slots.iter().zip(&self.plan.members).all(|(slot, member)| {
-            slot.param.is(member.spec.dtype, &member.local)
-                && slot
-                    .states
-                    .iter()
-                    .zip(&member.states)
-                    .all(|(s, local)| s.is(local.spec.dtype, &local.shape()))
+            slot.param.is(&member.local)
+                && slot.states.iter().zip(&member.states).all(|(s, local)| s.is(&local.shape()))
         })
     }
 
-    /// Starts a step: `grads[i]` belongs to parameter i, `hypers[k]` and `grad_factors[k]` to the plan's algorithm k.
+    /// Starts a step: `grads[i]` belongs to parameter i, `hypers[k]`, `grad_factors[k]` and the number of the step
+    /// `steps[k]` to the plan's algorithm k.
     /// Nothing is written.
     ///
     /// # Errors
@@ -148,6 +144,7 @@ impl Session {
         grads: Vec<Option<Tensor>>,
         hypers: Vec<Hyper>,
         grad_factors: Vec<f64>,
+        steps: &[u64],
     ) -> Result<()> {
         for (grad, (slot, member)) in grads.iter().zip(self.slots.iter().zip(&self.plan.members)) {
             if let Some(grad) = grad {
@@ -157,14 +154,7 @@ impl Session {
             }
         }
         for ((slot, grad), member) in self.slots.iter_mut().zip(grads).zip(&self.plan.members) {
-            slot.grad = grad.map(Bound::new);
-            if let Some(grad) = &mut slot.grad {
-                let mut all = [grad, &mut slot.param].into_iter().chain(&mut slot.states);
-                all.try_for_each(Bound::refresh).map_err(|e| match e {
-                    Error::Value(text) => Error::Value(format!("{}: {text}", member.spec.name)),
-                    other => other,
-                })?;
-            }
+            slot.take(grad, member, steps.get(member.algorithm).copied().unwrap_or(0))?;
         }
         for (bucket, memory) in self.plan.buckets.iter().zip(&self.memory) {
             if let Some(buffer) = bucket.program.group_buffer() {
@@ -302,9 +292,9 @@ impl Session {
                 Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
                 None => area(&grad.slab, &local),
             };
-            for ((out, bound), state) in
-                io.state.iter_mut().zip(&slot.states).zip(&plan.members[unit.param].states)
-            {
+            let states = slot.states.iter().zip(&plan.members[unit.param].states);
+            let own = states.filter(|(_, state)| state.scales_of.is_none());
+            for (out, (bound, state)) in io.state.iter_mut().zip(own) {
                 *out = area(&bound.slab, &state.part(&unit.piece));
             }
             units.push(io);

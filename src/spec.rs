@@ -155,6 +155,25 @@ pub enum Share {
     All,
 }
 
+/// How a state is stored in 8 bits: codes, and a scale for each block of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coded {
+    /// Type of the codes.
+    pub dtype: DType,
+    /// Elements of a block.
+    pub block: usize,
+}
+
+impl Coded {
+    /// The shape of the scales of a state of shape `shape`.
+    #[must_use]
+    pub fn scales(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        shape.iter_mut().next_back().into_iter().for_each(|last| *last = last.div_ceil(self.block));
+        shape
+    }
+}
+
 /// A state tensor that an algorithm keeps for one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpec {
@@ -170,6 +189,8 @@ pub struct StateSpec {
     pub cuts: Vec<Cut<usize>>,
     /// The elements of each block.
     pub share: Share,
+    /// How it is stored when it is stored in 8 bits; none where it never is.
+    pub coded: Option<Coded>,
 }
 
 impl StateSpec {
@@ -183,6 +204,7 @@ impl StateSpec {
             init: Init::Zeros,
             cuts: (0..p.shape.len()).map(Cut::With).collect(),
             share: Share::Like,
+            coded: None,
         }
     }
 
@@ -196,6 +218,7 @@ impl StateSpec {
             init: Init::Zeros,
             cuts: Vec::new(),
             share: Share::All,
+            coded: None,
         }
     }
 }

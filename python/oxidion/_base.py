@@ -28,6 +28,11 @@ class OxOptimizer(Stepper, Optimizer):
         cautious_wd: decay only where the update and the parameter agree in sign.
         strict: with False, a matrix algorithm leaves parameters of fewer than two dimensions to AdamW.
         state_dtype: dtype of the states; None means the parameter's.
+        state_bits: 8 keeps moments as codes of one byte and a scale for each block; else 32. Group keys
+            without an argument: ``block_size`` (256, along the last dimension) and ``min_quant_numel``
+            (4096: smaller parameters keep ``state_dtype``). See docs/low-precision.md.
+        stochastic_rounding: round bfloat16 parameters up or down at random so that the mean is right; a
+            function of the group's ``seed``, the parameter, the step and the element.
         max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility, as is ``capturable``; there is one implementation.
@@ -240,9 +245,9 @@ class OxOptimizer(Stepper, Optimizer):
         groups = self._meshes.pending.values()
         if not groups:
             return
-        params = _state.parameters(self.param_groups)
-        own = [self.state.get(params[i], {}) for i in self._make_plan().decoupled]
-        _comm.average([_comm.local(state["momentum"]) for state in own if "momentum" in state], groups)
+        params, plan = _state.parameters(self.param_groups), self._make_plan()
+        own, specs = [self.state.get(params[i], {}) for i in plan.decoupled], plan.state_specs()
+        _state.average_momenta(own, [specs[i] for i in plan.decoupled], groups)
 
     # ----------------------------------------------------------- introspection
 

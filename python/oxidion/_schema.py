@@ -23,6 +23,10 @@ COMMON: dict[str, Field] = {
     "strict": _validate.flag(True),
     "max_batch_bytes": _validate.count(None, optional=True),
     "state_dtype": _validate.dtype(),
+    "state_bits": _validate.one_of(32, 8, 32),
+    "block_size": _validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
+    "min_quant_numel": _validate.count(4096, low=0),
+    "stochastic_rounding": _validate.flag(False),
 }
 """Group keys of every algorithm."""
 

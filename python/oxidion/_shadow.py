@@ -137,6 +137,9 @@ def _with_norms(twin: OxOptimizer) -> list[dict[str, Any]]:
 def verify(optimizer: OxOptimizer) -> Table:
     """The table of ``OxOptimizer.verify``."""
     twin = _twin(optimizer)
+    for group in twin.param_groups:
+        # Compared with the rounded reference: the step is what is looked at, not where chance rounds it to.
+        group["stochastic_rounding"] = False
     twin.init_state()
     plan = twin.plan()
     params = _state.parameters(twin.param_groups)
@@ -146,8 +149,12 @@ def verify(optimizer: OxOptimizer) -> Table:
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
         if param.grad is not None and _has_reference(row["algorithm"], group, param):
             public = twin.STATE_NAMES.get(row["algorithm"], {})
-            roles = [spec["role"] for spec in specs]
-            state = {role: _mean(twin, twin.state[param][public.get(role, role)]) for role in roles}
+            own = twin.state[param]
+            state = {
+                spec["role"]: _mean(twin, _state.whole(own, _state.key_of(spec["role"], public), spec))
+                for spec in specs
+                if not spec["role"].endswith(_state.SCALES)
+            }
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
             settings = {**group, **twin._functions, "transposed": row["transposed"]}

@@ -5,23 +5,32 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oxidion._comm import as_state, lies_right, local, moved_state
-from oxidion._oxidion import LayoutError, Plan, fill_normal
+from oxidion import _comm
+from oxidion._comm import as_state, full, lies_right, local, moved_state
+from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_normal, quantize_blockwise
 
 LARGE = 1 << 21
 """Bytes from which a state is worth a mapping of its own: a huge page."""
 
 MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 """Roles without which a state is that of another algorithm."""
+SCALES = "_absmax"
+"""What follows the key of an 8-bit state in that of its scales."""
 
 Names = Mapping[str, Mapping[str, str]]
+
+
+def key_of(role: str, public: Mapping[str, str]) -> str:
+    """The key in ``Optimizer.state`` of a role of the core, under a class's names for roles or back."""
+    own = role.removesuffix(SCALES)
+    return public.get(own, own) + role[len(own) :]
 
 
 def parameters(groups: list[dict[str, Any]]) -> list[Tensor]:
@@ -57,7 +66,7 @@ def materialise(
         fresh = not own
         tensors = []
         for spec in specs:
-            key = public.get(spec["role"], spec["role"])
+            key = key_of(spec["role"], public)
             value = own.get(key)
             if spec["role"] == "step":
                 if value is None or getattr(value, "dtype", None) != torch.float32:
@@ -88,7 +97,7 @@ def settle(
         public = names.get(algorithm, {})
         own = state.get(param, {})
         for spec in specs:
-            key = public.get(spec["role"], spec["role"])
+            key = key_of(spec["role"], public)
             if spec["role"] != "step" and isinstance(own.get(key), Tensor):
                 own[key] = moved_state(own[key], param, spec)
 
@@ -154,18 +163,52 @@ def existing(
         return []
     rows = []
     for group in groups:
-        roles = {key: role for role, key in names.get(group["algorithm"], {}).items()}
-        fallback = {key: role for role, key in names.get("adamw", {}).items()}
+        roles = {
+            key: role
+            for source in ("adamw", group["algorithm"])
+            for role, key in names.get(source, {}).items()
+        }
         for param in group["params"]:
             own = state.get(param, {})
             rows.append(
                 {
-                    roles.get(key, fallback.get(key, key)): (
+                    key_of(key, roles): (
                         str(value.dtype).removeprefix("torch."),
                         tuple(value.shape),
                     )
                     for key, value in own.items()
-                    if isinstance(value, Tensor) and value.is_floating_point() and not key.startswith("step")
+                    if isinstance(value, Tensor)
+                    and (value.is_floating_point() or value.dtype == torch.uint8)
+                    and not key.startswith("step")
                 }
             )
     return rows
+
+
+def whole(own: Mapping[str, Any], key: str, spec: Mapping[str, Any]) -> Tensor:
+    """All of a state on every rank; the numbers that codes stand for."""
+    if spec["coded"] is None:
+        return full(own[key]).detach()
+    return dequantize_blockwise(full(own[key]).detach(), full(own[key + SCALES]).detach(), *spec["coded"])
+
+
+def average_momenta(
+    states: Iterable[dict[str, Any]], specs: Iterable[list[dict[str, Any]]], groups: Iterable[Any]
+) -> None:
+    """Replaces momenta by their means over process groups, in place; every rank of them has to call this."""
+    plain, coded = [], []
+    for own, listed in zip(states, specs, strict=True):
+        for spec in listed:
+            if spec["role"] == "momentum" and "momentum" in own:
+                if spec["coded"] is None:
+                    plain.append(local(own["momentum"]))
+                else:
+                    codes, scales = local(own["momentum"]), local(own["momentum" + SCALES])
+                    coded.append((codes, scales, spec["coded"]))
+    means = [dequantize_blockwise(codes, scales, *how) for codes, scales, how in coded]
+    groups = list(groups)
+    _comm.average(plain, groups)
+    _comm.average(means, groups)
+    for (codes, scales, how), mean in zip(coded, means, strict=True):
+        for target, value in zip((codes, scales), quantize_blockwise(mean, *how), strict=True):
+            target.copy_(value)

@@ -136,6 +136,12 @@ def word(default: str | None, *words: str | None) -> Field:
     return Field(default, f"one of {shown}", lambda v: (v is None or isinstance(v, str)) and v in words)
 
 
+def one_of(default: int, *numbers: int) -> Field:
+    """One of several integers."""
+    shown = ", ".join(map(str, numbers))
+    return Field(default, f"one of {shown}", lambda v: type(v) is int and v in numbers)
+
+
 def counts(default: tuple[int, ...] | None) -> Field:
     """None, or two or more positive integers."""
 

@@ -1,6 +1,6 @@
-"""Orthonormalization as functions, on torch tensors and on NumPy arrays.
+"""Orthonormalization and 8-bit codes as functions, on torch tensors and on NumPy arrays.
 
-Every function takes one matrix ``[m, n]`` or a stack ``[..., m, n]``, leaves it unchanged, and returns what
+Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``, leaves it unchanged, and returns what
 it was given: a tensor for a tensor, an array for an array, of the same dtype and shape.
 """
 
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
+from oxidion import _oxidion
 from oxidion._oxidion import orthonormal_columns, orthonormalize
 
 Matrix = TypeVar("Matrix", Tensor, "np.ndarray[Any, Any]")
@@ -135,3 +136,38 @@ def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:
     p: Matrix = orthonormal_columns(m @ q, "cqr")
     transposed: Matrix = m.mT if isinstance(m, Tensor) else np.swapaxes(m, -1, -2)
     return p, transposed @ p
+
+
+def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) -> tuple[Matrix, Matrix]:
+    """Codes of one byte and scales of blocks along the last dimension, as optimizers keep 8-bit states.
+
+    Every row of the last dimension is cut into blocks of ``block_size`` elements, of which the last may be
+    short. ``absmax`` is the largest absolute value of a block; a code is the number of the entry of the
+    dynamic code book (Dettmers et al. 2022, arXiv:2110.02861) that is nearest to ``x / absmax``, of two
+    equally near ones that nearer to 0. Blocks with NaN or infinity become NaN.
+
+    Args:
+        x: real floating-point, ``[..., n]``; 16-bit and float64 numbers are rounded to float32.
+        block_size: a power of two of at most 512.
+        signed: whether the code book has negative entries; without them negative numbers become 0.
+
+    Returns:
+        ``codes``, uint8 and shaped like ``x``, and ``absmax``, float32 ``[..., ceil(n / block_size)]``.
+
+    Raises:
+        ValueError: for no dimension and block sizes out of range.
+        TypeError: for anything but real floating-point numbers.
+    """
+    return _oxidion.quantize_blockwise(x, block_size, signed)
+
+
+def dequantize_blockwise(
+    codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True
+) -> Matrix:
+    """What `quantize_blockwise` rounded to: entries of the code book times the scale of their block, float32.
+
+    Raises:
+        ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.
+        TypeError: for codes that are not uint8.
+    """
+    return _oxidion.dequantize_blockwise(codes, absmax, block_size, signed)

@@ -13,16 +13,10 @@ use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
+use crate::storage::StateStorage;
 
-pub(super) const OPTIONS: [&str; 7] = [
-    "beta1",
-    "scale_parameter",
-    "relative_step",
-    "warmup_init",
-    "cautious_wd",
-    "momentum_dtype",
-    "state_dtype",
-];
+pub(super) const OPTIONS: [&str; 6] =
+    ["beta1", "scale_parameter", "relative_step", "warmup_init", "cautious_wd", "momentum_dtype"];
 
 const SCALARS: [&str; 7] =
     ["lr?", "eps[0]", "eps[1]", "clip_threshold", "-decay_rate", "beta1?", "weight_decay"];
@@ -52,6 +46,7 @@ pub(super) struct Adafactor {
     cautious: bool,
     momentum: bool,
     momentum_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl Adafactor {
@@ -62,7 +57,8 @@ impl Adafactor {
             warmup_init: options.flag("warmup_init")?,
             cautious: options.flag("cautious_wd")?,
             momentum: options.is_set("beta1"),
-            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            storage: StateStorage::from_options(options)?,
         })
     }
 
@@ -181,7 +177,7 @@ impl Algorithm for Adafactor {
         };
         states.push(StateSpec::counter("step"));
         if self.momentum {
-            states.push(StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype)));
+            states.push(self.storage.momentum(p, self.momentum_dtype));
         }
         Ok(states)
     }

@@ -11,9 +11,9 @@ use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
+use crate::storage::{Code, StateStorage};
 
-pub(super) const OPTIONS: [&str; 5] =
-    ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype", "state_dtype"];
+pub(super) const OPTIONS: [&str; 4] = ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype"];
 
 const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
 const LR: usize = 0;
@@ -33,16 +33,17 @@ pub(super) struct AdamW {
     cautious: bool,
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl AdamW {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let every = options.dtype("state_dtype")?;
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
             cautious: options.flag("cautious_wd")?,
-            momentum_dtype: options.dtype("momentum_dtype")?.or(every),
-            variance_dtype: options.dtype("variance_dtype")?.or(every),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            variance_dtype: options.dtype("variance_dtype")?,
+            storage: StateStorage::from_options(options)?,
         })
     }
 }
@@ -65,14 +66,14 @@ impl Algorithm for AdamW {
     }
 
     fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let variance = self.variance_dtype.unwrap_or(p.dtype);
+        let moment = |role, dtype, code| self.storage.like(role, p, dtype).eight_bit(code, &self.storage);
         let mut states = vec![
-            StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype)),
-            StateSpec::like("variance", p, variance),
+            moment("momentum", self.momentum_dtype, Code::Signed),
+            moment("variance", self.variance_dtype, Code::Unsigned),
             StateSpec::counter("step"),
         ];
         if self.amsgrad {
-            states.push(StateSpec::like("max_variance", p, variance));
+            states.push(moment("max_variance", self.variance_dtype, Code::Unsigned));
         }
         Ok(states)
     }

@@ -15,8 +15,9 @@ use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
+use crate::storage::StateStorage;
 
-pub(super) const OPTIONS: [&str; 3] = ["cautious_wd", "momentum_dtype", "state_dtype"];
+pub(super) const OPTIONS: [&str; 2] = ["cautious_wd", "momentum_dtype"];
 
 const SCALARS: [&str; 8] =
     ["lr", "eps[0]", "eps[1]", "clip_threshold", "betas[0]", "betas[1]", "betas[2]", "weight_decay"];
@@ -45,13 +46,15 @@ const INSTABILITY: Factored = Factored { states: 5, buffers: 4 };
 pub(super) struct Came {
     cautious: bool,
     momentum_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl Came {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             cautious: options.flag("cautious_wd")?,
-            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            storage: StateStorage::from_options(options)?,
         })
     }
 
@@ -147,7 +150,7 @@ impl Algorithm for Came {
     }
 
     fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let momentum = StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype));
+        let momentum = self.storage.momentum(p, self.momentum_dtype);
         let mut states = vec![StateSpec::counter("step"), momentum];
         if p.shape.len() < 2 {
             states.push(StateSpec::like("variance", p, factored::dtype(p)));

@@ -18,14 +18,14 @@ use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
+use crate::storage::StateStorage;
 use crate::view::View;
 
-pub(super) const OPTIONS: [&str; 13] = [
+pub(super) const OPTIONS: [&str; 12] = [
     "adjust_lr",
     "cautious_wd",
     "momentum_dtype",
     "Q_dtype",
-    "state_dtype",
     "orth_dtype",
     "oversample",
     "power_iters",
@@ -75,11 +75,11 @@ pub(super) struct Dion {
     momentum_dtype: Option<DType>,
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl Dion {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let every = options.dtype("state_dtype")?;
         Ok(Self {
             rank_fraction: options.share("rank_fraction", 1.0)?,
             rank_multiple_of: options.count("rank_multiple_of", 1)?.max(1),
@@ -91,9 +91,10 @@ impl Dion {
             cautious: options.flag("cautious_wd")?,
             view: View::from_options(options)?,
             adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
-            momentum_dtype: options.dtype("momentum_dtype")?.or(every),
-            q_dtype: options.dtype("Q_dtype")?.or(every),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            q_dtype: options.dtype("Q_dtype")?,
             orth_dtype: options.dtype("orth_dtype")?,
+            storage: StateStorage::from_options(options)?,
         })
     }
 
@@ -111,6 +112,11 @@ impl Dion {
     fn product(&self, param: DType, momentum: DType) -> DType {
         let needed = if param == DType::F64 || momentum == DType::F64 { DType::F64 } else { DType::F32 };
         self.orth_dtype.unwrap_or(needed)
+    }
+
+    /// Whether the update is a matrix of its own before it goes to the parameter, which is then written once.
+    fn in_two_steps(&self, param: DType, product: DType) -> bool {
+        self.cautious || param != product
     }
 
     fn method(&self, step: f64) -> QrMethod {
@@ -138,8 +144,7 @@ impl Algorithm for Dion {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        let momentum = self.momentum_dtype.unwrap_or(p.dtype);
-        Ok(vec![StateSpec::like("momentum", p, momentum), self.q(p, blocks)])
+        Ok(vec![self.storage.momentum(p, self.momentum_dtype), self.q(p, blocks)])
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -159,7 +164,7 @@ impl Algorithm for Dion {
             .buffer(matrix("r", short).summed(long).linear())
             .buffer(work.cut(Cut::With(short), columns))
             .buffer(BufferSpec::new("norms", 1, rank, DType::F64).summed(short).wire(product));
-        if self.cautious || momentum != product || shape.param != product {
+        if self.in_two_steps(shape.param, product) || momentum != product {
             let full = BufferSpec::new("full", shape.rows, shape.cols, product);
             program = program.buffer(full.cut(Cut::With(Side::Rows), Cut::With(Side::Cols)));
         }

@@ -11,7 +11,7 @@ mod stages;
 
 use super::Algorithm;
 use super::neuron::{NORMALIZE, Neuron, SQUARES};
-use super::orthonormal::{APPLY, BETA2, EPSILON, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
+use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
@@ -148,6 +148,10 @@ impl Algorithm for Dion2 {
             let (neurons, cut) = if global { (rows, with[0]) } else { (count, Cut::Whole) };
             program = Neuron::buffers(program, shape, neurons, cut);
         }
+        if shape.state[MOMENTUM].is_coded() {
+            let full = BufferSpec::new("full", rows, cols, shape.param.arithmetic());
+            program = program.buffer(full.cut(with[0], with[1]));
+        }
         program = program.local(PREPARE, "accumulate").redistribute(SUMS, Target::Replicate);
         if global {
             program = program.local(SPREAD, "spread").redistribute(SCORES, Target::Replicate);
@@ -169,9 +173,9 @@ impl Algorithm for Dion2 {
             Ok(Self::pairs(io, i, &selection)?.into_iter().map(|(stored, u)| (u, stored)).collect())
         };
         match (stage, &self.neuron) {
-            (PREPARE, _) => Self::prepare(io, selection.side),
+            (PREPARE, _) => self.prepare(io, selection.side),
             (SPREAD, _) => Self::spread(io, selection.side),
-            (SELECT, _) => Self::choose(io, &selection, h[MU]),
+            (SELECT, _) => self.choose(io, &selection, h[MU]),
             (ORTHONORMALIZE, _) if selection.global => self.orthonormalize_chosen(io, &selection, h[EPSILON]),
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON]),
             (SQUARES, Some(neuron)) => neuron.squares(io, rows),

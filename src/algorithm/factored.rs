@@ -46,6 +46,7 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
         shape: dims.iter().map(|&d| p.shape[d]).collect(),
         dtype: dtype(p),
         init: Init::Zeros,
+        coded: None,
         cuts: dims.into_iter().map(Cut::With).collect(),
         share: Share::All,
     })

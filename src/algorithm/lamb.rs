@@ -12,8 +12,9 @@ use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
+use crate::storage::{Code, StateStorage};
 
-pub(super) const OPTIONS: [&str; 9] = [
+pub(super) const OPTIONS: [&str; 8] = [
     "debias",
     "always_adapt",
     "grad_averaging",
@@ -21,7 +22,6 @@ pub(super) const OPTIONS: [&str; 9] = [
     "cautious_wd",
     "momentum_dtype",
     "variance_dtype",
-    "state_dtype",
     "trust_clip",
 ];
 
@@ -76,11 +76,11 @@ pub(super) struct Lamb {
     cautious: bool,
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl Lamb {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        let every = options.dtype("state_dtype")?;
         let debias = match options.word("debias")? {
             None | Some("moments") => Debias::Moments,
             Some("step") => Debias::Step,
@@ -97,8 +97,9 @@ impl Lamb {
             averaging: options.flag_or("grad_averaging", true)?,
             clips: options.is_set("max_grad_norm"),
             cautious: options.flag("cautious_wd")?,
-            momentum_dtype: options.dtype("momentum_dtype")?.or(every),
-            variance_dtype: options.dtype("variance_dtype")?.or(every),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            variance_dtype: options.dtype("variance_dtype")?,
+            storage: StateStorage::from_options(options)?,
         })
     }
 
@@ -169,9 +170,10 @@ impl Algorithm for Lamb {
     }
 
     fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let moment = |role, dtype, code| self.storage.like(role, p, dtype).eight_bit(code, &self.storage);
         Ok(vec![
-            StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype)),
-            StateSpec::like("variance", p, self.variance_dtype.unwrap_or(p.dtype)),
+            moment("momentum", self.momentum_dtype, Code::Signed),
+            moment("variance", self.variance_dtype, Code::Unsigned),
             StateSpec::counter("step"),
         ])
     }

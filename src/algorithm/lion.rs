@@ -11,8 +11,9 @@ use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
+use crate::storage::StateStorage;
 
-pub(super) const OPTIONS: [&str; 3] = ["cautious_wd", "momentum_dtype", "state_dtype"];
+pub(super) const OPTIONS: [&str; 2] = ["cautious_wd", "momentum_dtype"];
 
 const SCALARS: [&str; 4] = ["lr", "beta1", "beta2", "weight_decay"];
 const LR: usize = 0;
@@ -26,13 +27,15 @@ const MOMENTUM: usize = 0;
 pub(super) struct Lion {
     cautious: bool,
     momentum_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl Lion {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             cautious: options.flag("cautious_wd")?,
-            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            storage: StateStorage::from_options(options)?,
         })
     }
 }
@@ -55,7 +58,7 @@ impl Algorithm for Lion {
     }
 
     fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype))])
+        Ok(vec![self.storage.momentum(p, self.momentum_dtype)])
     }
 
     fn program(&self, _shape: &UnitShape) -> Result<Program> {

@@ -26,6 +26,7 @@ use crate::options::Options;
 use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
+use crate::storage::OPTIONS as STATES;
 use crate::view::OPTIONS as VIEW;
 
 /// Mathematics of one optimizer with the structural settings of one group.
@@ -95,38 +96,46 @@ struct Entry {
 const TABLE: [Entry; 10] = [
     Entry {
         name: "adafactor",
-        options: &[&adafactor::OPTIONS],
+        options: &[&adafactor::OPTIONS, &STATES],
         new: |o| Ok(Arc::new(adafactor::Adafactor::new(o)?)),
     },
-    Entry { name: "adamw", options: &[&adamw::OPTIONS], new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
-    Entry { name: "came", options: &[&came::OPTIONS], new: |o| Ok(Arc::new(came::Came::new(o)?)) },
-    Entry { name: "dion", options: &[&dion::OPTIONS, &VIEW], new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
+    Entry {
+        name: "adamw",
+        options: &[&adamw::OPTIONS, &STATES],
+        new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)),
+    },
+    Entry { name: "came", options: &[&came::OPTIONS, &STATES], new: |o| Ok(Arc::new(came::Came::new(o)?)) },
+    Entry {
+        name: "dion",
+        options: &[&dion::OPTIONS, &STATES, &VIEW],
+        new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
+    },
     Entry {
         name: "dion2",
-        options: &[&dion2::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
     },
-    Entry { name: "lamb", options: &[&lamb::OPTIONS], new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)) },
-    Entry { name: "lion", options: &[&lion::OPTIONS], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
+    Entry { name: "lamb", options: &[&lamb::OPTIONS, &STATES], new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)) },
+    Entry { name: "lion", options: &[&lion::OPTIONS, &STATES], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
     Entry {
         name: "muon",
-        options: &[&muon::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Muon::new(o)?)),
     },
     Entry {
         name: "nordion2",
-        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::normalized(o)?)),
     },
     Entry {
         name: "normuon",
-        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
 ];
 
 /// Structural settings that the plan itself reads.
-const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
+const PLAN_OPTIONS: [&str; 4] = ["strict", "max_batch_bytes", "stochastic_rounding", "seed"];
 
 /// The keys of a group of this algorithm that shape the plan, each once, in a fixed order. Those of `AdamW` are among
 /// them: it takes what other algorithms do not.

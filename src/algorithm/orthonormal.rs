@@ -15,11 +15,11 @@ use crate::options::Options;
 use crate::plan::{BufferId, Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec};
 use crate::stage::{StageIo, UnitIo, orthogonality_error};
+use crate::storage::StateStorage;
 use crate::view::View;
 
 /// The settings that it reads, beside those of the view and of the orthonormalization.
-pub(super) const OPTIONS: [&str; 5] =
-    ["adjust_lr", "cautious_wd", "orth_dtype", "state_dtype", "momentum_dtype"];
+pub(super) const OPTIONS: [&str; 4] = ["adjust_lr", "cautious_wd", "orth_dtype", "momentum_dtype"];
 
 /// The scalars that all of them have, in this order. The second is the factor of the momentum.
 pub(super) const LR: usize = 0;
@@ -47,6 +47,7 @@ pub(super) struct Orthonormal {
     orthonormalizer: Orthonormalizer,
     momentum_dtype: Option<DType>,
     orth_dtype: Option<DType>,
+    storage: StateStorage,
 }
 
 impl Orthonormal {
@@ -56,7 +57,8 @@ impl Orthonormal {
             cautious: options.flag("cautious_wd")?,
             adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
             orthonormalizer: Orthonormalizer::from_options(options)?,
-            momentum_dtype: options.dtype("momentum_dtype")?.or(options.dtype("state_dtype")?),
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
         })
     }
@@ -68,7 +70,7 @@ impl Orthonormal {
 
     /// The momentum, and V where neurons are normalized.
     pub(super) fn states(&self, p: &ParamSpec, blocks: &[Block], neuron: Option<&Neuron>) -> Vec<StateSpec> {
-        let momentum = StateSpec::like("momentum", p, self.momentum_dtype.unwrap_or(p.dtype));
+        let momentum = self.storage.momentum(p, self.momentum_dtype);
         let variance = neuron.map(|n| n.state(p, &self.view, blocks));
         [momentum].into_iter().chain(variance).collect()
     }

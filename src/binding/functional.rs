@@ -1,4 +1,4 @@
-//! Orthonormalization as functions of matrices, on NumPy arrays and on tensors.
+//! Orthonormalization and block-wise codes as functions, on NumPy arrays and on tensors.
 
 use numpy::{PyArray, PyArrayDyn, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -8,8 +8,10 @@ use tch::{Kind, Tensor};
 
 use super::enter::Enter;
 use super::{group, tensor};
+use crate::batch::{Blocks, Form as Stored, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::kernels;
 use crate::linalg::low_rank::sketches;
 use crate::linalg::orthonormalizer::{OPTIONS, Orthonormalizer};
 use crate::linalg::qr::{self, QrMethod};
@@ -21,6 +23,8 @@ enum Form {
     Tensor,
     Array32,
     Array64,
+    /// Of bytes.
+    Codes,
 }
 
 /// Copies the argument into a contiguous tensor of its own.
@@ -64,6 +68,7 @@ fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'p
         Form::Tensor => tensor::pack(py, tensor),
         Form::Array32 => Ok(array::<f32>(py, tensor)?.into_any()),
         Form::Array64 => Ok(array::<f64>(py, tensor)?.into_any()),
+        Form::Codes => Ok(array::<u8>(py, tensor)?.into_any()),
     }
 }
 
@@ -134,8 +139,112 @@ fn orthonormal_columns<'py>(x: &Bound<'py, PyAny>, method: &str) -> PyResult<Bou
     give(py, &result, &form)
 }
 
+/// Copies codes into a contiguous tensor of their own.
+fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
+    let wrong = |e: tch::TchError| PyValueError::new_err(e.to_string());
+    if let Ok(array) = codes.extract::<PyReadonlyArrayDyn<'_, u8>>() {
+        let shape: Vec<i64> =
+            array.shape().iter().map(|&d| i64::try_from(d)).collect::<std::result::Result<_, _>>()?;
+        let values: Vec<u8> = array.as_array().iter().copied().collect();
+        let tensor = Tensor::f_from_slice(&values).and_then(|t| t.f_view(shape.as_slice())).map_err(wrong)?;
+        return Ok((tensor, Form::Array32));
+    }
+    let tensor = tensor::unpack(codes, "codes")?;
+    if tensor.kind() != Kind::Uint8 {
+        return Err(PyTypeError::new_err(format!("codes must be uint8, got {:?}", tensor.kind())));
+    }
+    Ok((tensor.f_detach().and_then(|t| t.f_contiguous()).map_err(wrong)?, Form::Tensor))
+}
+
+/// The shape of the scales of a tensor.
+fn scales_shape(size: &[i64], block: usize) -> PyResult<Vec<i64>> {
+    if !block.is_power_of_two() || block > kernels::MOST_BLOCK {
+        let most = kernels::MOST_BLOCK;
+        let text = format!("block_size must be a power of two of at most {most}, got {block}");
+        return Err(PyValueError::new_err(text));
+    }
+    let mut shape = size.to_vec();
+    match shape.last_mut() {
+        Some(last) => *last = (*last + i64::try_from(block)? - 1) / i64::try_from(block)?,
+        None => return Err(PyValueError::new_err("a tensor of at least one dimension is needed, got ()")),
+    }
+    Ok(shape)
+}
+
+/// Runs a conversion from or to codes.
+fn convert(
+    codes: &Tensor,
+    scales: &Tensor,
+    other: &Tensor,
+    block: usize,
+    signed: bool,
+    to: bool,
+) -> Result<()> {
+    let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
+    let form = Stored::Blocks(Blocks { scales: Slab::of(scales)?, width, block });
+    let codes = Slab::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.formed(&form);
+    let other = Slab::of(other)?;
+    if !codes.is_empty() {
+        let job = if to { [other, codes] } else { [codes, other] };
+        kernels::run(&kernels::Convert { factor: 1.0 }, &[job]);
+    }
+    Ok(())
+}
+
+/// Codes and scales of blocks along the last dimension.
+#[pyfunction]
+fn quantize_blockwise<'py>(
+    x: &Bound<'py, PyAny>,
+    block_size: usize,
+    signed: bool,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let (values, form) = take(x)?;
+    let shape = scales_shape(&values.size(), block_size)?;
+    let py = x.py();
+    let (codes, scales) = py.enter(move || {
+        let codes = Tensor::f_zeros(values.size(), (Kind::Uint8, values.device()))?;
+        let scales = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
+        convert(&codes, &scales, &values, block_size, signed, true)?;
+        Ok((codes, scales))
+    })?;
+    let (for_codes, for_scales) = match form {
+        Form::Tensor => (Form::Tensor, Form::Tensor),
+        _ => (Form::Codes, Form::Array32),
+    };
+    Ok((give(py, &codes, &for_codes)?, give(py, &scales, &for_scales)?))
+}
+
+/// What codes and scales stand for, float32.
+#[pyfunction]
+fn dequantize_blockwise<'py>(
+    codes: &Bound<'py, PyAny>,
+    absmax: &Bound<'py, PyAny>,
+    block_size: usize,
+    signed: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let ((codes, form), (scales, _)) = (take_codes(codes)?, take(absmax)?);
+    let shape = scales_shape(&codes.size(), block_size)?;
+    if scales.kind() != Kind::Float || scales.size() != shape {
+        return Err(PyValueError::new_err(format!(
+            "absmax must be float32 of shape {shape:?} for codes of shape {:?} in blocks of {block_size}, got {:?} {:?}",
+            codes.size(),
+            scales.kind(),
+            scales.size()
+        )));
+    }
+    let py = absmax.py();
+    let values = py.enter(move || {
+        let values = Tensor::f_zeros(codes.size(), (Kind::Float, codes.device()))?;
+        convert(&codes, &scales, &values, block_size, signed, false)?;
+        Ok(values)
+    })?;
+    give(py, &values, &form)
+}
+
 /// Adds the functions to the module.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(orthonormalize, module)?)?;
-    module.add_function(wrap_pyfunction!(orthonormal_columns, module)?)
+    module.add_function(wrap_pyfunction!(orthonormal_columns, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize_blockwise, module)?)?;
+    module.add_function(wrap_pyfunction!(dequantize_blockwise, module)?)
 }

@@ -136,3 +136,8 @@ fn spelled<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<(String, Boun
 pub(super) fn maximize(group: &Bound<'_, PyDict>) -> PyResult<bool> {
     group.get_item(intern!(group.py(), "maximize"))?.map_or(Ok(false), |v| v.extract())
 }
+
+/// How many steps the group counts; 0 where it does not.
+pub(super) fn step(group: &Bound<'_, PyDict>) -> PyResult<u64> {
+    group.get_item(intern!(group.py(), "step"))?.map_or(Ok(0), |v| v.extract())
+}

@@ -92,7 +92,8 @@ fn inputs(
                 .into_iter()
                 .flatten()
                 .filter_map(|(role, (name, shape))| {
-                    Some((role.clone(), (DType::parse(name).ok()?, shape.clone())))
+                    let bytes = (name == DType::Q8.name()).then_some(DType::Q8);
+                    Some((role.clone(), (bytes.or(DType::parse(name).ok())?, shape.clone())))
                 })
                 .collect();
             let frozen =
@@ -245,7 +246,8 @@ impl PyPlan {
     }
 
     /// For each parameter its states: dicts of role, dtype, global shape, (start, length) of the stored part by
-    /// dimension, seed of a normal start or None, and for each axis of its mesh the dimension that is sharded or None.
+    /// dimension, seed of a normal start or None, for each axis of its mesh the dimension that is sharded or None, and of
+    /// codes the elements of a block and whether they are signed, else None.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {
@@ -253,12 +255,14 @@ impl PyPlan {
                 Init::Normal { seed } => Some(seed),
             };
             let entry = PyDict::new(py);
-            entry.set_item("role", s.spec.role)?;
+            entry.set_item("role", s.name())?;
             entry.set_item("dtype", s.spec.dtype.name())?;
             entry.set_item("shape", &s.spec.shape)?;
             entry.set_item("spans", &s.spans)?;
             entry.set_item("seed", seed)?;
             entry.set_item("shards", &s.shards)?;
+            let coded = s.spec.coded.filter(|_| s.spec.dtype.is_coded());
+            entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;
             Ok::<_, PyErr>(entry)
         };
         // Neighbours are often alike: they share a dict, as making thousands takes longer than a step.

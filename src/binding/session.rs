@@ -157,15 +157,16 @@ impl PySession {
             return Ok(false);
         }
         let plan = &self.plan;
-        let (mut hypers, mut factors) = (Vec::new(), Vec::new());
+        let (mut hypers, mut factors, mut steps) = (Vec::new(), Vec::new(), Vec::new());
         for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
             hypers.push(group::hyper(&groups[number], algorithm)?);
             factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
+            steps.push(group::step(&groups[number])?);
         }
         if self.stepping.swap(true, Ordering::AcqRel) {
             return Err(to_python(Error::Busy));
         }
-        let begun = py.enter(|| self.lock()?.begin(grads, hypers, factors));
+        let begun = py.enter(|| self.lock()?.begin(grads, hypers, factors, &steps));
         if begun.is_err() {
             self.stepping.store(false, Ordering::Release);
         }

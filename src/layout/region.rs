@@ -50,6 +50,21 @@ impl Cutters {
         })
     }
 
+    /// Offset and length of every process's part of `size` elements.
+    #[must_use]
+    pub fn all(&self, size: usize) -> Vec<(usize, usize)> {
+        self.0.iter().fold(vec![(0, size)], |all, &(parts, _)| {
+            let cut = |(start, len): (usize, usize)| {
+                (0..parts)
+                    .map(move |at| chunk(len, parts, at))
+                    .map(move |(offset, len)| (start + offset, len))
+            };
+            let mut all: Vec<_> = all.into_iter().flat_map(cut).collect();
+            all.dedup();
+            all
+        })
+    }
+
     /// Where element `index` of `size` lies within the part that holds it, and the length of the largest part.
     #[must_use]
     pub fn place(&self, size: usize, index: usize) -> (usize, usize) {

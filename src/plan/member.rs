@@ -25,8 +25,10 @@ pub struct Member {
     pub pieces: Vec<Piece>,
     /// The side that cuts it into blocks of which every process stores whole ones.
     pub whole: Option<Side>,
-    /// Its states.
+    /// Its states: those of its algorithm, then the scales of those that are stored in 8 bits.
     pub states: Vec<LocalState>,
+    /// The seed of the random numbers by which it is rounded, if it is.
+    pub rounding: Option<u64>,
 }
 
 impl Member {

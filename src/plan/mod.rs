@@ -3,6 +3,7 @@
 mod arena;
 mod assign;
 mod bucket;
+mod coded;
 mod fmt;
 mod hop;
 mod joint;
@@ -59,7 +60,7 @@ pub struct ParamInput {
     pub group: usize,
     /// Whether it takes no gradients: it gets no state and no work.
     pub frozen: bool,
-    /// Types and global shapes of states that exist already, by role: they are taken as they are.
+    /// Types (bytes as `Q8`) and global shapes of states that exist already, by role: they are taken as they are.
     pub states: BTreeMap<String, (DType, Vec<usize>)>,
 }
 
@@ -130,13 +131,22 @@ impl Plan {
                     let whole = place::whole_blocks(&spec, &blocks, leading, &layout, &states);
                     (place::pieces(&spec, &blocks, leading, &layout, whole)?, whole)
                 };
-                let states = states.into_iter().map(|mut state| {
-                    state.dtype = existing.get(state.role).map_or(state.dtype, |(dtype, _)| *dtype);
-                    LocalState::of(state, &layout)
-                });
-                (pieces, whole, states.collect())
+                let states = coded::taken(&spec, states, &existing)?;
+                (pieces, whole, coded::local(&spec, &blocks, states, &layout)?)
             };
-            members.push(Member { spec, layout, local, group, algorithm, frozen, pieces, whole, states });
+            let rounding = coded::rounding(&spec, &settings.options)?;
+            members.push(Member {
+                spec,
+                layout,
+                local,
+                group,
+                algorithm,
+                frozen,
+                pieces,
+                whole,
+                states,
+                rounding,
+            });
         }
         let limits =
             groups.iter().map(|g| g.options.optional_count("max_batch_bytes")).collect::<Result<Vec<_>>>()?;

@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout, Placement, spans};
 use crate::spec::{Block, Cut, ParamSpec, Rect, Share, Side, StateSpec};
 
+/// What the name of scales ends in.
+pub(super) const SCALES: &str = "_absmax";
+
 /// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is cut in steps of
 /// `scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +72,8 @@ pub struct LocalState {
     pub spans: Vec<(usize, usize)>,
     /// For each axis of the parameter's layout the dimension of the state that it cuts.
     pub shards: Vec<Option<usize>>,
+    /// The number of the state whose scales these are.
+    pub scales_of: Option<usize>,
 }
 
 impl LocalState {
@@ -94,7 +99,13 @@ impl LocalState {
             _ => None,
         });
         let shards = shards.collect();
-        Self { spec, spans, shards }
+        Self { spec, spans, shards, scales_of: None }
+    }
+
+    /// Its name: scales are called after the state that they belong to.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}{}", self.spec.role, if self.scales_of.is_some() { SCALES } else { "" })
     }
 
     /// The shape that is stored here.

@@ -2,21 +2,30 @@
 
 use tch::Tensor;
 
-use crate::batch::Slab;
+use crate::batch::{Blocks, Form, Places, Rounding, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::kernels;
+use crate::layout::spans;
+use crate::plan::Member;
+
+/// Separates the random numbers of rounding from those of other uses.
+const ROUNDING_TAG: u32 = 2;
 
 /// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) tensor: Tensor,
+    dtype: DType,
     staged: Option<Tensor>,
     pub(super) slab: Slab,
+    /// What `slab` points to: it must stay where it is.
+    form: Option<Box<Form>>,
 }
 
 impl Bound {
-    pub(super) fn new(tensor: Tensor) -> Self {
-        Self { tensor, staged: None, slab: Slab::EMPTY }
+    pub(super) fn new(tensor: Tensor, dtype: DType) -> Self {
+        Self { tensor, dtype, staged: None, slab: Slab::EMPTY, form: None }
     }
 
     /// Finds the memory anew: the user may have swapped it since the last step.
@@ -32,8 +41,13 @@ impl Bound {
         } else {
             Some(self.tensor.f_contiguous()?)
         };
-        self.slab = Slab::of(self.staged.as_ref().unwrap_or(&self.tensor))?;
+        self.slab = Slab::typed(self.staged.as_ref().unwrap_or(&self.tensor), self.dtype)?;
         Ok(())
+    }
+
+    /// Says what the elements mean, until the next `refresh`.
+    fn set_form(&mut self, form: Form) {
+        self.slab = self.slab.formed(self.form.insert(Box::new(form)));
     }
 
     /// Brings the result of a step home.
@@ -44,8 +58,9 @@ impl Bound {
         Ok(())
     }
 
-    pub(super) fn is(&self, dtype: DType, shape: &[usize]) -> bool {
-        DType::from_kind(self.tensor.kind()) == Some(dtype) && same_shape(&self.tensor, shape)
+    /// Whether it has its type and this shape.
+    pub(super) fn is(&self, shape: &[usize]) -> bool {
+        self.tensor.kind() == self.dtype.kind() && same_shape(&self.tensor, shape)
     }
 }
 
@@ -55,6 +70,37 @@ pub(super) struct Slot {
     pub(super) param: Bound,
     pub(super) states: Vec<Bound>,
     pub(super) grad: Option<Bound>,
+}
+
+impl Slot {
+    /// Finds the memory for a step with this gradient, of which the group counts `step`.
+    ///
+    /// # Errors
+    /// As `Bound::refresh`.
+    pub(super) fn take(&mut self, grad: Option<Tensor>, member: &Member, step: u64) -> Result<()> {
+        // Its type may be another than the parameter's.
+        self.grad = grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| Bound::new(g, dtype)));
+        let Some(grad) = &mut self.grad else { return Ok(()) };
+        let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
+        { all }.try_for_each(Bound::refresh).map_err(|e| match e {
+            Error::Value(text) => Error::Value(format!("{}: {text}", member.spec.name)),
+            other => other,
+        })?;
+        for (at, scales) in member.states.iter().enumerate() {
+            let (Some(of), memory) = (scales.scales_of, self.states[at].slab) else { continue };
+            let (spec, shape) = (&member.states[of].spec, member.states[of].shape());
+            if let (Some(coded), Some(&width)) = (spec.coded, shape.last()) {
+                self.states[of].set_form(Form::Blocks(Blocks { scales: memory, width, block: coded.block }));
+            }
+        }
+        if let Some(seed) = member.rounding {
+            self.param.set_form(Form::Rounding(Rounding {
+                key: kernels::stream([seed, member.spec.index as u64, step], ROUNDING_TAG),
+                places: Places::new(&member.spec.shape, &spans(&member.spec.shape, &member.layout)),
+            }));
+        }
+        Ok(())
+    }
 }
 
 pub(super) fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {

@@ -12,7 +12,10 @@ NAN = math.nan
 INF = math.inf
 
 EXTRA = frozenset(
-    {"maximize", "foreach", "capturable", "differentiable", "strict", "max_batch_bytes", "state_dtype"}
+    {
+        "maximize", "foreach", "capturable", "differentiable", "strict", "max_batch_bytes",
+        "state_dtype", "state_bits", "stochastic_rounding",
+    }
 )
 
 FAMILY = EXTRA | {"orth_dtype", "orth_method", "ns_coefficients", "ns_steps", "check_grad_sync"}

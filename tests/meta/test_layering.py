@@ -21,13 +21,14 @@ from .sources import (
     without_unit_tests,
 )
 
-LEAVES = frozenset({"dtype", "error", "options", "spec", "hyper", "view"})
+LEAVES = frozenset({"dtype", "error", "options", "spec", "hyper", "storage", "view"})
 MAY_USE: dict[str, frozenset[str]] = {
     "dtype": frozenset({"error"}),
     "error": frozenset(),
     "options": LEAVES,
     "spec": LEAVES,
     "hyper": LEAVES,
+    "storage": LEAVES,
     "view": LEAVES,
     "threads": frozenset(),
     "batch": frozenset({"dtype", "error"}),

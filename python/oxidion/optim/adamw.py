@@ -64,6 +64,8 @@ class AdamW(OxOptimizer):
         strict: bool = True,
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
+        state_bits: int = 32,
+        stochastic_rounding: bool = False,
     ) -> None:
         if foreach and fused:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")

@@ -18,8 +18,7 @@ from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 class Dion(OxOptimizer):
     r"""Dion: low-rank orthonormal updates with error feedback (Ahn et al. 2025, arXiv:2504.05295).
 
-    With the matrix oriented so that ``m ≥ n`` (its transpose where it has fewer rows than columns) and rank
-    ``r``:
+    With the matrix oriented so that ``m ≥ n`` (its transpose where it is wide) and rank ``r``:
 
     .. math::
         M \leftarrow M + G, \quad P = \operatorname{orth}(M Q), \quad R = M^\top P, \quad
@@ -29,8 +28,7 @@ class Dion(OxOptimizer):
 
     State: ``momentum``, shaped like the parameter, and ``Q`` ``[n, r]``; all is written in place. A direction
     that the momentum lacks (a column of R that is zero or rounding noise) adds nothing to the update and
-    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other. Random numbers depend
-    on ``seed``, position and step only.
+    keeps its column of Q. A non-finite gradient makes its own parameter NaN, no other.
 
     Args:
         replicate_mesh: mesh or process group whose ranks hold copies. Meshes may be left out: DTensors tell.
@@ -51,7 +49,7 @@ class Dion(OxOptimizer):
         mixed_precision_config: dtypes of the states.
         orth_dtype: of P, R, products: "float32", "float64", "auto" (float64 if weight or momentum is).
         adjust_lr: the rule for the factor of ``lr``, see `Muon`, as for ``flatten`` and the keys of blocks.
-        seed: of the initial Q and of the sketches.
+        seed: of the initial Q and of the sketches, beside position and step.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
 
     Arguments that are not named here are those of ``OxOptimizer``.
@@ -111,6 +109,8 @@ class Dion(OxOptimizer):
         strict: bool = True,
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
+        state_bits: int = 32,
+        stochastic_rounding: bool = False,
     ) -> None:
         replicas = ("replicate_mesh", replicate_mesh, not replicate_mesh_grad_sync)
         self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)

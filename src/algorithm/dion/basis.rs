@@ -33,9 +33,10 @@ impl Dion {
         StateSpec {
             role: "Q",
             shape,
-            dtype: self.q_dtype.unwrap_or(p.dtype),
+            dtype: self.q_dtype.or(self.storage.dtype()).unwrap_or(p.dtype),
             init: Init::Normal { seed: self.seed },
             cuts,
+            coded: None,
             share: if apart {
                 Share::Block
             } else {

@@ -79,7 +79,8 @@ impl Dion {
             let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
             add_product(&mut stored, unit.transposed, &io.matrix(P, i)?, &scaled)?;
             if unit.state[MOMENTUM].dtype() != r.dtype() {
-                unit.state[MOMENTUM].tensor()?.f_copy_(&stored)?;
+                let whole = [Ok([io.area(FULL, i)?, unit.state[MOMENTUM]])];
+                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(whole)?);
             }
             io.record_stored("error_feedback_norm", i, || {
                 Ok(unit.state[MOMENTUM].runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>().sqrt())
@@ -95,7 +96,7 @@ impl Dion {
         let (transposed, units) = (unit.transposed, 0..io.units.len());
         let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
-        let direct = !self.cautious && unit.param.dtype() == io.slab(P, 0)?.dtype();
+        let direct = !self.in_two_steps(unit.param.dtype(), io.slab(P, 0)?.dtype());
         for i in units.clone() {
             let factor = if direct { -rate } else { 1.0 };
             let (own, work) = (io.declared_cols(WORK, i)?, io.slab(WORK, i)?);
@@ -141,13 +142,14 @@ impl Dion {
         let Some(unit) = io.units.first() else {
             return Ok(());
         };
-        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
         if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
+            let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
             kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
         } else {
             let units = io.units.iter().enumerate();
             let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
-            kernels::run(&add, &jobs(all)?);
+            // The momentum is stored once, after the feedback.
+            kernels::run(&kernels::Accumulate { grad_factor: io.grad_factor }, &jobs(all)?);
         }
         for i in 0..io.units.len() {
             let mut work = io.matrix(WORK, i)?;

@@ -1,7 +1,8 @@
 //! The stages of Dion2 on one bucket.
 
 use super::super::orthonormal::{MOMENTUM, SCRATCH, U};
-use super::{CHOSEN, Dion2, SCORES, SUBMATRIX, SUMS, Selection};
+use super::{CHOSEN, Dion2, NEURON_BUFFERS, SCORES, SUBMATRIX, SUMS, Selection};
+use crate::batch::Area;
 use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
@@ -24,11 +25,25 @@ impl Dion2 {
         Ok(here.map(|k| (k, k)).collect())
     }
 
-    pub(super) fn prepare(io: &StageIo<'_>, side: Side) -> Result<()> {
-        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
-        kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
-        (0..io.units.len()).try_for_each(|i| {
-            kernels::absolute_sums(&io.units[i].state[MOMENTUM], side, &io.slab(SUMS, i)?);
+    /// The momentum while a step works on it: codes are read once and written once, so it is in a buffer then.
+    fn momentum(&self, io: &StageIo<'_>, i: usize) -> Result<Area> {
+        let stored = io.units[i].state[MOMENTUM];
+        let full = NEURON_BUFFERS + if self.neuron.is_some() { 2 } else { 0 };
+        if stored.dtype().is_coded() { io.area(full, i) } else { Ok(stored) }
+    }
+
+    pub(super) fn prepare(&self, io: &StageIo<'_>, side: Side) -> Result<()> {
+        let units = 0..io.units.len();
+        if io.units.first().is_some_and(|u| u.state[MOMENTUM].dtype().is_coded()) {
+            let add = kernels::Accumulate { grad_factor: io.grad_factor };
+            let each = |i: usize| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], self.momentum(io, i)?]);
+            kernels::run(&add, &jobs(units.clone().map(each))?);
+        } else {
+            let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
+            kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
+        }
+        units.into_iter().try_for_each(|i| {
+            kernels::absolute_sums(&self.momentum(io, i)?, side, &io.slab(SUMS, i)?);
             Ok(())
         })
     }
@@ -43,13 +58,17 @@ impl Dion2 {
         })
     }
 
-    pub(super) fn choose(io: &StageIo<'_>, selection: &Selection, keep: f64) -> Result<()> {
+    pub(super) fn choose(&self, io: &StageIo<'_>, selection: &Selection, keep: f64) -> Result<()> {
         let scores = if selection.global { SCORES } else { SUMS };
         (0..io.units.len()).try_for_each(|i| {
             kernels::choose(&io.slab(scores, i)?, selection.count, &io.slab(CHOSEN, i)?);
             io.slab(U, i)?.clear();
             let pairs = Self::pairs(io, i, selection)?;
-            kernels::take(&io.units[i].state[MOMENTUM], selection.side, &pairs, keep, &io.area(U, i)?);
+            let (momentum, stored) = (self.momentum(io, i)?, io.units[i].state[MOMENTUM]);
+            kernels::take(&momentum, selection.side, &pairs, keep, &io.area(U, i)?);
+            if stored.dtype().is_coded() {
+                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([momentum, stored])])?);
+            }
             Ok(())
         })
     }

@@ -29,6 +29,8 @@ pub trait Real:
     fn to_f32(self) -> f32;
     /// Numbers of this type, of those in both.
     fn pick<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
+    /// Numbers that are float32 already.
+    fn as_f32(values: &[Self]) -> Option<&[f32]>;
 }
 
 impl Real for f32 {
@@ -51,6 +53,9 @@ impl Real for f32 {
     fn pick<'a>(narrow: &'a [f32], _wide: &'a [f64]) -> &'a [Self] {
         narrow
     }
+    fn as_f32(values: &[Self]) -> Option<&[f32]> {
+        Some(values)
+    }
 }
 
 impl Real for f64 {
@@ -72,6 +77,9 @@ impl Real for f64 {
     }
     fn pick<'a>(_narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
         wide
+    }
+    fn as_f32(_values: &[Self]) -> Option<&[f32]> {
+        None
     }
 }
 
@@ -107,10 +115,12 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
                 wide.iter().zip(y).for_each(|(x, y)| *y = C::from_f32(*x));
             }
         }
+        DType::Q8 | DType::UQ8 => super::blocks::load(from, to),
     }
 }
 
-/// Elements of arithmetic type into any type, rounded once to nearest even. `to` is as long as `from`.
+/// Elements of arithmetic type into any type, rounded once: to nearest even unless `to` has another form. `to` is as
+/// long as `from`, and whole blocks where it has blocks.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
@@ -119,6 +129,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
         DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
         // SAFETY: as above.
         DType::F64 => unsafe { to.slice::<f64>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
+        DType::BF16 if super::rounding::store(from, to) => {}
         // SAFETY: as above.
         DType::BF16 => unsafe { to.slice::<bf16>() }
             .iter_mut()
@@ -132,6 +143,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
                 y.convert_from_f32_slice(&narrow[..x.len()]);
             }
         }
+        DType::Q8 | DType::UQ8 => super::blocks::store(from, to),
     }
 }
 

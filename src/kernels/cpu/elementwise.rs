@@ -50,6 +50,25 @@ impl Op<2> for Momentum {
     }
 }
 
+/// `u ← m + γ·g`, m as it was. Operands: gradient, momentum, u.
+#[derive(Clone, Copy, Debug)]
+pub struct Accumulate {
+    /// γ, the gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+}
+
+impl Op<3> for Accumulate {
+    const WRITES: [bool; 3] = [false, false, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
+        let factor = C::of(self.grad_factor);
+        for ((g, m), u) in g.iter().zip(m).zip(u) {
+            *u = *m + factor * *g;
+        }
+    }
+}
+
 /// `x ← (1 - decay)·x - rate·u`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
 #[derive(Clone, Copy, Debug)]
 pub struct Apply {

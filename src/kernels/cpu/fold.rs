@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::lanes::{LANES, sums};
-use super::{Op, PIECE, Real, run};
+use super::{Op, Real, run};
 use crate::batch::Slab;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
@@ -42,14 +42,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
 /// Runs a pass over all jobs, each `N` slabs of equal length, disjoint from those of the other jobs; returns the sums of
 /// each job.
 pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(pass: &F, jobs: &[[Slab; N]]) -> Vec<[f64; K]> {
-    let mut pieces = Vec::new();
-    let mut owners = Vec::new();
-    for (job, operands) in jobs.iter().enumerate() {
-        for start in (0..operands[0].len()).step_by(PIECE) {
-            pieces.push(operands.map(|slab| slab.part(start, PIECE)));
-            owners.push(job);
-        }
-    }
+    let (owners, pieces): (Vec<usize>, Vec<[Slab; N]>) =
+        super::pieces(jobs).into_iter().map(|piece| (piece.job, piece.operands)).unzip();
     let sums = owners.iter().map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
     let op = Pieces { fold: pass, jobs: owners, sums };
     run(&op, &pieces);

@@ -1,5 +1,6 @@
 //! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
 
+pub(super) mod blocks;
 mod convert;
 pub(super) mod elementwise;
 pub(super) mod factored;
@@ -8,8 +9,12 @@ pub(super) mod lamb;
 mod lanes;
 pub(super) mod neuron;
 pub(super) mod pack;
+pub(super) mod philox;
 pub(super) mod reduce;
+mod rounding;
 pub(super) mod rows;
+#[cfg(target_arch = "x86_64")]
+mod search;
 pub(super) mod select;
 
 use rayon::prelude::*;
@@ -20,6 +25,7 @@ use crate::threads;
 
 pub(super) use convert::Real;
 use fold::Fold;
+use philox::philox;
 
 /// Elements that one task handles.
 const PIECE: usize = 1 << 16;
@@ -51,17 +57,28 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
         }
         return;
     }
-    let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
-    for (job, operands) in jobs.iter().enumerate() {
-        for start in (0..operands[0].len()).step_by(PIECE) {
-            pieces.push(Piece { job, operands: operands.map(|s| s.part(start, PIECE)) });
-        }
-    }
+    let pieces = pieces(jobs);
     // Long runs of memory for each thread: finer tasks cost a few percent of the bandwidth on 100 M elements.
     let share = pieces.len().div_ceil(threads::get() * 2).max(1);
     threads::run(|| {
         pieces.par_iter().with_min_len(share).for_each(|piece| dispatch(op, piece));
     });
+}
+
+/// Cuts jobs into pieces, not through blocks.
+fn pieces<const N: usize>(jobs: &[[Slab; N]]) -> Vec<Piece<N>> {
+    let total: usize = jobs.iter().map(|job| job[0].len()).sum();
+    let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
+    for (job, operands) in jobs.iter().enumerate() {
+        let mut start = 0;
+        while start < operands[0].len() {
+            let rest = operands.map(|s| s.part(start, s.len()));
+            let count = blocks::cut(&rest, PIECE);
+            pieces.push(Piece { job, operands: rest.map(|s| s.part(0, count)) });
+            start += count;
+        }
+    }
+    pieces
 }
 
 /// Runs `op` on one job on the calling thread.
@@ -77,7 +94,7 @@ fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     }
 }
 
-/// Whether the machine has the AVX-512 that kernels are compiled for.
+/// Whether this machine has the parts of AVX-512 that the kernels use; asked once by the standard library.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     std::arch::is_x86_feature_detected!("avx512f")
@@ -125,15 +142,27 @@ fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>) {
     }
     let mut scratch = [[C::default(); TILE]; N];
     let len = operands[0].len();
-    for start in (0..len).step_by(TILE) {
-        let tile = operands.map(|s| s.part(start, TILE));
+    let mut start = 0;
+    while start < len {
+        let rest = operands.map(|s| s.part(start, len));
+        let tile = rest.map(|s| s.part(0, blocks::cut(&rest, TILE)));
         let n = tile[0].len();
+        start += n;
         for (slab, buffer) in tile.iter().zip(scratch.iter_mut()) {
-            convert::load(slab, &mut buffer[..n]);
+            if slab.dtype() != <C as Element>::DTYPE {
+                convert::load(slab, &mut buffer[..n]);
+            }
         }
-        op.apply(*job, scratch.each_mut().map(|buffer| &mut buffer[..n]));
+        let mut slices = scratch.each_mut().map(|buffer| &mut buffer[..n]);
+        for (slice, slab) in slices.iter_mut().zip(&tile) {
+            if slab.dtype() == <C as Element>::DTYPE {
+                // SAFETY: as above.
+                *slice = unsafe { slab.slice::<C>() };
+            }
+        }
+        op.apply(*job, slices);
         for ((slab, buffer), written) in tile.iter().zip(scratch.iter()).zip(O::WRITES) {
-            if written {
+            if written && slab.dtype() != <C as Element>::DTYPE {
                 convert::store(&buffer[..n], slab);
             }
         }

@@ -1,0 +1,113 @@
+//! The search for codes with AVX-512: sixteen at a time, what depends on the decade from tables in registers.
+
+use std::arch::x86_64::{
+    _CMP_GT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_castps_si512, _mm512_cmp_ps_mask, _mm512_cvtepi32_ps,
+    _mm512_cvtps_epi32, _mm512_fmadd_ps, _mm512_loadu_epi32, _mm512_loadu_ps, _mm512_mask_add_epi32,
+    _mm512_mask_cvtepi32_storeu_epi8, _mm512_mask_sub_epi32, _mm512_maskz_loadu_ps, _mm512_max_ps,
+    _mm512_min_ps, _mm512_movepi32_mask, _mm512_mul_ps, _mm512_permutex2var_epi32, _mm512_permutex2var_ps,
+    _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32, _mm512_sub_ps,
+};
+
+use super::blocks::{Book, DECADES, DOUBT};
+
+/// Numbers searched for at a time.
+const LANES: usize = 16;
+/// The exponent of 2⁻²³, which is below every bound between entries: the smallest one with a place in the tables.
+const LEAST: u32 = 104;
+
+/// What depends on the decade, by the last five bits of an exponent and by the number of bounds that are exceeded.
+pub(super) struct Tables {
+    /// The bound between two numbers of this exponent; infinite where there is none.
+    bounds: [f32; 32],
+    /// How many bounds are below all numbers of this exponent.
+    below: [i32; 32],
+    factor: [f32; LANES],
+    shift: [f32; LANES],
+}
+
+impl Tables {
+    pub(super) const fn new(book: &Book) -> Self {
+        let none = book.none();
+        let (mut bounds, mut below) = ([f32::INFINITY; 32], [0; 32]);
+        let (mut factor, mut shift) = ([0.0; LANES], [none; LANES]);
+        let mut exponent = LEAST;
+        while exponent <= 127 {
+            let (first, next) = (f32::from_bits(exponent << 23), f32::from_bits((exponent + 1) << 23));
+            let (at, mut k) = ((exponent & 31) as usize, 0);
+            while k <= DECADES {
+                if book.bounds[k] < first {
+                    below[at] += 1;
+                } else if book.bounds[k] < next {
+                    bounds[at] = book.bounds[k];
+                }
+                k += 1;
+            }
+            exponent += 1;
+        }
+        let mut k = 0;
+        while k <= DECADES {
+            (factor[k + 1], shift[k + 1]) = book.lines[k];
+            k += 1;
+        }
+        Self { bounds, below, factor, shift }
+    }
+}
+
+/// As the loop of `blocks::encode`; calls `refine` for the lanes from some element on where one is doubtful.
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+pub(super) fn search<const SIGN: bool>(
+    book: &Book,
+    tables: &Tables,
+    values: &[f32],
+    (power, inverse): (f32, f32),
+    codes: &mut [u8],
+    refine: impl Fn(&[f32], &mut [u8]),
+) {
+    let load = |table: &[f32]| {
+        debug_assert!(table.len() >= LANES);
+        // SAFETY: the callers below pass sixteen numbers.
+        unsafe { _mm512_loadu_ps(table.as_ptr()) }
+    };
+    let (low_bounds, high_bounds) = (load(&tables.bounds[..LANES]), load(&tables.bounds[LANES..]));
+    let (factors, shifts) = (load(&tables.factor), load(&tables.shift));
+    // SAFETY: thirty-two numbers.
+    let (low_below, high_below) = unsafe {
+        (_mm512_loadu_epi32(tables.below.as_ptr()), _mm512_loadu_epi32(tables.below[LANES..].as_ptr()))
+    };
+    let (power, inverse) = (_mm512_set1_ps(power), _mm512_set1_ps(inverse));
+    let least = _mm512_set1_ps(f32::from_bits(LEAST << 23));
+    // -1 has no entry of its own.
+    let most = _mm512_set1_ps(-book.bounds[DECADES]);
+    let zero = _mm512_set1_epi32(if SIGN { 127 } else { -1 });
+    for (part, out) in values.chunks(LANES).zip(codes.chunks_mut(LANES)) {
+        let mask = u16::MAX >> (LANES - part.len());
+        // SAFETY: the mask leaves out what is behind the part.
+        let x = unsafe { _mm512_maskz_loadu_ps(mask, part.as_ptr()) };
+        let q = _mm512_mul_ps(_mm512_mul_ps(x, power), inverse);
+        let q = if SIGN { _mm512_max_ps(q, most) } else { q };
+        let a = _mm512_max_ps(if SIGN { _mm512_abs_ps(q) } else { q }, least);
+        let exponent = _mm512_srli_epi32::<23>(_mm512_castps_si512(a));
+        let bound = _mm512_permutex2var_ps(low_bounds, exponent, high_bounds);
+        let below = _mm512_permutex2var_epi32(low_below, exponent, high_below);
+        let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, bound);
+        let line = _mm512_mask_add_epi32(below, above, below, _mm512_set1_epi32(1));
+        let (factor, shift) = (_mm512_permutexvar_ps(line, factors), _mm512_permutexvar_ps(line, shifts));
+        // Other roundings than in the loop: only doubtful numbers could tell.
+        let found = _mm512_fmadd_ps(factor, a, shift);
+        let last = _mm512_fmadd_ps(shift, _mm512_set1_ps(2.25), _mm512_set1_ps(0.125));
+        let found = _mm512_min_ps(found, last);
+        let number = _mm512_cvtps_epi32(found);
+        let off = _mm512_abs_ps(_mm512_sub_ps(found, _mm512_cvtepi32_ps(number)));
+        let doubt = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(off, _mm512_set1_ps(0.5 - DOUBT));
+        let mut code = _mm512_add_epi32(number, zero);
+        if SIGN {
+            let negative = _mm512_movepi32_mask(_mm512_castps_si512(q));
+            code = _mm512_mask_sub_epi32(code, negative, zero, number);
+        }
+        // SAFETY: the mask leaves out what is behind the part.
+        unsafe { _mm512_mask_cvtepi32_storeu_epi8(out.as_mut_ptr().cast(), mask, code) };
+        if doubt != 0 {
+            refine(part, out);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+"""8-bit states: steps against a float64 step whose states are encoded by definition, loading, memory, errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidion
+from oxidion._reference import REFERENCE
+from support import codes
+from support.case import defaults_of
+from support.inputs import gaussian
+
+SHAPES = [(96, 300), (40, 513), (20, 256)]
+ROLES = {"exp_avg": "momentum", "exp_avg_sq": "variance", "max_exp_avg_sq": "max_variance", "step_dev": "step"}
+UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (oxidion.AdamW, {"lr": 0.01}),
+    (oxidion.AdamW, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1, "cautious_wd": True}),
+    (oxidion.Lion, {"lr": 0.01, "weight_decay": 0.1}),
+    (oxidion.Muon, {"nesterov": True}),
+    (oxidion.NorMuon, {}),
+    (oxidion.Dion, {"rank_fraction": 0.5, "qr_method": "qr"}),
+    (oxidion.Dion, {"rank_fraction": 0.5, "qr_method": "qr", "cautious_wd": True}),
+    (oxidion.Dion2, {"fraction": 0.3}),
+    (oxidion.NorDion2, {"fraction": 0.3}),
+]
+NAMES = [f"{cls.__name__}-{len(keys)}" for cls, keys in CASES]
+
+
+def optimizer_of(cls: Any, params: list[nn.Parameter], least: int = 4096, **keys: Any) -> Any:
+    """An optimizer with 8-bit states; matrices are multiplied in float32."""
+    extra = {} if cls in (oxidion.AdamW, oxidion.Lion) else {"orth_dtype": "float32"}
+    group = {"params": params, "min_quant_numel": least}
+    return cls([group], state_bits=8, **extra, **keys)
+
+
+def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(gaussian(s, 1, i, scale=0.1).to(dtype)) for i, s in enumerate(shapes)]
+
+
+def grad_of(shape: tuple[int, ...], step: int, index: int) -> Tensor:
+    """A gradient whose rows and columns differ by a factor of thirty, and whose size changes."""
+    grad = gaussian(shape, 2, step, index) * 10.0 ** -(step % 3)
+    for dim, size in enumerate(shape):
+        line = torch.logspace(0, 1.5, size, dtype=torch.float64)
+        grad *= line.view([-1 if d == dim else 1 for d in range(len(shape))])
+    return grad.float().double()
+
+
+def set_grads(params: list[nn.Parameter], step: int) -> None:
+    for index, param in enumerate(params):
+        param.grad = grad_of(tuple(param.shape), step, index).to(param.dtype)
+
+
+@pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
+def test_six_steps_equal_the_formula_with_states_encoded_by_definition(cls: Any, keys: dict[str, Any]) -> None:
+    params = parameters(SHAPES)
+    optimizer = optimizer_of(cls, params, **keys)
+    optimizer.init_state()
+    group = {**defaults_of(cls), **keys}
+    step_of = REFERENCE[cls.ALGORITHM]
+    for index, param in enumerate(params):
+        own = optimizer.state[param]
+        coded = {key for key, value in own.items() if value.dtype == torch.uint8}
+        assert coded
+        expected = param.detach().double()
+        kept = {k: v.clone() for k, v in own.items() if not k.endswith("_absmax")}
+        scales = {k: own[k + "_absmax"].clone() for k in coded}
+        for step in range(6):
+            grad = grad_of(tuple(param.shape), step, index)
+            before = param.detach().double()
+            param.grad = grad.float()
+            optimizer.step()
+            state = {
+                ROLES.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED) if k in coded else v.double()
+                for k, v in kept.items()
+            }
+            start = expected.clone()
+            step_of(expected, grad, state, group)
+            moved, wanted = param.detach().double() - before, expected - start
+            assert (moved - wanted).norm() <= 1e-3 * wanted.norm(), step
+            for key in kept:
+                value = state[ROLES.get(key, key)]
+                if key in coded:
+                    kept[key], scales[key] = codes.encode(value, signed=key not in UNSIGNED)
+                    assert (kept[key] == own[key]).double().mean() >= 0.999, (step, key)
+                    torch.testing.assert_close(own[key + "_absmax"], scales[key], rtol=1e-4, atol=1e-12)
+                else:
+                    kept[key] = value
+        param.grad = None
+
+
+@pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
+def test_verify_takes_codes_for_what_they_stand_for(cls: Any, keys: dict[str, Any]) -> None:
+    params = parameters(SHAPES)
+    optimizer = optimizer_of(cls, params, **keys)
+    for step in range(2):
+        set_grads(params, step)
+        optimizer.step()
+    set_grads(params, 2)
+    assert max(optimizer.verify().to_dict()["update_error"]) <= 1e-3
+
+
+@pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
+def test_explain_counts_codes_and_scales(cls: Any, keys: dict[str, Any]) -> None:
+    params = parameters([*SHAPES, (16, 16)])
+    optimizer = optimizer_of(cls, params, **keys)
+    optimizer.init_state()
+    for bytes_, param in zip(optimizer.explain().to_dict()["state_bytes"], params, strict=True):
+        assert bytes_ == sum(value.nbytes for value in optimizer.state[param].values())
+
+
+def test_what_is_small_or_no_moment_keeps_its_type() -> None:
+    params = parameters([(64, 63), (64, 64), (4096,), ()])
+    optimizer = oxidion.AdamW(params, state_bits=8, state_dtype=torch.bfloat16)
+    optimizer.init_state()
+    kinds = [optimizer.state[param]["exp_avg"].dtype for param in params]
+    assert kinds == [torch.bfloat16, torch.uint8, torch.uint8, torch.bfloat16]
+    assert all(optimizer.state[param]["step"].dtype == torch.float32 for param in params)
+    assert tuple(optimizer.state[params[1]]["exp_avg_absmax"].shape) == (64, 1)
+    assert tuple(optimizer.state[params[2]]["exp_avg_absmax"].shape) == (16,)
+    # A scale for each three elements of a convolution would take more than float16.
+    (param,) = parameters([(64, 64, 3, 3)], torch.float16)
+    optimizer = oxidion.AdamW([param], state_bits=8)
+    optimizer.init_state()
+    assert optimizer.state[param]["exp_avg"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_parameters_of_any_type_may_have_8_bit_states(dtype: torch.dtype) -> None:
+    params = parameters(SHAPES[:1], dtype)
+    optimizer = optimizer_of(oxidion.AdamW, params, lr=0.01)
+    (twin,) = parameters(SHAPES[:1])
+    twin.data.copy_(params[0].data)
+    other = optimizer_of(oxidion.AdamW, [twin], lr=0.01)
+    set_grads(params, 0)
+    twin.grad = params[0].grad.float()  # type: ignore[union-attr]
+    optimizer.step()
+    other.step()
+    one, two = optimizer.state[params[0]], other.state[twin]
+    assert (one["exp_avg"] == two["exp_avg"]).double().mean() >= 0.999
+    torch.testing.assert_close(params[0].data, twin.data.to(dtype), rtol=1e-2, atol=1e-3)
+
+
+def test_a_non_finite_gradient_shows_in_its_block_only() -> None:
+    params = parameters([(8, 600)])
+    optimizer = optimizer_of(oxidion.AdamW, params)
+    params[0].grad = torch.ones(8, 600)
+    params[0].grad[3, 300] = math.nan
+    optimizer.step()
+    lost = torch.zeros(8, 600, dtype=torch.bool)
+    lost[3, 300] = True
+    assert torch.equal(params[0].isnan(), lost)
+    params[0].grad = torch.ones(8, 600)
+    optimizer.step()
+    lost[3, 256:512] = True
+    assert torch.equal(params[0].isnan(), lost)
+
+
+@pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
+def test_resumed_from_a_file_of_plain_values_steps_are_bit_equal(cls: Any, keys: dict[str, Any]) -> None:
+    params = parameters(SHAPES)
+    optimizer = optimizer_of(cls, params, **keys)
+    for step in range(2):
+        set_grads(params, step)
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    again = [nn.Parameter(p.detach().clone()) for p in params]
+    other = optimizer_of(cls, again, **keys)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for step in range(2, 5):
+        for own, one in ((params, optimizer), (again, other)):
+            set_grads(own, step)
+            one.step()
+    for one, two in zip(params, again, strict=True):
+        assert torch.equal(one, two)
+        for key, value in optimizer.state[one].items():
+            assert value.dtype == other.state[two][key].dtype
+            assert torch.equal(value, other.state[two][key])
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_states_that_exist_are_taken_as_they_are(bits: int) -> None:
+    params = parameters(SHAPES[:1])
+    optimizer = oxidion.AdamW(params, state_bits=bits)
+    set_grads(params, 0)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["state_bits"] = 40 - bits
+    again = [nn.Parameter(p.detach().clone()) for p in params]
+    other = oxidion.AdamW(again, state_bits=40 - bits)
+    other.load_state_dict(saved)
+    for own, one in ((params, optimizer), (again, other)):
+        set_grads(own, 1)
+        one.step()
+    assert torch.equal(params[0], again[0])
+    assert other.state[again[0]].keys() == optimizer.state[params[0]].keys()
+    assert other.state[again[0]]["exp_avg"].dtype == (torch.uint8 if bits == 8 else torch.float32)
+
+
+def test_codes_without_scales_and_scales_without_codes_raise() -> None:
+    params = parameters(SHAPES[:1])
+    optimizer = oxidion.AdamW(params, state_bits=8)
+    optimizer.init_state()
+    for key in ("exp_avg_absmax", "exp_avg"):
+        saved = copy.deepcopy(optimizer.state_dict())
+        del saved["state"][0][key]
+        other = oxidion.AdamW(parameters(SHAPES[:1]), state_bits=8)
+        other.load_state_dict(saved)
+        with pytest.raises(ValueError, match="absmax"):
+            other.explain()
+
+
+def test_scales_of_another_block_size_raise() -> None:
+    params = parameters(SHAPES[:1])
+    optimizer = oxidion.AdamW(params, state_bits=8)
+    optimizer.init_state()
+    optimizer.param_groups[0]["block_size"] = 64
+    set_grads(params, 0)
+    with pytest.raises(ValueError, match="momentum_absmax"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("state_bits", 16), ("state_bits", True), ("block_size", 100), ("min_quant_numel", -1)]
+)
+def test_settings_out_of_range_raise(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=key):
+        oxidion.AdamW([{"params": parameters(SHAPES[:1]), key: value}])
+
+
+def test_heads_that_begin_inside_of_blocks_raise_and_name_a_block_size() -> None:
+    (param,) = parameters([(128, 192)])
+    keys: dict[str, Any] = {"params": [param], "num_heads": 3, "split_dim": 1}
+    optimizer = oxidion.Muon([keys], state_bits=8)
+    with pytest.raises(ValueError, match="block_size=64"):
+        optimizer.explain()
+    optimizer.param_groups[0]["block_size"] = 64
+    set_grads([param], 0)
+    optimizer.step()
+    assert optimizer.state[param]["momentum"].dtype == torch.uint8
+    assert optimizer.verify().to_dict()["update_error"][0] <= 1e-3
+
+
+def test_blocks_of_any_layout_in_memory_are_worked_on() -> None:
+    params = parameters([(96, 300), (96, 300)])
+    params[1].data = params[0].data.t().contiguous().t()
+    optimizer = optimizer_of(oxidion.AdamW, params, lr=0.01)
+    optimizer.init_state()
+    for key in ("exp_avg", "exp_avg_absmax"):
+        value = optimizer.state[params[1]][key]
+        optimizer.state[params[1]][key] = value.t().contiguous().t()
+    for step in range(3):
+        for param in params:
+            param.grad = grad_of((96, 300), step, 0).float()
+        optimizer.step()
+    assert torch.equal(params[0], params[1])
+    for key, value in optimizer.state[params[0]].items():
+        assert torch.equal(value, optimizer.state[params[1]][key])

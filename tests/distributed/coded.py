@@ -1,0 +1,100 @@
+"""8-bit states on the ranks of a gloo process group."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+import oxidion
+from oxidion.functional import dequantize_blockwise
+from support.inputs import gaussian
+
+from . import jobs
+
+SHAPES = {"a": (30, 512), "b": (17, 300), "c": (6, 40)}
+
+
+class Weights(nn.Module):
+    """Matrices, sharded along their first dimension where there are several ranks."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        for index, (name, shape) in enumerate(SHAPES.items()):
+            full = gaussian(shape, 1, index, scale=0.1).to(dtype)
+            self.register_parameter(name, nn.Parameter(sharded(full)))
+
+
+def sharded(tensor: Tensor) -> Tensor:
+    """The tensor, over all ranks if there are several."""
+    if not dist.is_initialized():
+        return tensor
+    mesh = jobs.mesh_of({"fs": dist.get_world_size()})
+    return jobs.placed(tensor, mesh, {"fs": ("S", 0)}, ["fs"])
+
+
+def train(
+    name: str,
+    steps: int,
+    source: str | None,
+    target: str | None,
+    dtype: torch.dtype = torch.float32,
+    keys: dict[str, Any] | None = None,
+) -> dict[str, Tensor]:
+    """Loads, takes steps on gradients that depend on their number, saves; all parameters and states, whole."""
+    network = Weights(dtype)
+    settings = {"lr": 0.01, "state_bits": 8, **(keys or {})}
+    if name == "Muon":
+        settings["orth_dtype"] = "float32"
+    optimizer = getattr(oxidion, name)(network.parameters(), **settings)
+    alone = not dist.is_initialized()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        if source is not None:
+            model, states = get_state_dict(network, optimizer)
+            loaded = {"model": model, "optimizer": states}
+            dcp.load(loaded, checkpoint_id=source, no_dist=alone)
+            set_state_dict(
+                network, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+            )
+        for _ in range(steps):
+            number = optimizer.param_groups[0]["step"]
+            for index, param in enumerate(network.parameters()):
+                param.grad = sharded(gaussian(param.shape, 2, number, index).to(dtype))
+            optimizer.step()
+        if target is not None:
+            model, states = get_state_dict(network, optimizer)
+            dcp.save({"model": model, "optimizer": states}, checkpoint_id=target, no_dist=alone)
+    found = {}
+    for at, param in network.named_parameters():
+        found[f"{at} param"] = jobs.whole(param).clone()
+        for key, value in optimizer.state[param].items():
+            found[f"{at} {key}"] = jobs.whole(value).clone()
+    return found
+
+
+def synchronized() -> tuple[float, float, float]:
+    """Largest difference between 8-bit momenta of replicas before and after synchronizing, and the mean's error."""
+    param = nn.Parameter(gaussian((64, 96), 1).float())
+    optimizer = oxidion.Dion([param], replicate_mesh=dist.group.WORLD, rank_fraction=0.25, state_bits=8)
+    param.grad = gaussian((64, 96), 2, dist.get_rank()).float()
+    optimizer.step()
+
+    def momenta() -> Tensor:
+        own = optimizer.state[param]
+        mine = dequantize_blockwise(own["momentum"], own["momentum_absmax"])
+        both = [torch.empty_like(mine) for _ in range(2)]
+        dist.all_gather(both, mine)
+        return torch.stack(both)
+
+    before = momenta()
+    optimizer.synchronize_for_checkpoint()
+    after = momenta()
+    mean = before.mean(0)
+    error = (after[0] - mean).abs().max() / mean.abs().max()
+    return float((before[0] - before[1]).abs().max()), float((after[0] - after[1]).abs().max()), float(error)

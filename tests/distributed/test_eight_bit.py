@@ -1,0 +1,138 @@
+"""8-bit states on every layout: codes bit-equal to those of one process, checkpoints between layouts, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidion
+from oxidion import LayoutError
+from support.inputs import gaussian
+from support.sim_mesh import Layout, R, S, SimMesh, T, cut, spans
+from support.workers import Workers, workers
+
+from . import coded
+
+LAYOUTS: list[tuple[dict[str, int], Layout]] = [
+    ({"fs": 4}, {"fs": S(0)}),
+    ({"fs": 3}, {"fs": S(0)}),
+    ({"fs": 2}, {"fs": S(1)}),
+    ({"fs": 4}, {"fs": S(1)}),
+    ({"dp": 2, "fs": 2}, {"dp": R, "fs": S(0)}),
+    ({"fs": 2, "tp": 2}, {"fs": S(0), "tp": S(1)}),
+    ({"fs": 2, "tp": 2}, {"fs": T(0), "tp": S(0)}),
+    ({"fs": 2, "tp": 2}, {"fs": T(1), "tp": S(1)}),
+]
+SHAPES = [(20, 1024), (33, 1000)]
+CLASSES = [oxidion.AdamW, oxidion.Lion, oxidion.Muon, oxidion.Dion2]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize(("axes", "layout"), LAYOUTS, ids=lambda v: "-".join(map(str, v)))
+def test_codes_of_every_layout_are_those_of_one_process(
+    cls: Any, axes: dict[str, int], layout: Layout
+) -> None:
+    full = [gaussian(shape, 1, i, scale=0.1).float() for i, shape in enumerate(SHAPES)]
+    keys = {"selection_scope": "global"} if cls is oxidion.Dion2 else {}
+
+    def make(params: list[Tensor]) -> Any:
+        return cls(params, state_bits=8, **keys)
+
+    params = [nn.Parameter(p.clone()) for p in full]
+    single = make(params)
+    # 1000 columns are 256, 256, 256 and 232: what four processes cut evenly would lie inside of blocks.
+    even = {name: (kind, 0 if kind != "R" else dim) for name, (kind, dim) in layout.items()}
+    mesh = SimMesh(axes, make, [layout, even if len(axes) == 1 else dict.fromkeys(layout, R)])
+    mesh.build(full)
+    for step in range(3):
+        grads = [gaussian(shape, 2, step, i).float() for i, shape in enumerate(SHAPES)]
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        single.step()
+        mesh.step(lambda _rank, grads=grads: grads)
+    for rank in mesh.ranks:
+        for index, (own, param) in enumerate(zip(rank.params, params, strict=True)):
+            parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
+            if cls in (oxidion.AdamW, oxidion.Lion):
+                assert torch.equal(own, cut(param.detach(), parts))
+            for key, value in single.state[param].items():
+                if value.dtype == torch.uint8:
+                    got, scales = rank.optimizer.state[own][key], rank.optimizer.state[own][key + "_absmax"]
+                    assert torch.equal(got, cut(value, parts))
+                    (start, length), whole = parts[1], single.state[param][key + "_absmax"]
+                    blocks = (start // 256, -(-length // 256))
+                    assert torch.equal(scales, cut(whole, [parts[0], blocks]))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_a_cut_inside_of_blocks_raises_on_every_rank(cls: Any) -> None:
+    def make(params: list[Tensor], **keys: Any) -> Any:
+        return cls([{"params": params, "param_names": ["w"], **keys}], state_bits=8)
+
+    with pytest.raises(LayoutError, match=r"w: dimension 1 of 640 .*block_size=64"):
+        SimMesh({"fs": 2}, make, [{"fs": S(1)}]).build([torch.zeros(64, 640)])
+    for keys in ({"block_size": 64}, {"state_bits": 32}, {"min_quant_numel": 64 * 640 + 1}):
+        SimMesh({"fs": 2}, lambda p, keys=keys: make(p, **keys), [{"fs": S(1)}]).build([torch.zeros(64, 640)])
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[dict[int, Workers]]:
+    with workers(2) as two, workers(4) as four:
+        yield {2: two, 4: four}
+
+
+def run(groups: dict[int, Workers], ranks: int, job: Any, *args: Any) -> Any:
+    """The answer of rank 0; in this process where one rank is wanted."""
+    return groups[ranks].run(job, *args)[0] if ranks > 1 else job(*args)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon"])
+def test_checkpoints_keep_codes_and_scales_from_4_to_2_to_1_ranks(
+    groups: dict[int, Workers], tmp_path: Path, name: str
+) -> None:
+    expected = coded.train(name, 1, None, None)
+    first, second = str(tmp_path / "a"), str(tmp_path / "b")
+    made = run(groups, 4, coded.train, name, 1, None, first)
+    halved = run(groups, 2, coded.train, name, 0, first, second)
+    whole = coded.train(name, 0, second, None)
+    for other in (made, halved, whole):
+        assert other.keys() == expected.keys()
+        for key, value in expected.items():
+            if "param" not in key:
+                assert other[key].dtype == value.dtype
+                assert torch.equal(other[key], value), key
+    assert any(value.dtype == torch.uint8 for value in expected.values())
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+def test_steps_after_a_checkpoint_of_another_layout_are_bit_equal(
+    groups: dict[int, Workers], tmp_path: Path, name: str
+) -> None:
+    folder = str(tmp_path / "a")
+    run(groups, 4, coded.train, name, 2, None, folder)
+    expected = coded.train(name, 4, None, None)
+    for ranks in (2, 1):
+        got = run(groups, ranks, coded.train, name, 2, folder, None)
+        assert all(torch.equal(got[key], value) for key, value in expected.items())
+
+
+def test_bfloat16_parameters_with_float32_states_survive(groups: dict[int, Workers], tmp_path: Path) -> None:
+    folder = str(tmp_path / "a")
+    keys = {"state_bits": 32, "state_dtype": torch.float32, "stochastic_rounding": True}
+    run(groups, 4, coded.train, "AdamW", 2, None, folder, torch.bfloat16, keys)
+    expected = coded.train("AdamW", 4, None, None, torch.bfloat16, keys)
+    got = run(groups, 2, coded.train, "AdamW", 2, folder, None, torch.bfloat16, keys)
+    assert all(torch.equal(got[key], value) for key, value in expected.items())
+    assert {str(v.dtype) for k, v in got.items() if "param" not in k} == {"torch.float32"}
+
+
+def test_synchronizing_averages_what_codes_stand_for(groups: dict[int, Workers]) -> None:
+    for before, after, error in groups[2].run(coded.synchronized):
+        assert before > 1e-2
+        assert after == 0.0
+        assert error <= 0.01
