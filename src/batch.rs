@@ -123,6 +123,16 @@ impl Slab {
         f64::from(counter[0])
     }
 
+    /// The value of a float32 counter.
+    #[must_use]
+    pub fn counter(&self) -> f64 {
+        if self.dtype != DType::F32 || self.len != 1 {
+            return f64::NAN;
+        }
+        // SAFETY: `of` checked type and device; nobody writes the state between two stages.
+        f64::from(unsafe { self.slice::<f32>() }[0])
+    }
+
     /// Copies the elements to a slab of the same type and length; the two may overlap.
     pub fn copy_to(&self, to: &Self) {
         debug_assert!(self.len == to.len && self.dtype == to.dtype);

@@ -1,6 +1,7 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
 mod bound;
+mod due;
 mod exchange;
 
 pub use bound::check_gradient;
@@ -36,6 +37,8 @@ pub struct Session {
     _arena: Tensor,
     hypers: Vec<Hyper>,
     grad_factors: Vec<f64>,
+    /// For each bucket whether a unit of it is due.
+    due: Vec<bool>,
     probe: Option<Probe>,
     spent: Vec<Duration>,
 }
@@ -76,6 +79,8 @@ impl Session {
                     )));
                 }
             }
+            let counted = plan.algorithms[member.algorithm].counted();
+            let counter = member.states.iter().position(|s| counted && s.spec.role == "step");
             if states.len() != member.states.len() || states.len() > MAX_STATES {
                 return Err(Error::Internal(format!(
                     "{}: {} states were bound",
@@ -83,7 +88,14 @@ impl Session {
                     states.len()
                 )));
             }
-            slots.push(Slot { param: Bound::new(param), states, grad: None });
+            slots.push(Slot {
+                param: Bound::new(param),
+                states,
+                grad: None,
+                counter,
+                steps: 0.0,
+                due: false,
+            });
         }
         let memory = Slab::of(&arena)?;
         let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
@@ -104,8 +116,10 @@ impl Session {
         let parts = parts.collect();
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
+        let due = vec![false; plan.buckets.len()];
         Ok(Self {
             plan,
+            due,
             slots,
             memory: buffers,
             parts,
@@ -166,6 +180,7 @@ impl Session {
         }
         self.hypers = hypers;
         self.grad_factors = grad_factors;
+        self.mark_due();
         Ok(())
     }
 
@@ -213,6 +228,9 @@ impl Session {
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
         for (at, step) in compute.steps.iter().enumerate() {
+            if step.guarded() && !self.due[number] {
+                continue;
+            }
             let memory = &self.memory[number];
             match step {
                 Step::Gradients => self.average_in(bucket, memory)?,
@@ -271,11 +289,20 @@ impl Session {
                 transposed: bucket.shape.transposed,
                 // Alone, units without a gradient take no room; with others everything keeps its place.
                 position: if bucket.distributed() { position } else { units.len() },
+                due: slot.due,
+                steps: slot.steps,
                 param: Area::EMPTY,
                 grad: Area::EMPTY,
                 state: [Area::EMPTY; MAX_STATES],
             };
+            let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
+            let found = |grad: &Bound| match averaged {
+                Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
+                None => area(&grad.slab, &local),
+            };
             if point.whole && bucket.distributed() {
+                let complete = local.numel() == unit.piece.block.numel();
+                io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
                 units.push(io);
                 continue;
             }
@@ -290,10 +317,7 @@ impl Session {
                 continue;
             };
             io.param = area(&slot.param.slab, &local);
-            io.grad = match bucket.gradient.map(|b| (&parts[b][position], memory[b])) {
-                Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
-                None => area(&grad.slab, &local),
-            };
+            io.grad = found(grad);
             for ((out, bound), state) in
                 io.state.iter_mut().zip(&slot.states).zip(&plan.members[unit.param].states)
             {
@@ -330,6 +354,7 @@ impl Session {
         let mut written = Vec::new();
         for (i, slot) in self.slots.iter_mut().enumerate() {
             if slot.grad.take().is_some() {
+                slot.count();
                 slot.param.commit()?;
                 slot.states.iter_mut().try_for_each(Bound::commit)?;
                 written.push(i);

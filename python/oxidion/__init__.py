@@ -22,6 +22,7 @@ from oxidion.groups import param_groups  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
 from oxidion.optim.dion import Dion  # noqa: E402
 from oxidion.optim.dion2 import Dion2  # noqa: E402
+from oxidion.optim.galore import GaLoreAdamW  # noqa: E402
 from oxidion.optim.lion import Lion  # noqa: E402
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig  # noqa: E402
 from oxidion.optim.muon import Muon  # noqa: E402
@@ -36,6 +37,7 @@ __all__ = [
     "Dion2",
     "Dion3",
     "DionMixedPrecisionConfig",
+    "GaLoreAdamW",
     "LayoutError",
     "Lion",
     "Muon",

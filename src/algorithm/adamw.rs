@@ -12,8 +12,8 @@ use crate::plan::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
 
-pub(super) const OPTIONS: [&str; 5] =
-    ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype", "state_dtype"];
+pub(super) const OPTIONS: [&str; 6] =
+    ["amsgrad", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype", "state_dtype"];
 
 const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
 const LR: usize = 0;
@@ -31,6 +31,8 @@ const MAX_VARIANCE: usize = 3;
 pub(super) struct AdamW {
     amsgrad: bool,
     cautious: bool,
+    /// Whether the decay comes after the update.
+    late: bool,
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
 }
@@ -41,6 +43,7 @@ impl AdamW {
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
             cautious: options.flag("cautious_wd")?,
+            late: options.either("decay_order", "torch", "galore")?,
             momentum_dtype: options.dtype("momentum_dtype")?.or(every),
             variance_dtype: options.dtype("variance_dtype")?.or(every),
         })
@@ -89,6 +92,7 @@ impl Algorithm for AdamW {
             epsilon: h[EPSILON],
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
+            late: self.late,
             grad_factor: io.grad_factor,
             steps: io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect(),
         };

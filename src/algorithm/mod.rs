@@ -3,7 +3,9 @@
 mod adamw;
 mod dion;
 mod dion2;
+mod galore;
 mod lion;
+mod low_rank;
 mod muon;
 mod neuron;
 mod orthonormal;
@@ -35,6 +37,28 @@ pub trait Algorithm: Debug + Send + Sync {
     /// Whether the algorithm is elementwise, so that blocks of any length share a bucket.
     fn flat(&self) -> bool {
         false
+    }
+
+    /// Whether it works on such a parameter; others go to `adamw`. Asked of the algorithms in `SELECTIVE`.
+    fn takes(&self, _p: &ParamSpec) -> bool {
+        true
+    }
+
+    /// Whether it works on the transposes of matrices whose rows and columns are cut among so many processes, where
+    /// that depends on it.
+    fn orientation(&self, _ways: [usize; 2]) -> Option<bool> {
+        None
+    }
+
+    /// Whether the session counts the steps of each parameter in its state `step`.
+    fn counted(&self) -> bool {
+        false
+    }
+
+    /// Whether the parts of the program that wait for it (`Program::when_due`) run in a step before which the
+    /// parameter has taken `steps`.
+    fn due(&self, _param: usize, _steps: f64) -> bool {
+        true
     }
 
     /// How many leading dimensions number the matrices of a parameter; the next one holds their rows, the rest their
@@ -82,13 +106,18 @@ struct Entry {
     new: fn(&Options) -> Result<AnyAlgorithm>,
 }
 
-const TABLE: [Entry; 7] = [
+const TABLE: [Entry; 8] = [
     Entry { name: "adamw", options: &[&adamw::OPTIONS], new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
     Entry { name: "dion", options: &[&dion::OPTIONS, &VIEW], new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
     Entry {
         name: "dion2",
         options: &[&dion2::OPTIONS, &ORTH, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
+    },
+    Entry {
+        name: "galore_adamw",
+        options: &[&low_rank::OPTIONS, &galore::OPTIONS],
+        new: |o| Ok(Arc::new(galore::GaLore::new(o)?)),
     },
     Entry { name: "lion", options: &[&lion::OPTIONS], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
     Entry {
@@ -107,6 +136,9 @@ const TABLE: [Entry; 7] = [
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
 ];
+
+/// The algorithms that leave some parameters to `adamw`.
+const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
 
 /// Structural settings that the plan itself reads.
 const PLAN_OPTIONS: [&str; 2] = ["strict", "max_batch_bytes"];
@@ -151,6 +183,9 @@ pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'stati
     let found = entry(group)?;
     if !options.flag_or("strict", true)? && p.shape.len() < 2 && !(found.new)(options)?.flat() {
         log::info!(target: "oxidion.plan", "{}: shape {:?} is no matrix, optimized by adamw", p.name, p.shape);
+        return Ok("adamw");
+    }
+    if SELECTIVE.contains(&found.name) && !(found.new)(options)?.takes(p) {
         return Ok("adamw");
     }
     Ok(found.name)

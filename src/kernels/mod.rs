@@ -3,8 +3,9 @@
 mod cpu;
 
 pub use cpu::elementwise::{AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
+pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
-pub use cpu::reduce::{column_sums_of_squares, normalize_columns, sum_of_squares};
+pub use cpu::reduce::{column_sums_of_squares, normalize_columns, only_zeros, sum_of_squares};
 pub use cpu::run;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};

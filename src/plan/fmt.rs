@@ -48,7 +48,9 @@ impl Plan {
         let words: Vec<String> = compute
             .steps
             .iter()
-            .map(|step| match step {
+            .map(|step| (step.guarded(), step))
+            .map(|(guarded, step)| match step {
+                Step::Stage(point) if guarded => format!("({} when due)", point.name),
                 Step::Gradients => "gradients".into(),
                 Step::Pack(hop) => format!("pack({})", buffer(hop)),
                 Step::Unpack(hop) => format!("unpack({})", buffer(hop)),

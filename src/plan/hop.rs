@@ -33,6 +33,8 @@ pub struct Hop {
     pub before: Held,
     /// What is held after.
     pub after: Held,
+    /// Whether it is left out where no unit is due.
+    pub guarded: bool,
 }
 
 /// The kinds of change. A cut is named by its side and its number among the cuts of that side; `at` is the position of
@@ -116,6 +118,8 @@ pub struct StagePoint {
     pub units: Range<usize>,
     /// What is held of each buffer.
     pub held: Vec<Held>,
+    /// Whether it is left out where no unit is due.
+    pub guarded: bool,
 }
 
 /// A step of a bucket.
@@ -131,6 +135,18 @@ pub enum Step {
     Stage(StagePoint),
 }
 
+impl Step {
+    /// Whether it is left out where no unit is due.
+    #[must_use]
+    pub fn guarded(&self) -> bool {
+        match self {
+            Self::Gradients => false,
+            Self::Pack(hop) | Self::Unpack(hop) => hop.guarded,
+            Self::Stage(point) => point.guarded,
+        }
+    }
+}
+
 /// The steps of a bucket until something is sent, and the hop that then is in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Segment {
@@ -144,6 +160,7 @@ struct Writer<'a> {
     bucket: &'a Bucket,
     held: Vec<Held>,
     whole: bool,
+    guarded: bool,
     segments: Vec<Segment>,
     steps: Vec<Step>,
 }
@@ -155,7 +172,8 @@ struct Writer<'a> {
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     let stored = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
     let held = vec![stored; bucket.program.buffers.len()];
-    let mut writer = Writer { bucket, held, whole: false, segments: Vec::new(), steps: Vec::new() };
+    let mut writer =
+        Writer { bucket, held, whole: false, guarded: false, segments: Vec::new(), steps: Vec::new() };
     if let Some(buffer) = bucket.gradient {
         writer.steps.push(Step::Gradients);
         for axis in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending) {
@@ -166,6 +184,8 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
         match *op {
             ProgramOp::Local { stage, name } => writer.stage(stage, name),
             ProgramOp::Redistribute { buffer, to } => writer.redistribute(buffer, to)?,
+            ProgramOp::Beside { buffer, other } => writer.held[buffer] = writer.held[other].clone(),
+            ProgramOp::WhenDue(on) => writer.guarded = on,
         }
     }
     let Writer { mut segments, steps, .. } = writer;
@@ -178,7 +198,8 @@ impl Writer<'_> {
         let all = 0..self.bucket.units.len();
         let units = self.held.iter().map(|h| &h.units).find(|u| **u != all).cloned().unwrap_or(all);
         let held = self.held.clone();
-        self.steps.push(Step::Stage(StagePoint { stage, name, whole: self.whole, units, held }));
+        let (whole, guarded) = (self.whole, self.guarded);
+        self.steps.push(Step::Stage(StagePoint { stage, name, whole, units, held, guarded }));
     }
 
     fn redistribute(&mut self, buffer: BufferId, to: Target) -> Result<()> {
@@ -208,12 +229,13 @@ impl Writer<'_> {
                 self.whole = true;
             }
             Target::Storage => {
-                for (axis, way) in ways(bucket, &spec).into_iter().rev() {
-                    let Some(at) = at(axis) else { continue };
-                    let kind = match way {
-                        Way::Cut(side) => {
-                            HopKind::Undeal { side, level: self.held[buffer].depth[side.index()], at }
+                let ways = ways(bucket, &spec);
+                for (at, &axis) in bucket.dealt.iter().enumerate().rev() {
+                    let kind = match ways.iter().find(|(a, _)| *a == axis) {
+                        Some((_, Way::Cut(side))) => {
+                            HopKind::Undeal { side: *side, level: self.held[buffer].depth[side.index()], at }
                         }
+                        // Also where it goes along with no side that the axis cuts.
                         _ => HopKind::Collect { at, exact: sparse(bucket, at) },
                     };
                     self.hop(buffer, axis, kind)?;
@@ -263,7 +285,7 @@ impl Writer<'_> {
             HopKind::AllReduce { .. } => {}
         }
         self.held[buffer] = after.clone();
-        let hop = Hop { buffer, axis, kind, before, after };
+        let hop = Hop { buffer, axis, kind, before, after, guarded: self.guarded };
         if kind == HopKind::Slice {
             self.steps.push(Step::Unpack(hop));
             return Ok(());

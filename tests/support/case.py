@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .inputs import Shape, gaussian
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
+LOW_RANK_ALGORITHMS = ("galore_adamw",)
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -86,8 +87,9 @@ class Case:
 
     def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
         """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
-        return [
+        groups = [
             {"algorithm": self.algorithm, **defaults_of(self.cls), **self.kwargs, **overrides, **group.keys}
             for group in self.groups
             for _ in group.shapes
         ]
+        return [{**group, "index": index} for index, group in enumerate(groups)]

@@ -10,12 +10,14 @@ from torch.optim import Optimizer
 
 import oxidion
 
-from .case import MATRIX_ALGORITHMS, Case, Group, defaults_of
+from .case import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, defaults_of
 from .inputs import Shape
+from .low_rank_cases import GALORE_CASES
 
 __all__ = [
     "ALL_CASES",
     "EMPTY",
+    "LOW_RANK_ALGORITHMS",
     "MATRIX_ALGORITHMS",
     "SMALL_CASES",
     "Case",
@@ -194,6 +196,7 @@ ALL_CASES: tuple[Case, ...] = (
     _lion("cautious", cautious_wd=True),
     _lion("maximize", maximize=True),
     _lion("betas", betas=(0.9, 0.1)),
+    *GALORE_CASES,
 )
 
 
@@ -228,6 +231,7 @@ SMALL_CASES = tuple(
         ("nordion2", "half", {"fraction": 0.5, "selection_scope": "global"}),
         ("adamw", "default", {}),
         ("lion", "default", {}),
+        ("galore_adamw", "rotate", {"rotate_moments": True}),
     )
     for case in cases_of(algorithm)[:1]
 )

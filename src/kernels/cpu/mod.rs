@@ -2,6 +2,7 @@
 
 mod convert;
 pub(super) mod elementwise;
+pub(super) mod low_rank;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod reduce;
