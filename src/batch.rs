@@ -133,6 +133,31 @@ impl Slab {
         f64::from(unsafe { self.slice::<f32>() }[0])
     }
 
+    /// The elements of a float64 slab.
+    ///
+    /// # Errors
+    /// `Error::Internal` for another type.
+    pub fn numbers(&self) -> Result<Vec<f64>> {
+        if self.dtype != DType::F64 {
+            return Err(Error::Internal("numbers are kept in float64".into()));
+        }
+        // SAFETY: `of` checked type and device; the stage that reads owns the buffer.
+        Ok(unsafe { self.slice::<f64>() }.to_vec())
+    }
+
+    /// Sets the elements of a float64 slab.
+    ///
+    /// # Errors
+    /// `Error::Internal` for another type or length.
+    pub fn set_numbers(&self, numbers: &[f64]) -> Result<()> {
+        if self.dtype != DType::F64 || self.len != numbers.len() {
+            return Err(Error::Internal(format!("{} numbers for {} elements", numbers.len(), self.len)));
+        }
+        // SAFETY: as in `numbers`; the stage that writes owns the buffer.
+        unsafe { self.slice::<f64>() }.copy_from_slice(numbers);
+        Ok(())
+    }
+
     /// Copies the elements to a slab of the same type and length; the two may overlap.
     pub fn copy_to(&self, to: &Self) {
         debug_assert!(self.len == to.len && self.dtype == to.dtype);

@@ -154,6 +154,8 @@ pub enum Share {
     },
     /// The matrix over the last two dimensions at the block's place among the blocks of its parameter.
     Block,
+    /// One element for each block.
+    Number,
     /// Everything belongs to all blocks.
     All,
 }

@@ -1,4 +1,4 @@
-"""Optimizers for PyTorch with a Rust core: Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion.
+"""Optimizers for PyTorch with a Rust core: Dion, Dion2, NorDion2, Muon, NorMuon, GaLore, APOLLO, AdamW, Lion.
 
 Swap one in for a ``torch.optim`` class::
 
@@ -20,6 +20,8 @@ from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
+from oxidion.optim.apollo import APOLLOAdamW  # noqa: E402
+from oxidion.optim.apollo_mini import APOLLOMini  # noqa: E402
 from oxidion.optim.dion import Dion  # noqa: E402
 from oxidion.optim.dion2 import Dion2  # noqa: E402
 from oxidion.optim.galore import GaLoreAdamW  # noqa: E402
@@ -32,6 +34,8 @@ from oxidion.optim.normuon import NorMuon  # noqa: E402
 Dion3 = NorDion2
 
 __all__ = [
+    "APOLLOAdamW",
+    "APOLLOMini",
     "AdamW",
     "Dion",
     "Dion2",

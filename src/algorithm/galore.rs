@@ -104,7 +104,7 @@ impl GaLore {
             }
         };
         Ok(Self {
-            common: LowRank::new(options, None)?,
+            common: LowRank::new(options)?,
             svd,
             rotate: options.flag("rotate_moments")?,
             stagger: options.flag("stagger")?,

@@ -55,7 +55,7 @@ pub(super) struct LowRank {
 }
 
 impl LowRank {
-    pub(super) fn new(options: &Options, default_rank: Option<usize>) -> Result<Self> {
+    pub(super) fn new(options: &Options) -> Result<Self> {
         let every = options.dtype("state_dtype")?;
         let projection = match options.word("proj_type")?.unwrap_or("std") {
             "std" => Projection::Std,
@@ -71,7 +71,7 @@ impl LowRank {
             }
         };
         Ok(Self {
-            rank: options.optional_count("rank")?.or(default_rank),
+            rank: options.optional_count("rank")?,
             projection,
             gap: options.count("update_proj_gap", 200)?.max(1),
             seed: options.count("seed", 0)? as u64,

@@ -1,6 +1,7 @@
 //! The optimizers. An algorithm is mathematics on local batches: states, a program, stages.
 
 mod adamw;
+mod apollo;
 mod dion;
 mod dion2;
 mod galore;
@@ -106,8 +107,13 @@ struct Entry {
     new: fn(&Options) -> Result<AnyAlgorithm>,
 }
 
-const TABLE: [Entry; 8] = [
+const TABLE: [Entry; 9] = [
     Entry { name: "adamw", options: &[&adamw::OPTIONS], new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)) },
+    Entry {
+        name: "apollo_adamw",
+        options: &[&low_rank::OPTIONS, &apollo::OPTIONS],
+        new: |o| Ok(Arc::new(apollo::Apollo::new(o)?)),
+    },
     Entry { name: "dion", options: &[&dion::OPTIONS, &VIEW], new: |o| Ok(Arc::new(dion::Dion::new(o)?)) },
     Entry {
         name: "dion2",

@@ -2,6 +2,7 @@
 
 mod cpu;
 
+pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::elementwise::{AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};

@@ -171,7 +171,7 @@ struct Writer<'a> {
 /// `Error::Internal` for a placement change that no collective makes.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     let stored = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
-    let held = vec![stored; bucket.program.buffers.len()];
+    let held = vec![stored.clone(); bucket.program.buffers.len()];
     let mut writer =
         Writer { bucket, held, whole: false, guarded: false, segments: Vec::new(), steps: Vec::new() };
     if let Some(buffer) = bucket.gradient {
@@ -185,6 +185,7 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
             ProgramOp::Local { stage, name } => writer.stage(stage, name),
             ProgramOp::Redistribute { buffer, to } => writer.redistribute(buffer, to)?,
             ProgramOp::Beside { buffer, other } => writer.held[buffer] = writer.held[other].clone(),
+            ProgramOp::Release { buffer } => writer.held[buffer] = stored.clone(),
             ProgramOp::WhenDue(on) => writer.guarded = on,
         }
     }

@@ -130,6 +130,7 @@ impl LocalState {
                     Rect::packed(offset, rows, width)
                 }
             }
+            Share::Number => Rect::packed(lead, 1, 1),
             Share::Each { cols } => {
                 let height = shape[shape.len() - 2];
                 let (first, cols) = match cols {

@@ -109,6 +109,11 @@ pub enum ProgramOp {
         /// The other one.
         other: BufferId,
     },
+    /// What a buffer holds is lost: from here on it is as declared.
+    Release {
+        /// The buffer.
+        buffer: BufferId,
+    },
     /// Whether what follows is left out in steps in which no unit of the bucket is due (`Algorithm::due`).
     WhenDue(bool),
 }
@@ -163,6 +168,13 @@ impl Program {
     #[must_use]
     pub fn beside(mut self, buffer: BufferId, other: BufferId) -> Self {
         self.ops.push(ProgramOp::Beside { buffer, other });
+        self
+    }
+
+    /// Lets go of what a buffer that was dealt out holds.
+    #[must_use]
+    pub fn release(mut self, buffer: BufferId) -> Self {
+        self.ops.push(ProgramOp::Release { buffer });
         self
     }
 

@@ -173,7 +173,8 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
 
 FLOAT32_CASES = (
     "dion-quarter dion-cqr muon-default muon-nesterov normuon-default dion2-default nordion2-default "
-    "adamw-default lion-default galore-default galore-rotate galore-left"
+    "adamw-default lion-default galore-default galore-rotate galore-left "
+    "apollo-default apollo-tensor"
 )
 FLOAT32 = [(case_named(n), s) for n in FLOAT32_CASES.split() for s in SETTINGS if s.outer is None]
 
@@ -206,7 +207,7 @@ def held(rank: Rank) -> list[list[Tensor]]:
     return [[t.detach().clone() for t in (p, *rank.optimizer.state[p].values())] for p in rank.params]
 
 
-@pytest.mark.parametrize("name", ["dion-quarter", "galore-default", *(f"{a}-default" for a in MATRIX_ALGORITHMS)])
+@pytest.mark.parametrize("name", ["dion-quarter", "galore-default", "apollo-tensor", *(f"{a}-default" for a in MATRIX_ALGORITHMS)])
 @pytest.mark.parametrize("setting", ["fsdp4-dim0", "ddp4", "hsdp-compressed", "dp2-fsdp2-tp2"])
 def test_gradient_missing_everywhere_skips_the_parameter(name: str, setting: str) -> None:
     case, missing = case_named(name), {0, 3}

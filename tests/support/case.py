@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from .inputs import Shape, gaussian
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
-LOW_RANK_ALGORITHMS = ("galore_adamw",)
+LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:

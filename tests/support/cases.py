@@ -12,7 +12,7 @@ import oxidion
 
 from .case import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, defaults_of
 from .inputs import Shape
-from .low_rank_cases import GALORE_CASES
+from .low_rank_cases import APOLLO_CASES, GALORE_CASES
 
 __all__ = [
     "ALL_CASES",
@@ -197,6 +197,7 @@ ALL_CASES: tuple[Case, ...] = (
     _lion("maximize", maximize=True),
     _lion("betas", betas=(0.9, 0.1)),
     *GALORE_CASES,
+    *APOLLO_CASES,
 )
 
 
@@ -232,6 +233,7 @@ SMALL_CASES = tuple(
         ("adamw", "default", {}),
         ("lion", "default", {}),
         ("galore_adamw", "rotate", {"rotate_moments": True}),
+        ("apollo_adamw", "tensor", {"scale_type": "tensor"}),
     )
     for case in cases_of(algorithm)[:1]
 )

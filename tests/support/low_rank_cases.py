@@ -60,3 +60,26 @@ GALORE_CASES: tuple[Case, ...] = (
         Group(SHAPES[:2], {"algorithm": "muon", "mu": 0.9}),
     ),
 )
+
+
+def _apollo(name: str, *groups: Group, cls: type = oxidion.APOLLOAdamW, **kwargs: Any) -> Case:
+    settings = {**BASE, "rank": 4, "update_proj_gap": 2, **kwargs}
+    return Case(f"apollo-{name}", cls, "apollo_adamw", settings, groups or (Group(SHAPES),))
+
+
+APOLLO_CASES: tuple[Case, ...] = (
+    _apollo("default"),
+    _apollo("tensor", scale_type="tensor", scale=4.0),
+    _apollo("reverse", proj_type="reverse_std", update_proj_gap=3),
+    _apollo("left", proj_type="left"),
+    _apollo("right", proj_type="right", rank=3, scale_type="tensor"),
+    _apollo("experts", Group(EXPERTS)),
+    _apollo("experts-tensor", Group(EXPERTS), scale_type="tensor"),
+    _apollo("early", decay_order="torch"),
+    _apollo("cautious", cautious_wd=True),
+    _apollo("maximize", maximize=True),
+    _apollo("eps", eps=0.25, betas=(0.5, 0.75)),
+    _apollo("seed", seed=7),
+    _apollo("fallback", Group(OTHERS), Group(OTHERS, {"rank": None})),
+    _apollo("mini", cls=oxidion.APOLLOMini, rank=1, scale=128.0, scale_type="tensor"),
+)

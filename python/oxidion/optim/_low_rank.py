@@ -33,6 +33,7 @@ class LowRankOptimizer(OxOptimizer):
     TAKES_VECTORS = True
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
         "galore_adamw": ADAMW_NAMES,
+        "apollo_adamw": ADAMW_NAMES,
         "adamw": ADAMW_NAMES,
         "lion": {"momentum": "exp_avg"},
     }

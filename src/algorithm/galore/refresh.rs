@@ -33,7 +33,7 @@ impl GaLore {
         if let [first, second] = *bases {
             program = program.beside(second, first);
         }
-        program = program.local(DECOMPOSE, "decompose");
+        program = program.local(DECOMPOSE, "decompose").release(SOURCE);
         for &basis in bases {
             program = program.redistribute(basis, Target::Storage);
         }

@@ -1,5 +1,6 @@
 //! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
 
+pub(super) mod channel;
 mod convert;
 pub(super) mod elementwise;
 pub(super) mod low_rank;
