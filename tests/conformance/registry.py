@@ -23,6 +23,14 @@ from torch.testing._internal.common_optimizers import (
 
 import oxidion
 
+TAKE_VECTORS = (
+    oxidion.APOLLOAdamW,
+    oxidion.APOLLOMini,
+    oxidion.AdamW,
+    oxidion.GaLoreAdamW,
+    oxidion.Lion,
+)
+
 STEP_ERROR = OptimizerErrorEnum.STEP_ERROR
 InputsOf = Callable[..., list[OptimizerInput]]
 ErrorsOf = Callable[..., list[ErrorOptimizerInput]]
@@ -57,6 +65,15 @@ FAMILY: tuple[dict[str, Any], ...] = (
     {"flatten": True},
     {"use_polar_express": False},
     {"orth_method": "svd"},
+)
+LOW_RANK: tuple[dict[str, Any], ...] = (
+    {"eps": 1e-4},
+    {"rank": 2},
+    {"rank": 1, "update_proj_gap": 2},
+    {"rank": 2, "proj_type": "reverse_std", "scale": 2.0},
+    {"rank": 2, "cautious_wd": True, "weight_decay": 0.1},
+    {"rank": 2, "decay_order": "torch", "weight_decay": 0.1},
+    {"rank": 2, "decay_order": "galore", "weight_decay": 0.1, "maximize": True},
 )
 OWN: dict[str, tuple[dict[str, Any], ...]] = {
     "Dion": (
@@ -104,6 +121,16 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"cautious_wd": True, "weight_decay": 0.1},
     ),
     "Lion": ({"cautious_wd": True, "weight_decay": 0.1},),
+    "GaLoreAdamW": (
+        *LOW_RANK,
+        {"rank": 2, "svd": "exact"},
+        {"rank": 2, "svd": "random", "seed": 5},
+        {"rank": 2, "proj_type": "full"},
+        {"rank": 2, "rotate_moments": True, "update_proj_gap": 2},
+        {"rank": 2, "stagger": True, "update_proj_gap": 3},
+    ),
+    "APOLLOAdamW": (*LOW_RANK, {"rank": 2, "scale_type": "tensor"}, {"rank": 2, "seed": 5}),
+    "APOLLOMini": ({"scale": 4.0}, {"update_proj_gap": 2}),
 }
 BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "Dion": (
@@ -122,6 +149,9 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "NorDion2": (("fraction", 0.0), ("muon_beta2", -0.5), ("mu", -1.0)),
     "AdamW": (("eps", -1.0), ("betas", (1.0, 0.0))),
     "Lion": (),
+    "GaLoreAdamW": (("rank", 0), ("svd", "qr"), ("update_proj_gap", 0), ("proj_type", "up")),
+    "APOLLOAdamW": (("rank", 0), ("scale_type", "row"), ("proj_type", "full")),
+    "APOLLOMini": (("rank", 0), ("scale", -1.0)),
 }
 BAD_ANYWHERE: tuple[tuple[str, object], ...] = (
     ("lr", -1.0),
@@ -134,7 +164,7 @@ BAD_ANYWHERE: tuple[tuple[str, object], ...] = (
 
 
 def _inputs_of(cls: type[torch.optim.Optimizer]) -> InputsOf:
-    strict = {} if cls.__name__ in ("AdamW", "Lion") else {"strict": False}
+    strict = {} if cls in TAKE_VECTORS else {"strict": False}
 
     def inputs(device: object, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
         return [
@@ -195,7 +225,7 @@ def _bad_constructions(cls: type[torch.optim.Optimizer], dtype: torch.dtype) -> 
         _error([("codes", torch.zeros(2, 3, dtype=torch.int32))], {}, (TypeError, ValueError), "codes"),
         _error([("phases", torch.zeros(2, 3, dtype=torch.complex64))], {}, (TypeError, ValueError), "phases"),
     ]
-    if cls not in (oxidion.AdamW, oxidion.Lion):
+    if cls not in TAKE_VECTORS:
         errors.append(_error([("bias", Parameter(torch.randn(3, dtype=dtype)))], {}, ValueError, "bias"))
     return errors
 
@@ -233,9 +263,12 @@ INFOS = [
         supports_sparse=False,
     )
     for cls in (
+        oxidion.APOLLOAdamW,
+        oxidion.APOLLOMini,
         oxidion.AdamW,
         oxidion.Dion,
         oxidion.Dion2,
+        oxidion.GaLoreAdamW,
         oxidion.Lion,
         oxidion.Muon,
         oxidion.NorDion2,

@@ -25,7 +25,8 @@ class Case:
         algorithm: The algorithm of a group that names none.
         positional: Names and defaults of the constructor's positional arguments after ``params``.
         keyword_only: Names of its keyword-only arguments.
-        state: State keys of a parameter, by the algorithm of its group.
+        state: State keys of a parameter, by the algorithm of its group; under "vector" those of parameters of one
+            dimension, where the algorithm leaves them to another.
         bad: Pairs of a hyper-parameter and a value that is refused, in the constructor and in a group.
         other: A second legal value of every hyper-parameter that a running optimizer reads at each step.
         kwargs: Arguments that make the tests exercise more than the defaults do.
@@ -83,4 +84,6 @@ class Case:
 
     def state_keys(self, param: Tensor) -> frozenset[str]:
         """State keys of a parameter of `build`."""
+        if param.ndim < 2 and "vector" in self.state:
+            return self.state["vector"]
         return self.state[self.algorithm if param.ndim >= 2 else self.vector_algorithm]

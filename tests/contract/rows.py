@@ -7,6 +7,7 @@ import math
 import oxidion
 
 from .case import Case
+from .low_rank_rows import CASES as LOW_RANK
 
 NAN = math.nan
 INF = math.inf
@@ -271,4 +272,5 @@ CASES = (
         bad=(*_BAD_LR_AND_DECAY, *_BAD_BETAS),
         other={"lr": 0.03, "betas": (0.1, 0.6), "weight_decay": 0.3},
     ),
+    *LOW_RANK,
 )

@@ -50,4 +50,4 @@ class APOLLOMini(APOLLOAdamW):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
     ) -> None:
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, **defaults(locals(), self.SCHEMA))
