@@ -3,6 +3,7 @@
 mod bound;
 mod due;
 mod exchange;
+mod parts;
 
 pub use bound::check_gradient;
 
@@ -16,9 +17,11 @@ use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::plan::{Bucket, Held, Member, Plan, StagePoint, Step};
+use crate::plan::{Bucket, Member, Plan, StagePoint, Step};
 use crate::spec::Rect;
 use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo, jobs};
+
+use parts::stage_parts;
 
 use bound::{Bound, Slot, check_written, same_shape};
 
@@ -378,34 +381,4 @@ impl Session {
 /// A part of a tensor's memory.
 fn area(slab: &Slab, part: &Rect) -> Area {
     slab.area(part.offset, [part.rows, part.cols], part.stride)
-}
-
-/// The matrices of every buffer for a step, if it is a stage.
-fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {
-    let Step::Stage(point) = step else { return Vec::new() };
-    let buffers = bucket.program.buffers.iter().zip(&point.held);
-    buffers
-        .map(|(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) })
-        .collect()
-}
-
-/// The matrices of a buffer by position among `units`, which all are held.
-fn parts(
-    bucket: &Bucket,
-    spec: &crate::plan::BufferSpec,
-    held: &Held,
-    units: &std::ops::Range<usize>,
-) -> Vec<Part> {
-    let mut offset = 0;
-    let mut parts = Vec::with_capacity(units.len());
-    for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {
-        let spans = [0, 1].map(|d| bucket.span(unit, spec, d, held.depth));
-        let shape = [0, 1].map(|d| spans[d].len());
-        if units.contains(&(held.units.start + at)) {
-            let declared_cols = bucket.span(unit, spec, 1, bucket.depth());
-            parts.push(Part { offset, shape, origin: [spans[0].start, spans[1].start], declared_cols });
-        }
-        offset += shape[0] * shape[1];
-    }
-    parts
 }

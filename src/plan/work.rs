@@ -74,12 +74,13 @@ impl Plan {
         owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
     }
 
-    /// For each parameter the bytes that this process gives to collectives in a step: its bucket's, in equal shares.
+    /// For each parameter the bytes that this process gives to collectives in a step in which nothing is due: its
+    /// bucket's, in equal shares.
     #[must_use]
     pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
         let mut wire = BTreeMap::new();
         let mut by_bucket = vec![0; self.buckets.len()];
-        self.transfers.iter().for_each(|t| by_bucket[t.bucket] += t.send.bytes);
+        self.transfers.iter().filter(|t| !t.guarded).for_each(|t| by_bucket[t.bucket] += t.send.bytes);
         for (bucket, total) in self.buckets.iter().zip(by_bucket) {
             let count = bucket.units.len();
             for (i, unit) in bucket.units.iter().enumerate() {

@@ -111,7 +111,9 @@ def test_parameter_object_swapped_after_steps_starts_with_fresh_state(case: Case
     assert not torch.equal(new, start)
     assert set(optimizer.state[new]) == case.state[case.algorithm]
     projected = bool({"proj", "update_norm"} & case.state[case.algorithm])
-    key = "exp_avg" if projected else next(iter(case.state[case.algorithm] - {"Q", "step", "variance_neuron"}))
+    key = (
+        "exp_avg" if projected else next(iter(case.state[case.algorithm] - {"Q", "step", "variance_neuron"}))
+    )
     # The rows are projected.
     assert optimizer.state[new][key].shape == (group["rank"] if projected else 5, 7)
     for (name, param), expected in zip(model.named_parameters(), same.parameters(), strict=True):

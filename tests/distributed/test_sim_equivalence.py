@@ -207,7 +207,9 @@ def held(rank: Rank) -> list[list[Tensor]]:
     return [[t.detach().clone() for t in (p, *rank.optimizer.state[p].values())] for p in rank.params]
 
 
-@pytest.mark.parametrize("name", ["dion-quarter", "galore-default", "apollo-tensor", *(f"{a}-default" for a in MATRIX_ALGORITHMS)])
+@pytest.mark.parametrize(
+    "name", ["dion-quarter", "galore-default", "apollo-tensor", *(f"{a}-default" for a in MATRIX_ALGORITHMS)]
+)
 @pytest.mark.parametrize("setting", ["fsdp4-dim0", "ddp4", "hsdp-compressed", "dp2-fsdp2-tp2"])
 def test_gradient_missing_everywhere_skips_the_parameter(name: str, setting: str) -> None:
     case, missing = case_named(name), {0, 3}

@@ -20,7 +20,11 @@ OTHERS: tuple[Shape, ...] = ((5,), (), (12, 8), (3, 4), (8, 12))
 def _galore(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **kwargs: Any) -> Case:
     settings = {**BASE, "rank": 4, "update_proj_gap": 2, **kwargs}
     return Case(
-        f"galore-{name}", oxidion.GaLoreAdamW, "galore_adamw", settings, groups or (Group(SHAPES, keys or {}),)
+        f"galore-{name}",
+        oxidion.GaLoreAdamW,
+        "galore_adamw",
+        settings,
+        groups or (Group(SHAPES, keys or {}),),
     )
 
 
