@@ -1,6 +1,7 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
 mod bound;
+mod due;
 mod exchange;
 mod parts;
 
@@ -38,6 +39,8 @@ pub struct Session {
     _arena: Tensor,
     hypers: Vec<Hyper>,
     grad_factors: Vec<f64>,
+    /// For each bucket whether a unit of it is due.
+    due: Vec<bool>,
     probe: Option<Probe>,
     spent: Vec<Duration>,
 }
@@ -75,6 +78,8 @@ impl Session {
                     )));
                 }
             }
+            let counts = plan.algorithms[member.algorithm].counted();
+            let counter = member.states.iter().position(|s| counts && s.spec.role == "step");
             let own = member.states.iter().filter(|s| s.scales_of.is_none()).count();
             if states.len() != member.states.len() || own > MAX_STATES {
                 return Err(Error::Internal(format!(
@@ -84,7 +89,7 @@ impl Session {
                 )));
             }
             let param = Bound::new(param, member.spec.dtype);
-            slots.push(Slot { param, states, grad: None });
+            slots.push(Slot { param, states, grad: None, counter, steps: 0.0, due: false });
         }
         let memory = Slab::of(&arena)?;
         let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
@@ -105,8 +110,10 @@ impl Session {
         let parts = parts.collect();
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
+        let due = vec![false; plan.buckets.len()];
         Ok(Self {
             plan,
+            due,
             slots,
             memory: buffers,
             parts,
@@ -163,6 +170,7 @@ impl Session {
         }
         self.hypers = hypers;
         self.grad_factors = grad_factors;
+        self.mark_due();
         Ok(())
     }
 
@@ -210,6 +218,9 @@ impl Session {
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
         for (at, step) in compute.steps.iter().enumerate() {
+            if step.guarded() && !self.due[number] {
+                continue;
+            }
             let memory = &self.memory[number];
             match step {
                 Step::Gradients => self.average_in(bucket, memory)?,
@@ -269,11 +280,20 @@ impl Session {
                 transposed: bucket.shape.transposed,
                 // Alone, units of one shape without a gradient take no room; else everything keeps its place.
                 position: if bucket.distributed() || bucket.joint { position } else { units.len() },
+                due: slot.due,
+                steps: slot.steps,
                 param: Area::EMPTY,
                 grad: Area::EMPTY,
                 state: [Area::EMPTY; MAX_STATES],
             };
+            let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
+            let found = |grad: &Bound| match averaged {
+                Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
+                None => area(&grad.slab, &local),
+            };
             if point.whole && bucket.distributed() {
+                let complete = local.numel() == unit.piece.block.numel();
+                io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
                 units.push(io);
                 continue;
             }
@@ -288,10 +308,7 @@ impl Session {
                 continue;
             };
             io.param = area(&slot.param.slab, &local);
-            io.grad = match bucket.gradient.map(|b| (&parts[b][position], memory[b])) {
-                Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
-                None => area(&grad.slab, &local),
-            };
+            io.grad = found(grad);
             let states = slot.states.iter().zip(&plan.members[unit.param].states);
             let own = states.filter(|(_, state)| state.scales_of.is_none());
             for (out, (bound, state)) in io.state.iter_mut().zip(own) {
@@ -338,6 +355,7 @@ impl Session {
         let mut written = Vec::new();
         for (i, slot) in self.slots.iter_mut().enumerate() {
             if slot.grad.take().is_some() {
+                slot.count();
                 slot.param.commit()?;
                 slot.states.iter_mut().try_for_each(Bound::commit)?;
                 written.push(i);

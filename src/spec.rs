@@ -149,8 +149,15 @@ pub enum Share {
         /// Whether the block has one column only, at its place among the blocks of its parameter.
         column: bool,
     },
+    /// Behind the dimensions that number the matrices, a matrix for each block, whose columns go along a side of it.
+    Each {
+        /// The side, if any.
+        cols: Option<Side>,
+    },
     /// The matrix over the last two dimensions at the block's place among the blocks of its parameter.
     Block,
+    /// One element for each block.
+    Number,
     /// Everything belongs to all blocks.
     All,
 }

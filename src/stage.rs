@@ -30,9 +30,13 @@ pub struct UnitIo {
     pub transposed: bool,
     /// Which matrix of every buffer is its own.
     pub position: usize,
+    /// Whether its parameter is due (`Algorithm::due`), where a part of the program waits for it.
+    pub due: bool,
+    /// The steps that its parameter has taken before this one, where the session counts them (`Algorithm::counted`).
+    pub steps: f64,
     /// The block's parameters, written in place.
     pub param: Area,
-    /// The block's gradient, read only.
+    /// The block's gradient, read only; for a stage on whole matrices where this process has all of it.
     pub grad: Area,
     /// The block's states in the order of `Algorithm::state`, written in place.
     pub state: [Area; MAX_STATES],

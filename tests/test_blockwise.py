@@ -41,7 +41,13 @@ def test_codes_of_a_dense_sweep_are_the_nearest_ones(signed: bool, dtype: torch.
     entries = codes.book(signed).float()
     middles = ((entries[1:].double() + entries[:-1].double()) / 2).float()
     up, down = torch.tensor(math.inf), torch.tensor(-math.inf)
-    around = [entries, middles, middles.nextafter(up), middles.nextafter(down), middles.nextafter(up).nextafter(up)]
+    around = [
+        entries,
+        middles,
+        middles.nextafter(up),
+        middles.nextafter(down),
+        middles.nextafter(up).nextafter(up),
+    ]
     spread = [torch.linspace(-1.0 if signed else 0.0, 1.0, 20_001), torch.logspace(-8, 0, 5_001)]
     values = torch.cat([*around, *spread])
     x = in_blocks(values[values.abs() <= 1.0])

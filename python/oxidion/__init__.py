@@ -1,6 +1,6 @@
 """Optimizers for PyTorch with a Rust core.
 
-Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion, Lamb, Adafactor, CAME.
+Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion, Lamb, Adafactor, CAME, GaLore, APOLLO.
 
 Swap one in for a ``torch.optim`` class::
 
@@ -23,9 +23,12 @@ from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __ver
 from oxidion.groups import param_groups  # noqa: E402
 from oxidion.optim.adafactor import Adafactor  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
+from oxidion.optim.apollo import APOLLOAdamW  # noqa: E402
+from oxidion.optim.apollo_mini import APOLLOMini  # noqa: E402
 from oxidion.optim.came import CAME  # noqa: E402
 from oxidion.optim.dion import Dion  # noqa: E402
 from oxidion.optim.dion2 import Dion2  # noqa: E402
+from oxidion.optim.galore import GaLoreAdamW  # noqa: E402
 from oxidion.optim.lamb import Lamb  # noqa: E402
 from oxidion.optim.lion import Lion  # noqa: E402
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig  # noqa: E402
@@ -37,12 +40,15 @@ Dion3 = NorDion2
 
 __all__ = [
     "CAME",
+    "APOLLOAdamW",
+    "APOLLOMini",
     "Adafactor",
     "AdamW",
     "Dion",
     "Dion2",
     "Dion3",
     "DionMixedPrecisionConfig",
+    "GaLoreAdamW",
     "Lamb",
     "LayoutError",
     "Lion",

@@ -46,6 +46,7 @@ class OxOptimizer(Stepper, Optimizer):
     ALGORITHM: ClassVar[str]
     MATRIX: ClassVar[bool] = True
     COMMUNICATES: ClassVar[bool] = True
+    TAKES_VECTORS: ClassVar[bool] = False
     SCHEMA: ClassVar[dict[str, Field]]
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
 
@@ -124,7 +125,8 @@ class OxOptimizer(Stepper, Optimizer):
         """
 
     def _check_params(self, group: dict[str, Any], number: int) -> None:
-        matrix = self._registry[group["algorithm"]].MATRIX
+        cls = self._registry[group["algorithm"]]
+        matrix = cls.MATRIX and not cls.TAKES_VECTORS
         for name, param in zip(_validate.names_of(group, number), group["params"], strict=True):
             if not param.is_floating_point():
                 raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
@@ -138,6 +140,11 @@ class OxOptimizer(Stepper, Optimizer):
                     f"got shape {tuple(param.shape)}. Put it in a group with algorithm='adamw' or 'lion', or "
                     "pass strict=False"
                 )
+            cls._advise(name, tuple(param.shape), group)
+
+    @classmethod
+    def _advise(cls, name: str, shape: tuple[int, ...], group: dict[str, Any]) -> None:
+        """Says what a user of these settings may not expect; by default nothing."""
 
     # -------------------------------------------------------------------- step
 

@@ -18,12 +18,18 @@ class Work(Protocol):
 
 
 def run(session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]) -> None:
-    """Runs every instruction in order: computes in the core, collectives where they were bound."""
+    """Runs every instruction in order: computes in the core, collectives where they were bound.
+
+    Collectives that are idle in this step are left out, on all of their ranks.
+    """
+    idle = session.idle()
     inflight: dict[int, Work] = {}
     try:
         for op, k in schedule:
             if op == COMPUTE:
                 session.compute(k)
+            elif k in idle:
+                continue
             elif op == ISSUE:
                 inflight[k] = comms[k]()
             else:

@@ -228,7 +228,8 @@ def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """AdamW (arXiv:1711.05101), bias-corrected, epsilon outside the root.
 
     Decay, then ``X <- X - lr m_hat / (sqrt(v_hat) + eps)``. With ``amsgrad`` the denominator takes the
-    running maximum of v. ``cautious_wd`` decays where ``m X >= 0``.
+    running maximum of v. ``cautious_wd`` decays where ``m X >= 0``. With ``decay_order="galore"`` the decay
+    comes last.
     """
     grad = -grad if group.get("maximize", False) else grad
     beta1, beta2 = betas_of(group)
@@ -244,8 +245,12 @@ def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         torch.maximum(second, variance, out=second)
     corrected1 = momentum / (1.0 - beta1 ** float(step))
     corrected2 = second / (1.0 - beta2 ** float(step))
-    decay(param, momentum, group)
+    late = group.get("decay_order", "torch") == "galore"
+    if not late:
+        decay(param, momentum, group)
     param -= float(group["lr"]) * corrected1 / (corrected2.sqrt() + epsilon_of(group))
+    if late:
+        decay(param, momentum, group)
 
 
 def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -291,3 +296,5 @@ REFERENCE: dict[str, Step] = {
     "came": came_step,
 }
 """The naive step of each algorithm, by the name that a parameter group gives."""
+
+from oxidion import _reference_low_rank as _reference_low_rank  # noqa: E402  (adds its steps)

@@ -78,6 +78,7 @@ def metrics(optimizer: OxOptimizer) -> Table:
     before = [full(param).detach().clone() for param in params]
     session.measure(True)
     twin._take_step()
+    idle = session.idle()
     measured, milliseconds = session.measurements()
     # A matrix that is dealt out is measured by its owner.
     measured = merged(measured, (twin._groups or {}).values())
@@ -94,7 +95,7 @@ def metrics(optimizer: OxOptimizer) -> Table:
     return Table(
         rows,
         stages=dict(enumerate(milliseconds)),
-        bytes_sent=sum(transfer["send"][1] for transfer in plan.transfers),
+        bytes_sent=sum(t["send"][1] for k, t in enumerate(plan.transfers) if k not in idle),
     )
 
 
@@ -145,7 +146,8 @@ def verify(optimizer: OxOptimizer) -> Table:
     params = _state.parameters(twin.param_groups)
     groups = [group for group in _with_norms(twin) for _ in group["params"]]
     rows = []
-    for row, specs, param, group in zip(plan.rows(), plan.state_specs(), params, groups, strict=True):
+    rows_of = zip(plan.rows(), plan.state_specs(), params, groups, strict=True)
+    for index, (row, specs, param, group) in enumerate(rows_of):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
         if param.grad is not None and _has_reference(row["algorithm"], group, param):
             public = twin.STATE_NAMES.get(row["algorithm"], {})
@@ -157,7 +159,7 @@ def verify(optimizer: OxOptimizer) -> Table:
             }
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
-            settings = {**group, **twin._functions, "transposed": row["transposed"]}
+            settings = {**group, **twin._functions, "transposed": row["transposed"], "index": index}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)
     twin._take_step()

@@ -241,10 +241,10 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
 
 
 def traffic(transfers: list[dict[str, Any]], mesh: Mesh) -> list[Traffic]:
-    """The transfers of a plan by axis."""
+    """The transfers of a plan by axis, in a step in which no projection is due."""
     found = []
     for axis, size in mesh.items():
-        own = [transfer for transfer in transfers if transfer["axis"] == axis]
+        own = [t for t in transfers if t["axis"] == axis and not t["when_due"]]
         kinds = Counter(transfer["kind"] for transfer in own)
         sent = sum(transfer["send"][1] for transfer in own)
         found.append(Traffic(axis, size, len(own), sent, dict(sorted(kinds.items()))))

@@ -161,9 +161,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
     return _oxidion.quantize_blockwise(x, block_size, signed)
 
 
-def dequantize_blockwise(
-    codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True
-) -> Matrix:
+def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
     """What `quantize_blockwise` rounded to: entries of the code book times the scale of their block, float32.
 
     Raises:

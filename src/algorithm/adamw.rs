@@ -13,7 +13,8 @@ use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
 use crate::storage::{Code, StateStorage};
 
-pub(super) const OPTIONS: [&str; 4] = ["amsgrad", "cautious_wd", "momentum_dtype", "variance_dtype"];
+pub(super) const OPTIONS: [&str; 5] =
+    ["amsgrad", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"];
 
 const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
 const LR: usize = 0;
@@ -31,6 +32,8 @@ const MAX_VARIANCE: usize = 3;
 pub(super) struct AdamW {
     amsgrad: bool,
     cautious: bool,
+    /// Whether the decay comes after the update.
+    late: bool,
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
     storage: StateStorage,
@@ -41,6 +44,7 @@ impl AdamW {
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
             cautious: options.flag("cautious_wd")?,
+            late: options.either("decay_order", "torch", "galore")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,
             storage: StateStorage::from_options(options)?,
@@ -90,6 +94,7 @@ impl Algorithm for AdamW {
             epsilon: h[EPSILON],
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
+            late: self.late,
             grad_factor: io.grad_factor,
             steps: io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect(),
         };

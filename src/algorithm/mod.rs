@@ -2,12 +2,15 @@
 
 mod adafactor;
 mod adamw;
+mod apollo;
 mod came;
 mod dion;
 mod dion2;
 mod factored;
+mod galore;
 mod lamb;
 mod lion;
+mod low_rank;
 mod muon;
 mod neuron;
 mod orthonormal;
@@ -46,6 +49,28 @@ pub trait Algorithm: Debug + Send + Sync {
     /// all of them together, by one collective.
     fn joint(&self) -> bool {
         false
+    }
+
+    /// Whether it works on such a parameter; others go to `adamw`. Asked of the algorithms in `SELECTIVE`.
+    fn takes(&self, _p: &ParamSpec) -> bool {
+        true
+    }
+
+    /// Whether it works on the transposes of matrices whose rows and columns are cut among so many processes, where
+    /// that depends on it.
+    fn orientation(&self, _ways: [usize; 2]) -> Option<bool> {
+        None
+    }
+
+    /// Whether the session counts the steps of each parameter in its state `step`.
+    fn counted(&self) -> bool {
+        false
+    }
+
+    /// Whether the parts of the program that wait for it (`Program::when_due`) run in a step before which the
+    /// parameter has taken `steps`.
+    fn due(&self, _param: usize, _steps: f64) -> bool {
+        true
     }
 
     /// How many leading dimensions number the matrices of a parameter; the next one holds their rows, the rest their
@@ -93,7 +118,7 @@ struct Entry {
     new: fn(&Options) -> Result<AnyAlgorithm>,
 }
 
-const TABLE: [Entry; 10] = [
+const TABLE: [Entry; 12] = [
     Entry {
         name: "adafactor",
         options: &[&adafactor::OPTIONS, &STATES],
@@ -103,6 +128,11 @@ const TABLE: [Entry; 10] = [
         name: "adamw",
         options: &[&adamw::OPTIONS, &STATES],
         new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)),
+    },
+    Entry {
+        name: "apollo_adamw",
+        options: &[&low_rank::OPTIONS, &apollo::OPTIONS, &STATES],
+        new: |o| Ok(Arc::new(apollo::Apollo::new(o)?)),
     },
     Entry { name: "came", options: &[&came::OPTIONS, &STATES], new: |o| Ok(Arc::new(came::Came::new(o)?)) },
     Entry {
@@ -114,6 +144,11 @@ const TABLE: [Entry; 10] = [
         name: "dion2",
         options: &[&dion2::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
+    },
+    Entry {
+        name: "galore_adamw",
+        options: &[&low_rank::OPTIONS, &galore::OPTIONS, &STATES],
+        new: |o| Ok(Arc::new(galore::GaLore::new(o)?)),
     },
     Entry { name: "lamb", options: &[&lamb::OPTIONS, &STATES], new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)) },
     Entry { name: "lion", options: &[&lion::OPTIONS, &STATES], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
@@ -133,6 +168,9 @@ const TABLE: [Entry; 10] = [
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
 ];
+
+/// The algorithms that leave some parameters to `adamw`.
+const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
 
 /// Structural settings that the plan itself reads.
 const PLAN_OPTIONS: [&str; 4] = ["strict", "max_batch_bytes", "stochastic_rounding", "seed"];
@@ -179,6 +217,9 @@ pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'stati
     let found = entry(group)?;
     if !options.flag_or("strict", true)? && p.shape.len() < 2 && !any_shape((found.new)(options)?.as_ref()) {
         log::info!(target: "oxidion.plan", "{}: shape {:?} is no matrix, optimized by adamw", p.name, p.shape);
+        return Ok("adamw");
+    }
+    if SELECTIVE.contains(&found.name) && !(found.new)(options)?.takes(p) {
         return Ok("adamw");
     }
     Ok(found.name)

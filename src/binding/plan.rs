@@ -207,6 +207,7 @@ impl PyPlan {
             entry.set_item("recv", (transfer.recv.offset, transfer.recv.bytes))?;
             entry.set_item("send_bytes", &transfer.send_bytes)?;
             entry.set_item("recv_bytes", &transfer.recv_bytes)?;
+            entry.set_item("when_due", transfer.guarded)?;
             list.append(entry)?;
         }
         Ok(list)

@@ -204,6 +204,11 @@ impl PySession {
         Ok(())
     }
 
+    /// The collectives that are left out in the step that has begun.
+    fn idle(&self) -> PyResult<std::collections::BTreeSet<usize>> {
+        Ok(self.lock().map_err(to_python)?.idle())
+    }
+
     /// Runs compute instruction `k`.
     fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
         py.enter(|| self.lock()?.compute(k))

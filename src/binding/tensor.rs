@@ -53,17 +53,19 @@ pub(super) fn pack<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py,
     unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) }
 }
 
-/// Fills a contiguous float32 CPU tensor with N(0, 1) numbers that depend only on seed, stream and position. The tensor
+/// Fills a contiguous float32 CPU tensor with N(0, 1) numbers that depend only on seed, stream, tag, step and position. The tensor
 /// is the part of a larger one of shape `shape` that `spans` (start and length by dimension) cuts out; without them it
 /// is everything.
 #[pyfunction]
-#[pyo3(signature = (tensor, seed, stream, shape=None, spans=None))]
+#[pyo3(signature = (tensor, seed, stream, shape=None, spans=None, *, tag=0, step=0))]
 pub(super) fn fill_normal(
     tensor: &Bound<'_, PyAny>,
     seed: u64,
     stream: u64,
     shape: Option<Vec<usize>>,
     spans: Option<Vec<(usize, usize)>>,
+    tag: u32,
+    step: u64,
 ) -> PyResult<()> {
     let target = unpack(tensor, "tensor")?;
     tensor.py().enter(move || {
@@ -91,7 +93,7 @@ pub(super) fn fill_normal(
         let numbers = unsafe { slab.slice::<f32>() };
         let run = spans.last().map_or(1, |(_, len)| *len).max(1);
         for (row, out) in numbers.chunks_mut(run).enumerate() {
-            normals(out, Key { seed, stream }, 0, 0, first_index(row, &shape, &spans));
+            normals(out, Key { seed, stream }, tag, step, first_index(row, &shape, &spans));
         }
         Ok(())
     })

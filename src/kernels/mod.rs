@@ -3,17 +3,19 @@
 mod cpu;
 
 pub use cpu::blocks::MOST_BLOCK;
+pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold};
 pub use cpu::lamb::Lamb;
+pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
 pub use cpu::philox::{philox, stream};
 pub use cpu::reduce::{
-    column_sums_of_squares, normalize_columns, set_values, sum_all, sum_of_squares, values,
+    column_sums_of_squares, normalize_columns, only_zeros, set_values, sum_all, sum_of_squares, values,
 };
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run;

@@ -44,6 +44,27 @@ pub fn set_product(stored: &Tensor, transposed: bool, p: &Tensor, r: &Tensor) ->
     Ok(())
 }
 
+/// Rows of a Gaussian matrix with `cols` columns and entries N(0, 1/cols), from row `first` on: a function of the key, of
+/// `tag` and of `step` only. float32.
+///
+/// # Errors
+/// `Error::Value` for sizes beyond what can be addressed.
+pub fn gaussian_rows(
+    key: Key,
+    tag: u32,
+    step: u64,
+    first: usize,
+    [rows, cols]: [usize; 2],
+) -> Result<Tensor> {
+    let mut numbers = vec![0.0_f32; rows * cols];
+    fill_normal(&mut numbers, key, tag, step, (first * cols) as u64);
+    let size = |n| i64::try_from(n).map_err(|_| Error::Value(format!("size {n} is too large")));
+    let mut matrix = Tensor::f_from_slice(&numbers)?.f_view([size(rows)?, size(cols)?])?;
+    #[allow(clippy::cast_precision_loss)] // a number of columns
+    let _ = matrix.f_mul_scalar_(1.0 / (cols.max(1) as f64).sqrt())?;
+    Ok(matrix)
+}
+
 /// One Gaussian sketch `[rows, cols]` with entries N(0, 1/rows) for each (key, number of the block): a function of
 /// these, of `tag` and of `step` only. float32.
 ///

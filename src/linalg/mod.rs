@@ -12,6 +12,7 @@ pub mod low_rank;
 pub mod newton_schulz;
 pub mod orthonormalizer;
 pub mod polar;
+pub mod project;
 pub mod qr;
 pub mod random;
 mod symmetric;

@@ -76,7 +76,7 @@ impl Loads {
         let mut left = bucket.widest;
         for (a, way) in ways(bucket, &bucket.program.buffers[buffer]) {
             // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
-            if left > 1 || matches!(way, Way::Cut(_)) {
+            if left > 1 || matches!(way, Way::Cut(_)) || bucket.program.exclusive {
                 bucket.dealt.push(a);
                 left = left.div_ceil(bucket.axes[a].axis.ranks.len());
             }

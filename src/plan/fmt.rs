@@ -52,10 +52,16 @@ impl Plan {
                 Step::Gradients => "gradients".into(),
                 Step::Pack(hop) => format!("pack({})", buffer(hop)),
                 Step::Unpack(hop) => format!("unpack({})", buffer(hop)),
-                Step::Stage(point) if point.whole && bucket.distributed() => {
-                    format!("{}[{}]", point.name, point.units.len())
+                Step::Stage(point) => {
+                    let count = (point.whole && bucket.distributed()).then(|| point.units.len().to_string());
+                    let guard = point.guarded.then(|| "when due".to_owned());
+                    let notes: Vec<String> = count.into_iter().chain(guard).collect();
+                    if notes.is_empty() {
+                        point.name.into()
+                    } else {
+                        format!("{}[{}]", point.name, notes.join(", "))
+                    }
                 }
-                Step::Stage(point) => point.name.into(),
             })
             .collect();
         let mut text = format!("b{}.{}", compute.bucket, words.join("+"));
@@ -181,11 +187,12 @@ fn transfer(transfer: &Transfer) -> String {
         Collective::Nothing | Collective::Slice => "nothing",
     };
     format!(
-        "{name}  {}  b{}.{}  {} per rank",
+        "{name}  {}  b{}.{}  {} per rank{}",
         transfer.axis.name,
         transfer.bucket,
         transfer.buffer,
-        bytes(transfer.send.bytes)
+        bytes(transfer.send.bytes),
+        if transfer.guarded { ", when due" } else { "" }
     )
 }
 

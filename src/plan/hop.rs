@@ -37,6 +37,8 @@ pub struct Hop {
     pub message: usize,
     /// Whether this process contributes nothing: another one with the same copy does.
     pub silent: bool,
+    /// Whether it is left out where no unit is due.
+    pub guarded: bool,
 }
 
 /// The kinds of change. A cut is named by its side and its number among the cuts of that side; `at` is the position of
@@ -120,6 +122,8 @@ pub struct StagePoint {
     pub units: Range<usize>,
     /// What is held of each buffer.
     pub held: Vec<Held>,
+    /// Whether it is left out where no unit is due.
+    pub guarded: bool,
 }
 
 /// A step of a bucket.
@@ -133,6 +137,18 @@ pub enum Step {
     Unpack(Hop),
     /// A stage of the algorithm.
     Stage(StagePoint),
+}
+
+impl Step {
+    /// Whether it is left out where no unit is due.
+    #[must_use]
+    pub fn guarded(&self) -> bool {
+        match self {
+            Self::Gradients => false,
+            Self::Pack(hop) | Self::Unpack(hop) => hop.guarded,
+            Self::Stage(point) => point.guarded,
+        }
+    }
 }
 
 /// The steps of a bucket until something is sent, and the hops that then are in flight.
@@ -151,6 +167,7 @@ struct Writer<'a> {
     bucket: &'a Bucket,
     held: Vec<Held>,
     whole: bool,
+    guarded: bool,
     segments: Vec<Segment>,
     steps: Vec<Step>,
 }
@@ -161,11 +178,12 @@ struct Writer<'a> {
 /// `Error::Internal` for a placement change that no collective makes.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     if bucket.joint {
-        return Ok(super::joint::segments(bucket));
+        return super::joint::segments(bucket);
     }
     let stored = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
-    let held = vec![stored; bucket.program.buffers.len()];
-    let mut writer = Writer { bucket, held, whole: false, segments: Vec::new(), steps: Vec::new() };
+    let held = vec![stored.clone(); bucket.program.buffers.len()];
+    let mut writer =
+        Writer { bucket, held, whole: false, guarded: false, segments: Vec::new(), steps: Vec::new() };
     if let Some(buffer) = bucket.gradient {
         writer.steps.push(Step::Gradients);
         for axis in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending) {
@@ -176,6 +194,9 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
         match *op {
             ProgramOp::Local { stage, name } => writer.stage(stage, name),
             ProgramOp::Redistribute { buffer, to } => writer.redistribute(buffer, to)?,
+            ProgramOp::Beside { buffer, other } => writer.held[buffer] = writer.held[other].clone(),
+            ProgramOp::Release { buffer } => writer.held[buffer] = stored.clone(),
+            ProgramOp::WhenDue(on) => writer.guarded = on,
         }
     }
     let Writer { mut segments, steps, .. } = writer;
@@ -188,7 +209,8 @@ impl Writer<'_> {
         let all = 0..self.bucket.units.len();
         let units = self.held.iter().map(|h| &h.units).find(|u| **u != all).cloned().unwrap_or(all);
         let held = self.held.clone();
-        self.steps.push(Step::Stage(StagePoint { stage, name, whole: self.whole, units, held }));
+        let (whole, guarded) = (self.whole, self.guarded);
+        self.steps.push(Step::Stage(StagePoint { stage, name, whole, units, held, guarded }));
     }
 
     fn redistribute(&mut self, buffer: BufferId, to: Target) -> Result<()> {
@@ -218,12 +240,13 @@ impl Writer<'_> {
                 self.whole = true;
             }
             Target::Storage => {
-                for (axis, way) in ways(bucket, &spec).into_iter().rev() {
-                    let Some(at) = at(axis) else { continue };
-                    let kind = match way {
-                        Way::Cut(side) => {
-                            HopKind::Undeal { side, level: self.held[buffer].depth[side.index()], at }
+                let ways = ways(bucket, &spec);
+                for (at, &axis) in bucket.dealt.iter().enumerate().rev() {
+                    let kind = match ways.iter().find(|(a, _)| *a == axis) {
+                        Some((_, Way::Cut(side))) => {
+                            HopKind::Undeal { side: *side, level: self.held[buffer].depth[side.index()], at }
                         }
+                        // Also where it goes along with no side that the axis cuts.
                         _ => HopKind::Collect { at, exact: sparse(bucket, at) },
                     };
                     self.hop(buffer, axis, kind)?;
@@ -273,7 +296,7 @@ impl Writer<'_> {
             HopKind::AllReduce { .. } => {}
         }
         self.held[buffer] = after.clone();
-        let hop = Hop { buffer, axis, kind, before, after, message: 0, silent: false };
+        let hop = Hop { buffer, axis, kind, before, after, message: 0, silent: false, guarded: self.guarded };
         if kind == HopKind::Slice {
             self.steps.push(Step::Unpack(hop));
             return Ok(());

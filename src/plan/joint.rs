@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::error::{Error, Result};
 use crate::layout::Reduction;
 
 use super::bucket::Bucket;
@@ -10,8 +11,10 @@ use super::hop::{Held, Hop, HopKind, Segment, StagePoint, Step};
 use super::program::{BufferId, ProgramOp};
 
 /// The segments of a bucket.
-#[must_use]
-pub(super) fn segments(bucket: &Bucket) -> Vec<Segment> {
+///
+/// # Errors
+/// `Error::Internal` for what only programs on single matrices can do.
+pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     let held = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
     let mut writer = Writer { bucket, held, segments: Vec::new(), steps: Vec::new(), messages: 0 };
     if let Some(gradient) = bucket.gradient {
@@ -34,16 +37,20 @@ pub(super) fn segments(bucket: &Bucket) -> Vec<Segment> {
                     stage,
                     name,
                     whole: false,
+                    guarded: false,
                     units: writer.held.units.clone(),
                     held: vec![writer.held.clone(); bucket.program.buffers.len()],
                 };
                 writer.steps.push(Step::Stage(point));
             }
+            ProgramOp::Beside { .. } | ProgramOp::Release { .. } | ProgramOp::WhenDue(_) => {
+                return Err(Error::Internal("parameters that are taken whole are not dealt out".into()));
+            }
         }
     }
     let Writer { mut segments, steps, .. } = writer;
     segments.push(Segment { steps, hops: Vec::new(), at: (usize::MAX, 0) });
-    segments
+    Ok(segments)
 }
 
 /// The axes along which a buffer is summed, one after the other.
@@ -90,6 +97,7 @@ impl Writer<'_> {
             after: held,
             message,
             silent: false,
+            guarded: false,
         };
         self.steps.push(Step::Pack(hop.clone()));
         hop

@@ -34,9 +34,9 @@ use std::collections::BTreeMap;
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Placement, Reduction, local_shape};
+use crate::layout::{Cutters, Layout, Placement, Reduction, local_shape};
 use crate::options::Options;
-use crate::spec::{Block, ParamSpec};
+use crate::spec::{Block, ParamSpec, StateSpec};
 
 /// What the plan needs to know of a group.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,9 +119,9 @@ impl Plan {
                     // The outer axis cuts the side of Q, the inner one that of P.
                     spec.transposed = Some((dim == leading) == outer);
                 }
-                if let Some((_, q)) = existing.get("Q") {
-                    turn(&mut spec, algorithm, &blocks, q)?;
-                }
+                let ways = [leading, leading + 1].map(|dim| Cutters::of(&layout, dim).0.ways());
+                spec.transposed = spec.transposed.or(algorithm.orientation(ways));
+                turn(&mut spec, algorithm, &blocks, &existing)?;
                 let states = algorithm.state(&spec, &blocks)?;
                 let (pieces, whole) = if algorithm.flat() {
                     (vec![place::flat_piece(&spec, &layout)], None)
@@ -172,11 +172,20 @@ impl Plan {
     }
 }
 
-/// Turns a parameter's matrices when only then its Q has the shape of the one that exists: what a checkpoint says goes
-/// first.
-fn turn(spec: &mut ParamSpec, algorithm: &AnyAlgorithm, blocks: &[Block], q: &[usize]) -> Result<()> {
+/// Turns a parameter's matrices when only then its basis has the shape of the one that exists: what a checkpoint says
+/// goes first.
+fn turn(
+    spec: &mut ParamSpec,
+    algorithm: &AnyAlgorithm,
+    blocks: &[Block],
+    existing: &BTreeMap<String, (DType, Vec<usize>)>,
+) -> Result<()> {
+    if !["Q", "proj"].iter().any(|role| existing.contains_key(*role)) {
+        return Ok(());
+    }
     let fits = |spec: &ParamSpec| -> Result<bool> {
-        Ok(algorithm.state(spec, blocks)?.iter().any(|state| state.role == "Q" && state.shape == q))
+        let same = |s: &StateSpec| existing.get(s.role).is_none_or(|(_, shape)| *shape == s.shape);
+        Ok(algorithm.state(spec, blocks)?.iter().all(same))
     };
     let turned = ParamSpec { transposed: Some(!spec.oriented(blocks.iter().copied())), ..spec.clone() };
     if !fits(spec)? && fits(&turned)? {

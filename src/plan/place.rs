@@ -143,6 +143,16 @@ impl LocalState {
                     Rect::packed(offset, rows, width)
                 }
             }
+            Share::Number => Rect::packed(lead, 1, 1),
+            Share::Each { cols } => {
+                let height = shape[shape.len() - 2];
+                let (first, cols) = match cols {
+                    None => (0, width),
+                    Some(Side::Rows) => (piece.origin[0], piece.local.rows),
+                    Some(Side::Cols) => (piece.origin[1], piece.local.cols),
+                };
+                Rect { offset: lead * height * width + first, rows: height, cols, stride: width }
+            }
             Share::Block => {
                 let height = shape[shape.len() - 2];
                 Rect::packed(piece.index * height * width, height, width)

@@ -128,6 +128,20 @@ pub enum ProgramOp {
         /// Where to.
         to: Target,
     },
+    /// From here on a buffer is where another one is, which was dealt out; what it held is lost.
+    Beside {
+        /// The buffer.
+        buffer: BufferId,
+        /// The other one.
+        other: BufferId,
+    },
+    /// What a buffer holds is lost: from here on it is as declared.
+    Release {
+        /// The buffer.
+        buffer: BufferId,
+    },
+    /// Whether what follows is left out in steps in which no unit of the bucket is due (`Algorithm::due`).
+    WhenDue(bool),
 }
 
 /// A program with the buffers that it works in.
@@ -137,6 +151,9 @@ pub struct Program {
     pub buffers: Vec<BufferSpec>,
     /// Operations in order.
     pub ops: Vec<ProgramOp>,
+    /// Whether every whole matrix has one owner, also where copies could repeat its work: what is computed may differ
+    /// between machines in the last bits.
+    pub exclusive: bool,
 }
 
 impl Program {
@@ -177,6 +194,35 @@ impl Program {
     #[must_use]
     pub fn group_buffer(&self) -> Option<BufferId> {
         self.buffers.iter().position(|spec| spec.group)
+    }
+
+    /// Puts a buffer where another one was dealt to; stages that follow fill it.
+    #[must_use]
+    pub fn beside(mut self, buffer: BufferId, other: BufferId) -> Self {
+        self.ops.push(ProgramOp::Beside { buffer, other });
+        self
+    }
+
+    /// Lets go of what a buffer that was dealt out holds.
+    #[must_use]
+    pub fn release(mut self, buffer: BufferId) -> Self {
+        self.ops.push(ProgramOp::Release { buffer });
+        self
+    }
+
+    /// What `part` appends is left out in steps in which no unit is due. It ends with all buffers as they were.
+    #[must_use]
+    pub fn when_due(mut self, part: impl FnOnce(Self) -> Self) -> Self {
+        self.ops.push(ProgramOp::WhenDue(true));
+        self = part(self);
+        self.ops.push(ProgramOp::WhenDue(false));
+        self
+    }
+
+    /// Whether steps differ in what they run.
+    #[must_use]
+    pub fn guarded(&self) -> bool {
+        self.ops.contains(&ProgramOp::WhenDue(true))
     }
 
     /// The linear buffers that are put together or added, once for each time, with whether they become whole.

@@ -68,6 +68,8 @@ pub struct Transfer {
     pub send_bytes: Vec<usize>,
     /// Bytes from each rank.
     pub recv_bytes: Vec<usize>,
+    /// Whether it is left out where no unit of the bucket is due.
+    pub guarded: bool,
 }
 
 impl Transfer {
@@ -119,6 +121,7 @@ impl Transfer {
             recv: Place { bytes: recv_bytes.iter().sum(), ..to },
             send_bytes,
             recv_bytes,
+            guarded: hop.guarded,
         }
     }
 }

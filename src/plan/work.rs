@@ -74,12 +74,13 @@ impl Plan {
         owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
     }
 
-    /// For each parameter the bytes that this process gives to collectives in a step: its bucket's, in equal shares.
+    /// For each parameter the bytes that this process gives to collectives in a step in which nothing is due: its
+    /// bucket's, in equal shares.
     #[must_use]
     pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
         let mut wire = BTreeMap::new();
         let mut by_bucket = vec![0; self.buckets.len()];
-        let shares = self.transfers.iter().flat_map(|t| &t.shares);
+        let shares = self.transfers.iter().filter(|t| !t.guarded).flat_map(|t| &t.shares);
         shares.for_each(|(bucket, bytes)| by_bucket[*bucket] += bytes);
         for (bucket, total) in self.buckets.iter().zip(by_bucket) {
             let count = bucket.units.len();

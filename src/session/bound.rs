@@ -70,6 +70,12 @@ pub(super) struct Slot {
     pub(super) param: Bound,
     pub(super) states: Vec<Bound>,
     pub(super) grad: Option<Bound>,
+    /// Which state counts its steps, where the session does that (`Algorithm::counted`).
+    pub(super) counter: Option<usize>,
+    /// The steps that it has taken before this one.
+    pub(super) steps: f64,
+    /// Whether it is due in this step.
+    pub(super) due: bool,
 }
 
 impl Slot {

@@ -1,4 +1,6 @@
-//! The matrices of buffers as they are held for a stage.
+//! Where the matrices of a bucket lie in its buffers.
+
+use std::ops::Range;
 
 use crate::plan::{Bucket, BufferSpec, Held, Step};
 use crate::stage::Part;
@@ -13,7 +15,7 @@ pub(super) fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {
 }
 
 /// The matrices of a buffer by position among `units`, which all are held.
-fn parts(bucket: &Bucket, spec: &BufferSpec, held: &Held, units: &std::ops::Range<usize>) -> Vec<Part> {
+fn parts(bucket: &Bucket, spec: &BufferSpec, held: &Held, units: &Range<usize>) -> Vec<Part> {
     let mut offset = 0;
     let mut parts = Vec::with_capacity(units.len());
     for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {

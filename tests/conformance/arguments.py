@@ -40,6 +40,15 @@ FAMILY: tuple[dict[str, Any], ...] = (
     {"use_polar_express": False},
     {"orth_method": "svd"},
 )
+LOW_RANK: tuple[dict[str, Any], ...] = (
+    {"eps": 1e-4},
+    {"rank": 2},
+    {"rank": 1, "update_proj_gap": 2},
+    {"rank": 2, "proj_type": "reverse_std", "scale": 2.0},
+    {"rank": 2, "cautious_wd": True, "weight_decay": 0.1},
+    {"rank": 2, "decay_order": "torch", "weight_decay": 0.1},
+    {"rank": 2, "decay_order": "galore", "weight_decay": 0.1, "maximize": True},
+)
 OWN: dict[str, tuple[dict[str, Any], ...]] = {
     "Dion": (
         *MATRIX,
@@ -109,18 +118,34 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"clip_threshold": 0.5},
         {"cautious_wd": True, "weight_decay": 0.1},
     ),
+    "GaLoreAdamW": (
+        *LOW_RANK,
+        {"rank": 2, "svd": "exact"},
+        {"rank": 2, "svd": "random", "seed": 5},
+        {"rank": 2, "proj_type": "full"},
+        {"rank": 2, "rotate_moments": True, "update_proj_gap": 2},
+        {"rank": 2, "stagger": True, "update_proj_gap": 3},
+    ),
+    "APOLLOAdamW": (*LOW_RANK, {"rank": 2, "scale_type": "tensor"}, {"rank": 2, "seed": 5}),
+    "APOLLOMini": ({"scale": 4.0}, {"update_proj_gap": 2}),
 }
 LEAST: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "Lion": {},
     "Lamb": {},
+    "GaLoreAdamW": {},
+    "APOLLOAdamW": {},
+    "APOLLOMini": {},
     # What these have no number for: an lr, which the framework writes into groups and multiplies.
     "Adafactor": {"lr": 0.01, "relative_step": False, "scale_parameter": False},
     "CAME": {"lr": 0.001},
 }
 """Arguments of every input of a class; those of the classes for matrices are `STRICT`."""
 STRICT = {"strict": False}
-TWO_BETAS = ("AdamW", "Lion", "Lamb", "Dion", "Muon", "NorMuon", "Dion2", "NorDion2")
+TWO_BETAS = (
+    *("AdamW", "Lion", "Lamb", "GaLoreAdamW", "APOLLOAdamW", "APOLLOMini"),
+    *("Dion", "Muon", "NorMuon", "Dion2", "NorDion2"),
+)
 BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "Dion": (
         ("mu", -1.0),
@@ -132,6 +157,9 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
         ("qr_method", "svd"),
         ("orth_dtype", "int8"),
     ),
+    "GaLoreAdamW": (("rank", 0), ("svd", "qr"), ("update_proj_gap", 0), ("proj_type", "up")),
+    "APOLLOAdamW": (("rank", 0), ("scale_type", "row"), ("proj_type", "full")),
+    "APOLLOMini": (("rank", 0), ("scale", -1.0)),
     "Muon": (("mu", -1.0), ("epsilon", math.nan), ("adjust_lr", "arbitrary"), ("orth_dtype", "int8")),
     "NorMuon": (("muon_beta2", 1.0), ("norm_scope", "local")),
     "Dion2": (("fraction", 0.0), ("fraction", 7.5), ("ef_decay", -1.0), ("selection_scope", "shard")),

@@ -138,10 +138,13 @@ INFOS = [
     )
     for cls in (
         oxidion.Adafactor,
+        oxidion.APOLLOAdamW,
+        oxidion.APOLLOMini,
         oxidion.AdamW,
         oxidion.CAME,
         oxidion.Dion,
         oxidion.Dion2,
+        oxidion.GaLoreAdamW,
         oxidion.Lamb,
         oxidion.Lion,
         oxidion.Muon,

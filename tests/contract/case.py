@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import oxidion
 
 MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon"})
+LOW_RANK_ALGORITHMS = frozenset({"apollo_adamw", "galore_adamw"})
 STEP_KEYS = frozenset({"step", "step_dev"})
 
 
@@ -25,7 +26,7 @@ class Case:
         algorithm: The algorithm of a group that names none.
         positional: Names and defaults of the constructor's positional arguments after ``params``.
         keyword_only: Names of its keyword-only arguments.
-        state: State keys of a parameter, by the algorithm of its group.
+        state: State keys of a parameter, by the algorithm that it gets.
         bad: Pairs of a hyper-parameter and a value that is refused, in the constructor and in a group.
         other: A second legal value of every hyper-parameter that a running optimizer reads at each step.
         kwargs: Arguments that make the tests exercise more than the defaults do.
@@ -57,7 +58,7 @@ class Case:
     @property
     def vector_algorithm(self) -> str:
         """Algorithm of the one-dimensional parameters in `groups`."""
-        return "adamw" if self.is_matrix else self.algorithm
+        return "adamw" if self.is_matrix or self.algorithm in LOW_RANK_ALGORITHMS else self.algorithm
 
     def groups(self, model: nn.Module, *, named: bool = False, **overrides: object) -> list[dict[str, Any]]:
         """Split a model into a group of matrices and a group of vectors."""

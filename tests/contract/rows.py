@@ -7,14 +7,22 @@ import math
 import oxidion
 
 from .case import Case
+from .low_rank_rows import CASES as LOW_RANK
 
 NAN = math.nan
 INF = math.inf
 
 EXTRA = frozenset(
     {
-        "maximize", "foreach", "capturable", "differentiable", "strict", "max_batch_bytes",
-        "state_dtype", "state_bits", "stochastic_rounding",
+        "maximize",
+        "foreach",
+        "capturable",
+        "differentiable",
+        "strict",
+        "max_batch_bytes",
+        "state_dtype",
+        "state_bits",
+        "stochastic_rounding",
     }
 )
 
@@ -274,4 +282,5 @@ CASES = (
         bad=(*BAD_LR_AND_DECAY, *BAD_BETAS),
         other={"lr": 0.03, "betas": (0.1, 0.6), "weight_decay": 0.3},
     ),
+    *LOW_RANK,
 )

@@ -122,8 +122,11 @@ def test_parameters_of_mixed_dtypes_keep_theirs(case: Case) -> None:
     optimizer, resumed = case.build(model), case.build(other)
     run_steps(optimizer, model, range(2))
     for param, state in optimizer.state.items():
+        # Moments of a projected gradient are float32 at least.
+        low_rank = {"proj", "update_norm"} & set(state)
         for key in state.keys() - STEP_KEYS:
-            assert state[key].dtype == case.state_type(key, param.dtype), key
+            wide = torch.promote_types(param.dtype, torch.float32)
+            assert state[key].dtype == (wide if low_rank else case.state_type(key, param.dtype)), key
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(through_file(optimizer.state_dict()))
     run_steps(optimizer, model, range(2, 4))

@@ -84,7 +84,9 @@ def verified(cls_name: str, kwargs: dict[str, Any]) -> tuple[float | None, float
         nn.Parameter(jobs.placed(gaussian((12, 8), i).float(), mesh, {"fs": layout}, ["fs"]))
         for i, layout in enumerate((("S", 0), ("R", 0)))
     ]
-    optimizer = getattr(oxidion, cls_name)(params, orth_dtype="float32", **kwargs)
+    cls = getattr(oxidion, cls_name)
+    orth = {"orth_dtype": "float32"} if "orth_dtype" in cls.SCHEMA else {}
+    optimizer = cls(params, **orth, **kwargs)
     for param in params:
         param.grad = torch.ones_like(param) + param.detach()
     first, second = (row["update_error"] for row in optimizer.verify())

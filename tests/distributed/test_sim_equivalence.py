@@ -175,8 +175,12 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
         comparison.check(1e-12)
 
 
-DEFAULTS = ["muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came"]
-FLOAT32_CASES = ("dion-quarter", "dion-cqr", "muon-nesterov", *(f"{name}-default" for name in DEFAULTS))
+DEFAULTS = (
+    *("muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came", "galore"),
+    "apollo",
+)
+OTHERS = "dion-quarter dion-cqr muon-nesterov galore-rotate galore-left apollo-tensor adafactor-scaled"
+FLOAT32_CASES = (*OTHERS.split(), *(f"{name}-default" for name in DEFAULTS))
 FLOAT32 = [(case_named(n), s) for n in FLOAT32_CASES for s in SETTINGS if s.outer is None]
 
 
@@ -208,7 +212,9 @@ def held(rank: Rank) -> list[list[Tensor]]:
     return [[t.detach().clone() for t in (p, *rank.optimizer.state[p].values())] for p in rank.params]
 
 
-@pytest.mark.parametrize("name", ["dion-quarter", *(f"{a}-default" for a in MATRIX_ALGORITHMS)])
+@pytest.mark.parametrize(
+    "name", ["dion-quarter", "galore-default", "apollo-tensor", *(f"{a}-default" for a in MATRIX_ALGORITHMS)]
+)
 @pytest.mark.parametrize("setting", ["fsdp4-dim0", "ddp4", "hsdp-compressed", "dp2-fsdp2-tp2"])
 def test_gradient_missing_everywhere_skips_the_parameter(name: str, setting: str) -> None:
     case, missing = case_named(name), {0, 3}

@@ -21,6 +21,7 @@ WEIGHT_DECAY = 2.0**-3
 BASE = {"lr": LR, "weight_decay": WEIGHT_DECAY}
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
+LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -102,7 +103,7 @@ class Case:
 
     def reference_groups(self, **overrides: object) -> list[dict[str, Any]]:
         """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
-        found = []
+        found: list[dict[str, Any]] = []
         for group in self.groups:
             own = {
                 "algorithm": self.algorithm,
@@ -114,4 +115,4 @@ class Case:
             if "epsilon" in group.keys:
                 own.pop("eps", None)  # of the class, in its own spelling
             found += [own for _ in group.shapes]
-        return found
+        return [{**group, "index": index} for index, group in enumerate(found)]

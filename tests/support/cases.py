@@ -10,8 +10,18 @@ from torch.optim import Optimizer
 
 import oxidion
 
-from .case import BASE, LR, MATRIX_ALGORITHMS, WEIGHT_DECAY, Case, Group, defaults_of
+from .case import (
+    BASE,
+    LOW_RANK_ALGORITHMS,
+    LR,
+    MATRIX_ALGORITHMS,
+    WEIGHT_DECAY,
+    Case,
+    Group,
+    defaults_of,
+)
 from .inputs import Shape
+from .low_rank_cases import APOLLO_CASES, GALORE_CASES
 from .normed_cases import NORMED_CASES
 
 __all__ = [
@@ -19,6 +29,7 @@ __all__ = [
     "BASE",
     "EMPTY",
     "LR",
+    "LOW_RANK_ALGORITHMS",
     "MATRIX_ALGORITHMS",
     "SMALL_CASES",
     "WEIGHT_DECAY",
@@ -194,6 +205,8 @@ ALL_CASES: tuple[Case, ...] = (
     _lion("maximize", maximize=True),
     _lion("betas", betas=(0.9, 0.1)),
     *NORMED_CASES,
+    *GALORE_CASES,
+    *APOLLO_CASES,
 )
 
 
@@ -231,6 +244,8 @@ SMALL_CASES = tuple(
         ("lamb", "default", {}),
         ("adafactor", "beta1", {"beta1": 0.75}),
         ("came", "default", {}),
+        ("galore_adamw", "rotate", {"rotate_moments": True}),
+        ("apollo_adamw", "tensor", {"scale_type": "tensor"}),
     )
     for case in cases_of(algorithm)[:1]
 )

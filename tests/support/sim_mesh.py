@@ -128,7 +128,8 @@ class Rank:
         for group in self.optimizer.param_groups:
             group["step"] += 1
         assert self.session.begin(self.optimizer.param_groups, self.optimizer.state, 1.0, 1)
-        self.todo = list(self.plan.schedule)
+        idle = self.session.idle()
+        self.todo = [(op, k) for op, k in self.plan.schedule if op == 0 or k not in idle]
         self.flying: dict[int, Exchange] = {}
 
     def advance(self) -> bool:

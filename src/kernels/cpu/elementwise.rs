@@ -172,6 +172,8 @@ pub struct AdamW {
     pub decay: f64,
     /// Whether the decay acts only where `m·x ≥ 0`.
     pub cautious: bool,
+    /// Whether the decay comes after the update.
+    pub late: bool,
     /// The gradient's factor: sign and unscaling.
     pub grad_factor: f64,
     /// Steps taken by each job's parameter, this one included.
@@ -194,6 +196,7 @@ impl AdamW {
             decay: C::of(self.decay),
             keep: C::of(1.0 - self.decay),
             cautious: self.cautious && self.decay != 0.0,
+            late: self.late && self.decay != 0.0,
         }
     }
 }
@@ -210,6 +213,7 @@ struct Moments<C> {
     decay: C,
     keep: C,
     cautious: bool,
+    late: bool,
 }
 
 impl<C: Real> Moments<C> {
@@ -226,7 +230,10 @@ impl<C: Real> Moments<C> {
     fn apply(&self, x: &mut C, m: C, v: C) {
         let denominator = v.sqrt() * self.inverse_root + self.epsilon;
         let step = self.rate * m / denominator;
-        if self.cautious {
+        if self.late {
+            let y = *x - step;
+            *x = if self.cautious && m * y < C::default() { y } else { y * self.keep };
+        } else if self.cautious {
             let decay = if m * *x < C::default() { C::default() } else { self.decay };
             *x = *x - decay * *x - step;
         } else {

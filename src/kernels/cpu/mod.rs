@@ -1,12 +1,14 @@
 //! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
 
 pub(super) mod blocks;
+pub(super) mod channel;
 mod convert;
 pub(super) mod elementwise;
 pub(super) mod factored;
 pub(super) mod fold;
 pub(super) mod lamb;
 mod lanes;
+pub(super) mod low_rank;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod philox;

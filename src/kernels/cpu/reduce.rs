@@ -56,6 +56,12 @@ pub fn sum_all(x: &Slab) -> f64 {
     sum
 }
 
+/// Whether every element is zero.
+#[must_use]
+pub fn only_zeros(x: &Slab) -> bool {
+    (0..x.len()).step_by(super::TILE).all(|start| sum_of_squares(&x.part(start, super::TILE)) == 0.0)
+}
+
 /// `sums[j] = Σᵢ x[i, j]²` of a row-major `[rows, columns]` slab; `sums` is float64.
 ///
 /// # Errors

@@ -1,0 +1,238 @@
+"""Naive float64 steps of the optimizers with moments of a projected gradient; see `oxidion._reference`.
+
+The projections of both sides of a matrix are called ``proj`` and ``proj_right`` where both are projected, else
+``proj``. ``group["index"]`` is the position of the parameter in its optimizer, 0 if missing: random numbers and
+staggered steps depend on it.
+"""
+
+# m, n = rows and columns of a matrix; d, e = the projected side and the other one; r = rank.
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oxidion._reference import REFERENCE, Group, State, _packed, adamw_step, betas_of, decay
+from oxidion._orthogonalize import epsilon_of
+from oxidion._oxidion import fill_normal
+
+OVERSAMPLING = 16
+SKETCH_TAG = 2
+PROJECTION_TAG = 4
+
+
+def sides_of(rows: int, cols: int, group: Group) -> tuple[int, ...]:
+    """The sides that are projected: 0 is the rows, 1 the columns."""
+    kind = group.get("proj_type", "std")
+    if kind == "full":
+        return 0, 1
+    if kind == "unsharded":
+        turned = group.get("transposed")
+        return (0,) if (rows < cols if turned is None else turned) else (1,)
+    left = {"std": rows < cols, "reverse_std": rows >= cols, "left": True, "right": False}[kind]
+    return (0,) if left else (1,)
+
+
+def is_projected(param: Tensor, group: Group) -> bool:
+    """Whether a parameter has matrices with sides longer than the rank."""
+    rank = group.get("rank")
+    return rank is not None and param.ndim >= 2 and rank < min(param.shape[-2:])
+
+
+def is_due(steps: int, group: Group) -> bool:
+    """Whether the projection is computed anew in a step before which there were ``steps``."""
+    gap = int(group.get("update_proj_gap", 200))
+    place = (int(group.get("index", 0)) * 0x9E3779B9) & 0xFFFFFFFF
+    offset = (place * gap) >> 32 if group.get("stagger", False) else 0
+    return steps == 0 or (steps + offset) % gap == 0
+
+
+def leading_vectors(grad: Tensor, side: int, group: Group, normal_ds: Tensor | None) -> Tensor | None:
+    """The first singular vectors [d, r] of a side, or those of a sketch; None where the gradient is not finite.
+
+    Of each the entry of largest magnitude is positive; with ``svd="exact"`` signs are those of torch.
+    """
+    if not bool(grad.isfinite().all()):
+        return None
+    rank, a_de = int(group["rank"]), grad.mT if side == 1 else grad
+    if normal_ds is not None:
+        vectors, values, _ = torch.linalg.svd(a_de @ (a_de.mT @ normal_ds), full_matrices=False)
+    else:
+        left, values, right = torch.linalg.svd(grad, full_matrices=False)
+        vectors = right.mT if side == 1 else left
+    vectors, values = vectors[:, :rank], values[:rank]
+    largest = vectors.abs().argmax(dim=0, keepdim=True)
+    # Twice the size that rounding of the squares in a Gram matrix leaves.
+    alive = values > 1e-7 * values.max() if normal_ds is None else values > 1e-12 * values.max()
+    signs = 1.0 if group.get("svd") == "exact" else vectors.gather(0, largest).sign()
+    return vectors * signs * alive
+
+
+def normal_numbers(
+    rows: int, cols: int, group: Group, *, tag: int, step: int, block: int, scale: float
+) -> Tensor:
+    """Normal numbers [rows, cols] of the counter-based generator."""
+    numbers = torch.empty((block + 1) * rows * cols)
+    fill_normal(numbers, int(group.get("seed", 0)), int(group.get("index", 0)), tag=tag, step=step)
+    # Scaled in float32, as the core does.
+    return (numbers[block * rows * cols :].view(rows, cols) * scale).double()
+
+
+def new_bases(grad: Tensor, steps: int, block: int, group: Group) -> list[Tensor] | None:
+    """The projections of one matrix, None where one of them does not exist."""
+    found = []
+    for side in sides_of(grad.shape[0], grad.shape[1], group):
+        normal = None
+        if group.get("svd", "gram") == "random":
+            d = grad.shape[side]
+            cols = min(int(group["rank"]) + OVERSAMPLING, d)
+            normal = normal_numbers(
+                d, cols, group, tag=SKETCH_TAG + side, step=steps, block=block, scale=d**-0.5
+            )
+        basis = leading_vectors(grad, side, group, normal)
+        if basis is None:
+            return None
+        found.append(basis)
+    return found
+
+
+def project(grad: Tensor, bases: list[Tensor], sides: tuple[int, ...]) -> Tensor:
+    """``G V``, ``U^T G`` or ``U^T G V``; zero before there is a projection."""
+    if not all(bool(basis.any()) for basis in bases):
+        rows, cols = (bases[sides.index(s)].shape[1] if s in sides else grad.shape[s] for s in (0, 1))
+        return grad.new_zeros(rows, cols)
+    for side, basis in zip(sides, bases, strict=True):
+        grad = basis.mT @ grad if side == 0 else grad @ basis
+    return grad
+
+
+def project_back(low: Tensor, bases: list[Tensor], sides: tuple[int, ...]) -> Tensor:
+    """``N V^T``, ``U N`` or ``U N V^T``."""
+    for side, basis in zip(sides, bases, strict=True):
+        low = basis @ low if side == 0 else low @ basis.mT
+    return low
+
+
+def rotate(moment: Tensor, turns: list[Tensor], sides: tuple[int, ...]) -> Tensor:
+    """A moment in new bases; ``turns`` are ``V_old^T V_new``."""
+    for side, turn in zip(sides, turns, strict=True):
+        moment = turn.mT @ moment if side == 0 else moment @ turn
+    return moment
+
+
+def move(param: Tensor, update: Tensor, group: Group) -> None:
+    """``X <- X - lr U``, with decay before it or, with ``decay_order="galore"``, after it."""
+    late = group.get("decay_order", "torch") == "galore"
+    if not late:
+        decay(param, update, group)
+    param -= float(group["lr"]) * update
+    if late:
+        decay(param, update, group)
+
+
+def low_rank_shape(param: Tensor, group: Group) -> tuple[int, ...]:
+    """The shape of the moments."""
+    rows, cols = param.shape[-2:]
+    sides = sides_of(rows, cols, group)
+    size = [int(group["rank"]) if side in sides else param.shape[side - 2] for side in (0, 1)]
+    return *param.shape[:-2], *size
+
+
+def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """GaLore (arXiv:2403.03507) with AdamW, on each of the matrices of a parameter.
+
+    With V the first ``rank`` right singular vectors of the gradient at the last refresh: ``R = G V``; Adam's
+    direction N of R; ``X <- (1 - lr wd) X - lr scale N V^T``. A gradient that is not finite leaves V alone.
+    """
+    if not is_projected(param, group):
+        adamw_step(param, grad, state, group)
+        return
+    grad = -grad if group.get("maximize", False) else grad
+    rows, cols = param.shape[-2:]
+    sides = sides_of(rows, cols, group)
+    shape, rank = low_rank_shape(param, group), int(group["rank"])
+    names = ("proj", "proj_right")[: len(sides)]
+    step = state.setdefault("step", torch.zeros((), dtype=torch.float64))
+    momentum = state.setdefault("momentum", param.new_zeros(shape)).reshape(-1, *shape[-2:])
+    variance = state.setdefault("variance", param.new_zeros(shape)).reshape(-1, *shape[-2:])
+    stored = [
+        state.setdefault(name, param.new_zeros(*param.shape[:-2], param.shape[side - 2], rank))
+        for name, side in zip(names, sides, strict=True)
+    ]
+    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
+    steps = int(step)
+    step += 1
+    beta1, beta2 = betas_of(group)
+    for block, (g, u) in enumerate(zip(_matrices(grad), _matrices(update), strict=True)):
+        bases = [_matrices(basis)[block] for basis in stored]
+        m, v = momentum[block], variance[block]
+        new = new_bases(g, steps, block, group) if is_due(steps, group) else None
+        if new is not None:
+            if group.get("rotate_moments", False):
+                turns = [old.mT @ basis for old, basis in zip(bases, new, strict=True)]
+                m.copy_(rotate(m.clone(), turns, sides))
+                v.copy_(rotate(v.clone(), [turn.square() for turn in turns], sides))
+            for old, basis in zip(bases, new, strict=True):
+                old.copy_(basis)
+        low = project(g, bases, sides)
+        m.mul_(beta1).add_(low, alpha=1.0 - beta1)
+        v.mul_(beta2).addcmul_(low, low, value=1.0 - beta2)
+        normal = m / (1.0 - beta1 ** float(step))
+        normal /= (v / (1.0 - beta2 ** float(step))).sqrt() + epsilon_of(group)
+        u.copy_(float(group.get("scale", 0.25)) * project_back(normal, bases, sides))
+    move(param, update, group)
+
+
+def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """APOLLO (arXiv:2412.05270) on each of the matrices of a parameter; Mini is rank 1 with one factor.
+
+    With P Gaussian of variance 1 / rank: ``R = G P``, ``N = m / (sqrt(v) + eps)`` of Adam's moments of R;
+    ``s = ||N|| / (||R|| + 1e-8)`` by channel or for the tensor; ``U = s G``, divided so that its norm is at most
+    1.01 times the last one; ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
+    """
+    if not is_projected(param, group):
+        adamw_step(param, grad, state, group)
+        return
+    grad = -grad if group.get("maximize", False) else grad
+    (side,) = sides_of(param.shape[-2], param.shape[-1], group)
+    shape, rank = low_rank_shape(param, group), int(group["rank"])
+    step = state.setdefault("step", torch.zeros((), dtype=torch.float64))
+    momentum = state.setdefault("momentum", param.new_zeros(shape)).reshape(-1, *shape[-2:])
+    variance = state.setdefault("variance", param.new_zeros(shape)).reshape(-1, *shape[-2:])
+    last = state.setdefault("update_norm", param.new_zeros(param.shape[:-2])).reshape(-1)
+    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
+    steps = int(step)
+    step += 1
+    beta1, beta2 = betas_of(group)
+    corrected = (1.0 - beta2 ** float(step)) ** 0.5 / (1.0 - beta1 ** float(step))
+    along = 0 if side == 0 else 1  # the dimension of rank elements
+    for block, (g, u) in enumerate(zip(_matrices(grad), _matrices(update), strict=True)):
+        period = steps // int(group.get("update_proj_gap", 200))
+        p = normal_numbers(
+            g.shape[side], rank, group, tag=PROJECTION_TAG, step=period, block=block, scale=rank**-0.5
+        )
+        low = p.mT @ g if side == 0 else g @ p
+        m, v = momentum[block], variance[block]
+        m.mul_(beta1).add_(low, alpha=1.0 - beta1)
+        v.mul_(beta2).addcmul_(low, low, value=1.0 - beta2)
+        normal = m / (v.sqrt() + epsilon_of(group))
+        if group.get("scale_type", "channel") == "tensor":
+            factor = normal.norm() / (low.norm() + 1e-8)
+        else:
+            factor = normal.norm(dim=along, keepdim=True) / (low.norm(dim=along, keepdim=True) + 1e-8)
+        scaled = factor * g
+        norm = scaled.norm()
+        limiter = max(float(norm / (last[block] + 1e-8)), 1.01) / 1.01 if steps else 1.0
+        if norm != 0:
+            last[block] = norm / limiter
+        u.copy_(corrected * float(group.get("scale", 1.0)) ** 0.5 * scaled / limiter)
+    move(param, update, group)
+
+
+def _matrices(x: Tensor) -> Tensor:
+    """The matrices of the last two dimensions, as a view."""
+    return x.view(-1, *x.shape[-2:])
+
+
+REFERENCE["galore_adamw"] = _packed(galore_step)
+REFERENCE["apollo_adamw"] = _packed(apollo_step)

@@ -1,0 +1,48 @@
+"""What the classes whose moments are of a projected gradient share."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from oxidion import _validate
+from oxidion._base import OxOptimizer
+from oxidion._validate import Field
+
+PROJECTIONS = ("std", "reverse_std", "left", "right", "full", "unsharded")
+
+LOW_RANK_SCHEMA: dict[str, Field] = {
+    "betas": _validate.betas((0.9, 0.999)),
+    "eps": _validate.number(1e-8),
+    "rank": _validate.count(None, optional=True),
+    "update_proj_gap": _validate.count(200),
+    "decay_order": _validate.word("torch", "torch", "galore"),
+    "seed": _validate.count(0, low=0),
+    "state_bits": Field(32, "32", lambda v: v == 32 and not isinstance(v, bool)),
+}
+"""Group keys of every class."""
+
+ADAMW_NAMES = {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": "max_exp_avg_sq"}
+
+
+class LowRankOptimizer(OxOptimizer):
+    """Base of optimizers with moments of a projected gradient; parameters that are not projected get AdamW."""
+
+    TAKES_VECTORS = True
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
+        "galore_adamw": ADAMW_NAMES,
+        "apollo_adamw": ADAMW_NAMES,
+        "adamw": ADAMW_NAMES,
+        "lion": {"momentum": "exp_avg"},
+    }
+
+    @classmethod
+    @override
+    def _advise(cls, name: str, shape: tuple[int, ...], group: dict[str, Any]) -> None:
+        rank = group["rank"]
+        if rank is not None and len(shape) >= 2 and rank >= min(shape[-2:]):
+            logging.getLogger("oxidion.groups").warning(
+                "%s: rank %d of a matrix of shape %s projects nothing, optimized by adamw", name, rank, shape
+            )

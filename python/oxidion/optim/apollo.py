@@ -1,0 +1,89 @@
+"""APOLLO-AdamW."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import defaults
+from oxidion._validate import Field
+from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
+
+
+class APOLLOAdamW(LowRankOptimizer):
+    r"""APOLLO: gradients scaled by channel as AdamW would scale them in a random subspace (arXiv:2412.05270).
+
+    With P Gaussian of variance ``1 / rank``, drawn anew every ``update_proj_gap`` steps of the parameter from seed
+    and position alone and never stored, for a weight of more rows than columns:
+
+    .. math::
+        R = G P, \qquad N = m / (\sqrt{v} + \epsilon), \qquad
+        s_i = \|N_i\| / (\|R_i\| + 10^{-8}), \qquad U_i = s_i G_i / \ell, \\
+        X \leftarrow X - \mathrm{lr} \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t} \sqrt{\mathrm{scale}}\, U, \qquad
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X
+
+    where m and v are Adam's moments of R, i numbers the rows (columns, where the rows are projected), and the
+    limiter l lets the norm of U grow by 1 % from step to step at most. Parameters of a group without ``rank``, of
+    fewer than two dimensions, or with a side of at most ``rank`` get AdamW with the same settings.
+
+    State: ``exp_avg`` and ``exp_avg_sq``, ``(..., m, rank)`` or ``(..., rank, n)``; ``update_norm``, one number for
+    each matrix; ``step``, float32. Parameters and state are written in place. A non-finite gradient makes its
+    parameter non-finite.
+
+    Args:
+        lr: step size; a one-element tensor is allowed.
+        betas: decay rates of the two moments.
+        eps: added to the denominator.
+        weight_decay: decay per unit of ``lr``.
+        rank: of the projection; None: AdamW. Usually a key of groups, as the next three.
+        update_proj_gap: steps between two projections.
+        scale: the update is multiplied by its root.
+        scale_type: a factor for each "channel", or one for the "tensor".
+        proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
+            (columns), "unsharded" (the one that is not cut; depends on the layout).
+        decay_order: decay before the update ("torch") or after it ("galore").
+        state_bits: of an element of the moments: 32.
+        seed: of the projections.
+
+    Arguments that are not named here are those of ``OxOptimizer``.
+    """
+
+    ALGORITHM = "apollo_adamw"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        **LOW_RANK_SCHEMA,
+        "eps": _validate.number(1e-6),
+        "scale": _validate.number(1.0),
+        "scale_type": _validate.word("channel", "channel", "tensor"),
+        "proj_type": _validate.word("std", *(kind for kind in PROJECTIONS if kind != "full")),
+        "decay_order": _validate.word("galore", "torch", "galore"),
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        rank: int | None = None,
+        update_proj_gap: int = 200,
+        scale: float = 1.0,
+        scale_type: str = "channel",
+        proj_type: str = "std",
+        decay_order: str = "galore",
+        state_bits: int = 32,
+        seed: int = 0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        cautious_wd: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        super().__init__(params, defaults(locals(), self.SCHEMA))

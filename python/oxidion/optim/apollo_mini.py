@@ -1,0 +1,53 @@
+"""APOLLO-Mini."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion._base import defaults
+from oxidion.optim.apollo import APOLLOAdamW
+
+
+class APOLLOMini(APOLLOAdamW):
+    """APOLLO-Mini: `APOLLOAdamW` with rank 1 and one factor for each matrix (arXiv:2412.05270).
+
+    The moments of a matrix are those of one row or column: memory as of SGD. All parameters of at least two
+    dimensions, with sides of at least 2, are projected. State and equation are those of ``APOLLOAdamW``.
+
+    Args:
+        rank: of the projection, 1.
+        scale: the update is multiplied by its root, 128.
+        scale_type: "tensor".
+
+    Arguments that are not named here are those of ``APOLLOAdamW``.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        rank: int | None = 1,
+        update_proj_gap: int = 200,
+        scale: float = 128.0,
+        scale_type: str = "tensor",
+        proj_type: str = "std",
+        decay_order: str = "galore",
+        state_bits: int = 32,
+        seed: int = 0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        cautious_wd: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        super().__init__(params, **defaults(locals(), self.SCHEMA))

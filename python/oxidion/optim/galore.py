@@ -1,0 +1,92 @@
+"""GaLore-AdamW."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion import _validate
+from oxidion._base import defaults
+from oxidion._validate import Field
+from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
+
+
+class GaLoreAdamW(LowRankOptimizer):
+    r"""GaLore: AdamW on the gradient projected on its leading singular vectors (arXiv:2403.03507).
+
+    With V the first ``rank`` right singular vectors of the gradient, computed anew every ``update_proj_gap``
+    steps of the parameter, for a weight of more rows than columns:
+
+    .. math::
+        R = G V, \qquad N = \hat m / (\sqrt{\hat v} + \epsilon), \qquad
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr}\, s\, N V^\top
+
+    where m and v are Adam's moments of R. Other weights are projected from the left, ``R = U^T G``.
+    Parameters of a group without ``rank``, of fewer than two dimensions, or with a side of at most ``rank``
+    get AdamW with the same settings. Leading dimensions number matrices.
+
+    State: ``exp_avg`` and ``exp_avg_sq``, ``(..., m, rank)`` or ``(..., rank, n)``; ``proj``, ``(..., k, rank)``
+    with k the projected side (and ``proj_right`` where both are); ``step``, float32. Parameters and state are
+    written in place. A gradient that is not finite changes no projection; it makes its parameter non-finite.
+
+    Args:
+        lr: step size; a one-element tensor is allowed.
+        betas: decay rates of the two moments.
+        eps: added to the denominator.
+        weight_decay: decay per unit of ``lr``.
+        rank: of the projection; None: AdamW. Usually a key of groups, as the next two.
+        update_proj_gap: steps between two projections.
+        scale: factor of the update, s.
+        svd: how V is computed: "gram" from the eigenvectors of ``G^T G`` in float64, "exact" by a singular value
+            decomposition, "random" from a sketch.
+        proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
+            (columns), "full" (both), "unsharded" (the one that is not cut; depends on the layout).
+        decay_order: decay before the update ("torch") or after it ("galore").
+        rotate_moments: turn the moments into a new V instead of keeping their numbers.
+        stagger: compute the projections of different parameters in different steps.
+        state_bits: of an element of the moments: 32.
+        seed: of the sketches.
+
+    Arguments that are not named here are those of ``OxOptimizer``.
+    """
+
+    ALGORITHM = "galore_adamw"
+    SCHEMA: ClassVar[dict[str, Field]] = {
+        **LOW_RANK_SCHEMA,
+        "scale": _validate.number(0.25),
+        "svd": _validate.word("gram", "gram", "exact", "random"),
+        "proj_type": _validate.word("std", *PROJECTIONS),
+        "rotate_moments": _validate.flag(False),
+        "stagger": _validate.flag(False),
+    }
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        rank: int | None = None,
+        update_proj_gap: int = 200,
+        scale: float = 0.25,
+        svd: str = "gram",
+        proj_type: str = "std",
+        decay_order: str = "torch",
+        rotate_moments: bool = False,
+        stagger: bool = False,
+        state_bits: int = 32,
+        seed: int = 0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        cautious_wd: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+    ) -> None:
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -1,0 +1,276 @@
+//! `GaLore`: `AdamW` on a gradient that is projected on its leading singular vectors (Zhao et al. 2024,
+//! arXiv:2403.03507).
+//!
+//! With V the first r right singular vectors of a recent gradient (where the columns are projected): R = G·V,
+//! N = Adam's direction of R, X ← (1-lr·λ)·X - lr·s·N·Vᵀ. Every `update_proj_gap` steps V is computed anew.
+
+mod refresh;
+mod stages;
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use super::low_rank::LowRank;
+use super::{Algorithm, flops};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::hyper::Hyper;
+use crate::linalg::project::sketch_columns;
+use crate::options::Options;
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::stage::StageIo;
+use crate::view::View;
+
+pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
+
+const SCALARS: [&str; 6] = ["lr", "beta1", "beta2", "epsilon", "weight_decay", "scale"];
+const LR: usize = 0;
+const BETA1: usize = 1;
+const BETA2: usize = 2;
+const EPSILON: usize = 3;
+const WEIGHT_DECAY: usize = 4;
+const SCALE: usize = 5;
+
+/// The bases follow the states that all algorithms of the kind have.
+const PROJ: usize = 3;
+
+const STATISTIC: Stage = 0;
+const DECOMPOSE: Stage = 1;
+const OVERLAP: Stage = 2;
+const TAKE: Stage = 3;
+const PROJECT: Stage = 4;
+const SUM: Stage = 5;
+const APPLY: Stage = 6;
+
+/// The projected gradient; where both sides are projected, first its sums over the rows, then those over the columns.
+const LOW: BufferId = 0;
+const LOW_ALL: BufferId = 1;
+/// What a basis is computed from.
+const SOURCE: BufferId = 2;
+/// New bases, of the first side that is projected and of the second.
+const BASES: [BufferId; 2] = [3, 4];
+/// Products of old and new bases.
+const OVERLAPS: [BufferId; 2] = [5, 6];
+/// A matrix in the type of products.
+const WIDE: BufferId = 7;
+
+/// How a basis is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Svd {
+    Gram,
+    Exact,
+    Random,
+}
+
+/// From where its owner has what a basis is computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The gradient is there.
+    Here,
+    /// Sums over the side that is not projected.
+    Sums(Side),
+    /// The gradient is sent.
+    Sent,
+}
+
+#[derive(Debug)]
+pub(super) struct GaLore {
+    common: LowRank,
+    svd: Svd,
+    rotate: bool,
+    stagger: bool,
+    warned: Warned,
+}
+
+/// The parameters about whose gradients something was said already. Prints as nothing: plans are compared as text.
+#[derive(Default)]
+struct Warned(Mutex<BTreeSet<usize>>);
+
+impl std::fmt::Debug for Warned {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Ok(())
+    }
+}
+
+impl GaLore {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let svd = match options.word("svd")?.unwrap_or("gram") {
+            "gram" => Svd::Gram,
+            "exact" => Svd::Exact,
+            "random" => Svd::Random,
+            other => {
+                return Err(Error::Value(format!("svd must be one of gram, exact, random, got '{other}'")));
+            }
+        };
+        Ok(Self {
+            common: LowRank::new(options)?,
+            svd,
+            rotate: options.flag("rotate_moments")?,
+            stagger: options.flag("stagger")?,
+            warned: Warned::default(),
+        })
+    }
+
+    fn from(&self, sides: &[Side], ways: [usize; 2]) -> Origin {
+        match *sides {
+            _ if ways == [1, 1] => Origin::Here,
+            [side] if ways[side.index()] == 1 && self.svd != Svd::Exact => Origin::Sums(other(side)),
+            _ => Origin::Sent,
+        }
+    }
+
+    fn sides(&self, class: &UnitShape) -> &'static [Side] {
+        self.common.sides(class.rows, class.cols, class.transposed)
+    }
+
+    /// The basis of one side for each matrix.
+    fn basis(&self, role: &'static str, p: &ParamSpec, side: Side) -> StateSpec {
+        let lead = p.shape.len() - 2;
+        let dim = lead + side.index();
+        StateSpec {
+            role,
+            shape: p.shape[..lead].iter().copied().chain([p.shape[dim], self.common.rank()]).collect(),
+            dtype: p.dtype.arithmetic(),
+            init: Init::Zeros,
+            cuts: (0..lead).map(Cut::With).chain([Cut::With(dim), Cut::Whole]).collect(),
+            share: Share::Side { side, leading: lead, column: false },
+            coded: None,
+        }
+    }
+}
+
+fn other(side: Side) -> Side {
+    if side == Side::Rows { Side::Cols } else { Side::Rows }
+}
+
+impl Algorithm for GaLore {
+    fn name(&self) -> &'static str {
+        "galore_adamw"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn takes(&self, p: &ParamSpec) -> bool {
+        self.common.takes(p)
+    }
+
+    fn orientation(&self, ways: [usize; 2]) -> Option<bool> {
+        self.common.orientation(ways)
+    }
+
+    fn counted(&self) -> bool {
+        true
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
+    fn due(&self, param: usize, steps: f64) -> bool {
+        let (gap, steps) = (self.common.gap as u64, steps as u64);
+        // Multiples of the golden ratio spread any number of parameters evenly.
+        let place = u64::from((param as u64).wrapping_mul(0x9E37_79B9) as u32);
+        let offset = if self.stagger { (place * gap) >> 32 } else { 0 };
+        steps == 0 || (steps + offset).is_multiple_of(gap)
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        View::default().blocks(p)
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let sides = self.common.sides_of(p, blocks);
+        let mut states = self.common.states(p, sides);
+        states
+            .extend(sides.iter().zip(["proj", "proj_right"]).map(|(&side, role)| self.basis(role, p, side)));
+        Ok(states)
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        let (sides, rank, product) = (self.sides(shape), self.common.rank(), shape.param.arithmetic());
+        let size = [shape.rows, shape.cols];
+        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let (both, from) = (sides.len() == 2, self.from(sides, shape.ways));
+        let none = |name| BufferSpec::new(name, 1, 0, product);
+        let square = |name, over| BufferSpec::new(name, rank, rank, product).summed(over);
+        let low = match *sides {
+            [Side::Cols] => BufferSpec::new("r", size[0], rank, product).cut(with[0], Cut::Whole),
+            [Side::Rows] => BufferSpec::new("r", rank, size[1], product).cut(Cut::Whole, with[1]),
+            _ => BufferSpec::new("r", rank, rank, product),
+        };
+        let source = match from {
+            Origin::Here => none("source"),
+            Origin::Sums(over) => {
+                let d = size[sides[0].index()];
+                let cols = if self.svd == Svd::Random { sketch_columns(rank, d) } else { d };
+                BufferSpec::new("source", d, cols, DType::F64).summed(over)
+            }
+            Origin::Sent => BufferSpec::new("source", size[0], size[1], product).cut(with[0], with[1]),
+        };
+        let mut program = Program { exclusive: true, ..Program::new() }
+            .buffer(low.summed(sides[0]))
+            .buffer(if both { square("r_all", Side::Cols) } else { none("r_all") })
+            .buffer(source);
+        for i in 0..2 {
+            program = program.buffer(sides.get(i).map_or(none("basis"), |&side| {
+                BufferSpec::new("basis", size[side.index()], rank, product)
+                    .cut(with[side.index()], Cut::Whole)
+            }));
+        }
+        for i in 0..2 {
+            let side = sides.get(i).filter(|_| self.rotate);
+            program = program.buffer(side.map_or(none("overlap"), |&side| square("overlap", side)));
+        }
+        let wide = if shape.param != product || self.common.cautious {
+            size[0].div_ceil(shape.ways[0]) * size[1].div_ceil(shape.ways[1])
+        } else {
+            0
+        };
+        program = program.scratch("wide", wide, product).when_due(|part| self.refresh(part, sides, from));
+        program = program.local(PROJECT, "project").redistribute(LOW, Target::Replicate);
+        if both {
+            program = program.local(SUM, "sum").redistribute(LOW_ALL, Target::Replicate);
+        }
+        Ok(program.local(APPLY, "apply"))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        match stage {
+            STATISTIC => self.statistic(io),
+            DECOMPOSE => self.decompose(io),
+            OVERLAP => self.overlap(io),
+            TAKE => self.take(io),
+            PROJECT => self.project(io),
+            SUM => (0..io.units.len()).try_for_each(|i| {
+                io.slab(LOW, i)?.copy_to(&io.slab(LOW_ALL, i)?);
+                Ok(())
+            }),
+            APPLY => self.apply(io, h),
+            _ => Err(Error::Internal(format!("galore_adamw has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
+        let sides = self.common.sides_of(p, blocks);
+        let refresh = |b: &Block| -> usize {
+            let one = |&side: &Side| {
+                let d = [b.rows, b.cols][side.index()];
+                match self.svd {
+                    Svd::Gram => 2 * b.numel() * d + 9 * d * d * d,
+                    Svd::Exact => 6 * b.numel() * d + 22 * d * d * d,
+                    Svd::Random => (4 * b.numel() + 6 * d * d) * sketch_columns(self.common.rank(), d),
+                }
+            };
+            sides.iter().map(one).sum()
+        };
+        let whole_flops = flops(blocks.iter().map(refresh).sum()) / flops(self.common.gap);
+        let products: usize = blocks.iter().map(|b| 4 * b.numel() * self.common.rank()).sum();
+        Description {
+            view: View::default().phrase(p),
+            lr_factor: 1.0,
+            rank: Some(self.common.rank()),
+            flops: flops(products) + whole_flops,
+            whole_flops,
+        }
+    }
+}

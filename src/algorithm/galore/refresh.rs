@@ -1,0 +1,192 @@
+//! How `GaLore` finds new bases.
+
+use std::sync::PoisonError;
+
+use tch::Tensor;
+
+use super::super::low_rank::{MOMENTUM, VARIANCE};
+use super::{BASES, DECOMPOSE, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, SOURCE, STATISTIC, Svd, TAKE};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels;
+use crate::linalg::low_rank::sketches;
+use crate::linalg::project::{Source, basis, gram, sketch, sketch_columns};
+use crate::linalg::random::Key;
+use crate::plan::{Program, Target};
+use crate::spec::Side;
+use crate::stage::StageIo;
+
+/// Separates these random numbers from others of the same parameter.
+const SKETCH_TAG: u32 = 2;
+
+impl GaLore {
+    /// Appends what computes new bases where they are due.
+    pub(super) fn refresh(&self, mut program: Program, sides: &[Side], from: Origin) -> Program {
+        let bases = &BASES[..sides.len()];
+        program = match from {
+            Origin::Here => program.redistribute(bases[0], Target::Whole),
+            Origin::Sums(_) | Origin::Sent => program
+                .local(STATISTIC, if from == Origin::Sent { "gradient" } else { "gram" })
+                .redistribute(SOURCE, Target::Whole)
+                .beside(bases[0], SOURCE),
+        };
+        if let [first, second] = *bases {
+            program = program.beside(second, first);
+        }
+        program = program.local(DECOMPOSE, "decompose").release(SOURCE);
+        for &basis in bases {
+            program = program.redistribute(basis, Target::Storage);
+        }
+        if self.rotate {
+            program = program.local(OVERLAP, "overlap");
+            for &overlap in &OVERLAPS[..sides.len()] {
+                program = program.redistribute(overlap, Target::Replicate);
+            }
+        }
+        program.local(TAKE, "take")
+    }
+
+    /// What a basis is computed from, as far as it is stored here.
+    pub(super) fn statistic(&self, io: &StageIo<'_>) -> Result<()> {
+        let sides = self.sides(io.class);
+        let sent = self.from(sides, io.class.ways) == Origin::Sent;
+        for (i, unit) in io.units.iter().enumerate() {
+            if !unit.due {
+                io.slab(SOURCE, i)?.clear();
+            } else if sent {
+                let pair = [unit.grad, io.area(SOURCE, i)?];
+                kernels::run(&kernels::Convert { factor: 1.0 }, &crate::stage::jobs([Ok(pair)])?);
+            } else {
+                let part = oriented(&unit.grad.tensor()?, sides[0])?;
+                let sum = match self.svd {
+                    Svd::Random => sketch(&part, &self.omega(io, i, sides[0])?)?,
+                    Svd::Gram | Svd::Exact => gram(&part)?,
+                };
+                io.matrix(SOURCE, i)?.f_copy_(&sum)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// New bases of the matrices that this process takes; NaN where there is none.
+    pub(super) fn decompose(&self, io: &StageIo<'_>) -> Result<()> {
+        let sides = self.sides(io.class);
+        let from = self.from(sides, io.class.ways);
+        for (i, unit) in io.units.iter().enumerate().filter(|(_, unit)| unit.due) {
+            let matrix = match from {
+                Origin::Here => unit.grad.tensor()?,
+                Origin::Sums(_) | Origin::Sent => io.matrix(SOURCE, i)?,
+            };
+            let mut found = Vec::with_capacity(sides.len());
+            for &side in sides {
+                found.push(match from {
+                    Origin::Sums(_) => self.solve(io, &matrix, None)?,
+                    Origin::Here | Origin::Sent => self.solve(io, &matrix, Some((i, side)))?,
+                });
+            }
+            // One without the other is of no use.
+            let complete = found.iter().all(Option::is_some);
+            if !complete {
+                self.warn(unit.param_index);
+            }
+            for (&buffer, new) in BASES.iter().zip(found) {
+                let mut out = io.matrix(buffer, i)?;
+                match new.filter(|_| complete) {
+                    Some(new) => out.f_copy_(&new)?,
+                    None => drop(out.f_fill_(f64::NAN)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The basis of a side of a matrix of a unit, or of the sums that stand for it.
+    fn solve(&self, io: &StageIo<'_>, x: &Tensor, of: Option<(usize, Side)>) -> Result<Option<Tensor>> {
+        let (rank, longest) = (self.common.rank(), io.class.rows.max(io.class.cols));
+        let double = io.class.param == DType::F64;
+        match (self.svd, of) {
+            (Svd::Exact, of) => {
+                let columns = of.is_some_and(|(_, side)| side == Side::Cols);
+                basis(&Source::Matrix(x, columns), rank, longest, double)
+            }
+            (Svd::Gram, None) => basis(&Source::Gram(x), rank, longest, double),
+            (Svd::Random, None) => basis(&Source::Sketch(x), rank, longest, double),
+            (Svd::Gram, Some((_, side))) => {
+                basis(&Source::Gram(&gram(&oriented(x, side)?)?), rank, longest, double)
+            }
+            (Svd::Random, Some((i, side))) => {
+                let sum = sketch(&oriented(x, side)?, &self.omega(io, i, side)?)?;
+                basis(&Source::Sketch(&sum), rank, longest, double)
+            }
+        }
+    }
+
+    /// The random matrix of a sketch: a function of seed, parameter, matrix, step and side.
+    fn omega(&self, io: &StageIo<'_>, i: usize, side: Side) -> Result<Tensor> {
+        let unit = &io.units[i];
+        let d = [unit.rows, unit.cols][side.index()];
+        let key = Key { seed: self.common.seed, stream: unit.param_index as u64 };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
+        let (tag, step) = (SKETCH_TAG + u32::from(side == Side::Cols), unit.steps as u64);
+        let columns = sketch_columns(self.common.rank(), d);
+        Ok(sketches(&[(key, unit.block_index)], d, columns, tag, step)?.f_squeeze_dim(0)?)
+    }
+
+    fn warn(&self, param: usize) {
+        let mut warned = self.warned.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.insert(param) {
+            log::warn!(
+                target: "oxidion.galore",
+                "parameter {param}: the gradient is not finite or does not decompose; its old projection is kept"
+            );
+        }
+    }
+
+    /// `Vᵀ_old·V_new`, as far as it is stored here.
+    pub(super) fn overlap(&self, io: &StageIo<'_>) -> Result<()> {
+        let count = self.sides(io.class).len();
+        for (i, unit) in io.units.iter().enumerate() {
+            for side in 0..count {
+                let new = io.matrix(BASES[side], i)?;
+                let old = unit.state[PROJ + side].tensor()?.f_to_kind(new.kind())?;
+                let out = io.matrix(OVERLAPS[side], i)?;
+                let _ = old.f_tr()?.f_mm_out(&out, &new)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over new bases, and turns the moments into them.
+    pub(super) fn take(&self, io: &StageIo<'_>) -> Result<()> {
+        let sides = self.sides(io.class);
+        for (i, unit) in io.units.iter().enumerate().filter(|(_, unit)| unit.due) {
+            let buffers = BASES[..sides.len()].iter();
+            let buffers = buffers.chain(&OVERLAPS[..if self.rotate { sides.len() } else { 0 }]);
+            let finite = |&buffer: &usize| Ok(kernels::sum_of_squares(&io.slab(buffer, i)?).is_finite());
+            if !buffers.map(finite).collect::<Result<Vec<bool>>>()?.contains(&false) {
+                for (at, &side) in sides.iter().enumerate() {
+                    if self.rotate {
+                        let turn = io.matrix(OVERLAPS[at], i)?;
+                        rotate(&mut unit.state[MOMENTUM].tensor()?, &turn, side)?;
+                        rotate(&mut unit.state[VARIANCE].tensor()?, &turn.f_square()?, side)?;
+                    }
+                    unit.state[PROJ + at].tensor()?.f_copy_(&io.matrix(BASES[at], i)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The matrix, transposed where its columns are projected.
+fn oriented(matrix: &Tensor, side: Side) -> Result<Tensor> {
+    Ok(if side == Side::Rows { matrix.shallow_clone() } else { matrix.f_tr()? })
+}
+
+/// `moment ← moment·turn` where columns are projected, `turnᵀ·moment` where rows are.
+fn rotate(moment: &mut Tensor, turn: &Tensor, side: Side) -> Result<()> {
+    let wide = moment.f_to_kind(turn.kind())?;
+    let turned = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
+    moment.f_copy_(&turned)?;
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The stages of `GaLore` in every step.
+
+use tch::Tensor;
+
+use super::super::low_rank::{MOMENTUM, VARIANCE};
+use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
+use crate::batch::Area;
+use crate::error::Result;
+use crate::hyper::Hyper;
+use crate::kernels;
+use crate::plan::BufferId;
+use crate::spec::Side;
+use crate::stage::{StageIo, jobs};
+
+impl GaLore {
+    /// The buffer with the finished projected gradient.
+    fn low(sides: &[Side]) -> BufferId {
+        if sides.len() == 2 { LOW_ALL } else { LOW }
+    }
+
+    /// The basis of a unit's side in the type of products.
+    fn basis_of(io: &StageIo<'_>, i: usize, at: usize) -> Result<Tensor> {
+        Ok(io.units[i].state[PROJ + at].tensor()?.f_to_kind(io.class.param.arithmetic().kind())?)
+    }
+
+    /// A matrix of a unit's size in `WIDE`.
+    fn wide(io: &StageIo<'_>, i: usize) -> Result<Area> {
+        let [rows, cols] = io.units[i].param.shape();
+        Ok(io.slab(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols))
+    }
+
+    /// The gradient in the type of products: itself, or its copy.
+    fn gradient(io: &StageIo<'_>, i: usize) -> Result<Tensor> {
+        let grad = io.units[i].grad;
+        if grad.dtype() == io.class.param.arithmetic() {
+            return grad.tensor();
+        }
+        let wide = Self::wide(io, i)?;
+        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([grad, wide])])?);
+        wide.tensor()
+    }
+
+    /// Projects the gradients, as far as they are stored here.
+    pub(super) fn project(&self, io: &StageIo<'_>) -> Result<()> {
+        let sides = self.sides(io.class);
+        for (i, unit) in io.units.iter().enumerate() {
+            let mut out = io.matrix(LOW, i)?;
+            // Before there is a basis there is no direction, whatever the gradient holds.
+            let empty = |at: usize| unit.state[PROJ + at].runs().all(|run| kernels::only_zeros(&run));
+            if (0..sides.len()).any(empty) {
+                let _ = out.f_zero_()?;
+                continue;
+            }
+            let grad = Self::gradient(io, i)?;
+            let first = Self::basis_of(io, i, 0)?;
+            let _ = match *sides {
+                [Side::Cols] => grad.f_mm_out(&out, &first)?,
+                [Side::Rows] => first.f_tr()?.f_mm_out(&out, &grad)?,
+                _ => first.f_tr()?.f_mm_out(&out, &grad.f_mm(&Self::basis_of(io, i, 1)?)?)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Adam on the projected gradient, and back.
+    pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+        let sides = self.sides(io.class);
+        let low = Self::low(sides);
+        let (rate, decay) = (h[LR] * h[SCALE], h[LR] * h[WEIGHT_DECAY]);
+        let direct = !self.common.cautious && io.class.param == io.class.param.arithmetic();
+        // Decay before the update, or by factoring it out, after it.
+        let folded = if self.common.late { -rate * (1.0 - decay) } else { -rate };
+        let direction = kernels::Direction {
+            beta1: h[BETA1],
+            beta2: h[BETA2],
+            epsilon: h[EPSILON],
+            grad_factor: io.grad_factor,
+            factor: if direct { folded } else { 1.0 },
+            steps: io.units.iter().map(|u| u.steps + 1.0).collect(),
+        };
+        let units = io.units.iter().enumerate();
+        let all = units.map(|(i, u)| Ok([io.area(low, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
+        kernels::run(&direction, &jobs(all)?);
+        if direct && decay != 0.0 {
+            kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?);
+        }
+        for (i, unit) in io.units.iter().enumerate() {
+            let (normal, first) = (io.matrix(low, i)?, Self::basis_of(io, i, 0)?);
+            let (left, right) = match *sides {
+                [Side::Cols] => (normal, first.f_tr()?),
+                [Side::Rows] => (first, normal),
+                _ => (first.f_mm(&normal)?, Self::basis_of(io, i, 1)?.f_tr()?),
+            };
+            if direct {
+                let _ = unit.param.tensor()?.f_addmm_(&left, &right)?;
+            } else {
+                let wide = Self::wide(io, i)?;
+                let _ = left.f_mm_out(&wide.tensor()?, &right)?;
+                self.common.update(rate, decay, &jobs([Ok([unit.param, wide])])?);
+            }
+        }
+        Ok(())
+    }
+}

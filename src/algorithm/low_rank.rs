@@ -1,0 +1,165 @@
+//! What the optimizers with moments of a projected gradient share: which sides are projected, the states, when the
+//! projection changes, the update.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels;
+use crate::options::Options;
+use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec};
+use crate::storage::{Code, StateStorage};
+
+/// The settings that it reads.
+pub(super) const OPTIONS: [&str; 8] = [
+    "rank",
+    "proj_type",
+    "update_proj_gap",
+    "decay_order",
+    "cautious_wd",
+    "seed",
+    "momentum_dtype",
+    "variance_dtype",
+];
+
+/// The states that all of them have, in this order.
+pub(super) const MOMENTUM: usize = 0;
+pub(super) const VARIANCE: usize = 1;
+
+/// Which sides of a matrix are projected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Projection {
+    /// The shorter one; columns of a square matrix.
+    Std,
+    /// The other one.
+    Reverse,
+    /// Rows.
+    Left,
+    /// Columns.
+    Right,
+    /// Both.
+    Full,
+    /// The one that is not cut, where one is.
+    Unsharded,
+}
+
+#[derive(Debug)]
+pub(super) struct LowRank {
+    rank: Option<usize>,
+    projection: Projection,
+    pub(super) gap: usize,
+    pub(super) seed: u64,
+    /// Whether weight decay comes after the update.
+    pub(super) late: bool,
+    pub(super) cautious: bool,
+    momentum_dtype: Option<DType>,
+    variance_dtype: Option<DType>,
+    storage: StateStorage,
+}
+
+impl LowRank {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let projection = match options.word("proj_type")?.unwrap_or("std") {
+            "std" => Projection::Std,
+            "reverse_std" => Projection::Reverse,
+            "left" => Projection::Left,
+            "right" => Projection::Right,
+            "full" => Projection::Full,
+            "unsharded" => Projection::Unsharded,
+            other => {
+                return Err(Error::Value(format!(
+                    "proj_type must be one of std, reverse_std, left, right, full, unsharded, got '{other}'"
+                )));
+            }
+        };
+        Ok(Self {
+            rank: options.optional_count("rank")?,
+            projection,
+            gap: options.count("update_proj_gap", 200)?.max(1),
+            seed: options.count("seed", 0)? as u64,
+            late: options.either("decay_order", "torch", "galore")?,
+            cautious: options.flag("cautious_wd")?,
+            momentum_dtype: options.dtype("momentum_dtype")?,
+            variance_dtype: options.dtype("variance_dtype")?,
+            storage: StateStorage::from_options(options)?,
+        })
+    }
+
+    /// The rank of the projected gradient; 0 where nothing is projected.
+    pub(super) fn rank(&self) -> usize {
+        self.rank.unwrap_or(0)
+    }
+
+    /// Whether the gradient of such a parameter is projected: it has matrices whose sides are longer than the rank.
+    pub(super) fn takes(&self, p: &ParamSpec) -> bool {
+        p.shape.len() >= 2
+            && self.rank.is_some_and(|r| r > 0 && p.shape[p.shape.len() - 2..].iter().all(|&n| r < n))
+    }
+
+    pub(super) fn orientation(&self, ways: [usize; 2]) -> Option<bool> {
+        let cut = ways.map(|n| n > 1);
+        // Transposed: the rows are projected.
+        (self.projection == Projection::Unsharded && cut[0] != cut[1]).then_some(cut[1])
+    }
+
+    /// The sides that are projected, rows first.
+    pub(super) fn sides(&self, rows: usize, cols: usize, transposed: bool) -> &'static [Side] {
+        let left = match self.projection {
+            Projection::Full => return &[Side::Rows, Side::Cols],
+            Projection::Std => rows < cols,
+            Projection::Reverse => rows >= cols,
+            Projection::Left => true,
+            Projection::Right => false,
+            Projection::Unsharded => transposed,
+        };
+        if left { &[Side::Rows] } else { &[Side::Cols] }
+    }
+
+    /// The sides that are projected of a parameter's matrices.
+    pub(super) fn sides_of(&self, p: &ParamSpec, blocks: &[Block]) -> &'static [Side] {
+        let [rows, cols] = blocks.first().map_or([0, 0], |b| [b.rows, b.cols]);
+        self.sides(rows, cols, p.oriented(blocks.iter().copied()))
+    }
+
+    /// Both moments and the counter.
+    pub(super) fn states(&self, p: &ParamSpec, sides: &[Side]) -> Vec<StateSpec> {
+        let (lead, wide) = (p.shape.len() - 2, p.dtype.arithmetic());
+        let side = |side: Side| {
+            if sides.contains(&side) {
+                (self.rank(), Cut::Whole)
+            } else {
+                (p.shape[lead + side.index()], Cut::With(lead + side.index()))
+            }
+        };
+        let (rows, cols) = (side(Side::Rows), side(Side::Cols));
+        let share = match sides {
+            [Side::Cols] => Share::Side { side: Side::Rows, leading: lead, column: false },
+            [Side::Rows] => Share::Each { cols: Some(Side::Cols) },
+            _ => Share::Each { cols: None },
+        };
+        let moment = |role, dtype: Option<DType>, code| {
+            let spec = StateSpec {
+                role,
+                shape: p.shape[..lead].iter().copied().chain([rows.0, cols.0]).collect(),
+                dtype: dtype.or(self.storage.dtype()).unwrap_or(wide),
+                init: Init::Zeros,
+                cuts: (0..lead).map(Cut::With).chain([rows.1, cols.1]).collect(),
+                share,
+                coded: None,
+            };
+            spec.eight_bit(code, &self.storage)
+        };
+        vec![
+            moment("momentum", self.momentum_dtype, Code::Signed),
+            moment("variance", self.variance_dtype, Code::Unsigned),
+            StateSpec::counter("step"),
+        ]
+    }
+
+    /// The last step where the update is spelled out: `X ← X - rate·U` and decay.
+    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::batch::Slab; 2]]) {
+        if self.late {
+            kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs);
+        } else {
+            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, jobs);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Bases that low-rank projections of a gradient use: its first left singular vectors.
+//!
+//! A = matrix `[d, e]` whose columns are projected, r = rank, s = columns of a sketch. All arithmetic is float64, so that
+//! a basis does not depend on the order in which parts of a sum came together.
+
+use tch::{Kind, Tensor};
+
+use super::symmetric::Symmetric;
+use crate::error::Result;
+
+/// Columns that a sketch has beyond the rank.
+const OVERSAMPLING: usize = 16;
+
+/// The columns of a sketch for `rank` of `d` directions.
+#[must_use]
+pub fn sketch_columns(rank: usize, d: usize) -> usize {
+    (rank + OVERSAMPLING).min(d)
+}
+
+/// `A Aᵀ` in float64.
+///
+/// # Errors
+/// Whatever libtorch says.
+pub fn gram(a_de: &Tensor) -> Result<Tensor> {
+    let wide_de = a_de.f_to_kind(Kind::Double)?;
+    let d = wide_de.size()[0];
+    let mut out_dd = Tensor::f_empty([d, d], (Kind::Double, wide_de.device()))?;
+    let free = Tensor::f_empty([d * d], (Kind::Double, wide_de.device()))?;
+    Symmetric::new(1, d).gram(&mut out_dd, &wide_de, &free)?;
+    Ok(out_dd)
+}
+
+/// `A (Aᵀ Ω)` in float64, for a random matrix Ω `[d, s]`.
+///
+/// # Errors
+/// Whatever libtorch says.
+pub fn sketch(a_de: &Tensor, omega_ds: &Tensor) -> Result<Tensor> {
+    let wide_de = a_de.f_to_kind(Kind::Double)?;
+    Ok(wide_de.f_mm(&wide_de.f_tr()?.f_mm(&omega_ds.f_to_kind(Kind::Double)?)?)?)
+}
+
+/// What a basis is made of.
+#[derive(Debug)]
+pub enum Source<'a> {
+    /// `A Aᵀ`.
+    Gram(&'a Tensor),
+    /// `A Aᵀ Ω`.
+    Sketch(&'a Tensor),
+    /// A itself, or with `true` its transpose.
+    Matrix(&'a Tensor, bool),
+}
+
+/// The first `rank` left singular vectors of A by falling singular value, `[d, rank]` in float64, or none where A is
+/// not finite or does not decompose.
+///
+/// Of each vector the entry of largest magnitude, the first of several, is positive; those of a matrix itself have the
+/// signs that LAPACK gives them, as in `torch.linalg.svd`. Vectors of singular values at
+/// rounding level are zero: at most `longest` units of roundoff (of float32, unless A is `double`) of the largest one,
+/// or what the squares in a Gram matrix resolve.
+///
+/// # Errors
+/// Whatever libtorch says, except of the decomposition.
+pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> Result<Option<Tensor>> {
+    let (Source::Gram(x) | Source::Sketch(x) | Source::Matrix(x, _)) = source;
+    let wide = x.f_to_kind(Kind::Double)?;
+    if !bool::try_from(wide.f_isfinite()?.f_all()?)? {
+        return Ok(None);
+    }
+    let decomposed = match source {
+        Source::Gram(_) => wide
+            .f_linalg_eigh("L")
+            .and_then(|(values, vectors)| Ok((values.f_flip([0])?.f_clamp_min(0.0)?, vectors.f_flip([1])?))),
+        Source::Sketch(_) => Tensor::f_linalg_qr(&wide, "reduced")
+            .and_then(|(q, r)| r.f_svd(true, true).and_then(|(u, values, _)| Ok((values, q.f_mm(&u)?)))),
+        Source::Matrix(_, transposed) => {
+            wide.f_svd(true, true).map(|(u, values, v)| (values, if *transposed { v } else { u }))
+        }
+    };
+    let Ok((values, vectors)) = decomposed else { return Ok(None) };
+    let kept = i64::try_from(rank).unwrap_or(i64::MAX).min(values.size()[0]);
+    let (values_r, vectors_dr) = (values.f_narrow(0, 0, kept)?, vectors.f_narrow(1, 0, kept)?);
+    if !bool::try_from(vectors_dr.f_isfinite()?.f_all()?)? {
+        return Ok(None);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    let roundoffs = |unit: f64| longest as f64 * unit;
+    let floor = roundoffs(if double { f64::EPSILON } else { f64::from(f32::EPSILON) });
+    let share = match source {
+        Source::Matrix(..) => floor,
+        _ => floor.powi(2).max(roundoffs(f64::EPSILON)),
+    };
+    // The values fall: the first is the largest.
+    let bound_1 = values_r.f_narrow(0, 0, kept.min(1))?.f_mul_scalar(share)?;
+    let alive_r = values_r.f_gt_tensor(&bound_1)?.f_to_kind(Kind::Double)?;
+    let signed_dr = if matches!(source, Source::Matrix(..)) { vectors_dr } else { signed(&vectors_dr)? };
+    Ok(Some(signed_dr.f_mul(&alive_r)?))
+}
+
+/// The same columns with signs by which their entry of largest magnitude is positive.
+fn signed(vectors_dr: &Tensor) -> Result<Tensor> {
+    let first_r = vectors_dr.f_abs()?.f_argmax(0, true)?;
+    let signs_1r = vectors_dr.f_gather(0, &first_r, false)?.f_sign()?;
+    Ok(vectors_dr.f_mul(&signs_1r)?)
+}

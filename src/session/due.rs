@@ -1,0 +1,47 @@
+//! The steps that parameters have taken, and which parts of a step wait for them.
+
+use std::collections::BTreeSet;
+
+use super::Session;
+use super::bound::Slot;
+
+impl Slot {
+    /// Counts the step that was taken. All matrices of a parameter share the counter, and processes that store none of
+    /// them have it too.
+    pub(super) fn count(&mut self) {
+        if let Some(counter) = self.counter {
+            let _ = self.states[counter].slab.increment();
+        }
+    }
+}
+
+impl Session {
+    /// Finds the parameters that are due, and the buckets with one. Ranks that work on the same matrices find the same:
+    /// they agree on the gradients, and their counters are equal.
+    pub(super) fn mark_due(&mut self) {
+        for slot in &mut self.slots {
+            if let (Some(counter), Some(_)) = (slot.counter, &slot.grad) {
+                slot.steps = slot.states[counter].slab.count();
+            }
+        }
+        for (bucket, marked) in self.plan.buckets.iter().zip(&mut self.due) {
+            *marked = false;
+            if !bucket.program.guarded() {
+                continue;
+            }
+            let algorithm = &self.plan.algorithms[bucket.algorithm];
+            for unit in &bucket.units {
+                let slot = &mut self.slots[unit.param];
+                slot.due = slot.grad.is_some() && algorithm.due(unit.param, slot.steps);
+                *marked |= slot.due;
+            }
+        }
+    }
+
+    /// The collectives that are left out in the step that has begun.
+    #[must_use]
+    pub fn idle(&self) -> BTreeSet<usize> {
+        let transfers = self.plan.transfers.iter().enumerate();
+        transfers.filter(|(_, t)| t.guarded && !self.due[t.bucket]).map(|(k, _)| k).collect()
+    }
+}
