@@ -119,11 +119,11 @@ def model(seed: int = 0) -> nn.Sequential:
 
 
 def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
-    """An optimizer over matrices, with AdamW for the rest."""
+    """An optimizer over matrices, with AdamW for the rest, or of one group."""
     if name == "Dion":
         keys.setdefault("rank_fraction", 0.5)
-    if name in ("AdamW", "Lion"):
-        return getattr(oxidion, name)(network.named_parameters(), lr=0.01, **keys)
+    if name in ("AdamW", "Lion", "Lamb", "Adafactor", "CAME"):
+        return getattr(oxidion, name)(network.named_parameters(), **{"lr": 0.01, **keys})
     matrices = [(n, p) for n, p in network.named_parameters() if p.ndim >= 2]
     vectors = [(n, p) for n, p in network.named_parameters() if p.ndim < 2]
     groups = [{"params": matrices}, {"params": vectors, "algorithm": "adamw", "lr": 0.003}]
