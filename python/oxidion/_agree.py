@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._comm import Groups, Meshes, Ranks, largest, local, my_rank, tell
+from oxidion._collectives import largest, my_rank, tell
+from oxidion._comm import Groups, Meshes, Ranks, local
 from oxidion._oxidion import PlanMismatch, Session
 from oxidion._validate import names_of
 

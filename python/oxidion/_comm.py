@@ -1,8 +1,8 @@
-"""Everything that touches ``torch.distributed``: meshes, collectives, states that are DTensors."""
+"""Meshes, process groups and DTensors: with `_collectives` all that touches ``torch.distributed``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from oxidion._oxidion import LayoutError, axes_of
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Work
+    from torch.distributed import ProcessGroup
 
 Ranks = tuple[int, ...]
 Groups = dict[Ranks, "ProcessGroup"]
@@ -137,85 +137,6 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
                 groups.setdefault(tuple(ranks), group)
     groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
     return groups
-
-
-def bind(transfers: Sequence[Mapping[str, Any]], arena: Tensor, groups: Groups) -> list[Callable[[], Work]]:
-    """One function without arguments for each transfer of a plan: it starts the collective.
-
-    Args:
-        transfers: ``Plan.transfers``.
-        arena: the workspace in which the buffers lie.
-        groups: process groups by ranks.
-    """
-    return [_bound(transfer, arena.view(torch.uint8), groups) for transfer in transfers]
-
-
-def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Callable[[], Work]:
-    dist: Any = torch.distributed
-    ranks: Ranks = tuple(transfer["ranks"])
-    (at, count), (to, room) = transfer["send"], transfer["recv"]
-    send, recv = memory[at : at + count], memory[to : to + room]
-    if transfer["kind"] == "all_reduce":
-        value = send.view(getattr(torch, transfer["dtype"]))
-        if ranks in groups:
-            return lambda: dist.all_reduce(value, group=groups[ranks], async_op=True)
-        return lambda: dist.all_reduce(value, group=_joined(ranks), async_op=True)
-    group = groups[ranks]
-    if transfer["kind"] == "all_gather":
-        return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
-    out, into = transfer["recv_bytes"], transfer["send_bytes"]
-    # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
-    # do not depend on timing or on the backend.
-    return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
-
-
-_made: dict[tuple[int, Ranks], ProcessGroup] = {}
-
-
-def _joined(ranks: Ranks) -> ProcessGroup:
-    """The process group of several axes together; made when it is first used, as all its ranks do then."""
-    dist: Any = torch.distributed
-    world = dist.group.WORLD
-    if len(ranks) == dist.get_world_size():
-        return cast("ProcessGroup", world)
-    key = (id(world), ranks)
-    if key not in _made:
-        _made[key] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _made[key]
-
-
-def my_rank() -> int:
-    """The global rank of this process."""
-    return torch.distributed.get_rank()
-
-
-def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
-    """Replaces numbers by the largest of each over the ranks of a group."""
-    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX, group=group)
-    return numbers
-
-
-def tell(what: Any, group: ProcessGroup) -> list[Any]:
-    """What every rank of a group says, in the order of the ranks."""
-    told: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(told, what, group=group)
-    return told
-
-
-def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
-    """Replaces local tensors by their means over the groups, in flat pieces of at most 64 MB."""
-    pieces: list[list[Tensor]] = []
-    for tensor in tensors:
-        if pieces and pieces[-1][0].dtype == tensor.dtype and sum(t.nbytes for t in pieces[-1]) < 64 << 20:
-            pieces[-1].append(tensor)
-        else:
-            pieces.append([tensor])
-    for piece in pieces:
-        flat = torch.cat([tensor.reshape(-1) for tensor in piece])
-        for group in groups:
-            torch.distributed.all_reduce(flat.div_(group.size()), group=group)
-        for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
 
 
 def is_distributed(value: object) -> bool:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxidion._reference import REFERENCE, Group, State, _packed, adamw_step, betas_of, decay
 from oxidion._orthogonalize import epsilon_of
 from oxidion._oxidion import fill_normal
+from oxidion._reference import REFERENCE, Group, State, _packed, adamw_step, betas_of, decay
 
 OVERSAMPLING = 16
 SKETCH_TAG = 2

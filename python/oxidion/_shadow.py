@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from oxidion import _state
-from oxidion._comm import average, full, is_distributed, local, tell, with_local
+from oxidion._collectives import average, tell
+from oxidion._comm import full, is_distributed, local, with_local
 from oxidion._table import Table
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oxidion._comm import Meshes
-from oxidion._models import AXES, Mesh, Parameter, cut_dim, lines, load, spelled, stored
+from oxidion._models import Mesh, Parameter, cut_dim, lines, load, spelled, stored
 from oxidion._oxidion import Plan
 from oxidion._table import Table
 
@@ -241,9 +241,10 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
 
 
 def traffic(transfers: list[dict[str, Any]], mesh: Mesh) -> list[Traffic]:
-    """The transfers of a plan by axis, in a step in which no projection is due."""
+    """The transfers of a plan by axis, in a step in which no projection is due; sums go along several together."""
     found = []
-    for axis, size in mesh.items():
+    sizes = mesh | {transfer["axis"]: len(transfer["ranks"]) for transfer in transfers}
+    for axis, size in sizes.items():
         own = [t for t in transfers if t["axis"] == axis and not t["when_due"]]
         kinds = Counter(transfer["kind"] for transfer in own)
         sent = sum(transfer["send"][1] for transfer in own)
@@ -268,7 +269,7 @@ def plot(simulations: list[Simulation], path: Path) -> None:
         memory.bar(places, values, 0.6, bottom=floor, label=part)
         floor = [a + b for a, b in zip(floor, values, strict=True)]
     memory.set(title="Memory of a rank", ylabel="GB")
-    axes = [axis for axis in AXES if any(axis in s.mesh for s in simulations)]
+    axes = list(dict.fromkeys(traffic.axis for s in simulations for traffic in s.wire))
     by_axis = {
         axis: [sum(t.bytes for t in s.wire if t.axis == axis) / 1e9 for s in simulations] for axis in axes
     }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion import _comm
+from oxidion import _collectives
 from oxidion._comm import as_state, full, lies_right, local, moved_state
 from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_normal, quantize_blockwise
 
@@ -207,8 +207,8 @@ def average_momenta(
                     coded.append((codes, scales, spec["coded"]))
     means = [dequantize_blockwise(codes, scales, *how) for codes, scales, how in coded]
     groups = list(groups)
-    _comm.average(plain, groups)
-    _comm.average(means, groups)
+    _collectives.average(plain, groups)
+    _collectives.average(means, groups)
     for (codes, scales, how), mean in zip(coded, means, strict=True):
         for target, value in zip((codes, scales), quantize_blockwise(mean, *how), strict=True):
             target.copy_(value)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion import _agree, _comm, _driver, _schema, _state
+from oxidion import _agree, _collectives, _comm, _driver, _schema, _state
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 
 
@@ -115,7 +115,7 @@ class Stepper:
         arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32, device="cpu")
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule = tuple(plan.schedule)
-        self._comms = tuple(_comm.bind(plan.transfers, arena, self._groups))
+        self._comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))
         return self._session
 
     def _forget(self) -> None:

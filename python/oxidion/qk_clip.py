@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _comm
+from oxidion import _collectives, _comm
 from oxidion._heads import (
     Heads,
     Logits,
@@ -209,7 +209,7 @@ class QKClip:
             count = sum(len(most) for most in seen)
             counts = torch.tensor([count, -count], device=device)
             # Over all axes before anybody raises: no rank may wait for one that has.
-            most, least = [_comm.largest(counts, group) for group in found.values()][-1] if found else (0, 0)
+            most, least = [_collectives.largest(counts, group) for group in found.values()][-1] if found else (0, 0)
             if int(most + least):
                 raise PlanMismatch(
                     f"QKClip: this rank has {count} heads, others {int(-least)} to {int(most)}: "
@@ -220,7 +220,7 @@ class QKClip:
             return seen
         flat = torch.cat([most.to(device) for most in seen])
         for group in self._groups:
-            _comm.largest(flat, group)
+            _collectives.largest(flat, group)
         pieces = torch.split(flat, [len(most) for most in seen])
         return [piece.to(most) for piece, most in zip(pieces, seen, strict=True)]
 

@@ -32,8 +32,8 @@ impl Plan {
             for unit in &bucket.units {
                 let spec = &self.members[unit.param].spec;
                 let about = algorithm.describe(spec, &[unit.piece.block], bucket.shape.ways);
-                work.local += (about.flops - about.whole_flops)
-                    * share(unit.piece.local.numel(), unit.piece.block.numel());
+                let all = if bucket.joint { spec.numel() } else { unit.piece.block.numel() };
+                work.local += (about.flops - about.whole_flops) * share(unit.piece.local.numel(), all);
                 if bucket.dealt.is_empty() {
                     for total in [&mut work.whole, &mut work.whole_most, &mut work.whole_mean] {
                         *total += about.whole_flops;

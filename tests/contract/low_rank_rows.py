@@ -27,6 +27,7 @@ KEYWORDS = frozenset(
         "strict",
         "max_batch_bytes",
         "state_dtype",
+        "stochastic_rounding",
     }
 )
 ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -47,7 +48,7 @@ CASES = (
         cls=oxidion.GaLoreAdamW,
         algorithm="galore_adamw",
         positional=(("lr", 1e-2), ("betas", (0.9, 0.999)), ("eps", 1e-8), ("weight_decay", 1e-2)),
-        keyword_only=KEYWORDS | {"svd", "rotate_moments", "stagger"},
+        keyword_only=KEYWORDS | {"svd", "rotate_moments", "stagger", "block_size", "min_quant_numel"},
         state={"galore_adamw": ADAMW | {"proj"}, "adamw": ADAMW},
         bad=(*BAD, ("svd", "qr"), ("rotate_moments", 2), ("stagger", "no")),
         other=OTHER,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
+import oxidion
 from support.case import Case, Group
 from support.inputs import Shape, gaussian
 from support.layouts import Setting, copies, fsdp, plane
 from support.sim_mesh import Layout, R, S
-
-import oxidion
 
 from .test_sim_equivalence import Comparison
 

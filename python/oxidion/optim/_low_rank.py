@@ -20,7 +20,6 @@ LOW_RANK_SCHEMA: dict[str, Field] = {
     "update_proj_gap": _validate.count(200),
     "decay_order": _validate.word("torch", "torch", "galore"),
     "seed": _validate.count(0, low=0),
-    "state_bits": Field(32, "32", lambda v: v == 32 and not isinstance(v, bool)),
 }
 """Group keys of every class."""
 

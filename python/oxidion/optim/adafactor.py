@@ -88,6 +88,8 @@ class Adafactor(OxOptimizer):
         strict: bool = True,
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
+        state_bits: int = 32,
+        stochastic_rounding: bool = False,
     ) -> None:
         super().__init__(params, defaults(locals(), self.SCHEMA))
 

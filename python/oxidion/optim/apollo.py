@@ -45,7 +45,7 @@ class APOLLOAdamW(LowRankOptimizer):
         proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
             (columns), "unsharded" (the one that is not cut; depends on the layout).
         decay_order: decay before the update ("torch") or after it ("galore").
-        state_bits: of an element of the moments: 32.
+        state_bits: of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         seed: of the projections.
 
     Arguments that are not named here are those of ``OxOptimizer``.
@@ -85,5 +85,6 @@ class APOLLOAdamW(LowRankOptimizer):
         strict: bool = True,
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -49,5 +49,6 @@ class APOLLOMini(APOLLOAdamW):
         strict: bool = True,
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         super().__init__(params, **defaults(locals(), self.SCHEMA))

@@ -46,7 +46,9 @@ class GaLoreAdamW(LowRankOptimizer):
         decay_order: decay before the update ("torch") or after it ("galore").
         rotate_moments: turn the moments into a new V instead of keeping their numbers.
         stagger: compute the projections of different parameters in different steps.
-        state_bits: of an element of the moments: 32.
+        state_bits: of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
+        block_size: elements of a row of the moments that share a scale.
+        min_quant_numel: moments of fewer elements keep ``state_dtype``.
         seed: of the sketches.
 
     Arguments that are not named here are those of ``OxOptimizer``.
@@ -78,7 +80,9 @@ class GaLoreAdamW(LowRankOptimizer):
         decay_order: str = "torch",
         rotate_moments: bool = False,
         stagger: bool = False,
-        state_bits: int = 32,
+        state_bits: int = 8,
+        block_size: int = 256,
+        min_quant_numel: int = 4096,
         seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -88,5 +92,6 @@ class GaLoreAdamW(LowRankOptimizer):
         strict: bool = True,
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
+        stochastic_rounding: bool = False,
     ) -> None:
         super().__init__(params, defaults(locals(), self.SCHEMA))
