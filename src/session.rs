@@ -82,8 +82,8 @@ impl Session {
                     )));
                 }
             }
-            let counted = plan.algorithms[member.algorithm].counted();
-            let counter = member.states.iter().position(|s| counted && s.spec.role == "step");
+            let counts = plan.algorithms[member.algorithm].counted();
+            let counter = member.states.iter().position(|s| counts && s.spec.role == "step");
             if states.len() != member.states.len() || states.len() > MAX_STATES {
                 return Err(Error::Internal(format!(
                     "{}: {} states were bound",

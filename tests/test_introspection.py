@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from contract.snapshot import assert_params_equal, assert_same, params_of, snapshot
 from contract.case import LOW_RANK_ALGORITHMS
+from contract.snapshot import assert_params_equal, assert_same, params_of, snapshot
 from contract.table import (
     CASES,
     Case,

@@ -19,6 +19,7 @@ from oxidion import _oxidion, functional, qk_clip  # noqa: E402
 from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
+from oxidion.low_rank_groups import galore_param_groups  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
 from oxidion.optim.apollo import APOLLOAdamW  # noqa: E402
 from oxidion.optim.apollo_mini import APOLLOMini  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "env_report",
     "functional",
+    "galore_param_groups",
     "param_groups",
     "qk_clip",
 ]
