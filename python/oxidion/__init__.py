@@ -21,6 +21,7 @@ from oxidion import _oxidion, checkpoint, functional, qk_clip  # noqa: E402
 from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
+from oxidion.low_rank_groups import galore_param_groups  # noqa: E402
 from oxidion.optim.adafactor import Adafactor  # noqa: E402
 from oxidion.optim.adamw import AdamW  # noqa: E402
 from oxidion.optim.apollo import APOLLOAdamW  # noqa: E402
@@ -61,6 +62,7 @@ __all__ = [
     "checkpoint",
     "env_report",
     "functional",
+    "galore_param_groups",
     "param_groups",
     "qk_clip",
 ]

@@ -64,7 +64,7 @@ POLYNOMIALS: dict[str, tuple[Rows, float]] = {
 
 
 def epsilon_of(group: Mapping[str, Any]) -> float:
-    """``epsilon`` of a group, which some classes call ``eps``; a pair under that name is another algorithm's."""
+    """``epsilon`` of a group, which some classes call ``eps``; a pair of that name is another's."""
     eps = group.get("eps")
     return float(group.get("epsilon", 1e-8) if eps is None or isinstance(eps, (tuple, list)) else eps)
 

@@ -1,8 +1,8 @@
 """Naive float64 steps of the optimizers with moments of a projected gradient; see `oxidion._reference`.
 
-The projections of both sides of a matrix are called ``proj`` and ``proj_right`` where both are projected, else
-``proj``. ``group["index"]`` is the position of the parameter in its optimizer, 0 if missing: random numbers and
-staggered steps depend on it.
+The projections of a matrix are called ``proj``, and ``proj_right`` for the second one where both sides are
+projected. ``group["index"]`` is the position of the parameter in its optimizer, 0 if missing: random numbers
+and staggered steps depend on it.
 """
 
 # m, n = rows and columns of a matrix; d, e = the projected side and the other one; r = rank.
@@ -48,7 +48,7 @@ def is_due(steps: int, group: Group) -> bool:
 
 
 def leading_vectors(grad: Tensor, side: int, group: Group, normal_ds: Tensor | None) -> Tensor | None:
-    """The first singular vectors [d, r] of a side, or those of a sketch; None where the gradient is not finite.
+    """The first singular vectors [d, r] of a side, or of a sketch; None where the gradient is not finite.
 
     Of each the entry of largest magnitude is positive; with ``svd="exact"`` signs are those of torch.
     """
@@ -64,8 +64,10 @@ def leading_vectors(grad: Tensor, side: int, group: Group, normal_ds: Tensor | N
     largest = vectors.abs().argmax(dim=0, keepdim=True)
     # Twice the size that rounding of the squares in a Gram matrix leaves.
     alive = values > 1e-7 * values.max() if normal_ds is None else values > 1e-12 * values.max()
-    signs = 1.0 if group.get("svd") == "exact" else vectors.gather(0, largest).sign()
-    return vectors * signs * alive
+    if group.get("svd") != "exact":
+        vectors = vectors * vectors.gather(0, largest).sign()
+    found: Tensor = vectors * alive
+    return found
 
 
 def normal_numbers(
@@ -187,8 +189,8 @@ def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
     """APOLLO (arXiv:2412.05270) on each of the matrices of a parameter; Mini is rank 1 with one factor.
 
     With P Gaussian of variance 1 / rank: ``R = G P``, ``N = m / (sqrt(v) + eps)`` of Adam's moments of R;
-    ``s = ||N|| / (||R|| + 1e-8)`` by channel or for the tensor; ``U = s G``, divided so that its norm is at most
-    1.01 times the last one; ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
+    ``s = ||N|| / (||R|| + 1e-8)`` by channel or for the tensor; ``U = s G``, divided so that its norm is at
+    most 1.01 times the last one; ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
     """
     if not is_projected(param, group):
         adamw_step(param, grad, state, group)

@@ -209,7 +209,9 @@ class QKClip:
             count = sum(len(most) for most in seen)
             counts = torch.tensor([count, -count], device=device)
             # Over all axes before anybody raises: no rank may wait for one that has.
-            most, least = [_collectives.largest(counts, group) for group in found.values()][-1] if found else (0, 0)
+            most, least = (
+                [_collectives.largest(counts, group) for group in found.values()][-1] if found else (0, 0)
+            )
             if int(most + least):
                 raise PlanMismatch(
                     f"QKClip: this rank has {count} heads, others {int(-least)} to {int(most)}: "

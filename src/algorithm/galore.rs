@@ -4,6 +4,7 @@
 //! With V the first r right singular vectors of a recent gradient (where the columns are projected): R = G·V,
 //! N = Adam's direction of R, X ← (1-lr·λ)·X - lr·s·N·Vᵀ. Every `update_proj_gap` steps V is computed anew.
 
+mod compose;
 mod refresh;
 mod stages;
 
@@ -12,12 +13,11 @@ use std::sync::Mutex;
 
 use super::low_rank::LowRank;
 use super::{Algorithm, flops};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::linalg::project::sketch_columns;
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::plan::{BufferId, Program, Stage};
 use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;
@@ -187,51 +187,7 @@ impl Algorithm for GaLore {
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let (sides, rank, product) = (self.sides(shape), self.common.rank(), shape.param.arithmetic());
-        let size = [shape.rows, shape.cols];
-        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
-        let (both, from) = (sides.len() == 2, self.from(sides, shape.ways));
-        let none = |name| BufferSpec::new(name, 1, 0, product);
-        let square = |name, over| BufferSpec::new(name, rank, rank, product).summed(over);
-        let low = match *sides {
-            [Side::Cols] => BufferSpec::new("r", size[0], rank, product).cut(with[0], Cut::Whole),
-            [Side::Rows] => BufferSpec::new("r", rank, size[1], product).cut(Cut::Whole, with[1]),
-            _ => BufferSpec::new("r", rank, rank, product),
-        };
-        let source = match from {
-            Origin::Here => none("source"),
-            Origin::Sums(over) => {
-                let d = size[sides[0].index()];
-                let cols = if self.svd == Svd::Random { sketch_columns(rank, d) } else { d };
-                BufferSpec::new("source", d, cols, DType::F64).summed(over)
-            }
-            Origin::Sent => BufferSpec::new("source", size[0], size[1], product).cut(with[0], with[1]),
-        };
-        let mut program = Program { exclusive: true, ..Program::new() }
-            .buffer(low.summed(sides[0]))
-            .buffer(if both { square("r_all", Side::Cols) } else { none("r_all") })
-            .buffer(source);
-        for i in 0..2 {
-            program = program.buffer(sides.get(i).map_or(none("basis"), |&side| {
-                BufferSpec::new("basis", size[side.index()], rank, product)
-                    .cut(with[side.index()], Cut::Whole)
-            }));
-        }
-        for i in 0..2 {
-            let side = sides.get(i).filter(|_| self.rotate);
-            program = program.buffer(side.map_or(none("overlap"), |&side| square("overlap", side)));
-        }
-        let wide = if shape.param != product || self.common.cautious {
-            size[0].div_ceil(shape.ways[0]) * size[1].div_ceil(shape.ways[1])
-        } else {
-            0
-        };
-        program = program.scratch("wide", wide, product).when_due(|part| self.refresh(part, sides, from));
-        program = program.local(PROJECT, "project").redistribute(LOW, Target::Replicate);
-        if both {
-            program = program.local(SUM, "sum").redistribute(LOW_ALL, Target::Replicate);
-        }
-        Ok(program.local(APPLY, "apply"))
+        Ok(self.compose(shape))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {

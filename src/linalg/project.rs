@@ -102,3 +102,82 @@ fn signed(vectors_dr: &Tensor) -> Result<Tensor> {
     let signs_1r = vectors_dr.f_gather(0, &first_r, false)?.f_sign()?;
     Ok(vectors_dr.f_mul(&signs_1r)?)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    /// `[d, e]` with singular values `values` and known vectors.
+    fn matrix(d: i64, e: i64, values: &[f64]) -> (Tensor, Tensor) {
+        let options = (Kind::Double, Device::Cpu);
+        let k = i64::try_from(values.len()).unwrap();
+        let wave = |rows: i64, step: f64| {
+            let grid = Tensor::arange(rows * k, options).view([rows, k]);
+            Tensor::linalg_qr(&(grid * step).sin(), "reduced").0
+        };
+        let (u, v) = (wave(d, 0.7), wave(e, 1.3));
+        ((&u * Tensor::from_slice(values)).mm(&v.tr()), u)
+    }
+
+    fn projector(basis: &Tensor) -> Tensor {
+        basis.mm(&basis.tr())
+    }
+
+    #[test]
+    fn every_source_gives_the_leading_left_singular_vectors() {
+        let (a, u) = matrix(7, 11, &[5.0, 3.0, 2.0, 1.0, 0.5]);
+        let wanted = projector(&u.narrow(1, 0, 3));
+        let omega = Tensor::eye(7, (Kind::Double, Device::Cpu));
+        let sums = [gram(&a).unwrap(), sketch(&a, &omega).unwrap()];
+        let sources = [
+            Source::Gram(&sums[0]),
+            Source::Sketch(&sums[1]),
+            Source::Matrix(&a, false),
+            Source::Matrix(&a.tr(), true),
+        ];
+        for source in sources {
+            let found = basis(&source, 3, 11, true).unwrap().unwrap();
+            assert_eq!(found.size(), [7, 3]);
+            let error = f64::try_from((projector(&found) - &wanted).norm()).unwrap();
+            assert!(error < 1e-12, "{source:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn signs_make_the_largest_entry_positive() {
+        let (a, _) = matrix(6, 9, &[4.0, 2.0, 1.0]);
+        let found = basis(&Source::Gram(&gram(&a).unwrap()), 3, 9, true).unwrap().unwrap();
+        let flipped = basis(&Source::Gram(&gram(&-a).unwrap()), 3, 9, true).unwrap().unwrap();
+        assert!(bool::try_from(found.eq_tensor(&flipped).all()).unwrap());
+        let largest = found.gather(0, &found.abs().argmax(0, true), false);
+        assert!(bool::try_from(largest.gt(0.0).all()).unwrap());
+    }
+
+    #[test]
+    fn directions_at_rounding_level_are_zero() {
+        let (a, _) = matrix(8, 10, &[2.0, 1.0]);
+        let single = a.to_kind(Kind::Float);
+        for (source, double) in [(&a, true), (&single, false)] {
+            for svd in [Source::Gram(&gram(source).unwrap()), Source::Matrix(source, false)] {
+                let found = basis(&svd, 4, 10, double).unwrap().unwrap();
+                let norms = Vec::<f64>::try_from(found.norm_scalaropt_dim(2.0, [0], false)).unwrap();
+                assert!(norms[..2].iter().all(|n| (n - 1.0).abs() < 1e-12), "{norms:?}");
+                assert_eq!(norms[2..], [0.0, 0.0]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_matrix_that_is_not_finite_has_no_basis() {
+        for bad in [f64::NAN, f64::INFINITY] {
+            let a = Tensor::full([4, 5], bad, (Kind::Double, Device::Cpu));
+            assert!(basis(&Source::Gram(&gram(&a).unwrap()), 2, 5, true).unwrap().is_none());
+            assert!(basis(&Source::Matrix(&a, false), 2, 5, true).unwrap().is_none());
+        }
+        let zero = Tensor::zeros([4, 5], (Kind::Double, Device::Cpu));
+        let found = basis(&Source::Gram(&gram(&zero).unwrap()), 2, 5, true).unwrap().unwrap();
+        assert_eq!(f64::try_from(found.norm()).unwrap(), 0.0);
+    }
+}

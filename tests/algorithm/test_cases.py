@@ -69,7 +69,8 @@ def test_float64_steps_equal_the_reference(case: Case) -> None:
 def test_float32_steps_stay_at_rounding_level(case: Case) -> None:
     # Parameters of 0.1 are rounded to 6e-9, over updates of 1e-3 or more. Polar Express has a slope of 160 at
     # the largest singular value that its normalisation allows (1 / 1.02, a single row): 6e-8 becomes 1e-5.
-    # Adam divides small elements of a projected gradient, which has the rounding of the large ones, by themselves.
+    # Adam divides small elements of a projected gradient, which has the rounding of the large ones, by
+    # themselves.
     tolerance = dict.fromkeys((*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS), 5e-5)
     tolerance |= {"adamw": 2e-6, "lion": 2e-6, "dion": 1e-5}
     tolerance |= dict.fromkeys(NORMED, 1e-5)

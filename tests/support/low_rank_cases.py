@@ -28,8 +28,8 @@ def _galore(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **
     )
 
 
-# Between both bases of one gradient its projection is diagonal. Adam would make rounding noise of the rest as large
-# as the diagonal, unless epsilon is above the noise.
+# Between both bases of one gradient its projection is diagonal. Adam would make rounding noise of the rest as
+# large as the diagonal, unless epsilon is above the noise.
 FULL = {"proj_type": "full", "eps": 0.25, "scale": 1.0}
 
 GALORE_CASES: tuple[Case, ...] = (

@@ -27,7 +27,7 @@ ADAMW_NAMES = {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": 
 
 
 class LowRankOptimizer(OxOptimizer):
-    """Base of optimizers with moments of a projected gradient; parameters that are not projected get AdamW."""
+    """Base of optimizers with moments of a projected gradient; what is not projected gets AdamW."""
 
     TAKES_VECTORS = True
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {

@@ -16,8 +16,8 @@ from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimiz
 class APOLLOAdamW(LowRankOptimizer):
     r"""APOLLO: gradients scaled by channel as AdamW would scale them in a random subspace (arXiv:2412.05270).
 
-    With P Gaussian of variance ``1 / rank``, drawn anew every ``update_proj_gap`` steps of the parameter from seed
-    and position alone and never stored, for a weight of more rows than columns:
+    With P Gaussian of variance ``1 / rank``, drawn anew every ``update_proj_gap`` steps of the parameter from
+    seed and position alone and never stored, for a weight of more rows than columns:
 
     .. math::
         R = G P, \qquad N = m / (\sqrt{v} + \epsilon), \qquad
@@ -26,12 +26,13 @@ class APOLLOAdamW(LowRankOptimizer):
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X
 
     where m and v are Adam's moments of R, i numbers the rows (columns, where the rows are projected), and the
-    limiter l lets the norm of U grow by 1 % from step to step at most. Parameters of a group without ``rank``, of
-    fewer than two dimensions, or with a side of at most ``rank`` get AdamW with the same settings.
+    limiter l lets the norm of U grow by 1 % from step to step at most. Parameters of a group without
+    ``rank``, of fewer than two dimensions, or with a side of at most ``rank`` get AdamW with the same
+    settings.
 
-    State: ``exp_avg`` and ``exp_avg_sq``, ``(..., m, rank)`` or ``(..., rank, n)``; ``update_norm``, one number for
-    each matrix; ``step``, float32. Parameters and state are written in place. A non-finite gradient makes its
-    parameter non-finite.
+    State: ``exp_avg`` and ``exp_avg_sq``, ``(..., m, rank)`` or ``(..., rank, n)``; ``update_norm``, one
+    number for each matrix; ``step``, float32. Parameters and state are written in place. A non-finite
+    gradient makes its parameter non-finite.
 
     Args:
         lr: step size; a one-element tensor is allowed.

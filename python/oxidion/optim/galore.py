@@ -27,9 +27,10 @@ class GaLoreAdamW(LowRankOptimizer):
     Parameters of a group without ``rank``, of fewer than two dimensions, or with a side of at most ``rank``
     get AdamW with the same settings. Leading dimensions number matrices.
 
-    State: ``exp_avg`` and ``exp_avg_sq``, ``(..., m, rank)`` or ``(..., rank, n)``; ``proj``, ``(..., k, rank)``
-    with k the projected side (and ``proj_right`` where both are); ``step``, float32. Parameters and state are
-    written in place. A gradient that is not finite changes no projection; it makes its parameter non-finite.
+    State: ``exp_avg`` and ``exp_avg_sq``, ``(..., m, rank)`` or ``(..., rank, n)``; ``proj``,
+    ``(..., k, rank)`` with k the projected side (and ``proj_right`` where both are); ``step``, float32.
+    Parameters and state are written in place. A gradient that is not finite changes no projection; it makes
+    its parameter non-finite.
 
     Args:
         lr: step size; a one-element tensor is allowed.
@@ -39,8 +40,8 @@ class GaLoreAdamW(LowRankOptimizer):
         rank: of the projection; None: AdamW. Usually a key of groups, as the next two.
         update_proj_gap: steps between two projections.
         scale: factor of the update, s.
-        svd: how V is computed: "gram" from the eigenvectors of ``G^T G`` in float64, "exact" by a singular value
-            decomposition, "random" from a sketch.
+        svd: how V is computed: "gram" from the eigenvectors of ``G^T G`` in float64, "exact" by a singular
+            value decomposition, "random" from a sketch.
         proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
             (columns), "full" (both), "unsharded" (the one that is not cut; depends on the layout).
         decay_order: decay before the update ("torch") or after it ("galore").

@@ -76,9 +76,13 @@ impl Channels {
                 convert::load(&grads, gs);
                 if self.rows {
                     let factor = factors[row];
-                    gs.iter_mut().for_each(|g| *g = factor * *g);
+                    for g in gs.iter_mut() {
+                        *g = factor * *g;
+                    }
                 } else {
-                    gs.iter_mut().zip(&factors[start..]).for_each(|(g, f)| *g = *f * *g);
+                    for (g, f) in gs.iter_mut().zip(&factors[start..]) {
+                        *g = *f * *g;
+                    }
                 }
                 step.apply(xs, gs);
                 convert::store(xs, &tile);

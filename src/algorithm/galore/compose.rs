@@ -1,0 +1,58 @@
+//! The program of `GaLore`.
+
+use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM, Svd};
+use crate::dtype::DType;
+use crate::linalg::project::sketch_columns;
+use crate::plan::{BufferSpec, Program, Target};
+use crate::spec::{Cut, Side, UnitShape};
+
+impl GaLore {
+    /// Buffers and stages for matrices of a class.
+    pub(super) fn compose(&self, shape: &UnitShape) -> Program {
+        let (sides, rank, product) = (self.sides(shape), self.common.rank(), shape.param.arithmetic());
+        let size = [shape.rows, shape.cols];
+        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let (both, from) = (sides.len() == 2, self.from(sides, shape.ways));
+        let none = |name| BufferSpec::new(name, 1, 0, product);
+        let square = |name, over| BufferSpec::new(name, rank, rank, product).summed(over);
+        let low = match *sides {
+            [Side::Cols] => BufferSpec::new("r", size[0], rank, product).cut(with[0], Cut::Whole),
+            [Side::Rows] => BufferSpec::new("r", rank, size[1], product).cut(Cut::Whole, with[1]),
+            _ => BufferSpec::new("r", rank, rank, product),
+        };
+        let source = match from {
+            Origin::Here => none("source"),
+            Origin::Sums(over) => {
+                let d = size[sides[0].index()];
+                let cols = if self.svd == Svd::Random { sketch_columns(rank, d) } else { d };
+                BufferSpec::new("source", d, cols, DType::F64).summed(over)
+            }
+            Origin::Sent => BufferSpec::new("source", size[0], size[1], product).cut(with[0], with[1]),
+        };
+        let mut program = Program { exclusive: true, ..Program::new() }
+            .buffer(low.summed(sides[0]))
+            .buffer(if both { square("r_all", Side::Cols) } else { none("r_all") })
+            .buffer(source);
+        for i in 0..2 {
+            program = program.buffer(sides.get(i).map_or(none("basis"), |&side| {
+                BufferSpec::new("basis", size[side.index()], rank, product)
+                    .cut(with[side.index()], Cut::Whole)
+            }));
+        }
+        for i in 0..2 {
+            let turned = sides.get(i).filter(|_| self.rotate);
+            program = program.buffer(turned.map_or(none("overlap"), |&side| square("overlap", side)));
+        }
+        let wide = if shape.param != product || self.common.cautious {
+            size[0].div_ceil(shape.ways[0]) * size[1].div_ceil(shape.ways[1])
+        } else {
+            0
+        };
+        program = program.scratch("wide", wide, product).when_due(|part| self.refresh(part, sides, from));
+        program = program.local(PROJECT, "project").redistribute(LOW, Target::Replicate);
+        if both {
+            program = program.local(SUM, "sum").redistribute(LOW_ALL, Target::Replicate);
+        }
+        program.local(APPLY, "apply")
+    }
+}
