@@ -1,7 +1,8 @@
 """Orthonormalization and 8-bit codes as functions, on torch tensors and on NumPy arrays.
 
-Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``, leaves it unchanged, and returns what
-it was given: a tensor for a tensor, an array for an array, of the same dtype and shape.
+Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``. All leave their arguments
+unchanged and return what they were given: a tensor for a tensor, an array for an array; matrices of the same
+dtype and shape.
 """
 
 from __future__ import annotations
@@ -161,9 +162,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
     return _oxidion.quantize_blockwise(x, block_size, signed)
 
 
-def dequantize_blockwise(
-    codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True
-) -> Matrix:
+def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
     """What `quantize_blockwise` rounded to: entries of the code book times the scale of their block, float32.
 
     Raises:

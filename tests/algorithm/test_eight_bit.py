@@ -1,4 +1,4 @@
-"""8-bit states: steps against a float64 step whose states are encoded by definition, loading, memory, errors."""
+"""8-bit states: steps against float64 ones with states encoded by definition, loading, memory, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from support.case import defaults_of
 from support.inputs import gaussian
 
 SHAPES = [(96, 300), (40, 513), (20, 256)]
-ROLES = {"exp_avg": "momentum", "exp_avg_sq": "variance", "max_exp_avg_sq": "max_variance", "step_dev": "step"}
+ROLES = {
+    "exp_avg": "momentum",
+    "exp_avg_sq": "variance",
+    "max_exp_avg_sq": "max_variance",
+    "step_dev": "step",
+}
 UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
@@ -61,7 +66,9 @@ def set_grads(params: list[nn.Parameter], step: int) -> None:
 
 
 @pytest.mark.parametrize(("cls", "keys"), CASES, ids=NAMES)
-def test_six_steps_equal_the_formula_with_states_encoded_by_definition(cls: Any, keys: dict[str, Any]) -> None:
+def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
+    cls: Any, keys: dict[str, Any]
+) -> None:
     params = parameters(SHAPES)
     optimizer = optimizer_of(cls, params, **keys)
     optimizer.init_state()
@@ -80,7 +87,9 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(cls: Any,
             param.grad = grad.float()
             optimizer.step()
             state = {
-                ROLES.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED) if k in coded else v.double()
+                ROLES.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED)
+                if k in coded
+                else v.double()
                 for k, v in kept.items()
             }
             start = expected.clone()

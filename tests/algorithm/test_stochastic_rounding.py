@@ -51,7 +51,7 @@ def test_a_step_is_rounded_once_to_a_neighbour_of_the_exact_one(cls: Any, keys: 
     twin, exact = built(cls, keys, torch.float32)
     optimizer.step()
     exact.step()
-    # States of the parameter's dtype differ in the last bits of the step: a little more than a unit is allowed.
+    # States of the parameter's dtype differ in the last bits: a little more than a unit is allowed.
     unit = 2.0 ** (torch.frexp(twin.detach())[1] - 8).float()
     distance = ((param.detach().float() - twin.detach()).abs() / unit).max()
     assert distance <= 1.05
@@ -123,7 +123,9 @@ def test_results_are_a_function_of_seed_parameter_step_and_place() -> None:
     def run(seed: int = 0, threads: int = 1, skip: int = 0) -> list[Tensor]:
         torch.set_num_threads(threads)
         params = [nn.Parameter(gaussian((300, 512), 3).bfloat16()) for _ in range(2)]
-        optimizer = oxidion.Dion([{"params": params, "algorithm": "adamw"}], lr=1e-3, seed=seed, stochastic_rounding=True)
+        optimizer = oxidion.Dion(
+            [{"params": params, "algorithm": "adamw"}], lr=1e-3, seed=seed, stochastic_rounding=True
+        )
         optimizer.param_groups[0]["step"] = skip
         for param in params:
             param.grad = gaussian((300, 512), 4).bfloat16()
@@ -173,7 +175,9 @@ def test_every_layout_rounds_alike(axes: dict[str, int], layout: Layout) -> None
 
 
 def test_verify_looks_at_the_step_not_at_chance() -> None:
-    param, optimizer = built(oxidion.AdamW, {"state_dtype": torch.float32}, torch.bfloat16, stochastic_rounding=True)
+    param, optimizer = built(
+        oxidion.AdamW, {"state_dtype": torch.float32}, torch.bfloat16, stochastic_rounding=True
+    )
     assert isinstance(optimizer.plan(), Plan)
     before = param.detach().clone()
     assert optimizer.verify().to_dict()["update_error"][0] == 0.0
@@ -181,7 +185,9 @@ def test_verify_looks_at_the_step_not_at_chance() -> None:
 
 
 def test_bfloat16_parameters_with_float32_states_resume_bit_equal() -> None:
-    one, first = built(oxidion.AdamW, {"state_dtype": torch.float32}, torch.bfloat16, stochastic_rounding=True)
+    one, first = built(
+        oxidion.AdamW, {"state_dtype": torch.float32}, torch.bfloat16, stochastic_rounding=True
+    )
     first.step()
     two, second = built(oxidion.AdamW, {}, torch.bfloat16)
     second.load_state_dict(first.state_dict())

@@ -13,8 +13,15 @@ INF = math.inf
 
 EXTRA = frozenset(
     {
-        "maximize", "foreach", "capturable", "differentiable", "strict", "max_batch_bytes",
-        "state_dtype", "state_bits", "stochastic_rounding",
+        "maximize",
+        "foreach",
+        "capturable",
+        "differentiable",
+        "strict",
+        "max_batch_bytes",
+        "state_dtype",
+        "state_bits",
+        "stochastic_rounding",
     }
 )
 
