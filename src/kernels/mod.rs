@@ -2,7 +2,6 @@
 
 mod cpu;
 
-pub use cpu::blocks::MOST_BLOCK;
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};

@@ -29,6 +29,8 @@ pub trait Real:
     fn to_f32(self) -> f32;
     /// Numbers that are float32 already.
     fn as_f32(values: &[Self]) -> Option<&[f32]>;
+    /// The same, to be written.
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
 }
 
 impl Real for f32 {
@@ -51,6 +53,9 @@ impl Real for f32 {
     fn as_f32(values: &[Self]) -> Option<&[f32]> {
         Some(values)
     }
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
+        Some(values)
+    }
 }
 
 impl Real for f64 {
@@ -71,6 +76,9 @@ impl Real for f64 {
         self as f32
     }
     fn as_f32(_values: &[Self]) -> Option<&[f32]> {
+        None
+    }
+    fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
         None
     }
 }

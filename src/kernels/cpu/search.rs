@@ -1,11 +1,13 @@
-//! The search for codes with AVX-512: sixteen at a time, what depends on the decade from tables in registers.
+//! Codes with AVX-512: sixteen at a time, what depends on the decade from tables in registers.
 
 use std::arch::x86_64::{
-    _CMP_GT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_castps_si512, _mm512_cmp_ps_mask, _mm512_cvtepi32_ps,
-    _mm512_cvtps_epi32, _mm512_fmadd_ps, _mm512_loadu_epi32, _mm512_loadu_ps, _mm512_mask_add_epi32,
-    _mm512_mask_cvtepi32_storeu_epi8, _mm512_mask_sub_epi32, _mm512_maskz_loadu_ps, _mm512_max_ps,
-    _mm512_min_ps, _mm512_movepi32_mask, _mm512_mul_ps, _mm512_permutex2var_epi32, _mm512_permutex2var_ps,
-    _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32, _mm512_sub_ps,
+    _CMP_GT_OQ, _mm_maskz_loadu_epi8, _mm512_abs_ps, _mm512_add_epi32, _mm512_castps_si512,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtps_epi32, _mm512_fmadd_ps,
+    _mm512_i32gather_ps, _mm512_loadu_epi32, _mm512_loadu_ps, _mm512_mask_add_epi32,
+    _mm512_mask_cvtepi32_storeu_epi8, _mm512_mask_storeu_ps, _mm512_mask_sub_epi32, _mm512_maskz_loadu_ps,
+    _mm512_max_ps, _mm512_min_ps, _mm512_movepi32_mask, _mm512_mul_ps, _mm512_permutex2var_epi32,
+    _mm512_permutex2var_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32,
+    _mm512_sub_ps,
 };
 
 use super::blocks::{Book, DECADES, DOUBT};
@@ -50,6 +52,21 @@ impl Tables {
             k += 1;
         }
         Self { bounds, below, factor, shift }
+    }
+}
+
+/// As the loop of `blocks::load`.
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+pub(super) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
+    let scale = _mm512_set1_ps(scale);
+    for (part, out) in codes.chunks(LANES).zip(to.chunks_mut(LANES)) {
+        let mask = u16::MAX >> (LANES - part.len());
+        // SAFETY: the mask leaves out what is behind the parts; a byte is the number of a value.
+        unsafe {
+            let numbers = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, part.as_ptr().cast()));
+            let found = _mm512_i32gather_ps::<4>(numbers, values.as_ptr());
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, _mm512_mul_ps(found, scale));
+        }
     }
 }
 
