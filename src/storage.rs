@@ -1,12 +1,15 @@
 //! How a group stores states: in which type, and whether in 8 bits.
 
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::spec::{Coded, ParamSpec, StateSpec};
 
 /// The option keys that say so.
 pub const OPTIONS: [&str; 4] = ["state_dtype", "state_bits", "block_size", "min_quant_numel"];
+
+/// The most elements that a block may have.
+pub const MOST_BLOCK: usize = 512;
 
 /// The code book of an 8-bit state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +42,18 @@ impl StateStorage {
     /// What a group asks for.
     ///
     /// # Errors
-    /// `Error::Value` for settings of the wrong kind.
+    /// `Error::Value` for settings of the wrong kind, and for blocks of no power of two elements.
     pub fn from_options(options: &Options) -> Result<Self> {
+        let block = options.count("block_size", 256)?;
+        if !block.is_power_of_two() || block > MOST_BLOCK {
+            return Err(Error::Value(format!(
+                "block_size must be a power of two of at most {MOST_BLOCK}, got {block}"
+            )));
+        }
         Ok(Self {
             dtype: options.dtype("state_dtype")?,
             eight_bit: options.count("state_bits", 32)? == 8,
-            block: options.count("block_size", 256)?.max(1),
+            block,
             least: options.count("min_quant_numel", 4096)?,
         })
     }

@@ -91,7 +91,7 @@ def test_round_trip_error_is_half_the_distance_of_entries(signed: bool) -> None:
     error = (dequantize_blockwise(got, scales, 256, signed) - x).abs()
     wide = scales.repeat_interleave(256, dim=1)[:, :1000]
     q = (x / wide).abs()
-    # In [0.1, 1] entries are 0.9/64 (0.9/128 unsigned) apart; a decade below ten times nearer, of half as many.
+    # In [0.1, 1] entries are 0.9/64 (0.9/128 unsigned) apart; a decade below five times nearer.
     step = 0.9 / (64 if signed else 128) * 0.5
     upper = q >= 0.1
     assert (error / wide)[upper].max() <= step * (1 + 1e-5)

@@ -1,7 +1,8 @@
 """Orthonormalization and 8-bit codes as functions, on torch tensors and on NumPy arrays.
 
-Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``, leaves it unchanged, and returns what
-it was given: a tensor for a tensor, an array for an array, of the same dtype and shape.
+Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``. All leave their arguments
+unchanged and return what they were given: a tensor for a tensor, an array for an array; matrices of the same
+dtype and shape.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ pub struct Blocks {
     pub scales: Slab,
     /// Elements of a row.
     pub width: usize,
-    /// Elements of a block.
+    /// Elements of a block, a power of two.
     pub block: usize,
 }
 
@@ -27,9 +27,11 @@ impl Blocks {
     #[must_use]
     #[inline]
     pub fn block_at(&self, at: usize) -> (usize, usize) {
+        // Divisions take long beside the work on a block.
+        let bits = self.block.trailing_zeros();
         let (row, col) = (at / self.width, at % self.width);
-        let number = row * self.width.div_ceil(self.block) + col / self.block;
-        (number, row * self.width + ((col / self.block + 1) * self.block).min(self.width))
+        let (in_row, here) = ((self.width + self.block - 1) >> bits, col >> bits);
+        (row * in_row + here, row * self.width + ((here + 1) << bits).min(self.width))
     }
 
     /// The last end of a block that is at most `most` elements behind `start`, a beginning of one; the end of the first
@@ -38,7 +40,7 @@ impl Blocks {
     #[inline]
     pub fn cut(&self, start: usize, most: usize) -> usize {
         let (row, col) = ((start + most) / self.width, (start + most) % self.width);
-        let end = row * self.width + col / self.block * self.block;
+        let end = row * self.width + (col & !(self.block - 1));
         if end > start { end } else { self.block_at(start).1 }
     }
 }
@@ -103,7 +105,7 @@ mod tests {
                 for most in [len, len + 1, 40, 600] {
                     let cut = blocks.cut(at, most);
                     assert!(cut == end || cut <= at + most);
-                    assert!(cut % width == 0 || (cut % width).is_multiple_of(block));
+                    assert!(cut.is_multiple_of(width) || (cut % width).is_multiple_of(block));
                     let next = blocks.block_at(cut).1;
                     assert!(
                         most < len || next > at + most,

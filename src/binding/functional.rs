@@ -17,6 +17,7 @@ use crate::linalg::orthonormalizer::{OPTIONS, Orthonormalizer};
 use crate::linalg::qr::{self, QrMethod};
 use crate::linalg::random::Key;
 use crate::options::Options;
+use crate::storage::MOST_BLOCK;
 
 /// A batch of matrices that came from Python, and how to send one back.
 enum Form {
@@ -158,9 +159,8 @@ fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
 
 /// The shape of the scales of a tensor.
 fn scales_shape(size: &[i64], block: usize) -> PyResult<Vec<i64>> {
-    if !block.is_power_of_two() || block > kernels::MOST_BLOCK {
-        let most = kernels::MOST_BLOCK;
-        let text = format!("block_size must be a power of two of at most {most}, got {block}");
+    if !block.is_power_of_two() || block > MOST_BLOCK {
+        let text = format!("block_size must be a power of two of at most {MOST_BLOCK}, got {block}");
         return Err(PyValueError::new_err(text));
     }
     let mut shape = size.to_vec();

@@ -2,7 +2,6 @@
 
 mod cpu;
 
-pub use cpu::blocks::MOST_BLOCK;
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{

@@ -169,15 +169,15 @@ mod tests {
     use crate::layout::{Axis, Mesh, Placement};
     use crate::storage::{Code, StateStorage};
 
-    fn layout(axes: &[(usize, usize, Placement)]) -> Layout {
+    fn layout(cuts: &[(usize, usize, Placement)]) -> Layout {
         let axis = |&(n, at, _): &(usize, usize, Placement)| Axis {
             name: "x".into(),
             ranks: (0..n as u64).collect(),
             coordinate: at,
         };
         Layout {
-            mesh: Mesh { axes: axes.iter().map(axis).collect() },
-            placements: axes.iter().map(|&(_, _, placement)| placement).collect(),
+            mesh: Mesh { axes: cuts.iter().map(axis).collect() },
+            placements: cuts.iter().map(|&(_, _, placement)| placement).collect(),
         }
     }
 
@@ -188,11 +188,11 @@ mod tests {
             options.insert(key, crate::options::OptionValue::Int(value));
         }
         let storage = StateStorage::from_options(&options)?;
-        let (shape, name) = (shape.to_vec(), "weight".into());
+        let (shape, name) = (shape.to_vec(), String::from("weight"));
         let p = ParamSpec { index: 0, name, shape, dtype: DType::F64, transposed: None };
-        let state = storage.like("momentum", &p, None).eight_bit(Code::Signed, &storage);
+        let momentum = storage.like("momentum", &p, None).eight_bit(Code::Signed, &storage);
         let whole = [Block { offset: 0, rows: 1, cols: p.numel() }];
-        local(&p, &whole, vec![state], layout)
+        local(&p, &whole, vec![momentum], layout)
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-"""8-bit states: steps against a float64 step whose states are encoded by definition, loading, memory, errors."""
+"""8-bit states: steps against float64 ones with states encoded by definition, loading, memory, errors."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_step_is_rounded_once_to_a_neighbour_of_the_exact_one(cls: Any, keys: 
     twin, exact = built(cls, keys, torch.float32)
     optimizer.step()
     exact.step()
-    # States of the parameter's dtype differ in the last bits of the step: a little more than a unit is allowed.
+    # States of the parameter's dtype differ in the last bits: a little more than a unit is allowed.
     unit = 2.0 ** (torch.frexp(twin.detach())[1] - 8).float()
     distance = ((param.detach().float() - twin.detach()).abs() / unit).max()
     assert distance <= 1.05

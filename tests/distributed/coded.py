@@ -46,7 +46,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     keys: dict[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Loads, takes steps on gradients that depend on their number, saves; all parameters and states, whole."""
+    """Loads, takes steps on gradients that depend on their number, saves; all that there is, whole."""
     network = Weights(dtype)
     settings = {"lr": 0.01, "state_bits": 8, **(keys or {})}
     if name == "Muon":
@@ -79,7 +79,7 @@ def train(
 
 
 def synchronized() -> tuple[float, float, float]:
-    """Largest difference between 8-bit momenta of replicas before and after synchronizing, and the mean's error."""
+    """Differences between 8-bit momenta of replicas before and after synchronizing; the error of the mean."""
     param = nn.Parameter(gaussian((64, 96), 1).float())
     optimizer = oxidion.Dion([param], replicate_mesh=dist.group.WORLD, rank_fraction=0.25, state_bits=8)
     param.grad = gaussian((64, 96), 2, dist.get_rank()).float()

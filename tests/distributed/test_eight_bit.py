@@ -1,4 +1,4 @@
-"""8-bit states on every layout: codes bit-equal to those of one process, checkpoints between layouts, errors."""
+"""8-bit states on every layout: codes equal to those of one process, checkpoints between layouts, errors."""
 
 from __future__ import annotations
 

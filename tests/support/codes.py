@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ def book(signed: bool) -> Tensor:
     for decade in range(7):
         parts = 2**decade if signed else 2 ** (decade + 1)
         bounds = [0.1 + 0.9 * part / parts for part in range(parts + 1)]
-        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+        for low, high in itertools.pairwise(bounds):
             entries.append((low + high) / 2 * 10.0 ** (decade - 6))
             if signed:
                 entries.append(-entries[-1])

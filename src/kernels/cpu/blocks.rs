@@ -12,9 +12,10 @@
 use super::{Real, TILE};
 use crate::batch::{Form, Slab};
 use crate::dtype::DType;
+use crate::storage::MOST_BLOCK;
 
 #[cfg(target_arch = "x86_64")]
-use super::search::{Tables, search};
+use super::search::{Tables, decode, search};
 
 /// Decades of a code book.
 pub(super) const DECADES: usize = 7;
@@ -227,6 +228,13 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
         let (number, end) = blocks.block_at(first + at);
         let end = (end - first).min(codes.len());
         let scale = scales[number];
+        #[cfg(target_arch = "x86_64")]
+        if let (Some(to), true) = (C::as_f32_mut(&mut to[at..end]), super::has_avx512()) {
+            // SAFETY: the features were detected above.
+            unsafe { decode(values, scale, &codes[at..end], to) };
+            at = end;
+            continue;
+        }
         for (code, y) in codes[at..end].iter().zip(&mut to[at..end]) {
             *y = C::from_f32(values[usize::from(*code)] * scale);
         }
@@ -271,5 +279,5 @@ pub(super) fn cut<const N: usize>(operands: &[Slab; N], most: usize) -> usize {
     most
 }
 
-/// Blocks are handled in one tile.
-pub const MOST_BLOCK: usize = TILE;
+/// A block is handled in one tile.
+const _: () = assert!(MOST_BLOCK <= TILE);

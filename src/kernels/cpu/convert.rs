@@ -31,6 +31,8 @@ pub trait Real:
     fn pick<'a>(narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self];
     /// Numbers that are float32 already.
     fn as_f32(values: &[Self]) -> Option<&[f32]>;
+    /// The same, to be written.
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]>;
 }
 
 impl Real for f32 {
@@ -56,6 +58,9 @@ impl Real for f32 {
     fn as_f32(values: &[Self]) -> Option<&[f32]> {
         Some(values)
     }
+    fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
+        Some(values)
+    }
 }
 
 impl Real for f64 {
@@ -79,6 +84,9 @@ impl Real for f64 {
         wide
     }
     fn as_f32(_values: &[Self]) -> Option<&[f32]> {
+        None
+    }
+    fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
         None
     }
 }

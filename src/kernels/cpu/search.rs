@@ -1,11 +1,13 @@
-//! The search for codes with AVX-512: sixteen at a time, what depends on the decade from tables in registers.
+//! Codes with AVX-512: sixteen at a time, what depends on the decade from tables in registers.
 
 use std::arch::x86_64::{
-    _CMP_GT_OQ, _mm512_abs_ps, _mm512_add_epi32, _mm512_castps_si512, _mm512_cmp_ps_mask, _mm512_cvtepi32_ps,
-    _mm512_cvtps_epi32, _mm512_fmadd_ps, _mm512_loadu_epi32, _mm512_loadu_ps, _mm512_mask_add_epi32,
-    _mm512_mask_cvtepi32_storeu_epi8, _mm512_mask_sub_epi32, _mm512_maskz_loadu_ps, _mm512_max_ps,
-    _mm512_min_ps, _mm512_movepi32_mask, _mm512_mul_ps, _mm512_permutex2var_epi32, _mm512_permutex2var_ps,
-    _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32, _mm512_sub_ps,
+    _CMP_GT_OQ, _mm_maskz_loadu_epi8, _mm512_abs_ps, _mm512_add_epi32, _mm512_castps_si512,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtps_epi32, _mm512_fmadd_ps,
+    _mm512_i32gather_ps, _mm512_loadu_epi32, _mm512_loadu_ps, _mm512_mask_add_epi32,
+    _mm512_mask_cvtepi32_storeu_epi8, _mm512_mask_storeu_ps, _mm512_mask_sub_epi32, _mm512_maskz_loadu_ps,
+    _mm512_max_ps, _mm512_min_ps, _mm512_movepi32_mask, _mm512_mul_ps, _mm512_permutex2var_epi32,
+    _mm512_permutex2var_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32,
+    _mm512_sub_ps,
 };
 
 use super::blocks::{Book, DECADES, DOUBT};
@@ -53,6 +55,21 @@ impl Tables {
     }
 }
 
+/// As the loop of `blocks::load`.
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+pub(super) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
+    let scale = _mm512_set1_ps(scale);
+    for (part, out) in codes.chunks(LANES).zip(to.chunks_mut(LANES)) {
+        let mask = u16::MAX >> (LANES - part.len());
+        // SAFETY: the mask leaves out what is behind the parts; a byte is the number of a value.
+        unsafe {
+            let numbers = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, part.as_ptr().cast()));
+            let found = _mm512_i32gather_ps::<4>(numbers, values.as_ptr());
+            _mm512_mask_storeu_ps(out.as_mut_ptr(), mask, _mm512_mul_ps(found, scale));
+        }
+    }
+}
+
 /// As the loop of `blocks::encode`; calls `refine` for the lanes from some element on where one is doubtful.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
 pub(super) fn search<const SIGN: bool>(
@@ -69,13 +86,13 @@ pub(super) fn search<const SIGN: bool>(
         unsafe { _mm512_loadu_ps(table.as_ptr()) }
     };
     let (low_bounds, high_bounds) = (load(&tables.bounds[..LANES]), load(&tables.bounds[LANES..]));
-    let (factors, shifts) = (load(&tables.factor), load(&tables.shift));
+    let (slopes, shifts) = (load(&tables.factor), load(&tables.shift));
     // SAFETY: thirty-two numbers.
-    let (low_below, high_below) = unsafe {
+    let (less_low, less_high) = unsafe {
         (_mm512_loadu_epi32(tables.below.as_ptr()), _mm512_loadu_epi32(tables.below[LANES..].as_ptr()))
     };
     let (power, inverse) = (_mm512_set1_ps(power), _mm512_set1_ps(inverse));
-    let least = _mm512_set1_ps(f32::from_bits(LEAST << 23));
+    let floor = _mm512_set1_ps(f32::from_bits(LEAST << 23));
     // -1 has no entry of its own.
     let most = _mm512_set1_ps(-book.bounds[DECADES]);
     let zero = _mm512_set1_epi32(if SIGN { 127 } else { -1 });
@@ -85,15 +102,15 @@ pub(super) fn search<const SIGN: bool>(
         let x = unsafe { _mm512_maskz_loadu_ps(mask, part.as_ptr()) };
         let q = _mm512_mul_ps(_mm512_mul_ps(x, power), inverse);
         let q = if SIGN { _mm512_max_ps(q, most) } else { q };
-        let a = _mm512_max_ps(if SIGN { _mm512_abs_ps(q) } else { q }, least);
+        let a = _mm512_max_ps(if SIGN { _mm512_abs_ps(q) } else { q }, floor);
         let exponent = _mm512_srli_epi32::<23>(_mm512_castps_si512(a));
         let bound = _mm512_permutex2var_ps(low_bounds, exponent, high_bounds);
-        let below = _mm512_permutex2var_epi32(low_below, exponent, high_below);
-        let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, bound);
-        let line = _mm512_mask_add_epi32(below, above, below, _mm512_set1_epi32(1));
-        let (factor, shift) = (_mm512_permutexvar_ps(line, factors), _mm512_permutexvar_ps(line, shifts));
+        let under = _mm512_permutex2var_epi32(less_low, exponent, less_high);
+        let exceeds = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, bound);
+        let line = _mm512_mask_add_epi32(under, exceeds, under, _mm512_set1_epi32(1));
+        let (slope, shift) = (_mm512_permutexvar_ps(line, slopes), _mm512_permutexvar_ps(line, shifts));
         // Other roundings than in the loop: only doubtful numbers could tell.
-        let found = _mm512_fmadd_ps(factor, a, shift);
+        let found = _mm512_fmadd_ps(slope, a, shift);
         let last = _mm512_fmadd_ps(shift, _mm512_set1_ps(2.25), _mm512_set1_ps(0.125));
         let found = _mm512_min_ps(found, last);
         let number = _mm512_cvtps_epi32(found);
