@@ -22,6 +22,8 @@ SHARED: tuple[dict[str, Any], ...] = (
     {"lr": torch.tensor(0.001), "capturable": True},
     {"state_dtype": torch.float64},
     {"max_batch_bytes": 4096},
+    {"state_bits": 8},
+    {"stochastic_rounding": True},
 )
 MATRIX: tuple[dict[str, Any], ...] = (
     {"mu": 0.5},

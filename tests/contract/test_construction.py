@@ -82,7 +82,8 @@ def test_groups_are_filled_with_the_defaults(case: Case) -> None:
     for group in optimizer.param_groups:
         missing = set(optimizer.defaults) - set(group)
         assert not missing
-    assert [group["algorithm"] for group in optimizer.param_groups] == [case.algorithm, case.vector_algorithm]
+    vectors = case.vector_algorithm if case.is_matrix else case.algorithm
+    assert [group["algorithm"] for group in optimizer.param_groups] == [case.algorithm, vectors]
 
 
 @every_case

@@ -13,7 +13,7 @@ from support.inputs import Shape, gaussian
 from support.layouts import Setting, copies, fsdp, plane
 from support.sim_mesh import Layout, R, S
 
-from .test_sim_equivalence import Comparison
+from .comparison import Comparison
 
 M, N = 24, 40
 MATRICES: tuple[Shape, ...] = ((M, N), (N, M), (M, N), (2 * M, N))

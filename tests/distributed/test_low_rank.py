@@ -16,7 +16,7 @@ from support.inputs import gaussian, gradients
 from support.layouts import SETTINGS, Setting, copies, fsdp, setting_named
 from support.sim_mesh import R, S, SimMesh, cut, layouts_for
 
-from .test_sim_equivalence import Comparison
+from .comparison import Comparison
 
 AG, AR, A2A, RS = "all_gather", "all_reduce", "all_to_all", "reduce_scatter"
 RANK, GAP, COUNT = 4, 3, 4
