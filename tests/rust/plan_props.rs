@@ -249,7 +249,8 @@ fn plan_unknown_algorithm_names_the_known_ones() {
     let error =
         Plan::build(inputs(&[(vec![2, 2], 0, false)]), &[group("adam", None)]).unwrap_err().to_string();
     assert!(
-        error.contains("adamw, dion, dion2, lion, muon, nordion2, normuon") && error.contains("'adam'"),
+        error.contains("adamw, apollo_adamw, dion, dion2, galore_adamw, lion, muon, nordion2, normuon")
+            && error.contains("'adam'"),
         "{error}"
     );
 }
