@@ -122,14 +122,20 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "GaLoreAdamW": (
         *LOW_RANK,
-        {"rank": 2, "svd": "exact"},
+        {"rank": 2, "svd": "exact", "block_size": 64, "min_quant_numel": 8},
+        {"rank": 2, "seed": 5},
         {"rank": 2, "svd": "random", "seed": 5},
         {"rank": 2, "proj_type": "full"},
         {"rank": 2, "rotate_moments": True, "update_proj_gap": 2},
         {"rank": 2, "stagger": True, "update_proj_gap": 3},
     ),
     "APOLLOAdamW": (*LOW_RANK, {"rank": 2, "scale_type": "tensor"}, {"rank": 2, "seed": 5}),
-    "APOLLOMini": ({"scale": 4.0}, {"update_proj_gap": 2}),
+    "APOLLOMini": (
+        {"scale": 4.0},
+        {"update_proj_gap": 2},
+        {"scale": 1.0, "eps": 1e-4, "rank": 1, "proj_type": "left", "scale_type": "tensor", "seed": 5},
+        {"scale": 1.0, "cautious_wd": True, "weight_decay": 0.1, "decay_order": "torch"},
+    ),
 }
 LEAST: dict[str, dict[str, Any]] = {
     "AdamW": {},
