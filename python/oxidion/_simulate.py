@@ -241,7 +241,7 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
 
 
 def traffic(transfers: list[dict[str, Any]], mesh: Mesh) -> list[Traffic]:
-    """The transfers of a plan by axis, in a step in which no projection is due; some go along several axes."""
+    """The transfers of a plan by axis, in a step in which no projection is due; sums cross axes."""
     found = []
     sizes = mesh | {transfer["axis"]: len(transfer["ranks"]) for transfer in transfers}
     for axis, size in sizes.items():

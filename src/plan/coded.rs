@@ -176,7 +176,7 @@ mod tests {
             coordinate: at,
         };
         Layout {
-            mesh: Mesh { axes: cuts.iter().map(axis).collect() },
+            mesh: Mesh { axes: cuts.iter().map(axis).collect(), ..Mesh::default() },
             placements: cuts.iter().map(|&(_, _, placement)| placement).collect(),
         }
     }
