@@ -110,6 +110,7 @@ mod tests {
     use tch::Device;
 
     /// `[d, e]` with singular values `values` and known vectors.
+    #[allow(clippy::many_single_char_names)] // as the equation has them
     fn matrix(d: i64, e: i64, values: &[f64]) -> (Tensor, Tensor) {
         let options = (Kind::Double, Device::Cpu);
         let k = i64::try_from(values.len()).unwrap();
@@ -178,6 +179,6 @@ mod tests {
         }
         let zero = Tensor::zeros([4, 5], (Kind::Double, Device::Cpu));
         let found = basis(&Source::Gram(&gram(&zero).unwrap()), 2, 5, true).unwrap().unwrap();
-        assert_eq!(f64::try_from(found.norm()).unwrap(), 0.0);
+        assert!(f64::try_from(found.norm()).unwrap() <= 0.0);
     }
 }
