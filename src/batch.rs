@@ -123,12 +123,6 @@ impl Slab {
         self.dtype
     }
 
-    /// Where the first element is.
-    #[must_use]
-    pub fn address(&self) -> *const i8 {
-        self.address as *const i8
-    }
-
     /// `len` elements from `offset`, cut to what there is.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Self {

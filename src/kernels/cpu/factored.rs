@@ -51,7 +51,7 @@ impl Scales {
     #[inline(always)]
     fn at<C: Real>(&self, at: At) -> (C, &[C]) {
         let row = self.rows.get::<C>()[at.matrix * self.height + at.row];
-        (row, &self.cols.get::<C>()[at.matrix * self.width..][..self.width])
+        (row, &self.cols.get::<C>()[at.matrix * self.width..][at.col..self.width])
     }
 }
 

@@ -14,6 +14,10 @@ use crate::threads;
 const TASK: usize = 1 << 16;
 /// Tasks that a matrix is cut into at most.
 const PARTS: usize = 32;
+/// Rows that are worked on side by side: the hardware fetches several streams of memory faster than one.
+const TOGETHER: usize = 4;
+/// Columns of a row that are worked on before the next row's: a multiple of every block of an 8-bit state.
+const TILE: usize = 512;
 /// Rows whose columns are summed in the type of the arithmetic before the sums go on in float64.
 const RUN: usize = 16;
 
@@ -34,7 +38,7 @@ pub struct Stack<const N: usize> {
     pub col_sums: Slab,
 }
 
-/// Where a row is: the job, the matrix within its stack, the row within the matrix.
+/// Where a part of a row is: the job, the matrix within its stack, the row and first column within the matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The job.
@@ -43,6 +47,8 @@ pub struct At {
     pub matrix: usize,
     /// The row.
     pub row: usize,
+    /// The first column.
+    pub col: usize,
 }
 
 /// A pass over the rows of `N` operands.
@@ -50,8 +56,8 @@ pub trait RowPass<const N: usize>: Sync {
     /// Which operands are written.
     const WRITES: [bool; N];
 
-    /// Does its work on a row and adds to the columns' sums, which may be empty; returns the row's sum, and what it adds
-    /// to the job's.
+    /// Does its work on a part of a row and adds to the columns' sums, which may be empty; returns what it adds to the
+    /// row's sum and to the job's.
     fn row<C: Real>(&self, at: At, operands: [&mut [C]; N], cols: &mut [C]) -> [f64; 2];
 }
 
@@ -130,22 +136,6 @@ pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Vec<f
     totals
 }
 
-/// Asks for the lines of a row before they are needed: the hardware stops at the end of a page, and one stream alone
-/// gets half of the memory's bandwidth.
-fn fetch(row: &Slab) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        let bytes = row.len() * row.dtype().bytes();
-        for line in (0..bytes).step_by(64) {
-            // SAFETY: a prefetch reads nothing that the program sees, and the address is inside the row.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(row.address().wrapping_add(line)) };
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = row;
-}
-
 /// The best instruction set of this machine, asked once by the standard library.
 fn vectorised<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
     #[cfg(target_arch = "x86_64")]
@@ -182,49 +172,75 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
     let wanted = if col_sums.is_empty() { 0 } else { cols };
     let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
     let mut scratch: [Vec<C>; N] = operands
-        .map(|s| if s.dtype() == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); cols] });
+        .map(|s| if s.dtype() == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); TILE] });
     let mut left = Left::default();
-    for number in task.rows.clone() {
-        let at = At { job: task.job, matrix: number / rows, row: number % rows };
-        let slabs = operands.map(|s| s.part(number * cols, cols));
-        if number + 1 < task.rows.end {
-            for operand in operands {
-                fetch(&operand.part((number + 1) * cols, cols));
+    let (mut number, mut unflushed) = (task.rows.start, 0);
+    while number < task.rows.end {
+        // Rows of one matrix.
+        let first = At { job: task.job, matrix: number / rows, row: number % rows, col: 0 };
+        let count = TOGETHER.min(task.rows.end - number).min(rows - first.row);
+        let mut sums = [0.0; TOGETHER];
+        let mut col = 0;
+        while col < cols {
+            let len = TILE.min(cols - col);
+            let sums_of_cols = if wanted > 0 { &mut short[col..col + len] } else { &mut [] };
+            for (r, sum) in sums[..count].iter_mut().enumerate() {
+                let slabs = operands.map(|s| s.part((number + r) * cols + col, len));
+                let at = At { row: first.row + r, col, ..first };
+                let [row, total] = tile(pass, at, slabs, &mut scratch, sums_of_cols);
+                *sum += row;
+                left.total += total;
             }
+            col += len;
         }
-        for (slab, scratch) in slabs.iter().zip(&mut scratch).filter(|(_, scratch)| !scratch.is_empty()) {
-            convert::load(slab, scratch);
-        }
-        let mut buffers = scratch.iter_mut();
-        let lines = slabs.map(|slab| match buffers.next() {
-            Some(own) if !own.is_empty() => own.as_mut_slice(),
-            // SAFETY: the caller passes disjoint slabs of live tensors; this task alone has this row.
-            _ => unsafe { slab.slice::<C>() },
-        });
-        let [sum, total] = pass.row(at, lines, &mut short);
-        for ((slab, scratch), written) in slabs.iter().zip(&scratch).zip(P::WRITES) {
-            if written && !scratch.is_empty() {
-                convert::store(scratch, slab);
-            }
-        }
-        left.total += total;
         if !row_sums.is_empty() {
-            // SAFETY: as above; each row has a sum of its own.
-            unsafe { row_sums.part(number, 1).slice::<f64>() }.fill(sum);
+            // SAFETY: the caller owns the sums for this stage; each row has one of its own, and this task its rows.
+            unsafe { row_sums.part(number, count).slice::<f64>() }.copy_from_slice(&sums[..count]);
         }
-        let ends = at.row + 1 == rows;
-        if wanted > 0 && (at.row % RUN == RUN - 1 || ends || number + 1 == task.rows.end) {
-            wide.iter_mut().zip(&mut short).for_each(|(wide, short)| {
+        number += count;
+        unflushed += count;
+        let ends = number.is_multiple_of(rows);
+        if wanted > 0 && (unflushed >= RUN || ends || number == task.rows.end) {
+            unflushed = 0;
+            for (wide, short) in wide.iter_mut().zip(&mut short) {
                 *wide += short.wide();
                 *short = C::default();
-            });
+            }
         }
         if wanted > 0 && ends && task.part.is_none() {
             // SAFETY: as above; this task alone has this matrix.
-            unsafe { col_sums.part(at.matrix * cols, cols).slice::<f64>() }.copy_from_slice(&wide);
+            unsafe { col_sums.part(first.matrix * cols, cols).slice::<f64>() }.copy_from_slice(&wide);
             wide.fill(0.0);
         }
     }
     left.cols = if task.part.is_some() { wide } else { Vec::new() };
     left
+}
+
+/// A pass over a part of a row.
+#[inline(always)]
+#[allow(clippy::inline_always)] // as above
+fn tile<C: Real, const N: usize, P: RowPass<N>>(
+    pass: &P,
+    at: At,
+    slabs: [Slab; N],
+    scratch: &mut [Vec<C>; N],
+    cols: &mut [C],
+) -> [f64; 2] {
+    for (slab, scratch) in slabs.iter().zip(scratch.iter_mut()).filter(|(_, scratch)| !scratch.is_empty()) {
+        convert::load(slab, &mut scratch[..slab.len()]);
+    }
+    let mut buffers = scratch.iter_mut();
+    let lines = slabs.map(|slab| match buffers.next() {
+        Some(own) if !own.is_empty() => &mut own[..slab.len()],
+        // SAFETY: the caller passes disjoint slabs of live tensors; this task alone has this row.
+        _ => unsafe { slab.slice::<C>() },
+    });
+    let sums = pass.row(at, lines, cols);
+    for ((slab, scratch), written) in slabs.iter().zip(scratch.iter()).zip(P::WRITES) {
+        if written && !scratch.is_empty() {
+            convert::store(&scratch[..slab.len()], slab);
+        }
+    }
+    sums
 }
