@@ -18,12 +18,6 @@ from support.case import defaults_of
 from support.inputs import gaussian
 
 SHAPES = [(96, 300), (40, 513), (20, 256)]
-ROLES = {
-    "exp_avg": "momentum",
-    "exp_avg_sq": "variance",
-    "max_exp_avg_sq": "max_variance",
-    "step_dev": "step",
-}
 UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
@@ -36,13 +30,18 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (oxidion.Dion, {"rank_fraction": 0.5, "qr_method": "qr", "cautious_wd": True}),
     (oxidion.Dion2, {"fraction": 0.3}),
     (oxidion.NorDion2, {"fraction": 0.3}),
+    (oxidion.Lamb, {"weight_decay": 0.1}),
+    (oxidion.Adafactor, {"lr": 0.01, "relative_step": False, "beta1": 0.9}),
+    (oxidion.CAME, {"lr": 0.01}),
+    (oxidion.GaLoreAdamW, {"rank": 16, "update_proj_gap": 4}),
+    (oxidion.APOLLOAdamW, {"rank": 16, "update_proj_gap": 4}),
 ]
 NAMES = [f"{cls.__name__}-{len(keys)}" for cls, keys in CASES]
 
 
 def optimizer_of(cls: Any, params: list[nn.Parameter], least: int = 4096, **keys: Any) -> Any:
     """An optimizer with 8-bit states; matrices are multiplied in float32."""
-    extra = {} if cls in (oxidion.AdamW, oxidion.Lion) else {"orth_dtype": "float32"}
+    extra = {"orth_dtype": "float32"} if "orth_dtype" in defaults_of(cls) else {}
     group = {"params": params, "min_quant_numel": least}
     return cls([group], state_bits=8, **extra, **keys)
 
@@ -72,9 +71,10 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
     params = parameters(SHAPES)
     optimizer = optimizer_of(cls, params, **keys)
     optimizer.init_state()
-    group = {**defaults_of(cls), **keys}
     step_of = REFERENCE[cls.ALGORITHM]
+    roles = {key: role for role, key in cls.STATE_NAMES.get(cls.ALGORITHM, {}).items()}
     for index, param in enumerate(params):
+        group = {**defaults_of(cls), **keys, "index": index}
         own = optimizer.state[param]
         coded = {key for key, value in own.items() if value.dtype == torch.uint8}
         assert coded
@@ -87,7 +87,7 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
             param.grad = grad.float()
             optimizer.step()
             state = {
-                ROLES.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED)
+                roles.get(k, k): codes.decode(v, scales[k], signed=k not in UNSIGNED)
                 if k in coded
                 else v.double()
                 for k, v in kept.items()
@@ -97,7 +97,7 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
             moved, wanted = param.detach().double() - before, expected - start
             assert (moved - wanted).norm() <= 1e-3 * wanted.norm(), step
             for key in kept:
-                value = state[ROLES.get(key, key)]
+                value = state[roles.get(key, key)]
                 if key in coded:
                     kept[key], scales[key] = codes.encode(value, signed=key not in UNSIGNED)
                     assert (kept[key] == own[key]).double().mean() >= 0.999, (step, key)
