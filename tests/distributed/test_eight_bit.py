@@ -29,7 +29,7 @@ LAYOUTS: list[tuple[dict[str, int], Layout]] = [
     ({"fs": 2, "tp": 2}, {"fs": T(1), "tp": S(1)}),
 ]
 SHAPES = [(20, 1024), (33, 1000)]
-CLASSES = [oxidion.AdamW, oxidion.Lion, oxidion.Muon, oxidion.Dion2]
+CLASSES = [oxidion.AdamW, oxidion.Lion, oxidion.Lamb, oxidion.Muon, oxidion.Dion2]
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
