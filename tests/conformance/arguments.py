@@ -122,7 +122,8 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "GaLoreAdamW": (
         *LOW_RANK,
-        {"rank": 2, "svd": "exact", "block_size": 64, "min_quant_numel": 8},
+        # The norm of a state of codes, which the framework asks for, is none.
+        {"rank": 2, "svd": "exact", "block_size": 64, "min_quant_numel": 8192},
         {"rank": 2, "seed": 5},
         {"rank": 2, "svd": "random", "seed": 5},
         {"rank": 2, "proj_type": "full"},
