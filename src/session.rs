@@ -298,7 +298,7 @@ impl Session {
                 continue;
             }
             let Some(grad) = &slot.grad else {
-                if bucket.distributed() {
+                if bucket.distributed() || bucket.joint {
                     // It contributes zeros to every exchange.
                     for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
                         let Part { offset, shape, .. } = &parts[position];

@@ -32,9 +32,8 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
     send, recv = memory[at : at + count], memory[to : to + room]
     if transfer["kind"] == "all_reduce":
         value = send.view(getattr(torch, transfer["dtype"]))
-        if ranks in groups:
-            return lambda: dist.all_reduce(value, group=groups[ranks], async_op=True)
-        return lambda: dist.all_reduce(value, group=_joined(ranks), async_op=True)
+        lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
+        return lambda: _summed(value, lines)
     group = groups[ranks]
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
@@ -44,19 +43,23 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
     return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
 
 
-_made: dict[tuple[int, Ranks], ProcessGroup] = {}
+def _along(ranks: Ranks, lines: Sequence[Sequence[int]], groups: Groups) -> list[ProcessGroup]:
+    """The groups of several axes together: one, if it is that of all processes, else one for each axis.
+
+    A group of its own could be made in the middle of training only if all ranks had made equally many before.
+    """
+    world = torch.distributed.group.WORLD
+    if world is not None and len(ranks) == world.size():
+        return [world]
+    return [groups[tuple(line)] for line in lines]
 
 
-def _joined(ranks: Ranks) -> ProcessGroup:
-    """The process group of several axes together; made when it is first used, as all its ranks do then."""
+def _summed(value: Tensor, groups: Sequence[ProcessGroup]) -> Work:
+    """Starts the sum over the last group, after those over the others."""
     dist: Any = torch.distributed
-    world = dist.group.WORLD
-    if len(ranks) == dist.get_world_size():
-        return cast("ProcessGroup", world)
-    key = (id(world), ranks)
-    if key not in _made:
-        _made[key] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _made[key]
+    for group in groups[:-1]:
+        dist.all_reduce(value, group=group)
+    return cast("Work", dist.all_reduce(value, group=groups[-1], async_op=True))
 
 
 def my_rank() -> int:

@@ -59,7 +59,9 @@ def materialise(
         own = state[param] if specs else {}
         public = names.get(algorithm, {})
         roles = [spec["role"] for spec in specs]
-        moments = [public.get(role, role) for role in roles if role in MOMENTS]
+        # Adafactor's momentum is a setting that may be switched on later.
+        decisive = MOMENTS - {"momentum"} if algorithm == "adafactor" else MOMENTS
+        moments = [public.get(role, role) for role in roles if role in decisive]
         if "step" in roles and not all(key in own for key in moments):
             # What is there belongs to another algorithm: its moments would be taken for this one's.
             own.clear()

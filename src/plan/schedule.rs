@@ -56,6 +56,8 @@ pub struct Transfer {
     pub buffer: String,
     /// The axis.
     pub axis: Axis,
+    /// The ranks of the axes of the mesh that it stands for.
+    pub lines: Vec<Vec<u64>>,
     /// What happens to them.
     pub collective: Collective,
     /// Their type.
@@ -77,6 +79,7 @@ impl Transfer {
     fn of(buckets: &[Bucket], call: &Call, places: &[Vec<Place>], common: &[Place]) -> Option<Self> {
         let (number, hop) = call.hops.first()?;
         let mut transfer = Self::of_hop(&buckets[*number], *number, (hop, &call.axis), &places[*number]);
+        transfer.lines.clone_from(&call.lines);
         if let Some(whole) = call.message.and_then(|m| common.get(m)) {
             let mut names: Vec<&str> = Vec::new();
             for (bucket, hop) in &call.hops {
@@ -115,6 +118,7 @@ impl Transfer {
             shares: Vec::new(),
             buffer: spec.name.into(),
             axis: axis.clone(),
+            lines: vec![axis.ranks.clone()],
             collective: hop.kind.collective(),
             dtype,
             send: Place { bytes: send_bytes.iter().sum(), ..from },

@@ -14,6 +14,8 @@ pub(super) struct Call {
     pub(super) hops: Vec<(usize, Hop)>,
     /// The axis that it goes along.
     pub(super) axis: Axis,
+    /// The ranks of the axes of the mesh that it goes along.
+    pub(super) lines: Vec<Vec<u64>>,
     /// The type that travels in a message of several buffers.
     pub(super) dtype: DType,
     /// The number of the message within the train where buffers travel apart from their places.
@@ -116,6 +118,8 @@ struct Sum<'a> {
     hop: &'a Hop,
     /// The axis that it goes along.
     axis: Axis,
+    /// The ranks of the axes of the mesh that this is.
+    lines: Vec<Vec<u64>>,
     /// Axes along which there are copies.
     copies: &'a [Axis],
     dtype: DType,
@@ -127,13 +131,17 @@ impl<'a> Sum<'a> {
         let dtype = hop.dtype(&bucket.program.buffers[hop.buffer]);
         let elements: usize = Route::new(bucket, hop).counts().send.iter().sum();
         let (axis, copies) = (bucket.axis(hop.axis).clone(), bucket.copies.as_slice());
-        Self { bucket: number, hop, axis, copies, dtype, bytes: elements * dtype.bytes() }
+        let lines = match hop.axis.checked_sub(bucket.axes.len()).and_then(|at| bucket.joined.get(at)) {
+            Some((set, _)) => set.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).collect(),
+            None => vec![axis.ranks.clone()],
+        };
+        Self { bucket: number, hop, axis, lines, copies, dtype, bytes: elements * dtype.bytes() }
     }
 
     /// The collective of this sum alone.
     fn alone(&self) -> Call {
         let hops = vec![(self.bucket, self.hop.clone())];
-        Call { hops, axis: self.axis.clone(), dtype: self.dtype, message: None }
+        Call { hops, axis: self.axis.clone(), lines: self.lines.clone(), dtype: self.dtype, message: None }
     }
 
     /// The axes of copies by which this sum goes along `wide`, if it can.
@@ -154,8 +162,8 @@ impl Train {
             return;
         }
         let wider = all.iter().filter(|other| other.dtype == sum.dtype && other.hop.kind == sum.hop.kind);
-        let ways = wider.filter_map(|other| Some((&other.axis, sum.reaches(&other.axis)?)));
-        let (axis, added) = ways.max_by_key(|(axis, _)| axis.ranks.len()).unwrap_or((&sum.axis, Vec::new()));
+        let ways = wider.filter_map(|other| Some((other, sum.reaches(&other.axis)?)));
+        let (way, added) = ways.max_by_key(|(other, _)| other.axis.ranks.len()).unwrap_or((sum, Vec::new()));
         let silent = added.iter().any(|copies| copies.coordinate != 0);
         let own = stop.computes.iter_mut().filter(|(bucket, _)| *bucket == sum.bucket);
         for step in own.flat_map(|(_, steps)| steps) {
@@ -166,13 +174,15 @@ impl Train {
         }
         let place = self.buckets.iter().position(|&b| b == sum.bucket).unwrap_or(0);
         let part = (place, sum.hop.message, sum.bytes);
-        let same = |call: &&mut Call| call.message.is_some() && call.axis == *axis && call.dtype == sum.dtype;
+        let same =
+            |call: &&mut Call| call.message.is_some() && call.axis == way.axis && call.dtype == sum.dtype;
         if let Some(call) = stop.calls.iter_mut().find(same) {
             call.hops.push((sum.bucket, sum.hop.clone()));
             self.messages[call.message.unwrap_or(0)].push(part);
         } else {
             let message = Some(self.messages.len());
-            stop.calls.push(Call { axis: axis.clone(), message, ..sum.alone() });
+            let (axis, lines) = (way.axis.clone(), way.lines.clone());
+            stop.calls.push(Call { axis, lines, message, ..sum.alone() });
             self.messages.push(vec![part]);
         }
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -55,3 +57,11 @@ def placements() -> tuple[str, str, str]:
             assert isinstance(value, DTensor)
         found.append(str(value.placements))
     return found[0], found[1], found[2]
+
+
+def sum_beside_uneven_groups() -> float:
+    """Largest difference of a Lamb step along two of three axes from that of one process, after one rank alone
+    has made a process group.
+    """
+    dist.new_group([0])
+    return jobs.steps_on_a_layout("lamb-default", "dp2-fsdp2-tp2", torch.float64, False)

@@ -10,7 +10,7 @@ import torch
 from support.layouts import SETTINGS
 from support.workers import Workers, workers
 
-from . import agreeing, jobs, wrapped
+from . import agreeing, jobs, normed, wrapped
 
 NAMES = ("Dion", "Muon", "AdamW", "Lion")
 CASES = ("dion-quarter", "muon-default", "adamw-default", "lion-default")
@@ -63,6 +63,10 @@ def test_rank_without_an_expert_takes_part_with_empty_messages(four: Workers) ->
 @pytest.mark.parametrize("setting", EIGHT)
 def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, setting: str) -> None:
     assert max(eight.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12
+
+
+def test_sums_along_two_axes_need_no_group_that_ranks_would_have_to_make(eight: Workers) -> None:
+    assert max(eight.run(normed.sum_beside_uneven_groups)) <= 1e-12
 
 
 NAMED = [s.name for s in SETTINGS if s.outer and size_of(s.axes) == 4]

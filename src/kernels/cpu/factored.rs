@@ -22,7 +22,7 @@ impl Line {
         if double {
             Self { narrow: Vec::new(), wide: values }
         } else {
-            Self { narrow: narrow(), wide: values }
+            Self { narrow: narrow(), wide: Vec::new() }
         }
     }
 
