@@ -60,8 +60,6 @@ def placements() -> tuple[str, str, str]:
 
 
 def sum_beside_uneven_groups() -> float:
-    """Largest difference of a Lamb step along two of three axes from that of one process, after one rank alone
-    has made a process group.
-    """
+    """Largest difference of steps from those of one process; one rank alone has made a process group."""
     dist.new_group([0])
     return jobs.steps_on_a_layout("lamb-default", "dp2-fsdp2-tp2", torch.float64, False)
