@@ -3,15 +3,17 @@
 //! m ← β₁m + γg, v ← β₂v + (1-β₂)g², u = m̂/(√v̂ + ε) + λx, x ← x - lr · φ(‖x‖)/‖u‖ · u. The ratio is 1 where a norm is
 //! zero, and without decay unless `always_adapt`.
 
+mod stages;
+
 use super::{Algorithm, flops, whole};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels::{self, SumOfSquares};
+use crate::kernels;
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::{StageIo, jobs};
+use crate::stage::StageIo;
 use crate::storage::{Code, StateStorage};
 
 pub(super) const OPTIONS: [&str; 8] = [
@@ -190,32 +192,12 @@ impl Algorithm for Lamb {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let moments = || io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]));
         match stage {
-            GRADIENTS => {
-                let sums = kernels::fold(&SumOfSquares, &jobs(io.units.iter().map(|u| Ok([u.grad])))?);
-                for (i, [sum]) in sums.into_iter().enumerate() {
-                    io.slab(GRADIENT, i)?.numbers().fill(sum * io.grad_factor * io.grad_factor);
-                }
-            }
-            NORMALIZE => {
-                let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect();
-                let sums = kernels::fold(&self.pass(io, h, &steps), &jobs(moments())?);
-                for (i, sums) in sums.into_iter().enumerate() {
-                    io.slab(NORMS, i)?.numbers().copy_from_slice(&sums);
-                }
-            }
-            APPLY => {
-                let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).count()).collect();
-                let mut pass = self.pass(io, h, &steps);
-                for (i, step) in steps.into_iter().enumerate() {
-                    pass.rates.push(self.rate(h, step, io.slab(NORMS, i)?.numbers()));
-                }
-                kernels::run(&pass, &jobs(moments())?);
-            }
-            _ => return Err(Error::Internal(format!("lamb has no stage {stage}"))),
+            GRADIENTS => stages::gradients(io),
+            NORMALIZE => self.normalize(io, h),
+            APPLY => self.apply(io, h),
+            _ => Err(Error::Internal(format!("lamb has no stage {stage}"))),
         }
-        Ok(())
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {

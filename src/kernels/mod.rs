@@ -8,7 +8,7 @@ pub use cpu::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold};
-pub use cpu::lamb::Lamb;
+pub use cpu::lamb::{Lamb, StoredLamb};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};

@@ -69,9 +69,14 @@ impl<C: Real> Direction<C> {
     fn next(&self, x: C, g: C, m: C, v: C) -> [C; 3] {
         let g = self.factor * g;
         let (m, v) = (self.beta1 * m + self.blend * g, self.beta2 * v + self.rest2 * (g * g));
+        [m, v, self.along(x, m, v)]
+    }
+
+    /// The direction along moments.
+    #[inline(always)]
+    fn along(&self, x: C, m: C, v: C) -> C {
         let adam = m * self.first / (v.sqrt() * self.second + self.epsilon);
-        let u = if self.cautious && x * adam < C::default() { adam } else { adam + self.decay * x };
-        [m, v, u]
+        if self.cautious && x * adam < C::default() { adam } else { adam + self.decay * x }
     }
 }
 
@@ -112,6 +117,49 @@ impl Op<4> for Lamb {
             let u;
             [*m, *v, u] = direction.next(*x, *g, *m, *v);
             *x = *x - rate * u;
+        }
+    }
+}
+
+/// The same passes where moments are stored as they are computed: the first one writes them, the second needs no gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredLamb<'a>(pub &'a Lamb);
+
+/// The moments, Σ x² and Σ u². Operands: x, gradient, m, v.
+impl Fold<4, 2> for StoredLamb<'_> {
+    const WRITES: [bool; 4] = [false, false, true, true];
+
+    #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
+    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) -> [f64; 2] {
+        let direction = self.0.direction::<C>(job);
+        let mut sums = [0.0_f64; 2];
+        let mut start = 0;
+        while start < x.len() {
+            let end = (start + RUN).min(x.len());
+            let (x, g) = (&x[start..end], &g[start..end]);
+            let (m, v) = (&mut m[start..end], &mut v[start..end]);
+            sums[0] += sums!(x;; j => x[j] * x[j]);
+            sums[1] += sums!(x, g; m, v; j => {
+                let u;
+                [m[j], v[j], u] = direction.next(x[j], g[j], m[j], v[j]);
+                u * u
+            });
+            start = end;
+        }
+        sums
+    }
+}
+
+/// `x ← x - rate·u`. Operands: x, m, v.
+impl Op<3> for StoredLamb<'_> {
+    const WRITES: [bool; 3] = [true, false, false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, job: usize, [x, m, v]: [&mut [C]; 3]) {
+        let (direction, rate) = (self.0.direction::<C>(job), C::of(self.0.rates[job]));
+        for ((x, m), v) in x.iter_mut().zip(m).zip(v) {
+            *x = *x - rate * direction.along(*x, *m, *v);
         }
     }
 }
