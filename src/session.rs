@@ -163,11 +163,6 @@ impl Session {
         for ((slot, grad), member) in self.slots.iter_mut().zip(grads).zip(&self.plan.members) {
             slot.take(grad, member, steps.get(member.algorithm).copied().unwrap_or(0))?;
         }
-        for (bucket, memory) in self.plan.buckets.iter().zip(&self.memory) {
-            if let Some(buffer) = bucket.program.group_buffer() {
-                memory[buffer].clear();
-            }
-        }
         self.hypers = hypers;
         self.grad_factors = grad_factors;
         self.mark_due();
@@ -344,7 +339,7 @@ impl Session {
             return 0.0;
         };
         let siblings = plan.buckets.iter().zip(&self.memory).filter(|(b, _)| b.algorithm == bucket.algorithm);
-        siblings.map(|(_, memory)| crate::kernels::sum_all(&memory[buffer])).sum()
+        siblings.flat_map(|(_, memory)| memory[buffer].numbers().iter()).sum()
     }
 
     /// Ends a step: brings staged copies home and lets go of the gradients. Returns which parameters were written.

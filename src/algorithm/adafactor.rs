@@ -8,7 +8,7 @@ use super::{Algorithm, flops, whole_matrices};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels::{self, GradientSquares, ScaledApply, Scales, UpdateSquares};
+use crate::kernels::{self, GradientSquares, ScaledApply, Scales};
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
@@ -95,13 +95,9 @@ impl Adafactor {
     fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
         for (i, unit) in io.units.iter().enumerate() {
             let rest = unit.state[Self::moments(io.class)].row(0).increment().powf(-h[DECAY_RATE]);
-            if is_matrix(io.class) {
-                SECOND.update(io, i, rest, h[EPSILON1])?;
-            } else {
-                factored::update_elements(io, i, SECOND.states, rest, h[EPSILON1]);
-            }
+            SECOND.update(io, i, rest, h[EPSILON1])?;
         }
-        update_squares(io, SECOND, UPDATES)
+        SECOND.update_squares(io, UPDATES)
     }
 
     fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -134,18 +130,6 @@ impl Adafactor {
         }
         Ok(())
     }
-}
-
-/// Σ u² with u = g/√V into a buffer.
-pub(super) fn update_squares(io: &StageIo<'_>, second: Factored, buffer: BufferId) -> Result<()> {
-    let scales: Vec<Scales> = (0..io.units.len()).map(|i| second.scales(io, i)).collect();
-    let pass = UpdateSquares { scales: &scales, grad_factor: io.grad_factor };
-    let stacks = io.units.iter().enumerate().map(|(i, u)| second.stack(io, i, [u.grad.all()], false));
-    let sums = kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
-    sums.into_iter().enumerate().try_for_each(|(i, sum)| {
-        io.slab(buffer, i)?.numbers().fill(sum);
-        Ok(())
-    })
 }
 
 impl Algorithm for Adafactor {

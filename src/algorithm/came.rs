@@ -4,7 +4,6 @@
 //! u = g/√V, u ← u/max(1, RMS(u)/clip), m ← β₁m + (1-β₁)u, q = (u - m)² + ε₂ with its own means by row and column under
 //! β₃, x ← x - lr·λ·x - lr·m/√Q. A parameter of fewer than two dimensions takes m as it is.
 
-use super::adafactor::update_squares;
 use super::factored::{self, Factored, clipping, is_matrix};
 use super::{Algorithm, flops, whole_matrices};
 use crate::dtype::DType;
@@ -71,13 +70,9 @@ impl Came {
     fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
         for (i, unit) in io.units.iter().enumerate() {
             let _ = unit.state[STEP].row(0).increment();
-            if is_matrix(io.class) {
-                SECOND.update(io, i, 1.0 - h[BETA2], h[EPSILON1])?;
-            } else {
-                factored::update_elements(io, i, SECOND.states, 1.0 - h[BETA2], h[EPSILON1]);
-            }
+            SECOND.update(io, i, 1.0 - h[BETA2], h[EPSILON1])?;
         }
-        update_squares(io, SECOND, UPDATES)
+        SECOND.update_squares(io, UPDATES)
     }
 
     /// The scales of u and the factors by which it is clipped.

@@ -7,7 +7,7 @@
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{self, Line, Scales, Stack};
+use crate::kernels::{self, Line, Scales, Stack, UpdateSquares};
 use crate::plan::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
@@ -110,9 +110,21 @@ impl Factored {
         })
     }
 
-    /// Moves R, C and S of unit `i` by the share `rest` towards the means of what was summed, plus ε.
+    /// Moves R, C and S of unit `i` by the share `rest` towards the means of what was summed, plus ε; second moments by
+    /// element towards g² + ε.
     pub(super) fn update(&self, io: &StageIo<'_>, i: usize, rest: f64, epsilon: f64) -> Result<()> {
         let unit = &io.units[i];
+        if !is_matrix(io.class) {
+            let (slab, grads) =
+                (unit.state[self.states].row(0), unit.grad.runs().flat_map(|run| kernels::values(&run)));
+            let mut values = kernels::values(&slab);
+            for (value, g) in values.iter_mut().zip(grads) {
+                let g = io.grad_factor * g;
+                *value += rest * (g * g + epsilon - *value);
+            }
+            kernels::set_values(&values, &slab);
+            return Ok(());
+        }
         #[allow(clippy::cast_precision_loss)] // sizes of matrices
         let [rows, cols] = [unit.rows, unit.cols].map(|n| n.max(1) as f64);
         for (at, count) in [cols, rows, rows * cols].into_iter().enumerate() {
@@ -148,6 +160,18 @@ impl Factored {
         Scales { rows: line(rows), cols: line(cols), height, width }
     }
 
+    /// Σ u² with u = g/√V into a buffer.
+    pub(super) fn update_squares(&self, io: &StageIo<'_>, buffer: BufferId) -> Result<()> {
+        let scales: Vec<Scales> = (0..io.units.len()).map(|i| self.scales(io, i)).collect();
+        let pass = UpdateSquares { scales: &scales, grad_factor: io.grad_factor };
+        let stacks = io.units.iter().enumerate().map(|(i, u)| self.stack(io, i, [u.grad.all()], false));
+        let sums = kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        sums.into_iter().enumerate().try_for_each(|(i, sum)| {
+            io.slab(buffer, i)?.numbers().fill(sum);
+            Ok(())
+        })
+    }
+
     /// Scales that change nothing.
     pub(super) fn ones(io: &StageIo<'_>, i: usize) -> Scales {
         let (width, double) =
@@ -155,18 +179,6 @@ impl Factored {
         let line = |count| Line::new(vec![1.0; count], double);
         Scales { rows: line(1), cols: line(width), height: 1, width }
     }
-}
-
-/// Moves second moments by element of unit `i` by the share `rest` towards g² + ε.
-pub(super) fn update_elements(io: &StageIo<'_>, i: usize, state: usize, rest: f64, epsilon: f64) {
-    let unit = &io.units[i];
-    let (slab, grads) = (unit.state[state].row(0), unit.grad.runs().flat_map(|run| kernels::values(&run)));
-    let mut values = kernels::values(&slab);
-    for (value, g) in values.iter_mut().zip(grads) {
-        let g = io.grad_factor * g;
-        *value += rest * (g * g + epsilon - *value);
-    }
-    kernels::set_values(&values, &slab);
 }
 
 /// The divisor that keeps the root mean square of an update at `threshold`: of unit `i` with this sum of squares.

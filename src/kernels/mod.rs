@@ -8,13 +8,13 @@ pub use cpu::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold};
-pub use cpu::lamb::{Lamb, StoredLamb};
+pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
 pub use cpu::philox::{philox, stream};
 pub use cpu::reduce::{
-    column_sums_of_squares, normalize_columns, only_zeros, set_values, sum_all, sum_of_squares, values,
+    column_sums_of_squares, normalize_columns, only_zeros, set_values, sum_of_squares, values,
 };
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run;

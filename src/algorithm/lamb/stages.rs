@@ -5,7 +5,7 @@ use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::hyper::Hyper;
-use crate::kernels::{self, StoredLamb, SumOfSquares};
+use crate::kernels::{self, LambNorms, SumOfSquares};
 use crate::stage::{StageIo, jobs};
 
 /// Whether the moments are stored in the type in which they are computed, so that nothing is lost by writing them first.
@@ -37,9 +37,9 @@ impl Lamb {
         let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect();
         let (pass, operands) = (self.pass(io, h, &steps), moments(io)?);
         let sums = if exact(io) {
-            kernels::fold(&StoredLamb(&pass), &operands)
+            kernels::fold(&LambNorms::<true>(&pass), &operands)
         } else {
-            kernels::fold(&pass, &operands)
+            kernels::fold(&LambNorms::<false>(&pass), &operands)
         };
         sums.into_iter().enumerate().try_for_each(|(i, sums)| {
             io.slab(NORMS, i)?.numbers().copy_from_slice(&sums);
@@ -56,7 +56,7 @@ impl Lamb {
         }
         if exact(io) {
             let stored = io.units.iter().map(|u| Ok([u.param, u.state[MOMENTUM], u.state[VARIANCE]]));
-            kernels::run(&StoredLamb(&pass), &jobs(stored)?);
+            kernels::run(&pass, &jobs(stored)?);
         } else {
             kernels::run(&pass, &moments(io)?);
         }

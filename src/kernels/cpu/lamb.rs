@@ -80,23 +80,31 @@ impl<C: Real> Direction<C> {
     }
 }
 
-/// Σ x² and Σ u². Operands: x, gradient, m, v. Nothing is written: what is stored may be coarser than what is stepped by.
-impl Fold<4, 2> for Lamb {
-    const WRITES: [bool; 4] = [false; 4];
+/// Σ x² and Σ u². Operands: x, gradient, m, v. With `STORE` the moments are written: only where they are stored as they
+/// are computed, as a step is along what was not rounded.
+#[derive(Clone, Copy, Debug)]
+pub struct LambNorms<'a, const STORE: bool>(pub &'a Lamb);
+
+impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
+    const WRITES: [bool; 4] = [false, false, STORE, STORE];
 
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
     fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) -> [f64; 2] {
-        let direction = self.direction::<C>(job);
+        let direction = self.0.direction::<C>(job);
         let mut sums = [0.0_f64; 2];
         let mut start = 0;
         while start < x.len() {
             // Short sums in the type of the arithmetic, long ones in float64.
             let end = (start + RUN).min(x.len());
-            let (x, g, m, v) = (&x[start..end], &g[start..end], &m[start..end], &v[start..end]);
+            let (x, g) = (&x[start..end], &g[start..end]);
+            let (m, v) = (&mut m[start..end], &mut v[start..end]);
             sums[0] += sums!(x;; j => x[j] * x[j]);
-            sums[1] += sums!(x, g, m, v;; j => {
-                let [_, _, u] = direction.next(x[j], g[j], m[j], v[j]);
+            sums[1] += sums!(x, g; m, v; j => {
+                let [new_m, new_v, u] = direction.next(x[j], g[j], m[j], v[j]);
+                if STORE {
+                    (m[j], v[j]) = (new_m, new_v);
+                }
                 u * u
             });
             start = end;
@@ -121,43 +129,13 @@ impl Op<4> for Lamb {
     }
 }
 
-/// The same passes where moments are stored as they are computed: the first one writes them, the second needs no gradient.
-#[derive(Clone, Copy, Debug)]
-pub struct StoredLamb<'a>(pub &'a Lamb);
-
-/// The moments, Σ x² and Σ u². Operands: x, gradient, m, v.
-impl Fold<4, 2> for StoredLamb<'_> {
-    const WRITES: [bool; 4] = [false, false, true, true];
-
-    #[inline(always)]
-    #[allow(clippy::many_single_char_names)] // as the equation has them
-    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) -> [f64; 2] {
-        let direction = self.0.direction::<C>(job);
-        let mut sums = [0.0_f64; 2];
-        let mut start = 0;
-        while start < x.len() {
-            let end = (start + RUN).min(x.len());
-            let (x, g) = (&x[start..end], &g[start..end]);
-            let (m, v) = (&mut m[start..end], &mut v[start..end]);
-            sums[0] += sums!(x;; j => x[j] * x[j]);
-            sums[1] += sums!(x, g; m, v; j => {
-                let u;
-                [m[j], v[j], u] = direction.next(x[j], g[j], m[j], v[j]);
-                u * u
-            });
-            start = end;
-        }
-        sums
-    }
-}
-
-/// `x ← x - rate·u`. Operands: x, m, v.
-impl Op<3> for StoredLamb<'_> {
+/// `x ← x - rate·u` along moments that are written. Operands: x, m, v.
+impl Op<3> for Lamb {
     const WRITES: [bool; 3] = [true, false, false];
 
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [x, m, v]: [&mut [C]; 3]) {
-        let (direction, rate) = (self.0.direction::<C>(job), C::of(self.0.rates[job]));
+        let (direction, rate) = (self.direction::<C>(job), C::of(self.rates[job]));
         for ((x, m), v) in x.iter_mut().zip(m).zip(v) {
             *x = *x - rate * direction.along(*x, *m, *v);
         }

@@ -43,19 +43,6 @@ pub fn set_values(values: &[f64], x: &Slab) {
     }
 }
 
-/// The sum of all elements.
-#[must_use]
-pub fn sum_all(x: &Slab) -> f64 {
-    let mut wide = [0.0_f64; super::TILE];
-    let mut sum = 0.0;
-    for start in (0..x.len()).step_by(super::TILE) {
-        let tile = x.part(start, super::TILE);
-        super::convert::load(&tile, &mut wide[..tile.len()]);
-        sum += wide[..tile.len()].iter().sum::<f64>();
-    }
-    sum
-}
-
 /// Whether every element is zero.
 #[must_use]
 pub fn only_zeros(x: &Slab) -> bool {
