@@ -7,7 +7,7 @@
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{self, Line, Scales, Stack, UpdateSquares};
+use crate::kernels::{self, Scales, Stack, UpdateSquares};
 use crate::plan::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
@@ -141,14 +141,12 @@ impl Factored {
     /// 1/√V of unit `i`, from its states.
     pub(super) fn scales(&self, io: &StageIo<'_>, i: usize) -> Scales {
         let unit = &io.units[i];
-        let double = unit.param.dtype() == DType::F64;
         let state = |at: usize| kernels::values(&unit.state[self.states + at].row(0));
         let roots = |values: Vec<f64>| values.into_iter().map(|v| 1.0 / v.sqrt()).collect::<Vec<_>>();
-        let line = |values| Line::new(values, double);
         if !is_matrix(io.class) {
             let cols = roots(state(0));
             let width = cols.len();
-            return Scales { rows: line(vec![1.0]), cols: line(cols), height: 1, width };
+            return Scales { rows: vec![1.0].into(), cols: cols.into(), height: 1, width };
         }
         let [mut rows, cols, all] = [roots(state(0)), roots(state(1)), state(2)];
         let [height, width] = [rows.len(), cols.len()].map(|n| n.checked_div(all.len()).unwrap_or(0));
@@ -157,7 +155,7 @@ impl Factored {
                 *row *= all.sqrt();
             }
         }
-        Scales { rows: line(rows), cols: line(cols), height, width }
+        Scales { rows: rows.into(), cols: cols.into(), height, width }
     }
 
     /// Σ u² with u = g/√V into a buffer.
@@ -174,9 +172,8 @@ impl Factored {
 
     /// Scales that change nothing.
     pub(super) fn ones(io: &StageIo<'_>, i: usize) -> Scales {
-        let (width, double) =
-            (io.units[i].param.shape().iter().product(), io.units[i].param.dtype() == DType::F64);
-        let line = |count| Line::new(vec![1.0; count], double);
+        let width = io.units[i].param.shape().iter().product();
+        let line = |count| vec![1.0; count].into();
         Scales { rows: line(1), cols: line(width), height: 1, width }
     }
 }

@@ -6,26 +6,22 @@ use super::Real;
 use super::lanes::{LANES, sums};
 use super::rows::{At, RowPass};
 
-/// Numbers in the type of the arithmetic.
+/// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
     narrow: Vec<f32>,
     wide: Vec<f64>,
 }
 
-impl Line {
-    /// Numbers for arithmetic in float64 or in float32.
-    #[must_use]
-    pub fn new(values: Vec<f64>, double: bool) -> Self {
+impl From<Vec<f64>> for Line {
+    fn from(wide: Vec<f64>) -> Self {
         #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
-        let narrow = || values.iter().map(|x| *x as f32).collect();
-        if double {
-            Self { narrow: Vec::new(), wide: values }
-        } else {
-            Self { narrow: narrow(), wide: Vec::new() }
-        }
+        let narrow = wide.iter().map(|x| *x as f32).collect();
+        Self { narrow, wide }
     }
+}
 
+impl Line {
     #[inline(always)]
     fn get<C: Real>(&self) -> &[C] {
         C::pick(&self.narrow, &self.wide)
