@@ -4,10 +4,12 @@
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
 #   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, _abi.py, Cargo.lock)
 #   MARKERS="not slow"  with `test`: which tests pytest selects
+#   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
 #   ARGS=...            with `demo`, `demo-dist`, `test` and `bench`: more arguments for the script or for pytest
 
 PYTHON ?= python3
 MARKERS ?= not slow
+PEERS ?= .cache/peers
 ARGS ?=
 
 VENV := $(CURDIR)/.venv
@@ -23,7 +25,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build lint test bench docs wheel all
+.PHONY: help demo demo-dist build lint test bench bench-quick docs wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -50,8 +52,12 @@ lint: build ## Check formatting, lints, types and the stub of the extension
 	mypy
 	python -m mypy.stubtest oxidion._oxidion
 
-bench: build ## Time every class against torch's optimizers and the installed peers
-	python benchmarks/step.py $(ARGS)
+bench: build ## Time every class against torch's optimizers and all peers (an hour on two cores)
+	python benchmarks/peers.py $(PEERS)
+	python benchmarks/step.py --peer-path $(PEERS)/packages $(ARGS)
+
+bench-quick: build ## A few short races against torch's optimizers (two minutes)
+	python benchmarks/step.py --quick $(ARGS)
 
 docs: build ## Build the API documentation of the core and run the code blocks of the README
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --no-default-features

@@ -23,6 +23,8 @@ Build = Callable[[Tensors], Sequence[Optimizer]]
 
 LR, WD = 1e-4, 0.01
 OURS = "oxidion"
+#: Contenders of ours at other settings than the default.
+FAST, HALF = "oxidion.Muon fast", "oxidion.Dion bf16"
 NOT_INSTALLED = "not installed"
 
 #: Import name of each source and the distribution that holds its version.
@@ -115,10 +117,13 @@ def _groups(tensors: Tensors, **matrix_settings: Any) -> list[dict[str, Any]]:
 
 
 def _muon() -> list[Contender]:
-    def ours(tensors: Tensors) -> list[Optimizer]:
-        import oxidion
+    def ours(**settings: Any) -> Build:
+        def build(tensors: Tensors) -> list[Optimizer]:
+            import oxidion
 
-        return [oxidion.Muon(_groups(tensors), lr=LR, weight_decay=WD, nesterov=True)]
+            return [oxidion.Muon(_groups(tensors), lr=LR, weight_decay=WD, nesterov=True, **settings)]
+
+        return build
 
     def torch_muon(tensors: Tensors) -> list[Optimizer]:
         made: list[Optimizer] = [torch.optim.Muon(tensors.matrices, lr=LR, weight_decay=WD, nesterov=True)]
@@ -143,7 +148,8 @@ def _muon() -> list[Contender]:
 
     polar = "Polar Express, 5 iterations, bfloat16 eager rounding"
     return [
-        Contender("oxidion.Muon", OURS, MUON, ours, "Polar Express, 5 iterations"),
+        Contender("oxidion.Muon", OURS, MUON, ours(), "exact-5: Polar Express, 5 iterations"),
+        Contender(FAST, OURS, MUON, ours(orth_preset="fast"), "fast-4: Schatten-8 norm, 4 iterations"),
         Contender("torch.optim.Muon", "torch", MUON, torch_muon, "fixed quintic, 5 iterations, bfloat16"),
         Contender("dion.Muon eager", "microsoft/dion", MUON, dion_muon, polar),
         Contender(
@@ -156,10 +162,15 @@ def _muon() -> list[Contender]:
 
 
 def _dion(family: str, fraction: float) -> list[Contender]:
-    def ours(tensors: Tensors) -> list[Optimizer]:
-        import oxidion
+    def ours(**settings: Any) -> Build:
+        def build(tensors: Tensors) -> list[Optimizer]:
+            import oxidion
 
-        return [oxidion.Dion(_groups(tensors), lr=LR, weight_decay=WD, rank_fraction=fraction)]
+            return [
+                oxidion.Dion(_groups(tensors), lr=LR, weight_decay=WD, rank_fraction=fraction, **settings)
+            ]
+
+        return build
 
     def peer(tensors: Tensors) -> list[Optimizer]:
         import dion
@@ -167,7 +178,8 @@ def _dion(family: str, fraction: float) -> list[Contender]:
         return [dion.Dion(_groups(tensors), lr=LR, weight_decay=WD, rank_fraction=fraction)]
 
     return [
-        Contender("oxidion.Dion", OURS, family, ours),
+        Contender("oxidion.Dion", OURS, family, ours()),
+        Contender(HALF, OURS, family, ours(orth_dtype=torch.bfloat16), "products in bfloat16"),
         Contender("dion.Dion eager", "microsoft/dion", family, peer),
         Contender("dion.Dion compiled", "microsoft/dion", family, peer, compiled=True, max_tensors=200),
     ]

@@ -33,10 +33,10 @@ def first_step(request: dict[str, Any]) -> dict[str, Any]:
 
     from contenders import SOURCES, contenders
     from harness import state_bytes, stepper, timed
-    from workloads import catalogue, gradients, make_tensors
+    from workloads import gradients, make_tensors, named
 
     torch.set_num_threads(request["threads"])
-    workload = next(entry for entry in catalogue(request["layers"]) if entry.name == request["workload"])
+    workload = named(request["workload"])
     entry = next(
         item for item in contenders(request["family"], compiled=True) if item.name == request["contender"]
     )

@@ -17,13 +17,14 @@ import sysconfig
 import venv
 from pathlib import Path
 
-PEERS = (
-    "lion-pytorch",
-    "pytorch_optimizer==4.1.0",
-    "came-pytorch==0.1.3",
-    "torchao==0.18.0",
-    "galore-torch==1.0",
-)
+#: Requirements with their versions.
+PINNED = Path(__file__).resolve().parent / "peers.txt"
+
+
+def requirements() -> list[str]:
+    """The lines of the file that are no comments."""
+    lines = (line.strip() for line in PINNED.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="of the environment; made where it is not there")
-    parser.add_argument("--only", default=",".join(PEERS), help="requirements of pip, by comma")
+    parser.add_argument("--only", default=",".join(requirements()), help="requirements of pip, by comma")
     options = parser.parse_args()
     folder = options.folder.expanduser().resolve()
     if not (folder / "bin" / "python").exists():
@@ -44,7 +45,10 @@ def main() -> None:
         command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", peer]
         done = subprocess.run(command, check=False)
         print(f"{peer}: {'installed' if done.returncode == 0 else 'could not be installed'}")
-    print(packages)
+    link = folder / "packages"
+    link.unlink(missing_ok=True)
+    link.symlink_to(packages)
+    print(link)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from contenders import OURS, Contender
+from contenders import FAST, HALF, OURS, Contender
 from harness import stepper
 from workloads import MUON, Shape, Workload, gradient
 
@@ -59,7 +59,7 @@ def _step(optimizers: Sequence[Optimizer], entry: Contender) -> None:
 def _muon(entry: Contender, shape: Shape, _fraction: float) -> tuple[float, float, float]:
     weight = torch.nn.Parameter(torch.zeros(shape))
     weight.grad = gradient(shape, seed=1)
-    _step([_plain_muon(entry.source, weight)], entry)
+    _step([_plain_muon(entry, weight)], entry)
     update = -weight.detach().double() / _muon_scale(entry.source, shape)
     return *_orthonormality(update), _cosine(update, _polar_factor(shape))
 
@@ -71,8 +71,11 @@ def _polar_factor(shape: Shape) -> Tensor:
     return left @ right
 
 
-def _plain_muon(source: str, weight: Tensor) -> Optimizer:
+def _plain_muon(entry: Contender, weight: Tensor) -> Optimizer:
+    source = entry.source
     settings: dict[str, Any] = {"lr": 1.0, "weight_decay": 0.0}
+    if entry.name == FAST:
+        settings["orth_preset"] = "fast"
     if source == "torch":
         return torch.optim.Muon([weight], **settings)
     if source == "pytorch_optimizer":
@@ -95,7 +98,8 @@ def _dion(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float
 
     module = importlib.import_module("oxidion" if entry.source == OURS else "dion")
     weight = torch.nn.Parameter(torch.zeros(shape))
-    optimizer = module.Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction)
+    settings = {"orth_dtype": torch.bfloat16} if entry.name == HALF else {}
+    optimizer = module.Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction, **settings)
     for step in range(DION_WARM_STEPS):
         weight.grad = gradient(shape, seed=step)
         _step([optimizer], entry)

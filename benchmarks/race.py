@@ -20,10 +20,10 @@ def race(request: dict[str, Any]) -> dict[str, Any]:
 
     from contenders import NOT_INSTALLED, availability, contenders
     from harness import Step, interleave, load_average, machine, state_bytes, stepper
-    from workloads import catalogue, gradients, make_tensors
+    from workloads import gradients, make_tensors, named
 
     torch.set_num_threads(request["threads"])
-    workload = next(entry for entry in catalogue(request["layers"]) if entry.name == request["workload"])
+    workload = named(request["workload"])
     versions = availability()
     grads = gradients(workload)
     count = len(workload.matrices) + len(workload.others)
@@ -70,10 +70,10 @@ def qualities(request: dict[str, Any]) -> dict[str, Any]:
 
     from contenders import availability, contenders
     from quality import quality
-    from workloads import DION_16, catalogue
+    from workloads import DION_16, named
 
     torch.set_num_threads(request["threads"])
-    workload = next(entry for entry in catalogue(request["layers"]) if entry.name == request["workload"])
+    workload = named(request["workload"])
     versions, rows = availability(), {}
     fraction = 1 / 16 if request["family"] == DION_16 else 1 / 4
     for entry in contenders(request["family"], compiled=False):

@@ -1,4 +1,4 @@
-"""Tables and a plot from the result of `step.py`; `python benchmarks/report.py RESULT.json` redoes them."""
+"""Tables from the result of `step.py`; `python benchmarks/report.py RESULT.json` redoes them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bars
+from floors import floor_seconds
 from harness import series_of
+from workloads import catalogue, named
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The whole result as Markdown."""
     sections = [_header(result), _imports(result), _races(result), _firsts(result), _qualities(result)]
+    sections.insert(2, _bars(result))
     return "\n".join(section for section in sections if section)
 
 
@@ -28,7 +32,18 @@ def _header(result: dict[str, Any]) -> str:
         f"load {result['load_at_start']:.2f} at the start, {result['load_at_end']:.2f} at the end.\n\n"
         "Times are medians in milliseconds a step. A ratio is peer time / oxidion time, median of the rounds "
         "with its 95 % bootstrap interval: above 1, oxidion is faster. The clock is process CPU time at one "
-        "thread and wall time at more.\n"
+        "thread and wall time at more. The floor is the time that operations and memory traffic take at this "
+        f"machine's rates (`floors.py`): {_rates(result)}.\n"
+    )
+
+
+def _rates(result: dict[str, Any]) -> str:
+    return "; ".join(
+        f"{row['threads']} thread{'s' if row['threads'] > 1 else ''} {row['float32'] / 1e9:.0f} GFLOP/s "
+        "float32, "
+        f"{row['bfloat16'] / 1e9:.0f} bfloat16, {row['bytes'] / 1e9:.1f} GB/s"
+        for row in result.get("rates", [])
+        if "bytes" in row
     )
 
 
@@ -42,26 +57,67 @@ def _imports(result: dict[str, Any]) -> str:
     )
 
 
+def _bars(result: dict[str, Any]) -> str:
+    rows = [
+        (what, f"{peer}, {least:g} times as fast", f"{found:.2f}", found >= least)
+        for what, peer, least, found in bars.held(result)
+    ]
+    rows += [
+        (
+            f"first step, {what}",
+            f"at most {bars.FIRST_STEP} warm steps of CPU time",
+            f"{share:.2f}",
+            share <= bars.FIRST_STEP,
+        )
+        for what, share in bars.first_steps(result)
+    ]
+    rows += [
+        (f"extra memory, {what}", f"at most {most:g} of {peer}", f"{share:.2f}", share <= most)
+        for what, peer, most, share in bars.extra_memory(result)
+    ]
+    if not rows:
+        return ""
+    lines = ["## Bars\n", "| what | must be | measured | |", "|---|---|---|---|"]
+    lines += [
+        f"| {what} | {must} | {found} | {'held' if good else '**missed**'} |"
+        for what, must, found, good in rows
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _floor(race: dict[str, Any], rates: list[dict[str, Any]]) -> float | None:
+    """Milliseconds of the floor of a race, None where none can be computed."""
+    of_threads = next((row for row in rates if row["threads"] == race["threads"] and "bytes" in row), None)
+    if of_threads is None or race.get("workload") not in {workload.name for workload in catalogue()}:
+        return None
+    seconds = floor_seconds(named(race["workload"]), race["family"], of_threads)
+    return None if seconds is None else 1e3 * seconds
+
+
 def _races(result: dict[str, Any]) -> str:
     lines = [
         "## Step time\n",
-        "| workload | family | threads | contender | ms | ratio | load | sigma max | ortho error | cosine |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| workload | family | threads | contender | ms | ratio | of floor | load | sigma max "
+        "| ortho error | cosine |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     qualities = {
         (entry.get("workload"), entry.get("family"), name): row
         for entry in result["qualities"]
         for name, row in entry.get("rows", {}).items()
     }
-    for race, name, row in _rows(result):
+    for race, name, row in contender_rows(result):
         load = f"{race['load'][0]:.1f}-{race['load'][1]:.1f}"
         figures = qualities.get((race["workload"], race["family"], name.replace(" compiled", " eager")), {})
         cells = [race["workload"], race["family"], str(race["threads"]), name]
         if row["status"] == "ok":
             clock = clock_of(race)
-            cells += [f"{_median_ms(row, clock):.2f}", _ratio(row["ratio"][clock], base=name == race["base"])]
+            milliseconds = median_ms(row, clock)
+            floor = _floor(race, result.get("rates", []))
+            cells += [f"{milliseconds:.2f}", _ratio(row["ratio"][clock], base=name == race["base"])]
+            cells.append("" if floor is None else f"{100 * floor / milliseconds:.0f} %")
         else:
-            cells += [row["status"], ""]
+            cells += [row["status"], "", ""]
         lines.append("| " + " | ".join([*cells, load, *_quality_cells(figures)]) + " |")
     failures = [race["status"] for race in result["races"] if "contenders" not in race]
     return "\n".join([*lines, "", *failures]) if len(lines) > 3 or failures else ""
@@ -72,7 +128,8 @@ def clock_of(race: dict[str, Any]) -> str:
     return "cpu" if race["threads"] == 1 else "wall"
 
 
-def _rows(result: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+def contender_rows(result: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """Every race that ran, with the name and figures of each contender."""
     for race in result["races"]:
         for name, row in race.get("contenders", {}).items():
             yield race, name, row
@@ -82,7 +139,8 @@ def _ratio(figures: dict[str, float], *, base: bool) -> str:
     return "base" if base else f"{figures['median']:.2f} [{figures['low']:.2f}, {figures['high']:.2f}]"
 
 
-def _median_ms(row: dict[str, Any], clock: str) -> float:
+def median_ms(row: dict[str, Any], clock: str) -> float:
+    """Median milliseconds of a step."""
     return 1e3 * statistics.median(series_of(row).rounds(clock).tolist())
 
 
@@ -137,62 +195,16 @@ def _qualities(result: dict[str, Any]) -> str:
     )
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Bars of the ratios on a logarithmic axis, one panel a thread count."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    threads = sorted({race["threads"] for race in result["races"] if "contenders" in race})
-    bars = {count: rows for count in threads if (rows := _bars(result, count))}
-    if not bars:
-        return
-    height = 1.5 + 0.22 * max(len(entries) for entries in bars.values())
-    figure, axes = plt.subplots(1, len(bars), figsize=(8 * len(bars), height), squeeze=False)
-    for axis, count in zip(axes[0], bars, strict=True):
-        labels, medians, lows, highs = zip(*bars[count], strict=True)
-        spans = [[m - low for m, low in zip(medians, lows, strict=True)],
-                 [high - m for m, high in zip(medians, highs, strict=True)]]  # fmt: skip
-        colours = ["tab:green" if low > 1 else "tab:red" if high < 1 else "tab:gray"
-                   for low, high in zip(lows, highs, strict=True)]  # fmt: skip
-        lengths = [median - 1 for median in medians]
-        axis.barh(range(len(labels)), lengths, left=1, color=colours, height=0.7)
-        axis.errorbar(medians, range(len(labels)), xerr=spans, fmt="none", ecolor="black", linewidth=1.5)
-        axis.set_yticks(range(len(labels)), labels, fontsize=7)
-        axis.invert_yaxis()
-        axis.set_xscale("log")
-        ticks = [
-            tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if min(lows) / 1.5 < tick < max(highs) * 1.5
-        ]
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_xticks([], minor=True)
-        axis.axvline(1.0, color="black", linewidth=1)
-        clock = "CPU time" if count == 1 else "wall time"
-        axis.set_xlabel(f"{clock} of the peer / {clock} of oxidion")
-        axis.set_title(f"{count} thread{'s' if count > 1 else ''}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _bars(result: dict[str, Any], threads: int) -> list[tuple[str, float, float, float]]:
-    bars = []
-    for race, name, row in _rows(result):
-        if race["threads"] == threads and row["status"] == "ok" and name != race["base"]:
-            figures = row["ratio"][clock_of(race)]
-            label = f"{race['workload']} · {race['family']} · {name}"
-            bars.append((label, figures["median"], figures["low"], figures["high"]))
-    return bars
-
-
 def main() -> None:
-    """Write the tables and the plot of each JSON file named on the command line."""
+    """Write the tables and the plots of each JSON file named on the command line."""
+    from charts import plot_ratios, plot_scaling
+
     for argument in sys.argv[1:]:
         path = Path(argument)
         result = json.loads(path.read_text(encoding="utf-8"))
         path.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
-        plot(result, path.with_suffix(".png"))
+        plot_ratios(result, path.with_suffix(".png"))
+        plot_scaling(result, path.with_name(f"{path.stem}_scaling.png"))
 
 
 if __name__ == "__main__":

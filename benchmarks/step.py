@@ -6,7 +6,9 @@ CPU time at one thread, which other work on the machine disturbs least, and wall
 time over the time of the oxidion class in one round, so above 1 oxidion is faster; the table gives the median
 and a 95 % bootstrap interval. An absent peer is recorded as ``not installed``, a failing one with its error.
 
-Writes ``<out>/<name>.json`` (machine, versions, raw samples), ``.md`` (tables) and ``.png`` (bars of ratios).
+Writes ``<out>/<name>.json`` (machine, versions, raw samples), ``.md`` (tables, and which of the bars of
+`bars.py` are held), ``.png`` (ratios) and ``_scaling.png`` (step time against the number of parameters), and
+appends the ratios of the run to ``benchmarks/history.jsonl``.
 
     python benchmarks/step.py --quick
     python benchmarks/step.py --peer-path ~/src/dion --compiled --name step
@@ -42,14 +44,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--quick", action="store_true", help="the short lists, 7 rounds, 1 fresh process each"
+        "--quick",
+        action="store_true",
+        help="a few short races at all threads, 7 rounds, nothing else: under two minutes on two cores",
     )
     parser.add_argument(
         "--only", default="", help="run races whose 'workload/family' contains one of these, by comma"
     )
     parser.add_argument("--threads", default="1,all", help="thread counts by comma; 'all' is every core")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds, at least 7")
-    parser.add_argument("--layers", type=int, default=1, help="layers of the GPT-160M list for Dion and Muon")
     parser.add_argument(
         "--peer-path", action="append", default=[], metavar="DIR", help="folder to import peers from"
     )
@@ -61,8 +64,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--update", action="store_true", help="keep the other rows of an existing result")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
-    parser.add_argument("--name", default="step", help="file name of the results, without suffix")
+    parser.add_argument(
+        "--name", help="file name of the results, without suffix (default: step; quick -quick)"
+    )
+    parser.add_argument(
+        "--compare", type=Path, metavar="JSON", help="fail where a ratio fell clearly below this result's"
+    )
+    parser.add_argument(
+        "--history", type=Path, default=HERE / "history.jsonl", help="file to append the ratios to"
+    )
     options = parser.parse_args(arguments)
+    options.name = options.name or ("step-quick" if options.quick else "step")
+    if options.quick:
+        options.threads, options.rounds, options.skip = "all", 7, "first,import,quality"
     if options.rounds < 7:
         parser.error("--rounds must be at least 7")
     options.peer_path = [str(Path(path).expanduser().resolve()) for path in options.peer_path]
@@ -91,10 +105,9 @@ def selected(options: argparse.Namespace) -> list[tuple[Workload, str]]:
     wanted = [part for part in options.only.split(",") if part]
     pairs = [
         (workload, family)
-        for workload in catalogue(options.layers)
-        for family in workload.families
-        if (workload.quick or not options.quick)
-        and (not wanted or any(part in f"{workload.name}/{family}" for part in wanted))
+        for workload in catalogue()
+        for family in (workload.quick if options.quick else workload.families)
+        if (not wanted or any(part in f"{workload.name}/{family}" for part in wanted))
     ]
     if not pairs:
         raise SystemExit(f"--only {options.only}: no workload/family contains it")
@@ -106,15 +119,18 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
     sys.path[:0] = options.peer_path
     skip = options.skip.split(",")
     pairs = selected(options)
-    every = [
-        (workload.name, family) for workload in catalogue(options.layers) for family in workload.families
-    ]
+    every = [(workload.name, family) for workload in catalogue() for family in workload.families]
     order = {pair: place for place, pair in enumerate(every)}
-    shared = {"paths": options.peer_path, "layers": options.layers}
-    result = earlier(target, pairs, options) if options.update else {kind: [] for kind in KINDS}
+    shared = {"paths": options.peer_path}
+    result = earlier(target, pairs, options) if options.update else {kind: [] for kind in (*KINDS, "rates")}
     result.setdefault("load_at_start", load_average())
-    result.update(machine=machine(), versions=registry.availability())
-    result["settings"] = {**vars(options), "out": str(options.out)}
+    result.update(machine=machine(), versions=registry.availability(), began=machine()["date"])
+    result["settings"] = {
+        key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()
+    }
+    measured = [ask("rates.py", {"threads": threads}) for threads in options.threads]
+    others = [row for row in result.get("rates", []) if row["threads"] not in options.threads]
+    result["rates"] = sorted([*others, *measured], key=lambda row: row["threads"])
     if "import" not in skip and result["versions"][registry.OURS] != registry.NOT_INSTALLED:
         result["imports"] = [ask("fresh.py", {"job": "import", **shared}) for _ in range(IMPORT_RUNS)]
     for workload, family in tqdm(pairs, desc="races", file=sys.stderr):
@@ -139,8 +155,11 @@ def earlier(target: Path, pairs: list[tuple[Workload, str]], options: argparse.N
     """The result that ``target`` holds, without what is about to be measured again."""
     result: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     again = {(workload.name, family) for workload, family in pairs}
+    known = {(workload.name, family) for workload in catalogue() for family in workload.families}
 
     def kept(row: dict[str, Any]) -> bool:
+        if (row.get("workload"), row.get("family")) not in known:
+            return False  # of a list that is no more
         other = (row.get("workload"), row.get("family")) not in again
         return other or row.get("threads", options.threads[0]) not in options.threads
 
@@ -182,16 +201,23 @@ def with_ratios(answer: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the suite and write its results."""
-    from report import markdown, plot
+    from charts import plot_ratios, plot_scaling
+    from history import append, fallen
+    from report import markdown
 
     options = parse()
+    before = json.loads(options.compare.read_text(encoding="utf-8")) if options.compare else None
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / f"{options.name}.json"
     result = run(options, target)
     text = markdown(result)
     target.with_suffix(".md").write_text(text, encoding="utf-8")
-    plot(result, target.with_suffix(".png"))
+    plot_ratios(result, target.with_suffix(".png"))
+    plot_scaling(result, target.with_name(f"{options.name}_scaling.png"))
+    append(result, options.history)
     sys.stdout.write(text)
+    if before is not None and (worse := fallen(before, result)):
+        raise SystemExit("\n".join(["slower than before:", *worse]))
 
 
 if __name__ == "__main__":

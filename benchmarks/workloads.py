@@ -37,7 +37,7 @@ class Workload:
         matrices: Shapes that an orthonormal optimizer takes.
         others: Shapes that its AdamW group takes (norm gains, biases).
         families: Families that run on this list.
-        quick: Whether ``--quick`` keeps it.
+        quick: Families that ``--quick`` keeps.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Workload:
     matrices: tuple[Shape, ...]
     others: tuple[Shape, ...]
     families: tuple[str, ...]
-    quick: bool = True
+    quick: tuple[str, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -80,40 +80,65 @@ MIXED: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
-def catalogue(layers: int) -> tuple[Workload, ...]:
-    """Every workload; ``layers`` is the depth of the GPT list that the orthonormal optimizers step over."""
+def gpt(layers: int, families: tuple[str, ...], quick: tuple[str, ...] = ()) -> Workload:
+    """Matrices and gains of a GPT of 160 million parameters, some of its 12 layers, without embeddings."""
     matrices, gains = gpt_layers(768, layers)
-    full_matrices, full_gains = gpt_layers(768, 12)
+    summary = f"GPT-160M width (d=768), {layers} of its 12 layers; gains by AdamW"
+    return Workload(f"gpt160m-l{layers}", summary, matrices, gains, families, quick)
+
+
+def single(rows: int, cols: int, families: tuple[str, ...], quick: tuple[str, ...] = ()) -> Workload:
+    """One matrix."""
+    return Workload(f"{rows}x{cols}", f"one {rows}x{cols} matrix", ((rows, cols),), (), families, quick)
+
+
+def gpt2() -> Workload:
+    """The 74 tensors of GPT-2: per layer four matrices and two gains; two embeddings."""
+    layer: tuple[Shape, ...] = ((2304, 768), (768, 768), (3072, 768), (768, 3072))
+    matrices = (*layer * 12, (50257, 768), (1024, 768))
+    return Workload(
+        "gpt2-74", "the 74 tensors of GPT-2, 124 million elements", matrices, ((768,),) * 24, ELEMENTWISE
+    )
+
+
+def catalogue() -> tuple[Workload, ...]:
+    """Every workload."""
     wide_matrices, wide_gains = gpt_layers(768, 10)
-    embeddings: tuple[Shape, ...] = ((50304, 768), (1024, 768))
     return (
-        Workload(
-            f"gpt160m-l{layers}",
-            f"GPT-160M width (d=768), {layers} of its 12 layers; gains by AdamW",
-            matrices,
-            gains,
-            (*ORTHONORMAL, *RELATIVES, *ELEMENTWISE),
-        ),
-        Workload(
-            "gpt160m",
-            "GPT-160M-like, 12 layers with embeddings, 99 tensors, element-wise optimizers only",
-            (*full_matrices, *embeddings),
-            full_gains,
-            ELEMENTWISE,
-            quick=False,
-        ),
+        gpt(1, (*ORTHONORMAL, *RELATIVES, *ELEMENTWISE)),
+        gpt(2, (MUON, DION_4)),
+        gpt(4, (MUON, DION_4)),
+        gpt(12, (MUON, DION_4, DION_16)),
+        gpt2(),
         Workload(
             "mixed",
             "24 matrices of 13 shapes, 1xn and nx1 included, and 12 vectors",
             MIXED,
             ((1000,), (384,), (7,)) * 4,
             (*ORTHONORMAL, *ELEMENTWISE),
+            quick=(DION_16, LION),
         ),
-        Workload("muon-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (MUON, DION_4, *RELATIVES)),
-        Workload("600x64x64", "600 matrices of 64x64", ((64, 64),) * 600, (), (MUON, DION_4), quick=False),
-        Workload("4000x768", "4000 vectors of 768", (), ((768,),) * 4000, ELEMENTWISE),
+        single(1024, 4096, (MUON, DION_4, DION_16, *RELATIVES), quick=(DION_4,)),
+        single(1024, 2752, (MUON,)),
+        single(1024, 1024, (MUON,), quick=(MUON,)),
+        single(2048, 2048, (MUON,)),
+        Workload("600x64x64", "600 matrices of 64x64", ((64, 64),) * 600, (), (MUON, DION_4), quick=(MUON,)),
+        Workload("200x256x256", "200 matrices of 256x256", ((256, 256),) * 200, (), (MUON,)),
         Workload(
-            "memory-1024x4096", "one 1024x4096 matrix", ((1024, 4096),), (), (*MEMORY, GALORE, GALORE_REFRESH)
+            "1000x64x64+4000x768",
+            "1000 matrices of 64x64 and 4000 vectors of 768 in one optimizer",
+            ((64, 64),) * 1000,
+            ((768,),) * 4000,
+            (MUON,),
+        ),
+        Workload("4000x768", "4000 vectors of 768", (), ((768,),) * 4000, ELEMENTWISE, quick=(ADAMW,)),
+        Workload(
+            "memory-1024x4096",
+            "one 1024x4096 matrix",
+            ((1024, 4096),),
+            (),
+            (*MEMORY, GALORE, GALORE_REFRESH),
+            quick=(LAMB, ADAFACTOR, CAME),
         ),
         Workload(
             "memory-100m",
@@ -121,12 +146,14 @@ def catalogue(layers: int) -> tuple[Workload, ...]:
             (*wide_matrices, (32_000, 768), (6_400, 768)),
             wide_gains,
             MEMORY,
-            quick=False,
         ),
-        Workload(
-            "flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE, quick=False
-        ),
+        Workload("flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE),
     )
+
+
+def named(name: str) -> Workload:
+    """The workload of this name."""
+    return next(workload for workload in catalogue() if workload.name == name)
 
 
 def gradient(shape: Shape, seed: int) -> Tensor:

@@ -1,0 +1,152 @@
+"""What the benchmarks compute from their samples: bars, floors, the history of ratios."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scripts by their plain names; the examples have a `report` too, so none may stay loaded."""
+    scripts = [path.stem for path in BENCHMARKS.glob("*.py")]
+    loaded = {name: sys.modules.pop(name) for name in scripts if name in sys.modules}
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    for name in scripts:
+        sys.modules.pop(name, None)
+    sys.modules.update(loaded)
+
+
+def race(ours: list[float], peers: dict[str, list[float]], *, threads: int = 1) -> dict[str, Any]:
+    """A race of AdamW with these CPU seconds, two samples a round; wall time is ten times that."""
+    from step import with_ratios
+
+    def row(samples: list[float]) -> dict[str, Any]:
+        return {"status": "ok", "inner": 1, "cpu": samples, "wall": [10 * s for s in samples]}
+
+    rows = {"oxidion.AdamW": row(ours), **{name: row(samples) for name, samples in peers.items()}}
+    answer = {"workload": "4000x768", "family": "adamw", "threads": threads, "date": "2026-11-21"}
+    return with_ratios({**answer, "contenders": rows})
+
+
+def result(*races: dict[str, Any], firsts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A result of these races."""
+    return {
+        "races": list(races),
+        "first_steps": firsts or [],
+        "machine": {"date": "2026-11-21", "cpu": "x", "cores": 2},
+        "versions": {"torch": "2.11"},
+        "began": "2026-11-21",
+        "load_at_start": 0.0,
+        "load_at_end": 0.0,
+    }
+
+
+def test_bars_take_the_median_of_the_ratios_of_a_round() -> None:
+    from bars import held
+
+    slow = race([1.0] * 6, {"torch.optim.AdamW fused": [4.0, 4.0, 4.9, 4.9, 9.0, 9.0]})
+    fast = race([1.0] * 6, {"torch.optim.AdamW fused": [5.5] * 6}, threads=2)
+    found = list(held(result(slow, fast)))
+    assert [(must, round(got, 6)) for _, _, must, got in found] == [(5, 4.9), (5, 5.5)]
+    assert list(held(result(race([1.0] * 2, {})))) == []
+
+
+def test_bars_count_the_fastest_of_several_peers() -> None:
+    from bars import BARS, held
+
+    bar = next(bar for bar in BARS if bar.ours == "oxidion.Dion" and len(bar.peers) == 2)
+    row = {"status": "ok", "inner": 1, "wall": [1.0] * 2}
+    rows = {bar.ours: {**row, "cpu": [1.0] * 2}, bar.peers[0]: {**row, "cpu": [3.0] * 2}}
+    rows[bar.peers[1]] = {**row, "cpu": [2.0] * 2}
+    entry = {"workload": bar.workload, "family": bar.family, "threads": 1, "contenders": rows}
+    ((_, peer, _, got),) = [line for line in held(result(entry)) if line[0].startswith(bar.ours)]
+    assert (peer, got) == (bar.peers[1], 2.0)
+
+
+def test_bars_of_first_step_and_memory_are_shares() -> None:
+    from bars import extra_memory, first_steps
+
+    def sample(name: str, extra: float) -> dict[str, Any]:
+        samples = [{"first_cpu": 3.0, "warm_cpu": 2.0, "extra_bytes": extra}]
+        return {"workload": "1024x4096", "family": "muon", "contender": name, "samples": samples}
+
+    of = result(firsts=[sample("oxidion.Muon", 10.0), sample("torch.optim.Muon", 40.0)])
+    assert [share for _, share in first_steps(of)] == [1.5]
+    assert [(peer, share) for _, peer, _, share in extra_memory(of)] == [("torch.optim.Muon", 0.25)]
+
+
+def test_every_bar_names_a_race_and_contenders_that_exist() -> None:
+    from bars import BARS
+    from contenders import contenders
+    from workloads import named
+
+    assert BARS
+    for bar in BARS:
+        assert bar.family in named(bar.workload).families
+        names = {entry.name for entry in contenders(bar.family, compiled=True)}
+        assert {bar.ours, *bar.peers} <= names
+
+
+def test_floors_of_one_matrix_are_the_formula() -> None:
+    from floors import floor_seconds
+    from workloads import named
+
+    rates = {"float32": 1e9, "bfloat16": 2e9, "bytes": 1e9}
+    m, n = 1024, 4096
+    gram = 9 * m * m * n + 11 * m**3
+    assert gram < 15 * m * m * n + 5 * m**3
+    assert floor_seconds(named("1024x4096"), "muon", rates) == pytest.approx(gram / 2e9 + 24 * m * n / 1e9)
+    dion = 8 * m * n * 256 + 2 * n * 256**2 + 256**3 / 3
+    assert floor_seconds(named("1024x4096"), "dion r=1/4", rates) == pytest.approx((dion + 32 * m * n) / 1e9)
+    assert floor_seconds(named("flat-100m"), "adamw", rates) == pytest.approx(2.8)
+    assert floor_seconds(named("memory-100m"), "came", rates) is None
+
+
+def test_history_names_what_fell_and_keeps_a_line_for_each_run(tmp_path: Path) -> None:
+    from history import append, fallen
+
+    before = result(race([1.0] * 6, {"torch.optim.AdamW fused": [5.0] * 6}))
+    same = result(race([1.0] * 6, {"torch.optim.AdamW fused": [4.8] * 6}))
+    worse = result(race([1.0] * 6, {"torch.optim.AdamW fused": [4.0] * 6}))
+    assert fallen(before, same) == []
+    assert fallen(before, worse) == ["4000x768/adamw/1/torch.optim.AdamW fused: 5.00 -> 4.00"]
+    file = tmp_path / "history.jsonl"
+    append(before, file)
+    append(worse, file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["ratios"]["4000x768/adamw/1/torch.optim.AdamW fused"] for line in lines] == [5.0, 4.0]
+
+
+def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
+    arguments = ["--only", "mixed/lion", "--threads", "1", "--rounds", "7", "--skip", "import,first"]
+    command = [sys.executable, str(BENCHMARKS / "step.py"), *arguments, "--out", str(tmp_path)]
+    command += ["--history", str(tmp_path / "history.jsonl")]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    written = json.loads((tmp_path / "step.json").read_text())
+    rows = written["races"][0]["contenders"]
+    assert rows["oxidion.Lion"]["status"] == "ok"
+    assert len(rows["oxidion.Lion"]["cpu"]) == 14
+    assert rows["dion lion group eager"]["status"] == "not installed"
+    text = (tmp_path / "step.md").read_text()
+    assert "| mixed | lion | 1 | oxidion.Lion |" in text
+    assert (tmp_path / "step.png").stat().st_size > 0
+    ratios = json.loads((tmp_path / "history.jsonl").read_text())["ratios"]
+    assert "mixed/lion/1/torch.optim.AdamW fused" in ratios
+
+
+@pytest.mark.slow
+def test_guard_holds_for_one_seed(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "guard.py"), "--seeds", "0", "--steps", "120"]
+    subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True, timeout=900)
+    losses = json.loads((tmp_path / "guard.json").read_text())["losses"]
+    assert losses["fast"] != losses["exact"], "the preset changed nothing"
