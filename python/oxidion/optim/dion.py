@@ -71,7 +71,7 @@ class Dion(OxOptimizer):
         "momentum_dtype": _validate.dtype(),
         "Q_dtype": _validate.dtype(),
         "variance_dtype": _validate.dtype(),
-        "orth_dtype": _validate.word("auto", "auto", "float32", "float64"),
+        "orth_dtype": _validate.word("auto", "auto", "bfloat16", "float32", "float64"),
         "seed": _validate.count(0, low=0),
         **VIEW_SCHEMA,
     }
