@@ -145,9 +145,9 @@ impl Dion {
             })?;
         }
         if held == Held::Narrower {
-            set_product(&products)?
+            set_product(&products)?;
         } else {
-            add_product(&products)?
+            add_product(&products)?;
         }
         let units = || io.units.iter().enumerate();
         let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));

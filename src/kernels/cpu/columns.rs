@@ -23,9 +23,9 @@ pub fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, scaled: &Slab) -> 
     let sums = unsafe { sums.slice::<f64>() };
     sums.fill(0.0);
     if wide(x) {
-        squares::<f64>(x, sums, factor, scaled)
+        squares::<f64>(x, sums, factor, scaled);
     } else {
-        squares::<f32>(x, sums, factor, scaled)
+        squares::<f32>(x, sums, factor, scaled);
     }
     Ok(())
 }

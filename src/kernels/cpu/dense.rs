@@ -3,10 +3,10 @@
 //! Work is cut by the sizes of a matrix alone, so neither the number of threads nor the other matrices of a call
 //! change a bit of the result.
 
-use faer::linalg::cholesky::llt::factor::{cholesky_in_place, cholesky_in_place_scratch};
+use faer::linalg::cholesky::llt::factor::{LltRegularization, cholesky_in_place, cholesky_in_place_scratch};
 use faer::linalg::matmul::matmul;
 use faer::linalg::triangular_inverse::invert_lower_triangular;
-use faer::{Accum, MatMut, MatRef, Par};
+use faer::{Accum, MatMut, MatRef, Par, Spec};
 use rayon::prelude::*;
 
 use super::Real;
@@ -180,14 +180,14 @@ fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -
     }
     for (j, row) in gram.chunks_mut(cols).enumerate() {
         let own = factors[j];
-        row[..j].iter_mut().zip(&factors).for_each(|(g, f)| *g = *g * (own * *f));
+        row[..j].iter_mut().zip(&factors).for_each(|(g, f)| *g *= own * *f);
         row[j] = T::of(1.0);
     }
     let mut memory =
-        faer::dyn_stack::MemBuffer::new(cholesky_in_place_scratch::<T>(cols, Par::Seq, Default::default()));
+        faer::dyn_stack::MemBuffer::new(cholesky_in_place_scratch::<T>(cols, Par::Seq, Spec::default()));
     let stack = faer::dyn_stack::MemStack::new(&mut memory);
     let matrix = MatMut::from_row_major_slice_mut(&mut gram, cols, cols);
-    cholesky_in_place(matrix, Default::default(), Par::Seq, stack, Default::default()).ok()?;
+    cholesky_in_place(matrix, LltRegularization::default(), Par::Seq, stack, Spec::default()).ok()?;
     invert_lower_triangular(
         MatMut::from_row_major_slice_mut(inverse, cols, cols),
         MatRef::from_row_major_slice(&gram, cols, cols),
@@ -196,7 +196,7 @@ fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -
     let mut trace = 0.0;
     for (j, row) in inverse.chunks_mut(cols).enumerate() {
         trace += row[..=j].iter().map(|u| u.wide() * u.wide()).sum::<f64>();
-        row[..=j].iter_mut().zip(&factors).for_each(|(u, f)| *u = *u * *f);
+        row[..=j].iter_mut().zip(&factors).for_each(|(u, f)| *u *= *f);
     }
     Some(trace)
 }
@@ -231,6 +231,7 @@ fn count(n: usize) -> f64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
 mod tests {
     use tch::{Device, Kind, Tensor};
 
