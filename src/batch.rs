@@ -318,6 +318,12 @@ impl Area {
         self.slab
     }
 
+    /// The elements from the first to the last, with what lies between the rows, and the distance of the rows.
+    #[must_use]
+    pub fn strided(&self) -> (Slab, usize) {
+        (self.slab, self.stride)
+    }
+
     /// One row.
     #[must_use]
     pub fn row(&self, row: usize) -> Slab {

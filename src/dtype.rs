@@ -83,6 +83,12 @@ impl DType {
         matches!(self, Self::Q8 | Self::UQ8)
     }
 
+    /// Whether it is a floating-point type of less than 32 bits.
+    #[must_use]
+    pub fn is_narrow(self) -> bool {
+        matches!(self, Self::F16 | Self::BF16)
+    }
+
     /// The type in which arithmetic on elements of this type is done: float64 for itself, else float32.
     #[must_use]
     pub fn arithmetic(self) -> Self {

@@ -104,8 +104,8 @@ def cholesky_qr(x: Matrix, *, method: str = "cqr") -> Matrix:
     Args:
         x: matrices ``[..., m, n]``.
         method: "cqr" (Cholesky QR, repeated where one pass is not enough), "cqr2" (always two passes), "rcqr"
-            (after the QR of a sketch with fixed random numbers) or "qr" (Householder). Every result is
-            checked; what a Cholesky factorization cannot do, a shifted one and then Householder QR does.
+            (ill-conditioned ones after the QR of a sketch with fixed random numbers) or "qr" (Householder).
+            Every result is checked; what "cqr" cannot do, a shifted one and then Householder QR does.
 
     Raises:
         ValueError: for fewer than two dimensions, more columns than rows, or an unknown method.

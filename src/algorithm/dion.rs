@@ -12,7 +12,6 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::linalg::adjust::AdjustLr;
-use crate::linalg::low_rank::back_project;
 use crate::linalg::qr::QrMethod;
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
@@ -107,8 +106,7 @@ impl Dion {
         wanted.min(short)
     }
 
-    /// The type of P, R and the products that make them. bfloat16 products are a setting: their error would be fed
-    /// back into the momentum.
+    /// The type of P, R and the products that make them. bfloat16 is a setting only: the error of P would be fed back.
     fn product(&self, param: DType, momentum: DType) -> DType {
         let needed = if param == DType::F64 || momentum == DType::F64 { DType::F64 } else { DType::F32 };
         self.orth_dtype.unwrap_or(needed)
@@ -187,10 +185,7 @@ impl Algorithm for Dion {
             PROJECT => Self::project(io, WORK),
             PROJECT_AGAIN => Self::project(io, R),
             ORTHONORMALIZE => self.orthonormalize(io, h),
-            BACK_PROJECT => (0..io.units.len()).try_for_each(|i| {
-                let (p, r) = (io.matrix(P, i)?, io.matrix(R, i)?);
-                back_project(&Self::momentum(io, i)?, io.units[i].transposed, &p, &r)
-            }),
+            BACK_PROJECT => Self::back_project(io),
             FEEDBACK => Self::feedback(io, h),
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),

@@ -12,6 +12,7 @@ use crate::batch::{Blocks, Form as Stored, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels;
+use crate::linalg::basis::orthonormal_basis;
 use crate::linalg::low_rank::sketches;
 use crate::linalg::orthonormalizer::{OPTIONS, Orthonormalizer};
 use crate::linalg::qr::{self, QrMethod};
@@ -125,17 +126,14 @@ fn orthonormal_columns<'py>(x: &Bound<'py, PyAny>, method: &str) -> PyResult<Bou
     let method = QrMethod::parse(method).map_err(super::error::to_python)?;
     let py = x.py();
     let result = py.enter(move || {
-        let batch = as_batch(&matrix)?;
-        let (_, m, r) = batch.size3()?;
-        let sketch = if method == QrMethod::Rcqr && m > r && r > 0 {
+        let mut columns = as_batch(&matrix)?;
+        let (_, m, r) = columns.size3()?;
+        orthonormal_basis(&mut columns, method, |which| {
             let side = |n: i64| usize::try_from(n).unwrap_or(0);
             let key = (Key { seed: 0, stream: 0 }, 0);
-            Some(sketches(&[key], side(qr::sketch_rows(r, 1.25, m)), side(m), 0, 0)?)
-        } else {
-            None
-        };
-        let (orthonormal, _) = qr::orthonormalize(&batch, method, sketch.as_ref())?;
-        Ok(orthonormal.f_view_as(&matrix)?)
+            sketches(&vec![key; which.len()], side(qr::sketch_rows(r, 1.25, m)), side(m), 0, 0)
+        })?;
+        Ok(matrix)
     })?;
     give(py, &result, &form)
 }

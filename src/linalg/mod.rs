@@ -6,6 +6,7 @@
 //! one.
 
 pub mod adjust;
+pub mod basis;
 pub mod coefficients;
 pub mod gram;
 pub mod low_rank;

@@ -43,11 +43,11 @@ class Dion(OxOptimizer):
         weight_decay: decay per unit of ``lr``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
-        qr_method: "rcqr" (randomized Cholesky QR), "cqr" (Cholesky QR), "cqr2" (twice) or "qr" (Householder).
+        qr_method: "rcqr" (Cholesky QR, after a sketch where it needs one), "cqr", "cqr2" (twice) or "qr".
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
         rcqr_oversample: rows of the sketch per column.
         mixed_precision_config: dtypes of the states.
-        orth_dtype: of P, R, products: "float32", "float64", "auto" (float64 if weight or momentum is).
+        orth_dtype: of P, R, products: "bfloat16", "float32", "float64", "auto" (float64 if weight or M is).
         adjust_lr: the rule for the factor of ``lr``, see `Muon`, as for ``flatten`` and the keys of blocks.
         seed: of the initial Q and of the sketches, beside position and step.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
@@ -71,7 +71,7 @@ class Dion(OxOptimizer):
         "momentum_dtype": _validate.dtype(),
         "Q_dtype": _validate.dtype(),
         "variance_dtype": _validate.dtype(),
-        "orth_dtype": _validate.word("auto", "auto", "float32", "float64"),
+        "orth_dtype": _validate.word("auto", "auto", "bfloat16", "float32", "float64"),
         "seed": _validate.count(0, low=0),
         **VIEW_SCHEMA,
     }

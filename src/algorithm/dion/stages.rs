@@ -1,13 +1,14 @@
 //! The stages of Dion on one bucket.
 
-use tch::Tensor;
-
 use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
+use crate::batch::Area;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
-use crate::linalg::low_rank::{add_product, project, set_product, sketches};
-use crate::linalg::qr::{QrMethod, orthonormalize, sketch_rows};
+use crate::linalg::basis::orthonormal_basis;
+use crate::linalg::low_rank::{Factored, add_product, back_project, project, set_product, sketches};
+use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::plan::BufferId;
 use crate::stage::{StageIo, jobs, orthogonality_error};
@@ -15,13 +16,85 @@ use crate::stage::{StageIo, jobs, orthogonality_error};
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
 
+/// Where the products find the momentum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// In the state itself.
+    State,
+    /// In a wider copy, from which the state is rounded once.
+    Wider,
+    /// In a narrower copy; what is exact is the state.
+    Narrower,
+}
+
 impl Dion {
+    fn held(momentum: DType, product: DType) -> Held {
+        match momentum {
+            same if same == product => Held::State,
+            wide if wide.bytes() > product.bytes() => Held::Narrower,
+            _ => Held::Wider,
+        }
+    }
+
+    /// Where the momentum of the bucket's matrices is, which are all alike.
+    fn momentum_held(io: &StageIo<'_>) -> Result<Held> {
+        let Some(unit) = io.units.first() else {
+            return Ok(Held::State);
+        };
+        Ok(Self::held(unit.state[MOMENTUM].dtype(), io.slab(P, 0)?.dtype()))
+    }
+
+    /// Every matrix that `stored` tells, with the factors P and those in the buffer `right`.
+    fn factored(
+        io: &StageIo<'_>,
+        right: BufferId,
+        stored: impl Fn(usize) -> Result<Area>,
+    ) -> Result<Vec<Factored>> {
+        let units = io.units.iter().enumerate();
+        units
+            .map(|(i, unit)| {
+                let (p, r) = (io.area(P, i)?, io.area(right, i)?);
+                Ok(Factored { stored: stored(i)?, transposed: unit.transposed, p, r })
+            })
+            .collect()
+    }
+
+    /// The momentum in product type, with the factors P and those in the buffer `right`.
+    fn momentum(io: &StageIo<'_>, right: BufferId) -> Result<Vec<Factored>> {
+        let held = Self::momentum_held(io)?;
+        Self::factored(io, right, |i| {
+            if held == Held::State { Ok(io.units[i].state[MOMENTUM]) } else { io.area(FULL, i) }
+        })
+    }
+
+    pub(super) fn accumulate(io: &StageIo<'_>) -> Result<()> {
+        let grad_factor = io.grad_factor;
+        let units = || io.units.iter().enumerate();
+        let add = kernels::Momentum { mu: 1.0, grad_factor, nesterov: false };
+        match Self::momentum_held(io)? {
+            Held::State => kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?),
+            held => {
+                let all = units().map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
+                if held == Held::Narrower {
+                    kernels::run(&add, &jobs(all)?);
+                } else {
+                    // The momentum is stored once, after the feedback.
+                    kernels::run(&kernels::Accumulate { grad_factor }, &jobs(all)?);
+                }
+            }
+        }
+        let all = units().map(|(i, u)| Ok([u.state[Q].first_cols(io.shape(WORK, i)?[1]), io.area(WORK, i)?]));
+        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(all)?);
+        Ok(())
+    }
+
     /// `P = B·Q` with Q in the given buffer.
     pub(super) fn project(io: &StageIo<'_>, q: BufferId) -> Result<()> {
-        (0..io.units.len()).try_for_each(|i| {
-            let (q, p) = (io.matrix(q, i)?, io.matrix(P, i)?);
-            project(&Self::momentum(io, i)?, io.units[i].transposed, &q, &p)
-        })
+        project(&Self::momentum(io, q)?)
+    }
+
+    pub(super) fn back_project(io: &StageIo<'_>) -> Result<()> {
+        back_project(&Self::momentum(io, R)?)
     }
 
     pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -31,27 +104,21 @@ impl Dion {
         }
         let mut p = io.matrices(P, units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
-        let method = self.method(h[STEP]);
-        let sketch = if method == QrMethod::Rcqr && rank < tall {
-            let keys: Vec<_> = io
-                .units
-                .iter()
-                .map(|u| (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index))
-                .collect();
+        let empty: Vec<bool> =
+            (0..units).map(|i| Ok(kernels::only_zeros(&io.slab(P, i)?))).collect::<Result<_>>()?;
+        let report = orthonormal_basis(&mut p, self.method(h[STEP]), |which| {
+            let key = |u: &crate::stage::UnitIo| {
+                (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index)
+            };
+            let keys: Vec<_> = which.iter().map(|&i| key(&io.units[i])).collect();
             let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
             let step = h[STEP] as u64;
-            Some(sketches(&keys, rows, usize::try_from(tall).unwrap_or(0), SKETCH_TAG, step)?)
-        } else {
-            None
-        };
-        let empty: Vec<bool> =
-            (0..units).map(|i| Ok(kernels::sum_of_squares(&io.slab(P, i)?) == 0.0)).collect::<Result<_>>()?;
-        let (orthonormal, report) = orthonormalize(&p, method, sketch.as_ref())?;
+            sketches(&keys, rows, usize::try_from(tall).unwrap_or(0), SKETCH_TAG, step)
+        })?;
         if report.householder > 0 {
             log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
         }
-        p.f_copy_(&orthonormal)?;
         // Q sees nothing of the momentum: any basis would be made up, so there is no direction to step along.
         for i in (0..units).filter(|i| empty[*i]) {
             let _ = io.matrix(P, i)?.f_zero_()?;
@@ -64,26 +131,38 @@ impl Dion {
     }
 
     pub(super) fn feedback(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        for i in 0..io.units.len() {
-            let unit = io.units[i];
+        let held = Self::momentum_held(io)?;
+        let lost = h[MU] - 1.0;
+        let products = Self::momentum(io, WORK)?;
+        for (i, product) in products.iter().enumerate() {
             let (r, norms) = (io.slab(R, i)?, io.slab(NORMS, i)?);
-            kernels::column_sums_of_squares(&r, norms.len(), &norms)?;
-            let mut stored = Self::momentum(io, i)?;
-            let whole = stored.shallow_clone();
+            // Of a narrower copy only the product is taken, which the exact momentum is then corrected by.
+            let factor = if held == Held::Narrower { 1.0 } else { lost };
+            kernels::squares_and_scaled(&r, &norms, factor, &io.slab(WORK, i)?)?;
             io.record_stored("captured_energy", i, || {
-                let whole = f64::try_from(whole.f_to_kind(tch::Kind::Double)?.f_norm()?)?.powi(2);
+                let whole = product.stored.runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>();
                 Ok(kernels::sum_of_squares(&r) / whole.max(f64::MIN_POSITIVE))
             })?;
-            let mut scaled = io.matrix(WORK, i)?;
-            scaled.f_copy_(&io.matrix(R, i)?)?;
-            let _ = scaled.f_mul_scalar_(h[MU] - 1.0)?;
-            add_product(&mut stored, unit.transposed, &io.matrix(P, i)?, &scaled)?;
-            if unit.state[MOMENTUM].dtype() != r.dtype() {
-                let whole = [Ok([io.area(FULL, i)?, unit.state[MOMENTUM]])];
-                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(whole)?);
+        }
+        if held == Held::Narrower {
+            set_product(&products)?;
+        } else {
+            add_product(&products)?;
+        }
+        let units = || io.units.iter().enumerate();
+        let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));
+        match held {
+            Held::State => {}
+            Held::Wider => kernels::run(&kernels::Convert { factor: 1.0 }, &all()?),
+            Held::Narrower => {
+                let correct = kernels::Momentum { mu: 1.0, grad_factor: lost, nesterov: false };
+                kernels::run(&correct, &all()?);
             }
+        }
+        for i in 0..io.units.len() {
+            let momentum = io.units[i].state[MOMENTUM];
             io.record_stored("error_feedback_norm", i, || {
-                Ok(unit.state[MOMENTUM].runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>().sqrt())
+                Ok(momentum.runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>().sqrt())
             })?;
         }
         Ok(())
@@ -93,7 +172,7 @@ impl Dion {
         let Some(unit) = io.units.first() else {
             return Ok(());
         };
-        let (transposed, units) = (unit.transposed, 0..io.units.len());
+        let units = 0..io.units.len();
         let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
         let direct = !self.in_two_steps(unit.param.dtype(), io.slab(P, 0)?.dtype());
@@ -114,48 +193,12 @@ impl Dion {
             if decay != 0.0 {
                 kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?);
             }
-            for i in units {
-                let mut param = io.units[i].param.tensor()?;
-                add_product(&mut param, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
-            }
+            add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?)
         } else {
-            for i in units.clone() {
-                set_product(&io.matrix(FULL, i)?, transposed, &io.matrix(P, i)?, &io.matrix(WORK, i)?)?;
-            }
+            set_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?)?;
             let apply = kernels::Apply { rate, decay, cautious: self.cautious };
             kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?);
+            Ok(())
         }
-        Ok(())
-    }
-
-    /// The momentum in product type as it is stored: itself, or its copy in `FULL`.
-    pub(super) fn momentum(io: &StageIo<'_>, i: usize) -> Result<Tensor> {
-        let unit = &io.units[i];
-        if unit.state[MOMENTUM].dtype() == io.slab(P, i)?.dtype() {
-            unit.state[MOMENTUM].tensor()
-        } else {
-            io.matrix(FULL, i)
-        }
-    }
-
-    pub(super) fn accumulate(io: &StageIo<'_>) -> Result<()> {
-        let Some(unit) = io.units.first() else {
-            return Ok(());
-        };
-        if unit.state[MOMENTUM].dtype() == io.slab(P, 0)?.dtype() {
-            let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
-            kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
-        } else {
-            let units = io.units.iter().enumerate();
-            let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
-            // The momentum is stored once, after the feedback.
-            kernels::run(&kernels::Accumulate { grad_factor: io.grad_factor }, &jobs(all)?);
-        }
-        for i in 0..io.units.len() {
-            let mut work = io.matrix(WORK, i)?;
-            let stored = io.units[i].state[Q].first_cols(io.shape(WORK, i)?[1]);
-            work.f_copy_(&stored.tensor()?)?;
-        }
-        Ok(())
     }
 }

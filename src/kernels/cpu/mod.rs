@@ -2,7 +2,9 @@
 
 pub(super) mod blocks;
 pub(super) mod channel;
+pub(super) mod columns;
 mod convert;
+pub(super) mod dense;
 pub(super) mod elementwise;
 pub(super) mod factored;
 pub(super) mod fold;

@@ -1,0 +1,171 @@
+//! Passes over the columns of thin matrices.
+
+use std::ops::Range;
+
+use super::Real;
+use crate::batch::{Area, Element, Slab};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
+/// last place of float32.
+const DEAD: f64 = 2.4e-7;
+
+/// `sums[j] = Σᵢ x[i, j]²` of a row-major slab with as many columns as there are sums, and `scaled = factor · x`.
+///
+/// # Errors
+/// `Error::Internal` when `sums` is not float64 or `scaled` no matrix like `x`.
+pub fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, scaled: &Slab) -> Result<()> {
+    if sums.dtype() != DType::F64 || scaled.len() != x.len() {
+        return Err(Error::Internal("column sums need one float64 each".into()));
+    }
+    // SAFETY: the caller owns all slabs for this stage, and they do not overlap.
+    let sums = unsafe { sums.slice::<f64>() };
+    sums.fill(0.0);
+    if wide(x) {
+        squares::<f64>(x, sums, factor, scaled);
+    } else {
+        squares::<f32>(x, sums, factor, scaled);
+    }
+    Ok(())
+}
+
+/// Whether arithmetic on elements of a slab is float64.
+fn wide(x: &Slab) -> bool {
+    x.dtype() == DType::F64
+}
+
+fn squares<C: Real>(x: &Slab, sums: &mut [f64], factor: f64, scaled: &Slab) {
+    let (columns, factor) = (sums.len(), C::of(factor));
+    let (mut xs, mut ys) = (vec![C::default(); columns], vec![C::default(); columns]);
+    for start in (0..x.len()).step_by(columns.max(1)) {
+        let xs = row(&x.part(start, columns), &mut xs);
+        let out = scaled.part(start, columns);
+        let to = row_to(&out, &mut ys);
+        for ((x, y), sum) in xs.iter().zip(to.iter_mut()).zip(sums.iter_mut()) {
+            let wide = x.wide();
+            *sum += wide * wide;
+            *y = factor * *x;
+        }
+        stored(to, &out);
+    }
+}
+
+/// The elements of a slab in arithmetic type: its own, or converted ones.
+fn row<'a, C: Real>(slab: &Slab, buffer: &'a mut [C]) -> &'a [C] {
+    if slab.dtype() == <C as Element>::DTYPE {
+        // SAFETY: the caller of the pass owns the slab for this stage.
+        return unsafe { slab.slice::<C>() };
+    }
+    super::convert::load(slab, &mut buffer[..slab.len()]);
+    &buffer[..slab.len()]
+}
+
+/// The elements of a slab to be written, or a buffer that [`stored`] puts there.
+fn row_to<'a, C: Real>(slab: &Slab, buffer: &'a mut [C]) -> &'a mut [C] {
+    if slab.dtype() == <C as Element>::DTYPE {
+        // SAFETY: as in `row`.
+        return unsafe { slab.slice::<C>() };
+    }
+    &mut buffer[..slab.len()]
+}
+
+fn stored<C: Real>(values: &[C], slab: &Slab) {
+    if slab.dtype() != <C as Element>::DTYPE {
+        super::convert::store(values, slab);
+    }
+}
+
+/// `q[:, j] ← x[:, j] / (√sums[j] + epsilon)` and `scaled[:, j] ← factor · q[:, j]`. Of `q` only the columns in `own`
+/// are stored.
+///
+/// A dead column (norm zero, or rounding noise beside the largest one) keeps its `q` and gets `scaled = 0`: a
+/// direction that the momentum does not have is not stepped along.
+pub fn normalize_columns(
+    x: &Slab,
+    sums: &Slab,
+    epsilon: f64,
+    factor: f64,
+    (q, own): (&Area, Range<usize>),
+    scaled: &Slab,
+) {
+    // SAFETY: the caller owns the slabs for this stage, and they do not overlap.
+    let sums = unsafe { sums.slice::<f64>() };
+    let largest = sums.iter().fold(0.0_f64, |a, &b| a.max(b)).sqrt();
+    let divisors: Vec<Option<f64>> = sums
+        .iter()
+        .map(|s| {
+            let norm = s.sqrt();
+            // A NaN is not dead: it has to show.
+            (norm.is_nan() || norm > DEAD * largest).then_some(norm + epsilon)
+        })
+        .collect();
+    let task = Normalized { x, q, own, scaled };
+    if wide(x) { task.run::<f64>(&divisors, factor) } else { task.run::<f32>(&divisors, factor) }
+}
+
+struct Normalized<'a> {
+    x: &'a Slab,
+    q: &'a Area,
+    own: Range<usize>,
+    scaled: &'a Slab,
+}
+
+impl Normalized<'_> {
+    fn run<C: Real>(&self, divisors: &[Option<f64>], factor: f64) {
+        let columns = divisors.len();
+        let divide: Vec<C> = divisors.iter().map(|d| C::of(d.unwrap_or(1.0))).collect();
+        let factors: Vec<C> = divisors.iter().map(|d| C::of(d.map_or(0.0, |_| factor))).collect();
+        let dead: Vec<usize> = self.own.clone().filter(|j| divisors[*j].is_none()).collect();
+        let mut buffers = [(); 3].map(|()| vec![C::default(); columns]);
+        let [xs, ys, qs] = &mut buffers;
+        for (number, start) in (0..self.x.len()).step_by(columns.max(1)).enumerate() {
+            let xs = row(&self.x.part(start, columns), xs);
+            let (out, q) = (self.scaled.part(start, columns), self.q.row(number));
+            let to = row_to(&out, ys);
+            for (((x, y), d), f) in xs.iter().zip(to.iter_mut()).zip(&divide).zip(&factors) {
+                *y = *f * (*x / *d);
+            }
+            stored(to, &out);
+            let kept: Vec<C> = if dead.is_empty() { Vec::new() } else { self.kept(&q, &dead) };
+            let to = row_to(&q, qs);
+            for ((x, q), d) in xs[self.own.clone()].iter().zip(to.iter_mut()).zip(&divide[self.own.clone()]) {
+                *q = *x / *d;
+            }
+            dead.iter().zip(kept).for_each(|(j, old)| to[j - self.own.start] = old);
+            stored(to, &q);
+        }
+    }
+
+    /// The old values of a row of `q` in some columns.
+    fn kept<C: Real>(&self, q: &Slab, dead: &[usize]) -> Vec<C> {
+        let mut old = vec![C::default(); q.len()];
+        let old = row(q, &mut old);
+        dead.iter().map(|j| old[j - self.own.start]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn normalize_columns_dead_column_keeps_q() {
+        let x = Tensor::from_slice(&[3.0_f64, 0.0, 1e-9, 4.0, 0.0, 0.0]).view([2, 3]);
+        let q = Tensor::from_slice(&[9.0_f64, 8.0, 7.0, 6.0, 5.0, 4.0]).view([2, 3]);
+        let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
+        let slab = |t: &Tensor| Slab::of(t).unwrap();
+        squares_and_scaled(&slab(&x), &slab(&sums), 0.5, &slab(&scaled)).unwrap();
+        assert_eq!(Vec::<f64>::try_from(sums.copy()).unwrap(), [25.0, 0.0, 1e-18]);
+        assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [1.5, 0.0, 5e-10, 2.0, 0.0, 0.0]);
+        let area = |t: &Tensor, cols| slab(t).area(0, [2, cols], cols);
+        normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, (&area(&q, 3), 0..3), &slab(&scaled));
+        assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
+        assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
+        let q = Tensor::from_slice(&[8.0_f64, 7.0, 5.0, 4.0]).view([2, 2]);
+        normalize_columns(&slab(&x), &slab(&sums), 0.0, 1.0, (&area(&q, 2), 0..2), &slab(&scaled));
+        assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 7.0, 0.8, 4.0]);
+    }
+}

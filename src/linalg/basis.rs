@@ -1,0 +1,58 @@
+//! Orthonormal bases in place: Cholesky QR where its own factor shows that it is accurate, else the method asked for.
+
+use tch::{Kind, Tensor};
+
+use super::qr::{QrMethod, Report, orthonormalize};
+use crate::batch::{Slab, to_i64};
+use crate::error::Result;
+use crate::kernels;
+
+/// Makes the columns of every matrix of `p_bmr`, `[B, m, r]` with `m >= r`, orthonormal: what [`orthonormalize`] gives,
+/// up to rounding and the signs of columns, in place.
+///
+/// All methods but [`QrMethod::Qr`] begin with Cholesky QR, once where the trace of `(PᵀP)⁻¹` shows that the result is
+/// orthonormal to a few roundoffs, else (and for [`QrMethod::Cqr2`] always) twice. A matrix that is too ill-conditioned
+/// for that, and every square one, goes through [`orthonormalize`]; for [`QrMethod::Rcqr`] `sketch` is asked for the
+/// sketches of those matrices, given their indices.
+///
+/// # Errors
+/// As [`orthonormalize`], and whatever `sketch` returns.
+pub fn orthonormal_basis(
+    p_bmr: &mut Tensor,
+    method: QrMethod,
+    sketch: impl FnOnce(&[usize]) -> Result<Tensor>,
+) -> Result<Report> {
+    let (b, m, r) = p_bmr.size3()?;
+    if b == 0 || m == 0 || r == 0 {
+        return Ok(Report::default());
+    }
+    let kind = p_bmr.f_kind()?;
+    if matches!(kind, Kind::BFloat16 | Kind::Half) {
+        let mut wide = p_bmr.f_to_kind(Kind::Float)?;
+        let report = orthonormal_basis(&mut wide, method, sketch)?;
+        p_bmr.f_copy_(&wide)?;
+        return Ok(report);
+    }
+    let mut rest: Vec<usize> = (0..usize::try_from(b).unwrap_or(0)).collect();
+    if m > r && method != QrMethod::Qr {
+        let (all, cols) = (Slab::of(p_bmr)?, usize::try_from(r).unwrap_or(0));
+        let each = all.len() / rest.len();
+        let slabs: Vec<Slab> = rest.iter().map(|i| all.part(i * each, each)).collect();
+        let done = kernels::cholesky_qr(&slabs, cols, method == QrMethod::Cqr2);
+        rest.retain(|i| !done[*i]);
+    }
+    if rest.is_empty() {
+        return Ok(Report::default());
+    }
+    let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(&rest)?) } else { None };
+    let indices = rest.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
+    let index = Tensor::f_from_slice(&indices)?;
+    let (q_bmr, report) = orthonormalize(&p_bmr.f_index_select(0, &index)?, method, sketch.as_ref())?;
+    let _ = p_bmr.f_index_copy_(0, &index, &q_bmr)?;
+    Ok(report)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
+#[path = "basis_tests.rs"]
+mod tests;
