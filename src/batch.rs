@@ -1,8 +1,10 @@
 //! Checked views of tensors: the only place that turns a tensor into memory and back.
 
 mod form;
+mod watch;
 
 pub use form::{Blocks, Form, Places, Rounding};
+pub use watch::{Gradient, Watch, prefetch};
 
 use half::{bf16, f16};
 use tch::{Device, Tensor};
