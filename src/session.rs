@@ -41,8 +41,8 @@ pub struct Session {
     parts: Vec<Vec<Vec<Vec<Part>>>>,
     /// For each bucket what is the same of its units in every step.
     fixed: Vec<Vec<Fixed>>,
-    /// Room for the units of a stage.
-    room: Vec<UnitIo>,
+    /// For each bucket room for the units of a stage.
+    room: Vec<Vec<UnitIo>>,
     _arena: Tensor,
     hypers: Vec<Hyper>,
     grad_factors: Vec<f64>,
@@ -50,6 +50,8 @@ pub struct Session {
     due: Vec<bool>,
     probe: Option<Probe>,
     spent: Vec<Duration>,
+    /// The time that algorithms took since it was asked for.
+    inside: Duration,
 }
 
 impl Session {
@@ -122,6 +124,7 @@ impl Session {
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
         let due = vec![false; plan.buckets.len()];
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
+        let room = vec![Vec::new(); plan.buckets.len()];
         Ok(Self {
             plan,
             due,
@@ -129,12 +132,13 @@ impl Session {
             memory: buffers,
             parts,
             fixed,
-            room: Vec::new(),
+            room,
             _arena: arena,
             hypers,
             grad_factors: Vec::new(),
             probe: None,
             spent,
+            inside: Duration::ZERO,
         })
     }
 
@@ -182,16 +186,18 @@ impl Session {
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
-        for (at, step) in compute.steps.iter().enumerate() {
-            if step.guarded() && !self.due[number] {
-                continue;
-            }
-            let memory = &self.memory[number];
-            match step {
-                Step::Gradients => self.average_in(bucket, memory)?,
-                Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
-                Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
-                Step::Stage(point) => self.stage(&plan, number, point, (k, at))?,
+        for positions in self.batches(number, &compute.steps) {
+            for (at, step) in compute.steps.iter().enumerate() {
+                if step.guarded() && !self.due[number] {
+                    continue;
+                }
+                let memory = &self.memory[number];
+                match step {
+                    Step::Gradients => self.average_in(bucket, memory)?,
+                    Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
+                    Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
+                    Step::Stage(point) => self.stage(&plan, number, point, (k, at), positions.clone())?,
+                }
             }
         }
         self.spent[k] = started.elapsed();
@@ -229,6 +235,11 @@ impl Session {
         };
         let siblings = plan.buckets.iter().zip(&self.memory).filter(|(b, _)| b.algorithm == bucket.algorithm);
         siblings.flat_map(|(_, memory)| memory[buffer].numbers().iter()).sum()
+    }
+
+    /// The time that the mathematics of algorithms took since this was last asked for: all but the session's own work.
+    pub fn take_inside(&mut self) -> Duration {
+        std::mem::take(&mut self.inside)
     }
 
     /// Asks for measurements of the steps that follow, or stops them.

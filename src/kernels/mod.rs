@@ -5,7 +5,7 @@ mod cpu;
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
-    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
+    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, Squares, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold};
 pub use cpu::lamb::{Lamb, LambNorms};

@@ -1,10 +1,13 @@
 //! The stages of algorithms: the units of a bucket with their memory in this step.
 
+use std::ops::Range;
+use std::time::Instant;
+
 use super::bound::Bound;
 use super::{Session, area};
 use crate::batch::Area;
 use crate::error::Result;
-use crate::plan::{Bucket, Plan, StagePoint};
+use crate::plan::{Bucket, Plan, StagePoint, Step};
 use crate::spec::Rect;
 use crate::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
 use crate::threads;
@@ -14,6 +17,8 @@ use crate::threads;
 const TOGETHER: usize = 64;
 /// Elements for each thread that are worth waking them.
 const SHARE: usize = 1 << 19;
+/// Elements of whole units that are worked on from the first to the last step before the next ones.
+const BATCH: usize = 1 << 18;
 
 /// What is the same of a unit in every step.
 #[derive(Clone, Debug)]
@@ -47,76 +52,86 @@ pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
 }
 
 impl Session {
-    /// Runs a stage. Elementwise units depend on nothing but themselves, so a kernel gets some of them at a time.
+    /// The positions of a bucket's units that run through all of its steps together: of one that is worked on here alone,
+    /// and whose units depend on nothing but themselves, a few at a time, so that what one step reads the next one finds
+    /// in a cache.
+    pub(super) fn batches(&self, number: usize, steps: &[Step]) -> Vec<Range<usize>> {
+        let bucket = &self.plan.buckets[number];
+        let all = bucket.units.len();
+        let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
+        let alone = bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
+        if !alone || steps.len() < 2 || !steps.iter().all(stage) {
+            return vec![0..usize::MAX];
+        }
+        let (mut batches, mut start, mut elements) = (Vec::new(), 0, 0);
+        for (at, unit) in self.fixed[number].iter().enumerate() {
+            elements += unit.local.numel();
+            if elements >= BATCH || at + 1 == all {
+                batches.push(start..at + 1);
+                (start, elements) = (at + 1, 0);
+            }
+        }
+        batches
+    }
+
+    /// Runs a stage on the units at these positions. Elementwise units depend on nothing but themselves, so a kernel gets
+    /// some of them at a time.
     pub(super) fn stage(
         &mut self,
         plan: &Plan,
         number: usize,
         point: &StagePoint,
         at: (usize, usize),
+        positions: Range<usize>,
     ) -> Result<()> {
         let bucket = &plan.buckets[number];
         let alone = !bucket.distributed() && !bucket.joint && bucket.program.buffers.is_empty();
         let apart = alone && plan.algorithms[bucket.algorithm].flat();
         let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
-        let mut units = std::mem::take(&mut self.room);
-        let (mut next, mut done) = (0, Ok(()));
-        while next < point.units.len() && done.is_ok() {
-            units.clear();
-            let mut elements = 0;
-            while next < point.units.len() && !(apart && units.len() >= TOGETHER && elements >= least) {
-                if let Some(unit) = self.unit(number, point, (at, next), units.len()) {
-                    elements += unit.param.shape().iter().product::<usize>();
-                    units.push(unit);
+        let mut room = std::mem::take(&mut self.room[number]);
+        let (mut next, mut done) = (positions.start, Ok(()));
+        let end = positions.end.min(point.units.len());
+        while next < end && done.is_ok() {
+            let (mut count, mut elements) = (0, 0);
+            while next < end && !(apart && count >= TOGETHER && elements >= least) {
+                if room.len() == count {
+                    room.push(UnitIo::EMPTY);
+                }
+                if self.fill(&mut room[count], number, point, (at, next), count) {
+                    elements += room[count].param.shape().iter().product::<usize>();
+                    count += 1;
                 }
                 next += 1;
             }
-            done = self.run(plan, number, point, at, &units);
+            done = self.run(plan, number, point, at, &room[..count]);
         }
-        self.room = units;
+        self.room[number] = room;
         done
     }
 
-    /// The unit at `position` of a stage; none where it takes no part in the step.
+    /// Describes the unit at `position` of a stage, which has `before` others before it; false where it takes no part in
+    /// the step.
     #[inline]
-    fn unit(
+    fn fill(
         &self,
+        io: &mut UnitIo,
         number: usize,
         point: &StagePoint,
         ((compute, step), position): ((usize, usize), usize),
         before: usize,
-    ) -> Option<UnitIo> {
+    ) -> bool {
         let bucket = &self.plan.buckets[number];
         let memory = &self.memory[number];
         let parts = &self.parts[compute][step];
         let fixed = &self.fixed[number][point.units.start + position];
         let slot = &self.slots[fixed.param];
-        let mut io = UnitIo {
-            param_index: fixed.param,
-            block_index: fixed.index,
-            rows: fixed.rows,
-            cols: fixed.cols,
-            numel: fixed.numel,
-            transposed: bucket.shape.transposed,
-            // Alone, units of one shape without a gradient take no room; else everything keeps its place.
-            position: if bucket.distributed() || bucket.joint { position } else { before },
-            due: slot.due,
-            steps: slot.steps,
-            param: Area::EMPTY,
-            grad: Area::EMPTY,
-            state: [Area::EMPTY; MAX_STATES],
-        };
         let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
         let found = |grad: &Bound| match averaged {
             Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
             None => area(&grad.slab, &fixed.local),
         };
-        if point.whole && bucket.distributed() {
-            let complete = fixed.local.numel() == fixed.rows * fixed.cols;
-            io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
-            return Some(io);
-        }
-        let Some(grad) = &slot.grad else {
+        let whole = point.whole && bucket.distributed();
+        if !whole && slot.grad.is_none() {
             if bucket.distributed() || bucket.joint {
                 // It contributes zeros to every exchange.
                 for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
@@ -124,14 +139,30 @@ impl Session {
                     slab.part(*offset, shape[0] * shape[1]).clear();
                 }
             }
-            return None;
-        };
-        io.param = area(&slot.param.slab, &fixed.local);
-        io.grad = found(grad);
-        for (out, (at, rect)) in io.state.iter_mut().zip(&fixed.states) {
-            *out = area(&slot.states[*at].slab, rect);
+            return false;
         }
-        Some(io)
+        io.param_index = fixed.param;
+        io.block_index = fixed.index;
+        (io.rows, io.cols, io.numel) = (fixed.rows, fixed.cols, fixed.numel);
+        io.transposed = bucket.shape.transposed;
+        // Alone, units of one shape without a gradient take no room; else everything keeps its place.
+        io.position = if bucket.distributed() || bucket.joint { position } else { before };
+        (io.due, io.steps) = (slot.due, slot.steps);
+        if whole {
+            let complete = fixed.local.numel() == fixed.rows * fixed.cols;
+            io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
+            io.param = Area::EMPTY;
+            io.state = [Area::EMPTY; MAX_STATES];
+            return true;
+        }
+        io.param = area(&slot.param.slab, &fixed.local);
+        io.grad = slot.grad.as_ref().map_or(Area::EMPTY, found);
+        for (out, (at, rect)) in io.state.iter_mut().zip(&fixed.states) {
+            let slab = &slot.states[*at].slab;
+            slab.prefetch_number();
+            *out = area(slab, rect);
+        }
+        true
     }
 
     fn run(
@@ -158,6 +189,10 @@ impl Session {
             probe: self.probe.as_mut(),
             buffers: &buffers,
         };
-        plan.algorithms[bucket.algorithm].run(point.stage, &mut io, &self.hypers[bucket.algorithm])
+        let started = Instant::now();
+        let hyper = &self.hypers[bucket.algorithm];
+        let done = plan.algorithms[bucket.algorithm].run(point.stage, &mut io, hyper);
+        self.inside += started.elapsed();
+        done
     }
 }
