@@ -70,8 +70,11 @@ impl Session {
         }
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
-            let states: Vec<Bound> =
-                states.into_iter().zip(&member.states).map(|(s, l)| Bound::watched(s, l.spec.dtype)).collect();
+            let states: Vec<Bound> = states
+                .into_iter()
+                .zip(&member.states)
+                .map(|(s, l)| Bound::watched(s, l.spec.dtype))
+                .collect();
             for (state, local) in states.iter().zip(&member.states) {
                 let spec = &local.spec;
                 if !state.is(&local.shape()) || state.tensor.device() != Device::Cpu {

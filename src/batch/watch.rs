@@ -16,7 +16,7 @@ const DIMS: usize = 4;
 /// Bytes of a line of memory.
 const LINE: usize = 64;
 /// Lines in which libtorch keeps what it knows of a tensor.
-const LINES: usize = 3;
+const LINES: usize = 4;
 
 /// Where a libtorch `Tensor`, which is one pointer to a counted object, is: what its C interface takes.
 type Place = *const *const c_void;
@@ -265,7 +265,12 @@ fn prefetch_object(object: *const c_void) {
 unsafe fn prefetch_targets(object: *const c_void) {
     for word in 2..LINE / size_of::<usize>() {
         // SAFETY: the caller upholds that the object is alive.
-        prefetch(unsafe { object.cast::<usize>().add(word).read_volatile() });
+        let target = unsafe { object.cast::<usize>().add(word).read_volatile() };
+        prefetch(target);
+        if word == 2 {
+            // The storage is longer than a line.
+            prefetch(target.wrapping_add(LINE));
+        }
     }
 }
 

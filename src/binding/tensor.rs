@@ -100,7 +100,10 @@ impl Known {
             let mut left = count;
             let same = each_entry(&own, |key, value| {
                 let here = (key as usize, value as usize);
-                left > 0 && entries.next() == Some(&here) && { left -= 1; true }
+                left > 0 && entries.next() == Some(&here) && {
+                    left -= 1;
+                    true
+                }
             });
             same && left == 0
         });

@@ -2,8 +2,8 @@
 
 use tch::Tensor;
 
-use super::bound::{Bound, Look, check_gradient, check_written};
 use super::Session;
+use super::bound::{Bound, Look, check_gradient, check_written};
 use crate::batch::Watch;
 use crate::error::Result;
 use crate::hyper::Hyper;

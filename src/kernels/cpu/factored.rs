@@ -2,9 +2,9 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use super::{Op, Real};
 use super::lanes::{LANES, sums};
 use super::rows::{At, RowPass};
+use super::{Op, Real};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]
