@@ -101,7 +101,16 @@ impl Session {
                 )));
             }
             let param = Bound::watched(param, member.spec.dtype);
-            let mut slot = Slot { param, states, grad: None, counter, steps: 0.0, due: false, quick: false };
+            let mut slot = Slot {
+                param,
+                states,
+                grad: None,
+                counter,
+                steps: 0.0,
+                due: false,
+                quick: false,
+                looked: false,
+            };
             let plain = member.rounding.is_none() && member.states.iter().all(|s| s.scales_of.is_none());
             slot.quick = plain && slot.fits(member);
             slots.push(slot);

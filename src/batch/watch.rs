@@ -18,6 +18,12 @@ const LINE: usize = 64;
 /// Lines in which libtorch keeps what it knows of a tensor.
 const LINES: usize = 4;
 
+/// Which words of a tensor's object point to its storage, to what autograd keeps and to the counter of changes. Memory is
+/// asked for by them, nothing is read: wrong ones would cost time.
+const STORAGE: usize = 2;
+const AUTOGRAD: usize = 3;
+const COUNTER: usize = 5;
+
 /// Where a libtorch `Tensor`, which is one pointer to a counted object, is: what its C interface takes.
 type Place = *const *const c_void;
 
@@ -124,7 +130,7 @@ impl Watch {
         &raw const self.object
     }
 
-    /// The memory of the tensor, if it still has its type and shape, and is contiguous on the CPU.
+    /// The memory of the tensor, if it still has its type and shape, is contiguous on the CPU and counts its changes.
     #[must_use]
     #[inline]
     pub fn memory(&self) -> Option<Slab> {
@@ -154,6 +160,7 @@ impl Watch {
                 && aoti_torch_is_contiguous(place, &raw mut contiguous) == 0
                 && contiguous
                 && atg_is_neg(place) == 0
+                && atg_is_inference(place) == 0
                 && aoti_torch_get_sizes(place, &raw mut sizes) == 0
         };
         if !plain {
@@ -199,32 +206,39 @@ impl Watch {
         }
     }
 
-    /// Counts a change of the elements, as autograd wants it; false where the tensor has no counter, or none that is
-    /// known.
+    /// Counts a change of the elements, as autograd wants it; false where no way to do that is known. The memory must
+    /// have been found in this step: a tensor without a counter, as those made for inference are, has none.
     #[must_use]
+    #[inline]
     pub fn bump_version(&self) -> bool {
-        // SAFETY: the tensor is alive; one of inference has no counter, and is not asked to count.
-        let counts = unsafe { atg_is_inference(self.place()) } == 0;
-        let Some(functions) = functions().filter(|_| counts) else { return false };
-        // SAFETY: as above.
+        let Some(functions) = functions() else { return false };
+        // SAFETY: the tensor is alive, and has a counter.
         unsafe { (functions.bump_version)(self.place()) };
         true
     }
 
-    /// Asks for the memory in which libtorch keeps what it knows of the tensor.
+    /// Asks for the memory in which libtorch keeps what it knows of the tensor: all of it, or the first line.
     #[inline]
-    pub fn prefetch(&self) {
-        prefetch_object(self.object);
+    pub fn prefetch(&self, all: bool) {
+        prefetch_object(self.object, all);
     }
 
-    /// Asks for what that memory points to. It should have arrived.
+    /// Asks for what a look at the tensor reads behind that memory, which should have arrived.
     #[inline]
-    pub fn prefetch_behind(&self) {
+    pub fn prefetch_storage(&self) {
         // SAFETY: the tensor is alive.
-        unsafe { prefetch_targets(self.object) };
+        unsafe { prefetch_targets(self.object, &[STORAGE, AUTOGRAD]) };
     }
 
-    /// Asks for the memory in which libtorch keeps what it knows of the gradient, or for what that points to.
+    /// Asks for the counter of changes. The first line of the tensor should have arrived.
+    #[inline]
+    pub fn prefetch_counter(&self) {
+        // SAFETY: the tensor is alive.
+        unsafe { prefetch_targets(self.object, &[COUNTER]) };
+    }
+
+    /// Asks for the memory in which libtorch keeps what it knows of the gradient, or for what a look at that reads behind
+    /// it.
     #[inline]
     pub fn prefetch_gradient(&self, behind: bool) {
         let Some(functions) = functions() else { return };
@@ -232,9 +246,9 @@ impl Watch {
         unsafe {
             let object = *(functions.grad)(self.object);
             if behind {
-                prefetch_targets(object);
+                prefetch_targets(object, &[STORAGE]);
             } else {
-                prefetch_object(object);
+                prefetch_object(object, true);
             }
         }
     }
@@ -253,22 +267,22 @@ pub fn prefetch(address: usize) {
     let _ = address;
 }
 
-fn prefetch_object(object: *const c_void) {
-    (0..LINES).for_each(|line| prefetch(object as usize + line * LINE));
+fn prefetch_object(object: *const c_void, all: bool) {
+    (0..if all { LINES } else { 1 }).for_each(|line| prefetch(object as usize + line * LINE));
 }
 
-/// Asks for what the first words of a tensor's object may point to: storage, autograd's part, version counter.
+/// Asks for what these words of a tensor's object point to.
 ///
 /// # Safety
-/// The object is alive: libtorch's are longer than that.
+/// The object is alive: libtorch's are longer than the words that are read.
 #[inline]
-unsafe fn prefetch_targets(object: *const c_void) {
-    for word in 2..LINE / size_of::<usize>() {
+unsafe fn prefetch_targets(object: *const c_void, words: &[usize]) {
+    for &word in words {
         // SAFETY: the caller upholds that the object is alive.
         let target = unsafe { object.cast::<usize>().add(word).read_volatile() };
         prefetch(target);
-        if word == 2 {
-            // The storage is longer than a line.
+        if word == STORAGE {
+            // It is longer than a line.
             prefetch(target.wrapping_add(LINE));
         }
     }
@@ -319,8 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn bump_version_refuses_a_tensor_of_inference() {
+    fn bump_version_counts_one_change() {
         let x = Tensor::zeros([3], (Kind::Float, Device::Cpu));
+        let before = x.internal_version();
         assert!(Watch::of(&x, DType::F32).unwrap().bump_version());
+        assert_eq!(x.internal_version(), before + 1);
     }
 }

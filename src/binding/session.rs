@@ -178,6 +178,11 @@ impl PySession {
         Ok(list)
     }
 
+    /// Seconds that the mathematics of algorithms took since this was last asked for: all but the session's own work.
+    fn inside(&self) -> PyResult<f64> {
+        Ok(self.lock().map_err(to_python)?.take_inside().as_secs_f64())
+    }
+
     /// Asks for measurements of the steps that follow.
     fn measure(&self, on: bool) -> PyResult<()> {
         self.lock().map_err(to_python)?.set_probe(on);

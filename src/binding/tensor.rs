@@ -18,6 +18,8 @@ use crate::linalg::random::{Key, fill_normal as normals};
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
+/// Which word of a dict points to its entries. Memory is asked for by it, nothing is read.
+const DICT_KEYS: usize = 4;
 /// How many dicts ahead memory is asked for.
 const DICTS_AHEAD: usize = 12;
 
@@ -86,7 +88,9 @@ impl Known {
             }
             if let Some((_, ahead, _)) = self.owners.get(number + DICTS_AHEAD / 2) {
                 // SAFETY: it is one of the dicts that are kept alive, none of which is shorter than this.
-                (0..6).for_each(|word| prefetch(unsafe { (*ahead as *const usize).add(word).read() }));
+                let keys = unsafe { (*ahead as *const usize).add(DICT_KEYS).read() };
+                prefetch(keys);
+                prefetch(keys.wrapping_add(64));
             }
             let Some(&(known, dict, count)) = self.owners.get(number) else { return false };
             number += 1;

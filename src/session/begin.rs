@@ -29,8 +29,8 @@ impl Session {
     /// Asks for the memory of the parameters that are looked at next.
     fn ask_ahead(&self, i: usize) {
         let watches = |at: usize| self.slots.get(at).into_iter().flat_map(|s| s.own()).filter_map(watch);
-        watches(i + AHEAD).for_each(Watch::prefetch);
-        watches(i + AHEAD / 2).for_each(Watch::prefetch_behind);
+        watches(i + AHEAD).for_each(|w| w.prefetch(true));
+        watches(i + AHEAD / 2).for_each(Watch::prefetch_storage);
         let param = |at: usize| self.slots.get(at).and_then(|slot| watch(&slot.param));
         param(i + AHEAD / 3).into_iter().for_each(|w| w.prefetch_gradient(false));
         param(i + AHEAD / 6).into_iter().for_each(|w| w.prefetch_gradient(true));
@@ -92,15 +92,15 @@ impl Session {
         let mut uncounted = Vec::new();
         for i in 0..self.slots.len() {
             let watches = |at: usize| self.slots.get(at).into_iter().flat_map(|s| s.own()).filter_map(watch);
-            watches(i + AHEAD).for_each(Watch::prefetch);
-            watches(i + AHEAD / 2).for_each(Watch::prefetch_behind);
+            watches(i + AHEAD).for_each(|w| w.prefetch(false));
+            watches(i + AHEAD / 2).for_each(Watch::prefetch_counter);
             let slot = &mut self.slots[i];
             if slot.grad.take().is_some() {
                 slot.count();
                 slot.param.commit()?;
                 slot.states.iter_mut().try_for_each(Bound::commit)?;
-                let quick = slot.quick && slot.own().all(|b| watch(b).is_some_and(Watch::bump_version));
-                if !quick {
+                let counted = slot.looked && slot.own().all(|b| watch(b).is_some_and(Watch::bump_version));
+                if !counted {
                     uncounted.push(i);
                 }
             }

@@ -94,6 +94,8 @@ pub(super) struct Slot {
     pub(super) due: bool,
     /// Whether a quick look may suffice: no element is more than a number of its type.
     pub(super) quick: bool,
+    /// Whether it did in this step.
+    pub(super) looked: bool,
 }
 
 /// What a quick look at a parameter found.
@@ -112,7 +114,7 @@ impl Slot {
     /// set the gradient meanwhile.
     #[inline]
     pub(super) fn look(&mut self) -> Look {
-        self.grad = None;
+        (self.grad, self.looked) = (None, false);
         if !self.quick || !self.param.glance() || !self.states.iter_mut().all(Bound::glance) {
             return Look::Unknown;
         }
@@ -120,6 +122,7 @@ impl Slot {
             Gradient::Absent => Look::Absent,
             Gradient::Other => Look::Unknown,
             Gradient::Plain(tensor, slab) => {
+                self.looked = true;
                 self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype) });
                 Look::Ready
             }
