@@ -111,8 +111,8 @@ impl Session {
                 quick: false,
                 looked: false,
             };
-            let plain = member.rounding.is_none() && member.states.iter().all(|s| s.scales_of.is_none());
-            slot.quick = plain && slot.fits(member);
+            let numbers = member.rounding.is_none() && member.states.iter().all(|s| s.scales_of.is_none());
+            slot.quick = numbers && slot.fits(member);
             slots.push(slot);
         }
         let memory = Slab::of(&arena)?;

@@ -27,6 +27,7 @@ const COUNTER: usize = 5;
 /// Where a libtorch `Tensor`, which is one pointer to a counted object, is: what its C interface takes.
 type Place = *const *const c_void;
 
+// SAFETY: as libtorch's `shim.h` and the wrappers of `torch-sys` declare them.
 unsafe extern "C" {
     fn aoti_torch_get_layout(tensor: Place, layout: *mut i32) -> i32;
     fn aoti_torch_layout_strided() -> i32;
@@ -43,14 +44,24 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
+/// # Safety
+/// The object is alive.
+type OfObject = unsafe extern "C" fn(*const c_void) -> Place;
+/// # Safety
+/// The tensor is alive.
+type Asks = unsafe extern "C" fn(Place) -> bool;
+/// # Safety
+/// The tensor is alive.
+type Tells = unsafe extern "C" fn(Place);
+
 /// Functions of libtorch that its C interface does not have.
 struct Functions {
     /// `const at::Tensor& c10::TensorImpl::grad() const`
-    grad: unsafe extern "C" fn(*const c_void) -> Place,
+    grad: OfObject,
     /// `bool at::impl::tensor_has_dispatch(const at::Tensor&)`
-    has_dispatch: unsafe extern "C" fn(Place) -> bool,
+    has_dispatch: Asks,
     /// `void torch::autograd::impl::bump_version(const at::Tensor&)`
-    bump_version: unsafe extern "C" fn(Place),
+    bump_version: Tells,
 }
 
 /// None where this libtorch has not all of them: then every tensor is looked at through `tch`.
@@ -68,11 +79,9 @@ fn functions() -> Option<&'static Functions> {
         // SAFETY: a mangled name spells the types of the arguments; references and `this` are pointers.
         unsafe {
             Some(Functions {
-                grad: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_void) -> Place>(grad),
-                has_dispatch: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Place) -> bool>(
-                    dispatch,
-                ),
-                bump_version: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Place)>(bump),
+                grad: std::mem::transmute::<*mut c_void, OfObject>(grad),
+                has_dispatch: std::mem::transmute::<*mut c_void, Asks>(dispatch),
+                bump_version: std::mem::transmute::<*mut c_void, Tells>(bump),
             })
         }
     };
@@ -176,7 +185,7 @@ impl Watch {
         }
         // SAFETY: as above.
         let known = unsafe { aoti_torch_get_data_ptr(place, &raw mut address) } == 0;
-        (known && !address.is_null() && len > 0).then(|| Slab {
+        (known && !address.is_null() && len > 0).then_some(Slab {
             address: address as usize,
             len,
             dtype: self.dtype,

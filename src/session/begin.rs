@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::Session;
-use super::bound::{Bound, Look, check_gradient, check_written};
+use super::bound::{Bound, Look, Slot, check_gradient, check_written};
 use crate::batch::Watch;
 use crate::error::Result;
 use crate::hyper::Hyper;
@@ -15,7 +15,9 @@ const AHEAD: usize = 12;
 impl Session {
     /// Has parameter `i` looked at closely in every step.
     pub fn distrust(&mut self, i: usize) {
-        self.slots.get_mut(i).into_iter().for_each(|slot| slot.quick = false);
+        if let Some(slot) = self.slots.get_mut(i) {
+            slot.quick = false;
+        }
     }
 
     /// Looks at parameter `i` and takes it for the step that begins where nothing is unusual. The caller keeps others
@@ -23,17 +25,23 @@ impl Session {
     #[inline]
     pub fn look(&mut self, i: usize) -> Look {
         self.ask_ahead(i);
-        self.slots.get_mut(i).map_or(Look::Unknown, |slot| slot.look())
+        self.slots.get_mut(i).map_or(Look::Unknown, Slot::look)
     }
 
     /// Asks for the memory of the parameters that are looked at next.
     fn ask_ahead(&self, i: usize) {
-        let watches = |at: usize| self.slots.get(at).into_iter().flat_map(|s| s.own()).filter_map(watch);
-        watches(i + AHEAD).for_each(|w| w.prefetch(true));
+        let watches = |at: usize| self.slots.get(at).into_iter().flat_map(Slot::own).filter_map(watch);
+        for w in watches(i + AHEAD) {
+            w.prefetch(true);
+        }
         watches(i + AHEAD / 2).for_each(Watch::prefetch_storage);
         let param = |at: usize| self.slots.get(at).and_then(|slot| watch(&slot.param));
-        param(i + AHEAD / 3).into_iter().for_each(|w| w.prefetch_gradient(false));
-        param(i + AHEAD / 6).into_iter().for_each(|w| w.prefetch_gradient(true));
+        if let Some(w) = param(i + AHEAD / 3) {
+            w.prefetch_gradient(false);
+        }
+        if let Some(w) = param(i + AHEAD / 6) {
+            w.prefetch_gradient(true);
+        }
     }
 
     /// Whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
@@ -91,8 +99,10 @@ impl Session {
     pub fn end(&mut self) -> Result<Vec<usize>> {
         let mut uncounted = Vec::new();
         for i in 0..self.slots.len() {
-            let watches = |at: usize| self.slots.get(at).into_iter().flat_map(|s| s.own()).filter_map(watch);
-            watches(i + AHEAD).for_each(|w| w.prefetch(false));
+            let watches = |at: usize| self.slots.get(at).into_iter().flat_map(Slot::own).filter_map(watch);
+            for w in watches(i + AHEAD) {
+                w.prefetch(false);
+            }
             watches(i + AHEAD / 2).for_each(Watch::prefetch_counter);
             let slot = &mut self.slots[i];
             if slot.grad.take().is_some() {

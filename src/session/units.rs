@@ -13,7 +13,7 @@ use crate::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
 use crate::threads;
 
 /// Elementwise units that are handed to a kernel together: what describes them stays in the nearest cache, which for
-/// 4000 vectors takes the time of a stage from 6.4 to 4.9 ms.
+/// 4000 vectors is 3 MB otherwise.
 const TOGETHER: usize = 64;
 /// Elements for each thread that are worth waking them.
 const SHARE: usize = 1 << 19;
@@ -61,7 +61,7 @@ impl Session {
         let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
         let alone = bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
         if !alone || steps.len() < 2 || !steps.iter().all(stage) {
-            return vec![0..usize::MAX];
+            return std::iter::once(0..usize::MAX).collect();
         }
         let (mut batches, mut start, mut elements) = (Vec::new(), 0, 0);
         for (at, unit) in self.fixed[number].iter().enumerate() {

@@ -154,7 +154,9 @@ fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Optio
         let len = operands[0].len();
         let Some(next) = next.filter(|_| O::SPLITS && len <= SHORT) else { return op.apply(*job, slices) };
         for start in (0..len).step_by(STRETCH) {
-            next.iter().for_each(|slab| slab.prefetch(start, STRETCH));
+            for slab in next {
+                slab.prefetch(start, STRETCH);
+            }
             let end = len.min(start + STRETCH);
             op.apply(*job, slices.each_mut().map(|s| &mut s[start..end]));
         }

@@ -193,7 +193,9 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
                 } else {
                     (number + TOGETHER + r) * cols
                 };
-                operands.iter().for_each(|slab| slab.prefetch(ahead, TILE.min(cols)));
+                for slab in operands {
+                    slab.prefetch(ahead, TILE.min(cols));
+                }
                 let [row, total] = tile(pass, at, slabs, &mut scratch, sums_of_cols);
                 *sum += row;
                 left.total += total;
