@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import torch
+from tests.support.threads import computing_threads
 from torch import nn
 
 import oxidion
-from tests.support.threads import computing_threads
 
 MOST = 0.10
 """Share of a step outside of the kernels."""

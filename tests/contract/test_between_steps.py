@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ class Tagged(Tensor):
     """A subclass with a dispatch of its own."""
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(
+        cls, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         plain = torch.utils._pytree.tree_map_only(cls, lambda x: x.as_subclass(Tensor), (args, kwargs or {}))
         return func(*plain[0], **plain[1])
 
@@ -88,8 +91,8 @@ def move_storage(params: list[nn.Parameter], optimizer: oxidion.OxOptimizer) -> 
 
 
 CHANGES = [
-    swap_data, swap_gradient, swap_gradient_data, stride_gradient, stride_data, delete_gradients, swap_state_data,
-    swap_state, move_storage,
+    swap_data, swap_gradient, swap_gradient_data, stride_gradient, stride_data, delete_gradients,
+    swap_state_data, swap_state, move_storage,
 ]  # fmt: skip
 
 
