@@ -1,8 +1,10 @@
 //! Checked views of tensors: the only place that turns a tensor into memory and back.
 
 mod form;
+mod watch;
 
 pub use form::{Blocks, Form, Places, Rounding};
+pub use watch::{Gradient, Watch, prefetch};
 
 use half::{bf16, f16};
 use tch::{Device, Tensor};
@@ -164,6 +166,22 @@ impl Slab {
         }
         // SAFETY: `typed` checked type, device and contiguity; the caller upholds lifetime and exclusivity.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.len) }
+    }
+
+    /// Asks for a number that is alone, as a counter is.
+    #[inline]
+    pub fn prefetch_number(&self) {
+        if self.len == 1 {
+            prefetch(self.address);
+        }
+    }
+
+    /// Asks for the memory of the first `len` elements from `offset` on.
+    #[inline]
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        let part = self.part(offset, len);
+        let end = part.address + part.len * part.dtype.bytes();
+        (part.address..end).step_by(64).for_each(prefetch);
     }
 
     /// Adds one to a float32 counter and returns the new value.

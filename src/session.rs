@@ -1,11 +1,13 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
+mod begin;
 mod bound;
 mod due;
 mod exchange;
 mod parts;
+mod units;
 
-pub use bound::check_gradient;
+pub use bound::{Look, check_gradient};
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,12 +19,13 @@ use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::plan::{Bucket, Member, Plan, StagePoint, Step};
+use crate::plan::{Bucket, Member, Plan, Step};
 use crate::spec::Rect;
-use crate::stage::{BufferIo, MAX_STATES, Part, Probe, StageIo, UnitIo, jobs};
+use crate::stage::{MAX_STATES, Part, Probe, UnitIo, jobs};
 
-use bound::{Bound, Slot, check_written};
+use bound::{Bound, Slot};
 use parts::stage_parts;
+use units::{Fixed, fixed};
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
 pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
@@ -36,6 +39,10 @@ pub struct Session {
     memory: Vec<Vec<Slab>>,
     /// For each step of each compute instruction that is a stage, the matrices of every buffer.
     parts: Vec<Vec<Vec<Vec<Part>>>>,
+    /// For each bucket what is the same of its units in every step.
+    fixed: Vec<Vec<Fixed>>,
+    /// For each bucket room for the units of a stage.
+    room: Vec<Vec<UnitIo>>,
     _arena: Tensor,
     hypers: Vec<Hyper>,
     grad_factors: Vec<f64>,
@@ -43,6 +50,8 @@ pub struct Session {
     due: Vec<bool>,
     probe: Option<Probe>,
     spent: Vec<Duration>,
+    /// The time that algorithms took since it was asked for.
+    inside: Duration,
 }
 
 impl Session {
@@ -61,8 +70,11 @@ impl Session {
         }
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
-            let states: Vec<Bound> =
-                states.into_iter().zip(&member.states).map(|(s, l)| Bound::new(s, l.spec.dtype)).collect();
+            let states: Vec<Bound> = states
+                .into_iter()
+                .zip(&member.states)
+                .map(|(s, l)| Bound::watched(s, l.spec.dtype))
+                .collect();
             for (state, local) in states.iter().zip(&member.states) {
                 let spec = &local.spec;
                 if !state.is(&local.shape()) || state.tensor.device() != Device::Cpu {
@@ -88,8 +100,20 @@ impl Session {
                     states.len()
                 )));
             }
-            let param = Bound::new(param, member.spec.dtype);
-            slots.push(Slot { param, states, grad: None, counter, steps: 0.0, due: false });
+            let param = Bound::watched(param, member.spec.dtype);
+            let mut slot = Slot {
+                param,
+                states,
+                grad: None,
+                counter,
+                steps: 0.0,
+                due: false,
+                quick: false,
+                looked: false,
+            };
+            let numbers = member.rounding.is_none() && member.states.iter().all(|s| s.scales_of.is_none());
+            slot.quick = numbers && slot.fits(member);
+            slots.push(slot);
         }
         let memory = Slab::of(&arena)?;
         let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
@@ -111,17 +135,22 @@ impl Session {
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
         let due = vec![false; plan.buckets.len()];
+        let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
+        let room = vec![Vec::new(); plan.buckets.len()];
         Ok(Self {
             plan,
             due,
             slots,
             memory: buffers,
             parts,
+            fixed,
+            room,
             _arena: arena,
             hypers,
             grad_factors: Vec::new(),
             probe: None,
             spent,
+            inside: Duration::ZERO,
         })
     }
 
@@ -129,44 +158,6 @@ impl Session {
     #[must_use]
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
-    }
-
-    /// Whether parameters and states still have the types and shapes of the plan; if not, plan anew.
-    #[must_use]
-    pub fn fits(&self) -> bool {
-        self.slots.iter().zip(&self.plan.members).all(|(slot, member)| {
-            slot.param.is(&member.local)
-                && slot.states.iter().zip(&member.states).all(|(s, local)| s.is(&local.shape()))
-        })
-    }
-
-    /// Starts a step: `grads[i]` belongs to parameter i, `hypers[k]`, `grad_factors[k]` and the number of the step
-    /// `steps[k]` to the plan's algorithm k.
-    /// Nothing is written.
-    ///
-    /// # Errors
-    /// `Error::Type` and `Error::Value` for gradients that cannot be used. The session is unchanged then.
-    pub fn begin(
-        &mut self,
-        grads: Vec<Option<Tensor>>,
-        hypers: Vec<Hyper>,
-        grad_factors: Vec<f64>,
-        steps: &[u64],
-    ) -> Result<()> {
-        for (grad, (slot, member)) in grads.iter().zip(self.slots.iter().zip(&self.plan.members)) {
-            if let Some(grad) = grad {
-                check_gradient(grad, &slot.param.tensor, &member.spec.name)?;
-                check_written(&slot.param.tensor, &member.spec.name)?;
-                slot.states.iter().try_for_each(|s| check_written(&s.tensor, &member.spec.name))?;
-            }
-        }
-        for ((slot, grad), member) in self.slots.iter_mut().zip(grads).zip(&self.plan.members) {
-            slot.take(grad, member, steps.get(member.algorithm).copied().unwrap_or(0))?;
-        }
-        self.hypers = hypers;
-        self.grad_factors = grad_factors;
-        self.mark_due();
-        Ok(())
     }
 
     /// The members that live on an axis of these ranks.
@@ -198,11 +189,6 @@ impl Session {
         (gradients.collect(), scalars.collect())
     }
 
-    /// Lets go of the gradients of a step that was not taken.
-    pub fn abandon(&mut self) {
-        self.slots.iter_mut().for_each(|slot| slot.grad = None);
-    }
-
     /// Runs compute instruction `k` of the schedule.
     ///
     /// # Errors
@@ -212,16 +198,18 @@ impl Session {
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
-        for (at, step) in compute.steps.iter().enumerate() {
-            if step.guarded() && !self.due[number] {
-                continue;
-            }
-            let memory = &self.memory[number];
-            match step {
-                Step::Gradients => self.average_in(bucket, memory)?,
-                Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
-                Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
-                Step::Stage(point) => self.stage(&plan, number, point, (k, at))?,
+        for positions in self.batches(number, &compute.steps) {
+            for (at, step) in compute.steps.iter().enumerate() {
+                if step.guarded() && !self.due[number] {
+                    continue;
+                }
+                let memory = &self.memory[number];
+                match step {
+                    Step::Gradients => self.average_in(bucket, memory)?,
+                    Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
+                    Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
+                    Step::Stage(point) => self.stage(&plan, number, point, (k, at), positions.clone())?,
+                }
             }
         }
         self.spent[k] = started.elapsed();
@@ -252,87 +240,6 @@ impl Session {
         Ok(())
     }
 
-    fn stage(
-        &mut self,
-        plan: &Plan,
-        number: usize,
-        point: &StagePoint,
-        (compute, step): (usize, usize),
-    ) -> Result<()> {
-        let bucket = &plan.buckets[number];
-        let memory = &self.memory[number];
-        let parts = &self.parts[compute][step];
-        let mut units = Vec::with_capacity(point.units.len());
-        for (position, unit) in bucket.units[point.units.clone()].iter().enumerate() {
-            let slot = &self.slots[unit.param];
-            let local = unit.piece.local;
-            let mut io = UnitIo {
-                param_index: unit.param,
-                block_index: unit.piece.index,
-                rows: unit.piece.block.rows,
-                cols: unit.piece.block.cols,
-                numel: plan.members[unit.param].spec.numel(),
-                transposed: bucket.shape.transposed,
-                // Alone, units of one shape without a gradient take no room; else everything keeps its place.
-                position: if bucket.distributed() || bucket.joint { position } else { units.len() },
-                due: slot.due,
-                steps: slot.steps,
-                param: Area::EMPTY,
-                grad: Area::EMPTY,
-                state: [Area::EMPTY; MAX_STATES],
-            };
-            let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
-            let found = |grad: &Bound| match averaged {
-                Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
-                None => area(&grad.slab, &local),
-            };
-            if point.whole && bucket.distributed() {
-                let complete = local.numel() == unit.piece.block.numel();
-                io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
-                units.push(io);
-                continue;
-            }
-            let Some(grad) = &slot.grad else {
-                if bucket.distributed() || bucket.joint {
-                    // It contributes zeros to every exchange.
-                    for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
-                        let Part { offset, shape, .. } = &parts[position];
-                        slab.part(*offset, shape[0] * shape[1]).clear();
-                    }
-                }
-                continue;
-            };
-            io.param = area(&slot.param.slab, &local);
-            io.grad = found(grad);
-            let states = slot.states.iter().zip(&plan.members[unit.param].states);
-            let own = states.filter(|(_, state)| state.scales_of.is_none());
-            for (out, (bound, state)) in io.state.iter_mut().zip(own) {
-                *out = area(&bound.slab, &state.part(&unit.piece));
-            }
-            units.push(io);
-        }
-        if units.is_empty() {
-            return Ok(());
-        }
-        let buffers: Vec<BufferIo<'_>> = bucket
-            .program
-            .buffers
-            .iter()
-            .zip(memory)
-            .zip(parts)
-            .map(|((spec, slab), parts)| BufferIo { spec, slab: *slab, parts })
-            .collect();
-        let mut io = StageIo {
-            units: &units,
-            class: &bucket.shape,
-            group_sum: self.group_sum(plan, bucket),
-            grad_factor: self.grad_factors[bucket.algorithm],
-            probe: self.probe.as_mut(),
-            buffers: &buffers,
-        };
-        plan.algorithms[bucket.algorithm].run(point.stage, &mut io, &self.hypers[bucket.algorithm])
-    }
-
     /// The sum of a bucket's group buffer over all buckets of its group.
     fn group_sum(&self, plan: &Plan, bucket: &Bucket) -> f64 {
         let Some(buffer) = bucket.program.group_buffer() else {
@@ -342,21 +249,9 @@ impl Session {
         siblings.flat_map(|(_, memory)| memory[buffer].numbers().iter()).sum()
     }
 
-    /// Ends a step: brings staged copies home and lets go of the gradients. Returns which parameters were written.
-    ///
-    /// # Errors
-    /// Whatever libtorch says to the copies.
-    pub fn end(&mut self) -> Result<Vec<usize>> {
-        let mut written = Vec::new();
-        for (i, slot) in self.slots.iter_mut().enumerate() {
-            if slot.grad.take().is_some() {
-                slot.count();
-                slot.param.commit()?;
-                slot.states.iter_mut().try_for_each(Bound::commit)?;
-                written.push(i);
-            }
-        }
-        Ok(written)
+    /// The time that the mathematics of algorithms took since this was last asked for: all but the session's own work.
+    pub fn take_inside(&mut self) -> Duration {
+        std::mem::take(&mut self.inside)
     }
 
     /// Asks for measurements of the steps that follow, or stops them.

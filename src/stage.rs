@@ -42,17 +42,35 @@ pub struct UnitIo {
     pub state: [Area; MAX_STATES],
 }
 
+impl UnitIo {
+    /// Nothing.
+    pub const EMPTY: Self = Self {
+        param_index: 0,
+        block_index: 0,
+        rows: 0,
+        cols: 0,
+        numel: 0,
+        transposed: false,
+        position: 0,
+        due: false,
+        steps: 0.0,
+        param: Area::EMPTY,
+        grad: Area::EMPTY,
+        state: [Area::EMPTY; MAX_STATES],
+    };
+}
+
 /// Jobs for an elementwise kernel on operands of one shape each: one where all lie together, else one for each row.
 ///
 /// # Errors
 /// Whatever an operand's lookup returned.
 pub fn jobs<const N: usize>(operands: impl IntoIterator<Item = Result<[Area; N]>>) -> Result<Vec<[Slab; N]>> {
-    let mut jobs = Vec::new();
+    let operands = operands.into_iter();
+    let mut jobs = Vec::with_capacity(operands.size_hint().0);
     for areas in operands {
         let areas = areas?;
-        let flat = areas.map(|a| a.flat());
-        if flat.iter().all(Option::is_some) {
-            jobs.push(flat.map(|slab| slab.unwrap_or(Slab::EMPTY)));
+        if areas.iter().all(|a| a.flat().is_some()) {
+            jobs.push(areas.map(|a| a.all()));
         } else {
             jobs.extend((0..areas[0].shape()[0]).map(|row| areas.map(|a| a.row(row))));
         }

@@ -68,12 +68,13 @@ class Stepper:
             return
         try:
             _driver.run(session, self._schedule, self._comms)
-            written = session.end()
+            uncounted = session.end()
         except BaseException as failure:
             self._poison = f"{type(failure).__name__}: {failure}"
             self._session = None
             raise
-        torch.autograd.graph.increment_version(written)
+        if uncounted:  # the core counts the changes of plain tensors
+            torch.autograd.graph.increment_version(uncounted)
 
     def _to_agree(self) -> _comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""

@@ -87,8 +87,8 @@ impl Algorithm for AdamW {
     }
 
     fn run(&self, _stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let steps = io.units.iter().map(|u| u.state[STEP].row(0).increment());
         let update = kernels::AdamW {
-            lr: h[LR],
             beta1: h[BETA1],
             beta2: h[BETA2],
             epsilon: h[EPSILON],
@@ -96,7 +96,7 @@ impl Algorithm for AdamW {
             cautious: self.cautious,
             late: self.late,
             grad_factor: io.grad_factor,
-            steps: io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect(),
+            corrections: kernels::AdamW::corrections(h[LR], [h[BETA1], h[BETA2]], steps),
         };
         let areas = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
         if self.amsgrad {

@@ -7,7 +7,7 @@
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{self, Scales, Stack, UpdateSquares};
+use crate::kernels::{self, Scales, Squares, Stack, UpdateSquares};
 use crate::plan::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
@@ -115,14 +115,9 @@ impl Factored {
     pub(super) fn update(&self, io: &StageIo<'_>, i: usize, rest: f64, epsilon: f64) -> Result<()> {
         let unit = &io.units[i];
         if !is_matrix(io.class) {
-            let (slab, grads) =
-                (unit.state[self.states].row(0), unit.grad.runs().flat_map(|run| kernels::values(&run)));
-            let mut values = kernels::values(&slab);
-            for (value, g) in values.iter_mut().zip(grads) {
-                let g = io.grad_factor * g;
-                *value += rest * (g * g + epsilon - *value);
-            }
-            kernels::set_values(&values, &slab);
+            let pass = Squares { rest, epsilon, grad_factor: io.grad_factor };
+            let operands = [unit.state[self.states].row(0), unit.grad.all()];
+            kernels::run(&pass, &[operands]);
             return Ok(());
         }
         #[allow(clippy::cast_precision_loss)] // sizes of matrices

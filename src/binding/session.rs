@@ -18,11 +18,8 @@ use super::{group, handles, tensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{GroupSpec, Plan};
-use crate::session::Session;
+use crate::session::{Look, Session};
 use crate::threads;
-
-/// The objects of `optimizer.state`, in its order: a parameter with its dict, then each key with its value.
-type Fingerprint = Vec<(usize, usize)>;
 
 /// A plan bound to the parameters and states of an optimizer.
 #[pyclass(name = "Session", module = "oxidion", frozen)]
@@ -34,9 +31,9 @@ pub(super) struct PySession {
     params: Vec<Py<PyAny>>,
     /// The local tensor object of each parameter that is distributed.
     locals: Vec<Option<Py<PyAny>>>,
-    /// Kept alive so that the addresses in `known` stay theirs.
+    /// Kept alive for `known`.
     _state: Vec<Py<PyAny>>,
-    known: Fingerprint,
+    known: tensor::Known,
     /// The states of each parameter, for their version counters.
     states: Vec<Vec<Py<PyAny>>>,
     /// Set from `begin` to `end`: a step of the same optimizer from another thread or a log handler is refused.
@@ -45,25 +42,6 @@ pub(super) struct PySession {
     prints: Mutex<BTreeMap<Vec<u64>, i64>>,
     /// Parameters that were frozen when the plan was made: it does not cover them.
     unplanned: Vec<bool>,
-}
-
-/// Addresses of everything in the state dict: no hashing, no look-up.
-fn fingerprint(state: &Bound<'_, PyDict>, mut keep: Option<&mut Vec<Py<PyAny>>>) -> PyResult<Fingerprint> {
-    let mut seen = Vec::new();
-    for (param, entries) in state.iter() {
-        seen.push((param.as_ptr() as usize, entries.as_ptr() as usize));
-        if let Some(keep) = keep.as_deref_mut() {
-            keep.push(entries.clone().unbind());
-        }
-        for (key, value) in entries.cast::<PyDict>()?.iter() {
-            seen.push((key.as_ptr() as usize, value.as_ptr() as usize));
-            if let Some(keep) = keep.as_deref_mut() {
-                keep.push(key.unbind());
-                keep.push(value.unbind());
-            }
-        }
-    }
-    Ok(seen)
 }
 
 #[pymethods]
@@ -94,10 +72,16 @@ impl PySession {
             .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
             .collect::<PyResult<Vec<Vec<Tensor>>>>()?;
         let arena = tensor::unpack(arena, "arena")?;
-        let unplanned = plan.plan.members.iter().map(|m| m.frozen).collect();
-        let inner = py.enter(|| Session::new(Arc::clone(&plan.plan), tensors, states, arena))?;
+        let unplanned: Vec<bool> = plan.plan.members.iter().map(|m| m.frozen).collect();
+        let mut inner = py.enter(|| Session::new(Arc::clone(&plan.plan), tensors, states, arena))?;
+        for (i, object) in params.iter().enumerate() {
+            // The gradient of a tensor of another class is what its class says.
+            if unplanned[i] || !tensor::is_plain(object.bind(py))? {
+                inner.distrust(i);
+            }
+        }
         let mut keep = Vec::new();
-        let known = fingerprint(state, Some(&mut keep))?;
+        let known = tensor::Known::of(state, &mut keep)?;
         Ok(Self {
             inner: Mutex::new(inner),
             groups: plan.groups.clone(),
@@ -122,55 +106,19 @@ impl PySession {
         grad_factor: f64,
         num_threads: usize,
     ) -> PyResult<bool> {
-        let py = state.py();
-        if groups.len() != self.groups.len() || fingerprint(state, None)? != self.known {
+        if groups.len() != self.groups.len() || !self.known.is(state) {
             return Ok(false);
-        }
-        let mut grads = Vec::with_capacity(self.params.len());
-        for (group, settings) in groups.iter().zip(&self.groups) {
-            if group::spec(group)? != *settings {
-                return Ok(false);
-            }
-            for object in group::params(group)?.iter() {
-                let at = grads.len();
-                let same =
-                    self.params.get(at).is_some_and(|p| p.is(&object)) && self.local_is_bound(&object, at)?;
-                if !same {
-                    return Ok(false);
-                }
-                let grad = object.getattr(intern!(py, "grad"))?;
-                if !grad.is_none() && self.unplanned[at] {
-                    return Ok(false);
-                }
-                grads.push(if grad.is_none() {
-                    None
-                } else {
-                    Some(self.named_gradient(&object, &grad, at)?)
-                });
-            }
-        }
-        if grads.len() != self.params.len() {
-            return Ok(false);
-        }
-        threads::set(num_threads);
-        if !self.lock().map_err(to_python)?.fits() {
-            return Ok(false);
-        }
-        let plan = &self.plan;
-        let (mut hypers, mut factors, mut steps) = (Vec::new(), Vec::new(), Vec::new());
-        for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
-            hypers.push(group::hyper(&groups[number], algorithm)?);
-            factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
-            steps.push(group::step(&groups[number])?);
         }
         if self.stepping.swap(true, Ordering::AcqRel) {
             return Err(to_python(Error::Busy));
         }
-        let begun = py.enter(|| self.lock()?.begin(grads, hypers, factors, &steps));
-        if begun.is_err() {
+        let begun = self.take(state.py(), &groups, grad_factor, num_threads);
+        if !matches!(begun, Ok(true)) {
+            // Not waited for: a step that fails here has taken nothing that another would see.
+            self.lock().into_iter().for_each(|mut inner| inner.abandon());
             self.stepping.store(false, Ordering::Release);
         }
-        begun.map(|()| true)
+        begun
     }
 
     /// Numbers that the ranks of an axis must agree on in the step that has begun: what they plan, which gradients
@@ -214,13 +162,13 @@ impl PySession {
         py.enter(|| self.lock()?.compute(k))
     }
 
-    /// Ends the step; returns the parameters and states that were written.
+    /// Ends the step; returns the parameters and states that were written and whose changes are still to be counted.
     fn end<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let written = py.enter(|| self.lock()?.end());
+        let uncounted = py.enter(|| self.lock()?.end());
         self.stepping.store(false, Ordering::Release);
-        let written = written?;
+        let uncounted = uncounted?;
         let list = PyList::empty(py);
-        for i in written {
+        for i in uncounted {
             list.append(&self.params[i])?;
             self.states[i].iter().try_for_each(|state| list.append(state))?;
             if let Some(local) = &self.locals[i] {
@@ -228,6 +176,11 @@ impl PySession {
             }
         }
         Ok(list)
+    }
+
+    /// Seconds that the mathematics of algorithms took since this was last asked for: all but the session's own work.
+    fn inside(&self) -> PyResult<f64> {
+        Ok(self.lock().map_err(to_python)?.take_inside().as_secs_f64())
     }
 
     /// Asks for measurements of the steps that follow.
@@ -250,6 +203,62 @@ impl PySession {
 }
 
 impl PySession {
+    /// Takes parameters and gradients for a step; see `begin`.
+    fn take(
+        &self,
+        py: Python<'_>,
+        groups: &[Bound<'_, PyDict>],
+        grad_factor: f64,
+        num_threads: usize,
+    ) -> PyResult<bool> {
+        let mut grads = Vec::new();
+        let mut at = 0;
+        for (group, settings) in groups.iter().zip(&self.groups) {
+            if group::spec(group)? != *settings {
+                return Ok(false);
+            }
+            let params = group::params(group)?;
+            let mut closely = Vec::new();
+            {
+                let mut inner = self.lock().map_err(to_python)?;
+                for object in params.iter() {
+                    if !self.params.get(at).is_some_and(|p| p.is(&object)) {
+                        return Ok(false);
+                    }
+                    if inner.look(at) == Look::Unknown {
+                        closely.push((at, object));
+                    }
+                    at += 1;
+                }
+            }
+            for (at, object) in closely {
+                if !self.lock().map_err(to_python)?.fits(at) || !self.local_is_bound(&object, at)? {
+                    return Ok(false);
+                }
+                let grad = object.getattr(intern!(py, "grad"))?;
+                if grad.is_none() {
+                    continue;
+                }
+                if self.unplanned[at] {
+                    return Ok(false);
+                }
+                grads.push((at, self.named_gradient(&object, &grad, at)?));
+            }
+        }
+        if at != self.params.len() {
+            return Ok(false);
+        }
+        threads::set(num_threads);
+        let plan = &self.plan;
+        let (mut hypers, mut factors, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
+            hypers.push(group::hyper(&groups[number], algorithm)?);
+            factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
+            steps.push(group::step(&groups[number])?);
+        }
+        py.enter(|| self.lock()?.begin(grads, hypers, factors, &steps)).map(|()| true)
+    }
+
     /// The session, unless a step is computing: waiting for it here could wait for the interpreter lock too.
     fn lock(&self) -> Result<MutexGuard<'_, Session>> {
         match self.inner.try_lock() {

@@ -4,18 +4,24 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyDict, PyType};
+use pyo3::{Borrowed, ffi};
 use tch::Tensor;
 use tch::python::CPyObject;
 
 use super::enter::Enter;
 use super::error::to_python;
-use crate::batch::Slab;
+use crate::batch::{Slab, prefetch};
 use crate::error::Error;
 use crate::linalg::random::{Key, fill_normal as normals};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// Which word of a dict points to its entries. Memory is asked for by it, nothing is read.
+const DICT_KEYS: usize = 4;
+/// How many dicts ahead memory is asked for.
+const DICTS_AHEAD: usize = 12;
 
 /// Whether the object is a tensor or parameter of torch's own class: nothing to unwrap.
 pub(super) fn is_plain(object: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -44,6 +50,84 @@ pub(super) fn unpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> 
     unpacked
         .map_err(|e| to_python(e.into()))?
         .ok_or_else(|| PyTypeError::new_err(format!("{what} must be a torch.Tensor")))
+}
+
+/// The objects of `optimizer.state` as they were bound: each parameter with its dict and how many entries that has, and
+/// the keys and values of all, in order.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    owners: Vec<(usize, usize, usize)>,
+    entries: Vec<(usize, usize)>,
+}
+
+impl Known {
+    /// What a state dict of dicts holds. `keep` gets all objects: their addresses stay theirs as long as it keeps them.
+    pub(super) fn of(state: &Bound<'_, PyDict>, keep: &mut Vec<Py<PyAny>>) -> PyResult<Self> {
+        let mut known = Self::default();
+        for (param, own) in state.iter() {
+            let before = known.entries.len();
+            for (key, value) in own.cast::<PyDict>()?.iter() {
+                known.entries.push((key.as_ptr() as usize, value.as_ptr() as usize));
+                keep.extend([key.unbind(), value.unbind()]);
+            }
+            let count = known.entries.len() - before;
+            known.owners.push((param.as_ptr() as usize, own.as_ptr() as usize, count));
+            keep.extend([param.unbind(), own.unbind()]);
+        }
+        Ok(known)
+    }
+
+    /// Whether a state dict still holds the same objects: no hashing, no look-up, no counting of references.
+    pub(super) fn is(&self, state: &Bound<'_, PyDict>) -> bool {
+        let mut entries = self.entries.iter();
+        let mut number = 0;
+        let same = each_entry(state, |param, own| {
+            // The dicts of parameters further on are asked for before they are read.
+            if let Some((_, ahead, _)) = self.owners.get(number + DICTS_AHEAD) {
+                prefetch(*ahead);
+            }
+            if let Some((_, ahead, _)) = self.owners.get(number + DICTS_AHEAD / 2) {
+                // SAFETY: it is one of the dicts that are kept alive, none of which is shorter than this.
+                let keys = unsafe { (*ahead as *const usize).add(DICT_KEYS).read() };
+                prefetch(keys);
+                prefetch(keys.wrapping_add(64));
+            }
+            let Some(&(known, dict, count)) = self.owners.get(number) else { return false };
+            number += 1;
+            if (known, dict) != (param as usize, own as usize) {
+                return false;
+            }
+            // SAFETY: the same object as when it was bound, which is kept alive: a dict.
+            let own = unsafe { Borrowed::from_ptr(state.py(), own) };
+            // SAFETY: as above.
+            let own = unsafe { own.cast_unchecked::<PyDict>() };
+            let mut left = count;
+            let same = each_entry(&own, |key, value| {
+                let here = (key as usize, value as usize);
+                left > 0 && entries.next() == Some(&here) && {
+                    left -= 1;
+                    true
+                }
+            });
+            same && left == 0
+        });
+        same && number == self.owners.len()
+    }
+}
+
+/// Calls `each` for every entry of a dict until it says no; whether it never did. `each` runs no Python code.
+fn each_entry(
+    dict: &Bound<'_, PyDict>,
+    mut each: impl FnMut(*mut ffi::PyObject, *mut ffi::PyObject) -> bool,
+) -> bool {
+    let (mut at, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the interpreter is attached, and nothing changes the dict meanwhile; what it gives is borrowed from it.
+    while unsafe { ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) } != 0 {
+        if !each(key, value) {
+            return false;
+        }
+    }
+    true
 }
 
 /// A Python tensor for a libtorch tensor.

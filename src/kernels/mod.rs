@@ -7,7 +7,7 @@ pub use cpu::columns::{normalize_columns, squares_and_scaled};
 pub use cpu::dense::{Product, cholesky_qr, multiply};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
-    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
+    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, Squares, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold};
 pub use cpu::lamb::{Lamb, LambNorms};

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::batch::{Blocks, Form, Places, Rounding, Slab};
+use crate::batch::{Blocks, Form, Gradient, Places, Rounding, Slab, Watch};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -21,11 +21,27 @@ pub(super) struct Bound {
     pub(super) slab: Slab,
     /// What `slab` points to: it must stay where it is.
     form: Option<Box<Form>>,
+    /// A quick look at the tensor, where one suffices.
+    pub(super) watch: Option<Watch>,
 }
 
 impl Bound {
     pub(super) fn new(tensor: Tensor, dtype: DType) -> Self {
-        Self { tensor, dtype, staged: None, slab: Slab::EMPTY, form: None }
+        Self { tensor, dtype, staged: None, slab: Slab::EMPTY, form: None, watch: None }
+    }
+
+    /// As `new`, of a tensor that is looked at in every step.
+    pub(super) fn watched(tensor: Tensor, dtype: DType) -> Self {
+        let watch = Watch::of(&tensor, dtype);
+        Self { watch, ..Self::new(tensor, dtype) }
+    }
+
+    /// Finds the memory anew, where a quick look suffices for that.
+    #[inline]
+    fn glance(&mut self) -> bool {
+        let Some(slab) = self.watch.as_ref().and_then(Watch::memory) else { return false };
+        self.slab = slab;
+        true
     }
 
     /// Finds the memory anew: the user may have swapped it since the last step.
@@ -76,9 +92,54 @@ pub(super) struct Slot {
     pub(super) steps: f64,
     /// Whether it is due in this step.
     pub(super) due: bool,
+    /// Whether a quick look may suffice: no element is more than a number of its type.
+    pub(super) quick: bool,
+    /// Whether it did in this step.
+    pub(super) looked: bool,
+}
+
+/// What a quick look at a parameter found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It has no gradient and takes no part in the step; it is as it was bound.
+    Absent,
+    /// It has one, and is ready for the step.
+    Ready,
+    /// It has to be looked at closely.
+    Unknown,
 }
 
 impl Slot {
+    /// Looks at parameter, states and gradient, and takes them for a step where nothing is unusual. Nobody else may
+    /// set the gradient meanwhile.
+    #[inline]
+    pub(super) fn look(&mut self) -> Look {
+        (self.grad, self.looked) = (None, false);
+        if !self.quick || !self.param.glance() || !self.states.iter_mut().all(Bound::glance) {
+            return Look::Unknown;
+        }
+        match self.param.watch.as_ref().map_or(Gradient::Other, Watch::gradient) {
+            Gradient::Absent => Look::Absent,
+            Gradient::Other => Look::Unknown,
+            Gradient::Plain(tensor, slab) => {
+                self.looked = true;
+                self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype) });
+                Look::Ready
+            }
+        }
+    }
+
+    /// What the slot works on, its gradient left out.
+    pub(super) fn own(&self) -> impl Iterator<Item = &Bound> {
+        std::iter::once(&self.param).chain(&self.states)
+    }
+
+    /// Whether parameter and states still have the types and shapes of the plan.
+    pub(super) fn fits(&self, member: &Member) -> bool {
+        self.param.is(&member.local)
+            && self.states.iter().zip(&member.states).all(|(s, local)| s.is(&local.shape()))
+    }
+
     /// Finds the memory for a step with this gradient, of which the group counts `step`.
     ///
     /// # Errors
@@ -109,7 +170,7 @@ impl Slot {
     }
 }
 
-pub(super) fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
+fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
     let size = tensor.size();
     size.len() == shape.len() && size.iter().zip(shape).all(|(a, b)| usize::try_from(*a) == Ok(*b))
 }

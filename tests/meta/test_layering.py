@@ -56,7 +56,7 @@ DISTRIBUTION = re.compile(
     r"\b(mesh|meshes|dtensor|device_?mesh|process_?group|world|world_size|ranks|num_ranks|nccl|gloo)\b",
     re.IGNORECASE,
 )
-UNSAFE_ALLOWED = re.compile(r"src/(batch|binding/tensor)\.rs|src/kernels/.*")
+UNSAFE_ALLOWED = re.compile(r"src/(batch|batch/watch|binding/tensor)\.rs|src/kernels/.*")
 TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
     "src", "python", "tests", "benchmarks", "examples", "docs",

@@ -160,8 +160,6 @@ impl Op<1> for Decay {
 /// `AdamW` with decoupled decay. Operands: x, gradient, first moment, second moment[, its running maximum].
 #[derive(Clone, Debug)]
 pub struct AdamW {
-    /// `lr`.
-    pub lr: f64,
     /// Decay rate of the first moment.
     pub beta1: f64,
     /// Decay rate of the second moment.
@@ -176,22 +174,35 @@ pub struct AdamW {
     pub late: bool,
     /// The gradient's factor: sign and unscaling.
     pub grad_factor: f64,
-    /// Steps taken by each job's parameter, this one included.
-    pub steps: Vec<f64>,
+    /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
+    pub corrections: Vec<[f64; 2]>,
 }
 
 impl AdamW {
+    /// `lr / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` for each number of steps taken, this one included. Powers take as long as
+    /// the update of fifty elements, so those of equal neighbours are taken once.
+    pub fn corrections(lr: f64, [beta1, beta2]: [f64; 2], steps: impl Iterator<Item = f64>) -> Vec<[f64; 2]> {
+        let mut last = (f64::NAN, [f64::NAN; 2]);
+        let each = steps.map(|step| {
+            if last.0.to_bits() != step.to_bits() {
+                last = (step, [lr / (1.0 - beta1.powf(step)), 1.0 / (1.0 - beta2.powf(step)).sqrt()]);
+            }
+            last.1
+        });
+        each.collect()
+    }
+
     #[inline(always)]
     fn moments<C: Real>(&self, job: usize) -> Moments<C> {
-        let step = self.steps[job];
+        let [rate, inverse_root] = self.corrections[job];
         Moments {
             factor: C::of(self.grad_factor),
             one_minus_beta1: C::of(1.0 - self.beta1),
             beta2: C::of(self.beta2),
             one_minus_beta2: C::of(1.0 - self.beta2),
-            rate: C::of(self.lr / (1.0 - self.beta1.powf(step))),
+            rate: C::of(rate),
             // Multiplied by: a second division would be as costly as the pass over memory.
-            inverse_root: C::of(1.0 / (1.0 - self.beta2.powf(step)).sqrt()),
+            inverse_root: C::of(inverse_root),
             epsilon: C::of(self.epsilon),
             decay: C::of(self.decay),
             keep: C::of(1.0 - self.decay),

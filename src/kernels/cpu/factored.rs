@@ -2,9 +2,9 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use super::Real;
 use super::lanes::{LANES, sums};
 use super::rows::{At, RowPass};
+use super::{Op, Real};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]
@@ -106,6 +106,29 @@ impl RowPass<1> for UpdateSquares<'_> {
         let (row, scale) = self.scales[at.job].at::<C>(at);
         let (row, g) = (row * C::of(self.grad_factor), &*g);
         [0.0, sums!(g, scale;; j => { let u = g[j] * row * scale[j]; u * u })]
+    }
+}
+
+/// `v ← v + rest·(g² + ε - v)` in float64. Operands: v, gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct Squares {
+    /// The share of the new square.
+    pub rest: f64,
+    /// ε.
+    pub epsilon: f64,
+    /// The gradient's factor.
+    pub grad_factor: f64,
+}
+
+impl Op<2> for Squares {
+    const WRITES: [bool; 2] = [true, false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [v, g]: [&mut [C]; 2]) {
+        for (v, g) in v.iter_mut().zip(g) {
+            let (old, g) = (v.wide(), self.grad_factor * g.wide());
+            *v = C::of(old + self.rest * (g * g + self.epsilon - old));
+        }
     }
 }
 

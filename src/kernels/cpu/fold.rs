@@ -27,6 +27,8 @@ struct Pieces<'a, F, const K: usize> {
 
 impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
     const WRITES: [bool; N] = F::WRITES;
+    // The sums of parts would be rounded otherwise.
+    const SPLITS: bool = false;
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set

@@ -187,6 +187,15 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
             for (r, sum) in sums[..count].iter_mut().enumerate() {
                 let slabs = operands.map(|s| s.part((number + r) * cols + col, len));
                 let at = At { row: first.row + r, col, ..first };
+                // The columns that come next, or the row: the hardware takes a while to find out.
+                let ahead = if col + len < cols {
+                    (number + r) * cols + col + len
+                } else {
+                    (number + TOGETHER + r) * cols
+                };
+                for slab in operands {
+                    slab.prefetch(ahead, TILE.min(cols));
+                }
                 let [row, total] = tile(pass, at, slabs, &mut scratch, sums_of_cols);
                 *sum += row;
                 left.total += total;

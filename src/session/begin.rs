@@ -1,0 +1,124 @@
+//! The beginning and the end of a step: which tensors take part, and where their memory is.
+
+use tch::Tensor;
+
+use super::Session;
+use super::bound::{Bound, Look, Slot, check_gradient, check_written};
+use crate::batch::Watch;
+use crate::error::Result;
+use crate::hyper::Hyper;
+
+/// How many parameters ahead of the one that is looked at the memory is asked for; half as many ahead, what that
+/// points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
+const AHEAD: usize = 12;
+
+impl Session {
+    /// Has parameter `i` looked at closely in every step.
+    pub fn distrust(&mut self, i: usize) {
+        if let Some(slot) = self.slots.get_mut(i) {
+            slot.quick = false;
+        }
+    }
+
+    /// Looks at parameter `i` and takes it for the step that begins where nothing is unusual. The caller keeps others
+    /// from setting its gradient.
+    #[inline]
+    pub fn look(&mut self, i: usize) -> Look {
+        self.ask_ahead(i);
+        self.slots.get_mut(i).map_or(Look::Unknown, Slot::look)
+    }
+
+    /// Asks for the memory of the parameters that are looked at next.
+    fn ask_ahead(&self, i: usize) {
+        let watches = |at: usize| self.slots.get(at).into_iter().flat_map(Slot::own).filter_map(watch);
+        for w in watches(i + AHEAD) {
+            w.prefetch(true);
+        }
+        watches(i + AHEAD / 2).for_each(Watch::prefetch_storage);
+        let param = |at: usize| self.slots.get(at).and_then(|slot| watch(&slot.param));
+        if let Some(w) = param(i + AHEAD / 3) {
+            w.prefetch_gradient(false);
+        }
+        if let Some(w) = param(i + AHEAD / 6) {
+            w.prefetch_gradient(true);
+        }
+    }
+
+    /// Whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
+    #[must_use]
+    pub fn fits(&self, i: usize) -> bool {
+        self.slots.get(i).zip(self.plan.members.get(i)).is_some_and(|(slot, member)| slot.fits(member))
+    }
+
+    /// Starts a step with the parameters that `look` took and those of `grads`, gradients by parameter; `hypers[k]`,
+    /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k. Nothing is written.
+    ///
+    /// # Errors
+    /// `Error::Type` and `Error::Value` for gradients that cannot be used. No parameter is taken for a step then.
+    pub fn begin(
+        &mut self,
+        grads: Vec<(usize, Tensor)>,
+        hypers: Vec<Hyper>,
+        grad_factors: Vec<f64>,
+        steps: &[u64],
+    ) -> Result<()> {
+        let taken = self.take(grads, steps);
+        if taken.is_err() {
+            self.abandon();
+            return taken;
+        }
+        self.hypers = hypers;
+        self.grad_factors = grad_factors;
+        self.mark_due();
+        Ok(())
+    }
+
+    fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {
+        for (i, grad) in &grads {
+            let (slot, name) = (&self.slots[*i], &self.plan.members[*i].spec.name);
+            check_gradient(grad, &slot.param.tensor, name)?;
+            slot.own().try_for_each(|bound| check_written(&bound.tensor, name))?;
+        }
+        for (i, grad) in grads {
+            let member = &self.plan.members[i];
+            self.slots[i].take(Some(grad), member, steps.get(member.algorithm).copied().unwrap_or(0))?;
+        }
+        Ok(())
+    }
+
+    /// Lets go of the gradients of a step that was not taken.
+    pub fn abandon(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.grad = None);
+    }
+
+    /// Ends a step: brings staged copies home, lets go of the gradients and counts the changes of what was written.
+    /// Returns the parameters of which that has still to be counted.
+    ///
+    /// # Errors
+    /// Whatever libtorch says to the copies.
+    pub fn end(&mut self) -> Result<Vec<usize>> {
+        let mut uncounted = Vec::new();
+        for i in 0..self.slots.len() {
+            let watches = |at: usize| self.slots.get(at).into_iter().flat_map(Slot::own).filter_map(watch);
+            for w in watches(i + AHEAD) {
+                w.prefetch(false);
+            }
+            watches(i + AHEAD / 2).for_each(Watch::prefetch_counter);
+            let slot = &mut self.slots[i];
+            if slot.grad.take().is_some() {
+                slot.count();
+                slot.param.commit()?;
+                slot.states.iter_mut().try_for_each(Bound::commit)?;
+                let counted = slot.looked && slot.own().all(|b| watch(b).is_some_and(Watch::bump_version));
+                if !counted {
+                    uncounted.push(i);
+                }
+            }
+        }
+        Ok(uncounted)
+    }
+}
+
+fn watch(bound: &Bound) -> Option<&Watch> {
+    bound.watch.as_ref()
+}

@@ -1,0 +1,198 @@
+//! The stages of algorithms: the units of a bucket with their memory in this step.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::bound::Bound;
+use super::{Session, area};
+use crate::batch::Area;
+use crate::error::Result;
+use crate::plan::{Bucket, Plan, StagePoint, Step};
+use crate::spec::Rect;
+use crate::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
+use crate::threads;
+
+/// Elementwise units that are handed to a kernel together: what describes them stays in the nearest cache, which for
+/// 4000 vectors is 3 MB otherwise.
+const TOGETHER: usize = 64;
+/// Elements for each thread that are worth waking them.
+const SHARE: usize = 1 << 19;
+/// Elements of whole units that are worked on from the first to the last step before the next ones.
+const BATCH: usize = 1 << 18;
+
+/// What is the same of a unit in every step.
+#[derive(Clone, Debug)]
+pub(super) struct Fixed {
+    param: usize,
+    index: usize,
+    rows: usize,
+    cols: usize,
+    numel: usize,
+    local: Rect,
+    /// Where its states are, those left out that are scales of others.
+    states: Vec<(usize, Rect)>,
+}
+
+/// The units of a bucket.
+pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
+    let units = bucket.units.iter().map(|unit| {
+        let member = &plan.members[unit.param];
+        let own = member.states.iter().enumerate().filter(|(_, state)| state.scales_of.is_none());
+        Fixed {
+            param: unit.param,
+            index: unit.piece.index,
+            rows: unit.piece.block.rows,
+            cols: unit.piece.block.cols,
+            numel: member.spec.numel(),
+            local: unit.piece.local,
+            states: own.map(|(at, state)| (at, state.part(&unit.piece))).collect(),
+        }
+    });
+    units.collect()
+}
+
+impl Session {
+    /// The positions of a bucket's units that run through all of its steps together: of one that is worked on here alone,
+    /// and whose units depend on nothing but themselves, a few at a time, so that what one step reads the next one finds
+    /// in a cache.
+    pub(super) fn batches(&self, number: usize, steps: &[Step]) -> Vec<Range<usize>> {
+        let bucket = &self.plan.buckets[number];
+        let all = bucket.units.len();
+        let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
+        let alone = bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
+        if !alone || steps.len() < 2 || !steps.iter().all(stage) {
+            return std::iter::once(0..usize::MAX).collect();
+        }
+        let (mut batches, mut start, mut elements) = (Vec::new(), 0, 0);
+        for (at, unit) in self.fixed[number].iter().enumerate() {
+            elements += unit.local.numel();
+            if elements >= BATCH || at + 1 == all {
+                batches.push(start..at + 1);
+                (start, elements) = (at + 1, 0);
+            }
+        }
+        batches
+    }
+
+    /// Runs a stage on the units at these positions. Elementwise units depend on nothing but themselves, so a kernel gets
+    /// some of them at a time.
+    pub(super) fn stage(
+        &mut self,
+        plan: &Plan,
+        number: usize,
+        point: &StagePoint,
+        at: (usize, usize),
+        positions: Range<usize>,
+    ) -> Result<()> {
+        let bucket = &plan.buckets[number];
+        let alone = !bucket.distributed() && !bucket.joint && bucket.program.buffers.is_empty();
+        let apart = alone && plan.algorithms[bucket.algorithm].flat();
+        let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
+        let mut room = std::mem::take(&mut self.room[number]);
+        let (mut next, mut done) = (positions.start, Ok(()));
+        let end = positions.end.min(point.units.len());
+        while next < end && done.is_ok() {
+            let (mut count, mut elements) = (0, 0);
+            while next < end && !(apart && count >= TOGETHER && elements >= least) {
+                if room.len() == count {
+                    room.push(UnitIo::EMPTY);
+                }
+                if self.fill(&mut room[count], number, point, (at, next), count) {
+                    elements += room[count].param.shape().iter().product::<usize>();
+                    count += 1;
+                }
+                next += 1;
+            }
+            done = self.run(plan, number, point, at, &room[..count]);
+        }
+        self.room[number] = room;
+        done
+    }
+
+    /// Describes the unit at `position` of a stage, which has `before` others before it; false where it takes no part in
+    /// the step.
+    #[inline]
+    fn fill(
+        &self,
+        io: &mut UnitIo,
+        number: usize,
+        point: &StagePoint,
+        ((compute, step), position): ((usize, usize), usize),
+        before: usize,
+    ) -> bool {
+        let bucket = &self.plan.buckets[number];
+        let memory = &self.memory[number];
+        let parts = &self.parts[compute][step];
+        let fixed = &self.fixed[number][point.units.start + position];
+        let slot = &self.slots[fixed.param];
+        let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
+        let found = |grad: &Bound| match averaged {
+            Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
+            None => area(&grad.slab, &fixed.local),
+        };
+        let whole = point.whole && bucket.distributed();
+        if !whole && slot.grad.is_none() {
+            if bucket.distributed() || bucket.joint {
+                // It contributes zeros to every exchange.
+                for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
+                    let Part { offset, shape, .. } = &parts[position];
+                    slab.part(*offset, shape[0] * shape[1]).clear();
+                }
+            }
+            return false;
+        }
+        io.param_index = fixed.param;
+        io.block_index = fixed.index;
+        (io.rows, io.cols, io.numel) = (fixed.rows, fixed.cols, fixed.numel);
+        io.transposed = bucket.shape.transposed;
+        // Alone, units of one shape without a gradient take no room; else everything keeps its place.
+        io.position = if bucket.distributed() || bucket.joint { position } else { before };
+        (io.due, io.steps) = (slot.due, slot.steps);
+        if whole {
+            let complete = fixed.local.numel() == fixed.rows * fixed.cols;
+            io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
+            io.param = Area::EMPTY;
+            io.state = [Area::EMPTY; MAX_STATES];
+            return true;
+        }
+        io.param = area(&slot.param.slab, &fixed.local);
+        io.grad = slot.grad.as_ref().map_or(Area::EMPTY, found);
+        for (out, (at, rect)) in io.state.iter_mut().zip(&fixed.states) {
+            let slab = &slot.states[*at].slab;
+            slab.prefetch_number();
+            *out = area(slab, rect);
+        }
+        true
+    }
+
+    fn run(
+        &mut self,
+        plan: &Plan,
+        number: usize,
+        point: &StagePoint,
+        (compute, step): (usize, usize),
+        units: &[UnitIo],
+    ) -> Result<()> {
+        if units.is_empty() {
+            return Ok(());
+        }
+        let bucket = &plan.buckets[number];
+        let (memory, parts) = (&self.memory[number], &self.parts[compute][step]);
+        let specs = bucket.program.buffers.iter().zip(memory).zip(parts);
+        let buffers: Vec<BufferIo<'_>> =
+            specs.map(|((spec, slab), parts)| BufferIo { spec, slab: *slab, parts }).collect();
+        let mut io = StageIo {
+            units,
+            class: &bucket.shape,
+            group_sum: self.group_sum(plan, bucket),
+            grad_factor: self.grad_factors[bucket.algorithm],
+            probe: self.probe.as_mut(),
+            buffers: &buffers,
+        };
+        let started = Instant::now();
+        let hyper = &self.hypers[bucket.algorithm];
+        let done = plan.algorithms[bucket.algorithm].run(point.stage, &mut io, hyper);
+        self.inside += started.elapsed();
+        done
+    }
+}

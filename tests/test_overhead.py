@@ -1,0 +1,34 @@
+"""What a step over many small tensors takes beside its mathematics."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from tests.support.threads import computing_threads
+from torch import nn
+
+import oxidion
+
+MOST = 0.10
+"""Share of a step outside of the kernels."""
+
+
+def test_step_over_small_tensors_spends_a_tenth_outside_of_kernels_at_most() -> None:
+    """The least of several steps: other work on the machine only adds to the share."""
+    matrices = [nn.Parameter(torch.randn(64, 64)) for _ in range(1000)]
+    vectors = [nn.Parameter(torch.randn(768)) for _ in range(4000)]
+    for param in [*matrices, *vectors]:
+        param.grad = torch.randn_like(param)
+    with computing_threads(1):
+        optimizer = oxidion.Muon([{"params": matrices}, {"params": vectors, "algorithm": "adamw"}])
+        optimizer.step()
+        shares = []
+        for _ in range(5):
+            assert optimizer._session is not None
+            optimizer._session.inside()
+            start = time.perf_counter()
+            optimizer.step()
+            total = time.perf_counter() - start
+            shares.append(1 - optimizer._session.inside() / total)
+    assert min(shares) < MOST, shares
