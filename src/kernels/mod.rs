@@ -13,7 +13,7 @@ pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
 pub use cpu::philox::{philox, stream};
-pub use cpu::product::{Combine, Features, Kernel, Operand, Product, Scale, Side};
+pub use cpu::product::{Combine, Features, Kernel, Operand, Product, Scale, Side, WideSquares, divide_rows};
 pub use cpu::reduce::{
     column_sums_of_squares, normalize_columns, only_zeros, set_values, sum_of_squares, values,
 };

@@ -8,10 +8,14 @@
 pub mod adjust;
 pub mod coefficients;
 pub mod gram;
+mod iteration;
+mod library;
 pub mod low_rank;
 pub mod newton_schulz;
 pub mod orthonormalizer;
+mod packed;
 pub mod polar;
+mod products;
 pub mod project;
 pub mod qr;
 pub mod random;

@@ -3,6 +3,7 @@
 //! Of a symmetric product one triangle is computed and mirrored. Every element is summed in the same order whatever the
 //! number of threads. What a machine has no kernel for is left to libtorch: [`Kernel::of`] says so.
 
+mod combine;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 #[cfg(target_arch = "x86_64")]
@@ -14,9 +15,8 @@ mod tiles;
 mod x86;
 #[cfg(target_arch = "x86_64")]
 mod x86;
-mod combine;
 
-pub use combine::{Combine, Scale};
+pub use combine::{Combine, Scale, WideSquares, divide_rows};
 
 use rayon::prelude::*;
 

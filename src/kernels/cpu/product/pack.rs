@@ -12,7 +12,8 @@ pub(super) struct Rows<E> {
     pub(super) steps: [usize; 2],
 }
 
-/// Writes rows `start..start + WIDTH` as groups of `WIDTH` times `DEPTH` elements, zeros for what there is not.
+/// Writes elements `range` of rows `start..start + WIDTH` as groups of `WIDTH` times `DEPTH` elements, zeros for what there
+/// is not.
 ///
 /// # Safety
 /// The machine has the tile's instruction set; the rows are readable, and `to` has room for the panel.
@@ -21,68 +22,70 @@ pub(super) struct Rows<E> {
 pub(super) unsafe fn panel<T: Tile, const WIDTH: usize>(
     x: &Rows<T::Element>,
     start: usize,
+    range: [usize; 2],
     to: *mut T::Element,
 ) {
     let rows = WIDTH.min(x.count - start);
-    let mut done = 0;
+    let [mut done, end] = range;
     // SAFETY: below, all that is read lies in rows `start..start + rows` up to `inner`, all that is written in the panel.
     unsafe {
         let from = x.first.add(start * x.steps[0]);
         let unit = 16 * T::DEPTH;
         if x.steps[1] == 1 && T::TRANSPOSES {
-            while done + unit <= x.inner {
+            while done + unit <= end {
                 let group = to.add(done * WIDTH).cast::<i32>();
                 for part in (0..WIDTH).step_by(16) {
                     let there = rows.saturating_sub(part).min(16);
                     let here = (WIDTH - part).min(16);
                     let bytes = x.steps[0] * size_of::<T::Element>();
-                    if there == here {
-                        transpose(from.add(part * x.steps[0] + done).cast(), bytes, here, group.add(part), WIDTH);
-                    } else {
-                        scalar::<T, WIDTH>(x, from, [part, part + here], [done, done + unit], rows, to);
-                    }
+                    let first = from.wrapping_add(part * x.steps[0] + done).cast();
+                    transpose(first, bytes, [there, here], group.add(part), WIDTH);
                 }
                 done += unit;
             }
-        } else if x.steps[0] == 1 && rows == WIDTH {
-            if T::DEPTH == 1 {
-                for p in 0..x.inner {
-                    std::ptr::copy_nonoverlapping(from.add(p * x.steps[1]), to.add(p * WIDTH), WIDTH);
-                }
-                done = x.inner;
-            } else {
-                while done + T::DEPTH <= x.inner {
-                    let group = to.add(done * WIDTH);
-                    for q in 0..T::DEPTH {
-                        let row = from.add((done + q) * x.steps[1]);
-                        for i in 0..WIDTH {
-                            *group.add(i * T::DEPTH + q) = *row.add(i);
-                        }
+        } else if x.steps[0] == 1 && T::DEPTH == 1 {
+            for p in done..end {
+                let (row, group) = (from.add(p * x.steps[1]), to.add(p * WIDTH));
+                if rows == WIDTH {
+                    std::ptr::copy_nonoverlapping(row, group, WIDTH);
+                } else {
+                    std::ptr::copy_nonoverlapping(row, group, rows);
+                    for i in rows..WIDTH {
+                        *group.add(i) = T::Element::default();
                     }
-                    done += T::DEPTH;
                 }
             }
+            done = end;
+        } else if x.steps[0] == 1 && rows == WIDTH {
+            while done + T::DEPTH <= end {
+                let group = to.add(done * WIDTH);
+                for i in 0..WIDTH {
+                    for q in 0..T::DEPTH {
+                        *group.add(i * T::DEPTH + q) = *from.add((done + q) * x.steps[1] + i);
+                    }
+                }
+                done += T::DEPTH;
+            }
         }
-        scalar::<T, WIDTH>(x, from, [0, WIDTH], [done, x.inner], rows, to);
+        rest::<T, WIDTH>(x, from, [done, end], rows, to);
     }
 }
 
-/// The same element by element, for rows and inner elements in these ranges.
+/// The same element by element.
 ///
 /// # Safety
 /// As [`panel`].
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-unsafe fn scalar<T: Tile, const WIDTH: usize>(
+unsafe fn rest<T: Tile, const WIDTH: usize>(
     x: &Rows<T::Element>,
     from: *const T::Element,
-    part: [usize; 2],
-    inner: [usize; 2],
+    [done, end]: [usize; 2],
     rows: usize,
     to: *mut T::Element,
 ) {
-    for p in (inner[0]..inner[1]).step_by(T::DEPTH) {
-        for i in part[0]..part[1] {
+    for p in (done..end).step_by(T::DEPTH) {
+        for i in 0..WIDTH {
             for q in p..p + T::DEPTH {
                 // SAFETY: the element is read where it is inside the operand; the group is in the panel.
                 unsafe {
@@ -102,4 +105,3 @@ unsafe fn scalar<T: Tile, const WIDTH: usize>(
 pub(super) fn elements(count: usize, width: usize, inner: usize, depth: usize) -> usize {
     count.div_ceil(width) * width * inner.next_multiple_of(depth)
 }
-

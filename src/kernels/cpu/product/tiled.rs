@@ -5,6 +5,8 @@ use super::tiles::{MOST, Number, Tile};
 
 /// Panels of rows that one task multiplies with a panel of columns.
 const CHUNK: usize = 24;
+/// Columns of the widest tile.
+const WIDEST: usize = 32;
 
 /// Operands as panels, and the rest of [`super::Product`] as pointers.
 pub(super) struct Call<'a, E> {
@@ -52,7 +54,7 @@ impl<E: Number> Call<'_, E> {
                 T::multiply(depth / T::DEPTH, a, b, sums.as_mut_ptr());
                 let place = [row * T::ROWS, column * T::COLS];
                 let size = [T::ROWS.min(m - place[0]), T::COLS.min(n - place[1])];
-                self.store::<T>(&sums, place, size);
+                self.store::<T>(&mut sums, place, size);
             }
         }
     }
@@ -65,48 +67,84 @@ impl<E: Number> Call<'_, E> {
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     unsafe fn store<T: Tile<Element = E>>(
         &self,
-        sums: &[E::Wide; MOST],
+        sums: &mut [E::Wide; MOST],
         [top, left]: [usize; 2],
         [rows, cols]: [usize; 2],
     ) {
         let n = self.size[1];
-        let (factor, keep) = (E::Wide::of(self.factor), E::Wide::of(self.keep));
-        let mut tile = [E::default(); MOST];
+        let below = !self.symmetric || top + 1 >= left + cols;
         for i in 0..rows {
-            let width = if self.symmetric { (top + i + 1).saturating_sub(left).min(cols) } else { cols };
             let at = (top + i) * n + left;
-            // SAFETY: `width` elements of this row are inside all matrices of the size of `out`.
-            let out = unsafe { std::slice::from_raw_parts_mut(self.out.add(at), width) };
-            let mut wide = [E::Wide::default(); 32];
-            for (x, sum) in wide.iter_mut().zip(&sums[i * T::COLS..][..width]) {
-                *x = factor * *sum;
-            }
-            if self.keep != 0.0 {
-                wide.iter_mut().zip(&*out).for_each(|(x, old)| *x = *x + keep * old.widen());
-            }
-            for &(weight, addend) in self.add {
-                let weight = E::Wide::of(weight);
-                // SAFETY: as for `out`, which it is not.
-                let addend = unsafe { std::slice::from_raw_parts(addend.add(at), width) };
-                wide.iter_mut().zip(addend).for_each(|(x, y)| *x = *x + weight * y.widen());
-            }
-            for (to, x) in out.iter_mut().zip(&wide) {
-                *to = E::narrow(*x);
-            }
-            if self.symmetric {
-                tile[i * T::COLS..][..width].copy_from_slice(out);
-            }
-        }
-        if self.symmetric {
-            for j in 0..cols {
-                let start = (left + j).saturating_sub(top).min(rows);
-                let at = (left + j) * n + top;
-                // SAFETY: the mirror image of a column of the tile on and below the diagonal: this task alone writes it.
-                let out = unsafe { std::slice::from_raw_parts_mut(self.out.add(at + start), rows - start) };
-                for (i, to) in out.iter_mut().enumerate() {
-                    *to = tile[(start + i) * T::COLS + j];
+            // SAFETY: what is on and below the diagonal of this row is inside all matrices of the size of `out`. Most
+            // rows have the full width, for which the loops have a length that is known.
+            unsafe {
+                if below && cols == T::COLS {
+                    self.row::<T>(sums.as_mut_ptr().add(i * T::COLS), at, T::COLS);
+                } else {
+                    let width = if self.symmetric { (top + i + 1).saturating_sub(left) } else { cols };
+                    self.row::<T>(sums.as_mut_ptr().add(i * T::COLS), at, width.min(cols));
                 }
             }
         }
+        if self.symmetric {
+            let mirror = Mirror { rows, cols, below: left.cast_signed() - top.cast_signed(), stride: n };
+            // SAFETY: the mirror image of what is below the diagonal in the tile: this task alone writes it.
+            unsafe { T::mirror(sums.as_ptr(), &mirror, self.out.add(left * n + top)) };
+        }
+    }
+
+    /// The same in the first `width` elements of a row of the tile, which are left in `sums` too.
+    ///
+    /// # Safety
+    /// `out` and all addends have `width` elements from `at` on, and `sums` has `COLS`.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    unsafe fn row<T: Tile<Element = E>>(&self, sums: *mut E::Wide, at: usize, width: usize) {
+        // Arrays of their own and a length that is known: compiled to a few vector instructions, without questions of
+        // what overlaps.
+        let mut wide = [E::Wide::default(); WIDEST];
+        let mut other = [E::default(); WIDEST];
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(sums, wide.as_mut_ptr(), T::COLS) };
+        let factor = E::Wide::of(self.factor);
+        wide[..T::COLS].iter_mut().for_each(|x| *x = factor * *x);
+        let old = (self.keep != 0.0).then_some((self.keep, self.out.cast_const()));
+        for (weight, matrix) in old.into_iter().chain(self.add.iter().copied()) {
+            let weight = E::Wide::of(weight);
+            // SAFETY: the caller's.
+            unsafe { std::ptr::copy_nonoverlapping(matrix.add(at), other.as_mut_ptr(), width) };
+            for (x, y) in wide[..T::COLS].iter_mut().zip(&other) {
+                *x = *x + weight * y.widen();
+            }
+        }
+        for (to, x) in other[..T::COLS].iter_mut().zip(&wide) {
+            *to = E::narrow(*x);
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(other.as_ptr(), self.out.add(at), width);
+            std::ptr::copy_nonoverlapping(wide.as_ptr(), sums, T::COLS);
+        }
+    }
+}
+
+/// Where the transposed tile goes.
+pub(super) struct Mirror {
+    /// Of the tile.
+    pub(super) rows: usize,
+    /// Of the tile.
+    pub(super) cols: usize,
+    /// Of column `j` only rows from `j + below` on are on or below the diagonal.
+    pub(super) below: isize,
+    /// Distance of rows in the result.
+    pub(super) stride: usize,
+}
+
+impl Mirror {
+    /// The first row of column `j` that is written.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) fn first(&self, j: usize) -> usize {
+        usize::try_from(j.cast_signed() + self.below).unwrap_or(0).min(self.rows)
     }
 }

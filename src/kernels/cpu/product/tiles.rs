@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::super::Real;
 use super::pack::{Rows, panel};
-use super::tiled::Call;
+use super::tiled::{Call, Mirror};
 use crate::batch::Element;
 
 /// The largest tile.
@@ -77,11 +77,23 @@ pub(super) trait Tile: Sized {
         out: *mut <Self::Element as Number>::Wide,
     );
 
-    /// Writes the panel of rows, or of columns where not `left`, that begins with row `start` of an operand.
+    /// Writes elements `range` of the panel of rows, or of columns where not `left`, that begins with row `start`.
     ///
     /// # Safety
     /// As [`panel`].
-    unsafe fn pack(left: bool, x: &Rows<Self::Element>, start: usize, to: *mut Self::Element);
+    unsafe fn pack(
+        left: bool,
+        x: &Rows<Self::Element>,
+        start: usize,
+        range: [usize; 2],
+        to: *mut Self::Element,
+    );
+
+    /// Writes column `j` of a tile to row `j` behind `out`.
+    ///
+    /// # Safety
+    /// As [`Call::task`]; `sums` is a tile.
+    unsafe fn mirror(sums: *const <Self::Element as Number>::Wide, to: &Mirror, out: *mut Self::Element);
 
     /// One task of a product.
     ///
@@ -96,7 +108,7 @@ const AHEAD: usize = 12;
 /// A tile of two vectors by `$rows`: every row's element is broadcast and multiplied with both.
 macro_rules! tile {
     ($name:ident, $element:ty, $wide:ty, $rows:literal, $lanes:literal, $depth:literal, $transposes:literal,
-     $features:literal, $zero:expr, $load:expr, $broadcast:expr, $fused:expr, $store:expr) => {
+     $features:literal, $mirror:ident, $zero:expr, $load:expr, $broadcast:expr, $fused:expr, $store:expr) => {
         pub(super) struct $name;
 
         impl Tile for $name {
@@ -138,15 +150,27 @@ macro_rules! tile {
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn pack(left: bool, x: &Rows<$element>, start: usize, to: *mut $element) {
+            unsafe fn pack(
+                left: bool,
+                x: &Rows<$element>,
+                start: usize,
+                range: [usize; 2],
+                to: *mut $element,
+            ) {
                 // SAFETY: the caller's.
                 unsafe {
                     if left {
-                        panel::<Self, { $rows }>(x, start, to);
+                        panel::<Self, { $rows }>(x, start, range, to);
                     } else {
-                        panel::<Self, { 2 * $lanes }>(x, start, to);
+                        panel::<Self, { 2 * $lanes }>(x, start, range, to);
                     }
                 }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn mirror(sums: *const $wide, to: &Mirror, out: *mut $element) {
+                // SAFETY: the caller's.
+                unsafe { $mirror(sums, 2 * $lanes, to, out) };
             }
 
             #[target_feature(enable = $features)]
@@ -159,31 +183,180 @@ macro_rules! tile {
 }
 
 // 13 rows of two vectors are 26 of the 32 registers, and 64, 128, 256, ... rows leave little of the last tile empty.
-tile!(F32Avx512, f32, f32, 13, 16, 1, true, "avx512f,avx512vl,avx512bw,avx512dq",
-    _mm512_setzero_ps(), |p| _mm512_loadu_ps(p), |p: *const f32| _mm512_set1_ps(*p),
-    |a, b, c| _mm512_fmadd_ps(a, b, c), |p, x| _mm512_storeu_ps(p, x));
-tile!(F64Avx512, f64, f64, 13, 8, 1, false, "avx512f,avx512vl,avx512bw,avx512dq",
-    _mm512_setzero_pd(), |p| _mm512_loadu_pd(p), |p: *const f64| _mm512_set1_pd(*p),
-    |a, b, c| _mm512_fmadd_pd(a, b, c), |p, x| _mm512_storeu_pd(p, x));
+tile!(
+    F32Avx512,
+    f32,
+    f32,
+    13,
+    16,
+    1,
+    true,
+    "avx512f,avx512vl,avx512bw,avx512dq",
+    mirror_f32,
+    _mm512_setzero_ps(),
+    |p| _mm512_loadu_ps(p),
+    |p: *const f32| _mm512_set1_ps(*p),
+    |a, b, c| _mm512_fmadd_ps(a, b, c),
+    |p, x| _mm512_storeu_ps(p, x)
+);
+tile!(
+    F64Avx512,
+    f64,
+    f64,
+    13,
+    8,
+    1,
+    false,
+    "avx512f,avx512vl,avx512bw,avx512dq",
+    mirror_any,
+    _mm512_setzero_pd(),
+    |p| _mm512_loadu_pd(p),
+    |p: *const f64| _mm512_set1_pd(*p),
+    |a, b, c| _mm512_fmadd_pd(a, b, c),
+    |p, x| _mm512_storeu_pd(p, x)
+);
 // Pairs of neighbours along the inner dimension are multiplied and summed at once.
-tile!(Bf16Avx512, bf16, f32, 13, 16, 2, true, "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16",
-    _mm512_setzero_ps(), |p: *const bf16| _mm512_loadu_si512(p.cast()),
+tile!(
+    Bf16Avx512,
+    bf16,
+    f32,
+    13,
+    16,
+    2,
+    true,
+    "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16",
+    mirror_bf16,
+    _mm512_setzero_ps(),
+    |p: *const bf16| _mm512_loadu_si512(p.cast()),
     |p: *const bf16| _mm512_set1_epi32(p.cast::<i32>().read_unaligned()),
     |a: __m512i, b: __m512i, c| _mm512_dpbf16_ps(c, std::mem::transmute(a), std::mem::transmute(b)),
-    |p, x| _mm512_storeu_ps(p, x));
-tile!(F32Avx2, f32, f32, 6, 8, 1, false, "avx2,fma",
-    _mm256_setzero_ps(), |p| _mm256_loadu_ps(p), |p: *const f32| _mm256_set1_ps(*p),
-    |a, b, c| _mm256_fmadd_ps(a, b, c), |p, x| _mm256_storeu_ps(p, x));
-tile!(F64Avx2, f64, f64, 6, 4, 1, false, "avx2,fma",
-    _mm256_setzero_pd(), |p| _mm256_loadu_pd(p), |p: *const f64| _mm256_set1_pd(*p),
-    |a, b, c| _mm256_fmadd_pd(a, b, c), |p, x| _mm256_storeu_pd(p, x));
+    |p, x| _mm512_storeu_ps(p, x)
+);
+tile!(
+    F32Avx2,
+    f32,
+    f32,
+    6,
+    8,
+    1,
+    false,
+    "avx2,fma",
+    mirror_any,
+    _mm256_setzero_ps(),
+    |p| _mm256_loadu_ps(p),
+    |p: *const f32| _mm256_set1_ps(*p),
+    |a, b, c| _mm256_fmadd_ps(a, b, c),
+    |p, x| _mm256_storeu_ps(p, x)
+);
+tile!(
+    F64Avx2,
+    f64,
+    f64,
+    6,
+    4,
+    1,
+    false,
+    "avx2,fma",
+    mirror_any,
+    _mm256_setzero_pd(),
+    |p| _mm256_loadu_pd(p),
+    |p: *const f64| _mm256_set1_pd(*p),
+    |a, b, c| _mm256_fmadd_pd(a, b, c),
+    |p, x| _mm256_storeu_pd(p, x)
+);
 
-/// Stores 16 units of 32 bits of each of `rows <= 16` rows as 16 groups of `rows` units, `width` units apart.
+/// Element by element.
+///
+/// # Safety
+/// As [`Tile::mirror`].
+#[inline(always)]
+#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+unsafe fn mirror_any<E: Number>(sums: *const E::Wide, width: usize, to: &Mirror, out: *mut E) {
+    for j in 0..to.cols {
+        for i in to.first(j)..to.rows {
+            // SAFETY: inside the tile, and inside the mirror image of what is below the diagonal.
+            unsafe { *out.add(j * to.stride + i) = E::narrow(*sums.add(i * width + j)) };
+        }
+    }
+}
+
+/// Lanes `first..rows` of 16.
+fn lanes(first: usize, rows: usize) -> u16 {
+    let below = |n: usize| if n >= 16 { u16::MAX } else { (1 << n) - 1 };
+    below(rows) & !below(first)
+}
+
+/// By 16 columns at a time, transposed in registers.
+///
+/// # Safety
+/// As [`Tile::mirror`], on a machine with AVX-512.
+#[target_feature(enable = "avx512f")]
+unsafe fn mirror_f32(sums: *const f32, width: usize, to: &Mirror, out: *mut f32) {
+    for part in (0..to.cols).step_by(16) {
+        // SAFETY: the tile has `rows` rows of `width` sums, and the masks leave out what is not to be written.
+        unsafe {
+            let columns = transposed(sums.add(part).cast(), width * 4, to.rows);
+            for (j, column) in columns.iter().enumerate().take(to.cols - part) {
+                let mask = lanes(to.first(part + j), to.rows);
+                let at = out.wrapping_add((part + j) * to.stride);
+                _mm512_mask_storeu_ps(at, mask, _mm512_castsi512_ps(*column));
+            }
+        }
+    }
+}
+
+/// The same, rounded.
+///
+/// # Safety
+/// As [`Tile::mirror`], on a machine with AVX-512.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw")]
+unsafe fn mirror_bf16(sums: *const f32, width: usize, to: &Mirror, out: *mut bf16) {
+    let mut wide = [0.0_f32; 16];
+    let mut rounded = [bf16::default(); 16];
+    for part in (0..to.cols).step_by(16) {
+        // SAFETY: as in `mirror_f32`.
+        unsafe {
+            let columns = transposed(sums.add(part).cast(), width * 4, to.rows);
+            for (j, column) in columns.iter().enumerate().take(to.cols - part) {
+                _mm512_storeu_ps(wide.as_mut_ptr(), _mm512_castsi512_ps(*column));
+                rounded.iter_mut().zip(&wide).for_each(|(to, x)| *to = bf16::narrow(*x));
+                let mask = lanes(to.first(part + j), to.rows);
+                let at = out.wrapping_add((part + j) * to.stride);
+                _mm256_mask_storeu_epi16(at.cast(), mask, _mm256_loadu_si256(rounded.as_ptr().cast()));
+            }
+        }
+    }
+}
+
+/// Stores 16 units of 32 bits of each of `rows <= 16` rows as 16 groups of `all` units, `width` units apart; units of rows
+/// that there are not are zero.
 ///
 /// # Safety
 /// The machine has AVX-512F. `from` points at `rows` rows of 16 units, `stride` bytes apart, and `to` at 16 groups.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose(from: *const u8, stride: usize, rows: usize, to: *mut i32, width: usize) {
+pub(super) unsafe fn transpose(
+    from: *const u8,
+    stride: usize,
+    [rows, all]: [usize; 2],
+    to: *mut i32,
+    width: usize,
+) {
+    // SAFETY: the caller has the rows.
+    let groups = unsafe { transposed(from, stride, rows) };
+    let mask = lanes(0, all);
+    for (i, group) in groups.iter().enumerate() {
+        // SAFETY: the caller has this group; the mask leaves out what is beyond it.
+        unsafe { _mm512_mask_storeu_epi32(to.add(i * width), mask, *group) };
+    }
+}
+
+/// 16 units of 32 bits of each of `rows <= 16` rows, by their place in the row; zero for rows that there are not.
+///
+/// # Safety
+/// The machine has AVX-512F. `from` points at `rows` rows of 16 units, `stride` bytes apart.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn transposed(from: *const u8, stride: usize, rows: usize) -> [__m512i; 16] {
     let mut r = [_mm512_setzero_si512(); 16];
     for (i, row) in r.iter_mut().enumerate().take(rows) {
         // SAFETY: the caller has this row.
@@ -212,9 +385,5 @@ pub(super) unsafe fn transpose(from: *const u8, stride: usize, rows: usize, to: 
         r[i] = _mm512_shuffle_i32x4::<0x88>(t[i], t[8 + i]);
         r[8 + i] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[8 + i]);
     }
-    let mask = u16::MAX >> (16 - rows.clamp(1, 16));
-    for (i, group) in r.iter().enumerate() {
-        // SAFETY: the caller has this group; the mask leaves out what is beyond it.
-        unsafe { _mm512_mask_storeu_epi32(to.add(i * width), mask, *group) };
-    }
+    r
 }

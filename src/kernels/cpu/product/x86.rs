@@ -9,6 +9,11 @@ use crate::batch::Slab;
 /// Most matrices that are added to a product.
 pub(super) const ADDENDS: usize = 2;
 
+/// Elements along the inner dimension that one task brings into panels, and that are read together: as many lines at
+/// multiples of 4 KiB as the smallest first-level cache has room for.
+const STRIPE: usize = 64;
+const LINES: usize = 8;
+
 /// Calls a function with the tile of a kernel.
 macro_rules! with_tile {
     ($kernel:expr, $function:ident, $($argument:expr),*) => {
@@ -55,14 +60,24 @@ unsafe impl<E> Sync for Rows<E> {}
 fn pack_with<T: Tile>(side: Side, from: &Operand, to: &Slab, spread: bool) {
     // SAFETY: `Kernel::pack` checked types and lengths; the running step alone uses both slabs.
     let (x, panels) = unsafe { (from.x.slice::<T::Element>(), to.slice::<T::Element>()) };
-    let rows =
-        Rows { first: x.as_ptr(), count: from.count, inner: from.inner, steps: from.steps };
+    let rows = Rows { first: x.as_ptr(), count: from.count, inner: from.inner, steps: from.steps };
     let target = Target(panels.as_mut_ptr());
     let width = width::<T>(side);
     let each_elements = width * from.inner.next_multiple_of(T::DEPTH);
-    each(from.count.div_ceil(width), spread, |i| {
+    let panel = |i: usize, range: [usize; 2]| {
         // SAFETY: the kernel was chosen by the features of this machine; the panel is inside `panels`.
-        unsafe { T::pack(side == Side::Left, &rows, i * width, target.panel(i * each_elements)) };
+        unsafe { T::pack(side == Side::Left, &rows, i * width, range, target.panel(i * each_elements)) };
+    };
+    let count = from.count.div_ceil(width);
+    if from.steps[1] == 1 {
+        return each(count, spread, |i| panel(i, [0, from.inner]));
+    }
+    // The rows lie side by side: some elements of all of them, while the lines that they share are in the cache.
+    each(from.inner.div_ceil(STRIPE), spread, |stripe| {
+        let end = from.inner.min((stripe + 1) * STRIPE);
+        for start in (stripe * STRIPE..end).step_by(LINES) {
+            (0..count).for_each(|i| panel(i, [start, end.min(start + LINES)]));
+        }
     });
 }
 
