@@ -102,12 +102,23 @@ impl DType {
 pub fn cpu_multiplies_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        let vendor = __cpuid(0);
-        let leaves = vendor.eax;
-        let amx_bf16 = leaves >= 7 && __cpuid_count(7, 0).edx & (1 << 22) != 0;
+        let vendor = std::arch::x86_64::__cpuid(0);
         let amd = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
-        amx_bf16 || (amd && std::arch::is_x86_feature_detected!("avx512bf16"))
+        cpu_has_amx() || (amd && std::arch::is_x86_feature_detected!("avx512bf16"))
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// Whether this CPU has AMX for bfloat16.
+#[must_use]
+pub fn cpu_has_amx() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (1 << 22) != 0
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::ThreadPool;
+use rayon::prelude::*;
 
 static POOL: Mutex<Option<(usize, Arc<ThreadPool>)>> = Mutex::new(None);
 static THREADS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(1);
@@ -47,4 +48,23 @@ pub fn run<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         Some(pool) => pool.install(work),
         None => work(),
     }
+}
+
+/// Runs `task(slot, item)` for all items: each of `slots` workers takes one item after another. Inside the pool where
+/// there is more than one slot; on the calling thread where there is one.
+pub fn share(slots: usize, items: usize, task: impl Fn(usize, usize) + Sync + Send) {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = |slot: usize| {
+        loop {
+            let item = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            if item >= items {
+                return;
+            }
+            task(slot, item);
+        }
+    };
+    if slots <= 1 {
+        return work(0);
+    }
+    run(|| (0..slots).into_par_iter().with_max_len(1).for_each(work));
 }

@@ -8,8 +8,9 @@
 use tch::Tensor;
 
 use super::coefficients::Polynomial;
-use super::newton_schulz::{Step, alone, by_group, group_size};
-use super::symmetric::{Symmetric, accumulate, number};
+use super::iteration::{self, Iteration};
+use super::newton_schulz::{Step, quadratic, quadratic_of_both};
+use super::products::Products;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -22,10 +23,8 @@ const ACCURATE: f64 = 1e-3;
 
 /// Elements of scratch, in the dtype of the batch, that [`gram_newton_schulz`] needs for `b` matrices `m x n`.
 #[must_use]
-pub fn scratch_elements(b: i64, m: i64, n: i64) -> i64 {
-    let k = m.min(n);
-    // The next iterate and four Gram-sized matrices; or, before the first step, the matrix in twice the width.
-    group_size(b, m, n) * (m * n + (4 * k * k).max(m * n))
+pub fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType) -> i64 {
+    iteration::scratch_elements(b, m, n, dtype, true)
 }
 
 /// Half the distance from 1 to the next number of an element type.
@@ -110,7 +109,8 @@ pub fn restarts(rows: &[[f64; 3]], unit_roundoff: f64) -> Vec<usize> {
 /// `Z = (gamma / l)(ratio G + G G)`. Only `Z` is stored, and of the product of the factors `prod l (I + V)` only
 /// `V <- V + Z + V Z`: the identity would take the digits of the small entries in a 16-bit type. `restarts` are those
 /// of [`restarts`] for the dtype. A zero matrix stays exactly zero; a non-finite matrix becomes NaN and leaves the
-/// others alone.
+/// others alone. In 16-bit types a result whose norm is that of no near-orthogonal matrix is computed again in the standard
+/// form.
 ///
 /// # Errors
 /// [`Error::Internal`] for a batch or scratch of another form, [`Error::Torch`] when libtorch refuses.
@@ -121,71 +121,56 @@ pub fn gram_newton_schulz(
     epsilon: f64,
     scratch: &Tensor,
 ) -> Result<()> {
-    let (b, m, n) = x_bmn.size3()?;
-    let needed = scratch_elements(b, m, n);
-    by_group(x_bmn, polynomial, epsilon, scratch, needed, |part_gmn, steps, scratch| {
-        iterate(part_gmn, steps, restarts, scratch)
-    })
+    Iteration { polynomial, restarts: Some(restarts), epsilon }.run(x_bmn, scratch)
 }
 
-fn iterate(x_gmn: &mut Tensor, steps: &[Step], restarts: &[usize], scratch: &Tensor) -> Result<()> {
-    let (g, m, n) = x_gmn.size3()?;
-    let k = m.min(n);
-    // A large matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones. Whether it is
-    // goes by its shape only: the two differ in rounding, and a result must not depend on what else is in the batch.
-    let (shape, square) = if alone(m, n) { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
-    let (size, square_size) = (g * m * n, g * k * k);
-    let mut current = x_gmn.f_view(shape.as_slice())?;
-    let mut next = scratch.f_narrow(0, 0, size)?.f_view(shape.as_slice())?;
-    let small = |i: i64| -> Result<Tensor> {
-        Ok(scratch.f_narrow(0, size + i * square_size, square_size)?.f_view(square.as_slice())?)
-    };
-    let (mut gram, mut factor, mut product, mut work) = (small(0)?, small(1)?, small(2)?, small(3)?);
-    let symmetric = Symmetric::new(g, k);
+/// As [`newton_schulz::iterate`](super::newton_schulz::iterate).
+pub(super) fn iterate(
+    products: &mut impl Products,
+    steps: &[Step],
+    restarts: &[usize],
+    by: Option<f64>,
+) -> Result<()> {
+    // The Gram matrix, the factor of a step, their product, and one to write to; the first two as `quadratic` wants them.
+    const G: usize = 0;
+    const Z: usize = 1;
+    let (mut product, mut free) = (2, 3);
     let mut linear = 1.0;
-    let mut applied = 0;
-
     for (i, step) in steps.iter().enumerate() {
         let fresh = i == 0 || restarts.contains(&i);
         let last = i + 1 == steps.len() || restarts.contains(&(i + 1));
-        if fresh {
-            let short = if m > n { current.f_transpose(-2, -1)? } else { current.f_alias()? };
-            symmetric.gram(&mut gram, &short, &work)?;
+        let gamma = step.gamma / step.linear;
+        // What the Gram matrix is still to be multiplied by.
+        let mut scale = 1.0;
+        if let Some(by) = by.filter(|_| i == 0) {
+            quadratic_of_both(products, step, gamma, by)?;
+            scale = by * by;
+        } else {
+            if fresh {
+                products.gram(G)?;
+            }
+            quadratic(products, step, gamma)?;
         }
-        let numbers = [step.ratio, step.gamma / step.linear];
-        symmetric.quadratic(&mut factor, &gram, numbers, step.square, &next)?;
         linear *= step.linear;
         if !last {
             // G <- l² (I + Z) G (I + Z).
-            work.f_copy_(&gram)?;
-            symmetric.accumulate(&mut work, &gram, &factor, &next)?;
-            gram.f_copy_(&work)?;
-            symmetric.accumulate(&mut gram, &factor, &work, &next)?;
-            let _ = gram.f_mul_scalar_(step.linear * step.linear)?;
+            products.multiply(free, [G, Z], &[(1.0, G)], scale)?;
+            products.multiply(G, [free, Z], &[(1.0, free)], step.linear * step.linear)?;
         }
-        if fresh {
-            std::mem::swap(&mut product, &mut factor);
+        if fresh && last {
+            products.apply(Z, linear, linear)?;
+        } else if fresh {
+            products.combine(product, 0.0, Z, 1.0)?;
         } else {
-            let _ = product.f_add_out(&work, &factor)?;
-            symmetric.accumulate(&mut work, &product, &factor, &next)?;
-            std::mem::swap(&mut product, &mut work);
+            products.multiply(free, [product, Z], &[(1.0, product), (1.0, Z)], 1.0)?;
+            std::mem::swap(&mut product, &mut free);
         }
         if last {
-            let _ = product.f_mul_scalar_(linear)?;
-            let _ = current.f_mul_out(&next, &number(linear)?)?;
-            if m > n {
-                accumulate(&mut next, &current, &product)?;
-            } else {
-                accumulate(&mut next, &product, &current)?;
+            if !fresh {
+                products.apply(product, linear, linear)?;
             }
-            std::mem::swap(&mut current, &mut next);
-            applied += 1;
             linear = 1.0;
         }
-    }
-    if applied % 2 == 1 {
-        // `next` is `x_gmn` now.
-        next.f_copy_(&current)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::batch::Area;
 use crate::error::{Error, Result};
-use crate::kernels::{Product, multiply};
+use crate::kernels::{ThinProduct, multiply};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]
@@ -23,19 +23,19 @@ pub struct Factored {
 
 impl Factored {
     /// `p = B·r`.
-    fn project(&self) -> Product {
-        Product { out: self.p, left: (self.stored, self.transposed), right: (self.r, false), add: false }
+    fn project(&self) -> ThinProduct {
+        ThinProduct { out: self.p, left: (self.stored, self.transposed), right: (self.r, false), add: false }
     }
 
     /// `r = Bᵀ·p`.
-    fn back_project(&self) -> Product {
-        Product { out: self.r, left: (self.stored, !self.transposed), right: (self.p, false), add: false }
+    fn back_project(&self) -> ThinProduct {
+        ThinProduct { out: self.r, left: (self.stored, !self.transposed), right: (self.p, false), add: false }
     }
 
     /// `B = [B +] p·rᵀ`.
-    fn product(&self, add: bool) -> Product {
+    fn product(&self, add: bool) -> ThinProduct {
         let (left, right) = if self.transposed { (self.r, self.p) } else { (self.p, self.r) };
-        Product { out: self.stored, left: (left, false), right: (right, true), add }
+        ThinProduct { out: self.stored, left: (left, false), right: (right, true), add }
     }
 }
 
@@ -77,7 +77,7 @@ const SMALL: usize = 1 << 22;
 /// rank 48, libtorch 90 to 148. At rank 256 it is 100 to 150 against 160, with a transposed left factor 60 against 146.
 const THIN: usize = 96;
 
-fn run(products: impl Iterator<Item = Product>) -> Result<()> {
+fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     let (own, others): (Vec<_>, Vec<_>) = products.partition(own);
     multiply(&own);
     others.iter().try_for_each(|product| {
@@ -92,7 +92,7 @@ fn run(products: impl Iterator<Item = Product>) -> Result<()> {
 }
 
 /// Whether faer takes a product: a function of its sizes alone, so that equal matrices get equal bits.
-fn own(product: &Product) -> bool {
+fn own(product: &ThinProduct) -> bool {
     let ([rows, cols], inner) = (product.out.shape(), product.inner());
     let thin = !product.left.1 && cols.min(inner) <= THIN;
     !product.out.dtype().is_narrow() && (thin || rows * cols * inner <= SMALL)

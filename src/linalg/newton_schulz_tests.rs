@@ -1,8 +1,9 @@
-use tch::Device;
+use tch::{Device, Kind};
 
-use super::super::coefficients::{AOL, NEWTON_SCHULZ, POLAR_EXPRESS};
-use super::super::symmetric::STRIPS;
+use super::super::coefficients::{AOL, NEWTON_SCHULZ, POLAR_EXPRESS, Preconditioner};
+use super::super::symmetric::{STRIPS, Symmetric};
 use super::*;
+use crate::error::Error;
 
 const SHAPES: [(i64, i64, i64); 10] = [
     (1, 1, 1),
@@ -29,7 +30,11 @@ fn simple(rows: &'static [[f64; 3]], norm_factor: f64) -> Polynomial {
 /// Runs the iteration with a scratch full of NaN: nothing may be read before it is written.
 fn run(x: &Tensor, polynomial: &Polynomial, epsilon: f64) -> Tensor {
     let (b, m, n) = x.size3().unwrap();
-    let scratch = Tensor::full([scratch_elements(b, m, n)], f64::NAN, (x.kind(), Device::Cpu));
+    let scratch = Tensor::full(
+        [scratch_elements(b, m, n, DType::from_kind(x.kind()).unwrap())],
+        f64::NAN,
+        (x.kind(), Device::Cpu),
+    );
     let mut out = x.copy();
     newton_schulz(&mut out, polynomial, epsilon, &scratch).unwrap();
     out
@@ -56,8 +61,9 @@ fn relative(a: &Tensor, b: &Tensor) -> f64 {
 #[test]
 fn every_shape_matches_the_polynomial_of_the_singular_values() {
     // Tolerances: eps of the dtype per step times the slope of the polynomial, which is 161 at 1 / 1.02 for Polar
-    // Express: there, where a single row or column lands, three roundings of 6e-8 become 3e-5 in float32.
-    for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 4e-5), (Kind::BFloat16, 1e-1)] {
+    // Express: there, where a single row or column lands, three roundings of 6e-8 become 3e-5 in float32, and one of
+    // 2e-3 up to 0.3 in bfloat16.
+    for (kind, tolerance) in [(Kind::Double, 1e-12), (Kind::Float, 4e-5), (Kind::BFloat16, 2e-1)] {
         for polynomial in [&POLAR_EXPRESS, &NEWTON_SCHULZ] {
             for (b, m, n) in SHAPES {
                 let x = random(&[b, m, n], kind);
@@ -143,7 +149,6 @@ fn non_finite_matrix_becomes_nan_and_leaves_the_others_alone() {
 #[test]
 fn batch_of_small_matrices_equals_each_alone() {
     let x = random(&[1100, 13, 11], Kind::Double);
-    assert!(group_size(1100, 13, 11) < 1100, "the batch has several groups");
     let together = run(&x, &POLAR_EXPRESS, 1e-8);
     for i in [0, 1, 915, 916, 1099] {
         let alone = run(&x.narrow(0, i, 1), &POLAR_EXPRESS, 1e-8);
@@ -163,17 +168,12 @@ fn strips_give_an_exactly_symmetric_product() {
         assert!(gram.equal(&gram.transpose(0, 1)));
         let wide = w.to_kind(Kind::Double);
         assert!(relative(&gram, &wide.matmul(&wide.transpose(0, 1))) < 4e-3);
-        let mut quadratic = out.copy();
-        mirror.quadratic(&mut quadratic, &gram, [-3.0, 0.5], true, &free).unwrap();
-        assert!(quadratic.equal(&quadratic.transpose(0, 1)));
         let g = gram.to_kind(Kind::Double);
-        assert!(relative(&quadratic, &(0.5 * (g.matmul(&g) - 3.0 * &g))) < 1e-2);
-        // Polynomials of one matrix commute: out + G (G² - 3 G) / 2.
-        let mut sum = quadratic.copy();
-        mirror.accumulate(&mut sum, &gram, &quadratic, &free).unwrap();
+        // Polynomials of one matrix commute: out + G G.
+        let mut sum = gram.copy();
+        mirror.accumulate(&mut sum, &gram, &gram, &free).unwrap();
         assert!(sum.equal(&sum.transpose(0, 1)));
-        let q = quadratic.to_kind(Kind::Double);
-        assert!(relative(&sum, &(&q + g.matmul(&q))) < 1e-2);
+        assert!(relative(&sum, &(&g + g.matmul(&g))) < 1e-2);
     }
 }
 
@@ -186,7 +186,7 @@ fn empty_batch_and_wrong_scratch() {
         );
     }
     let mut x = random(&[1, 3, 4], Kind::Float);
-    let enough = scratch_elements(1, 3, 4);
+    let enough = scratch_elements(1, 3, 4, DType::F32);
     for scratch in [
         Tensor::zeros([enough - 1], (Kind::Float, Device::Cpu)),
         Tensor::zeros([enough], (Kind::Double, Device::Cpu)),

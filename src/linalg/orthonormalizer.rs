@@ -128,8 +128,8 @@ impl Orthonormalizer {
             |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
         let (m, n) = (size(rows)?, size(cols)?);
         let elements = match (&self.0, self.gram_restarts(rows, cols, dtype)) {
-            (Kind::Iteration { .. }, None) => newton_schulz::scratch_elements(ANY_COUNT, m, n),
-            (Kind::Iteration { .. }, Some(_)) => gram::scratch_elements(ANY_COUNT, m, n),
+            (Kind::Iteration { .. }, None) => newton_schulz::scratch_elements(ANY_COUNT, m, n, dtype),
+            (Kind::Iteration { .. }, Some(_)) => gram::scratch_elements(ANY_COUNT, m, n, dtype),
             (Kind::Polar | Kind::Function(_), _) => 0,
         };
         usize::try_from(elements).map_err(|_| Error::Internal("negative scratch".into()))

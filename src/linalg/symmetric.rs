@@ -52,34 +52,6 @@ impl Symmetric {
         Ok(())
     }
 
-    /// `out <- gamma (ratio G + G G)`, or `gamma ratio G` without `square`. `free` is overwritten.
-    pub(super) fn quadratic(
-        &self,
-        out: &mut Tensor,
-        gram: &Tensor,
-        [ratio, gamma]: [f64; 2],
-        square: bool,
-        free: &Tensor,
-    ) -> Result<()> {
-        if self.strips == 1 || !square {
-            let _ = gram.f_mul_out(out, &number(ratio)?)?;
-            if square {
-                accumulate(out, gram, gram)?;
-            }
-            let _ = out.f_mul_scalar_(gamma)?;
-            return Ok(());
-        }
-        for (low, high) in self.bounds() {
-            let mut strip = block(out, low, high, 0, high)?;
-            let rows = gram.f_narrow(0, low, high - low)?;
-            let _ = rows.f_narrow(1, 0, high)?.f_mul_out(&strip, &number(ratio)?)?;
-            let _ = strip.f_addmm_(&rows, &gram.f_narrow(1, 0, high)?)?;
-            let _ = strip.f_mul_scalar_(gamma)?;
-            reflect(out, low, high, free)?;
-        }
-        Ok(())
-    }
-
     /// `out <- out + A B` for symmetric `out`, `A` and `B` that commute. `free` is overwritten.
     pub(super) fn accumulate(&self, out: &mut Tensor, a: &Tensor, b: &Tensor, free: &Tensor) -> Result<()> {
         if self.strips == 1 {

@@ -46,7 +46,7 @@ impl Dense for f64 {
 
 /// `out ← [out +] left·right`, each factor as it is stored or transposed.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct ThinProduct {
     /// Written; disjoint from the factors and from all other products of a call.
     pub out: Area,
     /// The left factor, and whether it is transposed.
@@ -57,7 +57,7 @@ pub struct Product {
     pub add: bool,
 }
 
-impl Product {
+impl ThinProduct {
     /// The dimension that is summed over.
     #[must_use]
     pub fn inner(&self) -> usize {
@@ -67,10 +67,10 @@ impl Product {
 }
 
 /// Computes products of float32 or float64 matrices.
-pub fn multiply(products: &[Product]) {
-    let tasks: Vec<(&Product, usize)> =
+pub fn multiply(products: &[ThinProduct]) {
+    let tasks: Vec<(&ThinProduct, usize)> =
         products.iter().flat_map(|p| (0..p.out.shape()[0]).step_by(ROWS).map(move |row| (p, row))).collect();
-    let work = |(product, row): &(&Product, usize)| match product.out.dtype() {
+    let work = |(product, row): &(&ThinProduct, usize)| match product.out.dtype() {
         DType::F64 => rows_of::<f64>(product, *row),
         _ => rows_of::<f32>(product, *row),
     };
@@ -83,7 +83,7 @@ pub fn multiply(products: &[Product]) {
 }
 
 /// Some rows of a product from `first` on.
-fn rows_of<T: Dense>(product: &Product, first: usize) {
+fn rows_of<T: Dense>(product: &ThinProduct, first: usize) {
     let [rows, cols] = product.out.shape();
     let height = (rows - first).min(ROWS);
     if cols == 0 {
@@ -274,7 +274,7 @@ mod tests {
                         threads::set(count);
                         let out = start.copy();
                         let area = whole(&out).first_cols(usize::try_from(cols).unwrap());
-                        multiply(&[Product {
+                        multiply(&[ThinProduct {
                             out: area,
                             left: (whole(&left), turned),
                             right: (whole(&right), right_turned),

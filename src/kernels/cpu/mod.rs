@@ -14,6 +14,7 @@ pub(super) mod low_rank;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod philox;
+pub(super) mod product;
 pub(super) mod reduce;
 mod rounding;
 pub(super) mod rows;

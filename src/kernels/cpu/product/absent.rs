@@ -1,0 +1,14 @@
+//! Products where there is no kernel: nothing here is reached, as `Features::kernel` names none.
+
+use super::{Kernel, Operand, Product, Side};
+use crate::batch::Slab;
+
+pub(super) const ADDENDS: usize = 0;
+
+pub(super) fn elements(_kernel: Kernel, _side: Side, _count: usize, _inner: usize) -> usize {
+    0
+}
+
+pub(super) fn pack(_kernel: Kernel, _side: Side, _from: &Operand, _to: &Slab, _spread: bool) {}
+
+pub(super) fn multiply(_kernel: Kernel, _left: &Slab, _right: &Slab, _product: &Product<'_>, _spread: bool) {}

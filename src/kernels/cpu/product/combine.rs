@@ -1,0 +1,87 @@
+//! Elementwise passes between products.
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use super::super::fold::Fold;
+use super::super::reduce::{set_values, values};
+use super::super::{Op, Real};
+use crate::batch::Slab;
+
+/// Sums of squares that are gathered side by side.
+const LANES: usize = 16;
+
+/// Σ x² in float64, so that no finite float32 overflows. Operand: x.
+#[derive(Clone, Copy, Debug)]
+pub struct WideSquares;
+
+impl Fold<1, 1> for WideSquares {
+    const WRITES: [bool; 1] = [false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
+        let mut lanes = [0.0_f64; LANES];
+        let (whole, rest) = x.as_chunks::<LANES>();
+        for chunk in whole {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                *lane += x.wide() * x.wide();
+            }
+        }
+        [lanes.iter().sum::<f64>() + rest.iter().map(|x| x.wide() * x.wide()).sum::<f64>()]
+    }
+}
+
+/// Divides row `i` of the short side of the row-major `[rows, cols]` matrix `x` by `factor sqrt(Σ_j |gram[i, j]|)`; a row
+/// whose sum is zero becomes zero.
+pub fn divide_rows(x: &Slab, [rows, cols]: [usize; 2], gram: &Slab, factor: f64) {
+    let short = rows.min(cols);
+    let factors: Vec<f64> = (0..short)
+        .map(|i| {
+            let sum: f64 = values(&gram.part(i * short, short)).iter().map(|g| g.abs()).sum();
+            if sum == 0.0 { 0.0 } else { (sum.sqrt() * factor).recip() }
+        })
+        .collect();
+    for i in 0..rows {
+        let row = x.part(i * cols, cols);
+        let mut numbers = values(&row);
+        for (j, number) in numbers.iter_mut().enumerate() {
+            *number *= factors[if rows > cols { j } else { i }];
+        }
+        set_values(&numbers, &row);
+    }
+}
+
+/// `x ← factor x`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale(pub f64);
+
+impl Op<1> for Scale {
+    const WRITES: [bool; 1] = [true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+        let factor = C::of(self.0);
+        x.iter_mut().for_each(|x| *x = factor * *x);
+    }
+}
+
+/// `out ← keep out + factor x`; `out` is not read where `keep` is zero. Operands: out, x.
+#[derive(Clone, Copy, Debug)]
+pub struct Combine {
+    /// Factor of what is there.
+    pub keep: f64,
+    /// Factor of `x`.
+    pub factor: f64,
+}
+
+impl Op<2> for Combine {
+    const WRITES: [bool; 2] = [true, false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [out, x]: [&mut [C]; 2]) {
+        let (keep, factor) = (C::of(self.keep), C::of(self.factor));
+        if self.keep == 0.0 {
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * *x);
+        } else {
+            out.iter_mut().zip(x).for_each(|(out, x)| *out = keep * *out + factor * *x);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Products of matrices: operands in panels, tiles of sums in registers, one pass over the result.
+//!
+//! Of a symmetric product one triangle is computed and mirrored. Every element is summed in the same order whatever the
+//! number of threads. What a machine has no kernel for is left to libtorch: [`Kernel::of`] says so.
+
+mod combine;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "absent.rs"]
+mod x86;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use combine::{Combine, Scale, WideSquares, divide_rows};
+
+use rayon::prelude::*;
+
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// What the products of an element type are computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// float32 with AVX-512.
+    F32Avx512,
+    /// float64 with AVX-512.
+    F64Avx512,
+    /// bfloat16 with AVX512-BF16, summed in float32.
+    Bf16Avx512,
+    /// float32 with AVX2 and FMA.
+    F32Avx2,
+    /// float64 with AVX2 and FMA.
+    F64Avx2,
+}
+
+/// What a machine can do, as far as the choice of a kernel asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // features are
+pub struct Features {
+    /// AVX2 and FMA.
+    pub avx2: bool,
+    /// AVX-512 F, VL, BW and DQ.
+    pub avx512: bool,
+    /// AVX512-BF16.
+    pub avx512_bf16: bool,
+    /// AMX with bfloat16.
+    pub amx_bf16: bool,
+}
+
+impl Features {
+    /// Those of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            Self {
+                avx2: std::arch::is_x86_feature_detected!("avx2")
+                    && std::arch::is_x86_feature_detected!("fma"),
+                avx512: super::has_avx512(),
+                avx512_bf16: std::arch::is_x86_feature_detected!("avx512bf16"),
+                amx_bf16: crate::dtype::cpu_has_amx(),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            Self::default()
+        }
+    }
+
+    /// The kernel for products of this type, `None` where libtorch's are to be used: oneDNN's in bfloat16 where there is
+    /// AMX, which has no stable intrinsics; in float16; and all on other processors than x86-64.
+    #[must_use]
+    pub fn kernel(self, dtype: DType) -> Option<Kernel> {
+        match dtype {
+            DType::F32 if self.avx512 => Some(Kernel::F32Avx512),
+            DType::F64 if self.avx512 => Some(Kernel::F64Avx512),
+            DType::F32 if self.avx2 => Some(Kernel::F32Avx2),
+            DType::F64 if self.avx2 => Some(Kernel::F64Avx2),
+            DType::BF16 if self.avx512 && self.avx512_bf16 && !self.amx_bf16 => Some(Kernel::Bf16Avx512),
+            _ => None,
+        }
+    }
+}
+
+/// The rows of an operand: element `p` of row `i` is element `i * steps[0] + p * steps[1]` of `x`. Products are sums
+/// over `p`.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    /// Where they are.
+    pub x: Slab,
+    /// How many rows.
+    pub count: usize,
+    /// Elements of a row.
+    pub inner: usize,
+    /// Distances of rows and of the elements of a row; one of them is 1.
+    pub steps: [usize; 2],
+}
+
+/// `out <- factor A B + keep out + Σ weight addend`.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'a> {
+    /// A row-major matrix.
+    pub out: Slab,
+    /// Its rows and columns, and the elements that are summed.
+    pub size: [usize; 3],
+    /// Factor of the product.
+    pub factor: f64,
+    /// Factor of what is in `out`, which is not read where this is zero.
+    pub keep: f64,
+    /// Matrices of the size of `out`, other than it, with their factors.
+    pub add: &'a [(f64, Slab)],
+    /// Whether the result is known to be symmetric; its lower triangle is computed.
+    pub symmetric: bool,
+}
+
+/// Which operand of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// A.
+    Left,
+    /// B, by its columns.
+    Right,
+}
+
+impl Kernel {
+    /// The kernel for products of this type on this machine, `None` where libtorch's are to be used.
+    #[must_use]
+    pub fn of(dtype: DType) -> Option<Self> {
+        static FEATURES: std::sync::OnceLock<Features> = std::sync::OnceLock::new();
+        FEATURES.get_or_init(Features::detect).kernel(dtype)
+    }
+
+    /// Elements that an operand of `count` rows of `inner` elements takes in panels.
+    #[must_use]
+    pub fn elements(self, side: Side, count: usize, inner: usize) -> usize {
+        x86::elements(self, side, count, inner)
+    }
+
+    /// Brings an operand into panels. `spread` over the threads of the pool that this runs in.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for memory that is too short or of another type.
+    pub fn pack(self, side: Side, from: &Operand, to: &Slab, spread: bool) -> Result<()> {
+        let Operand { x, count, inner, steps } = *from;
+        let end = if count * inner == 0 { 0 } else { (count - 1) * steps[0] + (inner - 1) * steps[1] + 1 };
+        if x.dtype() != self.dtype()
+            || to.dtype() != self.dtype()
+            || end > x.len()
+            || self.elements(side, count, inner) > to.len()
+        {
+            return Err(Error::Internal(format!("{from:?} does not fit into panels {to:?}")));
+        }
+        x86::pack(self, side, from, to, spread);
+        Ok(())
+    }
+
+    /// Multiplies operands that were brought into panels.
+    ///
+    /// # Errors
+    /// As [`pack`](Self::pack).
+    pub fn multiply(self, left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) -> Result<()> {
+        let [m, n, k] = product.size;
+        let whole = |x: &Slab| x.dtype() == self.dtype() && x.len() >= m * n;
+        if [left, right].iter().any(|x| x.dtype() != self.dtype())
+            || self.elements(Side::Left, m, k) > left.len()
+            || self.elements(Side::Right, n, k) > right.len()
+            || !whole(&product.out)
+            || !product.add.iter().all(|(_, x)| whole(x))
+            || product.add.len() > x86::ADDENDS
+            || (product.symmetric && m != n)
+        {
+            return Err(Error::Internal(format!("{product:?} does not fit its operands")));
+        }
+        x86::multiply(self, left, right, product, spread);
+        Ok(())
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32Avx512 | Self::F32Avx2 => DType::F32,
+            Self::F64Avx512 | Self::F64Avx2 => DType::F64,
+            Self::Bf16Avx512 => DType::BF16,
+        }
+    }
+}
+
+/// Runs tasks, over the threads of the pool that this runs in where `spread`.
+#[allow(dead_code, reason = "no kernel uses it on other processors than x86-64")]
+fn each(count: usize, spread: bool, task: impl Fn(usize) + Sync + Send) {
+    if spread && count > 1 {
+        (0..count).into_par_iter().with_max_len(1).for_each(task);
+    } else {
+        (0..count).for_each(task);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
+mod tests;

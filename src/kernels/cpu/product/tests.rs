@@ -1,0 +1,200 @@
+//! Products against sums in float64, for every kernel that this machine can run.
+
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+
+/// All kernels that this machine has the instructions for, not only those that are chosen.
+fn kernels() -> Vec<Kernel> {
+    let features = Features::detect();
+    let mut found = Vec::new();
+    if features.avx2 {
+        found.extend([Kernel::F32Avx2, Kernel::F64Avx2]);
+    }
+    if features.avx512 {
+        found.extend([Kernel::F32Avx512, Kernel::F64Avx512]);
+    }
+    if features.avx512 && features.avx512_bf16 {
+        found.push(Kernel::Bf16Avx512);
+    }
+    found
+}
+
+fn random(rows: usize, cols: usize, kernel: Kernel, seed: i64) -> Tensor {
+    tch::manual_seed(seed);
+    let shape = [rows, cols].map(|n| i64::try_from(n).unwrap());
+    Tensor::randn(shape, (Kind::Double, Device::Cpu)).to_kind(kernel.dtype().kind())
+}
+
+fn blank(elements: usize, kernel: Kernel) -> Tensor {
+    let elements = i64::try_from(elements).unwrap();
+    Tensor::full([elements], f64::NAN, (kernel.dtype().kind(), Device::Cpu))
+}
+
+/// Packs both operands and multiplies into `out`.
+fn multiply(kernel: Kernel, [left, right]: [Operand; 2], product: &Product<'_>, spread: bool) {
+    let [m, n, k] = product.size;
+    let panels =
+        [blank(kernel.elements(Side::Left, m, k), kernel), blank(kernel.elements(Side::Right, n, k), kernel)];
+    let slabs = panels.each_ref().map(|t| Slab::of(t).unwrap());
+    kernel.pack(Side::Left, &left, &slabs[0], spread).unwrap();
+    kernel.pack(Side::Right, &right, &slabs[1], spread).unwrap();
+    kernel.multiply(&slabs[0], &slabs[1], product, spread).unwrap();
+}
+
+fn rows_of(x: &Tensor) -> Operand {
+    let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
+    Operand { x: Slab::of(x).unwrap(), count: rows, inner: cols, steps: [cols, 1] }
+}
+
+fn columns_of(x: &Tensor) -> Operand {
+    let Operand { x, count, inner, steps } = rows_of(x);
+    Operand { x, count: inner, inner: count, steps: [steps[1], steps[0]] }
+}
+
+fn tolerance(kernel: Kernel) -> f64 {
+    // Sums of up to 260 products in float32 or float64; one rounding to bfloat16.
+    match kernel.dtype() {
+        DType::F64 => 1e-14,
+        DType::F32 => 1e-6,
+        _ => 4e-3,
+    }
+}
+
+fn relative(a: &Tensor, b: &Tensor) -> f64 {
+    ((a.to_kind(Kind::Double) - b).norm() / b.norm().clamp_min(1e-300)).double_value(&[])
+}
+
+#[test]
+fn features_choose_the_kernel() {
+    let none = Features::default();
+    let avx2 = Features { avx2: true, ..none };
+    let avx512 = Features { avx512: true, ..avx2 };
+    let bf16 = Features { avx512_bf16: true, ..avx512 };
+    let amx = Features { amx_bf16: true, ..bf16 };
+    for (features, expected) in [
+        (none, [None, None, None]),
+        (avx2, [Some(Kernel::F32Avx2), Some(Kernel::F64Avx2), None]),
+        (avx512, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), None]),
+        (bf16, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), Some(Kernel::Bf16Avx512)]),
+        (amx, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), None]),
+    ] {
+        let chosen = [DType::F32, DType::F64, DType::BF16].map(|dtype| features.kernel(dtype));
+        assert_eq!(chosen, expected, "{features:?}");
+        assert!(features.kernel(DType::F16).is_none());
+    }
+}
+
+#[test]
+fn every_layout_and_size_gives_the_product() {
+    for kernel in kernels() {
+        for (m, n, k) in [(1, 1, 1), (13, 32, 16), (14, 33, 17), (5, 70, 3), (40, 31, 260), (64, 64, 64)] {
+            let (a, b) = (random(m, k, kernel, 1), random(k, n, kernel, 2));
+            let wide = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double));
+            let (a_t, b_t) = (a.transpose(0, 1).contiguous(), b.transpose(0, 1).contiguous());
+            for left in [rows_of(&a), columns_of(&a_t)] {
+                for right in [columns_of(&b), rows_of(&b_t)] {
+                    let out = blank(m * n, kernel);
+                    let product = Product {
+                        out: Slab::of(&out).unwrap(),
+                        size: [m, n, k],
+                        factor: 1.0,
+                        keep: 0.0,
+                        add: &[],
+                        symmetric: false,
+                    };
+                    multiply(kernel, [left, right], &product, false);
+                    let error = relative(&out.view_as(&wide), &wide);
+                    assert!(error < tolerance(kernel), "{kernel:?} {m}x{n}x{k}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_and_factors_are_applied_once() {
+    for kernel in kernels() {
+        let (a, b) = (random(20, 9, kernel, 1), random(9, 35, kernel, 2));
+        let (out, one, two) =
+            (random(20, 35, kernel, 3), random(20, 35, kernel, 4), random(20, 35, kernel, 5));
+        let d = |x: &Tensor| x.to_kind(Kind::Double);
+        let expected = d(&a).matmul(&d(&b)) * 0.5 + d(&out) * -2.0 + d(&one) * 3.0 + d(&two) * 0.25;
+        let product = Product {
+            out: Slab::of(&out).unwrap(),
+            size: [20, 35, 9],
+            factor: 0.5,
+            keep: -2.0,
+            add: &[(3.0, Slab::of(&one).unwrap()), (0.25, Slab::of(&two).unwrap())],
+            symmetric: false,
+        };
+        multiply(kernel, [rows_of(&a), columns_of(&b)], &product, false);
+        assert!(relative(&out, &expected) < tolerance(kernel), "{kernel:?}");
+    }
+}
+
+#[test]
+fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for kernel in kernels() {
+        for size in [1, 12, 13, 32, 33, 100, 417] {
+            let x = random(size, 29, kernel, 7);
+            let wide = x.to_kind(Kind::Double);
+            let wide = wide.matmul(&wide.transpose(0, 1));
+            let run = |spread: bool| {
+                let out = blank(size * size, kernel);
+                let product = Product {
+                    out: Slab::of(&out).unwrap(),
+                    size: [size, size, 29],
+                    factor: 1.0,
+                    keep: 0.0,
+                    add: &[],
+                    symmetric: true,
+                };
+                let operands = [rows_of(&x); 2];
+                if spread {
+                    pool.install(|| multiply(kernel, operands, &product, true));
+                } else {
+                    multiply(kernel, operands, &product, false);
+                }
+                out.view_as(&wide)
+            };
+            let out = run(false);
+            assert!(out.equal(&out.transpose(0, 1)), "{kernel:?} {size}");
+            assert!(relative(&out, &wide) < tolerance(kernel), "{kernel:?} {size}");
+            assert!(out.equal(&run(true)), "{kernel:?} {size}");
+        }
+    }
+}
+
+#[test]
+fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
+    for kernel in kernels() {
+        let x = random(3, 4, kernel, 1);
+        let _ = x.get(1).get(2).fill_(f64::NAN);
+        let out = blank(9, kernel);
+        let product = Product {
+            out: Slab::of(&out).unwrap(),
+            size: [3, 3, 4],
+            factor: 1.0,
+            keep: 0.0,
+            add: &[],
+            symmetric: true,
+        };
+        multiply(kernel, [rows_of(&x); 2], &product, false);
+        assert_eq!(out.isnan().to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 5, "{kernel:?}");
+    }
+}
+
+#[test]
+fn memory_that_is_too_short_is_refused() {
+    for kernel in kernels() {
+        let x = random(20, 40, kernel, 1);
+        let short = blank(kernel.elements(Side::Left, 20, 40) - 1, kernel);
+        let short = Slab::of(&short).unwrap();
+        assert!(kernel.pack(Side::Left, &rows_of(&x), &short, false).is_err());
+        let beyond = Operand { count: 21, ..rows_of(&x) };
+        let panels = blank(kernel.elements(Side::Left, 21, 40), kernel);
+        assert!(kernel.pack(Side::Left, &beyond, &Slab::of(&panels).unwrap(), false).is_err());
+    }
+}

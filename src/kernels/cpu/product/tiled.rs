@@ -1,0 +1,150 @@
+//! The loops over the tiles of a product, and what is done with a tile that is complete.
+
+use super::super::Real;
+use super::tiles::{MOST, Number, Tile};
+
+/// Panels of rows that one task multiplies with a panel of columns.
+const CHUNK: usize = 24;
+/// Columns of the widest tile.
+const WIDEST: usize = 32;
+
+/// Operands as panels, and the rest of [`super::Product`] as pointers.
+pub(super) struct Call<'a, E> {
+    pub(super) left: *const E,
+    pub(super) right: *const E,
+    pub(super) out: *mut E,
+    /// Rows, columns, elements that are summed.
+    pub(super) size: [usize; 3],
+    pub(super) factor: f64,
+    pub(super) keep: f64,
+    pub(super) add: &'a [(f64, *const E)],
+    pub(super) symmetric: bool,
+}
+
+// SAFETY: tasks read the operands and write tiles of their own.
+unsafe impl<E> Sync for Call<'_, E> {}
+
+impl<E: Number> Call<'_, E> {
+    /// The number of tasks.
+    pub(super) fn tasks<T: Tile>(&self) -> usize {
+        self.size[1].div_ceil(T::COLS) * self.size[0].div_ceil(T::ROWS).div_ceil(CHUNK)
+    }
+
+    /// One panel of columns times some panels of rows.
+    ///
+    /// # Safety
+    /// The machine has the tile's instruction set, and the pointers reach as far as [`super::Product`] says.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) unsafe fn task<T: Tile<Element = E>>(&self, task: usize) {
+        let [m, n, k] = self.size;
+        let panels = m.div_ceil(T::ROWS);
+        let chunks = panels.div_ceil(CHUNK);
+        let (column, chunk) = (task / chunks, task % chunks);
+        // Of a symmetric product only tiles that reach below the diagonal.
+        let first = if self.symmetric { column * T::COLS / T::ROWS } else { 0 };
+        let last = panels.min((chunk + 1) * CHUNK);
+        let depth = k.next_multiple_of(T::DEPTH);
+        let mut sums = [E::Wide::default(); MOST];
+        for row in first.max(chunk * CHUNK)..last {
+            // SAFETY: panel `row` of the rows and `column` of the columns are there, and `sums` has room for a tile.
+            unsafe {
+                let a = self.left.add(row * T::ROWS * depth);
+                let b = self.right.add(column * T::COLS * depth);
+                T::multiply(depth / T::DEPTH, a, b, sums.as_mut_ptr());
+                let place = [row * T::ROWS, column * T::COLS];
+                let size = [T::ROWS.min(m - place[0]), T::COLS.min(n - place[1])];
+                self.store::<T>(&mut sums, place, size);
+            }
+        }
+    }
+
+    /// `out <- factor sums + keep out + Σ weight addend` in the tile at `place`.
+    ///
+    /// # Safety
+    /// As [`task`](Self::task).
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    unsafe fn store<T: Tile<Element = E>>(
+        &self,
+        sums: &mut [E::Wide; MOST],
+        [top, left]: [usize; 2],
+        [rows, cols]: [usize; 2],
+    ) {
+        let n = self.size[1];
+        let below = !self.symmetric || top + 1 >= left + cols;
+        for i in 0..rows {
+            let at = (top + i) * n + left;
+            // SAFETY: what is on and below the diagonal of this row is inside all matrices of the size of `out`. Most
+            // rows have the full width, for which the loops have a length that is known.
+            unsafe {
+                if below && cols == T::COLS {
+                    self.row::<T>(sums.as_mut_ptr().add(i * T::COLS), at, T::COLS);
+                } else {
+                    let width = if self.symmetric { (top + i + 1).saturating_sub(left) } else { cols };
+                    self.row::<T>(sums.as_mut_ptr().add(i * T::COLS), at, width.min(cols));
+                }
+            }
+        }
+        if self.symmetric {
+            let mirror = Mirror { rows, cols, below: left.cast_signed() - top.cast_signed(), stride: n };
+            // SAFETY: the mirror image of what is below the diagonal in the tile: this task alone writes it.
+            unsafe { T::mirror(sums.as_ptr(), &mirror, self.out.add(left * n + top)) };
+        }
+    }
+
+    /// The same in the first `width` elements of a row of the tile, which are left in `sums` too.
+    ///
+    /// # Safety
+    /// `out` and all addends have `width` elements from `at` on, and `sums` has `COLS`.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    unsafe fn row<T: Tile<Element = E>>(&self, sums: *mut E::Wide, at: usize, width: usize) {
+        // Arrays of their own and a length that is known: compiled to a few vector instructions, without questions of
+        // what overlaps.
+        let mut wide = [E::Wide::default(); WIDEST];
+        let mut other = [E::default(); WIDEST];
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(sums, wide.as_mut_ptr(), T::COLS) };
+        let factor = E::Wide::of(self.factor);
+        wide[..T::COLS].iter_mut().for_each(|x| *x = factor * *x);
+        let old = (self.keep != 0.0).then_some((self.keep, self.out.cast_const()));
+        for (weight, matrix) in old.into_iter().chain(self.add.iter().copied()) {
+            let weight = E::Wide::of(weight);
+            // SAFETY: the caller's.
+            unsafe { std::ptr::copy_nonoverlapping(matrix.add(at), other.as_mut_ptr(), width) };
+            for (x, y) in wide[..T::COLS].iter_mut().zip(&other) {
+                *x = *x + weight * y.widen();
+            }
+        }
+        for (to, x) in other[..T::COLS].iter_mut().zip(&wide) {
+            *to = E::narrow(*x);
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(other.as_ptr(), self.out.add(at), width);
+            std::ptr::copy_nonoverlapping(wide.as_ptr(), sums, T::COLS);
+        }
+    }
+}
+
+/// Where the transposed tile goes.
+pub(super) struct Mirror {
+    /// Of the tile.
+    pub(super) rows: usize,
+    /// Of the tile.
+    pub(super) cols: usize,
+    /// Of column `j` only rows from `j + below` on are on or below the diagonal.
+    pub(super) below: isize,
+    /// Distance of rows in the result.
+    pub(super) stride: usize,
+}
+
+impl Mirror {
+    /// The first row of column `j` that is written.
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    pub(super) fn first(&self, j: usize) -> usize {
+        usize::try_from(j.cast_signed() + self.below).unwrap_or(0).min(self.rows)
+    }
+}

@@ -1,0 +1,109 @@
+//! The kernels of x86-64, by name.
+
+use super::pack::{self, Rows};
+use super::tiled::Call;
+use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
+use super::{Kernel, Operand, Product, Side, each};
+use crate::batch::Slab;
+
+/// Most matrices that are added to a product.
+pub(super) const ADDENDS: usize = 2;
+
+/// Elements along the inner dimension that one task brings into panels, and that are read together: as many lines at
+/// multiples of 4 KiB as the smallest first-level cache has room for.
+const STRIPE: usize = 64;
+const LINES: usize = 8;
+
+/// Calls a function with the tile of a kernel.
+macro_rules! with_tile {
+    ($kernel:expr, $function:ident, $($argument:expr),*) => {
+        match $kernel {
+            Kernel::F32Avx512 => $function::<F32Avx512>($($argument),*),
+            Kernel::F64Avx512 => $function::<F64Avx512>($($argument),*),
+            Kernel::Bf16Avx512 => $function::<Bf16Avx512>($($argument),*),
+            Kernel::F32Avx2 => $function::<F32Avx2>($($argument),*),
+            Kernel::F64Avx2 => $function::<F64Avx2>($($argument),*),
+        }
+    };
+}
+
+pub(super) fn elements(kernel: Kernel, side: Side, count: usize, inner: usize) -> usize {
+    fn of<T: Tile>(side: Side, count: usize, inner: usize) -> usize {
+        pack::elements(count, width::<T>(side), inner, T::DEPTH)
+    }
+    with_tile!(kernel, of, side, count, inner)
+}
+
+fn width<T: Tile>(side: Side) -> usize {
+    if side == Side::Left { T::ROWS } else { T::COLS }
+}
+
+pub(super) fn pack(kernel: Kernel, side: Side, from: &Operand, to: &Slab, spread: bool) {
+    with_tile!(kernel, pack_with, side, from, to, spread);
+}
+
+/// A pointer that tasks share; each writes elements of its own.
+struct Target<E>(*mut E);
+
+// SAFETY: tasks write disjoint panels.
+unsafe impl<E> Sync for Target<E> {}
+
+impl<E> Target<E> {
+    fn panel(&self, offset: usize) -> *mut E {
+        self.0.wrapping_add(offset)
+    }
+}
+
+// SAFETY: tasks only read the rows.
+unsafe impl<E> Sync for Rows<E> {}
+
+fn pack_with<T: Tile>(side: Side, from: &Operand, to: &Slab, spread: bool) {
+    // SAFETY: `Kernel::pack` checked types and lengths; the running step alone uses both slabs.
+    let (x, panels) = unsafe { (from.x.slice::<T::Element>(), to.slice::<T::Element>()) };
+    let rows = Rows { first: x.as_ptr(), count: from.count, inner: from.inner, steps: from.steps };
+    let target = Target(panels.as_mut_ptr());
+    let width = width::<T>(side);
+    let each_elements = width * from.inner.next_multiple_of(T::DEPTH);
+    let panel = |i: usize, range: [usize; 2]| {
+        // SAFETY: the kernel was chosen by the features of this machine; the panel is inside `panels`.
+        unsafe { T::pack(side == Side::Left, &rows, i * width, range, target.panel(i * each_elements)) };
+    };
+    let count = from.count.div_ceil(width);
+    if from.steps[1] == 1 {
+        return each(count, spread, |i| panel(i, [0, from.inner]));
+    }
+    // The rows lie side by side: some elements of all of them, while the lines that they share are in the cache.
+    each(from.inner.div_ceil(STRIPE), spread, |stripe| {
+        let end = from.inner.min((stripe + 1) * STRIPE);
+        for start in (stripe * STRIPE..end).step_by(LINES) {
+            (0..count).for_each(|i| panel(i, [start, end.min(start + LINES)]));
+        }
+    });
+}
+
+pub(super) fn multiply(kernel: Kernel, left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) {
+    with_tile!(kernel, multiply_with, left, right, product, spread);
+}
+
+fn multiply_with<T: Tile>(left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) {
+    // SAFETY: `Kernel::multiply` checked types and lengths; the running step alone uses the slabs.
+    let pointer = |x: &Slab| unsafe { x.slice::<T::Element>() }.as_mut_ptr();
+    let mut add = [(0.0, std::ptr::null()); ADDENDS];
+    for (to, (weight, addend)) in add.iter_mut().zip(product.add) {
+        *to = (*weight, pointer(addend).cast_const());
+    }
+    let call = Call {
+        left: pointer(left),
+        right: pointer(right),
+        out: pointer(&product.out),
+        size: product.size,
+        factor: product.factor,
+        keep: product.keep,
+        add: &add[..product.add.len()],
+        symmetric: product.symmetric,
+    };
+    each(call.tasks::<T>(), spread, |task| {
+        // SAFETY: the kernel was chosen by the features of this machine; the lengths were checked.
+        unsafe { T::task(&call, task) };
+    });
+}

@@ -1,0 +1,253 @@
+//! How a batch goes through an iteration: normalized, by kernels of our own or by libtorch, one matrix or a group at a
+//! time.
+//!
+//! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
+
+use std::sync::Mutex;
+
+use tch::{Kind, Tensor};
+
+use super::coefficients::{Polynomial, Preconditioner};
+use super::gram;
+use super::library::{Library, normalize};
+use super::newton_schulz::{self, Step, plan};
+use super::packed::{self, Packed, TINY};
+use super::products::Products;
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernels::Kernel;
+use crate::threads;
+
+/// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a
+/// call, large ones stay in the cache through all steps.
+const GROUP_ELEMENTS: i64 = 1 << 17;
+/// Memory for matrices that threads compute side by side, in bytes. What takes more is computed one by one, by all threads.
+const SLOT_BYTES: usize = 8 << 20;
+/// Most matrices that are computed side by side.
+const SLOTS: usize = 32;
+/// Products of fewer multiplications are not spread over threads: 8 million take 0.1 ms, a fork and join 10 µs.
+const SPREAD_FROM: usize = 1 << 23;
+/// A result of the Gram form in a 16-bit type whose squared norm is above this share of its rows is computed again in the
+/// standard form. Exact polar factors have 1 and what the polynomials leave is below 1.2; every explosion that was seen
+/// with unsafe restarts was above.
+const GUARD: f64 = 1.35;
+
+/// A polynomial in one of its forms.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Iteration<'a> {
+    pub(super) polynomial: &'a Polynomial,
+    /// Those of the Gram form; `None` for the standard form.
+    pub(super) restarts: Option<&'a [usize]>,
+    pub(super) epsilon: f64,
+}
+
+/// Matrices that libtorch computes together.
+pub(super) fn group_size(b: i64, m: i64, n: i64) -> i64 {
+    (GROUP_ELEMENTS / (m * n).max(1)).clamp(1, b.max(1)).min(b)
+}
+
+/// Whether libtorch computes a matrix alone, whatever the size of the batch.
+fn alone(m: i64, n: i64) -> bool {
+    group_size(2, m, n) < 2
+}
+
+fn to_usize(n: i64) -> usize {
+    usize::try_from(n).unwrap_or(0)
+}
+
+/// Elements of scratch, in the dtype of the batch, that `b` matrices `m x n` need in the standard or the Gram form.
+///
+/// What is computed side by side is bounded, so this does not grow with `b` beyond some small matrices.
+#[must_use]
+pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
+    let squares = if in_gram_form { 4 } else { 2 };
+    let kept = if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 };
+    if let Some(kernel) = Kernel::of(dtype) {
+        let each = slot_elements(kernel, [m, n].map(to_usize), squares, to_usize(kept));
+        let slots = slots(each, dtype, to_usize(b));
+        return i64::try_from(each * slots).unwrap_or(i64::MAX);
+    }
+    // Before the first step, the matrix in twice the width.
+    let g = group_size(b, m, n);
+    let squares = i64::try_from(squares).unwrap_or(0);
+    (Library::elements(g, [m, n], squares)).max(2 * g * m * n) + g * kept
+}
+
+fn slot_elements(kernel: Kernel, shape: [usize; 2], squares: usize, kept: usize) -> usize {
+    // A whole number of cache lines: no two threads write to one.
+    let unit = 64 / kernel.dtype().bytes();
+    (Packed::elements(kernel, shape, squares) + kept).next_multiple_of(unit)
+}
+
+/// Matrices for which there is memory at the same time.
+fn slots(each: usize, dtype: DType, b: usize) -> usize {
+    (SLOT_BYTES / (each * dtype.bytes()).max(1)).clamp(1, SLOTS).min(b.max(1))
+}
+
+impl Iteration<'_> {
+    /// Replaces every matrix of the batch, in place.
+    pub(super) fn run(&self, x_bmn: &Tensor, scratch: &Tensor) -> Result<()> {
+        let (b, m, n) = x_bmn.size3()?;
+        if b == 0 || m == 0 || n == 0 {
+            return Ok(());
+        }
+        let kind = x_bmn.f_kind()?;
+        let dtype = DType::from_kind(kind)
+            .ok_or_else(|| Error::Internal(format!("an iteration on matrices of {kind:?}")))?;
+        let flat = scratch.size();
+        let needed = scratch_elements(b, m, n, dtype, self.restarts.is_some());
+        if !x_bmn.is_contiguous() || flat.len() != 1 || flat[0] < needed || scratch.f_kind()? != kind {
+            return Err(Error::Internal(format!(
+                "an iteration needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
+            )));
+        }
+        match Kernel::of(dtype) {
+            Some(kernel) => {
+                let batch = [Slab::of(x_bmn)?, Slab::of(scratch)?];
+                self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
+            }
+            None => self.by_library(x_bmn, scratch),
+        }
+    }
+
+    fn guarded(&self, dtype: DType) -> bool {
+        self.restarts.is_some() && dtype.bytes() == 2
+    }
+
+    fn squares(&self) -> usize {
+        if self.restarts.is_some() { 4 } else { 2 }
+    }
+
+    /// One matrix after the other, each by all threads; or, where they are small, as many side by side as there are threads.
+    fn by_kernel(&self, kernel: Kernel, [x, memory]: &[Slab; 2], b: usize, shape: [usize; 2]) -> Result<()> {
+        let [m, n] = shape;
+        let kept = if self.guarded(kernel.dtype()) { m * n } else { 0 };
+        let each = slot_elements(kernel, shape, self.squares(), kept);
+        let threads = threads::get();
+        let workers = slots(each, kernel.dtype(), b).min(threads);
+        let spread = workers < threads && m * n * m.min(n) >= SPREAD_FROM;
+        let failed = Mutex::new(None);
+        let one = |slot: usize, i: usize| {
+            let memory = memory.part(slot * each, each);
+            if let Err(error) = self.one(kernel, x.part(i * m * n, m * n), shape, &memory, spread)
+                && let Ok(mut failed) = failed.lock()
+            {
+                *failed = Some(error);
+            }
+        };
+        if workers > 1 {
+            threads::share(workers, b, one);
+        } else if spread {
+            threads::run(|| (0..b).for_each(|i| one(0, i)));
+        } else {
+            (0..b).for_each(|i| one(0, i));
+        }
+        failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+    }
+
+    fn one(&self, kernel: Kernel, x: Slab, shape: [usize; 2], memory: &Slab, spread: bool) -> Result<()> {
+        let norm = packed::norm(&x);
+        if norm == 0.0 {
+            return Ok(());
+        }
+        if !norm.is_finite() {
+            packed::scale(&x, f64::NAN);
+            return Ok(());
+        }
+        let (steps, start) = plan(self.polynomial);
+        let (factor, scale) = self.first_divisor(start);
+        packed::scale(&x, ((norm * factor + self.epsilon) * scale).max(TINY).recip());
+        let products = |squares: usize| Packed::new(kernel, x, shape, squares, memory, spread);
+        if !self.guarded(kernel.dtype()) {
+            return self.iterate(&mut products(self.squares())?, &steps, start);
+        }
+        let kept = memory.part(Packed::elements(kernel, shape, self.squares()), x.len());
+        x.copy_to(&kept);
+        self.iterate(&mut products(self.squares())?, &steps, start)?;
+        if exploded(packed::norm(&x), shape) {
+            kept.copy_to(&x);
+            self.standard().iterate(&mut products(self.standard().squares())?, &steps, start)?;
+        }
+        Ok(())
+    }
+
+    fn by_library(&self, x_bmn: &Tensor, scratch: &Tensor) -> Result<()> {
+        let (b, m, n) = x_bmn.size3()?;
+        let kind = x_bmn.f_kind()?;
+        let guarded = matches!(kind, Kind::Half | Kind::BFloat16) && self.restarts.is_some();
+        let (steps, start) = plan(self.polynomial);
+        let (factor, scale) = self.first_divisor(start);
+        let group = group_size(b, m, n);
+        let compute = |iteration: &Iteration<'_>, part_gmn: &Tensor| -> Result<()> {
+            let squares = i64::try_from(iteration.squares()).unwrap_or(0);
+            let mut products = Library::new(part_gmn, squares, scratch, alone(m, n))?;
+            iteration.iterate(&mut products, &steps, start)?;
+            products.finish()
+        };
+        for first in (0..b).step_by(to_usize(group).max(1)) {
+            let g = group.min(b - first);
+            let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
+            normalize(&mut part_gmn, factor, self.epsilon, scale, scratch)?;
+            if !guarded {
+                compute(self, &part_gmn)?;
+                continue;
+            }
+            let last = scratch.numel().saturating_sub(to_usize(g * m * n));
+            let last = i64::try_from(last).unwrap_or(0);
+            let mut kept_gmn = scratch.f_narrow(0, last, g * m * n)?.f_view([g, m, n])?;
+            kept_gmn.f_copy_(&part_gmn)?;
+            compute(self, &part_gmn)?;
+            for i in 0..g {
+                let mut x_1mn = part_gmn.f_narrow(0, i, 1)?;
+                let norm = x_1mn.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
+                if exploded(norm, [m, n].map(to_usize)) {
+                    x_1mn.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
+                    compute(&self.standard(), &x_1mn)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn standard(&self) -> Self {
+        Self { restarts: None, ..*self }
+    }
+
+    /// Factor of the norm that the matrix is divided by at first, and of the whole divisor.
+    fn first_divisor(&self, start: f64) -> (f64, f64) {
+        match self.polynomial.preconditioner {
+            Preconditioner::Frobenius => (self.polynomial.norm_factor, start),
+            Preconditioner::Aol => (self.polynomial.norm_factor, 1.0),
+            Preconditioner::Schatten => (1.0, 1.0),
+        }
+    }
+
+    /// Preconditions a normalized matrix and applies the steps.
+    fn iterate(&self, products: &mut impl Products, steps: &[Step], start: f64) -> Result<()> {
+        let by = match self.polynomial.preconditioner {
+            Preconditioner::Frobenius => None,
+            Preconditioner::Aol => {
+                products.gram(0)?;
+                products.divide_rows(0, start)?;
+                None
+            }
+            Preconditioner::Schatten => {
+                products.gram(0)?;
+                products.multiply(1, [0, 0], &[], 1.0)?;
+                Some(products.divide(0, 1, self.polynomial.norm_factor * start)?)
+            }
+        };
+        match self.restarts {
+            None => newton_schulz::iterate(products, steps, by),
+            Some(restarts) => gram::iterate(products, steps, restarts, by),
+        }
+    }
+}
+
+/// Whether a result of the Gram form is to be computed again. NaN is.
+fn exploded(norm: f64, [m, n]: [usize; 2]) -> bool {
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    let bound = GUARD * m.min(n) as f64;
+    !(norm * norm <= bound)
+}

@@ -1,0 +1,179 @@
+//! The products of an iteration by libtorch, on a group of matrices.
+
+use tch::{Kind, Tensor};
+
+use super::products::Products;
+use super::symmetric::{Symmetric, accumulate, number};
+use crate::error::{Error, Result};
+
+/// Matrices and their workspace.
+pub(super) struct Library {
+    current: Tensor,
+    next: Tensor,
+    squares: Vec<Tensor>,
+    symmetric: Symmetric,
+    tall: bool,
+    /// Whether `next` is what the caller gave.
+    swapped: bool,
+}
+
+impl Library {
+    /// Elements of memory that `g` matrices need with so many symmetric ones beside each.
+    pub(super) fn elements(g: i64, [m, n]: [i64; 2], squares: i64) -> i64 {
+        let k = m.min(n);
+        g * (m * n + squares * k * k)
+    }
+
+    /// For the matrices `[g, m, n]`. `alone`: they are matrices, not batches, for libtorch.
+    pub(super) fn new(x_gmn: &Tensor, squares: i64, memory: &Tensor, alone: bool) -> Result<Self> {
+        let (g, m, n) = x_gmn.size3()?;
+        let k = m.min(n);
+        // A large matrix is a matrix, not a batch: libtorch's products of two matrices are the faster ones. Whether it is
+        // goes by its shape only: the two differ in rounding, and a result must not depend on what else is in the batch.
+        let (shape, square) = if alone { (vec![m, n], vec![k, k]) } else { (vec![g, m, n], vec![g, k, k]) };
+        let (size, square_size) = (g * m * n, g * k * k);
+        let squares = (0..squares).map(|i| -> Result<Tensor> {
+            Ok(memory.f_narrow(0, size + i * square_size, square_size)?.f_view(square.as_slice())?)
+        });
+        Ok(Self {
+            current: x_gmn.f_view(shape.as_slice())?,
+            next: memory.f_narrow(0, 0, size)?.f_view(shape.as_slice())?,
+            squares: squares.collect::<Result<_>>()?,
+            symmetric: Symmetric::new(g, k),
+            tall: m > n,
+            swapped: false,
+        })
+    }
+
+    /// Brings the result to where the matrices were.
+    pub(super) fn finish(mut self) -> Result<()> {
+        if self.swapped {
+            self.next.f_copy_(&self.current)?;
+        }
+        Ok(())
+    }
+
+    fn square(&self, i: usize) -> Result<Tensor> {
+        let found = self.squares.get(i).ok_or_else(|| Error::Internal(format!("no square {i}")))?;
+        Ok(found.f_alias()?)
+    }
+
+    fn short(&self) -> Result<Tensor> {
+        Ok(if self.tall { self.current.f_transpose(-2, -1)? } else { self.current.f_alias()? })
+    }
+}
+
+impl Products for Library {
+    fn gram(&mut self, out: usize) -> Result<()> {
+        self.symmetric.gram(&mut self.square(out)?, &self.short()?, &self.next)
+    }
+
+    fn multiply(&mut self, out: usize, [a, b]: [usize; 2], add: &[(f64, usize)], factor: f64) -> Result<()> {
+        let mut to = self.square(out)?;
+        let (a, b) = (self.square(a)?, self.square(b)?);
+        match add {
+            [] => {
+                let _ = to.f_zero_()?;
+            }
+            [(weight, first), rest @ ..] => {
+                let _ = self.square(*first)?.f_mul_out(&to, &number(*weight)?)?;
+                for (weight, other) in rest {
+                    let other = self.square(*other)?;
+                    let _ =
+                        to.f_add_(&if *weight == 1.0 { other } else { other.f_mul_scalar(*weight)? })?;
+                }
+            }
+        }
+        self.symmetric.accumulate(&mut to, &a, &b, &self.next)?;
+        if factor != 1.0 {
+            let _ = to.f_mul_scalar_(factor)?;
+        }
+        Ok(())
+    }
+
+    fn combine(&mut self, out: usize, keep: f64, a: usize, factor: f64) -> Result<()> {
+        let (mut to, a) = (self.square(out)?, self.square(a)?);
+        if keep == 0.0 {
+            let _ = a.f_mul_out(&to, &number(factor)?)?;
+        } else {
+            let _ = to.f_mul_scalar_(keep)?.f_add_(&a.f_mul_scalar(factor)?)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, p: usize, keep: f64, factor: f64) -> Result<()> {
+        let mut p = self.square(p)?;
+        if factor != 1.0 {
+            let _ = p.f_mul_scalar_(factor)?;
+        }
+        let _ = self.current.f_mul_out(&self.next, &number(keep)?)?;
+        if self.tall {
+            accumulate(&mut self.next, &self.current, &p)?;
+        } else {
+            accumulate(&mut self.next, &p, &self.current)?;
+        }
+        std::mem::swap(&mut self.current, &mut self.next);
+        self.swapped = !self.swapped;
+        Ok(())
+    }
+
+    fn divide(&mut self, gram: usize, square: usize, factor: f64) -> Result<f64> {
+        let (mut gram, mut square) = (self.square(gram)?, self.square(square)?);
+        let norm = square.f_norm_scalaropt_dim_dtype(2.0, [-2, -1], true, Kind::Double)?;
+        let by = norm
+            .f_pow_tensor_scalar(0.25)?
+            .f_mul_scalar(factor)?
+            .f_clamp_min(super::packed::TINY)?
+            .f_reciprocal()?;
+        let power =
+            |n: i64| -> Result<Tensor> { Ok(by.f_pow_tensor_scalar(n)?.f_to_kind(gram_kind(&square)?)?) };
+        let (one, two, four) = (power(1)?, power(2)?, power(4)?);
+        let _ = self.current.f_mul_(&one)?;
+        let _ = gram.f_mul_(&two)?;
+        let _ = square.f_mul_(&four)?;
+        Ok(1.0)
+    }
+
+    fn divide_rows(&mut self, gram: usize, factor: f64) -> Result<()> {
+        let kind = if self.current.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
+        let sums = self.square(gram)?.f_abs_()?.f_sum_dim_intlist([-1].as_slice(), true, kind)?;
+        let scale = sums.f_rsqrt()?.f_masked_fill(&sums.f_eq(0.0)?, 0.0)?.f_mul_scalar(factor.recip())?;
+        let _ = self.current.f_mul_(&if self.tall { scale.f_transpose(-2, -1)? } else { scale })?;
+        Ok(())
+    }
+}
+
+/// The type in which factors of matrices of 16 bits are kept: not rounded to theirs.
+fn gram_kind(x: &Tensor) -> Result<Kind> {
+    Ok(if x.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
+}
+
+/// `X <- X / ((factor ||X||_F + epsilon) start)`, with one rounding to the dtype of `X`.
+pub(super) fn normalize(
+    x_gmn: &mut Tensor,
+    factor: f64,
+    epsilon: f64,
+    start: f64,
+    scratch: &Tensor,
+) -> Result<()> {
+    let (g, m, n) = x_gmn.size3()?;
+    // In float64, so that no finite matrix overflows; the smallest divisor keeps a zero matrix zero when epsilon is
+    // zero. NaN stays NaN.
+    let inverse = |x: &Tensor| -> Result<Tensor> {
+        let mut norm_g11 = x.f_norm_scalaropt_dim_dtype(2.0, [1, 2], true, Kind::Double)?;
+        let _ =
+            norm_g11.f_mul_scalar_(factor * start)?.f_add_scalar_(epsilon * start)?.f_clamp_min_(1e-37)?;
+        Ok(norm_g11.f_reciprocal()?.f_to_kind(x.f_kind()?)?)
+    };
+    if matches!(x_gmn.f_kind()?, Kind::Half | Kind::BFloat16) {
+        let elements = g * m * n;
+        let mut wide_gmn =
+            scratch.f_narrow(0, 0, 2 * elements)?.f_view_dtype(Kind::Float)?.f_view([g, m, n])?;
+        wide_gmn.f_copy_(x_gmn)?;
+        let _ = wide_gmn.f_mul_(&inverse(&wide_gmn)?)?;
+        x_gmn.f_copy_(&wide_gmn)?;
+    } else {
+        let _ = x_gmn.f_mul_(&inverse(x_gmn)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! The products of an iteration by kernels of our own, on one matrix in memory that the caller gives.
+
+use super::products::Products;
+use crate::batch::Slab;
+use crate::error::{Error, Result};
+use crate::kernels::{self, Combine, Kernel, Operand, Product, Scale, Side, WideSquares};
+
+/// Elements of the rows of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
+/// elements: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of the product.
+const BLOCK: usize = 2048;
+
+/// Which symmetric matrix is in panels; `X` and parts of it are brought there for every use.
+type Held = Option<usize>;
+
+/// One matrix and its workspace.
+pub(super) struct Packed {
+    kernel: Kernel,
+    x: Slab,
+    shape: [usize; 2],
+    squares: Vec<Slab>,
+    panels: [Slab; 2],
+    held: [Held; 2],
+    /// What `X` is still to be multiplied by.
+    pending: f64,
+    spread: bool,
+}
+
+/// Multiples of which the parts of a workspace are, in bytes.
+const ALIGN: usize = 64;
+
+/// Elements of the panels of both operands, and of each square.
+fn parts(kernel: Kernel, [rows, cols]: [usize; 2]) -> [usize; 3] {
+    let (k, long) = (rows.min(cols), rows.max(cols));
+    let block = if blocked(kernel) { long.min(BLOCK.max(k)) } else { long };
+    // X Xᵀ, squares, and P X or X P.
+    let need = |side, count| {
+        kernel.elements(side, k, block).max(kernel.elements(side, k, k)).max(kernel.elements(side, count, k))
+    };
+    let [left, right] = if rows > cols { [rows, k] } else { [k, cols] };
+    let unit = ALIGN / kernel.dtype().bytes();
+    [need(Side::Left, left), need(Side::Right, right), k * k].map(|n| n.next_multiple_of(unit))
+}
+
+/// Whether sums may be kept in the type of the elements.
+fn blocked(kernel: Kernel) -> bool {
+    kernel.dtype().arithmetic() == kernel.dtype()
+}
+
+impl Packed {
+    /// Elements of memory that a matrix of this shape needs with so many symmetric matrices beside it.
+    pub(super) fn elements(kernel: Kernel, shape: [usize; 2], squares: usize) -> usize {
+        let [left, right, square] = parts(kernel, shape);
+        left + right + squares * square
+    }
+
+    /// For the row-major matrix `x`. `spread` over the threads of the pool that the products run in.
+    pub(super) fn new(
+        kernel: Kernel,
+        x: Slab,
+        shape: [usize; 2],
+        squares: usize,
+        memory: &Slab,
+        spread: bool,
+    ) -> Result<Self> {
+        if x.len() != shape[0] * shape[1] || memory.len() < Self::elements(kernel, shape, squares) {
+            return Err(Error::Internal(format!("{x:?} and {memory:?} for a matrix {shape:?}")));
+        }
+        let [left, right, square] = parts(kernel, shape);
+        let k = shape[0].min(shape[1]);
+        let panels = [memory.part(0, left), memory.part(left, right)];
+        let squares = (0..squares).map(|i| memory.part(left + right + i * square, k * k)).collect();
+        Ok(Self { kernel, x, shape, squares, panels, held: [None; 2], pending: 1.0, spread })
+    }
+
+    fn short(&self) -> usize {
+        self.shape[0].min(self.shape[1])
+    }
+
+    /// Brings a symmetric matrix into the panels of one side, where it is not there yet.
+    fn hold(&mut self, side: Side, square: usize) -> Result<()> {
+        let k = self.short();
+        let place = usize::from(side == Side::Right);
+        if self.held[place] != Some(square) {
+            // Rows are columns: those are read that lie side by side in a panel.
+            let from = Operand { x: self.squares[square], count: k, inner: k, steps: [1, k] };
+            self.kernel.pack(side, &from, &self.panels[place], self.spread)?;
+            self.held[place] = Some(square);
+        }
+        Ok(())
+    }
+
+    /// Brings `X`, or a part of its rows, into panels of one side.
+    fn bring(&mut self, side: Side, from: &Operand) -> Result<()> {
+        let place = usize::from(side == Side::Right);
+        self.held[place] = None;
+        self.kernel.pack(side, from, &self.panels[place], self.spread)
+    }
+
+    /// Forgets panels of a matrix that is written.
+    fn written(&mut self, square: usize) {
+        for held in &mut self.held {
+            if *held == Some(square) {
+                *held = None;
+            }
+        }
+    }
+
+    fn product(&self, product: &Product<'_>) -> Result<()> {
+        self.kernel.multiply(&self.panels[0], &self.panels[1], product, self.spread)
+    }
+}
+
+impl Products for Packed {
+    fn gram(&mut self, out: usize) -> Result<()> {
+        let ([rows, cols], k) = (self.shape, self.short());
+        let long = rows.max(cols);
+        let blocks = if blocked(self.kernel) { long.div_ceil(BLOCK.max(k)) } else { 1 };
+        self.written(out);
+        for i in 0..blocks {
+            let (start, end) = (i * long / blocks, (i + 1) * long / blocks);
+            let (offset, steps) = if rows > cols { (start * cols, [1, cols]) } else { (start, [cols, 1]) };
+            let x = self.x.part(offset, self.x.len());
+            let from = Operand { x, count: k, inner: end - start, steps };
+            self.bring(Side::Left, &from)?;
+            self.bring(Side::Right, &from)?;
+            self.product(&Product {
+                out: self.squares[out],
+                size: [k, k, end - start],
+                factor: 1.0,
+                keep: if i == 0 { 0.0 } else { 1.0 },
+                add: &[],
+                symmetric: true,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn multiply(&mut self, out: usize, [a, b]: [usize; 2], add: &[(f64, usize)], factor: f64) -> Result<()> {
+        let k = self.short();
+        self.hold(Side::Left, a)?;
+        self.hold(Side::Right, b)?;
+        self.written(out);
+        let mut addends = [(0.0, Slab::EMPTY); 2];
+        for (to, &(weight, square)) in addends.iter_mut().zip(add) {
+            *to = (weight * factor, self.squares[square]);
+        }
+        let add = addends.get(..add.len()).unwrap_or_default();
+        let out = self.squares[out];
+        self.product(&Product { out, size: [k; 3], factor, keep: 0.0, add, symmetric: true })
+    }
+
+    fn combine(&mut self, out: usize, keep: f64, a: usize, factor: f64) -> Result<()> {
+        self.written(out);
+        kernels::run(&Combine { keep, factor }, &[[self.squares[out], self.squares[a]]]);
+        Ok(())
+    }
+
+    fn apply(&mut self, p: usize, keep: f64, factor: f64) -> Result<()> {
+        let ([rows, cols], k) = (self.shape, self.short());
+        // All of X is in panels before the first element of the result is written over it.
+        if rows > cols {
+            self.bring(Side::Left, &Operand { x: self.x, count: rows, inner: k, steps: [cols, 1] })?;
+            self.hold(Side::Right, p)?;
+        } else {
+            self.hold(Side::Left, p)?;
+            self.bring(Side::Right, &Operand { x: self.x, count: cols, inner: k, steps: [1, cols] })?;
+        }
+        let (factor, keep) = (self.pending * factor, self.pending * keep);
+        self.pending = 1.0;
+        let size = [rows, cols, k];
+        self.product(&Product { out: self.x, size, factor, keep, add: &[], symmetric: false })
+    }
+
+    fn divide(&mut self, _gram: usize, square: usize, factor: f64) -> Result<f64> {
+        let norm = norm(&self.squares[square]).sqrt().sqrt();
+        let by = (norm * factor).max(TINY).recip();
+        self.pending *= by;
+        Ok(by)
+    }
+
+    fn divide_rows(&mut self, gram: usize, factor: f64) -> Result<()> {
+        kernels::divide_rows(&self.x, self.shape, &self.squares[gram], factor);
+        Ok(())
+    }
+}
+
+/// The smallest divisor, whose reciprocal is a float32: a zero matrix stays zero.
+pub(super) const TINY: f64 = 1e-37;
+
+/// Frobenius norm, in float64.
+pub(super) fn norm(x: &Slab) -> f64 {
+    kernels::fold(&WideSquares, &[[*x]]).first().map_or(0.0, |[sum]| sum.sqrt())
+}
+
+/// `x <- factor x`.
+pub(super) fn scale(x: &Slab, factor: f64) {
+    kernels::run(&Scale(factor), &[[*x]]);
+}
