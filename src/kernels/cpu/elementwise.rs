@@ -179,8 +179,8 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// `lr / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` for each number of steps taken, this one included. Powers take as long as
-    /// the update of fifty elements, so those of equal neighbours are taken once.
+    /// `lr / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` for each number of steps taken, this one included. The powers of equal
+    /// neighbours are taken once.
     pub fn corrections(lr: f64, [beta1, beta2]: [f64; 2], steps: impl Iterator<Item = f64>) -> Vec<[f64; 2]> {
         let mut last = (f64::NAN, [f64::NAN; 2]);
         let each = steps.map(|step| {
