@@ -74,7 +74,8 @@ pub fn set_product(all: &[Factored]) -> Result<()> {
 /// Multiplications up to which faer takes a product: libtorch spends 2 to 5 us on the call.
 const SMALL: usize = 1 << 22;
 /// Rank up to which faer takes products of any size whose left factor is stored as it is used: 115 to 156 GFLOP/s at
-/// rank 48, libtorch 90 to 148. At rank 256 it is 100 to 150 against 160, with a transposed left factor 60 against 146.
+/// rank 48, libtorch 90 to 148, and no difference beyond noise in a whole step. At rank 256 it is 100 to 150 against
+/// 160, with a transposed left factor 60 against 146.
 const THIN: usize = 96;
 
 fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
