@@ -81,8 +81,9 @@ impl Packed {
         let k = self.short();
         let place = usize::from(side == Side::Right);
         if self.held[place] != Some(square) {
-            // Rows are columns: those are read that lie side by side in a panel.
-            let from = Operand { x: self.squares[square], count: k, inner: k, steps: [1, k] };
+            // Rows are columns: the kernel says which it reads faster.
+            let steps = if self.kernel.prefers_rows() { [k, 1] } else { [1, k] };
+            let from = Operand { x: self.squares[square], count: k, inner: k, steps };
             self.kernel.pack(side, &from, &self.panels[place], self.spread)?;
             self.held[place] = Some(square);
         }

@@ -32,17 +32,17 @@ pub(super) unsafe fn panel<T: Tile, const WIDTH: usize>(
         let from = x.first.add(start * x.steps[0]);
         let unit = 16 * T::DEPTH;
         if x.steps[1] == 1 && T::TRANSPOSES {
-            while done + unit <= end {
-                let group = to.add(done * WIDTH).cast::<i32>();
-                for part in (0..WIDTH).step_by(16) {
-                    let there = rows.saturating_sub(part).min(16);
-                    let here = (WIDTH - part).min(16);
-                    let bytes = x.steps[0] * size_of::<T::Element>();
-                    let first = from.wrapping_add(part * x.steps[0] + done).cast();
-                    transpose(first, bytes, [there, here], group.add(part), WIDTH);
+            // 16 rows from one end to the other: more are too many streams for the prefetcher.
+            let bytes = x.steps[0] * size_of::<T::Element>();
+            let whole = done + (end - done) / unit * unit;
+            for part in (0..WIDTH).step_by(16) {
+                let size = [rows.saturating_sub(part).min(16), (WIDTH - part).min(16)];
+                for p in (done..whole).step_by(unit) {
+                    let first = from.wrapping_add(part * x.steps[0] + p).cast();
+                    transpose(first, bytes, size, to.add(p * WIDTH).cast::<i32>().add(part), WIDTH);
                 }
-                done += unit;
             }
+            done = whole;
         } else if x.steps[0] == 1 && T::DEPTH == 1 {
             for p in done..end {
                 let (row, group) = (from.add(p * x.steps[1]), to.add(p * WIDTH));
