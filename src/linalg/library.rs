@@ -80,12 +80,12 @@ impl Products for Library {
                 for (weight, other) in rest {
                     let other = self.square(*other)?;
                     let _ =
-                        to.f_add_(&if *weight == 1.0 { other } else { other.f_mul_scalar(*weight)? })?;
+                        to.f_add_(&if is_one(*weight) { other } else { other.f_mul_scalar(*weight)? })?;
                 }
             }
         }
         self.symmetric.accumulate(&mut to, &a, &b, &self.next)?;
-        if factor != 1.0 {
+        if !is_one(factor) {
             let _ = to.f_mul_scalar_(factor)?;
         }
         Ok(())
@@ -103,7 +103,7 @@ impl Products for Library {
 
     fn apply(&mut self, p: usize, keep: f64, factor: f64) -> Result<()> {
         let mut p = self.square(p)?;
-        if factor != 1.0 {
+        if !is_one(factor) {
             let _ = p.f_mul_scalar_(factor)?;
         }
         let _ = self.current.f_mul_out(&self.next, &number(keep)?)?;
@@ -176,4 +176,10 @@ pub(super) fn normalize(
         let _ = x_gmn.f_mul_(&inverse(x_gmn)?)?;
     }
     Ok(())
+}
+
+/// Whether a product with the number would change nothing.
+#[allow(clippy::float_cmp)] // exactly one
+fn is_one(factor: f64) -> bool {
+    factor == 1.0
 }

@@ -38,6 +38,7 @@ impl<E: Number> Call<'_, E> {
     /// The machine has the tile's instruction set, and the pointers reach as far as [`super::Product`] says.
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    #[allow(clippy::many_single_char_names)] // the letters of a product
     pub(super) unsafe fn task<T: Tile<Element = E>>(&self, task: usize) {
         let [m, n, k] = self.size;
         let panels = m.div_ceil(T::ROWS);
