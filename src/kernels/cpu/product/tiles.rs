@@ -119,6 +119,7 @@ macro_rules! tile {
             const DEPTH: usize = $depth;
             const TRANSPOSES: bool = $transposes;
 
+            /// # Safety: as the trait says.
             #[target_feature(enable = $features)]
             unsafe fn multiply(
                 steps: usize,
@@ -150,6 +151,7 @@ macro_rules! tile {
                 }
             }
 
+            /// # Safety: as the trait says.
             #[target_feature(enable = $features)]
             unsafe fn pack(
                 left: bool,
@@ -168,12 +170,14 @@ macro_rules! tile {
                 }
             }
 
+            /// # Safety: as the trait says.
             #[target_feature(enable = $features)]
             unsafe fn mirror(sums: *const $wide, to: &Mirror, out: *mut $element) {
                 // SAFETY: the caller's.
                 unsafe { $mirror(sums, 2 * $lanes, to, out) };
             }
 
+            /// # Safety: as the trait says.
             #[target_feature(enable = $features)]
             unsafe fn task(call: &Call<'_, $element>, task: usize) {
                 // SAFETY: the caller's.
