@@ -19,6 +19,7 @@ use crate::linalg::qr::{self, QrMethod};
 use crate::linalg::random::Key;
 use crate::options::Options;
 use crate::storage::MOST_BLOCK;
+use crate::threads;
 
 /// A batch of matrices that came from Python, and how to send one back.
 enum Form {
@@ -103,6 +104,7 @@ fn orthonormalize<'py>(
     }
     let py = x.py();
     let result = py.enter(move || {
+        threads::set(usize::try_from(tch::get_num_threads()).unwrap_or(1));
         let orthonormalizer = Orthonormalizer::from_options(&options)?;
         let mut batch = as_batch(&matrix)?;
         let (b, m, n) = batch.size3()?;

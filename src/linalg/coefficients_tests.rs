@@ -54,6 +54,26 @@ fn cans_rows_equioscillate_on_their_intervals() {
 }
 
 #[test]
+fn fast_rows_are_the_best_quintics_of_their_intervals() {
+    let (mut low, mut high) = (FAST_FROM, 1.0);
+    let last = POLAR_EXPRESS_FAST.rows.len() - 1;
+    for (i, own) in POLAR_EXPRESS_FAST.rows.iter().enumerate() {
+        let safety = if i < last { FAST_SAFETY } else { 1.0 };
+        let [a, b, c] = [(0, 1), (1, 3), (2, 5)].map(|(k, power)| own[k] * f64::powi(safety, power));
+        let root = (9.0 * b * b - 20.0 * a * c).sqrt();
+        let turns = [((-3.0 * b - root) / (10.0 * c)).sqrt(), ((-3.0 * b + root) / (10.0 * c)).sqrt()];
+        // Four alternating extrema of one size, as for CANS.
+        let errors = [low, turns[0], turns[1], high].map(|x| row([a, b, c], x) - 1.0);
+        for (j, error) in errors.into_iter().enumerate() {
+            let expected = if j % 2 == 0 { -errors[1] } else { errors[1] };
+            assert!((error - expected).abs() < 1e-11, "[{low}, {high}]: {errors:?}");
+        }
+        (low, high) = (1.0 - errors[1], 1.0 + errors[1]);
+    }
+    assert!(high < 1.13, "singular values end below {high}");
+}
+
+#[test]
 fn gram_rows_are_the_papers_with_their_safety_factor() {
     // Rows of arXiv:2505.16932 without a safety factor.
     let paper = [

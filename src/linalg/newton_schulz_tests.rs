@@ -147,6 +147,25 @@ fn non_finite_matrix_becomes_nan_and_leaves_the_others_alone() {
 }
 
 #[test]
+fn results_do_not_depend_on_threads_or_on_what_else_is_in_the_batch() {
+    // Side by side, one by one, and with products that are spread over threads.
+    for (b, m, n) in [(9, 48, 70), (3, 300, 260), (1, 700, 520)] {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let x = random(&[b, m, n], kind);
+            crate::threads::set(1);
+            let first = run(&x, &POLAR_EXPRESS, 1e-8);
+            let last = run(&x.narrow(0, b - 1, 1), &POLAR_EXPRESS, 1e-8);
+            assert!(last.equal(&first.narrow(0, b - 1, 1)), "{kind:?} {m}x{n}");
+            for threads in [2, 3, 7] {
+                crate::threads::set(threads);
+                assert!(run(&x, &POLAR_EXPRESS, 1e-8).equal(&first), "{kind:?} {m}x{n} {threads}");
+            }
+            crate::threads::set(1);
+        }
+    }
+}
+
+#[test]
 fn batch_of_small_matrices_equals_each_alone() {
     let x = random(&[1100, 13, 11], Kind::Double);
     let together = run(&x, &POLAR_EXPRESS, 1e-8);

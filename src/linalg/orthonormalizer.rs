@@ -2,7 +2,9 @@
 
 use tch::Tensor;
 
-use super::coefficients::{NEWTON_SCHULZ, POLAR_EXPRESS, Polynomial, Preconditioner, by_name};
+use super::coefficients::{
+    NEWTON_SCHULZ, POLAR_EXPRESS, POLAR_EXPRESS_FAST, Polynomial, Preconditioner, by_name,
+};
 use super::gram::{self, gram_newton_schulz, require_positive, restarts, unit_roundoff};
 use super::newton_schulz::{self, newton_schulz};
 use super::polar::{self, polar_factor};
@@ -11,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::options::{Callback, Options};
 
 /// The settings that [`Orthonormalizer::from_options`] reads.
-pub const OPTIONS: [&str; 5] =
-    ["newton_schulz_func", "ns_coefficients", "ns_steps", "orth_method", "use_polar_express"];
+pub const OPTIONS: [&str; 6] =
+    ["newton_schulz_func", "ns_coefficients", "ns_steps", "orth_method", "orth_preset", "use_polar_express"];
 
 /// A user's function of a batch `[B, m, n]` and epsilon, which returns the orthonormalized batch. What a [`Callback`]
 /// holds for [`OPTIONS`]' `newton_schulz_func`.
@@ -22,16 +24,13 @@ pub type Function = Box<dyn Fn(&Tensor, f64) -> Result<Tensor> + Send + Sync>;
 const ANY_COUNT: i64 = 1 << 20;
 /// Matrices with a shorter short side are computed in the standard form: there the calls cost as much as the products.
 const GRAM_FROM: usize = 128;
-/// The Gram form is chosen where it takes at most this share of the operations. Five steps of Polar Express in float32
-/// (one restart) on two cores (Xeon, AVX-512) break even at a share of 1, long side / short side = 1.5: 131 ms in the
-/// standard form to 128 ms for 1024 x 1536, 159 to 138 for 1024 x 2048 (share 0.88), 304 to 210 for 1024 x 4096 (0.67).
+/// The Gram form is chosen where it takes at most this share of the work of the standard form.
 const GRAM_SHARE: f64 = 0.9;
 
 /// How a polynomial is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Form {
-    /// The Gram form for float32 and float64 matrices where it takes clearly fewer operations, else the standard form.
-    /// Depends on shape and dtype only.
+    /// The Gram form where it takes clearly fewer operations, else the standard form. Depends on shape and dtype only.
     #[default]
     Auto,
     /// On the matrix itself.
@@ -65,19 +64,26 @@ impl Orthonormalizer {
 
     /// What a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or "svd"); the
     /// polynomial is `ns_coefficients` (a name or triples) or, without, Polar Express or Newton–Schulz by
-    /// `use_polar_express`, with `ns_steps` rows.
+    /// `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is [`POLAR_EXPRESS_FAST`].
     ///
     /// # Errors
     /// [`Error::Value`] for values of the wrong kind.
     pub fn from_options(options: &Options) -> Result<Self> {
-        let polynomial = if let Some(name) = options.name("ns_coefficients")? {
-            by_name(name)?
-        } else if let Some(rows) = options.triples("ns_coefficients")? {
-            Polynomial::custom(rows)?
-        } else if options.flag_or("use_polar_express", true)? {
-            POLAR_EXPRESS
-        } else {
-            NEWTON_SCHULZ
+        let fast = options.either("orth_preset", "exact", "fast")?;
+        let express = options.flag_or("use_polar_express", true)?;
+        let name = options.name("ns_coefficients")?;
+        let rows = if name.is_some() { None } else { options.triples("ns_coefficients")? };
+        if fast && (name.is_some() || rows.is_some() || !express) {
+            return Err(Error::Value(
+                "orth_preset 'fast' has coefficients of its own: leave ns_coefficients and use_polar_express out".into(),
+            ));
+        }
+        let polynomial = match (name, rows) {
+            (Some(name), _) => by_name(name)?,
+            (None, Some(rows)) => Polynomial::custom(rows)?,
+            (None, None) if fast => POLAR_EXPRESS_FAST,
+            (None, None) if express => POLAR_EXPRESS,
+            (None, None) => NEWTON_SCHULZ,
         };
         let polynomial = match options.optional_count("ns_steps")? {
             None => polynomial,
@@ -87,6 +93,12 @@ impl Orthonormalizer {
             "auto" => Some(Form::Auto),
             "standard" => Some(Form::Standard),
             "gram" => Some(Form::Gram),
+            "svd" if fast => {
+                return Err(Error::Value(
+                    "orth_preset 'fast' is a polynomial and orth_method 'svd' is none: leave one of them out"
+                        .into(),
+                ));
+            }
             "svd" => None,
             other => {
                 return Err(Error::Value(format!(
@@ -103,16 +115,14 @@ impl Orthonormalizer {
     /// The restarts of the Gram form where that is what matrices of this shape and dtype are computed in.
     fn gram_restarts(&self, rows: usize, cols: usize, dtype: DType) -> Option<Vec<usize>> {
         let Kind::Iteration { polynomial, form } = &self.0 else { return None };
-        let wide = matches!(dtype, DType::F32 | DType::F64);
         let positive = polynomial.rows.iter().all(|row| row[0] > 0.0);
         match form {
             Form::Standard => None,
-            Form::Auto if !wide || !positive || rows.min(cols) < GRAM_FROM => None,
+            Form::Auto if !positive || rows.min(cols) < GRAM_FROM => None,
             _ => {
                 let found = restarts(&polynomial.rows, unit_roundoff(dtype));
-                #[expect(clippy::cast_precision_loss, reason = "a count of operations to compare")]
-                let share = gram_flops(polynomial, &found, rows, cols) as f64
-                    / standard_flops(polynomial, rows, cols).max(1) as f64;
+                let [gram, standard] = [Some(&*found), None].map(|form| work(polynomial, form, rows, cols));
+                let share = gram / standard.max(1.0);
                 (*form == Form::Gram || share <= GRAM_SHARE).then_some(found)
             }
         }
@@ -174,8 +184,25 @@ impl Orthonormalizer {
     }
 }
 
+/// Multiplications, with one triangle of symmetric products: what the choice of a form goes by.
+#[expect(clippy::cast_precision_loss, reason = "a count of operations to compare")]
+fn work(polynomial: &Polynomial, restarts: Option<&[usize]>, rows: usize, cols: usize) -> f64 {
+    let (k, n) = (rows.min(cols) as f64, rows.max(cols) as f64);
+    let steps = polynomial.rows.len() as f64;
+    // Of the matrix: half a product for its Gram matrix and a whole one for the result. Of Gram matrices: half a product.
+    let (whole, square) = (1.5 * k * k * n, 0.5 * k * k * k);
+    match restarts {
+        None => steps * (whole + square),
+        Some(restarts) => {
+            let starts = restarts.len() as f64 + 1.0;
+            starts * whole + (steps + 3.0 * (steps - starts).max(0.0)) * square
+        }
+    }
+}
+
 /// Operations before the first step.
 fn preconditioner_flops(polynomial: &Polynomial, short: usize, long: usize) -> usize {
+    // What the Schatten norm needs are products of the first step.
     if polynomial.preconditioner == Preconditioner::Aol { 2 * short * short * long } else { 0 }
 }
 

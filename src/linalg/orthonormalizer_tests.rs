@@ -61,10 +61,20 @@ fn options_choose_the_method() {
         (("ns_coefficients", OptionValue::Rows(vec![vec![1.0, 2.0]])), "triples"),
         (("ns_coefficients", OptionValue::Ints(vec![])), "1 to 32 triples"),
         (("ns_steps", OptionValue::Int(0)), "ns_steps must be"),
+        (("orth_preset", word("quick")), "orth_preset must be 'exact' or 'fast'"),
         (("newton_schulz_func", word("f")), "newton_schulz_func must be callable"),
     ] {
         let message = built(&[bad]).unwrap_err().to_string();
         assert!(message.contains(says), "{message}");
+    }
+    let fast = ("orth_preset", word("fast"));
+    assert!(built(std::slice::from_ref(&fast)).unwrap().contains("polar_express_fast"));
+    for (other, says) in [
+        (("ns_coefficients", word("cans")), "coefficients of its own"),
+        (("use_polar_express", OptionValue::Bool(false)), "coefficients of its own"),
+        (("orth_method", word("svd")), "is a polynomial"),
+    ] {
+        assert!(built(&[fast.clone(), other]).unwrap_err().to_string().contains(says));
     }
     let negative = ("ns_coefficients", OptionValue::Rows(vec![vec![-1.0, 1.0, 0.0]]));
     assert!(built(std::slice::from_ref(&negative)).is_ok());
@@ -72,7 +82,7 @@ fn options_choose_the_method() {
 }
 
 #[test]
-fn auto_takes_the_gram_form_for_long_matrices_in_wide_types_only() {
+fn auto_takes_the_gram_form_for_long_matrices() {
     let of = |form| Orthonormalizer::iteration(POLAR_EXPRESS, form).unwrap();
     let [auto, standard, gram] = [Form::Auto, Form::Standard, Form::Gram].map(of);
     // k = 1024, n = 4096: five steps of (4 n + 2 k) k²; one, two or three starts of 4 n k² with five squares and three
@@ -85,9 +95,10 @@ fn auto_takes_the_gram_form_for_long_matrices_in_wide_types_only() {
     for (rows, cols, dtype, expected) in [
         (1024, 4096, DType::F32, &gram),
         (4096, 1024, DType::F64, &gram),
-        (1024, 4096, DType::BF16, &standard),
+        (1024, 4096, DType::BF16, &gram),
+        (1024, 1536, DType::BF16, &gram),
         (1024, 2048, DType::F32, &gram),
-        (1024, 1536, DType::F32, &standard),
+        (1024, 1280, DType::F32, &standard),
         (1024, 1024, DType::F32, &standard),
         (64, 4096, DType::F32, &standard),
     ] {

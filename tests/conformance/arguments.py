@@ -41,6 +41,7 @@ FAMILY: tuple[dict[str, Any], ...] = (
     {"flatten": True},
     {"use_polar_express": False},
     {"orth_method": "svd"},
+    {"orth_preset": "fast"},
 )
 LOW_RANK: tuple[dict[str, Any], ...] = (
     {"eps": 1e-4},
@@ -77,6 +78,9 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"flatten": True},
         {"use_polar_express": False},
         {"orth_method": "svd"},
+        {"orth_preset": "fast"},
+        {"orth_preset": "fast", "ns_steps": 3},
+        {"orth_preset": "fast"},
         {"orth_method": "gram", "ns_coefficients": "cans"},
         {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
     ),

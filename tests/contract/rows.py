@@ -26,7 +26,14 @@ EXTRA = frozenset(
     }
 )
 
-FAMILY = EXTRA | {"orth_dtype", "orth_method", "ns_coefficients", "ns_steps", "check_grad_sync"}
+FAMILY = EXTRA | {
+    "orth_dtype",
+    "orth_method",
+    "orth_preset",
+    "ns_coefficients",
+    "ns_steps",
+    "check_grad_sync",
+}
 
 _NOT_A_NON_NEGATIVE_NUMBER = (-1.0, NAN, INF, -INF)
 BAD_LR_AND_DECAY = tuple(
@@ -34,7 +41,7 @@ BAD_LR_AND_DECAY = tuple(
 )
 BAD_BETAS = tuple(("betas", value) for value in ((-0.1, 0.9), (0.9, -0.1), (NAN, 0.9), (0.9, INF), (0.9,)))
 _BAD_MATRIX = tuple((key, value) for key in ("mu", "epsilon") for value in (-0.1, NAN, INF))
-_BAD_ORTH = (("orth_method", "qr"), ("ns_steps", 0), ("ns_coefficients", "newton"))
+_BAD_ORTH = (("orth_method", "qr"), ("orth_preset", "quick"), ("ns_steps", 0), ("ns_coefficients", "newton"))
 
 CASES = (
     Case(

@@ -154,6 +154,8 @@ ALL_CASES: tuple[Case, ...] = (
     _muon("newton-schulz", use_polar_express=False),
     _muon("gram", use_gram_newton_schulz=True),
     _muon("svd", orth_method="svd"),
+    _muon("fast", orth_preset="fast"),
+    _muon("fast-gram", orth_preset="fast", orth_method="gram", ns_steps=5),
     _muon("cans", ns_coefficients="cans", ns_steps=6),
     _muon("triples", ns_coefficients=[(1.5, -0.5, 0.0)] * 3, ns_steps=5, orth_method="gram"),
     _muon("mu", mu=0.5, epsilon=0.25),

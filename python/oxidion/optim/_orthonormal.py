@@ -39,7 +39,8 @@ class OrthonormalOptimizer(OxOptimizer):
         orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
             CPU multiplies it faster, else float32.
         orth_method: "standard", "gram" (the same polynomial by the Gram matrix of the short side), "svd"
-            (exact polar factor), or "auto": the form of clearly fewer operations, in 16 bits "standard".
+            (exact polar factor), or "auto": the form of clearly fewer operations.
+        orth_preset: "exact", or "fast": division by the Schatten-8 norm and four steps made for it.
         ns_coefficients: "polar_express", "newton_schulz", "keller_jordan", "cans", "aol",
             "polar_express_gram", or triples ``(a, b, c)``.
         ns_steps: how many of the rows; the last is repeated. None: all.

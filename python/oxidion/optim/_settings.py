@@ -38,6 +38,7 @@ ORTH_SCHEMA: dict[str, Field] = {
     "use_polar_express": _validate.flag(True),
     "orth_dtype": ORTH_DTYPE,
     "orth_method": _validate.word("auto", "auto", "standard", "gram", "svd"),
+    "orth_preset": _validate.word("exact", "exact", "fast"),
     "ns_coefficients": Field(
         None,
         f"one of {', '.join(map(repr, POLYNOMIALS))}, 1 to {MOST_STEPS} triples (a, b, c) of finite numbers, "

@@ -62,6 +62,7 @@ class Muon(OrthonormalOptimizer):
         *,
         orth_dtype: str = "auto",
         orth_method: str = "auto",
+        orth_preset: str = "exact",
         ns_coefficients: str | Sequence[Sequence[float]] | None = None,
         ns_steps: int | None = None,
         check_grad_sync: bool = False,

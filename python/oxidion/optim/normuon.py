@@ -70,6 +70,7 @@ class NorMuon(OrthonormalOptimizer):
         *,
         orth_dtype: str = "auto",
         orth_method: str = "auto",
+        orth_preset: str = "exact",
         ns_coefficients: str | Sequence[Sequence[float]] | None = None,
         ns_steps: int | None = None,
         norm_scope: str = "global",
