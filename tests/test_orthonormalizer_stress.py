@@ -1,6 +1,6 @@
 """Spectra that are hard for an iteration: none may end with a singular value far above 1.
 
-Spurious eigenvalues of a rounded Gram matrix make the Gram form explode where the restarts are too few. Matrices
+Spurious eigenvalues of a rounded Gram matrix make the Gram form explode where restarts are too few. Matrices
 of early training (some large directions, much small noise, rows that have seen nothing) and of rank 1 plus noise
 show it.
 """
