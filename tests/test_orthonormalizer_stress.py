@@ -1,8 +1,8 @@
 """Spectra that are hard for an iteration: none may end with a singular value far above 1.
 
 Spurious eigenvalues of a rounded Gram matrix make the Gram form explode where restarts are too few. Matrices
-of early training (some large directions, much small noise, rows that have seen nothing) and of rank 1 plus noise
-show it.
+of early training (some large directions, much small noise, rows that have seen nothing) show it, and those of
+rank 1 plus noise.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def rank_one(m: int, n: int, generator: torch.Generator) -> Tensor:
 
 
 def early_momentum(m: int, n: int, generator: torch.Generator) -> Tensor:
-    """One to six gradients of rank 3 that keep most of their directions, small noise, a quarter of the rows zero."""
+    """One to six gradients of rank 3 that keep most directions, small noise, a quarter of the rows zero."""
     level = 10.0 ** -torch.linspace(1.5, 5.0, PER_SHAPE)
     spread = torch.exp(-2.0 * torch.arange(3))
     kept = torch.randn(PER_SHAPE, m, 3, generator=generator)

@@ -207,11 +207,11 @@ impl Iteration<'_> {
             kept_gmn.f_copy_(&part_gmn)?;
             compute(self, &part_gmn)?;
             for i in 0..g {
-                let mut x_1mn = part_gmn.f_narrow(0, i, 1)?;
-                let norm = x_1mn.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
+                let mut matrix_1mn = part_gmn.f_narrow(0, i, 1)?;
+                let norm = matrix_1mn.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
                 if exploded(norm, [m, n].map(to_usize)) {
-                    x_1mn.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
-                    compute(&self.standard(), &x_1mn)?;
+                    matrix_1mn.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
+                    compute(&self.standard(), &matrix_1mn)?;
                 }
             }
         }
@@ -257,5 +257,5 @@ impl Iteration<'_> {
 fn exploded(norm: f64, [m, n]: [usize; 2]) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let bound = GUARD * m.min(n) as f64;
-    !(norm * norm <= bound)
+    norm.is_nan() || norm * norm > bound
 }

@@ -80,12 +80,11 @@ pub(super) fn plan(polynomial: &Polynomial) -> (Vec<Step>, f64) {
 /// to be multiplied by the second and fourth power of this number.
 pub(super) fn iterate(products: &mut impl Products, steps: &[Step], by: Option<f64>) -> Result<()> {
     for (i, step) in steps.iter().enumerate() {
-        match by.filter(|_| i == 0) {
-            Some(by) => quadratic_of_both(products, step, step.gamma, by)?,
-            None => {
-                products.gram(0)?;
-                quadratic(products, step, step.gamma)?;
-            }
+        if let Some(by) = by.filter(|_| i == 0) {
+            quadratic_of_both(products, step, step.gamma, by)?;
+        } else {
+            products.gram(0)?;
+            quadratic(products, step, step.gamma)?;
         }
         products.apply(1, step.linear, 1.0)?;
     }

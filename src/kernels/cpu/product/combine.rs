@@ -59,7 +59,9 @@ impl Op<1> for Scale {
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
         let factor = C::of(self.0);
-        x.iter_mut().for_each(|x| *x = factor * *x);
+        for x in x {
+            *x = factor * *x;
+        }
     }
 }
 

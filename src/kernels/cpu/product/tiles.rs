@@ -2,6 +2,7 @@
 //!
 //! A tile of `ROWS x COLS` sums stays in registers while the whole inner dimension passes by.
 
+#[allow(clippy::wildcard_imports)] // nearly forty names
 use std::arch::x86_64::*;
 
 use half::bf16;
@@ -100,6 +101,14 @@ pub(super) trait Tile: Sized {
     /// # Safety
     /// As [`Call::task`].
     unsafe fn task(call: &Call<'_, Self::Element>, task: usize);
+}
+
+/// The same bits as pairs of bfloat16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(x: __m512i) -> __m512bh {
+    // SAFETY: both are 512 bits without a value that is not allowed.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(x) }
 }
 
 /// How far ahead of its use the panel of columns is fetched, in steps.
@@ -229,7 +238,7 @@ tile!(
     _mm512_setzero_ps(),
     |p: *const bf16| _mm512_loadu_si512(p.cast()),
     |p: *const bf16| _mm512_set1_epi32(p.cast::<i32>().read_unaligned()),
-    |a: __m512i, b: __m512i, c| _mm512_dpbf16_ps(c, std::mem::transmute(a), std::mem::transmute(b)),
+    |a: __m512i, b: __m512i, c| _mm512_dpbf16_ps(c, pairs(a), pairs(b)),
     |p, x| _mm512_storeu_ps(p, x)
 );
 tile!(
