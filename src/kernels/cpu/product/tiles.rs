@@ -127,6 +127,8 @@ macro_rules! tile {
             const DEPTH: usize = $depth;
             const TRANSPOSES: bool = $transposes;
 
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn multiply(
                 steps: usize,
@@ -158,6 +160,8 @@ macro_rules! tile {
                 }
             }
 
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn pack(
                 left: bool,
@@ -176,12 +180,16 @@ macro_rules! tile {
                 }
             }
 
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn mirror(sums: *const $wide, to: &Mirror, out: *mut $element) {
                 // SAFETY: the caller's.
                 unsafe { $mirror(sums, 2 * $lanes, to, out) };
             }
 
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn task(call: &Call<'_, $element>, task: usize) {
                 // SAFETY: the caller's.
