@@ -138,7 +138,22 @@ def test_fast_divides_by_the_schatten_norm_and_takes_four_steps() -> None:
     for method in ("standard", "gram"):
         result = functional.polar_express(x, epsilon=0.0, method=method, preset="fast")
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-11)
-    assert not functional.polar_express(torch.zeros(64, 40), preset="fast").any()
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (64, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_stays_zero_and_nan_keeps_to_itself(
+    method: str, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    batch = torch.randn(4, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    clean = functional.polar_express(batch, **METHODS[method])  # type: ignore[arg-type]
+    batch[1] = 0.0
+    batch[2, 3, 1] = math.nan
+    result = functional.polar_express(batch, **METHODS[method])  # type: ignore[arg-type]
+    assert not result[1].any()
+    assert result[2].isnan().all()
+    assert torch.equal(result[[0, 3]], clean[[0, 3]])
 
 
 @pytest.mark.parametrize(

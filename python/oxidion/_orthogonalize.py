@@ -80,6 +80,7 @@ def epsilon_of(group: Mapping[str, Any]) -> float:
 def polynomial_of(group: Mapping[str, Any]) -> tuple[str, Rows, float]:
     """Name, rows and norm factor of the polynomial that a group asks for."""
     wanted = group.get("ns_coefficients")
+    rows: Rows
     if group.get("use_gram_newton_schulz", False):
         wanted = "polar_express_gram"
     elif wanted is None:

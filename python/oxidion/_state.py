@@ -109,13 +109,13 @@ def _start(spec: Mapping[str, Any], index: int) -> Tensor:
     shape = [length for _, length in spec["spans"]]
     dtype = getattr(torch, spec["dtype"])
     if spec["seed"] is None:
-        return _zeros(shape, dtype)
+        return zeros(shape, dtype)
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
     return normal.to(dtype)
 
 
-def _zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
+def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
     """Zeros. Large ones are mapped by the system, in huge pages, when the first step writes them.
 
     ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.

@@ -113,7 +113,7 @@ class Stepper:
             plan.preflight(self.param_groups)
         done = [group["step"] - in_step for group in self.param_groups]
         states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
-        arena = torch.empty(-(-plan.arena_bytes // 4), dtype=torch.float32, device="cpu")
+        arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32)
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule = tuple(plan.schedule)
         self._comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))

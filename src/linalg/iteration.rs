@@ -207,11 +207,11 @@ impl Iteration<'_> {
             kept_gmn.f_copy_(&part_gmn)?;
             compute(self, &part_gmn)?;
             for i in 0..g {
-                let mut result = part_gmn.f_narrow(0, i, 1)?;
-                let norm = result.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
+                let mut matrix_1mn = part_gmn.f_narrow(0, i, 1)?;
+                let norm = matrix_1mn.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
                 if exploded(norm, [m, n].map(to_usize)) {
-                    result.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
-                    compute(&self.standard(), &result)?;
+                    matrix_1mn.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
+                    compute(&self.standard(), &matrix_1mn)?;
                 }
             }
         }

@@ -63,6 +63,7 @@ impl Library {
     }
 }
 
+#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 impl Products for Library {
     fn gram(&mut self, out: usize) -> Result<()> {
         self.symmetric.gram(&mut self.square(out)?, &self.short()?, &self.next)
@@ -120,11 +121,9 @@ impl Products for Library {
     fn divide(&mut self, gram: usize, square: usize, factor: f64) -> Result<f64> {
         let (mut gram, mut square) = (self.square(gram)?, self.square(square)?);
         let norm = square.f_norm_scalaropt_dim_dtype(2.0, [-2, -1], true, Kind::Double)?;
-        let by = norm
-            .f_pow_tensor_scalar(0.25)?
-            .f_mul_scalar(factor)?
-            .f_clamp_min(super::packed::TINY)?
-            .f_reciprocal()?;
+        // Zero divided by zero stays zero.
+        let by = norm.f_pow_tensor_scalar(0.25)?.f_mul_scalar(factor)?.f_reciprocal()?;
+        let by = by.f_masked_fill(&norm.f_eq(0.0)?, 0.0)?;
         let power =
             |n: i64| -> Result<Tensor> { Ok(by.f_pow_tensor_scalar(n)?.f_to_kind(gram_kind(&square)?)?) };
         let (one, two, four) = (power(1)?, power(2)?, power(4)?);

@@ -24,7 +24,8 @@ pub type Function = Box<dyn Fn(&Tensor, f64) -> Result<Tensor> + Send + Sync>;
 const ANY_COUNT: i64 = 1 << 20;
 /// Matrices with a shorter short side are computed in the standard form: there the calls cost as much as the products.
 const GRAM_FROM: usize = 128;
-/// The Gram form is chosen where it takes at most this share of the work of the standard form.
+/// The Gram form is chosen where it takes at most this share of the work of the standard form. The time is at most 0.05
+/// above the share of work, and the same at a share of 0.95: measured on 1024 rows in float32 and bfloat16, one thread.
 const GRAM_SHARE: f64 = 0.9;
 
 /// How a polynomial is evaluated.

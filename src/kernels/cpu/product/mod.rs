@@ -10,6 +10,8 @@ mod pack;
 mod tiled;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "absent.rs"]
 mod x86;

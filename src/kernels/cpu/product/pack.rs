@@ -1,6 +1,7 @@
 //! Panels: operands in the order in which tiles read them.
 
-use super::tiles::{Tile, transpose};
+use super::tiles::Tile;
+use super::transpose::transpose;
 
 /// The rows of an operand that are multiplied along their elements: element `p` of row `i` is
 /// `i * steps[0] + p * steps[1]` elements behind the first.

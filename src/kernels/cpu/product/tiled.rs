@@ -40,14 +40,14 @@ impl<E: Number> Call<'_, E> {
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     #[allow(clippy::many_single_char_names)] // the letters of a product
     pub(super) unsafe fn task<T: Tile<Element = E>>(&self, task: usize) {
-        let [m, n, k] = self.size;
+        let [m, n, inner] = self.size;
         let panels = m.div_ceil(T::ROWS);
         let chunks = panels.div_ceil(CHUNK);
         let (column, chunk) = (task / chunks, task % chunks);
         // Of a symmetric product only tiles that reach below the diagonal.
         let first = if self.symmetric { column * T::COLS / T::ROWS } else { 0 };
         let last = panels.min((chunk + 1) * CHUNK);
-        let depth = k.next_multiple_of(T::DEPTH);
+        let depth = inner.next_multiple_of(T::DEPTH);
         let mut sums = [E::Wide::default(); MOST];
         for row in first.max(chunk * CHUNK)..last {
             // SAFETY: panel `row` of the rows and `column` of the columns are there, and `sums` has room for a tile.

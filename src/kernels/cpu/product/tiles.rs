@@ -2,7 +2,7 @@
 //!
 //! A tile of `ROWS x COLS` sums stays in registers while the whole inner dimension passes by.
 
-#[allow(clippy::wildcard_imports)] // the names of instructions
+#[allow(clippy::wildcard_imports)] // nearly forty names
 use std::arch::x86_64::*;
 
 use half::bf16;
@@ -10,6 +10,7 @@ use half::bf16;
 use super::super::Real;
 use super::pack::{Rows, panel};
 use super::tiled::{Call, Mirror};
+use super::transpose::{mirror_any, mirror_bf16, mirror_f32};
 use crate::batch::Element;
 
 /// The largest tile.
@@ -103,6 +104,14 @@ pub(super) trait Tile: Sized {
     unsafe fn task(call: &Call<'_, Self::Element>, task: usize);
 }
 
+/// The same bits as pairs of bfloat16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(x: __m512i) -> __m512bh {
+    // SAFETY: both are 512 bits without a value that is not allowed.
+    unsafe { std::mem::transmute::<__m512i, __m512bh>(x) }
+}
+
 /// How far ahead of its use the panel of columns is fetched, in steps.
 const AHEAD: usize = 12;
 
@@ -119,7 +128,8 @@ macro_rules! tile {
             const DEPTH: usize = $depth;
             const TRANSPOSES: bool = $transposes;
 
-            /// # Safety: as the trait says.
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn multiply(
                 steps: usize,
@@ -151,7 +161,8 @@ macro_rules! tile {
                 }
             }
 
-            /// # Safety: as the trait says.
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn pack(
                 left: bool,
@@ -170,14 +181,16 @@ macro_rules! tile {
                 }
             }
 
-            /// # Safety: as the trait says.
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn mirror(sums: *const $wide, to: &Mirror, out: *mut $element) {
                 // SAFETY: the caller's.
                 unsafe { $mirror(sums, 2 * $lanes, to, out) };
             }
 
-            /// # Safety: as the trait says.
+            /// # Safety
+            /// As the trait says.
             #[target_feature(enable = $features)]
             unsafe fn task(call: &Call<'_, $element>, task: usize) {
                 // SAFETY: the caller's.
@@ -234,10 +247,7 @@ tile!(
     _mm512_setzero_ps(),
     |p: *const bf16| _mm512_loadu_si512(p.cast()),
     |p: *const bf16| _mm512_set1_epi32(p.cast::<i32>().read_unaligned()),
-    |a: __m512i, b: __m512i, c| {
-        let pairs = |x| std::mem::transmute::<__m512i, __m512bh>(x);
-        _mm512_dpbf16_ps(c, pairs(a), pairs(b))
-    },
+    |a: __m512i, b: __m512i, c| _mm512_dpbf16_ps(c, pairs(a), pairs(b)),
     |p, x| _mm512_storeu_ps(p, x)
 );
 tile!(
@@ -272,126 +282,3 @@ tile!(
     |a, b, c| _mm256_fmadd_pd(a, b, c),
     |p, x| _mm256_storeu_pd(p, x)
 );
-
-/// Element by element.
-///
-/// # Safety
-/// As [`Tile::mirror`].
-#[inline(always)]
-#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-unsafe fn mirror_any<E: Number>(sums: *const E::Wide, width: usize, to: &Mirror, out: *mut E) {
-    for j in 0..to.cols {
-        for i in to.first(j)..to.rows {
-            // SAFETY: inside the tile, and inside the mirror image of what is below the diagonal.
-            unsafe { *out.add(j * to.stride + i) = E::narrow(*sums.add(i * width + j)) };
-        }
-    }
-}
-
-/// Lanes `first..rows` of 16.
-fn lanes(first: usize, rows: usize) -> u16 {
-    let below = |n: usize| if n >= 16 { u16::MAX } else { (1 << n) - 1 };
-    below(rows) & !below(first)
-}
-
-/// By 16 columns at a time, transposed in registers.
-///
-/// # Safety
-/// As [`Tile::mirror`], on a machine with AVX-512.
-#[target_feature(enable = "avx512f")]
-unsafe fn mirror_f32(sums: *const f32, width: usize, to: &Mirror, out: *mut f32) {
-    for part in (0..to.cols).step_by(16) {
-        // SAFETY: the tile has `rows` rows of `width` sums, and the masks leave out what is not to be written.
-        unsafe {
-            let columns = transposed(sums.add(part).cast(), width * 4, to.rows);
-            for (j, column) in columns.iter().enumerate().take(to.cols - part) {
-                let mask = lanes(to.first(part + j), to.rows);
-                let at = out.wrapping_add((part + j) * to.stride);
-                _mm512_mask_storeu_ps(at, mask, _mm512_castsi512_ps(*column));
-            }
-        }
-    }
-}
-
-/// The same, rounded.
-///
-/// # Safety
-/// As [`Tile::mirror`], on a machine with AVX-512.
-#[target_feature(enable = "avx512f,avx512vl,avx512bw")]
-unsafe fn mirror_bf16(sums: *const f32, width: usize, to: &Mirror, out: *mut bf16) {
-    let mut wide = [0.0_f32; 16];
-    let mut rounded = [bf16::default(); 16];
-    for part in (0..to.cols).step_by(16) {
-        // SAFETY: as in `mirror_f32`.
-        unsafe {
-            let columns = transposed(sums.add(part).cast(), width * 4, to.rows);
-            for (j, column) in columns.iter().enumerate().take(to.cols - part) {
-                _mm512_storeu_ps(wide.as_mut_ptr(), _mm512_castsi512_ps(*column));
-                rounded.iter_mut().zip(&wide).for_each(|(to, x)| *to = bf16::narrow(*x));
-                let mask = lanes(to.first(part + j), to.rows);
-                let at = out.wrapping_add((part + j) * to.stride);
-                _mm256_mask_storeu_epi16(at.cast(), mask, _mm256_loadu_si256(rounded.as_ptr().cast()));
-            }
-        }
-    }
-}
-
-/// Stores 16 units of 32 bits of each of `rows <= 16` rows as 16 groups of `all` units, `width` units apart; units of rows
-/// that there are not are zero.
-///
-/// # Safety
-/// The machine has AVX-512F. `from` points at `rows` rows of 16 units, `stride` bytes apart, and `to` at 16 groups.
-#[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose(
-    from: *const u8,
-    stride: usize,
-    [rows, all]: [usize; 2],
-    to: *mut i32,
-    width: usize,
-) {
-    // SAFETY: the caller has the rows.
-    let groups = unsafe { transposed(from, stride, rows) };
-    let mask = lanes(0, all);
-    for (i, group) in groups.iter().enumerate() {
-        // SAFETY: the caller has this group; the mask leaves out what is beyond it.
-        unsafe { _mm512_mask_storeu_epi32(to.add(i * width), mask, *group) };
-    }
-}
-
-/// 16 units of 32 bits of each of `rows <= 16` rows, by their place in the row; zero for rows that there are not.
-///
-/// # Safety
-/// The machine has AVX-512F. `from` points at `rows` rows of 16 units, `stride` bytes apart.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn transposed(from: *const u8, stride: usize, rows: usize) -> [__m512i; 16] {
-    let mut r = [_mm512_setzero_si512(); 16];
-    for (i, row) in r.iter_mut().enumerate().take(rows) {
-        // SAFETY: the caller has this row.
-        *row = unsafe { _mm512_loadu_si512(from.add(i * stride).cast()) };
-    }
-    let mut t = [_mm512_setzero_si512(); 16];
-    for i in 0..8 {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for i in 0..4 {
-        for half in 0..2 {
-            let (low, high) = (t[4 * i + half], t[4 * i + 2 + half]);
-            r[4 * i + 2 * half] = _mm512_unpacklo_epi64(low, high);
-            r[4 * i + 2 * half + 1] = _mm512_unpackhi_epi64(low, high);
-        }
-    }
-    for i in 0..4 {
-        for half in 0..2 {
-            let (low, high) = (r[8 * half + i], r[8 * half + 4 + i]);
-            t[8 * half + i] = _mm512_shuffle_i32x4::<0x88>(low, high);
-            t[8 * half + 4 + i] = _mm512_shuffle_i32x4::<0xdd>(low, high);
-        }
-    }
-    for i in 0..8 {
-        r[i] = _mm512_shuffle_i32x4::<0x88>(t[i], t[8 + i]);
-        r[8 + i] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[8 + i]);
-    }
-    r
-}
