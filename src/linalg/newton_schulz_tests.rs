@@ -5,7 +5,7 @@ use super::super::symmetric::{STRIPS, Symmetric};
 use super::*;
 use crate::error::Error;
 
-const SHAPES: [(i64, i64, i64); 10] = [
+const SHAPES: [(i64, i64, i64); 12] = [
     (1, 1, 1),
     (3, 1, 7),
     (3, 7, 1),
@@ -16,6 +16,8 @@ const SHAPES: [(i64, i64, i64); 10] = [
     (1, 160, 48),
     (3, 520, 530),
     (1, 640, 513),
+    (1, 40, 4500),
+    (1, 4500, 33),
 ];
 
 fn random(shape: &[i64], kind: Kind) -> Tensor {

@@ -1,12 +1,14 @@
 //! The products of an iteration by kernels of our own, on one matrix in memory that the caller gives.
 
+use std::ops::Range;
+
 use super::products::Products;
 use crate::batch::Slab;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Combine, Kernel, Operand, Product, Scale, Side, WideSquares};
 
-/// Elements of the rows of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
-/// elements: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of the product.
+/// Elements of the long side of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
+/// elements, and for `P X`: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of `X Xᵀ`.
 const BLOCK: usize = 2048;
 
 /// Which symmetric matrix is in panels; `X` and parts of it are brought there for every use.
@@ -28,15 +30,22 @@ pub(super) struct Packed {
 /// Multiples of which the parts of a workspace are, in bytes.
 const ALIGN: usize = 64;
 
+/// The range in parts of about the same size, none longer than `most`.
+fn ranges(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let parts = len.div_ceil(most);
+    (0..parts).map(move |i| i * len / parts..(i + 1) * len / parts)
+}
+
 /// Elements of the panels of both operands, and of each square.
 fn parts(kernel: Kernel, [rows, cols]: [usize; 2]) -> [usize; 3] {
     let (k, long) = (rows.min(cols), rows.max(cols));
-    let block = if blocked(kernel) { long.min(BLOCK.max(k)) } else { long };
+    let block = long.min(BLOCK.max(k));
+    let inner = if blocked(kernel) { block } else { long };
     // X Xᵀ, squares, and P X or X P.
     let need = |side, count| {
-        kernel.elements(side, k, block).max(kernel.elements(side, k, k)).max(kernel.elements(side, count, k))
+        kernel.elements(side, k, inner).max(kernel.elements(side, k, k)).max(kernel.elements(side, count, k))
     };
-    let [left, right] = if rows > cols { [rows, k] } else { [k, cols] };
+    let [left, right] = if rows > cols { [block, k] } else { [k, block] };
     let unit = ALIGN / kernel.dtype().bytes();
     [need(Side::Left, left), need(Side::Right, right), k * k].map(|n| n.next_multiple_of(unit))
 }
@@ -115,10 +124,9 @@ impl Products for Packed {
     fn gram(&mut self, out: usize) -> Result<()> {
         let ([rows, cols], k) = (self.shape, self.short());
         let long = rows.max(cols);
-        let blocks = if blocked(self.kernel) { long.div_ceil(BLOCK.max(k)) } else { 1 };
         self.written(out);
-        for i in 0..blocks {
-            let (start, end) = (i * long / blocks, (i + 1) * long / blocks);
+        for range in ranges(long, if blocked(self.kernel) { BLOCK.max(k) } else { long }) {
+            let (start, end) = (range.start, range.end);
             let (offset, steps) = if rows > cols { (start * cols, [1, cols]) } else { (start, [cols, 1]) };
             let x = self.x.part(offset, self.x.len());
             let from = Operand { x, count: k, inner: end - start, steps };
@@ -128,7 +136,8 @@ impl Products for Packed {
                 out: self.squares[out],
                 size: [k, k, end - start],
                 factor: 1.0,
-                keep: if i == 0 { 0.0 } else { 1.0 },
+                keep: if start == 0 { 0.0 } else { 1.0 },
+                stride: k,
                 add: &[],
                 symmetric: true,
             })?;
@@ -147,7 +156,7 @@ impl Products for Packed {
         }
         let add = addends.get(..add.len()).unwrap_or_default();
         let out = self.squares[out];
-        self.product(&Product { out, size: [k; 3], factor, keep: 0.0, add, symmetric: true })
+        self.product(&Product { out, size: [k; 3], stride: k, factor, keep: 0.0, add, symmetric: true })
     }
 
     fn combine(&mut self, out: usize, keep: f64, a: usize, factor: f64) -> Result<()> {
@@ -158,18 +167,42 @@ impl Products for Packed {
 
     fn apply(&mut self, p: usize, keep: f64, factor: f64) -> Result<()> {
         let ([rows, cols], k) = (self.shape, self.short());
-        // All of X is in panels before the first element of the result is written over it.
-        if rows > cols {
-            self.bring(Side::Left, &Operand { x: self.x, count: rows, inner: k, steps: [cols, 1] })?;
-            self.hold(Side::Right, p)?;
-        } else {
-            self.hold(Side::Left, p)?;
-            self.bring(Side::Right, &Operand { x: self.x, count: cols, inner: k, steps: [1, cols] })?;
-        }
         let (factor, keep) = (self.pending * factor, self.pending * keep);
         self.pending = 1.0;
-        let size = [rows, cols, k];
-        self.product(&Product { out: self.x, size, factor, keep, add: &[], symmetric: false })
+        for range in ranges(rows.max(cols), BLOCK.max(k)) {
+            // All of this part of X is in panels before the first element of the result is written over it.
+            let (first, count) = (range.start, range.len());
+            if rows > cols {
+                let x = self.x.part(first * cols, count * cols);
+                self.bring(Side::Left, &Operand { x, count, inner: k, steps: [cols, 1] })?;
+                self.hold(Side::Right, p)?;
+                let size = [count, cols, k];
+                self.product(&Product {
+                    out: x,
+                    size,
+                    stride: cols,
+                    factor,
+                    keep,
+                    add: &[],
+                    symmetric: false,
+                })?;
+            } else {
+                let x = self.x.part(first, self.x.len() - first);
+                self.hold(Side::Left, p)?;
+                self.bring(Side::Right, &Operand { x, count, inner: k, steps: [1, cols] })?;
+                let size = [rows, count, k];
+                self.product(&Product {
+                    out: x,
+                    size,
+                    stride: cols,
+                    factor,
+                    keep,
+                    add: &[],
+                    symmetric: false,
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn divide(&mut self, _gram: usize, square: usize, factor: f64) -> Result<f64> {

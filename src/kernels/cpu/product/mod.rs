@@ -107,10 +107,12 @@ pub struct Operand {
 /// `out <- factor A B + keep out + Σ weight addend`.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
-    /// A row-major matrix.
+    /// A row-major matrix, or a part of one.
     pub out: Slab,
     /// Its rows and columns, and the elements that are summed.
     pub size: [usize; 3],
+    /// Distance of the rows of `out` and of what is added.
+    pub stride: usize,
     /// Factor of the product.
     pub factor: f64,
     /// Factor of what is in `out`, which is not read where this is zero.
@@ -168,13 +170,15 @@ impl Kernel {
     /// As [`pack`](Self::pack).
     pub fn multiply(self, left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) -> Result<()> {
         let [m, n, k] = product.size;
-        let whole = |x: &Slab| x.dtype() == self.dtype() && x.len() >= m * n;
+        let end = if m * n == 0 { 0 } else { (m - 1) * product.stride + n };
+        let whole = |x: &Slab| x.dtype() == self.dtype() && x.len() >= end;
         if [left, right].iter().any(|x| x.dtype() != self.dtype())
             || self.elements(Side::Left, m, k) > left.len()
             || self.elements(Side::Right, n, k) > right.len()
             || !whole(&product.out)
             || !product.add.iter().all(|(_, x)| whole(x))
             || product.add.len() > x86::ADDENDS
+            || product.stride < n
             || (product.symmetric && m != n)
         {
             return Err(Error::Internal(format!("{product:?} does not fit its operands")));

@@ -98,6 +98,7 @@ fn every_layout_and_size_gives_the_product() {
                     let product = Product {
                         out: Slab::of(&out).unwrap(),
                         size: [m, n, k],
+                        stride: n,
                         factor: 1.0,
                         keep: 0.0,
                         add: &[],
@@ -113,23 +114,31 @@ fn every_layout_and_size_gives_the_product() {
 }
 
 #[test]
-fn sums_and_factors_are_applied_once() {
+fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
     for kernel in kernels() {
         let (a, b) = (random(20, 9, kernel, 1), random(9, 35, kernel, 2));
         let (out, one, two) =
-            (random(20, 35, kernel, 3), random(20, 35, kernel, 4), random(20, 35, kernel, 5));
+            (random(20, 50, kernel, 3), random(20, 50, kernel, 4), random(20, 50, kernel, 5));
+        // Columns 7 to 42 of matrices with 50.
+        let part = |x: &Tensor| x.narrow(1, 7, 35).to_kind(Kind::Double);
+        let slab = |x: &Tensor| Slab::of(x).unwrap().part(7, 19 * 50 + 35);
         let d = |x: &Tensor| x.to_kind(Kind::Double);
-        let expected = d(&a).matmul(&d(&b)) * 0.5 + d(&out) * -2.0 + d(&one) * 3.0 + d(&two) * 0.25;
+        let sum = d(&a).matmul(&d(&b)) * 0.5 + part(&out) * -2.0 + part(&one) * 3.0 + part(&two) * 0.25;
+        let before = out.copy();
         let product = Product {
-            out: Slab::of(&out).unwrap(),
+            out: slab(&out),
             size: [20, 35, 9],
+            stride: 50,
             factor: 0.5,
             keep: -2.0,
-            add: &[(3.0, Slab::of(&one).unwrap()), (0.25, Slab::of(&two).unwrap())],
+            add: &[(3.0, slab(&one)), (0.25, slab(&two))],
             symmetric: false,
         };
         multiply(kernel, [rows_of(&a), columns_of(&b)], &product, false);
-        assert!(relative(&out, &expected) < tolerance(kernel), "{kernel:?}");
+        assert!(relative(&out.narrow(1, 7, 35), &sum) < tolerance(kernel), "{kernel:?}");
+        for (first, count) in [(0, 7), (42, 8)] {
+            assert!(out.narrow(1, first, count).equal(&before.narrow(1, first, count)), "{kernel:?}");
+        }
     }
 }
 
@@ -146,6 +155,7 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
                 let product = Product {
                     out: Slab::of(&out).unwrap(),
                     size: [size, size, 29],
+                    stride: size,
                     factor: 1.0,
                     keep: 0.0,
                     add: &[],
@@ -176,6 +186,7 @@ fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
         let product = Product {
             out: Slab::of(&out).unwrap(),
             size: [3, 3, 4],
+            stride: 3,
             factor: 1.0,
             keep: 0.0,
             add: &[],

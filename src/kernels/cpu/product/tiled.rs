@@ -17,6 +17,8 @@ pub(super) struct Call<'a, E> {
     pub(super) out: *mut E,
     /// Rows, columns, elements that are summed.
     pub(super) size: [usize; 3],
+    /// Distance of the rows of the result and of what is added.
+    pub(super) stride: usize,
     pub(super) factor: f64,
     pub(super) keep: f64,
     pub(super) add: &'a [(f64, *const E)],
@@ -73,15 +75,15 @@ impl<E: Number> Call<'_, E> {
         let line = 64 / size_of::<E>();
         let ask = |first: usize, [count, len]: [usize; 2]| {
             for i in 0..count {
-                let row = self.out.wrapping_add(first + i * self.size[1]);
+                let row = self.out.wrapping_add(first + i * self.stride);
                 for at in (0..len).step_by(line).chain([len - 1]) {
                     prefetch(row.wrapping_add(at));
                 }
             }
         };
-        ask(top * self.size[1] + left, [rows, cols]);
+        ask(top * self.stride + left, [rows, cols]);
         if self.symmetric {
-            ask(left * self.size[1] + top, [cols, rows]);
+            ask(left * self.stride + top, [cols, rows]);
         }
     }
 
@@ -97,10 +99,10 @@ impl<E: Number> Call<'_, E> {
         [top, left]: [usize; 2],
         [rows, cols]: [usize; 2],
     ) {
-        let n = self.size[1];
+        let stride = self.stride;
         let below = !self.symmetric || top + 1 >= left + cols;
         for i in 0..rows {
-            let at = (top + i) * n + left;
+            let at = (top + i) * stride + left;
             // SAFETY: what is on and below the diagonal of this row is inside all matrices of the size of `out`. Most
             // rows have the full width, for which the loops have a length that is known.
             unsafe {
@@ -113,9 +115,9 @@ impl<E: Number> Call<'_, E> {
             }
         }
         if self.symmetric {
-            let mirror = Mirror { rows, cols, below: left.cast_signed() - top.cast_signed(), stride: n };
+            let mirror = Mirror { rows, cols, below: left.cast_signed() - top.cast_signed(), stride };
             // SAFETY: the mirror image of what is below the diagonal in the tile: this task alone writes it.
-            unsafe { T::mirror(sums.as_ptr(), &mirror, self.out.add(left * n + top)) };
+            unsafe { T::mirror(sums.as_ptr(), &mirror, self.out.add(left * stride + top)) };
         }
     }
 

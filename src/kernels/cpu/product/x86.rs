@@ -97,6 +97,7 @@ fn multiply_with<T: Tile>(left: &Slab, right: &Slab, product: &Product<'_>, spre
         right: pointer(right),
         out: pointer(&product.out),
         size: product.size,
+        stride: product.stride,
         factor: product.factor,
         keep: product.keep,
         add: &add[..product.add.len()],
