@@ -179,7 +179,7 @@ def _dion(family: str, fraction: float) -> list[Contender]:
 
     return [
         Contender("oxidion.Dion", OURS, family, ours()),
-        Contender(HALF, OURS, family, ours(orth_dtype=torch.bfloat16), "products in bfloat16"),
+        Contender(HALF, OURS, family, ours(orth_dtype="bfloat16"), "products in bfloat16"),
         Contender("dion.Dion eager", "microsoft/dion", family, peer),
         Contender("dion.Dion compiled", "microsoft/dion", family, peer, compiled=True, max_tensors=200),
     ]

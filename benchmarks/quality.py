@@ -98,7 +98,7 @@ def _dion(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float
 
     module = importlib.import_module("oxidion" if entry.source == OURS else "dion")
     weight = torch.nn.Parameter(torch.zeros(shape))
-    settings = {"orth_dtype": torch.bfloat16} if entry.name == HALF else {}
+    settings = {"orth_dtype": "bfloat16"} if entry.name == HALF else {}
     optimizer = module.Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction, **settings)
     for step in range(DION_WARM_STEPS):
         weight.grad = gradient(shape, seed=step)

@@ -91,6 +91,13 @@ impl Slab {
         Ok(slab)
     }
 
+    /// Memory that is no tensor's, as elements of this type. It outlives the slab.
+    #[must_use]
+    pub fn over(memory: &mut [u64], dtype: DType) -> Self {
+        let (address, len) = (memory.as_mut_ptr() as usize, size_of_val(memory) / dtype.bytes());
+        Self { address, len, dtype, ..Self::EMPTY }
+    }
+
     /// `len` elements of another type from byte `offset` of this memory: how buffers lie in the arena.
     ///
     /// # Errors

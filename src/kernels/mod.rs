@@ -4,7 +4,7 @@ mod cpu;
 
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::columns::{normalize_columns, squares_and_scaled};
-pub use cpu::dense::{ThinProduct, cholesky_qr, multiply};
+pub use cpu::dense::{cholesky_qr, multiply};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, Squares, UpdateSquares,
@@ -15,7 +15,9 @@ pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, copy, sum};
 pub use cpu::philox::{philox, stream};
-pub use cpu::product::{Combine, Features, Kernel, Operand, Product, Scale, Side, WideSquares, divide_rows};
+pub use cpu::product::{
+    Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, divide_rows,
+};
 pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run;

@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::batch::Area;
 use crate::error::{Error, Result};
-use crate::kernels::{ThinProduct, multiply};
+use crate::kernels::{Kernel, ThinProduct, multiply};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]
@@ -24,18 +24,18 @@ pub struct Factored {
 impl Factored {
     /// `p = B·r`.
     fn project(&self) -> ThinProduct {
-        ThinProduct { out: self.p, left: (self.stored, self.transposed), right: (self.r, false), add: false }
+        ThinProduct { out: self.p, left: (self.stored, self.transposed), right: (self.r, false), keep: 0.0 }
     }
 
     /// `r = Bᵀ·p`.
     fn back_project(&self) -> ThinProduct {
-        ThinProduct { out: self.r, left: (self.stored, !self.transposed), right: (self.p, false), add: false }
+        ThinProduct { out: self.r, left: (self.stored, !self.transposed), right: (self.p, false), keep: 0.0 }
     }
 
-    /// `B = [B +] p·rᵀ`.
-    fn product(&self, add: bool) -> ThinProduct {
+    /// `B = keep·B + p·rᵀ`.
+    fn product(&self, keep: f64) -> ThinProduct {
         let (left, right) = if self.transposed { (self.r, self.p) } else { (self.p, self.r) };
-        ThinProduct { out: self.stored, left: (left, false), right: (right, true), add }
+        ThinProduct { out: self.stored, left: (left, false), right: (right, true), keep }
     }
 }
 
@@ -55,48 +55,54 @@ pub fn back_project(all: &[Factored]) -> Result<()> {
     run(all.iter().map(Factored::back_project))
 }
 
-/// `B += p·rᵀ` for every matrix.
+/// `B = keep·B + p·rᵀ` for every matrix; what is in B is not read where `keep` is zero.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn add_product(all: &[Factored]) -> Result<()> {
-    run(all.iter().map(|f| f.product(true)))
-}
-
-/// `B = p·rᵀ` for every matrix.
-///
-/// # Errors
-/// Whatever libtorch says.
-pub fn set_product(all: &[Factored]) -> Result<()> {
-    run(all.iter().map(|f| f.product(false)))
+pub fn add_product(all: &[Factored], keep: f64) -> Result<()> {
+    run(all.iter().map(|f| f.product(keep)))
 }
 
 /// Multiplications up to which faer takes a product: libtorch spends 2 to 5 us on the call.
 const SMALL: usize = 1 << 22;
-/// Rank up to which faer takes products of any size whose left factor is stored as it is used: 115 to 156 GFLOP/s at
-/// rank 48, libtorch 90 to 148, and no difference beyond noise in a whole step. At rank 256 it is 100 to 150 against
-/// 160, with a transposed left factor 60 against 146.
+/// Rank up to which libtorch does not take products: at two threads those of rank 48 take a step of GPT-160M shapes 36 ms
+/// by libtorch and 26 ms here, at one thread 45 and 40; at rank 192 one thread does a step in 98 ms with libtorch's and
+/// 120 ms with these.
 const THIN: usize = 96;
 
 fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     let (own, others): (Vec<_>, Vec<_>) = products.partition(own);
-    multiply(&own);
-    others.iter().try_for_each(|product| {
-        let matrix = |(area, transposed): (Area, bool)| -> Result<Tensor> {
-            let stored = area.tensor()?;
-            Ok(if transposed { stored.f_tr()? } else { stored })
-        };
-        let (left, right, mut out) = (matrix(product.left)?, matrix(product.right)?, product.out.tensor()?);
-        let _ = if product.add { out.f_addmm_(&left, &right)? } else { left.f_mm_out(&out, &right)? };
-        Ok(())
-    })
+    // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
+    let (turned, straight): (Vec<_>, Vec<_>) = own.into_iter().partition(|p| p.left.1 && p.work() > SMALL);
+    multiply(&straight);
+    match turned.first().and_then(|p| Kernel::of(p.out.dtype())) {
+        Some(kernel) => kernel.turned_products(&turned)?,
+        None => turned.iter().try_for_each(by_library)?,
+    }
+    others.iter().try_for_each(by_library)
 }
 
-/// Whether faer takes a product: a function of its sizes alone, so that equal matrices get equal bits.
+/// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.
 fn own(product: &ThinProduct) -> bool {
-    let ([rows, cols], inner) = (product.out.shape(), product.inner());
-    let thin = !product.left.1 && cols.min(inner) <= THIN;
-    !product.out.dtype().is_narrow() && (thin || rows * cols * inner <= SMALL)
+    let thin = product.out.shape()[1].min(product.inner()) <= THIN;
+    !product.out.dtype().is_narrow() && (thin || product.work() <= SMALL)
+}
+
+fn by_library(product: &ThinProduct) -> Result<()> {
+    let matrix = |(area, transposed): (Area, bool)| -> Result<Tensor> {
+        let stored = area.tensor()?;
+        Ok(if transposed { stored.f_tr()? } else { stored })
+    };
+    let (left, right, mut out) = (matrix(product.left)?, matrix(product.right)?, product.out.tensor()?);
+    if product.keep == 0.0 {
+        let _ = left.f_mm_out(&out, &right)?;
+        return Ok(());
+    }
+    if product.keep != 1.0 {
+        let _ = out.f_mul_scalar_(product.keep)?;
+    }
+    let _ = out.f_addmm_(&left, &right)?;
+    Ok(())
 }
 
 /// Rows of a Gaussian matrix with `cols` columns and entries N(0, 1/cols), from row `first` on: a function of the key, of

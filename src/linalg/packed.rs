@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::products::Products;
 use crate::batch::Slab;
 use crate::error::{Error, Result};
-use crate::kernels::{self, Combine, Kernel, Operand, Product, Scale, Side, WideSquares};
+use crate::kernels::{self, Combine, Kernel, Operand, Outcome, Product, Scale, Side, WideSquares};
 
 /// Elements of the long side of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
 /// elements, and for `P X`: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of `X Xᵀ`.
@@ -139,7 +139,7 @@ impl Products for Packed {
                 keep: if start == 0 { 0.0 } else { 1.0 },
                 stride: k,
                 add: &[],
-                symmetric: true,
+                outcome: Outcome::Symmetric,
             })?;
         }
         Ok(())
@@ -156,7 +156,15 @@ impl Products for Packed {
         }
         let add = addends.get(..add.len()).unwrap_or_default();
         let out = self.squares[out];
-        self.product(&Product { out, size: [k; 3], stride: k, factor, keep: 0.0, add, symmetric: true })
+        self.product(&Product {
+            out,
+            size: [k; 3],
+            stride: k,
+            factor,
+            keep: 0.0,
+            add,
+            outcome: Outcome::Symmetric,
+        })
     }
 
     fn combine(&mut self, out: usize, keep: f64, a: usize, factor: f64) -> Result<()> {
@@ -184,7 +192,7 @@ impl Products for Packed {
                     factor,
                     keep,
                     add: &[],
-                    symmetric: false,
+                    outcome: Outcome::General,
                 })?;
             } else {
                 let x = self.x.part(first, self.x.len() - first);
@@ -198,7 +206,7 @@ impl Products for Packed {
                     factor,
                     keep,
                     add: &[],
-                    symmetric: false,
+                    outcome: Outcome::General,
                 })?;
             }
         }

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::linalg::basis::orthonormal_basis;
-use crate::linalg::low_rank::{Factored, add_product, back_project, project, set_product, sketches};
+use crate::linalg::low_rank::{Factored, add_product, back_project, project, sketches};
 use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::plan::BufferId;
@@ -144,11 +144,7 @@ impl Dion {
                 Ok(kernels::sum_of_squares(&r) / whole.max(f64::MIN_POSITIVE))
             })?;
         }
-        if held == Held::Narrower {
-            set_product(&products)?;
-        } else {
-            add_product(&products)?;
-        }
+        add_product(&products, if held == Held::Narrower { 0.0 } else { 1.0 })?;
         let units = || io.units.iter().enumerate();
         let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));
         match held {
@@ -190,12 +186,9 @@ impl Dion {
             );
         }
         if direct {
-            if decay != 0.0 {
-                kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?);
-            }
-            add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?)
+            add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, 1.0 - decay)
         } else {
-            set_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?)?;
+            add_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?, 0.0)?;
             let apply = kernels::Apply { rate, decay, cautious: self.cautious };
             kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?);
             Ok(())

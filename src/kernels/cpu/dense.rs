@@ -10,6 +10,7 @@ use faer::{Accum, MatMut, MatRef, Par, Spec};
 use rayon::prelude::*;
 
 use super::Real;
+use super::product::ThinProduct;
 use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::threads;
@@ -44,28 +45,6 @@ impl Dense for f64 {
     const NORMS: [f64; 2] = [1e-270, 1e300];
 }
 
-/// `out ← [out +] left·right`, each factor as it is stored or transposed.
-#[derive(Clone, Copy, Debug)]
-pub struct ThinProduct {
-    /// Written; disjoint from the factors and from all other products of a call.
-    pub out: Area,
-    /// The left factor, and whether it is transposed.
-    pub left: (Area, bool),
-    /// The right factor, and whether it is transposed.
-    pub right: (Area, bool),
-    /// Whether the product is added.
-    pub add: bool,
-}
-
-impl ThinProduct {
-    /// The dimension that is summed over.
-    #[must_use]
-    pub fn inner(&self) -> usize {
-        let (left, transposed) = self.left;
-        left.shape()[usize::from(!transposed)]
-    }
-}
-
 /// Computes products of float32 or float64 matrices.
 pub fn multiply(products: &[ThinProduct]) {
     let tasks: Vec<(&ThinProduct, usize)> =
@@ -94,7 +73,12 @@ fn rows_of<T: Dense>(product: &ThinProduct, first: usize) {
     let out = unsafe { out.part(first * stride, (height - 1) * stride + cols).slice::<T>() };
     // faer 0.24's `from_row_major_slice_with_stride_mut` takes the stride for that of the columns.
     let out = MatMut::from_column_major_slice_with_stride_mut(out, cols, height, stride).transpose_mut();
-    let accumulate = if product.add { Accum::Add } else { Accum::Replace };
+    let mut out = out;
+    let accumulate = if product.keep == 0.0 { Accum::Replace } else { Accum::Add };
+    if product.keep != 0.0 && product.keep != 1.0 {
+        let keep = T::of(product.keep);
+        (0..height).for_each(|i| out.as_mut().get_mut(i, ..).iter_mut().for_each(|x| *x *= keep));
+    }
     let left = factor::<T>(product.left).get(first..first + height, ..);
     matmul(out, accumulate, left, factor::<T>(product.right), T::of(1.0), Par::Seq);
 }
@@ -249,8 +233,9 @@ mod tests {
                 (5, 3, 1, 2),
                 (1, 513, 1, 0),
             ] {
-                for flags in 0..8 {
-                    let (turned, right_turned, add) = (flags & 1 == 1, flags & 2 == 2, flags & 4 == 4);
+                for flags in 0..12 {
+                    let (turned, right_turned) = (flags & 1 == 1, flags & 2 == 2);
+                    let keep = [0.0, 1.0, -0.5][flags >> 2];
                     let random = |shape: [i64; 2]| Tensor::randn(shape, (kind, Device::Cpu));
                     let left = random(if turned { [inner, rows] } else { [rows, inner] });
                     let right = random(if right_turned { [cols, inner] } else { [inner, cols] });
@@ -267,7 +252,7 @@ mod tests {
                     let expected = start.to_kind(Kind::Double).copy();
                     let product = wide(&left, turned).matmul(&wide(&right, right_turned));
                     let mut inside = expected.narrow(1, 0, cols);
-                    let sum = if add { &inside + &product } else { product };
+                    let sum = &inside * keep + product;
                     inside.copy_(&sum);
                     let mut results = Vec::new();
                     for count in [1, 3] {
@@ -278,7 +263,7 @@ mod tests {
                             out: area,
                             left: (whole(&left), turned),
                             right: (whole(&right), right_turned),
-                            add,
+                            keep,
                         }]);
                         let off = (out.to_kind(Kind::Double) - &expected).abs().max().double_value(&[]);
                         let limit = if kind == Kind::Float { 1e-4 } else { 1e-12 };

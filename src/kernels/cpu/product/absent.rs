@@ -12,3 +12,7 @@ pub(super) fn elements(_kernel: Kernel, _side: Side, _count: usize, _inner: usiz
 pub(super) fn pack(_kernel: Kernel, _side: Side, _from: &Operand, _to: &Slab, _spread: bool) {}
 
 pub(super) fn multiply(_kernel: Kernel, _left: &Slab, _right: &Slab, _product: &Product<'_>, _spread: bool) {}
+
+pub(super) fn tile_cols(_kernel: Kernel) -> usize {
+    1
+}

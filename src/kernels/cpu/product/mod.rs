@@ -6,6 +6,7 @@
 mod combine;
 #[cfg(target_arch = "x86_64")]
 mod pack;
+mod thin;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +20,7 @@ mod x86;
 mod x86;
 
 pub use combine::{Combine, Scale, WideSquares, divide_rows};
+pub use thin::ThinProduct;
 
 use rayon::prelude::*;
 
@@ -119,8 +121,25 @@ pub struct Product<'a> {
     pub keep: f64,
     /// Matrices of the size of `out`, other than it, with their factors.
     pub add: &'a [(f64, Slab)],
-    /// Whether the result is known to be symmetric; its lower triangle is computed.
-    pub symmetric: bool,
+    /// What is done with the product.
+    pub outcome: Outcome,
+}
+
+/// What is known of a product, or done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing.
+    General,
+    /// It is symmetric: its lower triangle is computed.
+    Symmetric,
+    /// `out` is its transpose, with the product's rows as columns; nothing is added or multiplied.
+    Transposed,
+}
+
+impl Product<'_> {
+    fn is_combined(&self) -> bool {
+        self.factor != 1.0 || self.keep != 0.0 || !self.add.is_empty()
+    }
 }
 
 /// Which operand of a product.
@@ -138,6 +157,11 @@ impl Kernel {
     pub fn of(dtype: DType) -> Option<Self> {
         static FEATURES: std::sync::OnceLock<Features> = std::sync::OnceLock::new();
         FEATURES.get_or_init(Features::detect).kernel(dtype)
+    }
+
+    /// Columns of a panel of the right operand.
+    fn tile_cols(self) -> usize {
+        x86::tile_cols(self)
     }
 
     /// Elements that an operand of `count` rows of `inner` elements takes in panels.
@@ -170,7 +194,8 @@ impl Kernel {
     /// As [`pack`](Self::pack).
     pub fn multiply(self, left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) -> Result<()> {
         let [m, n, k] = product.size;
-        let end = if m * n == 0 { 0 } else { (m - 1) * product.stride + n };
+        let [rows, cols] = if product.outcome == Outcome::Transposed { [n, m] } else { [m, n] };
+        let end = if m * n == 0 { 0 } else { (rows - 1) * product.stride + cols };
         let whole = |x: &Slab| x.dtype() == self.dtype() && x.len() >= end;
         if [left, right].iter().any(|x| x.dtype() != self.dtype())
             || self.elements(Side::Left, m, k) > left.len()
@@ -178,8 +203,9 @@ impl Kernel {
             || !whole(&product.out)
             || !product.add.iter().all(|(_, x)| whole(x))
             || product.add.len() > x86::ADDENDS
-            || product.stride < n
-            || (product.symmetric && m != n)
+            || product.stride < cols
+            || (product.outcome == Outcome::Symmetric && m != n)
+            || (product.outcome == Outcome::Transposed && product.is_combined())
         {
             return Err(Error::Internal(format!("{product:?} does not fit its operands")));
         }

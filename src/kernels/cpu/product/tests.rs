@@ -102,7 +102,7 @@ fn every_layout_and_size_gives_the_product() {
                         factor: 1.0,
                         keep: 0.0,
                         add: &[],
-                        symmetric: false,
+                        outcome: Outcome::General,
                     };
                     multiply(kernel, [left, right], &product, false);
                     let error = relative(&out.view_as(&wide), &wide);
@@ -132,7 +132,7 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
             factor: 0.5,
             keep: -2.0,
             add: &[(3.0, slab(&one)), (0.25, slab(&two))],
-            symmetric: false,
+            outcome: Outcome::General,
         };
         multiply(kernel, [rows_of(&a), columns_of(&b)], &product, false);
         assert!(relative(&out.narrow(1, 7, 35), &sum) < tolerance(kernel), "{kernel:?}");
@@ -159,7 +159,7 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
                     factor: 1.0,
                     keep: 0.0,
                     add: &[],
-                    symmetric: true,
+                    outcome: Outcome::Symmetric,
                 };
                 let operands = [rows_of(&x); 2];
                 if spread {
@@ -190,7 +190,7 @@ fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
             factor: 1.0,
             keep: 0.0,
             add: &[],
-            symmetric: true,
+            outcome: Outcome::Symmetric,
         };
         multiply(kernel, [rows_of(&x); 2], &product, false);
         assert_eq!(out.isnan().to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 5, "{kernel:?}");
@@ -207,5 +207,47 @@ fn memory_that_is_too_short_is_refused() {
         let beyond = Operand { count: 21, ..rows_of(&x) };
         let panels = blank(kernel.elements(Side::Left, 21, 40), kernel);
         assert!(kernel.pack(Side::Left, &beyond, &Slab::of(&panels).unwrap(), false).is_err());
+    }
+}
+
+#[test]
+fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the_threads() {
+    for kernel in kernels() {
+        for (rows, cols, inner, gap) in [(40, 7, 9, 0), (700, 48, 600, 3), (1300, 24, 400, 0), (33, 3, 1, 5)]
+        {
+            let (large, thin) = (random(inner, rows, kernel, 1), random(inner, cols, kernel, 2));
+            let area = |x: &Tensor, cols| {
+                let stride = usize::try_from(x.size()[1]).unwrap();
+                let rows = usize::try_from(x.size()[0]).unwrap();
+                Slab::of(x).unwrap().area(0, [rows, cols], stride)
+            };
+            let wide = large.to_kind(Kind::Double).tr().matmul(&thin.to_kind(Kind::Double));
+            let size = i64::try_from(cols).unwrap();
+            let results: Vec<_> = [1, 3]
+                .into_iter()
+                .map(|threads| {
+                    crate::threads::set(threads);
+                    let out = random(rows, cols + gap, kernel, 3);
+                    let before = out.copy();
+                    let left = (area(&large, rows), true);
+                    let product = ThinProduct {
+                        out: area(&out, cols),
+                        left,
+                        right: (area(&thin, cols), false),
+                        keep: 0.0,
+                    };
+                    kernel.turned_products(&[product]).unwrap();
+                    let kept = ThinProduct { keep: 1.0, ..product };
+                    assert!(kernel.turned_products(&[kept]).is_err());
+                    let rest = i64::try_from(gap).unwrap();
+                    assert!(out.narrow(1, size, rest).equal(&before.narrow(1, size, rest)));
+                    out.narrow(1, 0, size).contiguous()
+                })
+                .collect();
+            crate::threads::set(1);
+            let error = relative(&results[0], &wide);
+            assert!(error < 3.0 * tolerance(kernel), "{kernel:?} {rows}x{cols} {inner}: {error}");
+            assert!(results[0].equal(&results[1]), "{kernel:?} {rows}x{cols} {inner}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The loops over the tiles of a product, and what is done with a tile that is complete.
 
 use super::super::Real;
+use super::Outcome;
 use super::tiles::{MOST, Number, Tile};
 
 /// Panels of rows that one task multiplies with a panel of columns.
@@ -22,7 +23,7 @@ pub(super) struct Call<'a, E> {
     pub(super) factor: f64,
     pub(super) keep: f64,
     pub(super) add: &'a [(f64, *const E)],
-    pub(super) symmetric: bool,
+    pub(super) outcome: Outcome,
 }
 
 // SAFETY: tasks read the operands and write tiles of their own.
@@ -47,7 +48,7 @@ impl<E: Number> Call<'_, E> {
         let chunks = panels.div_ceil(CHUNK);
         let (column, chunk) = (task / chunks, task % chunks);
         // Of a symmetric product only tiles that reach below the diagonal.
-        let first = if self.symmetric { column * T::COLS / T::ROWS } else { 0 };
+        let first = if self.outcome == Outcome::Symmetric { column * T::COLS / T::ROWS } else { 0 };
         let last = panels.min((chunk + 1) * CHUNK);
         let depth = inner.next_multiple_of(T::DEPTH);
         let mut sums = [E::Wide::default(); MOST];
@@ -62,6 +63,13 @@ impl<E: Number> Call<'_, E> {
                     self.fetch(place, size);
                 }
                 T::multiply(depth / T::DEPTH, a, b, sums.as_mut_ptr());
+                if self.outcome == Outcome::Transposed {
+                    let [rows, cols] = size;
+                    let whole = Mirror { rows, cols, below: -cols.cast_signed(), stride: self.stride };
+                    let to = self.out.add(place[1] * self.stride + place[0]);
+                    T::mirror(sums.as_ptr(), &whole, to);
+                    continue;
+                }
                 self.store::<T>(&mut sums, place, size);
             }
         }
@@ -81,8 +89,10 @@ impl<E: Number> Call<'_, E> {
                 }
             }
         };
-        ask(top * self.stride + left, [rows, cols]);
-        if self.symmetric {
+        if self.outcome != Outcome::Transposed {
+            ask(top * self.stride + left, [rows, cols]);
+        }
+        if self.outcome != Outcome::General {
             ask(left * self.stride + top, [cols, rows]);
         }
     }
@@ -100,7 +110,8 @@ impl<E: Number> Call<'_, E> {
         [rows, cols]: [usize; 2],
     ) {
         let stride = self.stride;
-        let below = !self.symmetric || top + 1 >= left + cols;
+        let symmetric = self.outcome == Outcome::Symmetric;
+        let below = !symmetric || top + 1 >= left + cols;
         for i in 0..rows {
             let at = (top + i) * stride + left;
             // SAFETY: what is on and below the diagonal of this row is inside all matrices of the size of `out`. Most
@@ -109,12 +120,12 @@ impl<E: Number> Call<'_, E> {
                 if below && cols == T::COLS {
                     self.row::<T>(sums.as_mut_ptr().add(i * T::COLS), at, T::COLS);
                 } else {
-                    let width = if self.symmetric { (top + i + 1).saturating_sub(left) } else { cols };
+                    let width = if symmetric { (top + i + 1).saturating_sub(left) } else { cols };
                     self.row::<T>(sums.as_mut_ptr().add(i * T::COLS), at, width.min(cols));
                 }
             }
         }
-        if self.symmetric {
+        if symmetric {
             let mirror = Mirror { rows, cols, below: left.cast_signed() - top.cast_signed(), stride };
             // SAFETY: the mirror image of what is below the diagonal in the tile: this task alone writes it.
             unsafe { T::mirror(sums.as_ptr(), &mirror, self.out.add(left * stride + top)) };

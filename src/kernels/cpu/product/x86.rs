@@ -34,6 +34,13 @@ pub(super) fn elements(kernel: Kernel, side: Side, count: usize, inner: usize) -
     with_tile!(kernel, of, side, count, inner)
 }
 
+pub(super) fn tile_cols(kernel: Kernel) -> usize {
+    fn of<T: Tile>() -> usize {
+        T::COLS
+    }
+    with_tile!(kernel, of,)
+}
+
 fn width<T: Tile>(side: Side) -> usize {
     if side == Side::Left { T::ROWS } else { T::COLS }
 }
@@ -101,7 +108,7 @@ fn multiply_with<T: Tile>(left: &Slab, right: &Slab, product: &Product<'_>, spre
         factor: product.factor,
         keep: product.keep,
         add: &add[..product.add.len()],
-        symmetric: product.symmetric,
+        outcome: product.outcome,
     };
     each(call.tasks::<T>(), spread, |task| {
         // SAFETY: the kernel was chosen by the features of this machine; the lengths were checked.

@@ -1,0 +1,138 @@
+//! Products of the transpose of a large row-major matrix with a thin one, which libraries are slow at: they bring the
+//! large one into another order first.
+
+use std::cell::RefCell;
+use std::sync::Mutex;
+use std::thread::LocalKey;
+
+use super::{Kernel, Operand, Outcome, Product, Side, each};
+use crate::batch::{Area, Slab};
+use crate::error::{Error, Result};
+use crate::threads;
+
+/// Bytes of the columns of the large factor that one task brings into panels: a part of the second-level cache.
+const PIECE: usize = 1 << 19;
+/// Products of fewer multiplications are not spread over threads.
+const ALONE: usize = 1 << 22;
+
+thread_local! {
+    // Memory of the panels of both factors; its pages stay with the thread from one step to the next.
+    static THIN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static LARGE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `out ← keep·out + left·right`, each factor as it is stored or transposed.
+#[derive(Clone, Copy, Debug)]
+pub struct ThinProduct {
+    /// Written; disjoint from the factors and from all other products of a call.
+    pub out: Area,
+    /// The left factor, and whether it is transposed.
+    pub left: (Area, bool),
+    /// The right factor, and whether it is transposed.
+    pub right: (Area, bool),
+    /// Factor of what is in `out`, which is not read where this is zero.
+    pub keep: f64,
+}
+
+impl ThinProduct {
+    /// The dimension that is summed over.
+    #[must_use]
+    pub fn inner(&self) -> usize {
+        let (left, transposed) = self.left;
+        left.shape()[usize::from(!transposed)]
+    }
+
+    /// Multiplications.
+    #[must_use]
+    pub fn work(&self) -> usize {
+        self.out.shape().iter().product::<usize>() * self.inner()
+    }
+}
+
+impl Kernel {
+    /// Computes products whose left factor alone is transposed and that replace what is in `out`: large ones one after the
+    /// other, each by all threads, small ones side by side. Work is cut by sizes alone, so neither the number of threads
+    /// nor the other products change a bit.
+    ///
+    /// # Errors
+    /// `Error::Internal` for another product or another type.
+    pub fn turned_products(self, products: &[ThinProduct]) -> Result<()> {
+        let total: usize = products.iter().map(ThinProduct::work).sum();
+        if threads::get() == 1 || total < ALONE {
+            return products.iter().try_for_each(|p| self.turned(p, false));
+        }
+        threads::run(|| {
+            let (large, small): (Vec<_>, Vec<_>) = products.iter().partition(|p| p.work() >= ALONE);
+            large.iter().try_for_each(|p| self.turned(p, true))?;
+            try_each(small.len(), true, |i| self.turned(&small[i], false))
+        })
+    }
+
+    fn turned(self, product: &ThinProduct, spread: bool) -> Result<()> {
+        let ([rows, cols], inner) = (product.out.shape(), product.inner());
+        if !product.left.1 || product.right.1 || product.keep != 0.0 {
+            return Err(Error::Internal(format!("{product:?} is no product of a transpose alone")));
+        }
+        let (out, stride) = product.out.strided();
+        // The transposed product: columns of the thin factor times columns of the large one.
+        with(&THIN, self.elements(Side::Left, cols, inner), self, |thin| {
+            self.pack(Side::Left, &columns(product.right.0, [0, cols], inner), thin, spread)?;
+            let unit = self.tile_cols();
+            let width = (PIECE / (inner * self.dtype().bytes()).max(1) / unit).max(1) * unit;
+            try_each(rows.div_ceil(width), spread, |i| {
+                let (first, count) = (i * width, width.min(rows - i * width));
+                with(&LARGE, self.elements(Side::Right, count, inner), self, |large| {
+                    self.pack(Side::Right, &columns(product.left.0, [first, count], inner), large, false)?;
+                    let out = out.part(first * stride, (count - 1) * stride + cols);
+                    let size = [cols, count, inner];
+                    let product = Product {
+                        out,
+                        size,
+                        stride,
+                        factor: 1.0,
+                        keep: 0.0,
+                        add: &[],
+                        outcome: Outcome::Transposed,
+                    };
+                    self.multiply(thin, large, &product, false)
+                })
+            })
+        })
+    }
+}
+
+/// Some columns of a matrix.
+fn columns(area: Area, [first, count]: [usize; 2], inner: usize) -> Operand {
+    let (x, stride) = area.strided();
+    Operand { x: x.part(first, x.len() - first.min(x.len())), count, inner, steps: [1, stride] }
+}
+
+/// Runs tasks, all of them, and returns an error of one that failed.
+fn try_each(count: usize, spread: bool, task: impl Fn(usize) -> Result<()> + Sync + Send) -> Result<()> {
+    let failed = Mutex::new(None);
+    each(count, spread, |i| {
+        if let Err(error) = task(i)
+            && let Ok(mut failed) = failed.lock()
+        {
+            *failed = Some(error);
+        }
+    });
+    failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+}
+
+/// Lends memory that the calling thread keeps. A task that the thread takes up meanwhile gets memory of its own.
+fn with<R>(
+    kept: &'static LocalKey<RefCell<Vec<u64>>>,
+    elements: usize,
+    kernel: Kernel,
+    work: impl FnOnce(&Slab) -> R,
+) -> R {
+    let mut memory = kept.take();
+    let words = (elements * kernel.dtype().bytes()).div_ceil(size_of::<u64>());
+    if memory.len() < words {
+        memory.resize(words, 0);
+    }
+    let result = work(&Slab::over(&mut memory, kernel.dtype()));
+    kept.set(memory);
+    result
+}
