@@ -85,7 +85,6 @@ def polynomial_of(group: Mapping[str, Any]) -> tuple[str, Rows, float]:
         wanted = "polar_express_gram"
     elif wanted is None:
         wanted = "polar_express" if group.get("use_polar_express", True) else "newton_schulz"
-    rows: Rows
     if group.get("orth_preset") == "fast":
         name, rows, factor = "fast", POLAR_EXPRESS_FAST, 1.02
     elif isinstance(wanted, str):

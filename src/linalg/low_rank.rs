@@ -88,6 +88,7 @@ fn own(product: &ThinProduct) -> bool {
     !product.out.dtype().is_narrow() && (thin || product.work() <= SMALL)
 }
 
+#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 fn by_library(product: &ThinProduct) -> Result<()> {
     let matrix = |(area, transposed): (Area, bool)| -> Result<Tensor> {
         let stored = area.tensor()?;

@@ -62,6 +62,7 @@ pub fn multiply(products: &[ThinProduct]) {
 }
 
 /// Some rows of a product from `first` on.
+#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 fn rows_of<T: Dense>(product: &ThinProduct, first: usize) {
     let [rows, cols] = product.out.shape();
     let height = (rows - first).min(ROWS);

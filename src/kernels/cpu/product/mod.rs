@@ -137,6 +137,7 @@ pub enum Outcome {
 }
 
 impl Product<'_> {
+    #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
     fn is_combined(&self) -> bool {
         self.factor != 1.0 || self.keep != 0.0 || !self.add.is_empty()
     }
