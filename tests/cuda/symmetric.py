@@ -1,0 +1,161 @@
+"""Problems for the symmetric products, their float64 solution and a bound of what rounding may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .emulator.arrays import Guarded
+from .emulator.library import Emulated
+from .emulator.parameters import Factor, MatrixBatch, SymmetricProduct
+
+FLOAT32_ROUNDOFF = 2.0**-24
+ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One launch.
+
+    ``same``: right is left. ``in_place``: out is the first addend. ``listed``: matrices by pointers. ``live``: factors
+    in memory. ``odd_rows``: row strides are odd. ``shift``: elements between the first matrix and an aligned address.
+    """
+
+    batch: int
+    size: int
+    depth: int
+    dtype: torch.dtype = torch.bfloat16
+    addends: int = 0
+    same: bool = False
+    odd_rows: bool = False
+    shift: int = 0
+    in_place: bool = False
+    listed: bool = False
+    live: bool = False
+    blocks: int = 3
+
+    def __str__(self) -> str:
+        flags = [name for name in ("same", "in_place", "listed", "live", "odd_rows") if getattr(self, name)]
+        form = f"{self.batch}x{self.size}x{self.depth}-{str(self.dtype).removeprefix('torch.')}-{self.addends}"
+        return "-".join([form, *flags, *(["shifted"] if self.shift else [])])
+
+
+@dataclass
+class Arrays:
+    """What a launch reads and writes."""
+
+    left: Guarded
+    right: Guarded
+    addends: list[Guarded]
+    out: Guarded
+    alpha: float = 0.75
+    beta: tuple[float, float] = (-1.25, 0.5)
+    gamma: float = 3.0
+    kept: list[Tensor] = field(default_factory=list)  # what only a pointer names
+
+    def factor(self, value: float, *, live: bool) -> Factor:
+        """By value, or in memory of its own."""
+        if live:
+            self.kept.append(torch.tensor([value]))
+        return Factor.of(self.kept[-1] if live else value)
+
+    def batch(self, array: Guarded, *, listed: bool) -> MatrixBatch:
+        """By stride, or as a list of pointers."""
+        if not listed:
+            return MatrixBatch.strided(array.matrices)
+        made, pointers = MatrixBatch.listed(array.matrices, range(len(array.matrices)))
+        self.kept.append(pointers)
+        return made
+
+
+def row_stride(cols: int, *, odd: bool) -> int:
+    """An odd number, or the next multiple of 16 bytes."""
+    return cols + (cols + 1) % 2 if odd else -(-cols // 8) * 8
+
+
+def arrays(problem: Problem) -> Arrays:
+    """Random matrices; the strict upper triangle of every addend is NaN, since nobody may read it."""
+    generator = torch.Generator().manual_seed(problem.size * 1000 + problem.depth)
+
+    def random(rows: int, cols: int, *, lower: bool = False) -> Guarded:
+        values = torch.randn(problem.batch, rows, cols, generator=generator)
+        if lower:
+            above = torch.ones(rows, cols, dtype=torch.bool).triu(1)
+            values = values.masked_fill(above, float("nan"))
+        stride = row_stride(cols, odd=problem.odd_rows)
+        return Guarded.filled(values, problem.dtype, row_stride=stride, shift=problem.shift)
+
+    left = random(problem.size, problem.depth)
+    right = left if problem.same else random(problem.size, problem.depth)
+    addends = [random(problem.size, problem.size, lower=True) for _ in range(problem.addends)]
+    stride = row_stride(problem.size, odd=problem.odd_rows)
+    shape = (problem.batch, problem.size, problem.size)
+    empty = Guarded.empty(*shape, problem.dtype, row_stride=stride, shift=problem.shift)
+    return Arrays(left, right, addends, addends[0] if problem.in_place else empty)
+
+
+def solution(data: Arrays) -> tuple[Tensor, Tensor]:
+    """The product in float64 and, element by element, the most that one rounding and float32 sums may change.
+
+    A sum of n float32 terms in any order is off by at most n roundoffs of the sum of magnitudes.
+    """
+    left, right = data.left.matrices.double(), data.right.matrices.double()
+    exact = data.alpha * left @ right.mT
+    magnitude = data.alpha * left.abs() @ right.abs().mT
+    for beta, addend in zip(data.beta, data.addends, strict=False):
+        exact += beta * addend.matrices.double()
+        magnitude += abs(beta) * addend.matrices.double().abs()
+    identity = data.gamma * torch.eye(exact.shape[-1], dtype=torch.float64)
+    exact, magnitude = (exact + identity).tril(), (magnitude + identity).tril()
+    exact, magnitude = (x + x.tril(-1).mT for x in (exact, magnitude))
+    terms = left.shape[-1] + len(data.addends) + 3
+    bound = ROUNDOFF[data.left.matrices.dtype] * exact.abs() + 1.01 * terms * FLOAT32_ROUNDOFF * magnitude
+    return exact, bound
+
+
+def check(data: Arrays, exact: Tensor, bound: Tensor) -> float:
+    """Asserts values, symmetry and guards; returns the relative error in the Frobenius norm."""
+    out = data.out.matrices
+    error = (out.double() - exact).abs()
+    assert bool((error <= bound).all()), f"error {error.max():.3g} where {bound.max():.3g} is allowed"
+    assert torch.equal(out, out.mT)
+    for array in (data.left, data.right, *data.addends, data.out):
+        assert array.outside_is_untouched()
+    return float(error.norm() / exact.norm())
+
+
+TILE, THREADS = 128, 256
+STAGE_BYTES, STAGES = 16384, 4
+
+
+def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:
+    """Launches ``symmetric_mma`` and checks what it wrote."""
+    data = arrays(problem)
+    exact, bound = solution(data)
+    across = -(-problem.size // TILE)
+    tiles = across * (across + 1) // 2
+    batches = [data.batch(array, listed=problem.listed) for array in (data.left, data.right, data.out)]
+    addends = [data.batch(array, listed=problem.listed) for array in data.addends]
+    addends += [MatrixBatch()] * (2 - len(addends))
+    parameters = SymmetricProduct(
+        *batches,
+        (MatrixBatch * 2)(*addends),
+        data.factor(data.alpha, live=problem.live),
+        (Factor * 2)(*[data.factor(beta, live=problem.live) for beta in data.beta]),
+        data.factor(data.gamma, live=problem.live),
+        problem.size,
+        problem.depth,
+        tiles,
+    )
+    library.launch(
+        f"symmetric_mma_{str(problem.dtype).removeprefix('torch.')}",
+        parameters,
+        blocks=tiles * problem.batch,
+        threads=THREADS,
+        shared_bytes=STAGES * STAGE_BYTES,
+        readable=[data.left.matrices, data.right.matrices],
+        seed=seed,
+    )
+    return check(data, exact, bound)

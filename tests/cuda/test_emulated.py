@@ -1,0 +1,36 @@
+"""The CUDA kernels, run on the host by the emulator, against float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .emulator.library import Emulated
+from .symmetric import Problem, run_mma
+
+MMA = [
+    Problem(1, 128, 64, same=True),
+    Problem(2, 136, 200, same=True, addends=1),
+    Problem(2, 77, 33, addends=2, odd_rows=True, shift=3),
+    Problem(1, 131, 31, torch.float16, addends=1, same=True),
+    Problem(3, 40, 129, torch.float16, addends=2, in_place=True, listed=True, live=True),
+    Problem(1, 261, 45, addends=2, in_place=True, odd_rows=True),
+    Problem(1, 72, 64, same=True, shift=1),
+    Problem(1, 1, 1, addends=1),
+]
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def symmetric_mma(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated("symmetric_mma.cu", Path(tmp_path_factory.mktemp("symmetric_mma")))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("problem", MMA, ids=str)
+def test_symmetric_mma_matches_float64_within_rounding(
+    symmetric_mma: Emulated, problem: Problem, seed: int
+) -> None:
+    run_mma(symmetric_mma, problem, seed)
