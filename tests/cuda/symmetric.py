@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,14 @@ from torch import Tensor
 
 from .emulator.arrays import Guarded
 from .emulator.library import Emulated
-from .emulator.parameters import Factor, MatrixBatch, SymmetricProduct
+from .emulator.parameters import (
+    Factor,
+    MatrixBatch,
+    SymmetricProduct,
+    SymmetricTensorProduct,
+    SymmetricTerms,
+    TensorMap,
+)
 
 FLOAT32_ROUNDOFF = 2.0**-24
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -53,21 +61,28 @@ class Arrays:
     alpha: float = 0.75
     beta: tuple[float, float] = (-1.25, 0.5)
     gamma: float = 3.0
-    kept: list[Tensor] = field(default_factory=list)  # what only a pointer names
-
-    def factor(self, value: float, *, live: bool) -> Factor:
-        """By value, or in memory of its own."""
-        if live:
-            self.kept.append(torch.tensor([value]))
-        return Factor.of(self.kept[-1] if live else value)
+    kept: list[object] = field(default_factory=list)  # what only a pointer names
 
     def batch(self, array: Guarded, *, listed: bool) -> MatrixBatch:
         """By stride, or as a list of pointers."""
         if not listed:
             return MatrixBatch.strided(array.matrices)
-        made, pointers = MatrixBatch.listed(array.matrices, range(len(array.matrices)))
+        made, pointers = MatrixBatch.listed(array.matrices)
         self.kept.append(pointers)
         return made
+
+    def terms(self, problem: Problem) -> SymmetricTerms:
+        """Addends and factors, by value or in memory of their own."""
+        addends = [self.batch(array, listed=problem.listed) for array in self.addends]
+        values = (self.alpha, *self.beta, self.gamma)
+        scalars = [torch.tensor([value]) for value in values]
+        self.kept.append(scalars)
+        alpha, *beta, gamma = [
+            Factor.of(scalar if problem.live else value)
+            for scalar, value in zip(scalars, values, strict=True)
+        ]
+        addends += [MatrixBatch()] * (2 - len(addends))
+        return SymmetricTerms((MatrixBatch * 2)(*addends), alpha, (Factor * 2)(*beta), gamma)
 
 
 def row_stride(cols: int, *, odd: bool) -> int:
@@ -126,36 +141,59 @@ def check(data: Arrays, exact: Tensor, bound: Tensor) -> float:
     return float(error.norm() / exact.norm())
 
 
-TILE, THREADS = 128, 256
-STAGE_BYTES, STAGES = 16384, 4
+MMA_TILE, MMA_THREADS, MMA_SHARED_BYTES = 128, 256, 4 * 16384
+
+
+def element(problem: Problem) -> str:
+    """The suffix of a kernel's name."""
+    return str(problem.dtype).removeprefix("torch.")
 
 
 def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:
     """Launches ``symmetric_mma`` and checks what it wrote."""
     data = arrays(problem)
     exact, bound = solution(data)
-    across = -(-problem.size // TILE)
+    across = -(-problem.size // MMA_TILE)
     tiles = across * (across + 1) // 2
     batches = [data.batch(array, listed=problem.listed) for array in (data.left, data.right, data.out)]
-    addends = [data.batch(array, listed=problem.listed) for array in data.addends]
-    addends += [MatrixBatch()] * (2 - len(addends))
-    parameters = SymmetricProduct(
-        *batches,
-        (MatrixBatch * 2)(*addends),
-        data.factor(data.alpha, live=problem.live),
-        (Factor * 2)(*[data.factor(beta, live=problem.live) for beta in data.beta]),
-        data.factor(data.gamma, live=problem.live),
-        problem.size,
-        problem.depth,
-        tiles,
-    )
     library.launch(
-        f"symmetric_mma_{str(problem.dtype).removeprefix('torch.')}",
-        parameters,
+        f"symmetric_mma_{element(problem)}",
+        SymmetricProduct(*batches, data.terms(problem), problem.size, problem.depth, tiles),
         blocks=tiles * problem.batch,
-        threads=THREADS,
-        shared_bytes=STAGES * STAGE_BYTES,
+        threads=MMA_THREADS,
+        shared_bytes=MMA_SHARED_BYTES,
         readable=[data.left.matrices, data.right.matrices],
+        seed=seed,
+    )
+    return check(data, exact, bound)
+
+
+WGMMA_ROWS, WGMMA_THREADS = 256, 384
+WGMMA_SHARED_BYTES = 4 * 49152 + 4 * 8192 + 64
+BOXES = ((256, 64), (128, 64), (64, 64))  # left, right, out
+
+
+def run_wgmma(library: Emulated, problem: Problem, seed: int = 0) -> float:
+    """Launches ``symmetric_wgmma`` with a grid of ``problem.blocks`` and checks what it wrote."""
+    data = arrays(problem)
+    exact, bound = solution(data)
+    down = -(-problem.size // WGMMA_ROWS)
+    tiles = down * (down + 1)
+    boxed = list(zip((data.left, data.right, data.out), BOXES, strict=True))
+    maps = [TensorMap.of(array.matrices, *box) for array, box in boxed]
+    each = [TensorMap.array(array.matrices, *box) for array, box in boxed]
+    if problem.listed:
+        maps = [TensorMap()] * 3
+    pointers = [ctypes.addressof(array) if problem.listed else None for array in each]
+    library.launch(
+        f"symmetric_wgmma_{element(problem)}",
+        SymmetricTensorProduct(
+            *maps, *pointers, data.terms(problem), problem.size, problem.depth, tiles, problem.batch
+        ),
+        blocks=min(problem.blocks, tiles * problem.batch),
+        threads=WGMMA_THREADS,
+        shared_bytes=WGMMA_SHARED_BYTES,
+        readable=[],
         seed=seed,
     )
     return check(data, exact, bound)

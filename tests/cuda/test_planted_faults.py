@@ -25,7 +25,10 @@ MMA_FAULTS: dict[str, tuple[str, str]] = {
     "takes rows of right in lane order": ("lane % 8 + (lane / 16) * 8", "lane % 16"),
     "mirror is off by a row": ("lane / 8 * 2 + lane % 2;", "lane / 8 * 2 + 1 - lane % 2;"),
     "mirror is off by a chunk": ("lane % 4 * CHUNK;", "(lane + 1) % 4 * CHUNK;"),
-    "reads an addend transposed": ("addend[a][row * p.addend[a].row_stride + col]", "addend[a][col * p.addend[a].row_stride + row]"),
+    "reads an addend transposed": (
+        "row * p.addend[a].row_stride + col",
+        "col * p.addend[a].row_stride + row",
+    ),
     "keeps both halves of a diagonal tile": ("if (col > tile_row) continue;", ""),
     "writes columns that do not exist": ("min(size - col, CHUNK)", "CHUNK"),
     "takes a row that does not exist": ("first_row + tile_row < size;", "first_row + tile_row < size + 8;"),

@@ -26,8 +26,8 @@ struct MatrixBatch {
 
 template <typename T>
 __device__ __forceinline__ T* matrix_start(const MatrixBatch& batch, int z) {
-    if (batch.each) return in_global_memory(static_cast<T*>(batch.each[z]));
-    return in_global_memory(static_cast<T*>(batch.first) + z * batch.matrix_stride);
+    T* strided = static_cast<T*>(batch.first) + z * batch.matrix_stride;
+    return in_global_memory(batch.each ? static_cast<T*>(batch.each[z]) : strided);
 }
 
 // Whether every row of the matrix starts at a multiple of 16 bytes.

@@ -5,7 +5,7 @@
 // Only tiles of the lower triangle are computed; the upper one is written from the same tiles, so out is
 // symmetric to the last bit. Addends are read in their lower triangle only and may be `out` itself.
 // m and k are any; rows that start at multiples of 16 bytes take the wide path.
-#include "common.cuh"
+#include "symmetric.cuh"
 
 constexpr int TILE = 128;        // rows and columns of out that one block computes
 constexpr int DEPTH = 32;        // columns of left and right per pipeline stage
@@ -13,7 +13,6 @@ constexpr int STAGES = 4;
 constexpr int THREADS = 256;     // 8 warps, 2 down and 4 across
 constexpr int WARP_ROWS = 64;
 constexpr int WARP_COLS = 32;
-constexpr int ADDENDS = 2;
 constexpr int CHUNK = CHUNK_BYTES / 2;                 // 16-bit elements per 16 bytes
 constexpr int STAGE_ROW_CHUNKS = DEPTH / CHUNK;
 constexpr int OPERAND_BYTES = TILE * DEPTH * 2;
@@ -27,13 +26,10 @@ struct SymmetricProduct {
     MatrixBatch left;
     MatrixBatch right;
     MatrixBatch out;
-    MatrixBatch addend[ADDENDS];       // `first` and `each` null: no addend
-    Factor alpha;
-    Factor beta[ADDENDS];
-    Factor gamma;
-    int size;                          // m
-    int depth;                         // k
-    int tiles;                         // tiles of one triangle; the grid is tiles * B blocks
+    SymmetricTerms terms;
+    int size;   // m
+    int depth;  // k
+    int tiles;  // tiles of one triangle; the grid is tiles * B blocks
 };
 
 // Offset of a chunk in a stage. Two rows share 128 bytes, so the row's bits 1 and 2 spread the banks.
@@ -126,15 +122,7 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
                                             const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], int z, Tile tile,
                                             int warp_row, int warp_col) {
     const int lane = threadIdx.x % WARP;
-    const float alpha = factor_value(p.alpha), gamma = factor_value(p.gamma);
-    const T* addend[ADDENDS];
-    float beta[ADDENDS];
-#pragma unroll
-    for (int a = 0; a < ADDENDS; ++a) {
-        const bool present = p.addend[a].first || p.addend[a].each;
-        addend[a] = present ? matrix_start<const T>(p.addend[a], z) : nullptr;
-        beta[a] = present ? factor_value(p.beta[a]) : 0.0f;
-    }
+    const Finish<T> finish(p.terms, z, p.size);
 #pragma unroll
     for (int i = 0; i < FRAGMENT_ROWS; ++i) {
 #pragma unroll
@@ -144,18 +132,8 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
 #pragma unroll
             for (int j = 0; j < FRAGMENT_COLS; ++j) {
                 const int tile_col = warp_col + j * 8 + lane % 4 * 2;
-                float value[2];
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const int col = tile.col * TILE + tile_col + e;
-                    value[e] = alpha * sum[i][j][half * 2 + e];
-#pragma unroll
-                    for (int a = 0; a < ADDENDS; ++a)
-                        if (addend[a] && row < p.size && col <= row)
-                            value[e] += beta[a] * to_float(addend[a][row * p.addend[a].row_stride + col]);
-                    if (row == col) value[e] += gamma;
-                }
-                const u32 bits = pack(value[0], value[1], T{});
+                const int col = tile.col * TILE + tile_col;
+                const u32 bits = pack(finish(sum[i][j][half * 2], row, col), finish(sum[i][j][half * 2 + 1], row, col + 1), T{});
                 const u32 at = out_offset(tile_row, tile_col / CHUNK) + tile_col % CHUNK * 2;
                 if (tile.row != tile.col) {
                     *reinterpret_cast<u32*>(out + at) = bits;
@@ -163,11 +141,11 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
                 }
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const int col = tile_col + e;
-                    if (col > tile_row) continue;
+                    const int mirrored = tile_col + e;
+                    if (mirrored > tile_row) continue;
                     const u16 element = static_cast<u16>(bits >> (16 * e));
                     *reinterpret_cast<u16*>(out + at + 2 * e) = element;
-                    *reinterpret_cast<u16*>(out + out_offset(col, tile_row / CHUNK) + tile_row % CHUNK * 2) = element;
+                    *reinterpret_cast<u16*>(out + out_offset(mirrored, tile_row / CHUNK) + tile_row % CHUNK * 2) = element;
                 }
             }
         }

@@ -20,6 +20,10 @@ KERNELS = {
         "symmetric_mma_bfloat16": "SymmetricProduct",
         "symmetric_mma_float16": "SymmetricProduct",
     },
+    "symmetric_wgmma.cu": {
+        "symmetric_wgmma_bfloat16": "SymmetricTensorProduct",
+        "symmetric_wgmma_float16": "SymmetricTensorProduct",
+    },
 }
 
 Edit = tuple[str, str, str]  # file, text that stands there once, text in its place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,10 +35,21 @@ class MatrixBatch(ctypes.Structure):
         return cls(matrices.data_ptr(), None, matrices.stride(0), matrices.stride(1))
 
     @classmethod
-    def listed(cls, matrices: Tensor, order: Sequence[int]) -> tuple[MatrixBatch, Tensor]:
-        """Matrices of a tensor in any order; the second value holds the pointers and has to live on."""
-        pointers = torch.tensor([matrices[index].data_ptr() for index in order])
+    def listed(cls, matrices: Tensor) -> tuple[MatrixBatch, Tensor]:
+        """The same by a pointer to each; the second value holds the pointers and has to live on."""
+        pointers = torch.tensor([matrix.data_ptr() for matrix in matrices])
         return cls(None, pointers.data_ptr(), 0, matrices.stride(1)), pointers
+
+
+class SymmetricTerms(ctypes.Structure):
+    """Mirror of ``SymmetricTerms``."""
+
+    _fields_ = (
+        ("addend", MatrixBatch * 2),
+        ("alpha", Factor),
+        ("beta", Factor * 2),
+        ("gamma", Factor),
+    )
 
 
 class SymmetricProduct(ctypes.Structure):
@@ -49,11 +59,52 @@ class SymmetricProduct(ctypes.Structure):
         ("left", MatrixBatch),
         ("right", MatrixBatch),
         ("out", MatrixBatch),
-        ("addend", MatrixBatch * 2),
-        ("alpha", Factor),
-        ("beta", Factor * 2),
-        ("gamma", Factor),
+        ("terms", SymmetricTerms),
         ("size", ctypes.c_int),
         ("depth", ctypes.c_int),
         ("tiles", ctypes.c_int),
+    )
+
+
+class TensorMap(ctypes.Structure):
+    """What the emulator keeps in the 128 bytes of a tensor map: extents and steps in elements, innermost first."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("extent", ctypes.c_int64 * 3),
+        ("step", ctypes.c_int64 * 3),
+        ("box", ctypes.c_int32 * 2),
+        ("rest", ctypes.c_byte * 64),
+    )
+
+    @classmethod
+    def of(cls, matrices: Tensor, box_rows: int, box_cols: int) -> TensorMap:
+        """A map of [B, rows, cols]; boxes lie in one matrix."""
+        extent, step = (tuple(reversed(values)) for values in (matrices.shape, matrices.stride()))
+        three = ctypes.c_int64 * 3
+        return cls(matrices.data_ptr(), three(*extent), three(*step), (ctypes.c_int32 * 2)(box_cols, box_rows))
+
+    @classmethod
+    def array(cls, matrices: Tensor, box_rows: int, box_cols: int) -> ctypes.Array[TensorMap]:
+        """One map for each matrix of [B, rows, cols]."""
+        single = [cls.of(matrices[z : z + 1], box_rows, box_cols) for z in range(len(matrices))]
+        return (cls * len(single))(*single)
+
+
+class SymmetricTensorProduct(ctypes.Structure):
+    """Mirror of ``SymmetricTensorProduct``."""
+
+    _fields_ = (
+        ("left", TensorMap),
+        ("right", TensorMap),
+        ("out", TensorMap),
+        ("left_each", ctypes.c_void_p),
+        ("right_each", ctypes.c_void_p),
+        ("out_each", ctypes.c_void_p),
+        ("terms", SymmetricTerms),
+        ("size", ctypes.c_int),
+        ("depth", ctypes.c_int),
+        ("tiles", ctypes.c_int),
+        ("batch", ctypes.c_int),
+        ("rest", ctypes.c_byte * 24),  # up to the alignment of a tensor map
     )
