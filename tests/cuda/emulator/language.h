@@ -6,7 +6,7 @@
 
 #define __device__
 #define __host__
-#define __global__
+#define __global__ inline  // only the kernels that are asked for are compiled
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__

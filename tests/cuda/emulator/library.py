@@ -11,7 +11,7 @@ from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[2] / "src" / "kernels" / "cuda"
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
 SHARED_BYTES = 227 * 1024
 
 # Kernels of each source and the structure that they take by value.
@@ -58,13 +58,19 @@ def _write_sources(folder: Path, edits: Sequence[Edit]) -> None:
 
 
 class Emulated:
-    """The kernels of one source, compiled by g++ together with the emulator."""
+    """Kernels of one source, compiled by g++ together with the emulator; all of them, or those named."""
 
-    def __init__(self, source: str, folder: Path, edits: Sequence[Edit] = ()) -> None:
+    def __init__(
+        self, source: str, folder: Path, edits: Sequence[Edit] = (), kernels: Sequence[str] = ()
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _write_sources(folder, edits)
         entry = [f'#include "{source}"', '#include "block.h"']
-        entry += [f"EMULATED_KERNEL({kernel}, {structure})" for kernel, structure in KERNELS[source].items()]
+        entry += [
+            f"EMULATED_KERNEL({kernel}, {structure})"
+            for kernel, structure in KERNELS[source].items()
+            if not kernels or kernel in kernels
+        ]
         (folder / "entry.cpp").write_text("\n".join(entry) + "\n")
         built = folder / "kernels.so"
         command = ["g++", *FLAGS, f"-I{folder}", f"-I{HERE}", str(folder / "entry.cpp"), "-o", str(built)]
