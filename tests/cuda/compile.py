@@ -25,6 +25,8 @@ ARCHITECTURES = {
     "symmetric_wgmma.cu": ("sm_90a",),
     "gram.cu": EVERYWHERE,
     "cholesky.cu": EVERYWHERE,
+    "updates.cu": EVERYWHERE,
+    "sums.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 

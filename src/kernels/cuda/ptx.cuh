@@ -29,11 +29,31 @@ __device__ __forceinline__ T* in_global_memory(T* pointer) {
     return pointer;
 }
 
+// 16 bytes at once, where the compiler would read or write them one by one.
+__device__ __forceinline__ void load_chunk(u32 (&bits)[4], const void* from) {
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3])
+                 : "l"(from));
+}
+
+__device__ __forceinline__ void store_chunk(void* to, const u32 (&bits)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits[0]), "r"(bits[1]), "r"(bits[2]),
+                 "r"(bits[3])
+                 : "memory");
+}
+
 // A square root to about 22 bits, without the branches of the exact one.
 __device__ __forceinline__ float estimated_root(float x) {
     float root;
     asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
     return root;
+}
+
+// A quotient to two units in the last place over the whole range, without the branches of the exact one.
+__device__ __forceinline__ float estimated_quotient(float x, float y) {
+    float quotient;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
 }
 
 __device__ __forceinline__ float to_float(bfloat16 x) {

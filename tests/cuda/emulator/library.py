@@ -14,6 +14,14 @@ SOURCES = HERE.parents[2] / "src" / "kernels" / "cuda"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
 SHARED_BYTES = 227 * 1024
 
+# Elementwise passes, and what each takes: jobs in a small table, in a large one, in float64.
+UPDATES = (
+    *("momentum", "momentum_alone", "accumulate", "apply", "apply_late", "convert", "release", "decay"),
+    *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
+)
+SUMS = ("sum_of_squares", "lamb_norms", "lamb_norms_only")
+FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
+
 # Kernels of each source and the structure that they take by value.
 KERNELS = {
     "symmetric_mma.cu": {
@@ -23,6 +31,11 @@ KERNELS = {
     "symmetric_wgmma.cu": {
         "symmetric_wgmma_bfloat16": "SymmetricTensorProduct",
         "symmetric_wgmma_float16": "SymmetricTensorProduct",
+    },
+    "updates.cu": {f"{name}_{form}": f"Jobs<{most}>" for name in UPDATES for form, most in FORMS.items()},
+    "sums.cu": {
+        **{f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
+        "add_pieces": "PieceSums",
     },
 }
 

@@ -24,8 +24,22 @@ inline T* in_global_memory(T* pointer) {
     return pointer;
 }
 
+inline void load_chunk(u32 (&bits)[4], const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % sizeof bits) emulator::fail("a load of 16 bytes is not aligned");
+    memcpy(bits, from, sizeof bits);
+}
+
+inline void store_chunk(void* to, const u32 (&bits)[4]) {
+    if (reinterpret_cast<uintptr_t>(to) % sizeof bits) emulator::fail("a store of 16 bytes is not aligned");
+    memcpy(to, bits, sizeof bits);
+}
+
 inline float estimated_root(float x) {
     return std::sqrt(x);
+}
+
+inline float estimated_quotient(float x, float y) {
+    return x / y;
 }
 
 inline float to_float(bfloat16 x) {
