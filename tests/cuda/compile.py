@@ -114,7 +114,9 @@ def _instructions(file: str) -> dict[str, Counter[str]]:
 
 def _spilled_bytes(log: str) -> dict[str, int]:
     found = re.findall(
-        r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", log, re.DOTALL
+        r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads",
+        log,
+        re.DOTALL,
     )
     return {name: int(stores) + int(loads) for name, stores, loads in found}
 
@@ -152,7 +154,10 @@ def table() -> str:
                 counts = ", ".join(f"{word} {kernel.count(word)}" for word in SHOWN if kernel.count(word))
                 needs = f"{kernel.registers} | {kernel.stack} | {kernel.spill}"
                 lines.append(f"| {name} | {architecture} | {needs} | {counts} |")
-    head = ["| kernel | architecture | registers | stack | spilled | instructions |", "|---|---|---|---|---|---|"]
+    head = [
+        "| kernel | architecture | registers | stack | spilled | instructions |",
+        "|---|---|---|---|---|---|",
+    ]
     return "\n".join(head + lines)
 
 

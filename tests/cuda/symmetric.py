@@ -46,7 +46,9 @@ class Problem:
 
     def __str__(self) -> str:
         flags = [name for name in ("same", "in_place", "listed", "live", "odd_rows") if getattr(self, name)]
-        form = f"{self.batch}x{self.size}x{self.depth}-{str(self.dtype).removeprefix('torch.')}-{self.addends}"
+        form = (
+            f"{self.batch}x{self.size}x{self.depth}-{str(self.dtype).removeprefix('torch.')}-{self.addends}"
+        )
         return "-".join([form, *flags, *(["shifted"] if self.shift else [])])
 
 
