@@ -1,4 +1,4 @@
-"""Faults to plant: what each one does wrong, and the text it replaces, which stands in one place of the sources."""
+"""Faults to plant: what each does wrong, a text that stands in one place, and its substitute."""
 
 from __future__ import annotations
 
@@ -101,9 +101,7 @@ CHOLESKY_FAULTS: dict[str, Fault] = {
     "reads a factor that is not written": (("__syncthreads();  // the factor is read", "//"),),
     "solves with an inverse that is not whole": (("__syncthreads();  // tile and inverse", "//"),),
     "reads columns that are not solved": (("__syncthreads();  // these columns", "//"),),
-    "takes the first part of the gram matrix only": (
-        ("part < p.parts; ++part) sum", "part < 1; ++part) sum"),
-    ),
+    "takes the first part of the gram matrix only": (("part < p.parts", "part < 1"),),
     "ignores the shift": (("if (r == c) sum += shift * sum;", ""),),
     "ratio without the norms of columns": (("/ sqrtf(w.original[threadIdx.x])", ""),),
     "solves where the factor failed": (("|| p.status[z].info != 0) return;", ") return;"),),

@@ -1,4 +1,4 @@
-"""Every CUDA source compiles for its architectures, spills nothing and holds the instructions it is made of."""
+"""Every CUDA source compiles, spills nothing and holds the instructions it is made of."""
 
 from __future__ import annotations
 

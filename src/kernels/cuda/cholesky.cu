@@ -1,15 +1,17 @@
 // Cholesky QR of many panels, after gram.cu: gram = L L^T and Q = panel L^-T, float32.
 //
-// B = panels, m = rows, r = columns (up to 1024 in use; any fits). One block factors one matrix, by columns of 64 x 64 tiles,
-// each from the finished ones to its left. Only the inverses of the diagonal tiles are formed: off the diagonal,
-// factor and solve are then products alone. What is above the diagonal of the factor is neither written nor read.
+// B = panels, m = rows, r = columns (up to 1024 in use; any fits). One block factors one matrix, by columns
+// of 64 x 64 tiles, each from the finished ones to its left. Only the inverses of the diagonal tiles are
+// formed: off the diagonal, factor and solve are then products alone. What is above the diagonal of the
+// factor is neither written nor read.
 //
-// Scaling the columns of a panel scales the rows of L and changes no rounding that matters, so nothing is scaled:
-// `ratio` divides each pivot by its column's norm instead. Columns whose norm squared leaves float32 fail.
+// Scaling the columns of a panel scales the rows of L and changes no rounding that matters, so nothing is
+// scaled: `ratio` divides each pivot by its column's norm instead. Columns whose norm squared leaves float32
+// fail.
 #include "panel.cuh"
 
-constexpr int PITCH = DEPTH + 4;       // of operands; as below, lanes fall on 32 different banks
-constexpr int TILE_PITCH = TILE + 4;   // of whole tiles
+constexpr int PITCH = DEPTH + 4;      // of operands; as below, lanes fall on 32 different banks
+constexpr int TILE_PITCH = TILE + 4;  // of whole tiles
 constexpr int OPERAND = TILE * PITCH;
 constexpr int TILE_FLOATS = TILE * TILE_PITCH;
 constexpr float FLOAT32_EPSILON = 1.1920929e-7f;
@@ -24,9 +26,9 @@ struct Workspace {
 };
 
 // sums -= left right^T over the first `depth` columns, for 64 rows of each.
-__device__ __forceinline__ void subtract_product(Sums& sums, Workspace& w, const float* left, long long left_stride,
-                                                 int left_row, int left_end, const float* right, int right_row,
-                                                 int size, int depth) {
+__device__ __forceinline__ void subtract_product(Sums& sums, Workspace& w, const float* left,
+                                                 long long left_stride, int left_row, int left_end,
+                                                 const float* right, int right_row, int size, int depth) {
     auto load = [&](int block, int slot) {
         float* to = w.stages + slot * 2 * OPERAND;
         const int k = block * DEPTH;
@@ -37,10 +39,10 @@ __device__ __forceinline__ void subtract_product(Sums& sums, Workspace& w, const
         const float* a = w.stages + slot * 2 * OPERAND;
         const float* b = a + OPERAND;
         Sums product;
-        multiply(product, [=](int row, int k) { return a[row * PITCH + k]; },
-                 [=](int col, int k) { return b[col * PITCH + k]; });
-#pragma unroll
-        for (int i = 0; i < 32; ++i) sums[i / 16][i / 4 % 4][i % 4] -= product[i / 16][i / 4 % 4][i % 4];
+        multiply(
+            product, [=](int row, int k) { return a[row * PITCH + k]; },
+            [=](int col, int k) { return b[col * PITCH + k]; });
+        accumulate(sums, product, -1.0f);
     });
 }
 
@@ -50,16 +52,17 @@ __device__ __forceinline__ void multiply_by_inverse(Sums& sums, const Workspace&
 #pragma unroll 1
     for (int from = 0; from < TILE; from += DEPTH) {
         Sums product;
-        multiply(product, [&](int row, int k) { return w.tile[row * TILE_PITCH + from + k]; },
-                 [&](int col, int k) { return w.inverse[col * TILE_PITCH + from + k]; });
-#pragma unroll
-        for (int i = 0; i < 32; ++i) sums[i / 16][i / 4 % 4][i % 4] += product[i / 16][i / 4 % 4][i % 4];
+        multiply(
+            product, [&](int row, int k) { return w.tile[row * TILE_PITCH + from + k]; },
+            [&](int col, int k) { return w.inverse[col * TILE_PITCH + from + k]; });
+        accumulate(sums, product, 1.0f);
     }
 }
 
-// Factors the tile in place and inverts the factor; the tile's lower half is read. Returns 0, or 1 + the first
-// column whose pivot is lost in rounding. Two threads work on a row. In round k the rows below k lose their
-// share of row k, in the tile right of k and in the inverse left of it: 64 columns for each row in each round.
+// Factors the tile in place and inverts the factor; the tile's lower half is read. Returns 0, or 1 + the
+// first column whose pivot is lost in rounding. Two threads work on a row. In round k the rows below k lose
+// their share of row k, in the tile right of k and in the inverse left of it: 64 columns for each row in each
+// round.
 __device__ __forceinline__ int factor_diagonal(Workspace& w) {
     const int row = threadIdx.x / 2, first = threadIdx.x % 2;
     for (int c = first; c < TILE; c += 2) w.inverse[row * TILE_PITCH + c] = row == c ? 1.0f : 0.0f;
@@ -87,19 +90,19 @@ __device__ __forceinline__ int factor_diagonal(Workspace& w) {
 }
 
 struct CholeskyFactor {
-    const float* gram;    // [B, S, r, r] as gram.cu leaves it
-    float* factor;        // [B, r, r], lower
-    float* inverses;      // [B, tiles, 64, 64]: inverses of the factor's diagonal tiles, padded by the identity
+    const float* gram;  // [B, S, r, r] as gram.cu leaves it
+    float* factor;      // [B, r, r], lower
+    float* inverses;    // [B, tiles, 64, 64]: inverses of the factor's diagonal tiles, padded by the identity
     PanelStatus* status;  // [B]
     Selection selection;
-    Factor shift;  // the diagonal is multiplied by 1 + shift: 0, or a multiple of r * 1.2e-7 where it failed before
+    Factor shift;  // the diagonal is multiplied by 1 + shift: 0, or about r * 1.2e-7 after a failure
     int size;      // r
     int parts;     // S
 };
 
 // Tile (row_tile, col_tile) of the gram matrix, padded by the identity.
-__device__ __forceinline__ void load_gram(Sums& sums, const CholeskyFactor& p, int z, int row_tile, int col_tile,
-                                          float shift) {
+__device__ __forceinline__ void load_gram(Sums& sums, const CholeskyFactor& p, int z, int row_tile,
+                                          int col_tile, float shift) {
     const long long square = static_cast<long long>(p.size) * p.size;
     const float* gram = p.gram + z * p.parts * square;
     for_each_sum(sums, [&](int row, int col, float& sum) {
@@ -108,12 +111,14 @@ __device__ __forceinline__ void load_gram(Sums& sums, const CholeskyFactor& p, i
         if (r >= p.size || c > r) return;
         sum = 0.0f;
 #pragma unroll 1
-        for (int part = 0; part < p.parts; ++part) sum += gram[part * square + static_cast<long long>(r) * p.size + c];
+        for (int part = 0; part < p.parts; ++part)
+            sum += gram[part * square + static_cast<long long>(r) * p.size + c];
         if (r == c) sum += shift * sum;
     });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) cholesky_factor(const __grid_constant__ CholeskyFactor p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cholesky_factor(const __grid_constant__ CholeskyFactor p) {
     DYNAMIC_SHARED(memory);
     Workspace& w = *reinterpret_cast<Workspace*>(memory);
     const int z = blockIdx.x;
@@ -150,7 +155,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) cholesky_factor(const _
                     smallest = min(smallest, pivot);
                     largest = max(largest, pivot);
                 }
-                for_each_sum(sums, [&](int row, int col, float& sum) { sum = w.tile[row * TILE_PITCH + col]; });
+                for_each_sum(sums,
+                             [&](int row, int col, float& sum) { sum = w.tile[row * TILE_PITCH + col]; });
             } else {
                 __syncthreads();  // the tile is whole
                 multiply_by_inverse(sums, w);
@@ -188,7 +194,8 @@ struct CholeskySolve {
     int tiles;  // 64-row tiles of a panel; the grid is B * tiles blocks
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) cholesky_solve(const __grid_constant__ CholeskySolve p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cholesky_solve(const __grid_constant__ CholeskySolve p) {
     DYNAMIC_SHARED(memory);
     Workspace& w = *reinterpret_cast<Workspace*>(memory);
     const int z = blockIdx.x / p.tiles, first_row = blockIdx.x % p.tiles * TILE;
@@ -206,7 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) cholesky_solve(const __
             const int r = first_row + row, c = j * TILE + col;
             sum = r < p.rows && c < p.cols ? panel[r * p.panel.row_stride + c] : 0.0f;
         });
-        subtract_product(sums, w, out, p.out.row_stride, first_row, p.rows, factor, j * TILE, p.cols, j * TILE);
+        subtract_product(sums, w, out, p.out.row_stride, first_row, p.rows, factor, j * TILE, p.cols,
+                         j * TILE);
         for_each_sum(sums, [&](int row, int col, float& sum) { w.tile[row * TILE_PITCH + col] = sum; });
         __syncthreads();  // tile and inverse are whole
         multiply_by_inverse(sums, w);

@@ -1,8 +1,8 @@
 // Gram products of panels: gram = panel^T panel, float32, lower tiles only.
 //
-// B = panels, m = rows, r = columns of a panel, S = parts that the rows are cut into so that a few tall panels
-// still fill the device. Part s of panel z is gram[z, s]; the factorization sums the parts in order, so the
-// result does not depend on timing. Elements above the diagonal are not written.
+// B = panels, m = rows, r = columns of a panel, S = parts that the rows are cut into so that a few tall
+// panels still fill the device. Part s of panel z is gram[z, s]; the factorization sums the parts in order,
+// so the result does not depend on timing. Elements above the diagonal are not written.
 #include "panel.cuh"
 
 constexpr int PITCH = TILE + 8;  // lanes 4 apart in k and 8 apart in columns then fall on 32 different banks
@@ -40,10 +40,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gram_product(const __gr
         const float* left = stages + slot * 2 * OPERAND;
         const float* right = left + OPERAND;
         Sums product;
-        multiply(product, [=](int row, int k) { return left[k * PITCH + row]; },
-                 [=](int col, int k) { return right[k * PITCH + col]; });
-#pragma unroll
-        for (int i = 0; i < 32; ++i) sums[i / 16][i / 4 % 4][i % 4] += product[i / 16][i / 4 % 4][i % 4];
+        multiply(
+            product, [=](int row, int k) { return left[k * PITCH + row]; },
+            [=](int col, int k) { return right[k * PITCH + col]; });
+        accumulate(sums, product, 1.0f);
     });
     float* gram = p.gram + static_cast<long long>(index) * p.cols * p.cols;
     for_each_sum(sums, [&](int row, int col, float& sum) {

@@ -1,18 +1,18 @@
-// What Gram products, Cholesky factors and panel solves share: which matrices take part, tiles of 64 x 64, and
-// float32 products on the matrix units.
+// What Gram products, Cholesky factors and panel solves share: which matrices take part, tiles of 64 x 64,
+// and float32 products on the matrix units.
 //
-// Products are 3xTF32: each operand is split into two tf32 parts, high and low, and three of the four products are
-// summed. What is left out is below 2^-22 of the product, so the result is as good as float32, at a third of the
-// tf32 rate: by data sheet 52 Tflop/s on A100, where the FMA units do 19.5. Matrix units do not round to nearest
-// when they accumulate, which biases long sums of one sign, as on the diagonal of a Gram matrix; so they sum over
-// 32 columns only, and ordinary additions take it from there.
+// Products are 3xTF32: each operand is split into two tf32 parts, high and low, and three of the four
+// products are summed. What is left out is below 2^-22 of the product, so the result is as good as float32,
+// at a third of the tf32 rate: by data sheet 52 Tflop/s on A100, where the FMA units do 19.5. Matrix units do
+// not round to nearest when they accumulate, which biases long sums of one sign, as on the diagonal of a Gram
+// matrix; so they sum over 32 columns only, and ordinary additions take it from there.
 #pragma once
 #include "common.cuh"
 
 constexpr int TILE = 64;
-constexpr int DEPTH = 32;            // columns per pipeline stage
+constexpr int DEPTH = 32;  // columns per pipeline stage
 constexpr int STAGES = 3;
-constexpr int THREADS = 128;         // four warps, each 32 x 32 of the tile
+constexpr int THREADS = 128;  // four warps, each 32 x 32 of the tile
 constexpr int WARP_TILE = 32;
 constexpr int CHUNK = CHUNK_BYTES / 4;  // floats per 16 bytes
 constexpr int INSTRUCTION_DEPTH = 8;
@@ -55,6 +55,16 @@ __device__ __forceinline__ void for_each_sum(Sums& sums, Visit visit) {
             for (int q = 0; q < 4; ++q) visit(row + i * 16 + q / 2 * 8, col + j * 8 + q % 2, sums[i][j][q]);
 }
 
+// to += sign * product.
+__device__ __forceinline__ void accumulate(Sums& to, const Sums& product, float sign) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) to[i][j][q] += sign * product[i][j][q];
+}
+
 __device__ __forceinline__ void split(float x, u32& high, u32& low) {
     high = to_tf32(x);
     low = to_tf32(x - __uint_as_float(high));
@@ -78,7 +88,8 @@ __device__ __forceinline__ void multiply(Sums& product, Left left, Right right) 
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int q = 0; q < 2; ++q) split(right(col + j * 8, k + q * 4), right_high[j][q], right_low[j][q]);
+            for (int q = 0; q < 2; ++q)
+                split(right(col + j * 8, k + q * 4), right_high[j][q], right_low[j][q]);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -90,10 +101,11 @@ __device__ __forceinline__ void multiply(Sums& product, Left left, Right right) 
     }
 }
 
-// Copies Rows x Cols of a row-major matrix to rows of Pitch floats. Outside of [.., end_row) x [.., end_col) it is zero.
+// Copies Rows x Cols of a row-major matrix to rows of Pitch floats. Outside of [.., end_row) x [.., end_col)
+// it is zero.
 template <int Rows, int Cols, int Pitch>
-__device__ __forceinline__ void load_tile(float* to, const float* matrix, long long row_stride, int first_row, int end_row,
-                                          int first_col, int end_col) {
+__device__ __forceinline__ void load_tile(float* to, const float* matrix, long long row_stride, int first_row,
+                                          int end_row, int first_col, int end_col) {
     constexpr int CHUNKS = Cols / CHUNK;
     const u64 start = reinterpret_cast<u64>(matrix);
     const bool aligned = (start | static_cast<u64>(row_stride) * 4) % CHUNK_BYTES == 0;
@@ -106,7 +118,8 @@ __device__ __forceinline__ void load_tile(float* to, const float* matrix, long l
         if (aligned) {
             copy_async_16(address, from, count * 4);
         } else {
-            for (int e = 0; e < CHUNK; ++e) copy_async_4(address + e * 4, from + (e < count ? e : 0), e < count ? 4 : 0);
+            for (int e = 0; e < CHUNK; ++e)
+                copy_async_4(address + e * 4, from + (e < count ? e : 0), e < count ? 4 : 0);
         }
     }
 }

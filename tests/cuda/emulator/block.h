@@ -34,14 +34,15 @@ inline void end_block() {
 
 }  // namespace emulator
 
-// A C function that launches a kernel taking one structure by value. The copy has the alignment of the structure.
-#define EMULATED_KERNEL(kernel, Parameters)                                                            \
-    extern "C" int launch_##kernel(const emulator::Launch* how, const void* bytes, size_t size) {       \
-        static Parameters parameters;                                                                  \
-        if (size != sizeof parameters) return 2;                                                       \
-        memcpy(&parameters, bytes, sizeof parameters);                                                 \
-        return emulator::launch(                                                                       \
-            *how, [](const void* p) { kernel(*static_cast<const Parameters*>(p)); }, &parameters);     \
+// A C function that launches a kernel taking one structure by value. The copy has the alignment of the
+// structure.
+#define EMULATED_KERNEL(kernel, Parameters)                                                        \
+    extern "C" int launch_##kernel(const emulator::Launch* how, const void* bytes, size_t size) {  \
+        static Parameters parameters;                                                              \
+        if (size != sizeof parameters) return 2;                                                   \
+        memcpy(&parameters, bytes, sizeof parameters);                                             \
+        return emulator::launch(                                                                   \
+            *how, [](const void* p) { kernel(*static_cast<const Parameters*>(p)); }, &parameters); \
     }
 
 extern "C" __attribute__((used)) inline const char* emulator_failure() {

@@ -67,7 +67,7 @@ class SymmetricProduct(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """What the emulator keeps in the 128 bytes of a tensor map: extents and steps in elements, innermost first."""
+    """What the emulator keeps in a tensor map: extents and steps in elements, innermost first."""
 
     _fields_ = (
         ("start", ctypes.c_void_p),
