@@ -59,6 +59,17 @@ def _folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def missing() -> str:
+    """Which of the folders with compilers and tools is not installed; empty if both are there."""
+    absent = []
+    for package, folder in (("nvidia", "cu13"), ("triton", "backends/nvidia/bin")):
+        spec = importlib.util.find_spec(package)
+        places = spec.submodule_search_locations if spec else None
+        if not any((Path(place) / folder).is_dir() for place in places or ()):
+            absent.append(f"{package}/{folder}")
+    return ", ".join(absent)
+
+
 @cache
 def nvrtc() -> ctypes.CDLL:
     """The run-time compiler of torch's CUDA packages."""

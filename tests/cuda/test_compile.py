@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, Kernel, compiled
+from .compile import ARCHITECTURES, SOURCES, Kernel, compiled, missing
 
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from .panel_checks import (
 )
 from .panels import Kernels
 
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 SHAPES = [(2, 150, 100, False), (1, 97, 64, False), (1, 200, 131, True), (2, 33, 7, True), (1, 5, 1, False)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from .panel_checks import check_factor_and_solve, check_gram, check_not_finite, 
 from .panels import Kernels
 from .symmetric import Problem, run_mma, run_wgmma
 
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 Launch = Callable[[], object]
 SEEDS = (0, 1, 2)
 MMA_PROBLEMS = (
