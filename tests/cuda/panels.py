@@ -83,15 +83,26 @@ EVERYTHING = Selection(None, 0.0, Which.EVERY)
 assert len(PanelStatus._fields_) == 2
 
 
-def gram(kernels: Kernels, panels: Guarded, parts: int = 1, selection: Selection = EVERYTHING) -> Guarded:
+def batch_of(matrices: Tensor, *, listed: bool) -> tuple[MatrixBatch, Tensor | None]:
+    """By stride or by pointers, and what has to live as long."""
+    return MatrixBatch.listed(matrices) if listed else (MatrixBatch.strided(matrices), None)
+
+
+def gram(
+    kernels: Kernels,
+    panels: Guarded,
+    parts: int = 1,
+    selection: Selection = EVERYTHING,
+    *,
+    listed: bool = False,
+) -> Guarded:
     """The Gram matrices [B * parts, r, r] of panels; NaN where nothing is written."""
+    matrices, _pointers = batch_of(panels.matrices, listed=listed)
     batch, rows, cols = panels.matrices.shape
     out = Guarded.empty(batch * parts, cols, cols, torch.float32, row_stride=cols)
     across = -(-cols // TILE)
     tiles = across * (across + 1) // 2
-    parameters = GramProduct(
-        MatrixBatch.strided(panels.matrices), out.matrices.data_ptr(), selection, rows, cols, tiles, parts
-    )
+    parameters = GramProduct(matrices, out.matrices.data_ptr(), selection, rows, cols, tiles, parts)
     kernels.gram.launch(
         "gram_product",
         parameters,
@@ -145,14 +156,22 @@ def factor(
 
 
 def solve(
-    kernels: Kernels, panels: Guarded, made: Factored, out: Guarded, selection: Selection = EVERYTHING
+    kernels: Kernels,
+    panels: Guarded,
+    made: Factored,
+    out: Guarded,
+    selection: Selection = EVERYTHING,
+    *,
+    listed: bool = False,
 ) -> None:
     """Writes panels times the inverse transposed factors; ``out`` may be ``panels``."""
     batch, rows, cols = panels.matrices.shape
     tiles = -(-rows // TILE)
+    read, _read_pointers = batch_of(panels.matrices, listed=listed)
+    written, _written_pointers = batch_of(out.matrices, listed=listed)
     parameters = CholeskySolve(
-        MatrixBatch.strided(panels.matrices),
-        MatrixBatch.strided(out.matrices),
+        read,
+        written,
         made.factor.matrices.data_ptr(),
         made.inverses.matrices.data_ptr(),
         made.status.entries.data_ptr(),
@@ -174,15 +193,26 @@ def solve(
     assert out.outside_is_untouched()
 
 
+def signs(size: int) -> Tensor:
+    """A matrix of 1 and -1 with orthogonal columns; ``size`` is a power of 2."""
+    made = torch.ones(1, 1, dtype=torch.float64)
+    while len(made) < size:
+        made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)])
+    return made
+
+
 def panels_of_condition(conditions: list[float], rows: int, cols: int, *, odd_rows: bool = False) -> Guarded:
-    """Panels with singular values from 1 down to 1 / condition; infinity repeats a column."""
+    """Panels with singular values from 1 down to 1 / condition, in random directions.
+
+    Infinity: columns of signs, orthogonal but for the middle one, which repeats the first: its pivot is 0.
+    """
     generator = torch.Generator().manual_seed(rows + cols)
     made = []
     for condition in conditions:
         left = torch.linalg.qr(torch.randn(rows, cols, generator=generator, dtype=torch.float64)).Q
         right = torch.linalg.qr(torch.randn(cols, cols, generator=generator, dtype=torch.float64)).Q
         if condition == float("inf"):
-            panel = left @ right
+            panel = signs(rows)[:, :cols].clone()
             panel[:, cols // 2] = panel[:, 0]
         else:
             panel = left * torch.logspace(0, -torch.tensor(condition).log10().item(), cols) @ right
