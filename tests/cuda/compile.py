@@ -61,6 +61,17 @@ def _folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def missing() -> str:
+    """Which of the folders with compilers and tools is not installed; empty if both are there."""
+    absent = []
+    for package, folder in (("nvidia", "cu13"), ("triton", "backends/nvidia/bin")):
+        spec = importlib.util.find_spec(package)
+        places = spec.submodule_search_locations if spec else None
+        if not any((Path(place) / folder).is_dir() for place in places or ()):
+            absent.append(f"{package}/{folder}")
+    return ", ".join(absent)
+
+
 @cache
 def nvrtc() -> ctypes.CDLL:
     """The run-time compiler of torch's CUDA packages."""
@@ -116,7 +127,9 @@ def _instructions(file: str) -> dict[str, Counter[str]]:
 
 def _spilled_bytes(log: str) -> dict[str, int]:
     found = re.findall(
-        r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads", log, re.DOTALL
+        r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads",
+        log,
+        re.DOTALL,
     )
     return {name: int(stores) + int(loads) for name, stores, loads in found}
 
@@ -154,7 +167,10 @@ def table() -> str:
                 counts = ", ".join(f"{word} {kernel.count(word)}" for word in SHOWN if kernel.count(word))
                 needs = f"{kernel.registers} | {kernel.stack} | {kernel.spill}"
                 lines.append(f"| {name} | {architecture} | {needs} | {counts} |")
-    head = ["| kernel | architecture | registers | stack | spilled | instructions |", "|---|---|---|---|---|---|"]
+    head = [
+        "| kernel | architecture | registers | stack | spilled | instructions |",
+        "|---|---|---|---|---|---|",
+    ]
     return "\n".join(head + lines)
 
 

@@ -1,4 +1,4 @@
-"""Faults to plant: what each one does wrong, and the text it replaces, which stands in one place of the sources."""
+"""Faults to plant: what each does wrong, a text that stands in one place, and its substitute."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MMA_FAULTS: dict[str, Fault] = {
     "reads an addend transposed": (("row * row_stride[a] + col", "col * row_stride[a] + row"),),
     "keeps both halves of a diagonal tile": (("if (mirrored > tile_row) continue;", ""),),
     "writes columns that do not exist": (("min(size - col, CHUNK)", "CHUNK"),),
-    "takes a row that does not exist": (("first_row + tile_row < size;", "first_row + tile_row < size + 8;"),),
+    "takes a row that does not exist": (
+        ("first_row + tile_row < size;", "first_row + tile_row < size + 8;"),
+    ),
     "takes an address for aligned by its start": (("(start | step)", "start"),),
     "ignores live factors": (("factor.live ? *factor.live : factor.value", "factor.value"),),
 }
@@ -35,12 +37,17 @@ WGMMA_FAULTS: dict[str, Fault] = {
     "reads sums before their products are over": (("products_wait<0>()", "products_wait<1>()"),),
     "keeps the last stage of a tile": (("if (blocks) release(previous);", ""),),
     "one warp releases for its group": (
-        ("if (threadIdx.x % WARP == 0) barrier_arrive(emptied);", "if (threadIdx.x % GROUP == 0) barrier_arrive(emptied);"),
+        (
+            "if (threadIdx.x % WARP == 0) barrier_arrive(emptied);",
+            "if (threadIdx.x % GROUP == 0) barrier_arrive(emptied);",
+        ),
         ("CONSUMERS * GROUP / WARP)", "CONSUMERS)"),
     ),
     "parity never changes": (("parity ^= 1;", ""),),
     "expects the bytes of left only": (("ring.filled(), STAGE_BYTES)", "ring.filled(), LEFT_BYTES)"),),
-    "steps by elements where bytes are meant": (("step * INSTRUCTION_DEPTH * 2", "step * INSTRUCTION_DEPTH"),),
+    "steps by elements where bytes are meant": (
+        ("step * INSTRUCTION_DEPTH * 2", "step * INSTRUCTION_DEPTH"),
+    ),
     "rows of the second instruction are off": (("half * INSTRUCTION_ROWS *", "half * 32 *"),),
     "wrong distance between groups of rows": (("SWIZZLE_GROUP_BYTES >> 4", "SWIZZLE_GROUP_BYTES >> 5"),),
     "no fence before products": (("products_begin();", ""),),
@@ -50,7 +57,10 @@ WGMMA_FAULTS: dict[str, Fault] = {
         ("named_barrier(1 + group, GROUP);  // the square", "// the square"),
     ),
     "stores a square that is not written": (
-        ("fence_shared_for_copies();\n            named_barrier(1 + group, GROUP);", "fence_shared_for_copies();"),
+        (
+            "fence_shared_for_copies();\n            named_barrier(1 + group, GROUP);",
+            "fence_shared_for_copies();",
+        ),
     ),
     "both groups use one barrier": (
         ("named_barrier(1 + group, GROUP);  // the square", "named_barrier(1, GROUP);  // the square"),
@@ -64,4 +74,42 @@ WGMMA_FAULTS: dict[str, Fault] = {
     "leaves out a tile on the diagonal": (("if (first_col > first_row ||", "if (first_col >= first_row ||"),),
     "takes more registers than there are": (("PRODUCER_REGISTERS = 40", "PRODUCER_REGISTERS = 72"),),
     "takes every matrix for the first": (("z(each ? 0 : z)", "z(0)"),),
+}
+
+GRAM_FAULTS: dict[str, Fault] = {
+    "leaves out a low part": (("multiply_add_tf32(product[i][j], left_low[i], right_high[j]);", ""),),
+    "waits for one stage too few": (("copy_async_wait<STAGES - 2>", "copy_async_wait<STAGES - 1>"),),
+    "reads a stage before all threads filled it": (("__syncthreads();  // the slot is full", "//"),),
+    "fills the slot that is being read": (("load(next, next % STAGES)", "load(next, block % STAGES)"),),
+    "parts overlap": (("min(p.rows, start + part_rows)", "p.rows"),),
+    "reads columns that do not exist": (("min(max(end_col - first_col - col, 0), CHUNK)", "CHUNK"),),
+    "writes above the diagonal": (("if (r < p.cols && c <= r) gram", "if (r < p.cols && c < p.cols) gram"),),
+    "works on every panel": (("if (!is_selected(p.selection, z)) return;\n    const Tile", "const Tile"),),
+}
+
+CHOLESKY_FAULTS: dict[str, Fault] = {
+    "a round starts before the last one is over": (
+        ("__syncthreads();\n        const float pivot", "const float pivot"),
+    ),
+    "takes what is not a number for a pivot": (("!(pivot > FLOAT32", "(pivot <= FLOAT32"),),
+    "takes rounding for a pivot": (("FLOAT32_EPSILON * w.original[k]", "-1e30f"),),
+    "inverse has unscaled rows": (("w.inverse[row * TILE_PITCH + c] /= w.root[row];", ""),),
+    "inverse is taken transposed": (
+        ("w.inverse[col * TILE_PITCH + from + k]", "w.inverse[(from + k) * TILE_PITCH + col]"),
+    ),
+    "multiplies a tile that is not whole": (("__syncthreads();  // the tile is whole", "//"),),
+    "reads a factor that is not written": (("__syncthreads();  // the factor is read", "//"),),
+    "solves with an inverse that is not whole": (("__syncthreads();  // tile and inverse", "//"),),
+    "reads columns that are not solved": (("__syncthreads();  // these columns", "//"),),
+    "takes the first part of the gram matrix only": (("part < p.parts", "part < 1"),),
+    "ignores the shift": (("if (r == c) sum += shift * sum;", ""),),
+    "ratio without the norms of columns": (("/ sqrtf(w.original[threadIdx.x])", ""),),
+    "solves where the factor failed": (("|| p.status[z].info != 0) return;", ") return;"),),
+    "forgets the outcome of panels it leaves alone": (
+        ("if (threadIdx.x == 0) p.status[z] = p.selection.status[z];", ""),
+    ),
+    "takes the ill-conditioned for the good": (
+        ("status.ratio < selection.threshold", "status.ratio > selection.threshold"),
+    ),
+    "takes the failed for ill-conditioned": (("return selection.which & FAILED;", "return true;"),),
 }

@@ -27,8 +27,9 @@ ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 class Problem:
     """One launch.
 
-    ``same``: right is left. ``in_place``: out is the first addend. ``listed``: matrices by pointers. ``live``: factors
-    in memory. ``odd_rows``: row strides are odd. ``shift``: elements between the first matrix and an aligned address.
+    ``same``: right is left. ``in_place``: out is the first addend. ``listed``: matrices by pointers.
+    ``live``: factors in memory. ``odd_rows``: row strides are odd. ``shift``: elements between an aligned
+    address and the first matrix.
     """
 
     batch: int
@@ -46,7 +47,7 @@ class Problem:
 
     def __str__(self) -> str:
         flags = [name for name in ("same", "in_place", "listed", "live", "odd_rows") if getattr(self, name)]
-        form = f"{self.batch}x{self.size}x{self.depth}-{str(self.dtype).removeprefix('torch.')}-{self.addends}"
+        form = f"{self.batch}x{self.size}x{self.depth}-{element(self)}-{self.addends}"
         return "-".join([form, *flags, *(["shifted"] if self.shift else [])])
 
 
@@ -83,6 +84,11 @@ class Arrays:
         ]
         addends += [MatrixBatch()] * (2 - len(addends))
         return SymmetricTerms((MatrixBatch * 2)(*addends), alpha, (Factor * 2)(*beta), gamma)
+
+
+def element(problem: Problem) -> str:
+    """The suffix of a kernel's name."""
+    return str(problem.dtype).removeprefix("torch.")
 
 
 def row_stride(cols: int, *, odd: bool) -> int:
@@ -142,11 +148,6 @@ def check(data: Arrays, exact: Tensor, bound: Tensor) -> float:
 
 
 MMA_TILE, MMA_THREADS, MMA_SHARED_BYTES = 128, 256, 4 * 16384
-
-
-def element(problem: Problem) -> str:
-    """The suffix of a kernel's name."""
-    return str(problem.dtype).removeprefix("torch.")
 
 
 def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:

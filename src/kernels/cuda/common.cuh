@@ -5,7 +5,8 @@
 constexpr int WARP = 32;
 constexpr int CHUNK_BYTES = 16;  // the widest load and store of one thread
 
-// A float32 factor: the value at `live` where that is set, so that a replayed graph sees what is there now; else `value`.
+// A float32 factor: the value at `live` where that is set, so that a replayed graph sees what is there now;
+// else `value`.
 struct Factor {
     const float* live;
     float value;
@@ -15,8 +16,8 @@ __device__ __forceinline__ float factor_value(const Factor& factor) {
     return factor.live ? *factor.live : factor.value;
 }
 
-// Row-major matrices of one size. Matrix z is at each[z] where `each` is set, else at first + z * matrix_stride.
-// Strides are in elements.
+// Row-major matrices of one size. Matrix z is at each[z] where `each` is set, else `matrix_stride` elements
+// behind the one before. `row_stride` is in elements too.
 struct MatrixBatch {
     void* first;
     void* const* each;

@@ -25,7 +25,8 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 }
 
 __device__ __forceinline__ void barrier_arrive_expecting(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
 }
 
 // Waits for the end of the phase of this parity. A fresh barrier counts as past the phase of parity 1.
@@ -50,14 +51,15 @@ __device__ __forceinline__ void named_barrier(int name, int threads) {
 // Copies a box of a [z, y, x] tensor to shared memory and counts its bytes at the barrier.
 __device__ __forceinline__ void tensor_load(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+        "%5}], [%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
 
 __device__ __forceinline__ void tensor_store(const TensorMap* map, u32 from, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
-                 "r"(x), "r"(y), "r"(z)
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
 
@@ -86,16 +88,17 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix l / 8.
+// Four 8x8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of
+// matrix l / 8.
 __device__ __forceinline__ void store_matrices(u32 row, const u32 (&bits)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(bits[0]), "r"(bits[1]),
-                 "r"(bits[2]), "r"(bits[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(bits[0]),
+                 "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
                  : "memory");
 }
 
 __device__ __forceinline__ void store_matrices_transposed(u32 row, const u32 (&bits)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(bits[0]),
-                 "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+                 "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3])
                  : "memory");
 }
 
@@ -123,20 +126,21 @@ __device__ __forceinline__ void settle(float (&sum)[64]) {
     for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sum[i])::"memory");
 }
 
-#define OXIDION_EIGHT(array, i)                                                                                     \
-    "+f"(array[i]), "+f"(array[i + 1]), "+f"(array[i + 2]), "+f"(array[i + 3]), "+f"(array[i + 4]), "+f"(array[i + 5]), \
-        "+f"(array[i + 6]), "+f"(array[i + 7])
-#define OXIDION_GROUP_PRODUCT(element)                                                                              \
-    asm volatile(                                                                                                   \
-        "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"                                                                  \
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." element "." element " {"                                     \
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                    \
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                          \
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                          \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                         \
-        "%64, %65, p, 1, 1, 0, 0;\n}"                                                                               \
-        : OXIDION_EIGHT(sum, 0), OXIDION_EIGHT(sum, 8), OXIDION_EIGHT(sum, 16), OXIDION_EIGHT(sum, 24),             \
-          OXIDION_EIGHT(sum, 32), OXIDION_EIGHT(sum, 40), OXIDION_EIGHT(sum, 48), OXIDION_EIGHT(sum, 56)            \
+#define OXIDION_EIGHT(array, i)                                                                     \
+    "+f"(array[i]), "+f"(array[i + 1]), "+f"(array[i + 2]), "+f"(array[i + 3]), "+f"(array[i + 4]), \
+        "+f"(array[i + 5]), "+f"(array[i + 6]), "+f"(array[i + 7])
+#define OXIDION_GROUP_PRODUCT(element)                                                                   \
+    asm volatile(                                                                                        \
+        "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"                                                       \
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." element "." element                               \
+        " {"                                                                                             \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                         \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "              \
+        "%64, %65, p, 1, 1, 0, 0;\n}"                                                                    \
+        : OXIDION_EIGHT(sum, 0), OXIDION_EIGHT(sum, 8), OXIDION_EIGHT(sum, 16), OXIDION_EIGHT(sum, 24),  \
+          OXIDION_EIGHT(sum, 32), OXIDION_EIGHT(sum, 40), OXIDION_EIGHT(sum, 48), OXIDION_EIGHT(sum, 56) \
         : "l"(left), "l"(right))
 
 // sum += left right^T for 64 rows of left, 128 of right and 16 columns, by a warpgroup, asynchronously.

@@ -32,7 +32,8 @@ struct Finish {
         }
     }
 
-    // The element before rounding. Addends are read in the lower triangle only: out of it the value means nothing.
+    // The element before rounding. Addends are read in the lower triangle only: out of it the value means
+    // nothing.
     __device__ __forceinline__ float operator()(float product, int row, int col) const {
         float value = alpha * product;
 #pragma unroll

@@ -1,4 +1,5 @@
-// Symmetric products on mma.sync (sm_80 and newer): out = alpha left right^T + sum_i beta_i addend_i + gamma I.
+// Symmetric products on mma.sync (sm_80 and newer): out = alpha left right^T + sum_i beta_i addend_i + gamma
+// I.
 //
 // B = matrices in the batch, m = rows of left and right, k = their columns. out and addends are [B, m, m].
 // The product has to be symmetric: right = left, or both symmetric and commuting (then right^T = right).
@@ -7,13 +8,13 @@
 // m and k are any; rows that start at multiples of 16 bytes take the wide path.
 #include "symmetric.cuh"
 
-constexpr int TILE = 128;        // rows and columns of out that one block computes
-constexpr int DEPTH = 32;        // columns of left and right per pipeline stage
+constexpr int TILE = 128;  // rows and columns of out that one block computes
+constexpr int DEPTH = 32;  // columns of left and right per pipeline stage
 constexpr int STAGES = 4;
-constexpr int THREADS = 256;     // 8 warps, 2 down and 4 across
+constexpr int THREADS = 256;  // 8 warps, 2 down and 4 across
 constexpr int WARP_ROWS = 64;
 constexpr int WARP_COLS = 32;
-constexpr int CHUNK = CHUNK_BYTES / 2;                 // 16-bit elements per 16 bytes
+constexpr int CHUNK = CHUNK_BYTES / 2;  // 16-bit elements per 16 bytes
 constexpr int STAGE_ROW_CHUNKS = DEPTH / CHUNK;
 constexpr int OPERAND_BYTES = TILE * DEPTH * 2;
 constexpr int STAGE_BYTES = 2 * OPERAND_BYTES;
@@ -37,8 +38,8 @@ __device__ __forceinline__ u32 stage_offset(int row, int chunk) {
     return (row * STAGE_ROW_CHUNKS + (chunk ^ ((row >> 1) & (STAGE_ROW_CHUNKS - 1)))) * CHUNK_BYTES;
 }
 
-// Offset of a chunk in the finished tile. Rows 0..7 and rows {8q + h} both fall on eight different bank groups:
-// the first when fragments are written, the second when the mirror is read.
+// Offset of a chunk in the finished tile. Rows 0..7 and rows {8q + h} both fall on eight different bank
+// groups: the first when fragments are written, the second when the mirror is read.
 __device__ __forceinline__ u32 out_offset(int row, int chunk) {
     return (row * OUT_ROW_CHUNKS + (chunk ^ ((row & 7) ^ (((row >> 3) & 3) << 1)))) * CHUNK_BYTES;
 }
@@ -92,7 +93,8 @@ __device__ __forceinline__ void store_chunk(T* to, const u32 (&bits)[4], int cou
 }
 
 template <typename T>
-__device__ __forceinline__ void multiply_stage(float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], u32 left, u32 right) {
+__device__ __forceinline__ void multiply_stage(float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], u32 left,
+                                               u32 right) {
     const int lane = threadIdx.x % WARP;
     const int left_row = lane % 16;
     const int left_chunk = lane / 16;
@@ -115,12 +117,12 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[FRAGMENT_ROWS][FRAGM
     }
 }
 
-// Factors, addends and identity, rounded once, into the finished tile in shared memory. A tile on the diagonal
-// keeps its lower half and repeats it above.
+// Factors, addends and identity, rounded once, into the finished tile in shared memory. A tile on the
+// diagonal keeps its lower half and repeats it above.
 template <typename T>
 __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned char* out,
-                                            const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], int z, Tile tile,
-                                            int warp_row, int warp_col) {
+                                            const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], int z,
+                                            Tile tile, int warp_row, int warp_col) {
     const int lane = threadIdx.x % WARP;
     const Finish<T> finish(p.terms, z, p.size);
 #pragma unroll
@@ -133,7 +135,8 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
             for (int j = 0; j < FRAGMENT_COLS; ++j) {
                 const int tile_col = warp_col + j * 8 + lane % 4 * 2;
                 const int col = tile.col * TILE + tile_col;
-                const u32 bits = pack(finish(sum[i][j][half * 2], row, col), finish(sum[i][j][half * 2 + 1], row, col + 1), T{});
+                const u32 bits = pack(finish(sum[i][j][half * 2], row, col),
+                                      finish(sum[i][j][half * 2 + 1], row, col + 1), T{});
                 const u32 at = out_offset(tile_row, tile_col / CHUNK) + tile_col % CHUNK * 2;
                 if (tile.row != tile.col) {
                     *reinterpret_cast<u32*>(out + at) = bits;
@@ -145,7 +148,8 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
                     if (mirrored > tile_row) continue;
                     const u16 element = static_cast<u16>(bits >> (16 * e));
                     *reinterpret_cast<u16*>(out + at + 2 * e) = element;
-                    *reinterpret_cast<u16*>(out + out_offset(mirrored, tile_row / CHUNK) + tile_row % CHUNK * 2) = element;
+                    *reinterpret_cast<u16*>(out + out_offset(mirrored, tile_row / CHUNK) +
+                                            tile_row % CHUNK * 2) = element;
                 }
             }
         }
@@ -153,8 +157,8 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
 }
 
 template <typename T>
-__device__ __forceinline__ void store_tile(T* matrix, const MatrixBatch& batch, const unsigned char* tile, int first_row,
-                                           int first_col, int size) {
+__device__ __forceinline__ void store_tile(T* matrix, const MatrixBatch& batch, const unsigned char* tile,
+                                           int first_row, int first_col, int size) {
     const bool aligned = rows_are_aligned(matrix, batch);
     for (int id = threadIdx.x; id < TILE * OUT_ROW_CHUNKS; id += THREADS) {
         const int row = id / OUT_ROW_CHUNKS, chunk = id % OUT_ROW_CHUNKS;
@@ -211,10 +215,12 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
         for (int block = 0; block < STAGES - 1; ++block) load(block);
         for (int block = 0; block < blocks; ++block) {
             copy_async_wait<STAGES - 2>();
-            __syncthreads();  // the stage is full for all warps, and all have left the stage that is filled next
+            __syncthreads();  // the stage is full for all warps, and all have left the stage that is filled
+                              // next
             load(block + STAGES - 1);
             const u32 stage = shared_address(shared + block % STAGES * STAGE_BYTES);
-            multiply_stage<T>(sum, stage + stage_offset(warp_row, 0), stage + OPERAND_BYTES + stage_offset(warp_col, 0));
+            multiply_stage<T>(sum, stage + stage_offset(warp_row, 0),
+                              stage + OPERAND_BYTES + stage_offset(warp_col, 0));
         }
     }
     __syncthreads();  // the finished tile takes the place of the stages
@@ -225,10 +231,12 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
     if (tile.row != tile.col) store_mirror(out, p.out, shared, first_row, first_col, p.size);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) symmetric_mma_bfloat16(const __grid_constant__ SymmetricProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    symmetric_mma_bfloat16(const __grid_constant__ SymmetricProduct p) {
     symmetric_product<bfloat16>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) symmetric_mma_float16(const __grid_constant__ SymmetricProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    symmetric_mma_float16(const __grid_constant__ SymmetricProduct p) {
     symmetric_product<float16>(p);
 }

@@ -1,27 +1,28 @@
 // Symmetric products on Hopper's warpgroup instructions (sm_90a): the same equation as symmetric_mma.cu.
 //
-// Operands and result go through tensor maps, so rows have to start at multiples of 16 bytes; m and k are any.
-// A persistent grid walks over batch x tiles. One warpgroup fills a ring of stages by tensor copies; two others
-// multiply, each 128 x 128 of a 256 x 128 tile, and store squares of 64 x 64 and their transposes by tensor copies.
+// Operands and result go through tensor maps, so rows have to start at multiples of 16 bytes; m and k are
+// any. A persistent grid walks over batch x tiles. One warpgroup fills a ring of stages by tensor copies; two
+// others multiply, each 128 x 128 of a 256 x 128 tile, and store squares of 64 x 64 and their transposes by
+// tensor copies.
 #include "swizzle.cuh"
 #include "symmetric.cuh"
 
-constexpr int CONSUMERS = 2;                         // warpgroups that multiply
-constexpr int GROUP_ROWS = 128;                      // rows of one of them: two instructions of 64
+constexpr int CONSUMERS = 2;     // warpgroups that multiply
+constexpr int GROUP_ROWS = 128;  // rows of one of them: two instructions of 64
 constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS;
 constexpr int TILE_COLS = 128;
-constexpr int DEPTH = 64;                            // 128 bytes: one period of the swizzle
+constexpr int DEPTH = 64;  // 128 bytes: one period of the swizzle
 constexpr int STAGES = 4;
 constexpr int THREADS = (CONSUMERS + 1) * GROUP;
-constexpr int PRODUCER_REGISTERS = 40;               // 128 * 40 + 256 * 232 = 64512 of 65536
+constexpr int PRODUCER_REGISTERS = 40;  // 128 * 40 + 256 * 232 = 64512 of 65536
 constexpr int CONSUMER_REGISTERS = 232;
 constexpr int INSTRUCTION_ROWS = 64;
 constexpr int INSTRUCTION_DEPTH = 16;
-constexpr int SQUARE = 64;                           // rows and columns that one tensor copy stores
+constexpr int SQUARE = 64;  // rows and columns that one tensor copy stores
 constexpr int LEFT_BYTES = TILE_ROWS * DEPTH * 2;
 constexpr int STAGE_BYTES = LEFT_BYTES + TILE_COLS * DEPTH * 2;
 constexpr int SQUARE_BYTES = SQUARE * SQUARE * 2;
-constexpr int SQUARES_AT = STAGES * STAGE_BYTES;     // per consumer a square and its transpose
+constexpr int SQUARES_AT = STAGES * STAGE_BYTES;  // per consumer a square and its transpose
 constexpr int BARRIERS_AT = SQUARES_AT + CONSUMERS * 2 * SQUARE_BYTES;
 constexpr int SHARED_BYTES = BARRIERS_AT + 2 * STAGES * 8;
 static_assert(SHARED_BYTES <= 227 * 1024, "one block has at most 227 KiB");
@@ -81,7 +82,8 @@ __device__ __forceinline__ void fill_stages(const SymmetricTensorProduct& p, u32
             barrier_wait(ring.emptied(), ring.parity ^ 1);
             barrier_arrive_expecting(ring.filled(), STAGE_BYTES);
             tensor_load(ring.stage(), left.map, ring.filled(), block * DEPTH, tile.row * TILE_ROWS, left.z);
-            tensor_load(ring.stage() + LEFT_BYTES, right.map, ring.filled(), block * DEPTH, tile.col * TILE_COLS, right.z);
+            tensor_load(ring.stage() + LEFT_BYTES, right.map, ring.filled(), block * DEPTH,
+                        tile.col * TILE_COLS, right.z);
             ring.next();
         }
     }
@@ -124,12 +126,13 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], Ring& ring, int bl
 
 // A 64 x 64 square of a group's sums into shared memory, and its transpose behind it.
 template <typename T>
-__device__ __forceinline__ void write_square(u32 at, const float (&sum)[64], int part, const Finish<T>& finish, int first_row,
-                                             int first_col) {
+__device__ __forceinline__ void write_square(u32 at, const float (&sum)[64], int part,
+                                             const Finish<T>& finish, int first_row, int first_col) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
     const int row = warp * 16 + lane / 4;
 #pragma unroll
-    for (int pair = 0; pair < SQUARE / 16; ++pair) {  // 16 columns: two 8x8 matrices beside each other, two below
+    for (int pair = 0; pair < SQUARE / 16;
+         ++pair) {  // 16 columns: two 8x8 matrices beside each other, two below
         u32 bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -146,8 +149,8 @@ __device__ __forceinline__ void write_square(u32 at, const float (&sum)[64], int
 
 // A square on the diagonal: the lower half, and the same above.
 template <typename T>
-__device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)[64], int part, const Finish<T>& finish,
-                                                      int first) {
+__device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)[64], int part,
+                                                      const Finish<T>& finish, int first) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
 #pragma unroll
     for (int j = 0; j < SQUARE / 8; ++j) {
@@ -155,7 +158,8 @@ __device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)
         for (int q = 0; q < 4; ++q) {
             const int row = warp * 16 + lane / 4 + q / 2 * 8, col = j * 8 + lane % 4 * 2 + q % 2;
             if (col > row) continue;
-            const u16 bits = static_cast<u16>(pack(finish(sum[(part * 8 + j) * 4 + q], first + row, first + col), 0.0f, T{}));
+            const u16 bits = static_cast<u16>(
+                pack(finish(sum[(part * 8 + j) * 4 + q], first + row, first + col), 0.0f, T{}));
             store_shared(swizzled(at, row, col / 8) + col % 8 * 2, bits);
             store_shared(swizzled(at, col, row / 8) + row % 8 * 2, bits);
         }
@@ -163,8 +167,8 @@ __device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)
 }
 
 template <typename T>
-__device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, const float (&sum)[2][64], u32 at, int group,
-                                              int z, int first_row, int first_col) {
+__device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, const float (&sum)[2][64],
+                                              u32 at, int group, int z, int first_row, int first_col) {
     const Finish<T> finish(p.terms, z, p.size);
     const Place out(p.out, p.out_each, z);
     const bool leader = threadIdx.x % GROUP == 0;
@@ -176,8 +180,10 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, c
             if (col > row || row >= p.size) continue;  // above the diagonal or outside: nothing to store
             if (leader) tensor_stores_wait_read<0>();
             named_barrier(1 + group, GROUP);  // the square before this one has left shared memory
-            if (row == col) write_diagonal_square<T>(at, sum[half], part, finish, row);
-            else write_square<T>(at, sum[half], part, finish, row, col);
+            if (row == col)
+                write_diagonal_square<T>(at, sum[half], part, finish, row);
+            else
+                write_square<T>(at, sum[half], part, finish, row, col);
             fence_shared_for_copies();
             named_barrier(1 + group, GROUP);
             if (leader) {
@@ -234,10 +240,12 @@ __device__ __forceinline__ void symmetric_product(const SymmetricTensorProduct& 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) symmetric_wgmma_bfloat16(const __grid_constant__ SymmetricTensorProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    symmetric_wgmma_bfloat16(const __grid_constant__ SymmetricTensorProduct p) {
     symmetric_product<bfloat16>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) symmetric_wgmma_float16(const __grid_constant__ SymmetricTensorProduct p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    symmetric_wgmma_float16(const __grid_constant__ SymmetricTensorProduct p) {
     symmetric_product<float16>(p);
 }

@@ -12,7 +12,7 @@ GUARD = 256  # elements before and behind; keeps the alignment of the first matr
 
 @dataclass(frozen=True)
 class Guarded:
-    """Matrices inside a larger array of NaN: ``matrices`` is [B, rows, cols] with ``row_stride`` elements a row."""
+    """Matrices [B, rows, cols] inside a larger array of NaN."""
 
     whole: Tensor
     matrices: Tensor

@@ -1,20 +1,24 @@
 // What happens around a block, and the entry that Python calls.
 #pragma once
+#include "barriers.h"
 #include "copies.h"
 #include "fibers.h"
+#include "group_products.h"
+#include "tensor_copies.h"
 
 namespace emulator {
 
-#ifndef EMULATOR_HOPPER
-inline void deliver() {}
-inline void begin_hopper() {}
-inline void end_hopper() {}
-#endif
+inline void deliver() {
+    deliver_loads();
+}
 
 inline void begin_block() {
     for (Meeting& meeting : meetings) meeting.arrived = 0;
     forget_copies();
-    begin_hopper();
+    forget_tensor_copies();
+    forget_products();
+    memset(barriers, 0, sizeof barriers);
+    share_registers();
 }
 
 inline void end_block() {
@@ -25,19 +29,20 @@ inline void end_block() {
         current = thread;
         if (left) fail("a copy to shared memory is never waited for");
     }
-    end_hopper();
+    check_tensor_copies_are_over();
 }
 
 }  // namespace emulator
 
-// A C function that launches a kernel taking one structure by value. The copy has the alignment of the structure.
-#define EMULATED_KERNEL(kernel, Parameters)                                                            \
-    extern "C" int launch_##kernel(const emulator::Launch* how, const void* bytes, size_t size) {       \
-        static Parameters parameters;                                                                  \
-        if (size != sizeof parameters) return 2;                                                       \
-        memcpy(&parameters, bytes, sizeof parameters);                                                 \
-        return emulator::launch(                                                                       \
-            *how, [](const void* p) { kernel(*static_cast<const Parameters*>(p)); }, &parameters);     \
+// A C function that launches a kernel taking one structure by value. The copy has the alignment of the
+// structure.
+#define EMULATED_KERNEL(kernel, Parameters)                                                        \
+    extern "C" int launch_##kernel(const emulator::Launch* how, const void* bytes, size_t size) {  \
+        static Parameters parameters;                                                              \
+        if (size != sizeof parameters) return 2;                                                   \
+        memcpy(&parameters, bytes, sizeof parameters);                                             \
+        return emulator::launch(                                                                   \
+            *how, [](const void* p) { kernel(*static_cast<const Parameters*>(p)); }, &parameters); \
     }
 
 extern "C" __attribute__((used)) inline const char* emulator_failure() {

@@ -30,8 +30,10 @@ inline void copy_async(uint32_t to, const void* from, unsigned bytes, unsigned w
     if (bytes > width) fail("cp.async reads %u of %u bytes", bytes, width);
     if (bytes) check_readable(from, bytes);
     const Copy copy{shared_bytes(to, width), from, bytes, width};
-    if (coin()) perform(copy);
-    else copy_queues[current].open.push_back(copy);
+    if (coin())
+        perform(copy);
+    else
+        copy_queues[current].open.push_back(copy);
 }
 
 inline void commit_copies() {

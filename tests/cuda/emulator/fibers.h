@@ -15,9 +15,9 @@ constexpr int WARP_THREADS = 32;
 constexpr int GROUP_THREADS = 128;  // a warpgroup
 constexpr size_t STACK_BYTES = 64 * 1024;
 constexpr uint32_t SHARED_BYTES = 227 * 1024;  // what one block may have on sm_90
-constexpr int PATIENCE = 20000;  // rounds without any event after which a block is called dead
-constexpr int NAP_EVERY = 16;    // rounds between naps of a warp, on average
-constexpr int LONGEST_NAP = 64;  // rounds that a warp may fall behind at a time
+constexpr int PATIENCE = 20000;                // rounds without any event after which a block is called dead
+constexpr int NAP_EVERY = 16;                  // rounds between naps of a warp, on average
+constexpr int LONGEST_NAP = 64;                // rounds that a warp may fall behind at a time
 
 struct Size {
     int x, y, z;
@@ -38,8 +38,8 @@ struct Launch {
 
 inline Fiber fibers[MAX_THREADS];
 inline unsigned char* stacks;
-inline int order[MAX_THREADS];       // fibers in the order in which they take turns
-inline int position;                 // index of the running fiber in `order`
+inline int order[MAX_THREADS];  // fibers in the order in which they take turns
+inline int position;            // index of the running fiber in `order`
 inline int current, threads, blocks, block, alive;
 inline long asleep_until[MAX_THREADS / WARP_THREADS];
 inline unsigned shared_limit;
@@ -179,7 +179,13 @@ struct Meeting {
     void* brought[MAX_THREADS];
 };
 
-enum Place { BLOCK, NAMED, WARPS = NAMED + 16, GROUPS = WARPS + MAX_THREADS / WARP_THREADS, PLACES = GROUPS + 8 };
+enum Place {
+    BLOCK,
+    NAMED,
+    WARPS = NAMED + 16,
+    GROUPS = WARPS + MAX_THREADS / WARP_THREADS,
+    PLACES = GROUPS + 8
+};
 inline Meeting meetings[PLACES];
 
 template <typename Work>
@@ -226,7 +232,8 @@ inline void check_readable(const void* from, size_t bytes) {
 
 // Bytes of shared memory behind a 32-bit address.
 inline unsigned char* shared_bytes(uint32_t address, uint32_t bytes) {
-    if (address + bytes > shared_limit || address % bytes) fail("shared address %u of %u bytes", address, bytes);
+    if (address + bytes > shared_limit || address % bytes)
+        fail("shared address %u of %u bytes", address, bytes);
     return shared_memory + address;
 }
 

@@ -27,7 +27,8 @@ struct ProductQueue {
 };
 inline ProductQueue product_queues[MAX_THREADS / WARP_THREADS];
 
-// Element of an operand by its descriptor: start at bits 0-13, bytes between groups of eight rows at 32-45, both / 16.
+// Element of an operand by its descriptor: start at bits 0-13, bytes between groups of eight rows at 32-45,
+// both / 16.
 inline uint16_t operand_element(uint64_t descriptor, int row, int col) {
     const uint32_t start = (descriptor & 0x3FFF) << 4, group_bytes = (descriptor >> 32 & 0x3FFF) << 4;
     const uint32_t address = start + row / 8 * group_bytes + row % 8 * 128 + col * ELEMENT_BYTES;
@@ -41,7 +42,8 @@ inline void perform(const GroupProduct& product) {
     for (int k = 0; k < PRODUCT_DEPTH; ++k) {
         for (int row = 0; row < PRODUCT_ROWS; ++row)
             left[row][k] = product.read(operand_element(product.left, product.warp * PRODUCT_ROWS + row, k));
-        for (int col = 0; col < PRODUCT_COLS; ++col) right[k][col] = product.read(operand_element(product.right, col, k));
+        for (int col = 0; col < PRODUCT_COLS; ++col)
+            right[k][col] = product.read(operand_element(product.right, col, k));
     }
     for (int row = 0; row < PRODUCT_ROWS; ++row) {
         float dot[PRODUCT_COLS] = {};
@@ -71,7 +73,8 @@ void issue_product(float (&sum)[64], uint64_t left, uint64_t right) {
         GroupProduct product{{}, first.left, first.right, current / WARP_THREADS % 4, Read};
         for (int l = 0; l < WARP_THREADS; ++l) {
             const Lane& other = *static_cast<Lane*>(lanes[l]);
-            if (other.left != first.left || other.right != first.right) fail("lanes have different descriptors");
+            if (other.left != first.left || other.right != first.right)
+                fail("lanes have different descriptors");
             product.sum[l] = other.sum;
         }
         for (const uint64_t descriptor : {first.left, first.right})
@@ -109,7 +112,9 @@ inline void wait_for_products(size_t pending) {
 // The registers are about to be read: every product that writes them has to be over.
 inline void check_settled(const float* sum) {
     const ProductQueue& queue = own_products();
-    const auto writes = [sum](const GroupProduct& product) { return product.sum[current % WARP_THREADS] == sum; };
+    const auto writes = [sum](const GroupProduct& product) {
+        return product.sum[current % WARP_THREADS] == sum;
+    };
     for (const auto& group : queue.committed)
         for (const GroupProduct& product : group)
             if (writes(product)) fail("sums are read before their products are over");

@@ -5,27 +5,6 @@
 #include "ptx.cuh"
 #include "tensor_copies.h"
 
-#define EMULATOR_HOPPER
-
-namespace emulator {
-
-inline void deliver() {
-    deliver_loads();
-}
-
-inline void begin_hopper() {
-    memset(barriers, 0, sizeof barriers);
-    share_registers();
-    forget_tensor_copies();
-    forget_products();
-}
-
-inline void end_hopper() {
-    check_tensor_copies_are_over();
-}
-
-}  // namespace emulator
-
 constexpr int GROUP = emulator::GROUP_THREADS;
 
 struct alignas(64) TensorMap {

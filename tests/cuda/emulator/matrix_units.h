@@ -5,8 +5,8 @@
 
 namespace emulator {
 
-// Row r of matrix i lies at the address of lane 8 i + r. Lane l receives elements 2 (l % 4) and the next of row l / 4,
-// or, transposed, the elements of column l / 4 in rows 2 (l % 4) and the next.
+// Row r of matrix i lies at the address of lane 8 i + r. Lane l receives elements 2 (l % 4) and the next of
+// row l / 4, or, transposed, the elements of column l / 4 in rows 2 (l % 4) and the next.
 inline void load_four_matrices(uint32_t (&to)[4], uint32_t row, bool transposed) {
     struct Lane {
         uint32_t* to;
@@ -59,7 +59,9 @@ void multiply_add_16_bit(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, u
                 const int half = i % 2, word = i / 2;
                 const int k = l % 4 * 2 + half + word / 2 * 8;
                 left[group + word % 2 * 8][k] = Read(static_cast<uint16_t>(from.a[word] >> 16 * half));
-                if (word < 2) right[group][l % 4 * 2 + half + word * 8] = Read(static_cast<uint16_t>(from.b[word] >> 16 * half));
+                if (word < 2)
+                    right[group][l % 4 * 2 + half + word * 8] =
+                        Read(static_cast<uint16_t>(from.b[word] >> 16 * half));
             }
         }
         accumulate(lanes, left, right);

@@ -67,7 +67,7 @@ class SymmetricProduct(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """What the emulator keeps in the 128 bytes of a tensor map: extents and steps in elements, innermost first."""
+    """What the emulator keeps in a tensor map: extents and steps in elements, innermost first."""
 
     _fields_ = (
         ("start", ctypes.c_void_p),
@@ -82,7 +82,9 @@ class TensorMap(ctypes.Structure):
         """A map of [B, rows, cols]; boxes lie in one matrix."""
         extent, step = (tuple(reversed(values)) for values in (matrices.shape, matrices.stride()))
         three = ctypes.c_int64 * 3
-        return cls(matrices.data_ptr(), three(*extent), three(*step), (ctypes.c_int32 * 2)(box_cols, box_rows))
+        return cls(
+            matrices.data_ptr(), three(*extent), three(*step), (ctypes.c_int32 * 2)(box_cols, box_rows)
+        )
 
     @classmethod
     def array(cls, matrices: Tensor, box_rows: int, box_cols: int) -> ctypes.Array[TensorMap]:
@@ -107,4 +109,61 @@ class SymmetricTensorProduct(ctypes.Structure):
         ("tiles", ctypes.c_int),
         ("batch", ctypes.c_int),
         ("rest", ctypes.c_byte * 24),  # up to the alignment of a tensor map
+    )
+
+
+class PanelStatus(ctypes.Structure):
+    """Mirror of ``PanelStatus``."""
+
+    _fields_ = (("info", ctypes.c_int), ("ratio", ctypes.c_float))
+
+
+class Selection(ctypes.Structure):
+    """Mirror of ``Selection``."""
+
+    _fields_ = (("status", ctypes.c_void_p), ("threshold", ctypes.c_float), ("which", ctypes.c_int))
+
+
+class GramProduct(ctypes.Structure):
+    """Mirror of ``GramProduct``."""
+
+    _fields_ = (
+        ("panel", MatrixBatch),
+        ("gram", ctypes.c_void_p),
+        ("selection", Selection),
+        ("rows", ctypes.c_int),
+        ("cols", ctypes.c_int),
+        ("tiles", ctypes.c_int),
+        ("parts", ctypes.c_int),
+    )
+
+
+class CholeskyFactor(ctypes.Structure):
+    """Mirror of ``CholeskyFactor``."""
+
+    _fields_ = (
+        ("gram", ctypes.c_void_p),
+        ("factor", ctypes.c_void_p),
+        ("inverses", ctypes.c_void_p),
+        ("status", ctypes.c_void_p),
+        ("selection", Selection),
+        ("shift", Factor),
+        ("size", ctypes.c_int),
+        ("parts", ctypes.c_int),
+    )
+
+
+class CholeskySolve(ctypes.Structure):
+    """Mirror of ``CholeskySolve``."""
+
+    _fields_ = (
+        ("panel", MatrixBatch),
+        ("out", MatrixBatch),
+        ("factor", ctypes.c_void_p),
+        ("inverses", ctypes.c_void_p),
+        ("status", ctypes.c_void_p),
+        ("selection", Selection),
+        ("rows", ctypes.c_int),
+        ("cols", ctypes.c_int),
+        ("tiles", ctypes.c_int),
     )

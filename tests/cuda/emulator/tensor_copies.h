@@ -1,5 +1,5 @@
-// Tensor copies with the 128-byte swizzle. A load arrives at once, soon or late; a store reads shared memory at
-// once or as late as its waits allow.
+// Tensor copies with the 128-byte swizzle. A load arrives at once, soon or late; a store reads shared memory
+// at once or as late as its waits allow.
 #pragma once
 #include "barriers.h"
 #include "fibers.h"
@@ -27,8 +27,10 @@ template <typename Visit>
 void for_each_element(const TensorLayout& layout, uint32_t shared, int x, int y, int z, Visit visit) {
     for (int row = 0; row < layout.box[1]; ++row)
         for (int col = 0; col < layout.box[0]; ++col) {
-            const bool inside = x + col < layout.extent[0] && y + row < layout.extent[1] && z < layout.extent[2];
-            const int64_t offset = (x + col) * layout.step[0] + (y + row) * layout.step[1] + z * layout.step[2];
+            const bool inside =
+                x + col < layout.extent[0] && y + row < layout.extent[1] && z < layout.extent[2];
+            const int64_t offset =
+                (x + col) * layout.step[0] + (y + row) * layout.step[1] + z * layout.step[2];
             unsigned char* there = static_cast<unsigned char*>(layout.start) + offset * ELEMENT_BYTES;
             const uint32_t here = (row * layout.box[0] + col) * ELEMENT_BYTES;
             visit(shared_memory + swizzle(shared + here), inside ? there : nullptr);
@@ -40,7 +42,8 @@ inline void check_box(const TensorLayout& layout, uint32_t shared) {
     if (layout.box[0] * ELEMENT_BYTES != 128) fail("a box of %d columns", layout.box[0]);
     if (reinterpret_cast<uintptr_t>(layout.start) % 16 || layout.step[1] % 8 || layout.step[2] % 8)
         fail("a tensor map of unaligned rows");
-    if (shared + layout.box[0] * layout.box[1] * ELEMENT_BYTES > shared_limit) fail("a box behind shared memory");
+    if (shared + layout.box[0] * layout.box[1] * ELEMENT_BYTES > shared_limit)
+        fail("a box behind shared memory");
 }
 
 struct TensorLoad {
@@ -52,10 +55,13 @@ struct TensorLoad {
 inline std::vector<TensorLoad> loads;
 
 inline void perform(const TensorLoad& load) {
-    for_each_element(load.layout, load.to, load.x, load.y, load.z, [](unsigned char* here, unsigned char* there) {
-        if (there) memcpy(here, there, ELEMENT_BYTES);
-        else memset(here, 0, ELEMENT_BYTES);
-    });
+    for_each_element(load.layout, load.to, load.x, load.y, load.z,
+                     [](unsigned char* here, unsigned char* there) {
+                         if (there)
+                             memcpy(here, there, ELEMENT_BYTES);
+                         else
+                             memset(here, 0, ELEMENT_BYTES);
+                     });
     Barrier& barrier = barrier_at(load.barrier);
     barrier.bytes -= load.layout.box[0] * load.layout.box[1] * ELEMENT_BYTES;
     end_phase_if_complete(barrier);
@@ -67,8 +73,10 @@ inline void issue_load(uint32_t to, const void* map, uint32_t barrier, int x, in
     check_box(load.layout, to);
     const unsigned fate = random_number() % 8;
     load.due = rounds + (fate == 0 ? 100 + random_number() % 300 : random_number() % 8);
-    if (fate == 1) perform(load);
-    else loads.push_back(load);
+    if (fate == 1)
+        perform(load);
+    else
+        loads.push_back(load);
 }
 
 // Elements of shared memory that a thread wrote and has not fenced for the copy engine: thread + 1, or 0.
@@ -97,17 +105,21 @@ inline StoreGroup open_stores[MAX_THREADS];
 inline std::deque<StoreGroup> committed_stores[MAX_THREADS];
 
 inline void perform(const TensorStore& store) {
-    for_each_element(store.layout, store.from, store.x, store.y, store.z, [](unsigned char* here, unsigned char* there) {
-        if (unfenced[(here - shared_memory) / ELEMENT_BYTES]) fail("a store reads what no fence made visible");
-        if (there) memcpy(there, here, ELEMENT_BYTES);
-    });
+    for_each_element(store.layout, store.from, store.x, store.y, store.z,
+                     [](unsigned char* here, unsigned char* there) {
+                         if (unfenced[(here - shared_memory) / ELEMENT_BYTES])
+                             fail("a store reads what no fence made visible");
+                         if (there) memcpy(there, here, ELEMENT_BYTES);
+                     });
 }
 
 inline void issue_store(const void* map, uint32_t from, int x, int y, int z) {
     const TensorStore store{*static_cast<const TensorLayout*>(map), from, x, y, z};
     check_box(store.layout, from);
-    if (coin()) perform(store);
-    else open_stores[current].push_back(store);
+    if (coin())
+        perform(store);
+    else
+        open_stores[current].push_back(store);
 }
 
 inline void commit_stores() {
