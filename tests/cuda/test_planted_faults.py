@@ -92,7 +92,7 @@ def panel_launches(gram: Emulated, cholesky: Emulated) -> list[Launch]:
             lambda kernels=kernels: check_not_finite(kernels),
             lambda kernels=kernels: check_second_pass(kernels),
             lambda kernels=kernels: check_shift(kernels),
-            lambda kernels=kernels: check_factor_and_solve(kernels, (1, 97, 130, False)),
+            lambda kernels=kernels: check_factor_and_solve(kernels, (1, 140, 128, False)),
         ]
     return launches
 
