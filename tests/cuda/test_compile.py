@@ -17,12 +17,18 @@ OCCUPANCY = {
     "gram_product": (128, 3),
     "cholesky_factor": (128, 2),
     "cholesky_solve": (128, 2),
+    # Elementwise: two blocks with 8 chunks of 16 bytes a thread have 64 KiB under way.
+    "few": (256, 2),
+    "many": (256, 2),
+    "wide": (256, 1),
+    "add_pieces": (256, 1),
 }
 
 
 def family(kernel: str) -> str:
-    """Name of a kernel without its element type."""
-    return kernel.removesuffix("_bfloat16").removesuffix("_float16")
+    """What a kernel is counted as: its name without its element type, or the table of jobs that it takes."""
+    form = kernel.rpartition("_")[2]
+    return form if form in OCCUPANCY else kernel.removesuffix("_bfloat16").removesuffix("_float16")
 
 
 def only(source: str, architecture: str, name: str) -> Kernel:

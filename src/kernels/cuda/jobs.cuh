@@ -27,7 +27,7 @@ struct Scalars {
     double value[MOST_SCALARS];
 
     __device__ double operator[](int i) const {
-        return live ? live[i] : value[i];
+        return live ? in_global_memory(live)[i] : value[i];
     }
 };
 

@@ -76,7 +76,7 @@ __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
 #pragma unroll
     for (int k = 0; k < Op<C>::SUMS; ++k) {
         const double sum = block_sum(op.sum[k]);
-        if (threadIdx.x == 0) what.partial[static_cast<long long>(piece) * Op<C>::SUMS + k] = sum;
+        if (threadIdx.x == 0) in_global_memory(what.partial)[static_cast<long long>(piece) * Op<C>::SUMS + k] = sum;
     }
 }
 
@@ -110,9 +110,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) add_pieces(const __grid
     for (int k = 0; k < what.sums; ++k) {
         double own = 0;
         for (u32 piece = first + threadIdx.x; piece < what.end[job]; piece += THREADS) {
-            own += what.partial[static_cast<long long>(piece) * what.sums + k];
+            own += in_global_memory(what.partial)[static_cast<long long>(piece) * what.sums + k];
         }
         const double sum = block_sum(own);
-        if (threadIdx.x == 0) what.total[static_cast<long long>(job) * what.sums + k] = sum;
+        if (threadIdx.x == 0) in_global_memory(what.total)[static_cast<long long>(job) * what.sums + k] = sum;
     }
 }
