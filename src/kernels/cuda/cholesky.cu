@@ -1,0 +1,227 @@
+// Cholesky QR of many panels, after gram.cu: gram = L L^T and Q = panel L^-T, float32.
+//
+// B = panels, m = rows, r = columns (up to 1024 in use; any fits). One block factors one matrix, by columns
+// of 64 x 64 tiles, each from the finished ones to its left. Only the inverses of the diagonal tiles are
+// formed: off the diagonal, factor and solve are then products alone. What is above the diagonal of the
+// factor is neither written nor read.
+//
+// Scaling the columns of a panel scales the rows of L and changes no rounding that matters, so nothing is
+// scaled: `ratio` divides each pivot by its column's norm instead. Columns whose norm squared leaves float32
+// fail.
+#include "panel.cuh"
+
+constexpr int PITCH = DEPTH + 4;      // of operands; as below, lanes fall on 32 different banks
+constexpr int TILE_PITCH = TILE + 4;  // of whole tiles
+constexpr int OPERAND = TILE * PITCH;
+constexpr int TILE_FLOATS = TILE * TILE_PITCH;
+constexpr float FLOAT32_EPSILON = 1.1920929e-7f;
+
+// Shared memory of both kernels.
+struct Workspace {
+    float stages[STAGES * 2 * OPERAND];
+    float tile[TILE_FLOATS];
+    float inverse[TILE_FLOATS];
+    float root[TILE];      // diagonal of the factor
+    float original[TILE];  // diagonal of the gram matrix
+};
+
+// sums -= left right^T over the first `depth` columns, for 64 rows of each.
+__device__ __forceinline__ void subtract_product(Sums& sums, Workspace& w, const float* left,
+                                                 long long left_stride, int left_row, int left_end,
+                                                 const float* right, int right_row, int size, int depth) {
+    auto load = [&](int block, int slot) {
+        float* to = w.stages + slot * 2 * OPERAND;
+        const int k = block * DEPTH;
+        load_tile<TILE, DEPTH, PITCH>(to, left, left_stride, left_row, left_end, k, depth);
+        load_tile<TILE, DEPTH, PITCH>(to + OPERAND, right, size, right_row, size, k, depth);
+    };
+    pipeline(depth / DEPTH, load, [&](int slot) {
+        const float* a = w.stages + slot * 2 * OPERAND;
+        const float* b = a + OPERAND;
+        Sums product;
+        multiply(
+            product, [=](int row, int k) { return a[row * PITCH + k]; },
+            [=](int col, int k) { return b[col * PITCH + k]; });
+        accumulate(sums, product, -1.0f);
+    });
+}
+
+// sums = tile inverse^T.
+__device__ __forceinline__ void multiply_by_inverse(Sums& sums, const Workspace& w) {
+    for_each_sum(sums, [](int, int, float& x) { x = 0.0f; });
+#pragma unroll 1
+    for (int from = 0; from < TILE; from += DEPTH) {
+        Sums product;
+        multiply(
+            product, [&](int row, int k) { return w.tile[row * TILE_PITCH + from + k]; },
+            [&](int col, int k) { return w.inverse[col * TILE_PITCH + from + k]; });
+        accumulate(sums, product, 1.0f);
+    }
+}
+
+// Factors the tile in place and inverts the factor; the tile's lower half is read. Returns 0, or 1 + the
+// first column whose pivot is lost in rounding. Two threads work on a row. In round k the rows below k lose
+// their share of row k, in the tile right of k and in the inverse left of it: 64 columns for each row in each
+// round.
+__device__ __forceinline__ int factor_diagonal(Workspace& w) {
+    const int row = threadIdx.x / 2, first = threadIdx.x % 2;
+    for (int c = first; c < TILE; c += 2) w.inverse[row * TILE_PITCH + c] = row == c ? 1.0f : 0.0f;
+    for (int k = 0; k < TILE; ++k) {
+        __syncthreads();
+        const float pivot = w.tile[k * TILE_PITCH + k];
+        if (!(pivot > FLOAT32_EPSILON * w.original[k])) return k + 1;  // also when it is not a number
+        if (threadIdx.x == 0) w.root[k] = sqrtf(pivot);
+        if (row <= k) continue;
+        const float share = w.tile[row * TILE_PITCH + k] / pivot;
+        for (int c = first; c < TILE; c += 2) {
+            if (c > row) break;
+            float& to = c > k ? w.tile[row * TILE_PITCH + c] : w.inverse[row * TILE_PITCH + c];
+            to -= share * (c > k ? w.tile[c * TILE_PITCH + k] : w.inverse[k * TILE_PITCH + c]);
+        }
+    }
+    __syncthreads();
+    for (int c = first; c <= row; c += 2) {
+        float& element = w.tile[row * TILE_PITCH + c];
+        element = row == c ? w.root[c] : element / w.root[c];
+        w.inverse[row * TILE_PITCH + c] /= w.root[row];
+    }
+    __syncthreads();
+    return 0;
+}
+
+struct CholeskyFactor {
+    const float* gram;  // [B, S, r, r] as gram.cu leaves it
+    float* factor;      // [B, r, r], lower
+    float* inverses;    // [B, tiles, 64, 64]: inverses of the factor's diagonal tiles, padded by the identity
+    PanelStatus* status;  // [B]
+    Selection selection;
+    Factor shift;  // the diagonal is multiplied by 1 + shift: 0, or about r * 1.2e-7 after a failure
+    int size;      // r
+    int parts;     // S
+};
+
+// Tile (row_tile, col_tile) of the gram matrix, padded by the identity.
+__device__ __forceinline__ void load_gram(Sums& sums, const CholeskyFactor& p, int z, int row_tile,
+                                          int col_tile, float shift) {
+    const long long square = static_cast<long long>(p.size) * p.size;
+    const float* gram = p.gram + z * p.parts * square;
+    for_each_sum(sums, [&](int row, int col, float& sum) {
+        const int r = row_tile * TILE + row, c = col_tile * TILE + col;
+        sum = r == c ? 1.0f : 0.0f;
+        if (r >= p.size || c > r) return;
+        sum = 0.0f;
+#pragma unroll 1
+        for (int part = 0; part < p.parts; ++part)
+            sum += gram[part * square + static_cast<long long>(r) * p.size + c];
+        if (r == c) sum += shift * sum;
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cholesky_factor(const __grid_constant__ CholeskyFactor p) {
+    DYNAMIC_SHARED(memory);
+    Workspace& w = *reinterpret_cast<Workspace*>(memory);
+    const int z = blockIdx.x;
+    if (!is_selected(p.selection, z)) {
+        if (threadIdx.x == 0) p.status[z] = p.selection.status[z];
+        return;
+    }
+    const int tiles = ceil_div(p.size, TILE);
+    const float shift = factor_value(p.shift);
+    float* factor = p.factor + static_cast<long long>(z) * p.size * p.size;
+    float smallest = 1.0f, largest = 0.0f;  // over the columns of this thread; each is between 0 and about 1
+    for (int j = 0; j < tiles; ++j) {
+        for (int i = j; i < tiles; ++i) {
+            Sums sums;
+            load_gram(sums, p, z, i, j, shift);
+            if (i == j) {
+                for_each_sum(sums, [&](int row, int col, float& sum) {
+                    if (row == col) w.original[row] = sum;
+                });
+            }
+            subtract_product(sums, w, factor, p.size, i * TILE, p.size, factor, j * TILE, p.size, j * TILE);
+            for_each_sum(sums, [&](int row, int col, float& sum) { w.tile[row * TILE_PITCH + col] = sum; });
+            if (i == j) {
+                const int info = factor_diagonal(w);
+                if (info) {
+                    if (threadIdx.x == 0) p.status[z] = {j * TILE + info, 0.0f};
+                    return;
+                }
+                float* inverse = p.inverses + (static_cast<long long>(z) * tiles + j) * TILE * TILE;
+                for (int id = threadIdx.x; id < TILE * TILE; id += THREADS)
+                    inverse[id] = w.inverse[id / TILE * TILE_PITCH + id % TILE];
+                if (threadIdx.x < TILE && j * TILE + threadIdx.x < p.size) {
+                    const float pivot = w.root[threadIdx.x] / sqrtf(w.original[threadIdx.x]);
+                    smallest = min(smallest, pivot);
+                    largest = max(largest, pivot);
+                }
+                for_each_sum(sums,
+                             [&](int row, int col, float& sum) { sum = w.tile[row * TILE_PITCH + col]; });
+            } else {
+                __syncthreads();  // the tile is whole
+                multiply_by_inverse(sums, w);
+            }
+            for_each_sum(sums, [&](int row, int col, float& sum) {
+                const int r = i * TILE + row, c = j * TILE + col;
+                if (r < p.size && c <= r) factor[static_cast<long long>(r) * p.size + c] = sum;
+            });
+            __syncthreads();  // the factor is read by all from here on, the tile is written again
+        }
+    }
+    if (threadIdx.x < TILE) {
+        w.root[threadIdx.x] = smallest;
+        w.original[threadIdx.x] = largest;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int c = 1; c < TILE; ++c) {
+            smallest = min(smallest, w.root[c]);
+            largest = max(largest, w.original[c]);
+        }
+        p.status[z] = {0, smallest / largest};
+    }
+}
+
+struct CholeskySolve {
+    MatrixBatch panel;  // [B, m, r]
+    MatrixBatch out;    // [B, m, r]; may be the panel
+    const float* factor;
+    const float* inverses;
+    const PanelStatus* status;  // of the factor: where it failed, out is left as it is
+    Selection selection;
+    int rows;   // m
+    int cols;   // r
+    int tiles;  // 64-row tiles of a panel; the grid is B * tiles blocks
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cholesky_solve(const __grid_constant__ CholeskySolve p) {
+    DYNAMIC_SHARED(memory);
+    Workspace& w = *reinterpret_cast<Workspace*>(memory);
+    const int z = blockIdx.x / p.tiles, first_row = blockIdx.x % p.tiles * TILE;
+    if (!is_selected(p.selection, z) || p.status[z].info != 0) return;
+    const int tiles = ceil_div(p.cols, TILE);
+    const float* factor = p.factor + static_cast<long long>(z) * p.cols * p.cols;
+    const float* panel = matrix_start<const float>(p.panel, z);
+    float* out = matrix_start<float>(p.out, z);
+    for (int j = 0; j < tiles; ++j) {
+        const float* inverse = p.inverses + (static_cast<long long>(z) * tiles + j) * TILE * TILE;
+        for (int id = threadIdx.x; id < TILE * TILE; id += THREADS)
+            w.inverse[id / TILE * TILE_PITCH + id % TILE] = inverse[id];
+        Sums sums;
+        for_each_sum(sums, [&](int row, int col, float& sum) {
+            const int r = first_row + row, c = j * TILE + col;
+            sum = r < p.rows && c < p.cols ? panel[r * p.panel.row_stride + c] : 0.0f;
+        });
+        subtract_product(sums, w, out, p.out.row_stride, first_row, p.rows, factor, j * TILE, p.cols,
+                         j * TILE);
+        for_each_sum(sums, [&](int row, int col, float& sum) { w.tile[row * TILE_PITCH + col] = sum; });
+        __syncthreads();  // tile and inverse are whole
+        multiply_by_inverse(sums, w);
+        for_each_sum(sums, [&](int row, int col, float& sum) {
+            const int r = first_row + row, c = j * TILE + col;
+            if (r < p.rows && c < p.cols) out[r * p.out.row_stride + c] = sum;
+        });
+        __syncthreads();  // these columns are read by all from here on, tile and inverse are written again
+    }
+}

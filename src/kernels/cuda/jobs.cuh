@@ -1,0 +1,217 @@
+// Elementwise passes over many runs of memory at once: what a launch is told, and how elements come and go.
+//
+// A job is a few operands of equal length, one run of memory each. Jobs are cut into pieces, one block each. The table
+// is a parameter of the kernel: nothing is copied to the device before a launch, so a step can be captured.
+#pragma once
+#include "ptx.cuh"
+
+// As `DType` numbers them.
+enum class Type : unsigned char { float16, bfloat16, float32, float64 };
+
+constexpr int MOST_OPERANDS = 5;
+constexpr int MOST_SCALARS = 12;
+constexpr int THREADS = 256;
+constexpr int BLOCKS = 2;  // on a multiprocessor: 2 x 256 threads with 8 chunks each have 64 KiB under way
+constexpr int VECTOR = 4;  // elements that a thread loads at once: 16 bytes of float32
+constexpr int AHEAD = 2;   // vectors that a thread has under way
+constexpr int PIECE = 1 << 14;
+
+// Jobs of one launch. 384 is what fits into the 32764 bytes of parameters; the small table costs the host less to hand over.
+constexpr int FEW = 32;
+constexpr int MANY = 384;
+
+// Scalars of an operation in the order in which its constructor takes them: by value, or where `live` points, so that a
+// replayed graph sees what is there now.
+struct Scalars {
+    const double* live;
+    double value[MOST_SCALARS];
+
+    __device__ double operator[](int i) const {
+        return live ? in_global_memory(live)[i] : value[i];
+    }
+};
+
+struct Job {
+    void* operand[MOST_OPERANDS];
+    long long length;
+    double factor[2];      // of this job alone
+    u32 end;               // pieces of this job and all before it
+    Type type[MOST_OPERANDS];
+};
+
+template <int Most>
+struct Jobs {
+    Scalars scalars;
+    int count;
+    Job job[Most];
+};
+
+__device__ __forceinline__ u32 element_bytes(Type type) {
+    return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2;
+}
+
+// The job of a piece: the first that ends behind it.
+template <int Most>
+__device__ __forceinline__ int job_of(const Jobs<Most>& jobs, u32 piece) {
+    int low = 0;
+    int high = jobs.count - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (jobs.job[middle].end > piece) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+// Some elements of one operand.
+struct Run {
+    char* start;
+    Type type;
+
+    __device__ bool is_aligned() const {
+        return reinterpret_cast<u64>(start) % (VECTOR * element_bytes(type)) == 0;
+    }
+};
+
+template <typename C>
+__device__ __forceinline__ C load(const Run& run, int i) {
+    switch (run.type) {
+        case Type::float64: return static_cast<C>(reinterpret_cast<const double*>(run.start)[i]);
+        case Type::float32: return static_cast<C>(reinterpret_cast<const float*>(run.start)[i]);
+        case Type::bfloat16: return static_cast<C>(to_float(reinterpret_cast<const bfloat16*>(run.start)[i]));
+        default: return static_cast<C>(to_float(reinterpret_cast<const float16*>(run.start)[i]));
+    }
+}
+
+template <typename C>
+__device__ __forceinline__ void store(const Run& run, int i, C x) {
+    const float single = static_cast<float>(x);
+    switch (run.type) {
+        case Type::float64: reinterpret_cast<double*>(run.start)[i] = static_cast<double>(x); break;
+        case Type::float32: reinterpret_cast<float*>(run.start)[i] = single; break;
+        case Type::bfloat16: reinterpret_cast<u16*>(run.start)[i] = static_cast<u16>(pack(single, 0.0f, bfloat16{})); break;
+        default: reinterpret_cast<u16*>(run.start)[i] = static_cast<u16>(pack(single, 0.0f, float16{})); break;
+    }
+}
+
+struct alignas(8) Half4 {
+    u32 low;
+    u32 high;
+};
+
+template <typename Half>
+__device__ __forceinline__ float half_of(u32 pair, bool upper) {
+    return to_float(Half{static_cast<u16>(upper ? pair >> 16 : pair)});
+}
+
+// Elements i .. i + VECTOR of an aligned run.
+template <typename C>
+__device__ __forceinline__ void load_vector(const Run& run, int i, C (&to)[VECTOR]) {
+    if (run.type == Type::float32) {
+        u32 bits[VECTOR];
+        load_chunk(bits, run.start + 4LL * i);
+        for (int j = 0; j < VECTOR; ++j) to[j] = static_cast<C>(__uint_as_float(bits[j]));
+    } else if (run.type == Type::float64) {
+        for (int j = 0; j < VECTOR; ++j) to[j] = static_cast<C>(reinterpret_cast<const double*>(run.start)[i + j]);
+    } else {
+        const Half4 x = *reinterpret_cast<const Half4*>(run.start + 2LL * i);
+        for (int j = 0; j < VECTOR; ++j) {
+            const u32 pair = j < 2 ? x.low : x.high;
+            const float single =
+                run.type == Type::bfloat16 ? half_of<bfloat16>(pair, j % 2) : half_of<float16>(pair, j % 2);
+            to[j] = static_cast<C>(single);
+        }
+    }
+}
+
+template <typename C>
+__device__ __forceinline__ void store_vector(const Run& run, int i, const C (&x)[VECTOR]) {
+    if (run.type == Type::float32) {
+        u32 bits[VECTOR];
+        for (int j = 0; j < VECTOR; ++j) bits[j] = __float_as_uint(static_cast<float>(x[j]));
+        store_chunk(run.start + 4LL * i, bits);
+    } else if (run.type == Type::float64) {
+        for (int j = 0; j < VECTOR; ++j) reinterpret_cast<double*>(run.start)[i + j] = static_cast<double>(x[j]);
+    } else {
+        float y[VECTOR];
+        for (int j = 0; j < VECTOR; ++j) y[j] = static_cast<float>(x[j]);
+        const bool brain = run.type == Type::bfloat16;
+        const u32 low = brain ? pack(y[0], y[1], bfloat16{}) : pack(y[0], y[1], float16{});
+        const u32 high = brain ? pack(y[2], y[3], bfloat16{}) : pack(y[2], y[3], float16{});
+        *reinterpret_cast<Half4*>(run.start + 2LL * i) = {low, high};
+    }
+}
+
+// The piece of this block: its operands and how many elements there are.
+template <int N>
+struct Piece {
+    Run run[N];
+    int count;
+    bool is_aligned;
+
+    __device__ Piece(const Job& job, u32 number) {
+        const long long start = static_cast<long long>(number) * PIECE;
+        const long long rest = job.length - start;
+        count = static_cast<int>(rest < PIECE ? rest : PIECE);
+        is_aligned = true;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            char* first = static_cast<char*>(in_global_memory(job.operand[n]));
+            run[n] = {first + start * element_bytes(job.type[n]), job.type[n]};
+            is_aligned = is_aligned && run[n].is_aligned();
+        }
+    }
+};
+
+// Applies `op` to every element of this block's piece. Op::OPERANDS operands, of which those in Op::WRITES are stored.
+template <typename C, typename Op>
+__device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, Op& op) {
+    constexpr int N = Op::OPERANDS;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int whole = piece.is_aligned ? piece.count / VECTOR * VECTOR : 0;
+    for (int first = thread * VECTOR; first < whole; first += AHEAD * THREADS * VECTOR) {
+        C x[AHEAD][N][VECTOR];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const int i = first + a * THREADS * VECTOR;
+            if (i < whole) {
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    if (Op::READS >> n & 1) load_vector(piece.run[n], i, x[a][n]);
+                }
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const int i = first + a * THREADS * VECTOR;
+            if (i < whole) {
+#pragma unroll
+                for (int j = 0; j < VECTOR; ++j) {
+                    C one[N];
+#pragma unroll
+                    for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? x[a][n][j] : C(0);
+                    op(one);
+#pragma unroll
+                    for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                }
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    if (Op::WRITES >> n & 1) store_vector(piece.run[n], i, x[a][n]);
+                }
+            }
+        }
+    }
+    for (int i = whole + thread; i < piece.count; i += THREADS) {
+        C one[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? load<C>(piece.run[n], i) : C(0);
+        op(one);
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            if (Op::WRITES >> n & 1) store<C>(piece.run[n], i, one[n]);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+// Elementwise passes that also sum something up, in the same order at every launch: each block leaves the sums of its
+// piece, and a second kernel adds those of a job.
+#include "lamb.cuh"
+#include "updates.cuh"
+
+constexpr int WARPS = THREADS / 32;
+
+// The sum over the block, in thread 0.
+__device__ __forceinline__ double block_sum(double x) {
+    __shared__ double warps[WARPS];
+    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, lane);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread % 32 == 0) warps[thread / 32] = x;
+    __syncthreads();
+    double sum = 0;
+    if (thread == 0) {
+        for (int w = 0; w < WARPS; ++w) sum += warps[w];
+    }
+    __syncthreads();
+    return sum;
+}
+
+// Sum of x^2 in float64, so that no finite float32 overflows. Operand: x.
+template <typename C>
+struct SumOfSquares {
+    static constexpr int OPERANDS = 1;
+    static constexpr u32 READS = 0b1;
+    static constexpr u32 WRITES = 0;
+    static constexpr int SUMS = 1;
+    double sum[1] = {0};
+
+    __device__ explicit SumOfSquares(const Scalars&) {}
+
+    __device__ void operator()(C (&x)[1]) {
+        sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]);
+    }
+};
+
+// Sums of x^2 and u^2 of LAMB. Scalars as LambDirection has them. Operands: x, g, m, v. Where `Store`, the moments are written.
+template <typename C, bool Store>
+struct LambNorms {
+    static constexpr int OPERANDS = 4;
+    static constexpr u32 READS = 0b1111;
+    static constexpr u32 WRITES = Store ? 0b1100 : 0;
+    static constexpr int SUMS = 2;
+    LambDirection<C> direction;
+    double sum[2] = {0, 0};
+
+    __device__ explicit LambNorms(const Scalars& s) : direction(s) {}
+
+    __device__ void operator()(C (&x)[4]) {
+        const double u = static_cast<double>(direction.next(x[0], x[1], x[2], x[3]));
+        sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]);
+        sum[1] += u * u;
+    }
+};
+
+template <typename C>
+using LambNormsKept = LambNorms<C, true>;
+template <typename C>
+using LambNormsOnly = LambNorms<C, false>;
+
+template <int Most>
+struct SumJobs {
+    Jobs<Most> jobs;
+    double* partial;  // Op::SUMS for each piece
+};
+
+template <typename C, template <typename> class Op, int Most>
+__device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
+    const u32 piece = blockIdx.x;
+    const int at = job_of(what.jobs, piece);
+    const u32 before = at ? what.jobs.job[at - 1].end : 0;
+    Op<C> op(what.jobs.scalars);
+    each_element<C>(Piece<Op<C>::OPERANDS>(what.jobs.job[at], piece - before), op);
+#pragma unroll
+    for (int k = 0; k < Op<C>::SUMS; ++k) {
+        const double sum = block_sum(op.sum[k]);
+        if (threadIdx.x == 0) in_global_memory(what.partial)[static_cast<long long>(piece) * Op<C>::SUMS + k] = sum;
+    }
+}
+
+#define SUM(name, Op)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name##_few(const __grid_constant__ SumJobs<FEW> what) { \
+        sum_pieces<float, Op>(what);                                                                             \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name##_many(const __grid_constant__ SumJobs<MANY> what) { \
+        sum_pieces<float, Op>(what);                                                                             \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) name##_wide(const __grid_constant__ SumJobs<FEW> what) { \
+        sum_pieces<double, Op>(what);                                                                            \
+    }
+
+SUM(sum_of_squares, SumOfSquares)
+SUM(lamb_norms, LambNormsKept)
+SUM(lamb_norms_only, LambNormsOnly)
+
+// Where the pieces of each job end, and what each block of the second kernel adds up.
+struct PieceSums {
+    const double* partial;
+    double* total;     // `sums` for each job
+    u32 end[MANY];
+    int sums;
+};
+
+// One block for each job: totals of its pieces.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) add_pieces(const __grid_constant__ PieceSums what) {
+    const int job = static_cast<int>(blockIdx.x);
+    const u32 first = job ? what.end[job - 1] : 0;
+    for (int k = 0; k < what.sums; ++k) {
+        double own = 0;
+        for (u32 piece = first + threadIdx.x; piece < what.end[job]; piece += THREADS) {
+            own += in_global_memory(what.partial)[static_cast<long long>(piece) * what.sums + k];
+        }
+        const double sum = block_sum(own);
+        if (threadIdx.x == 0) in_global_memory(what.total)[static_cast<long long>(job) * what.sums + k] = sum;
+    }
+}

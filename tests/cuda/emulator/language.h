@@ -1,0 +1,72 @@
+// The words of CUDA C++ that kernels use, for a host compiler.
+#pragma once
+#include "fibers.h"
+#include <algorithm>
+#include <cmath>
+
+#define __device__
+#define __host__
+#define __global__ inline  // only the kernels that are asked for are compiled
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(bytes) alignas(bytes)
+#define __restrict__
+#define __shared__ static
+#define threadIdx (emulator::Size{emulator::current, 0, 0})
+#define blockIdx (emulator::Size{emulator::block, 0, 0})
+#define gridDim (emulator::Size{emulator::blocks, 1, 1})
+#define DYNAMIC_SHARED(name) unsigned char* const name = emulator::shared_memory
+
+using std::max;
+using std::min;
+
+struct uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+
+inline float4 make_float4(float x, float y, float z, float w) {
+    return {x, y, z, w};
+}
+
+inline float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+inline unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+inline void __syncthreads() {
+    emulator::meet(emulator::BLOCK, emulator::current, emulator::threads, nullptr, [](void**) {});
+}
+
+inline void __syncwarp() {
+    emulator::meet_warp(nullptr, [](void**) {});
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+    struct Lane {
+        T mine, theirs;
+        int mask;
+    } lane{value, value, mask};
+    emulator::meet_warp(&lane, [](void** lanes) {
+        for (int i = 0; i < emulator::WARP_THREADS; ++i) {
+            Lane& own = *static_cast<Lane*>(lanes[i]);
+            own.theirs = static_cast<Lane*>(lanes[i ^ own.mask])->mine;
+        }
+    });
+    return lane.theirs;
+}

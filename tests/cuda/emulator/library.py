@@ -1,0 +1,148 @@
+"""Builds a CUDA source of the package for the host and launches its kernels on arrays."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE.parents[2] / "src" / "kernels" / "cuda"
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
+TWINS = "twins.h"
+SHARED_BYTES = 227 * 1024
+
+# Elementwise passes, and what each takes: jobs in a small table, in a large one, in float64.
+UPDATES = (
+    *("momentum", "momentum_alone", "accumulate", "apply", "apply_late", "convert", "release", "decay"),
+    *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
+)
+SUMS = ("sum_of_squares", "lamb_norms", "lamb_norms_only")
+FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
+
+# Kernels of each source and the structure that they take by value.
+KERNELS = {
+    "symmetric_mma.cu": {
+        "symmetric_mma_bfloat16": "SymmetricProduct",
+        "symmetric_mma_float16": "SymmetricProduct",
+    },
+    "symmetric_wgmma.cu": {
+        "symmetric_wgmma_bfloat16": "SymmetricTensorProduct",
+        "symmetric_wgmma_float16": "SymmetricTensorProduct",
+    },
+    "updates.cu": {f"{name}_{form}": f"Jobs<{most}>" for name in UPDATES for form, most in FORMS.items()},
+    "sums.cu": {
+        **{f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
+        "add_pieces": "PieceSums",
+    },
+    "gram.cu": {"gram_product": "GramProduct"},
+    "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
+}
+
+Edit = tuple[str, str, str]  # file, text that stands there once, text in its place
+
+
+class KernelFault(RuntimeError):
+    """A kernel did what is undefined on the device, or came to a stop."""
+
+
+class Launch(ctypes.Structure):
+    """Mirror of ``emulator::Launch``."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_int),
+        ("threads", ctypes.c_int),
+        ("seed", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_uint),
+    )
+
+
+def _write_sources(folder: Path, edits: Sequence[Edit]) -> None:
+    """Copies the sources without their PTX: the emulator's twins are found by the include path."""
+    texts = {path.name: path.read_text() for path in SOURCES.glob("*.cu*")}
+    for name, old, new in edits:
+        if texts[name].count(old) != 1:
+            raise ValueError(f"{name}: expected one {old!r}, found {texts[name].count(old)}")
+        texts[name] = texts[name].replace(old, new)
+    twins = {path.name for path in HERE.glob("*.cuh")}
+    for name, text in texts.items():
+        if name not in twins:
+            (folder / name).write_text(text)
+
+
+def _compile(*arguments: str) -> None:
+    done = subprocess.run(["g++", *FLAGS, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"g++ does not compile for the emulator:\n{done.stderr[:4000]}")
+
+
+@cache
+def _precompiled() -> Path:
+    """A folder with the emulator's headers compiled once, which halves the time of each source."""
+    folder = Path(tempfile.mkdtemp(prefix="oxidion-emulator-"))
+    atexit.register(shutil.rmtree, folder)
+    (folder / TWINS).write_text('#include "hopper.cuh"\n#include "block.h"\n')
+    _compile(f"-I{HERE}", "-x", "c++-header", str(folder / TWINS), "-o", str(folder / f"{TWINS}.gch"))
+    return folder
+
+
+class Emulated:
+    """Kernels of one source, compiled by g++ together with the emulator; all of them, or those named."""
+
+    def __init__(
+        self, source: str, folder: Path, edits: Sequence[Edit] = (), kernels: Sequence[str] = ()
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_sources(folder, edits)
+        entry = [f'#include "{source}"']
+        entry += [
+            f"EMULATED_KERNEL({kernel}, {structure})"
+            for kernel, structure in KERNELS[source].items()
+            if not kernels or kernel in kernels
+        ]
+        (folder / "entry.cpp").write_text("\n".join(entry) + "\n")
+        built = folder / "kernels.so"
+        folders = [f"-I{place}" for place in (folder, HERE, _precompiled())]
+        _compile(*folders, "-include", TWINS, str(folder / "entry.cpp"), "-o", str(built))
+        self._library = ctypes.CDLL(str(built))
+        self._library.emulator_failure.restype = ctypes.c_char_p
+
+    def launch(
+        self,
+        kernel: str,
+        parameters: ctypes.Structure,
+        *,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        readable: Sequence[Tensor],
+        seed: int = 0,
+    ) -> None:
+        """Runs a kernel to its end. Its asynchronous copies may read the tensors of ``readable`` and no more.
+
+        Raises:
+            KernelFault: if the emulator found a fault.
+        """
+        if shared_bytes > SHARED_BYTES:
+            raise ValueError(f"shared_bytes: expected at most {SHARED_BYTES}, got {shared_bytes}")
+        self._library.emulator_forget_ranges()
+        for tensor in readable:
+            extent = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            size = ctypes.c_size_t((extent + 1) * tensor.element_size())
+            if self._library.emulator_add_range(ctypes.c_void_p(tensor.data_ptr()), size):
+                raise ValueError(f"readable: too many arrays ({len(readable)})")
+        how = Launch(blocks, threads, seed, shared_bytes)
+        entry = getattr(self._library, f"launch_{kernel}")
+        size = ctypes.c_size_t(ctypes.sizeof(parameters))
+        outcome = entry(ctypes.byref(how), ctypes.byref(parameters), size)
+        if outcome == 2:
+            raise ValueError(f"{kernel}: the structure has another size in C++ than {size.value} bytes")
+        if outcome:
+            raise KernelFault(f"{kernel}: {self._library.emulator_failure().decode()}")

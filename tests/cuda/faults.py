@@ -1,0 +1,115 @@
+"""Faults to plant: what each does wrong, a text that stands in one place, and its substitute."""
+
+from __future__ import annotations
+
+Fault = tuple[tuple[str, str], ...]
+
+MMA_FAULTS: dict[str, Fault] = {
+    "waits for one stage too few": (("copy_async_wait<STAGES - 2>", "copy_async_wait<STAGES - 1>"),),
+    "reads a stage before all warps filled it": (("__syncthreads();  // the stage is full", "//"),),
+    "fills the stage that is being read": (("load(block + STAGES - 1);", "load(block + STAGES);"),),
+    "writes the tile over stages in use": (("__syncthreads();  // the finished", "//"),),
+    "reads a tile that is not finished": (
+        ("warp_col);\n    __syncthreads();\n    T* out", "warp_col);\n    T* out"),
+    ),
+    "counts padding behind the last column": (("min(max(depth - col, 0), CHUNK)", "CHUNK"),),
+    "swaps halves of the left fragment": (("left_chunk = lane / 16;", "left_chunk = lane / 8 % 2;"),),
+    "takes rows of right in lane order": (("lane % 8 + (lane / 16) * 8", "lane % 16"),),
+    "mirror is off by a row": (("lane / 8 * 2 + lane % 2;", "lane / 8 * 2 + 1 - lane % 2;"),),
+    "mirror is off by a chunk": (("lane % 4 * CHUNK;", "(lane + 1) % 4 * CHUNK;"),),
+    "reads an addend transposed": (("row * row_stride[a] + col", "col * row_stride[a] + row"),),
+    "keeps both halves of a diagonal tile": (("if (mirrored > tile_row) continue;", ""),),
+    "writes columns that do not exist": (("min(size - col, CHUNK)", "CHUNK"),),
+    "takes a row that does not exist": (
+        ("first_row + tile_row < size;", "first_row + tile_row < size + 8;"),
+    ),
+    "takes an address for aligned by its start": (("(start | step)", "start"),),
+    "ignores live factors": (("factor.live ? *factor.live : factor.value", "factor.value"),),
+}
+
+WGMMA_FAULTS: dict[str, Fault] = {
+    "multiplies before a stage is filled": (
+        ("barrier_wait(ring.filled(), ring.parity);\n        const u32 left", "const u32 left"),
+    ),
+    "fills a stage that is not emptied": (("barrier_wait(ring.emptied(), ring.parity ^ 1);", ""),),
+    "releases the stage in use": (("if (block) release(previous);", "if (block) release(ring.emptied());"),),
+    "releases a stage before its products are over": (("products_wait<1>()", "products_wait<2>()"),),
+    "reads sums before their products are over": (("products_wait<0>()", "products_wait<1>()"),),
+    "keeps the last stage of a tile": (("if (blocks) release(previous);", ""),),
+    "one warp releases for its group": (
+        (
+            "if (threadIdx.x % WARP == 0) barrier_arrive(emptied);",
+            "if (threadIdx.x % GROUP == 0) barrier_arrive(emptied);",
+        ),
+        ("CONSUMERS * GROUP / WARP)", "CONSUMERS)"),
+    ),
+    "parity never changes": (("parity ^= 1;", ""),),
+    "expects the bytes of left only": (("ring.filled(), STAGE_BYTES)", "ring.filled(), LEFT_BYTES)"),),
+    "steps by elements where bytes are meant": (
+        ("step * INSTRUCTION_DEPTH * 2", "step * INSTRUCTION_DEPTH"),
+    ),
+    "rows of the second instruction are off": (("half * INSTRUCTION_ROWS *", "half * 32 *"),),
+    "wrong distance between groups of rows": (("SWIZZLE_GROUP_BYTES >> 4", "SWIZZLE_GROUP_BYTES >> 5"),),
+    "no fence before products": (("products_begin();", ""),),
+    "stores without a fence": (("fence_shared_for_copies();", ""),),
+    "overwrites a square on its way": (("if (leader) tensor_stores_wait_read<0>();", ""),),
+    "overwrites a square before the leader has waited": (
+        ("named_barrier(1 + group, GROUP);  // the square", "// the square"),
+    ),
+    "stores a square that is not written": (
+        (
+            "fence_shared_for_copies();\n            named_barrier(1 + group, GROUP);",
+            "fence_shared_for_copies();",
+        ),
+    ),
+    "both groups use one barrier": (
+        ("named_barrier(1 + group, GROUP);  // the square", "named_barrier(1, GROUP);  // the square"),
+    ),
+    "ends while a store reads": (("if (threadIdx.x % GROUP == 0) tensor_stores_wait_read<0>();", ""),),
+    "mirror lies where the tile lies": (
+        ("at + SQUARE_BYTES, row, col, out.z", "at + SQUARE_BYTES, col, row, out.z"),
+    ),
+    "mirror swaps upper and lower rows": (("warp * 2 + below), bits", "warp * 2 + 1 - below), bits"),),
+    "keeps both halves of a diagonal square": (("if (col > row) continue;\n            const", "const"),),
+    "leaves out a tile on the diagonal": (("if (first_col > first_row ||", "if (first_col >= first_row ||"),),
+    "takes more registers than there are": (("PRODUCER_REGISTERS = 40", "PRODUCER_REGISTERS = 72"),),
+    "takes every matrix for the first": (("z(each ? 0 : z)", "z(0)"),),
+}
+
+GRAM_FAULTS: dict[str, Fault] = {
+    "leaves out a low part": (("multiply_add_tf32(product[i][j], left_low[i], right_high[j]);", ""),),
+    "waits for one stage too few": (("copy_async_wait<STAGES - 2>", "copy_async_wait<STAGES - 1>"),),
+    "reads a stage before all threads filled it": (("__syncthreads();  // the slot is full", "//"),),
+    "fills the slot that is being read": (("load(next, next % STAGES)", "load(next, block % STAGES)"),),
+    "parts overlap": (("min(p.rows, start + part_rows)", "p.rows"),),
+    "reads columns that do not exist": (("min(max(end_col - first_col - col, 0), CHUNK)", "CHUNK"),),
+    "writes above the diagonal": (("if (r < p.cols && c <= r) gram", "if (r < p.cols && c < p.cols) gram"),),
+    "works on every panel": (("if (!is_selected(p.selection, z)) return;\n    const Tile", "const Tile"),),
+}
+
+CHOLESKY_FAULTS: dict[str, Fault] = {
+    "a round starts before the last one is over": (
+        ("__syncthreads();\n        const float pivot", "const float pivot"),
+    ),
+    "takes what is not a number for a pivot": (("!(pivot > FLOAT32", "(pivot <= FLOAT32"),),
+    "takes rounding for a pivot": (("FLOAT32_EPSILON * w.original[k]", "-1e30f"),),
+    "inverse has unscaled rows": (("w.inverse[row * TILE_PITCH + c] /= w.root[row];", ""),),
+    "inverse is taken transposed": (
+        ("w.inverse[col * TILE_PITCH + from + k]", "w.inverse[(from + k) * TILE_PITCH + col]"),
+    ),
+    "multiplies a tile that is not whole": (("__syncthreads();  // the tile is whole", "//"),),
+    "reads a factor that is not written": (("__syncthreads();  // the factor is read", "//"),),
+    "solves with an inverse that is not whole": (("__syncthreads();  // tile and inverse", "//"),),
+    "reads columns that are not solved": (("__syncthreads();  // these columns", "//"),),
+    "takes the first part of the gram matrix only": (("part < p.parts", "part < 1"),),
+    "ignores the shift": (("if (r == c) sum += shift * sum;", ""),),
+    "ratio without the norms of columns": (("/ sqrtf(w.original[threadIdx.x])", ""),),
+    "solves where the factor failed": (("|| p.status[z].info != 0) return;", ") return;"),),
+    "forgets the outcome of panels it leaves alone": (
+        ("if (threadIdx.x == 0) p.status[z] = p.selection.status[z];", ""),
+    ),
+    "takes the ill-conditioned for the good": (
+        ("status.ratio < selection.threshold", "status.ratio > selection.threshold"),
+    ),
+    "takes the failed for ill-conditioned": (("return selection.which & FAILED;", "return true;"),),
+}

@@ -1,0 +1,105 @@
+"""Every CUDA source compiles, spills nothing and holds the instructions it is made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from .compile import ARCHITECTURES, SOURCES, Kernel, compiled, missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
+PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
+ELEMENTS = ["bfloat16", "float16"]
+REGISTERS_OF_AN_SM = 65536
+# Threads of a block, and how many blocks an SM has to hold at least.
+OCCUPANCY = {
+    "symmetric_mma": (256, 2),
+    "symmetric_wgmma": (384, 1),
+    "gram_product": (128, 3),
+    "cholesky_factor": (128, 2),
+    "cholesky_solve": (128, 2),
+    # Elementwise: two blocks with 8 chunks of 16 bytes a thread have 64 KiB under way.
+    "few": (256, 2),
+    "many": (256, 2),
+    "wide": (256, 1),
+    "add_pieces": (256, 1),
+}
+
+
+def family(kernel: str) -> str:
+    """What a kernel is counted as: its name without its element type, or the table of jobs that it takes."""
+    form = kernel.rpartition("_")[2]
+    return form if form in OCCUPANCY else kernel.removesuffix("_bfloat16").removesuffix("_float16")
+
+
+def only(source: str, architecture: str, name: str) -> Kernel:
+    """One kernel of a source."""
+    return compiled(source, architecture).kernels[name]
+
+
+def test_table_names_every_source_and_no_other() -> None:
+    assert PAIRS
+    assert set(ARCHITECTURES) == {path.name for path in SOURCES.glob("*.cu")}
+
+
+@pytest.mark.parametrize(("source", "architecture"), PAIRS)
+def test_kernels_spill_nothing_and_fit_their_occupancy(source: str, architecture: str) -> None:
+    kernels = compiled(source, architecture).kernels
+    assert kernels
+    for name, kernel in kernels.items():
+        assert (kernel.stack, kernel.spill) == (0, 0), name
+        assert kernel.count("LDL") + kernel.count("STL") == 0, name
+        threads, blocks = OCCUPANCY[family(name)]
+        assert 0 < kernel.registers <= REGISTERS_OF_AN_SM // (threads * blocks), name
+
+
+@pytest.mark.parametrize(("source", "architecture"), PAIRS)
+def test_global_memory_is_reached_without_generic_addresses(source: str, architecture: str) -> None:
+    for name, kernel in compiled(source, architecture).kernels.items():
+        assert kernel.count("LDG") > 0, name
+        assert kernel.count("LD.") + kernel.count("ST.") == 0, name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES["symmetric_mma.cu"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_symmetric_mma_is_unrolled_over_one_stage(architecture: str, element: str) -> None:
+    kernel = only("symmetric_mma.cu", architecture, f"symmetric_mma_{element}")
+    # A warp's 64 x 32 x 32 is 4 x 4 x 2 instructions of 16 x 8 x 16; more would be a second copy of the loop.
+    assert kernel.count("HMMA") == 32
+    # Per 16 columns 4 loads of left and 2 of right; one more reads the mirror.
+    assert kernel.count("LDSM") == 13
+    # Two chunks of each operand, before the loop and in it.
+    assert kernel.count("LDGSTS") == 8
+    # 16-byte stores of the tile and of its mirror.
+    assert kernel.count("STG.E.128") == 2
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_symmetric_wgmma_uses_tensor_copies_and_group_products(element: str) -> None:
+    kernel = only("symmetric_wgmma.cu", "sm_90a", f"symmetric_wgmma_{element}")
+    # 64 columns are 4 steps of 16, for two halves of a group's rows.
+    assert kernel.count("HGMMA.64x128x16") == 8
+    # A wait for products per block and one per tile; more would mean that the compiler took them one by one.
+    assert kernel.count("WARPGROUP.DEPBAR") == 2
+    assert kernel.count("UTMALDG") == 2
+    # Four squares, and the mirror of each.
+    assert kernel.count("UTMASTG") == 8
+    assert kernel.count("USETMAXREG") == 2
+    # Per square 4 times 16 columns, as they are and transposed.
+    assert kernel.count("STSM") == 32
+
+
+def test_symmetric_wgmma_is_compiled_without_complaints() -> None:
+    log = compiled("symmetric_wgmma.cu", "sm_90a").log
+    assert "Compiling entry function" in log
+    assert "warning" not in log.lower()
+    assert "serializ" not in log
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES["gram.cu"])
+def test_panel_products_are_three_tf32_products(architecture: str) -> None:
+    # A warp's 32 x 32 x 32 is 2 x 4 x 4 instructions of 16 x 8 x 8, three times.
+    stage = 96
+    assert only("gram.cu", architecture, "gram_product").count("HMMA.1688.F32.TF32") == stage
+    for name in ("cholesky_factor", "cholesky_solve"):
+        # One stage of the product with earlier columns, one of the product with the inverse.
+        assert only("cholesky.cu", architecture, name).count("HMMA.1688.F32.TF32") == 2 * stage

@@ -1,0 +1,60 @@
+"""The CUDA kernels, run on the host by the emulator, against float64."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from .emulator.library import Emulated
+from .symmetric import Problem, run_mma, run_wgmma
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+MMA = [
+    Problem(1, 128, 64, same=True),
+    Problem(2, 136, 200, same=True, addends=1),
+    Problem(2, 77, 33, addends=2, odd_rows=True, shift=3),
+    Problem(1, 131, 31, torch.float16, addends=1, same=True),
+    Problem(3, 40, 129, torch.float16, addends=2, in_place=True, listed=True, live=True),
+    Problem(1, 261, 45, addends=2, in_place=True, odd_rows=True),
+    Problem(1, 72, 64, same=True, shift=1),
+    Problem(1, 1, 1, addends=1),
+]
+WGMMA = [
+    Problem(1, 256, 64, same=True),
+    Problem(2, 200, 72, addends=2, same=True),
+    Problem(1, 513, 331, addends=1, in_place=True),
+    Problem(3, 65, 130, torch.float16, addends=2, listed=True, live=True),
+    Problem(2, 391, 200, torch.float16, addends=1, blocks=5),
+    Problem(1, 320, 640, blocks=1),
+    Problem(1, 1, 1),
+]
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def symmetric_mma(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated("symmetric_mma.cu", Path(tmp_path_factory.mktemp("symmetric_mma")))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("problem", MMA, ids=str)
+def test_symmetric_mma_matches_float64_within_rounding(
+    symmetric_mma: Emulated, problem: Problem, seed: int
+) -> None:
+    run_mma(symmetric_mma, problem, seed)
+
+
+@pytest.fixture(scope="module")
+def symmetric_wgmma(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated("symmetric_wgmma.cu", Path(tmp_path_factory.mktemp("symmetric_wgmma")))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("problem", WGMMA, ids=str)
+def test_symmetric_wgmma_matches_float64_within_rounding(
+    symmetric_wgmma: Emulated, problem: Problem, seed: int
+) -> None:
+    run_wgmma(symmetric_wgmma, problem, seed)

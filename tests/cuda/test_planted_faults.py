@@ -1,0 +1,127 @@
+"""The emulator notices faults: each edit of a source has to fail at least one of a few launches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from .emulator.library import SOURCES, Emulated, KernelFault
+from .faults import CHOLESKY_FAULTS, GRAM_FAULTS, MMA_FAULTS, WGMMA_FAULTS, Fault
+from .panel_checks import check_factor_and_solve, check_gram, check_not_finite, check_second_pass, check_shift
+from .panels import Kernels
+from .symmetric import Problem, run_mma, run_wgmma
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+Launch = Callable[[], object]
+SEEDS = (0, 1, 2)
+MMA_PROBLEMS = (
+    Problem(1, 131, 165, addends=1, live=True),
+    Problem(1, 270, 70),
+    Problem(1, 21, 300, addends=2, odd_rows=True),
+    Problem(2, 24, 43, addends=1),
+)
+WGMMA_PROBLEMS = (
+    Problem(2, 72, 200, addends=1, blocks=1),
+    Problem(1, 200, 72, addends=1, blocks=2),
+    Problem(2, 260, 330, blocks=3),
+)
+
+
+def passes(launches: Sequence[Launch]) -> bool:
+    """Whether every launch gives the right result."""
+    try:
+        for launch in launches:
+            launch()
+    except (AssertionError, KernelFault):
+        return False
+    return True
+
+
+def built(source: str, fault: Fault, folder: Path, kernels: Sequence[str] = ()) -> Emulated:
+    """Kernels with the fault, in the source itself or in what it includes."""
+    texts = {path.name: path.read_text() for path in (SOURCES / source, *sorted(SOURCES.glob("*.cuh")))}
+    edits = [(next(name for name in texts if old in texts[name]), old, new) for old, new in fault]
+    return Emulated(source, folder, edits, kernels)
+
+
+def mma_launches(fault: Fault, folder: Path) -> list[Launch]:
+    """Symmetric products on mma.sync."""
+    library = built("symmetric_mma.cu", fault, folder, ["symmetric_mma_bfloat16"])
+    return [
+        lambda problem=problem, seed=seed: run_mma(library, problem, seed)
+        for seed in SEEDS
+        for problem in MMA_PROBLEMS
+    ]
+
+
+def wgmma_launches(fault: Fault, folder: Path) -> list[Launch]:
+    """Symmetric products of warpgroups."""
+    library = built("symmetric_wgmma.cu", fault, folder, ["symmetric_wgmma_bfloat16"])
+    return [
+        lambda problem=problem, seed=seed: run_wgmma(library, problem, seed)
+        for seed in SEEDS
+        for problem in WGMMA_PROBLEMS
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture(scope="module")
+def sound_gram(folder: Path) -> Emulated:
+    return Emulated("gram.cu", folder / "gram")
+
+
+@pytest.fixture(scope="module")
+def sound_cholesky(folder: Path) -> Emulated:
+    return Emulated("cholesky.cu", folder / "cholesky")
+
+
+def panel_launches(gram: Emulated, cholesky: Emulated) -> list[Launch]:
+    """Gram product, factor and solve."""
+    launches: list[Launch] = []
+    for seed in SEEDS:
+        kernels = Kernels(gram, cholesky, seed)
+        launches += [
+            lambda kernels=kernels: check_gram(kernels, (1, 150, 33, True), 3),
+            lambda kernels=kernels: check_not_finite(kernels),
+            lambda kernels=kernels: check_second_pass(kernels),
+            lambda kernels=kernels: check_shift(kernels),
+            lambda kernels=kernels: check_factor_and_solve(kernels, (1, 140, 128, False)),
+        ]
+    return launches
+
+
+def test_sound_sources_pass_the_same_launches(
+    tmp_path: Path, sound_gram: Emulated, sound_cholesky: Emulated
+) -> None:
+    assert passes(mma_launches((), tmp_path / "mma"))
+    assert passes(wgmma_launches((), tmp_path / "wgmma"))
+    assert passes(panel_launches(sound_gram, sound_cholesky))
+
+
+@pytest.mark.parametrize("fault", MMA_FAULTS)
+def test_fault_in_symmetric_mma_is_noticed(fault: str, tmp_path: Path) -> None:
+    assert not passes(mma_launches(MMA_FAULTS[fault], tmp_path))
+
+
+@pytest.mark.parametrize("fault", WGMMA_FAULTS)
+def test_fault_in_symmetric_wgmma_is_noticed(fault: str, tmp_path: Path) -> None:
+    assert not passes(wgmma_launches(WGMMA_FAULTS[fault], tmp_path))
+
+
+@pytest.mark.parametrize("fault", GRAM_FAULTS)
+def test_fault_in_gram_product_is_noticed(fault: str, tmp_path: Path, sound_cholesky: Emulated) -> None:
+    faulty = built("gram.cu", GRAM_FAULTS[fault], tmp_path)
+    assert not passes(panel_launches(faulty, sound_cholesky))
+
+
+@pytest.mark.parametrize("fault", CHOLESKY_FAULTS)
+def test_fault_in_cholesky_is_noticed(fault: str, tmp_path: Path, sound_gram: Emulated) -> None:
+    faulty = built("cholesky.cu", CHOLESKY_FAULTS[fault], tmp_path)
+    assert not passes(panel_launches(sound_gram, faulty))

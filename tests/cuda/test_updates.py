@@ -1,0 +1,237 @@
+"""The elementwise kernels on the host emulator, against their equations in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from .emulator.library import Emulated, KernelFault
+from .jobs import (
+    LAMB,
+    MOST,
+    PASSES,
+    PIECE,
+    POSITIVE,
+    THREADS,
+    Pass,
+    lamb_direction,
+    lamb_moments,
+    pieces,
+    table,
+)
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+GUARD = 64
+ROUNDOFF = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24, F64: 2.0**-53}
+# The types of operands in turn: those of a parameter, its gradient and its states.
+MIXED = (F32, BF16, F32, F16, F32)
+LENGTHS = (1, 1023, 4096, PIECE + 7)
+CASES = [(name, case) for name, cases in PASSES.items() for case in range(len(cases))]
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated("updates.cu", tmp_path_factory.mktemp("updates"))
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated("sums.cu", tmp_path_factory.mktemp("sums"))
+
+
+def guarded(values: Tensor, dtype: torch.dtype, shift: int) -> tuple[Tensor, Tensor]:
+    """A copy of ``values`` in the middle of NaN, ``shift`` elements off its alignment, and the whole."""
+    whole = torch.full((len(values) + 2 * GUARD + shift,), float("nan"), dtype=dtype)
+    inside = whole[GUARD + shift : GUARD + shift + len(values)]
+    return inside.copy_(values), whole
+
+
+def make(
+    name: str, case: Pass, length: int, types: tuple[torch.dtype, ...], shift: int
+) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(length + shift)
+    made = []
+    for n in range(case.operands):
+        values = torch.randn(length, dtype=F64)
+        values = values.abs() if n in POSITIVE.get(name, ()) else values
+        made.append(guarded(values, types[n], shift if n % 2 == 0 else 0))
+    return made
+
+
+def check(name: str, case: Pass, runs: list[list[tuple[Tensor, Tensor]]], before: list[list[Tensor]]) -> None:
+    for operands, old in zip(runs, before, strict=True):
+        expected = [x.double() for x in old]
+        own = [f for f in case.factors if f]
+        case.equation(expected, *case.scalars, *own)
+        # Arithmetic rounds in float32 unless an operand is float64, what is stored once more in its type. A
+        # difference is small beside its terms, which are of size 1.
+        arithmetic = ROUNDOFF[F64 if any(x.dtype == F64 for x, _ in operands) else F32]
+        for n, ((x, whole), want) in enumerate(zip(operands, expected, strict=True)):
+            bound = ROUNDOFF[x.dtype] * want.abs() * 1.01 + 64 * arithmetic + 1e-7 * (x.dtype == F16)
+            off = ((x.double() - want).abs() - bound).max()
+            assert off <= 0, f"{name} operand {n} of {len(x)} {x.dtype}: {off:e} above the bound"
+            assert whole.isnan().sum() == len(whole) - len(x), (
+                f"{name} operand {n}: something beside it was written"
+            )
+
+
+def launch(
+    kernels: Emulated, name: str, form: str, case: Pass, runs: list[list[Tensor]], live: bool = False
+) -> None:
+    scalars = torch.tensor(case.scalars, dtype=F64) if live else case.scalars
+    made, blocks = table(MOST[form], runs, scalars, [case.factors] * len(runs))
+    readable = [x for run in runs for x in run]
+    kernels.launch(
+        f"{name}_{form}", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=readable[:1]
+    )
+
+
+@pytest.mark.parametrize(("name", "number"), CASES)
+@pytest.mark.parametrize("types", ["float32", "mixed", "float64"])
+def test_pass_equals_its_equation_on_runs_of_any_length(
+    updates: Emulated, name: str, number: int, types: str
+) -> None:
+    case = PASSES[name][number]
+    of = {"float32": (F32,) * 5, "mixed": MIXED, "float64": (F64, F32, F64, BF16, F64)}[types]
+    runs = [make(name, case, length, of, shift) for length, shift in zip(LENGTHS, (0, 1, 0, 0), strict=True)]
+    before = [[x.clone() for x, _ in operands] for operands in runs]
+    form = "wide" if types == "float64" else "few"
+    launch(updates, name, form, case, [[x for x, _ in operands] for operands in runs], live=types == "mixed")
+    check(name, case, runs, before)
+
+
+def test_full_table_gives_every_job_its_own_factors(updates: Emulated) -> None:
+    runs = [[torch.zeros(3), torch.ones(3), torch.zeros(3), torch.zeros(3)] for _ in range(MOST["many"])]
+    # Without bias in m and with v unused: x = -rate m / (epsilon) grows with the number of the job.
+    scalars = (0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+    made, blocks = table(MOST["many"], runs, scalars, [(float(i), 1.0) for i in range(len(runs))])
+    assert ctypes.sizeof(made) <= 32764
+    updates.launch("adamw_many", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
+    assert torch.equal(torch.stack([run[0][0] for run in runs]), -torch.arange(float(len(runs))))
+
+
+def sum_table(made: ctypes.Structure, partial: Tensor) -> ctypes.Structure:
+    structure = type(
+        "SumJobs", (ctypes.Structure,), {"_fields_": (("jobs", type(made)), ("partial", ctypes.c_void_p))}
+    )
+    return structure(made, partial.data_ptr())
+
+
+class PieceSums(ctypes.Structure):
+    """Mirror of ``PieceSums``."""
+
+    _fields_ = (
+        ("partial", ctypes.c_void_p),
+        ("total", ctypes.c_void_p),
+        ("end", ctypes.c_uint * MOST["many"]),
+        ("sums", ctypes.c_int),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("sum_of_squares", 1), ("lamb_norms", 2), ("lamb_norms_only", 2)]
+)
+@pytest.mark.parametrize("form", ["few", "many", "wide"])
+def test_sums_equal_float64_and_the_moments_are_written_where_they_should(
+    sums: Emulated, name: str, count: int, form: str
+) -> None:
+    case = Pass(1 if count == 1 else 4, LAMB, lambda *_: None)
+    of = (F64,) * 4 if form == "wide" else (F32, BF16, F32, F32)
+    runs = [make("lamb", case, length, of, shift) for length, shift in ((5, 0), (3 * PIECE + 1, 0), (700, 1))]
+    before = [[x.clone() for x, _ in operands] for operands in runs]
+    operands = [[x for x, _ in run] for run in runs]
+    made, blocks = table(MOST[form], operands, LAMB, [(0.0, 0.0)] * len(runs))
+    partial = torch.full((blocks * count,), float("nan"), dtype=F64)
+    total = torch.full((len(runs), count), float("nan"), dtype=F64)
+    sums.launch(
+        f"{name}_{form}",
+        sum_table(made, partial),
+        blocks=blocks,
+        threads=THREADS,
+        shared_bytes=0,
+        readable=[],
+    )
+    ends = [sum(pieces(len(run[0])) for run in operands[: i + 1]) for i in range(len(runs))]
+    what = PieceSums(partial.data_ptr(), total.data_ptr(), (ctypes.c_uint * MOST["many"])(*ends), count)
+    sums.launch("add_pieces", what, blocks=len(runs), threads=THREADS, shared_bytes=0, readable=[])
+    for (x, *rest), now, sum_ in zip(before, operands, total, strict=True):
+        wide = [y.double().clone() for y in (x, *rest)]
+        expected = [wide[0].square().sum()]
+        if count == 2:
+            lamb_moments(wide, *LAMB)
+            expected.append(lamb_direction(wide[0], wide[2], wide[3], *LAMB).square().sum())
+        torch.testing.assert_close(
+            sum_, torch.stack(expected), rtol=1e-6 if form != "wide" else 1e-13, atol=0
+        )
+        stored = name == "lamb_norms"
+        for n in range(1, len(now)):
+            if n == 1 or not stored:
+                assert torch.equal(now[n], [x, *rest][n])
+            else:
+                torch.testing.assert_close(now[n].double(), wide[n], rtol=1e-6, atol=1e-7)
+
+
+def test_sums_do_not_depend_on_what_else_is_in_the_table(sums: Emulated) -> None:
+    x = torch.randn(2 * PIECE + 100)
+    totals = []
+    for runs in ([[x]], [[torch.randn(50)], [x]]):
+        made, blocks = table(MOST["few"], runs, LAMB, [(0.0, 0.0)] * len(runs))
+        partial, total = torch.zeros(blocks, dtype=F64), torch.zeros(len(runs), dtype=F64)
+        what = sum_table(made, partial)
+        sums.launch("sum_of_squares_few", what, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
+        ends = [sum(pieces(len(run[0])) for run in runs[: i + 1]) for i in range(len(runs))]
+        end = PieceSums(partial.data_ptr(), total.data_ptr(), (ctypes.c_uint * MOST["many"])(*ends), 1)
+        sums.launch("add_pieces", end, blocks=len(runs), threads=THREADS, shared_bytes=0, readable=[])
+        totals.append(total[-1])
+    assert torch.equal(*totals)
+
+
+FAULTS = {
+    "a job begins with the piece before it": (
+        "updates.cu",
+        "jobs.job[at - 1].end : 0",
+        "jobs.job[at - 1].end - 1 : 0",
+    ),
+    "pieces overlap": (
+        "jobs.cuh",
+        "static_cast<long long>(number) * PIECE",
+        "static_cast<long long>(number) * (PIECE - 1)",
+    ),
+    "the rest of a run is left out": (
+        "jobs.cuh",
+        "int i = whole + thread;",
+        "int i = whole + VECTOR + thread;",
+    ),
+    "a wide load without alignment": (
+        "jobs.cuh",
+        "is_aligned = is_aligned && run[n]",
+        "is_aligned = is_aligned || run[n]",
+    ),
+    "halves are swapped": (
+        "jobs.cuh",
+        "const u32 pair = j < 2 ? x.low : x.high;",
+        "const u32 pair = j < 2 ? x.high : x.low;",
+    ),
+    "an operand too few is written": ("updates.cuh", "WRITES = 0b110;", "WRITES = 0b100;"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
+    kernels = Emulated("updates.cu", tmp_path / "faulty", [FAULTS[fault]], ["momentum_few"])
+    case = PASSES["momentum"][0]
+    runs = [
+        make("momentum", case, length, (F32, BF16, F32), shift) for length, shift in ((7, 1), (PIECE + 5, 0))
+    ]
+    before = [[x.clone() for x, _ in operands] for operands in runs]
+
+    def work() -> None:
+        launch(kernels, "momentum", "few", case, [[x for x, _ in operands] for operands in runs])
+        check("momentum", case, runs, before)
+
+    with pytest.raises((AssertionError, KernelFault), match=r"operand|momentum"):
+        work()
