@@ -1,7 +1,8 @@
 // Elementwise passes over many runs of memory at once: what a launch is told, and how elements come and go.
 //
-// A job is a few operands of equal length, one run of memory each. Jobs are cut into pieces, one block each. The table
-// is a parameter of the kernel: nothing is copied to the device before a launch, so a step can be captured.
+// A job is a few operands of equal length, one run of memory each. Jobs are cut into pieces, one block each.
+// The table is a parameter of the kernel: nothing is copied to the device before a launch, so a step can be
+// captured.
 #pragma once
 #include "ptx.cuh"
 
@@ -16,26 +17,25 @@ constexpr int VECTOR = 4;  // elements that a thread loads at once: 16 bytes of 
 constexpr int AHEAD = 2;   // vectors that a thread has under way
 constexpr int PIECE = 1 << 14;
 
-// Jobs of one launch. 384 is what fits into the 32764 bytes of parameters; the small table costs the host less to hand over.
+// Jobs of one launch. 384 is what fits into the 32764 bytes of parameters; the small table costs the host
+// less to hand over.
 constexpr int FEW = 32;
 constexpr int MANY = 384;
 
-// Scalars of an operation in the order in which its constructor takes them: by value, or where `live` points, so that a
-// replayed graph sees what is there now.
+// Scalars of an operation in the order in which its constructor takes them: by value, or where `live` points,
+// so that a replayed graph sees what is there now.
 struct Scalars {
     const double* live;
     double value[MOST_SCALARS];
 
-    __device__ double operator[](int i) const {
-        return live ? in_global_memory(live)[i] : value[i];
-    }
+    __device__ double operator[](int i) const { return live ? in_global_memory(live)[i] : value[i]; }
 };
 
 struct Job {
     void* operand[MOST_OPERANDS];
     long long length;
-    double factor[2];      // of this job alone
-    u32 end;               // pieces of this job and all before it
+    double factor[2];  // of this job alone
+    u32 end;           // pieces of this job and all before it
     Type type[MOST_OPERANDS];
 };
 
@@ -79,10 +79,14 @@ struct Run {
 template <typename C>
 __device__ __forceinline__ C load(const Run& run, int i) {
     switch (run.type) {
-        case Type::float64: return static_cast<C>(reinterpret_cast<const double*>(run.start)[i]);
-        case Type::float32: return static_cast<C>(reinterpret_cast<const float*>(run.start)[i]);
-        case Type::bfloat16: return static_cast<C>(to_float(reinterpret_cast<const bfloat16*>(run.start)[i]));
-        default: return static_cast<C>(to_float(reinterpret_cast<const float16*>(run.start)[i]));
+        case Type::float64:
+            return static_cast<C>(reinterpret_cast<const double*>(run.start)[i]);
+        case Type::float32:
+            return static_cast<C>(reinterpret_cast<const float*>(run.start)[i]);
+        case Type::bfloat16:
+            return static_cast<C>(to_float(reinterpret_cast<const bfloat16*>(run.start)[i]));
+        default:
+            return static_cast<C>(to_float(reinterpret_cast<const float16*>(run.start)[i]));
     }
 }
 
@@ -90,10 +94,18 @@ template <typename C>
 __device__ __forceinline__ void store(const Run& run, int i, C x) {
     const float single = static_cast<float>(x);
     switch (run.type) {
-        case Type::float64: reinterpret_cast<double*>(run.start)[i] = static_cast<double>(x); break;
-        case Type::float32: reinterpret_cast<float*>(run.start)[i] = single; break;
-        case Type::bfloat16: reinterpret_cast<u16*>(run.start)[i] = static_cast<u16>(pack(single, 0.0f, bfloat16{})); break;
-        default: reinterpret_cast<u16*>(run.start)[i] = static_cast<u16>(pack(single, 0.0f, float16{})); break;
+        case Type::float64:
+            reinterpret_cast<double*>(run.start)[i] = static_cast<double>(x);
+            break;
+        case Type::float32:
+            reinterpret_cast<float*>(run.start)[i] = single;
+            break;
+        case Type::bfloat16:
+            reinterpret_cast<u16*>(run.start)[i] = static_cast<u16>(pack(single, 0.0f, bfloat16{}));
+            break;
+        default:
+            reinterpret_cast<u16*>(run.start)[i] = static_cast<u16>(pack(single, 0.0f, float16{}));
+            break;
     }
 }
 
@@ -115,7 +127,8 @@ __device__ __forceinline__ void load_vector(const Run& run, int i, C (&to)[VECTO
         load_chunk(bits, run.start + 4LL * i);
         for (int j = 0; j < VECTOR; ++j) to[j] = static_cast<C>(__uint_as_float(bits[j]));
     } else if (run.type == Type::float64) {
-        for (int j = 0; j < VECTOR; ++j) to[j] = static_cast<C>(reinterpret_cast<const double*>(run.start)[i + j]);
+        for (int j = 0; j < VECTOR; ++j)
+            to[j] = static_cast<C>(reinterpret_cast<const double*>(run.start)[i + j]);
     } else {
         const Half4 x = *reinterpret_cast<const Half4*>(run.start + 2LL * i);
         for (int j = 0; j < VECTOR; ++j) {
@@ -134,7 +147,8 @@ __device__ __forceinline__ void store_vector(const Run& run, int i, const C (&x)
         for (int j = 0; j < VECTOR; ++j) bits[j] = __float_as_uint(static_cast<float>(x[j]));
         store_chunk(run.start + 4LL * i, bits);
     } else if (run.type == Type::float64) {
-        for (int j = 0; j < VECTOR; ++j) reinterpret_cast<double*>(run.start)[i + j] = static_cast<double>(x[j]);
+        for (int j = 0; j < VECTOR; ++j)
+            reinterpret_cast<double*>(run.start)[i + j] = static_cast<double>(x[j]);
     } else {
         float y[VECTOR];
         for (int j = 0; j < VECTOR; ++j) y[j] = static_cast<float>(x[j]);
@@ -166,7 +180,8 @@ struct Piece {
     }
 };
 
-// Applies `op` to every element of this block's piece. Op::OPERANDS operands, of which those in Op::WRITES are stored.
+// Applies `op` to every element of this block's piece. Op::OPERANDS operands, of which those in Op::WRITES
+// are stored.
 template <typename C, typename Op>
 __device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, Op& op) {
     constexpr int N = Op::OPERANDS;

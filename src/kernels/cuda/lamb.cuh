@@ -3,7 +3,8 @@
 #include "updates.cuh"
 
 // m <- beta1 m + blend g, v <- beta2 v + (1 - beta2) g^2, u = m^ / (sqrt(v^) + epsilon) + decay x.
-// Scalars: beta1, blend, beta2, epsilon, decay, cautious, factor of the gradient, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t).
+// Scalars: beta1, blend, beta2, epsilon, decay, cautious, factor of the gradient, 1 / (1 - beta1^t), 1 /
+// sqrt(1 - beta2^t).
 template <typename C>
 struct LambDirection {
     C beta1, blend, beta2, rest2, epsilon, decay, factor, first, second;
@@ -46,9 +47,7 @@ struct Lamb {
 
     __device__ Lamb(const Scalars& s, const double* own) : direction(s), rate(scalar<C>(own[0])) {}
 
-    __device__ void operator()(C (&x)[4]) const {
-        x[0] -= rate * direction.next(x[0], x[1], x[2], x[3]);
-    }
+    __device__ void operator()(C (&x)[4]) const { x[0] -= rate * direction.next(x[0], x[1], x[2], x[3]); }
 };
 
 // x <- x - rate u along moments that are written. Factor of a job: rate. Operands: x, m, v.
@@ -62,7 +61,5 @@ struct LambAlong {
 
     __device__ LambAlong(const Scalars& s, const double* own) : direction(s), rate(scalar<C>(own[0])) {}
 
-    __device__ void operator()(C (&x)[3]) const {
-        x[0] -= rate * direction.along(x[0], x[1], x[2]);
-    }
+    __device__ void operator()(C (&x)[3]) const { x[0] -= rate * direction.along(x[0], x[1], x[2]); }
 };

@@ -37,8 +37,8 @@ __device__ __forceinline__ void load_chunk(u32 (&bits)[4], const void* from) {
 }
 
 __device__ __forceinline__ void store_chunk(void* to, const u32 (&bits)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits[0]), "r"(bits[1]), "r"(bits[2]),
-                 "r"(bits[3])
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits[0]), "r"(bits[1]),
+                 "r"(bits[2]), "r"(bits[3])
                  : "memory");
 }
 
@@ -95,9 +95,7 @@ __device__ __forceinline__ void copy_async_4(u32 to, const void* from, u32 bytes
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void copy_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `Pending` of the groups this thread committed are under way.
 template <int Pending>

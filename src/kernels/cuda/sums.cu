@@ -1,5 +1,5 @@
-// Elementwise passes that also sum something up, in the same order at every launch: each block leaves the sums of its
-// piece, and a second kernel adds those of a job.
+// Elementwise passes that also sum something up, in the same order at every launch: each block leaves the
+// sums of its piece, and a second kernel adds those of a job.
 #include "lamb.cuh"
 #include "updates.cuh"
 
@@ -31,12 +31,11 @@ struct SumOfSquares {
 
     __device__ explicit SumOfSquares(const Scalars&) {}
 
-    __device__ void operator()(C (&x)[1]) {
-        sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]);
-    }
+    __device__ void operator()(C (&x)[1]) { sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]); }
 };
 
-// Sums of x^2 and u^2 of LAMB. Scalars as LambDirection has them. Operands: x, g, m, v. Where `Store`, the moments are written.
+// Sums of x^2 and u^2 of LAMB. Scalars as LambDirection has them. Operands: x, g, m, v. Where `Store`, the
+// moments are written.
 template <typename C, bool Store>
 struct LambNorms {
     static constexpr int OPERANDS = 4;
@@ -76,19 +75,23 @@ __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
 #pragma unroll
     for (int k = 0; k < Op<C>::SUMS; ++k) {
         const double sum = block_sum(op.sum[k]);
-        if (threadIdx.x == 0) in_global_memory(what.partial)[static_cast<long long>(piece) * Op<C>::SUMS + k] = sum;
+        if (threadIdx.x == 0)
+            in_global_memory(what.partial)[static_cast<long long>(piece) * Op<C>::SUMS + k] = sum;
     }
 }
 
-#define SUM(name, Op)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name##_few(const __grid_constant__ SumJobs<FEW> what) { \
-        sum_pieces<float, Op>(what);                                                                             \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name##_many(const __grid_constant__ SumJobs<MANY> what) { \
-        sum_pieces<float, Op>(what);                                                                             \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) name##_wide(const __grid_constant__ SumJobs<FEW> what) { \
-        sum_pieces<double, Op>(what);                                                                            \
+#define SUM(name, Op)                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+        name##_few(const __grid_constant__ SumJobs<FEW> what) {   \
+        sum_pieces<float, Op>(what);                              \
+    }                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+        name##_many(const __grid_constant__ SumJobs<MANY> what) { \
+        sum_pieces<float, Op>(what);                              \
+    }                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)      \
+        name##_wide(const __grid_constant__ SumJobs<FEW> what) {  \
+        sum_pieces<double, Op>(what);                             \
     }
 
 SUM(sum_of_squares, SumOfSquares)
@@ -98,7 +101,7 @@ SUM(lamb_norms_only, LambNormsOnly)
 // Where the pieces of each job end, and what each block of the second kernel adds up.
 struct PieceSums {
     const double* partial;
-    double* total;     // `sums` for each job
+    double* total;  // `sums` for each job
     u32 end[MANY];
     int sums;
 };

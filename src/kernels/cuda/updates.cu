@@ -13,15 +13,18 @@ __device__ __forceinline__ void update(const Jobs<Most>& jobs) {
 }
 
 // Arithmetic is float32, and float64 where an operand of a job is.
-#define UPDATE(name, Op)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name##_few(const __grid_constant__ Jobs<FEW> jobs) { \
-        update<float, Op>(jobs);                                                                              \
-    }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) name##_many(const __grid_constant__ Jobs<MANY> jobs) { \
-        update<float, Op>(jobs);                                                                              \
-    }                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) name##_wide(const __grid_constant__ Jobs<FEW> jobs) { \
-        update<double, Op>(jobs);                                                                             \
+#define UPDATE(name, Op)                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+        name##_few(const __grid_constant__ Jobs<FEW> jobs) {      \
+        update<float, Op>(jobs);                                  \
+    }                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+        name##_many(const __grid_constant__ Jobs<MANY> jobs) {    \
+        update<float, Op>(jobs);                                  \
+    }                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)      \
+        name##_wide(const __grid_constant__ Jobs<FEW> jobs) {     \
+        update<double, Op>(jobs);                                 \
     }
 
 UPDATE(momentum, Momentum)

@@ -1,4 +1,5 @@
-// The operations of the elementwise passes, as src/kernels/cpu has them. Each takes one element of every operand.
+// The operations of the elementwise passes, as src/kernels/cpu has them. Each takes one element of every
+// operand.
 //
 // Scalars come in the order of the constructors. READS and WRITES have a bit for each operand.
 #pragma once
@@ -10,23 +11,16 @@ __device__ __forceinline__ C scalar(double x) {
 }
 
 // In float32 to about two units in the last place: what is exact takes registers and a subroutine.
-__device__ __forceinline__ float root(float x) {
-    return estimated_root(x);
-}
+__device__ __forceinline__ float root(float x) { return estimated_root(x); }
 
-__device__ __forceinline__ float quotient(float x, float y) {
-    return estimated_quotient(x, y);
-}
+__device__ __forceinline__ float quotient(float x, float y) { return estimated_quotient(x, y); }
 
-__device__ __forceinline__ double root(double x) {
-    return sqrt(x);
-}
+__device__ __forceinline__ double root(double x) { return sqrt(x); }
 
-__device__ __forceinline__ double quotient(double x, double y) {
-    return x / y;
-}
+__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
 
-// m <- mu m + factor g; u <- mu m + factor g (nesterov) or m. Scalars: mu, factor, nesterov. Operands: g, m, u.
+// m <- mu m + factor g; u <- mu m + factor g (nesterov) or m. Scalars: mu, factor, nesterov. Operands: g, m,
+// u.
 template <typename C>
 struct Momentum {
     static constexpr int OPERANDS = 3;
@@ -53,11 +47,10 @@ struct MomentumAlone {
     static constexpr u32 WRITES = 0b10;
     C mu, factor;
 
-    __device__ MomentumAlone(const Scalars& s, const double*) : mu(scalar<C>(s[0])), factor(scalar<C>(s[1])) {}
+    __device__ MomentumAlone(const Scalars& s, const double*)
+        : mu(scalar<C>(s[0])), factor(scalar<C>(s[1])) {}
 
-    __device__ void operator()(C (&x)[2]) const {
-        x[1] = mu * x[1] + factor * x[0];
-    }
+    __device__ void operator()(C (&x)[2]) const { x[1] = mu * x[1] + factor * x[0]; }
 };
 
 // u <- m + factor g. Scalar: factor. Operands: g, m, u.
@@ -70,12 +63,11 @@ struct Accumulate {
 
     __device__ Accumulate(const Scalars& s, const double*) : factor(scalar<C>(s[0])) {}
 
-    __device__ void operator()(C (&x)[3]) const {
-        x[2] = x[1] + factor * x[0];
-    }
+    __device__ void operator()(C (&x)[3]) const { x[2] = x[1] + factor * x[0]; }
 };
 
-// x <- (1 - decay) x - rate u; cautious: the decay acts where x u >= 0. Scalars: rate, decay, cautious. Operands: x, u.
+// x <- (1 - decay) x - rate u; cautious: the decay acts where x u >= 0. Scalars: rate, decay, cautious.
+// Operands: x, u.
 template <typename C>
 struct Apply {
     static constexpr int OPERANDS = 2;
@@ -121,9 +113,7 @@ struct Convert {
 
     __device__ Convert(const Scalars& s, const double*) : factor(scalar<C>(s[0])) {}
 
-    __device__ void operator()(C (&x)[2]) const {
-        x[1] = factor * x[0];
-    }
+    __device__ void operator()(C (&x)[2]) const { x[1] = factor * x[0]; }
 };
 
 // u <- m, then m <- keep m. Scalar: keep. Operands: m, u.
@@ -152,13 +142,12 @@ struct Decay {
 
     __device__ Decay(const Scalars& s, const double*) : keep(scalar<C>(1.0 - s[0])) {}
 
-    __device__ void operator()(C (&x)[1]) const {
-        x[0] = keep * x[0];
-    }
+    __device__ void operator()(C (&x)[1]) const { x[0] = keep * x[0]; }
 };
 
-// AdamW with decoupled decay. Scalars: beta1, beta2, epsilon, decay, cautious, late, factor of the gradient. Factors of a
-// job: lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). Operands: x, g, m, v[, the running maximum of v].
+// AdamW with decoupled decay. Scalars: beta1, beta2, epsilon, decay, cautious, late, factor of the gradient.
+// Factors of a job: lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). Operands: x, g, m, v[, the running maximum
+// of v].
 template <typename C, bool Largest>
 struct AdamWith {
     static constexpr int OPERANDS = Largest ? 5 : 4;
@@ -239,8 +228,8 @@ struct Lion {
     }
 };
 
-// Adam's direction on low-rank gradients. Scalars: beta1, beta2, epsilon, factor of the gradient. Factors of a job:
-// f / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). Operands: r, m, v.
+// Adam's direction on low-rank gradients. Scalars: beta1, beta2, epsilon, factor of the gradient. Factors of
+// a job: f / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). Operands: r, m, v.
 template <typename C>
 struct Direction {
     static constexpr int OPERANDS = 3;
