@@ -177,38 +177,23 @@ impl Products for Packed {
         let ([rows, cols], k) = (self.shape, self.short());
         let (factor, keep) = (self.pending * factor, self.pending * keep);
         self.pending = 1.0;
+        let tall = rows > cols;
         for range in ranges(rows.max(cols), BLOCK.max(k)) {
             // All of this part of X is in panels before the first element of the result is written over it.
-            let (first, count) = (range.start, range.len());
-            if rows > cols {
-                let x = self.x.part(first * cols, count * cols);
-                self.bring(Side::Left, &Operand { x, count, inner: k, steps: [cols, 1] })?;
+            let (offset, count) = (range.start * if tall { cols } else { 1 }, range.len());
+            let out = self.x.part(offset, self.x.len() - offset);
+            let part = |steps| Operand { x: out, count, inner: k, steps };
+            let size = if tall {
+                self.bring(Side::Left, &part([cols, 1]))?;
                 self.hold(Side::Right, p)?;
-                let size = [count, cols, k];
-                self.product(&Product {
-                    out: x,
-                    size,
-                    stride: cols,
-                    factor,
-                    keep,
-                    add: &[],
-                    outcome: Outcome::General,
-                })?;
+                [count, cols, k]
             } else {
-                let x = self.x.part(first, self.x.len() - first);
                 self.hold(Side::Left, p)?;
-                self.bring(Side::Right, &Operand { x, count, inner: k, steps: [1, cols] })?;
-                let size = [rows, count, k];
-                self.product(&Product {
-                    out: x,
-                    size,
-                    stride: cols,
-                    factor,
-                    keep,
-                    add: &[],
-                    outcome: Outcome::General,
-                })?;
-            }
+                self.bring(Side::Right, &part([1, cols]))?;
+                [rows, count, k]
+            };
+            let outcome = Outcome::General;
+            self.product(&Product { out, size, stride: cols, factor, keep, add: &[], outcome })?;
         }
         Ok(())
     }
