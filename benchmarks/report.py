@@ -28,8 +28,8 @@ def _header(result: dict[str, Any]) -> str:
     sets = " ".join(machine["instruction_sets"])
     return (
         f"# Step benchmark\n\n{machine['cpu']}, {machine['cores']} cores ({sets}), Python {machine['python']}"
-        f", {machine['date']}.\nSources: {versions}.\n{settings['rounds']} interleaved rounds; one-minute "
-        f"load {result['load_at_start']:.2f} at the start, {result['load_at_end']:.2f} at the end.\n\n"
+        f", {machine['date']}.\nSources: {versions}.\n{settings['rounds']} interleaved rounds; the "
+        "one-minute load during each race is in its row.\n\n"
         "Times are medians in milliseconds a step. A ratio is peer time / oxidion time, median of the rounds "
         "with its 95 % bootstrap interval: above 1, oxidion is faster. The clock is process CPU time at one "
         "thread and wall time at more. The floor is the time that operations and memory traffic take at this "

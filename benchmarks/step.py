@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
     order = {pair: place for place, pair in enumerate(every)}
     shared = {"paths": options.peer_path}
     result = earlier(target, pairs, options) if options.update else {kind: [] for kind in (*KINDS, "rates")}
-    result.setdefault("load_at_start", load_average())
+    result["load_at_start"] = load_average()
     result.update(machine=machine(), versions=registry.availability(), began=machine()["date"])
     result["settings"] = {
         key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()
