@@ -192,9 +192,9 @@ def test_sums_do_not_depend_on_what_else_is_in_the_table(sums: Emulated) -> None
 
 FAULTS = {
     "a job begins with the piece before it": (
-        "updates.cu",
-        "jobs.job[at - 1].end : 0",
-        "jobs.job[at - 1].end - 1 : 0",
+        "jobs.cuh",
+        "jobs.job[low - 1].end : 0",
+        "jobs.job[low - 1].end - 1 : 0",
     ),
     "pieces overlap": (
         "jobs.cuh",

@@ -50,21 +50,42 @@ __device__ __forceinline__ u32 element_bytes(Type type) {
     return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2;
 }
 
-// The job of a piece: the first that ends behind it.
+// What a block works on: a job, and which of the job's pieces.
+struct Share {
+    const Job& job;
+    u32 piece;
+};
+
+// The job of a block is the first whose pieces end behind it.
 template <int Most>
-__device__ __forceinline__ int job_of(const Jobs<Most>& jobs, u32 piece) {
+__device__ __forceinline__ Share share_of(const Jobs<Most>& jobs, u32 block) {
     int low = 0;
     int high = jobs.count - 1;
     while (low < high) {
         const int middle = (low + high) / 2;
-        if (jobs.job[middle].end > piece) {
+        if (jobs.job[middle].end > block) {
             high = middle;
         } else {
             low = middle + 1;
         }
     }
-    return low;
+    return {jobs.job[low], block - (low ? jobs.job[low - 1].end : 0)};
 }
+
+// The kernels of one operation: for small tables, for large ones, and in float64.
+#define EACH_FORM(name, Table, function, Op)                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+        name##_few(const __grid_constant__ Table<FEW> table) {    \
+        function<float, Op>(table);                               \
+    }                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
+        name##_many(const __grid_constant__ Table<MANY> table) {  \
+        function<float, Op>(table);                               \
+    }                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)      \
+        name##_wide(const __grid_constant__ Table<FEW> table) {   \
+        function<double, Op>(table);                              \
+    }
 
 // Some elements of one operand.
 struct Run {

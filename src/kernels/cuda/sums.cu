@@ -68,10 +68,9 @@ struct SumJobs {
 template <typename C, template <typename> class Op, int Most>
 __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
     const u32 piece = blockIdx.x;
-    const int at = job_of(what.jobs, piece);
-    const u32 before = at ? what.jobs.job[at - 1].end : 0;
+    const Share share = share_of(what.jobs, piece);
     Op<C> op(what.jobs.scalars);
-    each_element<C>(Piece<Op<C>::OPERANDS>(what.jobs.job[at], piece - before), op);
+    each_element<C>(Piece<Op<C>::OPERANDS>(share.job, share.piece), op);
 #pragma unroll
     for (int k = 0; k < Op<C>::SUMS; ++k) {
         const double sum = block_sum(op.sum[k]);
@@ -80,19 +79,7 @@ __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
     }
 }
 
-#define SUM(name, Op)                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
-        name##_few(const __grid_constant__ SumJobs<FEW> what) {   \
-        sum_pieces<float, Op>(what);                              \
-    }                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
-        name##_many(const __grid_constant__ SumJobs<MANY> what) { \
-        sum_pieces<float, Op>(what);                              \
-    }                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)      \
-        name##_wide(const __grid_constant__ SumJobs<FEW> what) {  \
-        sum_pieces<double, Op>(what);                             \
-    }
+#define SUM(name, Op) EACH_FORM(name, SumJobs, sum_pieces, Op)
 
 SUM(sum_of_squares, SumOfSquares)
 SUM(lamb_norms, LambNormsKept)

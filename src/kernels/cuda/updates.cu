@@ -4,28 +4,13 @@
 
 template <typename C, template <typename> class Op, int Most>
 __device__ __forceinline__ void update(const Jobs<Most>& jobs) {
-    const u32 piece = blockIdx.x;
-    const int at = job_of(jobs, piece);
-    const Job& job = jobs.job[at];
-    const u32 before = at ? jobs.job[at - 1].end : 0;
-    Op<C> op(jobs.scalars, job.factor);
-    each_element<C>(Piece<Op<C>::OPERANDS>(job, piece - before), op);
+    const Share share = share_of(jobs, blockIdx.x);
+    Op<C> op(jobs.scalars, share.job.factor);
+    each_element<C>(Piece<Op<C>::OPERANDS>(share.job, share.piece), op);
 }
 
 // Arithmetic is float32, and float64 where an operand of a job is.
-#define UPDATE(name, Op)                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
-        name##_few(const __grid_constant__ Jobs<FEW> jobs) {      \
-        update<float, Op>(jobs);                                  \
-    }                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) \
-        name##_many(const __grid_constant__ Jobs<MANY> jobs) {    \
-        update<float, Op>(jobs);                                  \
-    }                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)      \
-        name##_wide(const __grid_constant__ Jobs<FEW> jobs) {     \
-        update<double, Op>(jobs);                                 \
-    }
+#define UPDATE(name, Op) EACH_FORM(name, Jobs, update, Op)
 
 UPDATE(momentum, Momentum)
 UPDATE(momentum_alone, MomentumAlone)

@@ -1,6 +1,7 @@
 // The words of CUDA C++ that kernels use, for a host compiler.
 #pragma once
 #include "fibers.h"
+#include "numbers.h"
 #include <algorithm>
 #include <cmath>
 
@@ -37,15 +38,11 @@ inline float4 make_float4(float x, float y, float z, float w) {
 }
 
 inline float __uint_as_float(unsigned bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return emulator::float_of(bits);
 }
 
 inline unsigned __float_as_uint(float x) {
-    unsigned bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
+    return emulator::bits_of(x);
 }
 
 inline void __syncthreads() {
