@@ -63,7 +63,6 @@ impl Library {
     }
 }
 
-#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 impl Products for Library {
     fn gram(&mut self, out: usize) -> Result<()> {
         self.symmetric.gram(&mut self.square(out)?, &self.short()?, &self.next)

@@ -73,8 +73,7 @@ fn rows_of<T: Dense>(product: &ThinProduct, first: usize) {
     // SAFETY: `multiply`'s caller passes live areas; this task alone writes these rows, and nobody the factors.
     let out = unsafe { out.part(first * stride, (height - 1) * stride + cols).slice::<T>() };
     // faer 0.24's `from_row_major_slice_with_stride_mut` takes the stride for that of the columns.
-    let out = MatMut::from_column_major_slice_with_stride_mut(out, cols, height, stride).transpose_mut();
-    let mut out = out;
+    let mut out = MatMut::from_column_major_slice_with_stride_mut(out, cols, height, stride).transpose_mut();
     let accumulate = if product.keep == 0.0 { Accum::Replace } else { Accum::Add };
     if product.keep != 0.0 && product.keep != 1.0 {
         let keep = T::of(product.keep);

@@ -12,8 +12,6 @@ use crate::threads;
 
 /// Bytes of the columns of the large factor that one task brings into panels: a part of the second-level cache.
 const PIECE: usize = 1 << 19;
-/// Products of fewer multiplications are not spread over threads.
-const ALONE: usize = 1 << 22;
 
 thread_local! {
     // Memory of the panels of both factors; its pages stay with the thread from one step to the next.
@@ -50,22 +48,14 @@ impl ThinProduct {
 }
 
 impl Kernel {
-    /// Computes products whose left factor alone is transposed and that replace what is in `out`: large ones one after the
-    /// other, each by all threads, small ones side by side. Work is cut by sizes alone, so neither the number of threads
-    /// nor the other products change a bit.
+    /// Computes products whose left factor alone is transposed and that replace what is in `out`, one after the other, each
+    /// by all threads. Work is cut by sizes alone, so neither the number of threads nor the other products change a bit.
     ///
     /// # Errors
     /// `Error::Internal` for another product or another type.
     pub fn turned_products(self, products: &[ThinProduct]) -> Result<()> {
-        let total: usize = products.iter().map(ThinProduct::work).sum();
-        if threads::get() == 1 || total < ALONE {
-            return products.iter().try_for_each(|p| self.turned(p, false));
-        }
-        threads::run(|| {
-            let (large, small): (Vec<_>, Vec<_>) = products.iter().partition(|p| p.work() >= ALONE);
-            large.iter().try_for_each(|p| self.turned(p, true))?;
-            try_each(small.len(), true, |i| self.turned(&small[i], false))
-        })
+        let spread = threads::get() > 1;
+        threads::run(|| products.iter().try_for_each(|p| self.turned(p, spread)))
     }
 
     fn turned(self, product: &ThinProduct, spread: bool) -> Result<()> {
