@@ -101,9 +101,9 @@ impl Algorithm for AdamW {
         let areas = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
         if self.amsgrad {
             let areas = areas.zip(io.units).map(|([x, g, m, v], u)| Ok([x, g, m, v, u.state[MAX_VARIANCE]]));
-            kernels::run(&update, &jobs(areas)?);
+            kernels::run(&update, &jobs(areas)?)?;
         } else {
-            kernels::run(&update, &jobs(areas.map(Ok))?);
+            kernels::run(&update, &jobs(areas.map(Ok))?)?;
         }
         Ok(())
     }

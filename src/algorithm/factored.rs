@@ -87,8 +87,8 @@ impl Factored {
         if summed {
             (row_sums, col_sums) = (io.slab(self.buffers, i)?, io.slab(self.buffers + 1, i)?);
             // No row writes what has none.
-            row_sums.clear();
-            col_sums.clear();
+            row_sums.clear()?;
+            col_sums.clear()?;
         }
         Ok(Stack { operands, stack: rows[0], rows: rows[1], cols: cols[1], row_sums, col_sums })
     }
@@ -117,7 +117,7 @@ impl Factored {
         if !is_matrix(io.class) {
             let pass = Squares { rest, epsilon, grad_factor: io.grad_factor };
             let operands = [unit.state[self.states].row(0), unit.grad.all()];
-            kernels::run(&pass, &[operands]);
+            kernels::run(&pass, &[operands])?;
             return Ok(());
         }
         #[allow(clippy::cast_precision_loss)] // sizes of matrices

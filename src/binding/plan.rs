@@ -59,7 +59,7 @@ fn inputs(
                 .and_then(|n| n.get(i).cloned())
                 .unwrap_or_else(|| format!("parameter {i} of group {number}"));
             let local = tensor::unpack(&handles::local(&object)?, &name)?;
-            tensor::require_cpu(&local, &name)?;
+            tensor::require_place(&local, &name)?;
             let Some(dtype) = DType::from_kind(local.kind()) else {
                 return Err(pyo3::exceptions::PyTypeError::new_err(format!(
                     "{name}: parameters must be float16, bfloat16, float32 or float64, got {:?}",

@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use super::super::pass::{Pass, flag};
 use super::{Op, Real};
 
 /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
@@ -35,6 +36,10 @@ impl Op<3> for Momentum {
             }
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("momentum", [self.mu, self.grad_factor, flag(self.nesterov)]))
+    }
 }
 
 /// `m ← β·m + γ·g` without a second output. Operands: gradient, momentum.
@@ -47,6 +52,10 @@ impl Op<2> for Momentum {
         for (g, m) in g.iter().zip(m) {
             *m = mu * *m + factor * *g;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("momentum_alone", [self.mu, self.grad_factor]))
     }
 }
 
@@ -66,6 +75,10 @@ impl Op<3> for Accumulate {
         for ((g, m), u) in g.iter().zip(m).zip(u) {
             *u = *m + factor * *g;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("accumulate", [self.grad_factor]))
     }
 }
 
@@ -97,6 +110,10 @@ impl Op<2> for Apply {
             }
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("apply", [self.rate, self.decay, flag(self.cautious)]))
+    }
 }
 
 /// `y ← factor·x`, from one type to another. Operands: x, y.
@@ -115,6 +132,10 @@ impl Op<2> for Convert {
         for (x, y) in x.iter().zip(y) {
             *y = factor * *x;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("convert", [self.factor]))
     }
 }
 
@@ -136,6 +157,10 @@ impl Op<2> for Release {
             *m = keep * *m;
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("release", [self.keep]))
+    }
 }
 
 /// `x ← (1 - decay)·x`. Operand: x.
@@ -154,6 +179,10 @@ impl Op<1> for Decay {
         for x in x.iter_mut() {
             *x = *x * keep;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("decay", [self.decay]))
     }
 }
 
@@ -190,6 +219,12 @@ impl AdamW {
             last.1
         });
         each.collect()
+    }
+
+    fn pass(&self, kernel: &'static str) -> Pass<'_> {
+        let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
+        Pass::new(kernel, [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor])
+            .with(&self.corrections)
     }
 
     #[inline(always)]
@@ -264,6 +299,10 @@ impl Op<4> for AdamW {
             moments.apply(x, *m, v);
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("adamw"))
+    }
 }
 
 impl Op<5> for AdamW {
@@ -278,6 +317,10 @@ impl Op<5> for AdamW {
             *largest = if *largest >= v { *largest } else { v };
             moments.apply(x, *m, *largest);
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("adamw_largest"))
     }
 }
 
@@ -324,5 +367,10 @@ impl Op<3> for Lion {
             let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
             *x = kept - step;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        let scalars = [self.lr, self.beta1, self.beta2, self.decay, flag(self.cautious), self.grad_factor];
+        Some(Pass::new("lion", scalars))
     }
 }

@@ -111,6 +111,7 @@ class Emulated:
         built = folder / "kernels.so"
         folders = [f"-I{place}" for place in (folder, HERE, _precompiled())]
         _compile(*folders, "-include", TWINS, str(folder / "entry.cpp"), "-o", str(built))
+        self.path = built
         self._library = ctypes.CDLL(str(built))
         self._library.emulator_failure.restype = ctypes.c_char_p
 
