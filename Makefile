@@ -67,8 +67,9 @@ docs: build ## Build the API documentation of the core and run the code blocks o
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --no-default-features
 	python -m pytest tests/meta/test_docs.py
 
-wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/
-	maturin build --release --strip --out dist
+wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+	python tests/cuda/compile.py --cubins target/cubins
+	OXIDION_CUBINS=$(CURDIR)/target/cubins maturin build --release --strip --out dist
 
 all: lint test docs wheel ## Everything that must pass before a release
 

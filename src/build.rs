@@ -16,7 +16,7 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-rpath,{origin}/../torch/lib");
 }
 
-/// Writes the list of the files `KEY.cubin` in the folder `OXIDION_CUBINS`, which `make cubins` fills; an empty one without.
+/// Writes the list of the files `KEY.cubin` in the folder `OXIDION_CUBINS`, which `make wheel` fills; an empty one without.
 fn list_machine_code() {
     println!("cargo:rerun-if-env-changed=OXIDION_CUBINS");
     let mut list = String::from("&[");

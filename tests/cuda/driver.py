@@ -7,13 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from .compile import LAUNCHED
 from .emulator.library import FLAGS, HERE, Emulated
 
-SOURCES = ("updates.cu", "symmetric_mma.cu")
-"""What the package launches."""
 
-
-def build(folder: Path, sources: Sequence[str] = SOURCES) -> dict[str, str]:
+def build(folder: Path, sources: Sequence[str] = LAUNCHED) -> dict[str, str]:
     """Compiles driver and kernels into a folder; returns the environment of a process that is to use them."""
     driver = folder / "driver"
     driver.mkdir(parents=True)

@@ -140,6 +140,7 @@ def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, 
     assert "compiling updates.cu for sm_90a" in run(fresh, code)
     assert "compiling" not in run(fresh, code)
     (kept,) = Path(fresh["OXIDION_CACHE"]).iterdir()
+    assert kept.name == f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
     kept.write_bytes(b"half a file")
     assert "compiling updates.cu for sm_90a" in run(fresh, code)
 
