@@ -74,6 +74,8 @@ def materialise(
                 if value is None or getattr(value, "dtype", None) != torch.float32:
                     done = value if value is not None else (0 if fresh else steps_taken)
                     own[key] = torch.tensor(float(done), dtype=torch.float32)
+                if not spec["on_host"] and own[key].device != local(param).device:
+                    own[key] = own[key].to(local(param).device)
             elif value is None:
                 if not fresh and spec["role"] in ("mean", "res_mean"):
                     raise ValueError(

@@ -47,6 +47,7 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
         dtype: dtype(p),
         init: Init::Zeros,
         coded: None,
+        on_host: false,
         cuts: dims.into_iter().map(Cut::With).collect(),
         share: Share::All,
     })

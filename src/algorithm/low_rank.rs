@@ -144,6 +144,7 @@ impl LowRank {
                 cuts: (0..lead).map(Cut::With).chain([rows.1, cols.1]).collect(),
                 share,
                 coded: None,
+                on_host: false,
             };
             spec.eight_bit(code, &self.storage)
         };

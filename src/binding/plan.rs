@@ -262,6 +262,7 @@ impl PyPlan {
             entry.set_item("shape", &s.spec.shape)?;
             entry.set_item("spans", &s.spans)?;
             entry.set_item("seed", seed)?;
+            entry.set_item("on_host", s.spec.on_host)?;
             entry.set_item("shards", &s.shards)?;
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_coded());
             entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;

@@ -2,6 +2,8 @@
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))] // what is said is for devices
 
+use crate::batch::Slab;
+
 /// Scalars of an operation at most.
 pub(super) const MOST_SCALARS: usize = 12;
 
@@ -14,6 +16,8 @@ pub struct Pass<'a> {
     pub(super) scalars: [f64; MOST_SCALARS],
     /// Two factors of each job's own; none where the operation has none.
     pub(super) factors: &'a [[f64; 2]],
+    /// Where the steps of each job are counted, if that is on the device: its factors depend on them.
+    pub(super) steps: &'a [Slab],
 }
 
 impl<'a> Pass<'a> {
@@ -22,12 +26,17 @@ impl<'a> Pass<'a> {
         const { assert!(N <= MOST_SCALARS) };
         let mut all = [0.0; MOST_SCALARS];
         all[..N].copy_from_slice(&scalars);
-        Self { kernel, scalars: all, factors: &[] }
+        Self { kernel, scalars: all, factors: &[], steps: &[] }
     }
 
     /// The same with factors of each job's own.
     pub(super) fn with(self, factors: &'a [[f64; 2]]) -> Self {
         Self { factors, ..self }
+    }
+
+    /// The same with the steps of each job.
+    pub(super) fn after(self, steps: &'a [Slab]) -> Self {
+        Self { steps, ..self }
     }
 }
 

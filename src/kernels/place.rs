@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::cpu::elementwise::{AdamW, Count};
 use super::cpu::{self, Op};
 use crate::batch::{Place, Slab};
 use crate::error::{Error, Result};
@@ -48,6 +49,19 @@ pub fn symmetric_product(out: &Tensor, [a, b]: [&Tensor; 2], accumulate: bool) -
         let _ = (out, a, b, accumulate);
         Ok(false)
     }
+}
+
+/// Counts a step of each counter where it is. Returns `AdamW`'s corrections, and the counters that they follow: none
+/// where the host counts.
+///
+/// # Errors
+/// As [`run`].
+pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec<[f64; 2]>, Vec<Slab>)> {
+    if counters.iter().all(|counter| counter.place() == Place::Cpu) {
+        return Ok((AdamW::corrections(lr, betas, counters.iter().map(Slab::increment)), Vec::new()));
+    }
+    run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
+    Ok((vec![[lr, 1.0]; counters.len()], counters))
 }
 
 /// Whether this thread works on a device.

@@ -60,7 +60,7 @@ fn require_supported(plan: &Plan) -> Result<()> {
 
 /// Where a state is: counters stay where the core counts.
 pub(super) fn of_state(place: Place, spec: &StateSpec) -> Place {
-    if spec.role == "step" { Place::Cpu } else { place }
+    if spec.on_host { Place::Cpu } else { place }
 }
 
 /// Has the kernels of this thread launched on a stream of the place, until the result is dropped.

@@ -129,12 +129,13 @@ def test_step_runs_on_the_current_stream(case: str) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_captured_step_is_repeated_by_its_replay() -> None:
-    shapes: Shapes = ((40, 30), (5,))
+@pytest.mark.parametrize("build", [oxidion.AdamW, oxidion.Lion, oxidion.Muon])
+def test_captured_step_is_repeated_by_its_replay(build: Callable[..., Optimizer]) -> None:
+    shapes: Shapes = ((40, 30), (5, 9))
     expected, params = made(shapes, torch.float32, "cuda"), made(shapes, torch.float32, "cuda")
     for own in (expected, params):
         give_gradients(own, 0)
-    reference, optimizer = oxidion.Lion(expected, lr=1e-2), oxidion.Lion(params, lr=1e-2)
+    reference, optimizer = [build(own, lr=1e-2, capturable=True) for own in (expected, params)]
     for _ in range(4):
         reference.step()
     optimizer.step()

@@ -84,7 +84,7 @@ def test_step_takes_as_few_launches_as_tables_hold(environment: dict[str, str]) 
             print(launches, driver.emulator_loads(), driver.emulator_current_device())
         """,
     )
-    # 500 jobs are a table of 384 and one of 116. Afterwards the thread has the context that it had before.
+    # 500 jobs are a table of 368 and one of 132. Afterwards the thread has the context that it had before.
     assert said.splitlines() == ["2 1 -1"] * 3
 
 
@@ -109,6 +109,42 @@ def test_captured_step_is_repeated_by_its_replay(environment: dict[str, str]) ->
         for _ in range(3):
             assert driver.emulator_replay() == 0
         assert all(torch.equal(a, b) for a, b in zip(params, expected))
+        """,
+    )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("state_dict", [False, True])
+def test_captured_adamw_counts_its_steps_on_the_device(environment: dict[str, str], state_dict: bool) -> None:
+    run(
+        environment,
+        f"""
+        def made():
+            torch.manual_seed(1)
+            return parameters((40, 30), (5,), ())
+        expected, params = made(), made()
+        settings = dict(lr=0.01, weight_decay=0.1, amsgrad=True)
+        reference = oxidion.AdamW(expected, **settings)
+        optimizer = oxidion.AdamW(params, **settings, capturable=True)
+        for _ in range(6):
+            reference.step()
+        optimizer.step()
+        optimizer.step()
+        if {state_dict}:
+            saved = optimizer.state_dict()
+            optimizer = oxidion.AdamW(params, **settings, capturable=True)
+            optimizer.load_state_dict(saved)
+            optimizer.step()
+        else:
+            optimizer.step()
+        driver.emulator_begin_capture()
+        optimizer.step()
+        assert driver.emulator_end_capture() == 2  # one counts, one updates
+        for _ in range(3):
+            assert driver.emulator_replay() == 0
+        assert all(float(own["step"]) == 6 for own in optimizer.state.values())
+        for ours, theirs in zip(params, expected):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
         """,
     )
 

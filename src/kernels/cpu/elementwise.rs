@@ -4,6 +4,7 @@
 
 use super::super::pass::{Pass, flag};
 use super::{Op, Real};
+use crate::batch::Slab;
 
 /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +164,25 @@ impl Op<2> for Release {
     }
 }
 
+/// `x ← x + 1`. Operand: x.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Count;
+
+impl Op<1> for Count {
+    const WRITES: [bool; 1] = [true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+        for x in x.iter_mut() {
+            *x = *x + C::of(1.0);
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("count", []))
+    }
+}
+
 /// `x ← (1 - decay)·x`. Operand: x.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay {
@@ -205,6 +225,9 @@ pub struct AdamW {
     pub grad_factor: f64,
     /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
     pub corrections: Vec<[f64; 2]>,
+    /// Where the steps of each job are counted, for a pass on a device that counts them there; else empty. The first
+    /// factor of `corrections` is `lr` then.
+    pub steps: Vec<Slab>,
 }
 
 impl AdamW {
@@ -225,6 +248,7 @@ impl AdamW {
         let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
         Pass::new(kernel, [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor])
             .with(&self.corrections)
+            .after(&self.steps)
     }
 
     #[inline(always)]

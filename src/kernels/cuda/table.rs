@@ -14,7 +14,7 @@ const THREADS: u32 = 256;
 const PIECE: usize = 1 << 14;
 /// Jobs of one launch. The kernels in float64 take the small table.
 const FEW: usize = 32;
-const MANY: usize = 384;
+const MANY: usize = 368;
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
@@ -31,6 +31,7 @@ struct Job {
     operand: [usize; MOST_OPERANDS],
     length: i64,
     factor: [f64; 2],
+    steps: usize,
     end: u32,
     kind: [u8; MOST_OPERANDS],
 }
@@ -45,8 +46,8 @@ struct Jobs<const MOST: usize> {
 }
 
 const _: () = {
-    assert!(size_of::<Scalars>() == 104 && size_of::<Job>() == 80);
-    assert!(size_of::<Jobs<FEW>>() == 112 + 80 * FEW && size_of::<Jobs<MANY>>() <= 32764);
+    assert!(size_of::<Scalars>() == 104 && size_of::<Job>() == 88);
+    assert!(size_of::<Jobs<FEW>>() == 112 + 88 * FEW && size_of::<Jobs<MANY>>() <= 32764);
 };
 
 /// Runs a pass over all jobs.
@@ -54,7 +55,10 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]])
     const { assert!(N <= MOST_OPERANDS) };
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
-        let job = job(operands, pass.factors.get(number).copied().unwrap_or_default())?;
+        let mut job = job(operands, pass.factors.get(number).copied().unwrap_or_default())?;
+        if let Some(steps) = pass.steps.get(number) {
+            job.steps = steps.device_address()?;
+        }
         let list = if operands.iter().any(|o| o.dtype() == DType::F64) { &mut wide } else { &mut narrow };
         list.push(job);
     }

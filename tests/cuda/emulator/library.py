@@ -21,7 +21,8 @@ SHARED_BYTES = 227 * 1024
 
 # Elementwise passes, and what each takes: jobs in a small table, in a large one, in float64.
 UPDATES = (
-    *("momentum", "momentum_alone", "accumulate", "apply", "apply_late", "convert", "release", "decay"),
+    *("count", "momentum", "momentum_alone", "accumulate"),
+    *("apply", "apply_late", "convert", "release", "decay"),
     *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
 )
 SUMS = ("sum_of_squares", "lamb_norms", "lamb_norms_only")
