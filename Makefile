@@ -25,7 +25,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build lint test bench bench-quick docs wheel all
+.PHONY: help demo demo-dist build lint test test-cuda bench bench-quick docs wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -40,12 +40,13 @@ demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel)
 build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install the package and its tools into .venv
 
 test: build ## Run the tests of the Rust core and of the Python package
-	LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features
+	LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda
 	python -m pytest -m "$(MARKERS)" $(ARGS)
 
 lint: build ## Check formatting, lints, types and the stub of the extension
 	cargo fmt --check
 	cargo clippy --all-targets --no-default-features -- -D warnings
+	cargo clippy --all-targets --no-default-features --features cuda -- -D warnings
 	cargo clippy --all-targets --release --features extension-module -- -D warnings
 	ruff check
 	ruff format --check
@@ -56,6 +57,9 @@ bench: build ## Time every class against torch's optimizers and all peers (an ho
 	python benchmarks/peers.py $(PEERS)
 	python benchmarks/step.py --peer-path $(PEERS)/packages $(ARGS)
 
+test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed
+	$(PYTHON) -m pytest -q tests/cuda -m cuda $(ARGS)
+
 bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)
 
@@ -63,8 +67,9 @@ docs: build ## Build the API documentation of the core and run the code blocks o
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --no-default-features
 	python -m pytest tests/meta/test_docs.py
 
-wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/
-	maturin build --release --strip --out dist
+wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+	python tests/cuda/compile.py --cubins target/cubins
+	OXIDION_CUBINS=$(CURDIR)/target/cubins maturin build --release --strip --out dist
 
 all: lint test docs wheel ## Everything that must pass before a release
 

@@ -1,37 +1,32 @@
 //! Checked views of tensors: the only place that turns a tensor into memory and back.
 
+mod area;
 mod form;
+mod place;
 mod watch;
 
+pub use area::Area;
 pub use form::{Blocks, Form, Places, Rounding};
+pub use place::{Place, address_of, emulate, is_emulated};
 pub use watch::{Gradient, Watch, prefetch};
 
 use half::{bf16, f16};
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// A contiguous run of elements on the CPU, borrowed from a tensor that the session keeps alive.
+/// A contiguous run of elements, borrowed from a tensor that the session keeps alive.
 #[derive(Clone, Copy, Debug)]
 pub struct Slab {
     address: usize,
     len: usize,
     dtype: DType,
+    place: Place,
     /// Address of a `Form`, where the elements are more than numbers of their type; else 0.
     form: usize,
     /// Place of the first element in the tensor that the form is about.
     first: usize,
-}
-
-/// A matrix inside the storage of a tensor: rows of equal length at equal distances.
-#[derive(Clone, Copy, Debug)]
-pub struct Area {
-    /// From its first element to its last.
-    slab: Slab,
-    rows: usize,
-    cols: usize,
-    stride: usize,
 }
 
 /// An element type of Rust that stands for a `DType`.
@@ -54,12 +49,13 @@ impl Element for f64 {
 
 impl Slab {
     /// No elements.
-    pub const EMPTY: Self = Self { address: 0, len: 0, dtype: DType::F32, form: 0, first: 0 };
+    pub const EMPTY: Self =
+        Self { address: 0, len: 0, dtype: DType::F32, place: Place::Cpu, form: 0, first: 0 };
 
-    /// The elements of a contiguous CPU tensor.
+    /// The elements of a contiguous tensor.
     ///
     /// # Errors
-    /// `Error::Internal` for another device, type or a strided tensor: the session stages those first.
+    /// `Error::Internal` for another kind of device, type or a strided tensor: the session stages those first.
     pub fn of(tensor: &Tensor) -> Result<Self> {
         let dtype = DType::from_kind(tensor.f_kind()?).ok_or_else(|| {
             Error::Internal("a tensor without a floating-point type reached a kernel".into())
@@ -78,13 +74,12 @@ impl Slab {
                 dtype.name()
             )));
         }
-        if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
-            return Err(Error::Internal(
-                "a tensor that is not contiguous on the CPU reached a kernel".into(),
-            ));
+        let place = Place::of(tensor)?;
+        if !tensor.is_contiguous() {
+            return Err(Error::Internal("a tensor that is not contiguous reached a kernel".into()));
         }
         let address = tensor.data_ptr() as usize;
-        let slab = Self { address, len: tensor.numel(), dtype, ..Self::EMPTY };
+        let slab = Self { address, len: tensor.numel(), dtype, place, ..Self::EMPTY };
         if slab.address == 0 && slab.len > 0 {
             return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
         }
@@ -111,7 +106,7 @@ impl Slab {
                 "a buffer of {len} elements at byte {offset} is outside the arena"
             )));
         }
-        Ok(Self { address, len, dtype, ..Self::EMPTY })
+        Ok(Self { address, len, dtype, place: self.place, ..Self::EMPTY })
     }
 
     /// Number of elements.
@@ -130,6 +125,37 @@ impl Slab {
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Where the elements are.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The same elements, as memory of this place.
+    #[must_use]
+    pub fn at(&self, place: Place) -> Self {
+        Self { place, ..*self }
+    }
+
+    /// Where plain numbers are, for a kernel of a device.
+    ///
+    /// # Errors
+    /// `Error::Cuda` for elements that are more than numbers of their type.
+    pub fn device_address(&self) -> Result<usize> {
+        if self.form != 0 {
+            return Err(Error::Cuda(
+                "8-bit states and stochastic rounding are not supported on devices yet".into(),
+            ));
+        }
+        Ok(self.address)
+    }
+
+    /// A slice may be made of memory of the host only.
+    #[inline]
+    fn check_place(&self) {
+        assert!(self.place == Place::Cpu, "a kernel of the CPU was given memory of a device");
     }
 
     /// `len` elements from `offset`, cut to what there is.
@@ -171,7 +197,8 @@ impl Slab {
         if self.len == 0 || !self.dtype.is_coded() {
             return &mut [];
         }
-        // SAFETY: `typed` checked type, device and contiguity; the caller upholds lifetime and exclusivity.
+        self.check_place();
+        // SAFETY: `typed` checked type and contiguity; the caller upholds lifetime and exclusivity.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.len) }
     }
 
@@ -226,6 +253,8 @@ impl Slab {
     /// Copies the elements to a slab of the same type and length; the two may overlap.
     pub fn copy_to(&self, to: &Self) {
         debug_assert!(self.len == to.len && self.dtype == to.dtype);
+        self.check_place();
+        to.check_place();
         let bytes = self.len.min(to.len) * self.dtype.bytes();
         if bytes > 0 {
             // SAFETY: both slabs are live memory of at least `bytes` bytes, which the running step alone uses.
@@ -234,11 +263,17 @@ impl Slab {
     }
 
     /// Sets all elements to zero.
-    pub fn clear(&self) {
-        if self.len > 0 {
+    ///
+    /// # Errors
+    /// Whatever libtorch says of memory of a device.
+    pub fn clear(&self) -> Result<()> {
+        if self.place != Place::Cpu {
+            let _ = self.tensor(&[self.len])?.f_zero_()?;
+        } else if self.len > 0 {
             // SAFETY: the slab is live memory of this length, which the running step alone uses.
             unsafe { std::ptr::write_bytes(self.address as *mut u8, 0, self.len * self.dtype.bytes()) };
         }
+        Ok(())
     }
 
     /// The elements as a slice.
@@ -253,24 +288,16 @@ impl Slab {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: `of` checked type, device and contiguity; the caller upholds lifetime and exclusivity.
+        self.check_place();
+        // SAFETY: `of` checked type and contiguity; the caller upholds lifetime and exclusivity.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, self.len) }
-    }
-
-    /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
-    #[must_use]
-    pub fn area(&self, offset: usize, [rows, cols]: [usize; 2], stride: usize) -> Area {
-        if rows * cols == 0 {
-            return Area { slab: self.part(0, 0), rows, cols, stride: cols };
-        }
-        Area { slab: self.part(offset, (rows - 1) * stride + cols), rows, cols, stride }
     }
 
     /// A matrix whose rows begin `step` elements apart, as a tensor that shares its memory.
     fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
         let size = [to_i64(rows)?, to_i64(cols)?];
         if rows * cols == 0 {
-            return Ok(Tensor::f_empty(size, (self.dtype.kind(), Device::Cpu))?);
+            return Ok(Tensor::f_empty(size, (self.dtype.kind(), self.place.device()))?);
         }
         if (rows - 1) * step + cols > self.len {
             return Err(Error::Internal(format!("{} elements viewed as {size:?}", self.len)));
@@ -278,7 +305,13 @@ impl Slab {
         let stride = [to_i64(step)?, 1];
         // SAFETY: as in `tensor`; the last element was checked to be inside.
         let view = unsafe {
-            Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
+            Tensor::f_from_blob(
+                self.address as *const u8,
+                &size,
+                &stride,
+                self.dtype.kind(),
+                self.place.device(),
+            )
         };
         Ok(view?)
     }
@@ -293,7 +326,7 @@ impl Slab {
         }
         let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
         if self.len == 0 {
-            return Ok(Tensor::f_empty(&size, (self.dtype.kind(), Device::Cpu))?);
+            return Ok(Tensor::f_empty(&size, (self.dtype.kind(), self.place.device()))?);
         }
         let mut stride = vec![1_i64; size.len()];
         for d in (1..size.len()).rev() {
@@ -301,72 +334,15 @@ impl Slab {
         }
         // SAFETY: the slab's tensor outlives the stage (the session holds it) and the result does not leave it.
         let view = unsafe {
-            Tensor::f_from_blob(self.address as *const u8, &size, &stride, self.dtype.kind(), Device::Cpu)
+            Tensor::f_from_blob(
+                self.address as *const u8,
+                &size,
+                &stride,
+                self.dtype.kind(),
+                self.place.device(),
+            )
         };
         Ok(view?)
-    }
-}
-
-impl Area {
-    /// No elements.
-    pub const EMPTY: Self = Self { slab: Slab::EMPTY, rows: 0, cols: 0, stride: 0 };
-
-    /// Rows and columns.
-    #[must_use]
-    pub fn shape(&self) -> [usize; 2] {
-        [self.rows, self.cols]
-    }
-
-    /// Element type.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.slab.dtype
-    }
-
-    /// All elements in a row, where they lie together.
-    #[must_use]
-    pub fn flat(&self) -> Option<Slab> {
-        (self.stride == self.cols || self.rows <= 1).then_some(self.slab)
-    }
-
-    /// The elements in order, in as few runs as they lie in.
-    pub fn runs(&self) -> impl Iterator<Item = Slab> + use<> {
-        let (flat, area) = (self.flat(), *self);
-        let rows = if flat.is_some() { 0 } else { self.rows };
-        flat.into_iter().chain((0..rows).map(move |row| area.row(row)))
-    }
-
-    /// All elements, from the first to the last: for an area whose elements lie together.
-    #[must_use]
-    pub fn all(&self) -> Slab {
-        debug_assert!(self.flat().is_some());
-        self.slab
-    }
-
-    /// The elements from the first to the last, with what lies between the rows, and the distance of the rows.
-    #[must_use]
-    pub fn strided(&self) -> (Slab, usize) {
-        (self.slab, self.stride)
-    }
-
-    /// One row.
-    #[must_use]
-    pub fn row(&self, row: usize) -> Slab {
-        self.slab.part(row * self.stride, self.cols)
-    }
-
-    /// The first columns.
-    #[must_use]
-    pub fn first_cols(&self, cols: usize) -> Self {
-        self.slab.area(0, [self.rows, cols.min(self.cols)], self.stride)
-    }
-
-    /// The elements as a tensor `[rows, cols]` that shares their memory.
-    ///
-    /// # Errors
-    /// Whatever libtorch says.
-    pub fn tensor(&self) -> Result<Tensor> {
-        self.slab.strided([self.rows, self.cols], self.stride)
     }
 }
 

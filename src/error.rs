@@ -34,6 +34,9 @@ pub enum Error {
     /// What a function of the user raised (Python: the same exception).
     #[error("{0}")]
     Foreign(Box<dyn std::error::Error + Send + Sync>),
+    /// What a CUDA device or its driver cannot do (Python: `RuntimeError`).
+    #[error("CUDA: {0}")]
+    Cuda(String),
     /// libtorch refused an operation (Python: `RuntimeError`).
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),

@@ -5,6 +5,7 @@ mod bound;
 mod due;
 mod exchange;
 mod parts;
+mod place;
 mod units;
 
 pub use bound::{Look, check_gradient};
@@ -13,9 +14,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
-use crate::batch::{Area, Slab};
+use crate::batch::{Area, Place, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
@@ -34,6 +35,10 @@ pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
 #[derive(Debug)]
 pub struct Session {
     plan: Arc<Plan>,
+    /// Where the parameters are.
+    place: Place,
+    /// The stream of the device that the step which has begun runs on.
+    stream: usize,
     slots: Vec<Slot>,
     /// The memory of each bucket's buffers, and after them that of its messages.
     memory: Vec<Vec<Slab>>,
@@ -68,16 +73,17 @@ impl Session {
         if params.len() != plan.members.len() || states.len() != params.len() {
             return Err(Error::Internal("a session needs every parameter of its plan".into()));
         }
+        let place = place::of(&plan, &params)?;
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
             let states: Vec<Bound> = states
                 .into_iter()
                 .zip(&member.states)
-                .map(|(s, l)| Bound::watched(s, l.spec.dtype))
+                .map(|(s, l)| Bound::watched(s, l.spec.dtype, place::of_state(place, &l.spec)))
                 .collect();
             for (state, local) in states.iter().zip(&member.states) {
                 let spec = &local.spec;
-                if !state.is(&local.shape()) || state.tensor.device() != Device::Cpu {
+                if !state.is(&local.shape()) {
                     return Err(Error::Value(format!(
                         "{}: state '{}' must be a {} tensor of shape {:?} on the parameter's device, got {:?} {:?} on {:?}",
                         member.spec.name,
@@ -100,7 +106,7 @@ impl Session {
                     states.len()
                 )));
             }
-            let param = Bound::watched(param, member.spec.dtype);
+            let param = Bound::watched(param, member.spec.dtype, place);
             let mut slot = Slot {
                 param,
                 states,
@@ -115,7 +121,7 @@ impl Session {
             slot.quick = numbers && slot.fits(member);
             slots.push(slot);
         }
-        let memory = Slab::of(&arena)?;
+        let memory = Slab::of(&arena)?.at(place);
         let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
             // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
             let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
@@ -139,6 +145,8 @@ impl Session {
         let room = vec![Vec::new(); plan.buckets.len()];
         Ok(Self {
             plan,
+            place,
+            stream: 0,
             due,
             slots,
             memory: buffers,
@@ -195,6 +203,7 @@ impl Session {
     /// Whatever the algorithm says; parameters may have been written by then.
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
+        let _there = place::enter(self.place, self.stream)?;
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
@@ -233,10 +242,10 @@ impl Session {
                         to.area(0, [local.rows, local.cols], local.cols),
                     ]));
                 }
-                None => to.clear(),
+                None => to.clear()?,
             }
         }
-        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &jobs(pairs)?);
+        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &jobs(pairs)?)?;
         Ok(())
     }
 
@@ -252,6 +261,11 @@ impl Session {
     /// The time that the mathematics of algorithms took since this was last asked for: all but the session's own work.
     pub fn take_inside(&mut self) -> Duration {
         std::mem::take(&mut self.inside)
+    }
+
+    /// The stream of torch's on which the next step runs, for a session on a device.
+    pub fn set_stream(&mut self, stream: usize) {
+        self.stream = stream;
     }
 
     /// Asks for measurements of the steps that follow, or stops them.

@@ -198,6 +198,8 @@ pub struct StateSpec {
     pub share: Share,
     /// How it is stored when it is stored in 8 bits; none where it never is.
     pub coded: Option<Coded>,
+    /// Whether it is in the memory of the host, wherever the parameter is.
+    pub on_host: bool,
 }
 
 impl StateSpec {
@@ -212,6 +214,7 @@ impl StateSpec {
             cuts: (0..p.shape.len()).map(Cut::With).collect(),
             share: Share::Like,
             coded: None,
+            on_host: false,
         }
     }
 
@@ -226,6 +229,7 @@ impl StateSpec {
             cuts: Vec::new(),
             share: Share::All,
             coded: None,
+            on_host: true,
         }
     }
 }

@@ -169,7 +169,7 @@ class OxOptimizer(Stepper, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             self._take_step()
         return loss
 

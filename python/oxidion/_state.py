@@ -74,13 +74,15 @@ def materialise(
                 if value is None or getattr(value, "dtype", None) != torch.float32:
                     done = value if value is not None else (0 if fresh else steps_taken)
                     own[key] = torch.tensor(float(done), dtype=torch.float32)
+                if not spec["on_host"] and own[key].device != local(param).device:
+                    own[key] = own[key].to(local(param).device)
             elif value is None:
                 if not fresh and spec["role"] in ("mean", "res_mean"):
                     raise ValueError(
                         f"the state of a parameter of shape {tuple(param.shape)} has factors but no {key!r}: "
                         "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
                     )
-                own[key] = as_state(_start(spec, index), param, spec)
+                own[key] = as_state(_start(spec, index, local(param).device), param, spec)
             elif not lies_right(value, param, spec):
                 raise LayoutError(
                     f"state {key!r} of a parameter of shape {tuple(param.shape)} lies otherwise than the "
@@ -104,25 +106,25 @@ def settle(
                 own[key] = moved_state(own[key], param, spec)
 
 
-def _start(spec: Mapping[str, Any], index: int) -> Tensor:
+def _start(spec: Mapping[str, Any], index: int, device: torch.device) -> Tensor:
     """The part of a new state that this process holds."""
     shape = [length for _, length in spec["spans"]]
     dtype = getattr(torch, spec["dtype"])
     if spec["seed"] is None:
-        return zeros(shape, dtype)
+        return zeros(shape, dtype, device)
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
-    return normal.to(dtype)
+    return normal.to(device, dtype)
 
 
-def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
-    """Zeros. Large ones are mapped by the system, in huge pages, when the first step writes them.
+def zeros(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. Large ones on the CPU are mapped by the system, in huge pages, when the first step writes them.
 
     ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
     """
     size = math.prod(shape) * dtype.itemsize
-    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype, device="cpu")
+    if device.type != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)

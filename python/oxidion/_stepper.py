@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion import _agree, _collectives, _comm, _driver, _schema, _state
+from oxidion import _agree, _collectives, _comm, _device, _driver, _schema, _state
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 
 
@@ -27,6 +27,7 @@ class Stepper:
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: _comm.Groups | None = None
+    _device = _device.CPU
     _poison: str | None = None
 
     @abstractmethod
@@ -86,13 +87,16 @@ class Stepper:
     def _begin(self, grad_factor: float) -> Session:
         if self._poison is not None:
             raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
-        threads = torch.get_num_threads()
         session = self._session
-        if session is None or not session.begin(self._settings(), self.state, grad_factor, threads):
+        if session is None or not self._begun(session, grad_factor):
             session = self._bind(in_step=True)
-            if not session.begin(self._settings(), self.state, grad_factor, threads):
+            if not self._begun(session, grad_factor):
                 raise RuntimeError("parameters or states changed while the step was being planned")
         return session
+
+    def _begun(self, session: Session, grad_factor: float) -> bool:
+        stream = _device.current_stream(self._device)
+        return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
 
     def _make_plan(self) -> Plan:
         existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
@@ -113,7 +117,8 @@ class Stepper:
             plan.preflight(self.param_groups)
         done = [group["step"] - in_step for group in self.param_groups]
         states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
-        arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32)
+        self._device = _device.device_of(self.param_groups)
+        arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32, self._device)
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule = tuple(plan.schedule)
         self._comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))

@@ -13,8 +13,8 @@ use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
 use crate::storage::{Code, StateStorage};
 
-pub(super) const OPTIONS: [&str; 5] =
-    ["amsgrad", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"];
+pub(super) const OPTIONS: [&str; 6] =
+    ["amsgrad", "capturable", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"];
 
 const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
 const LR: usize = 0;
@@ -31,6 +31,8 @@ const MAX_VARIANCE: usize = 3;
 #[derive(Debug)]
 pub(super) struct AdamW {
     amsgrad: bool,
+    /// Whether the steps are counted where the parameters are.
+    capturable: bool,
     cautious: bool,
     /// Whether the decay comes after the update.
     late: bool,
@@ -43,6 +45,7 @@ impl AdamW {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
+            capturable: options.flag("capturable")?,
             cautious: options.flag("cautious_wd")?,
             late: options.either("decay_order", "torch", "galore")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
@@ -74,7 +77,7 @@ impl Algorithm for AdamW {
         let mut states = vec![
             moment("momentum", self.momentum_dtype, Code::Signed),
             moment("variance", self.variance_dtype, Code::Unsigned),
-            StateSpec::counter("step"),
+            StateSpec { on_host: !self.capturable, ..StateSpec::counter("step") },
         ];
         if self.amsgrad {
             states.push(moment("max_variance", self.variance_dtype, Code::Unsigned));
@@ -87,7 +90,8 @@ impl Algorithm for AdamW {
     }
 
     fn run(&self, _stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let steps = io.units.iter().map(|u| u.state[STEP].row(0).increment());
+        let counters = io.units.iter().map(|u| u.state[STEP].row(0)).collect();
+        let (corrections, steps) = kernels::count_steps(counters, h[LR], [h[BETA1], h[BETA2]])?;
         let update = kernels::AdamW {
             beta1: h[BETA1],
             beta2: h[BETA2],
@@ -96,14 +100,15 @@ impl Algorithm for AdamW {
             cautious: self.cautious,
             late: self.late,
             grad_factor: io.grad_factor,
-            corrections: kernels::AdamW::corrections(h[LR], [h[BETA1], h[BETA2]], steps),
+            corrections,
+            steps,
         };
         let areas = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
         if self.amsgrad {
             let areas = areas.zip(io.units).map(|([x, g, m, v], u)| Ok([x, g, m, v, u.state[MAX_VARIANCE]]));
-            kernels::run(&update, &jobs(areas)?);
+            kernels::run(&update, &jobs(areas)?)?;
         } else {
-            kernels::run(&update, &jobs(areas.map(Ok))?);
+            kernels::run(&update, &jobs(areas.map(Ok))?)?;
         }
         Ok(())
     }

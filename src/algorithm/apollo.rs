@@ -106,6 +106,7 @@ impl Algorithm for Apollo {
             cuts: (0..lead).map(Cut::With).collect(),
             share: Share::Number,
             coded: None,
+            on_host: false,
         });
         Ok(states)
     }

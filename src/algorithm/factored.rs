@@ -47,6 +47,7 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
         dtype: dtype(p),
         init: Init::Zeros,
         coded: None,
+        on_host: false,
         cuts: dims.into_iter().map(Cut::With).collect(),
         share: Share::All,
     })
@@ -87,8 +88,8 @@ impl Factored {
         if summed {
             (row_sums, col_sums) = (io.slab(self.buffers, i)?, io.slab(self.buffers + 1, i)?);
             // No row writes what has none.
-            row_sums.clear();
-            col_sums.clear();
+            row_sums.clear()?;
+            col_sums.clear()?;
         }
         Ok(Stack { operands, stack: rows[0], rows: rows[1], cols: cols[1], row_sums, col_sums })
     }
@@ -117,7 +118,7 @@ impl Factored {
         if !is_matrix(io.class) {
             let pass = Squares { rest, epsilon, grad_factor: io.grad_factor };
             let operands = [unit.state[self.states].row(0), unit.grad.all()];
-            kernels::run(&pass, &[operands]);
+            kernels::run(&pass, &[operands])?;
             return Ok(());
         }
         #[allow(clippy::cast_precision_loss)] // sizes of matrices

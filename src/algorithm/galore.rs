@@ -136,6 +136,7 @@ impl GaLore {
             cuts: (0..lead).map(Cut::With).chain([Cut::With(dim), Cut::Whole]).collect(),
             share: Share::Side { side, leading: lead, column: false },
             coded: None,
+            on_host: false,
         }
     }
 }

@@ -75,8 +75,7 @@ impl Algorithm for Lion {
             grad_factor: io.grad_factor,
         };
         let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM]]));
-        kernels::run(&update, &jobs(areas)?);
-        Ok(())
+        kernels::run(&update, &jobs(areas)?)
     }
 
     fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {

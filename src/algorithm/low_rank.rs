@@ -144,6 +144,7 @@ impl LowRank {
                 cuts: (0..lead).map(Cut::With).chain([rows.1, cols.1]).collect(),
                 share,
                 coded: None,
+                on_host: false,
             };
             spec.eight_bit(code, &self.storage)
         };
@@ -155,11 +156,11 @@ impl LowRank {
     }
 
     /// The last step where the update is spelled out: `X ← X - rate·U` and decay.
-    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::batch::Slab; 2]]) {
+    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::batch::Slab; 2]]) -> Result<()> {
         if self.late {
-            kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs);
+            kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs)
         } else {
-            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, jobs);
+            kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, jobs)
         }
     }
 }

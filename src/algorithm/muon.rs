@@ -86,8 +86,7 @@ impl Algorithm for Muon {
                     kernels::Momentum { mu: h[MU], grad_factor: io.grad_factor, nesterov: self.nesterov };
                 let units = io.units.iter().enumerate();
                 let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(U, i)?]));
-                kernels::run(&update, &jobs(all)?);
-                Ok(())
+                kernels::run(&update, &jobs(all)?)
             }
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON]),
             (SQUARES, Some(neuron)) => neuron.squares(io, every),
@@ -101,8 +100,7 @@ impl Algorithm for Muon {
                 };
                 let update = self.common.update(unit, h);
                 let units = io.units.iter().enumerate();
-                kernels::run(&update, &jobs(units.map(|(i, u)| Ok([u.param, io.area(U, i)?])))?);
-                Ok(())
+                kernels::run(&update, &jobs(units.map(|(i, u)| Ok([u.param, io.area(U, i)?])))?)
             }
             _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
         }

@@ -115,7 +115,7 @@ impl Neuron {
         (0..io.units.len()).try_for_each(|i| {
             let (length, _) = Self::sizes(io, i)?;
             let squares = io.slab(self.squares, i)?;
-            squares.clear();
+            squares.clear()?;
             let (chosen, _) = Self::chosen(io, i, rows(io, i)?);
             kernels::neuron_squares(&io.area(U, i)?, &chosen, length, &squares);
             Ok(())

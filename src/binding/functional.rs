@@ -186,7 +186,7 @@ fn convert(
     let other = Slab::of(other)?;
     if !codes.is_empty() {
         let job = if to { [other, codes] } else { [codes, other] };
-        kernels::run(&kernels::Convert { factor: 1.0 }, &[job]);
+        kernels::run(&kernels::Convert { factor: 1.0 }, &[job])?;
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ fn inputs(
                 .and_then(|n| n.get(i).cloned())
                 .unwrap_or_else(|| format!("parameter {i} of group {number}"));
             let local = tensor::unpack(&handles::local(&object)?, &name)?;
-            tensor::require_cpu(&local, &name)?;
+            tensor::require_place(&local, &name)?;
             let Some(dtype) = DType::from_kind(local.kind()) else {
                 return Err(pyo3::exceptions::PyTypeError::new_err(format!(
                     "{name}: parameters must be float16, bfloat16, float32 or float64, got {:?}",
@@ -262,6 +262,7 @@ impl PyPlan {
             entry.set_item("shape", &s.spec.shape)?;
             entry.set_item("spans", &s.spans)?;
             entry.set_item("seed", seed)?;
+            entry.set_item("on_host", s.spec.on_host)?;
             entry.set_item("shards", &s.shards)?;
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_coded());
             entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;

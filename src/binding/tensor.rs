@@ -11,7 +11,7 @@ use tch::python::CPyObject;
 
 use super::enter::Enter;
 use super::error::to_python;
-use crate::batch::{Slab, prefetch};
+use crate::batch::{Place, Slab, prefetch};
 use crate::error::Error;
 use crate::linalg::random::{Key, fill_normal as normals};
 
@@ -196,13 +196,7 @@ fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
     index as u64
 }
 
-/// `ValueError` unless the tensor is on the CPU.
-pub(super) fn require_cpu(tensor: &Tensor, name: &str) -> PyResult<()> {
-    if tensor.device() == tch::Device::Cpu {
-        return Ok(());
-    }
-    Err(PyValueError::new_err(format!(
-        "{name}: parameters must be on the CPU in this version, got {:?}. Move the model with .cpu()",
-        tensor.device()
-    )))
+/// `ValueError` unless the tensor is on the CPU or on a CUDA device.
+pub(super) fn require_place(tensor: &Tensor, name: &str) -> PyResult<()> {
+    Place::of(tensor).map(|_| ()).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
 }

@@ -1,6 +1,10 @@
 //! Fused passes over memory. One safe function per operation; every operand is a `Slab`.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod pass;
+mod place;
 
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::columns::{normalize_columns, squares_and_scaled};
@@ -20,5 +24,6 @@ pub use cpu::product::{
 };
 pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
-pub use cpu::run;
+pub use cpu::run as run_on_cpu;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};
+pub use place::{count_steps, on_device, run, symmetric_product};

@@ -16,7 +16,7 @@ use super::products::Products;
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::Kernel;
+use crate::kernels::{self, Kernel};
 use crate::threads;
 
 /// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a
@@ -111,11 +111,11 @@ impl Iteration<'_> {
             )));
         }
         match kernel_for(dtype, [m, n].map(to_usize)) {
-            Some(kernel) => {
+            Some(kernel) if !kernels::on_device() => {
                 let batch = [Slab::of(x_bmn)?, Slab::of(scratch)?];
                 self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
             }
-            None => self.by_library(x_bmn, scratch),
+            _ => self.by_library(x_bmn, scratch),
         }
     }
 
@@ -183,7 +183,9 @@ impl Iteration<'_> {
     fn by_library(&self, x_bmn: &Tensor, scratch: &Tensor) -> Result<()> {
         let (b, m, n) = x_bmn.size3()?;
         let kind = x_bmn.f_kind()?;
-        let guarded = matches!(kind, Kind::Half | Kind::BFloat16) && self.restarts.is_some();
+        // The guard reads a norm, and nobody waits for a device.
+        let guarded =
+            matches!(kind, Kind::Half | Kind::BFloat16) && self.restarts.is_some() && !kernels::on_device();
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
         let group = group_size(b, m, n);

@@ -169,7 +169,7 @@ impl Products for Packed {
 
     fn combine(&mut self, out: usize, keep: f64, a: usize, factor: f64) -> Result<()> {
         self.written(out);
-        kernels::run(&Combine { keep, factor }, &[[self.squares[out], self.squares[a]]]);
+        kernels::run_on_cpu(&Combine { keep, factor }, &[[self.squares[out], self.squares[a]]]);
         Ok(())
     }
 
@@ -221,5 +221,5 @@ pub(super) fn norm(x: &Slab) -> f64 {
 
 /// `x <- factor x`.
 pub(super) fn scale(x: &Slab, factor: f64) {
-    kernels::run(&Scale(factor), &[[*x]]);
+    kernels::run_on_cpu(&Scale(factor), &[[*x]]);
 }

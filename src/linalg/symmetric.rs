@@ -6,6 +6,7 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
+use crate::kernels::symmetric_product;
 
 /// Products of at least this many rows are cut into strips.
 const STRIPS_FROM: i64 = 512;
@@ -37,6 +38,9 @@ impl Symmetric {
 
     /// `out <- W Wᵀ`, exactly symmetric when there are strips. `free` is overwritten.
     pub(super) fn gram(&self, out: &mut Tensor, w: &Tensor, free: &Tensor) -> Result<()> {
+        if symmetric_product(out, [w, w], false)? {
+            return Ok(());
+        }
         if self.strips == 1 {
             let w_t = w.f_transpose(-2, -1)?;
             let _ = if out.dim() == 2 { w.f_mm_out(out, &w_t)? } else { w.f_bmm_out(out, &w_t)? };
@@ -54,6 +58,9 @@ impl Symmetric {
 
     /// `out <- out + A B` for symmetric `out`, `A` and `B` that commute. `free` is overwritten.
     pub(super) fn accumulate(&self, out: &mut Tensor, a: &Tensor, b: &Tensor, free: &Tensor) -> Result<()> {
+        if symmetric_product(out, [a, b], true)? {
+            return Ok(());
+        }
         if self.strips == 1 {
             return accumulate(out, a, b);
         }

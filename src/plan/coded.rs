@@ -73,6 +73,7 @@ pub(super) fn local(
             cuts: state.cuts.clone(),
             share: Share::All,
             coded: None,
+            on_host: false,
         };
         scales.push(LocalState { scales_of: Some(number), ..LocalState::of(spec, layout) });
     }

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use crate::batch::{Blocks, Form, Gradient, Places, Rounding, Slab, Watch};
+use crate::batch::{Blocks, Form, Gradient, Place, Places, Rounding, Slab, Watch};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -17,6 +17,7 @@ const ROUNDING_TAG: u32 = 2;
 pub(super) struct Bound {
     pub(super) tensor: Tensor,
     dtype: DType,
+    place: Place,
     staged: Option<Tensor>,
     pub(super) slab: Slab,
     /// What `slab` points to: it must stay where it is.
@@ -26,14 +27,14 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub(super) fn new(tensor: Tensor, dtype: DType) -> Self {
-        Self { tensor, dtype, staged: None, slab: Slab::EMPTY, form: None, watch: None }
+    pub(super) fn new(tensor: Tensor, dtype: DType, place: Place) -> Self {
+        Self { tensor, dtype, place, staged: None, slab: Slab::EMPTY, form: None, watch: None }
     }
 
     /// As `new`, of a tensor that is looked at in every step.
-    pub(super) fn watched(tensor: Tensor, dtype: DType) -> Self {
-        let watch = Watch::of(&tensor, dtype);
-        Self { watch, ..Self::new(tensor, dtype) }
+    pub(super) fn watched(tensor: Tensor, dtype: DType, place: Place) -> Self {
+        let watch = if place == Place::Cpu { Watch::of(&tensor, dtype) } else { None };
+        Self { watch, ..Self::new(tensor, dtype, place) }
     }
 
     /// Finds the memory anew, where a quick look suffices for that.
@@ -57,7 +58,11 @@ impl Bound {
         } else {
             Some(self.tensor.f_contiguous()?)
         };
-        self.slab = Slab::typed(self.staged.as_ref().unwrap_or(&self.tensor), self.dtype)?;
+        let tensor = self.staged.as_ref().unwrap_or(&self.tensor);
+        if tensor.device() != self.place.device() {
+            return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
+        }
+        self.slab = Slab::typed(tensor, self.dtype)?.at(self.place);
         Ok(())
     }
 
@@ -74,9 +79,11 @@ impl Bound {
         Ok(())
     }
 
-    /// Whether it has its type and this shape.
+    /// Whether it has its type and this shape, and is in its place.
     pub(super) fn is(&self, shape: &[usize]) -> bool {
-        self.tensor.kind() == self.dtype.kind() && same_shape(&self.tensor, shape)
+        self.tensor.kind() == self.dtype.kind()
+            && self.tensor.device() == self.place.device()
+            && same_shape(&self.tensor, shape)
     }
 }
 
@@ -123,7 +130,7 @@ impl Slot {
             Gradient::Other => Look::Unknown,
             Gradient::Plain(tensor, slab) => {
                 self.looked = true;
-                self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype) });
+                self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype, Place::Cpu) });
                 Look::Ready
             }
         }
@@ -146,7 +153,8 @@ impl Slot {
     /// As `Bound::refresh`.
     pub(super) fn take(&mut self, grad: Option<Tensor>, member: &Member, step: u64) -> Result<()> {
         // Its type may be another than the parameter's.
-        self.grad = grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| Bound::new(g, dtype)));
+        let place = self.param.place;
+        self.grad = grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| Bound::new(g, dtype, place)));
         let Some(grad) = &mut self.grad else { return Ok(()) };
         let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
         { all }.try_for_each(Bound::refresh).map_err(|e| match e {

@@ -61,11 +61,11 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             let factor = mean_factor(bucket, hop, how);
             let from = areas.main.part(0, len);
             if hop.silent {
-                areas.messages.part(0, len).clear();
+                areas.messages.part(0, len).clear()?;
             } else if hop.staged(spec) {
-                kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]]);
+                kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]])?;
             } else if how == Reduction::Avg {
-                kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]]);
+                kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]])?;
             }
         }
         HopKind::Deal { .. } | HopKind::ReduceDeal { .. } | HopKind::Gather { .. } | HopKind::Slice => {}
@@ -108,7 +108,7 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
         HopKind::AllReduce { .. } if hop.staged(spec) => {
             let (_, len) = route.run(&hop.before, &hop.before.units);
             let copy = kernels::Convert { factor: 1.0 };
-            kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]]);
+            kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]])?;
         }
         HopKind::Undeal { .. } | HopKind::AllReduce { .. } | HopKind::Collect { exact: true, .. } => {}
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::bound::Bound;
 use super::{Session, area};
-use crate::batch::Area;
+use crate::batch::{Area, Place};
 use crate::error::Result;
 use crate::plan::{Bucket, Plan, StagePoint, Step};
 use crate::spec::Rect;
@@ -59,7 +59,8 @@ impl Session {
         let bucket = &self.plan.buckets[number];
         let all = bucket.units.len();
         let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
-        let alone = bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
+        let here = self.place == Place::Cpu;
+        let alone = here && bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
         if !alone || steps.len() < 2 || !steps.iter().all(stage) {
             return std::iter::once(0..usize::MAX).collect();
         }
@@ -87,6 +88,7 @@ impl Session {
         let bucket = &plan.buckets[number];
         let alone = !bucket.distributed() && !bucket.joint && bucket.program.buffers.is_empty();
         let apart = alone && plan.algorithms[bucket.algorithm].flat();
+        let apart = apart && self.place == Place::Cpu;
         let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
         let mut room = std::mem::take(&mut self.room[number]);
         let (mut next, mut done) = (positions.start, Ok(()));
@@ -97,7 +99,7 @@ impl Session {
                 if room.len() == count {
                     room.push(UnitIo::EMPTY);
                 }
-                if self.fill(&mut room[count], number, point, (at, next), count) {
+                if self.fill(&mut room[count], number, point, (at, next), count)? {
                     elements += room[count].param.shape().iter().product::<usize>();
                     count += 1;
                 }
@@ -119,7 +121,7 @@ impl Session {
         point: &StagePoint,
         ((compute, step), position): ((usize, usize), usize),
         before: usize,
-    ) -> bool {
+    ) -> Result<bool> {
         let bucket = &self.plan.buckets[number];
         let memory = &self.memory[number];
         let parts = &self.parts[compute][step];
@@ -136,10 +138,10 @@ impl Session {
                 // It contributes zeros to every exchange.
                 for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
                     let Part { offset, shape, .. } = &parts[position];
-                    slab.part(*offset, shape[0] * shape[1]).clear();
+                    slab.part(*offset, shape[0] * shape[1]).clear()?;
                 }
             }
-            return false;
+            return Ok(false);
         }
         io.param_index = fixed.param;
         io.block_index = fixed.index;
@@ -153,7 +155,7 @@ impl Session {
             io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
             io.param = Area::EMPTY;
             io.state = [Area::EMPTY; MAX_STATES];
-            return true;
+            return Ok(true);
         }
         io.param = area(&slot.param.slab, &fixed.local);
         io.grad = slot.grad.as_ref().map_or(Area::EMPTY, found);
@@ -162,7 +164,7 @@ impl Session {
             slab.prefetch_number();
             *out = area(slab, rect);
         }
-        true
+        Ok(true)
     }
 
     fn run(

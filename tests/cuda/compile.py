@@ -1,12 +1,15 @@
 """Compiles the CUDA sources to cubins without a GPU and reads what the machine code needs and contains.
 
 NVRTC and ``ptxas`` come with torch's CUDA packages, ``cuobjdump`` and ``nvdisasm`` with triton.
-``python tests/cuda/compile.py`` prints the table of ``docs/cuda.md``.
+``python tests/cuda/compile.py`` prints the table of ``docs/cuda.md``; with ``--cubins FOLDER`` it writes the
+machine code that a wheel ships, each file named by the key under which the package looks for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import hashlib
 import importlib.util
 import re
 import subprocess
@@ -28,7 +31,9 @@ ARCHITECTURES = {
     "updates.cu": EVERYWHERE,
     "sums.cu": EVERYWHERE,
 }
-OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
+OPTIONS = ("--std=c++17", "-default-device")
+LAUNCHED = ("updates.cu", "symmetric_mma.cu")
+"""What the package launches."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ def machine_code(source: Path, architecture: str) -> tuple[bytes, str]:
     library.nvrtcCreateProgram(
         ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None
     )
-    options = [*OPTIONS, f"--gpu-architecture={architecture}", f"-I{source.parent}"]
+    options = [*OPTIONS, "--ptxas-options=-v", f"--gpu-architecture={architecture}", f"-I{source.parent}"]
     array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     failed = library.nvrtcCompileProgram(program, len(options), array)
     log = _text(library, program, "ProgramLog").rstrip(b"\0").decode()
@@ -174,5 +179,36 @@ def table() -> str:
     return "\n".join(head + lines)
 
 
+def key(source: str, architecture: str) -> str:
+    """The name of machine code: as ``src/kernels/cuda/compile.rs`` makes it."""
+    headers = sorted(SOURCES.glob("*.cuh"))
+    texts = [(SOURCES / source).read_text(), *(t for path in headers for t in (path.name, path.read_text()))]
+    content = hashlib.sha256()
+    for part in (*OPTIONS, *texts):
+        content.update(len(part.encode()).to_bytes(8, "little") + part.encode())
+    return f"{source.removesuffix('.cu')}-{architecture}-{content.hexdigest()[:24]}"
+
+
+def write_cubins(folder: Path) -> None:
+    """Writes the machine code of what the package launches; files of other sources are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        folder / f"{key(source, architecture)}.cubin": (source, architecture)
+        for source in LAUNCHED
+        for architecture in ARCHITECTURES[source]
+    }
+    for stale in set(folder.glob("*.cubin")) - set(files):
+        stale.unlink()
+    for file, (source, architecture) in files.items():
+        if not file.exists():
+            file.write_bytes(machine_code(SOURCES / source, architecture)[0])
+
+
 if __name__ == "__main__":
-    print(table())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cubins", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().cubins
+    if folder:
+        write_cubins(folder)
+    else:
+        print(table())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_OPERANDS, MOST_SCALARS, THREADS, PIECE = 5, 12, 256, 1 << 14
-MOST = {"few": 32, "many": 384, "wide": 32}
+MOST = {"few": 32, "many": 368, "wide": 32}
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 Values = list[Tensor]
@@ -29,6 +29,7 @@ class Job(ctypes.Structure):
         ("operand", ctypes.c_void_p * MOST_OPERANDS),
         ("length", ctypes.c_longlong),
         ("factor", ctypes.c_double * 2),
+        ("steps", ctypes.c_void_p),
         ("end", ctypes.c_uint),
         ("type", ctypes.c_ubyte * MOST_OPERANDS),
     )
@@ -44,8 +45,9 @@ def table(
     jobs: Sequence[Values],
     scalars: Sequence[float] | Tensor,
     factors: Sequence[tuple[float, float]],
+    steps: Sequence[Tensor] = (),
 ) -> tuple[ctypes.Structure, int]:
-    """The parameter of a launch, and its blocks. ``scalars`` by value, or in a float64 tensor."""
+    """The parameter of a launch, and its blocks. ``scalars`` may be in a float64 tensor; ``steps`` of jobs."""
     fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", Job * most))
     structure = type("Jobs", (ctypes.Structure,), {"_fields_": fields})
     made = structure()
@@ -60,6 +62,8 @@ def table(
         job.length, job.end, job.factor = operands[0].numel(), end, (ctypes.c_double * 2)(*factor)
         for n, operand in enumerate(operands):
             job.operand[n], job.type[n] = operand.data_ptr(), TYPES[operand.dtype]
+    for job, counter in zip(made.job, steps, strict=False):
+        job.steps = counter.data_ptr()
     return made, end
 
 
@@ -75,6 +79,10 @@ class Pass:
 
 def _sign_of(x: Tensor, u: Tensor) -> Tensor:
     return (x * u >= 0).double()
+
+
+def _count(x: Values) -> None:
+    x[0].add_(1)
 
 
 def _momentum(x: Values, mu: float, factor: float, nesterov: float) -> None:
@@ -176,6 +184,7 @@ CAUTIOUS_LAMB = (*LAMB[:5], 1.0, *LAMB[6:])
 
 #: By the name of the kernel, without what says how many jobs it takes.
 PASSES: dict[str, list[Pass]] = {
+    "count": [Pass(1, (), _count)],
     "momentum": [Pass(3, (0.9, 0.5, 1.0), _momentum), Pass(3, (0.9, -1.0, 0.0), _momentum)],
     "momentum_alone": [Pass(2, (0.9, 0.5), _momentum_alone)],
     "accumulate": [Pass(3, (0.5,), _accumulate)],

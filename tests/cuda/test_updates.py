@@ -114,6 +114,23 @@ def test_full_table_gives_every_job_its_own_factors(updates: Emulated) -> None:
     assert torch.equal(torch.stack([run[0][0] for run in runs]), -torch.arange(float(len(runs))))
 
 
+@pytest.mark.parametrize("name", ["adamw", "adamw_largest", "direction"])
+def test_factors_follow_the_steps_that_the_device_counts(updates: Emulated, name: str) -> None:
+    case, counts, rate = PASSES[name][0], [1.0, 7.0, 1000.0, 1_000_003.0], 0.02
+    beta1, beta2 = case.scalars[:2]
+    counters = [torch.tensor(count) for count in counts]
+    runs = [make(name, case, 40, (F64,) * 5, 0) for _ in counts]
+    before = [[x.clone() for x, _ in operands] for operands in runs]
+    operands = [[x for x, _ in run] for run in runs]
+    made, blocks = table(MOST["wide"], operands, case.scalars, [(rate, 1.0)] * len(counts), counters)
+    updates.launch(f"{name}_wide", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
+    for count, run, old in zip(counts, runs, before, strict=True):
+        factors = rate / (1 - beta1**count), (1 - beta2**count) ** -0.5
+        case.equation(old, *case.scalars, *factors)
+        for (x, _), want in zip(run, old, strict=True):
+            assert (x - want).abs().max() <= 1e-12 * (1 + want.abs().max())
+
+
 def sum_table(made: ctypes.Structure, partial: Tensor) -> ctypes.Structure:
     structure = type(
         "SumJobs", (ctypes.Structure,), {"_fields_": (("jobs", type(made)), ("partial", ctypes.c_void_p))}

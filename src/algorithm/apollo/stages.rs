@@ -37,7 +37,7 @@ impl Apollo {
             } else {
                 let [rows, cols] = unit.grad.shape();
                 let wide = io.slab(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols);
-                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([unit.grad, wide])])?);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([unit.grad, wide])])?)?;
                 wide.tensor()?
             };
             let out = io.matrix(LOW, i)?;
@@ -66,7 +66,7 @@ impl Apollo {
         };
         let units = io.units.iter().enumerate();
         let all = units.map(|(i, u)| Ok([io.area(LOW, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
-        kernels::run(&direction, &jobs(all)?);
+        kernels::run(&direction, &jobs(all)?)?;
         for (i, before) in before.into_iter().enumerate() {
             let after = squares(i)?;
             let low = before.iter().map(|x| io.grad_factor.abs() * x.sqrt());

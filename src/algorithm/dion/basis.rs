@@ -37,6 +37,7 @@ impl Dion {
             init: Init::Normal { seed: self.seed },
             cuts,
             coded: None,
+            on_host: false,
             share: if apart {
                 Share::Block
             } else {

@@ -72,20 +72,19 @@ impl Dion {
         let units = || io.units.iter().enumerate();
         let add = kernels::Momentum { mu: 1.0, grad_factor, nesterov: false };
         match Self::momentum_held(io)? {
-            Held::State => kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?),
+            Held::State => kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?)?,
             held => {
                 let all = units().map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
                 if held == Held::Narrower {
-                    kernels::run(&add, &jobs(all)?);
+                    kernels::run(&add, &jobs(all)?)?;
                 } else {
                     // The momentum is stored once, after the feedback.
-                    kernels::run(&kernels::Accumulate { grad_factor }, &jobs(all)?);
+                    kernels::run(&kernels::Accumulate { grad_factor }, &jobs(all)?)?;
                 }
             }
         }
         let all = units().map(|(i, u)| Ok([u.state[Q].first_cols(io.shape(WORK, i)?[1]), io.area(WORK, i)?]));
-        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(all)?);
-        Ok(())
+        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(all)?)
     }
 
     /// `P = B·Q` with Q in the given buffer.
@@ -149,10 +148,10 @@ impl Dion {
         let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));
         match held {
             Held::State => {}
-            Held::Wider => kernels::run(&kernels::Convert { factor: 1.0 }, &all()?),
+            Held::Wider => kernels::run(&kernels::Convert { factor: 1.0 }, &all()?)?,
             Held::Narrower => {
                 let correct = kernels::Momentum { mu: 1.0, grad_factor: lost, nesterov: false };
-                kernels::run(&correct, &all()?);
+                kernels::run(&correct, &all()?)?;
             }
         }
         for i in 0..io.units.len() {
@@ -190,8 +189,7 @@ impl Dion {
         } else {
             add_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?, 0.0)?;
             let apply = kernels::Apply { rate, decay, cautious: self.cautious };
-            kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?);
-            Ok(())
+            kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?)
         }
     }
 }

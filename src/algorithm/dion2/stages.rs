@@ -37,10 +37,10 @@ impl Dion2 {
         if io.units.first().is_some_and(|u| u.state[MOMENTUM].dtype().is_coded()) {
             let add = kernels::Accumulate { grad_factor: io.grad_factor };
             let each = |i: usize| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], self.momentum(io, i)?]);
-            kernels::run(&add, &jobs(units.clone().map(each))?);
+            kernels::run(&add, &jobs(units.clone().map(each))?)?;
         } else {
             let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
-            kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?);
+            kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?)?;
         }
         units.into_iter().try_for_each(|i| {
             kernels::absolute_sums(&self.momentum(io, i)?, side, &io.slab(SUMS, i)?);
@@ -52,7 +52,7 @@ impl Dion2 {
     pub(super) fn spread(io: &StageIo<'_>, side: Side) -> Result<()> {
         (0..io.units.len()).try_for_each(|i| {
             let (sums, scores) = (io.slab(SUMS, i)?, io.slab(SCORES, i)?);
-            scores.clear();
+            scores.clear()?;
             sums.copy_to(&scores.part(io.origin(SUMS, i)?[side.index()], sums.len()));
             Ok(())
         })
@@ -62,12 +62,12 @@ impl Dion2 {
         let scores = if selection.global { SCORES } else { SUMS };
         (0..io.units.len()).try_for_each(|i| {
             kernels::choose(&io.slab(scores, i)?, selection.count, &io.slab(CHOSEN, i)?);
-            io.slab(U, i)?.clear();
+            io.slab(U, i)?.clear()?;
             let pairs = Self::pairs(io, i, selection)?;
             let (momentum, stored) = (self.momentum(io, i)?, io.units[i].state[MOMENTUM]);
             kernels::take(&momentum, selection.side, &pairs, keep, &io.area(U, i)?);
             if stored.dtype().is_coded() {
-                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([momentum, stored])])?);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([momentum, stored])])?)?;
             }
             Ok(())
         })

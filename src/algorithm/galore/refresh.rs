@@ -52,10 +52,10 @@ impl GaLore {
         let sent = self.from(sides, io.class.ways) == Origin::Sent;
         for (i, unit) in io.units.iter().enumerate() {
             if !unit.due {
-                io.slab(SOURCE, i)?.clear();
+                io.slab(SOURCE, i)?.clear()?;
             } else if sent {
                 let pair = [unit.grad, io.area(SOURCE, i)?];
-                kernels::run(&kernels::Convert { factor: 1.0 }, &crate::stage::jobs([Ok(pair)])?);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &crate::stage::jobs([Ok(pair)])?)?;
             } else {
                 let part = oriented(&unit.grad.tensor()?, sides[0])?;
                 let sum = match self.svd {

@@ -36,7 +36,7 @@ impl GaLore {
             return grad.tensor();
         }
         let wide = Self::wide(io, i)?;
-        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([grad, wide])])?);
+        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([grad, wide])])?)?;
         wide.tensor()
     }
 
@@ -80,9 +80,9 @@ impl GaLore {
         };
         let units = io.units.iter().enumerate();
         let all = units.map(|(i, u)| Ok([io.area(low, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
-        kernels::run(&direction, &jobs(all)?);
+        kernels::run(&direction, &jobs(all)?)?;
         if direct && decay != 0.0 {
-            kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?);
+            kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?)?;
         }
         for (i, unit) in io.units.iter().enumerate() {
             let (normal, first) = (io.matrix(low, i)?, Self::basis_of(io, i, 0)?);
@@ -96,7 +96,7 @@ impl GaLore {
             } else {
                 let wide = Self::wide(io, i)?;
                 let _ = left.f_mm_out(&wide.tensor()?, &right)?;
-                self.common.update(rate, decay, &jobs([Ok([unit.param, wide])])?);
+                self.common.update(rate, decay, &jobs([Ok([unit.param, wide])])?)?;
             }
         }
         Ok(())

@@ -56,9 +56,9 @@ impl Lamb {
         }
         if exact(io) {
             let stored = io.units.iter().map(|u| Ok([u.param, u.state[MOMENTUM], u.state[VARIANCE]]));
-            kernels::run(&pass, &jobs(stored)?);
+            kernels::run(&pass, &jobs(stored)?)?;
         } else {
-            kernels::run(&pass, &moments(io)?);
+            kernels::run(&pass, &moments(io)?)?;
         }
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use super::super::pass::{Pass, flag};
 use super::{Op, Real};
+use crate::batch::Slab;
 
 /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +37,10 @@ impl Op<3> for Momentum {
             }
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("momentum", [self.mu, self.grad_factor, flag(self.nesterov)]))
+    }
 }
 
 /// `m ← β·m + γ·g` without a second output. Operands: gradient, momentum.
@@ -47,6 +53,10 @@ impl Op<2> for Momentum {
         for (g, m) in g.iter().zip(m) {
             *m = mu * *m + factor * *g;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("momentum_alone", [self.mu, self.grad_factor]))
     }
 }
 
@@ -66,6 +76,10 @@ impl Op<3> for Accumulate {
         for ((g, m), u) in g.iter().zip(m).zip(u) {
             *u = *m + factor * *g;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("accumulate", [self.grad_factor]))
     }
 }
 
@@ -97,6 +111,10 @@ impl Op<2> for Apply {
             }
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("apply", [self.rate, self.decay, flag(self.cautious)]))
+    }
 }
 
 /// `y ← factor·x`, from one type to another. Operands: x, y.
@@ -115,6 +133,10 @@ impl Op<2> for Convert {
         for (x, y) in x.iter().zip(y) {
             *y = factor * *x;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("convert", [self.factor]))
     }
 }
 
@@ -136,6 +158,29 @@ impl Op<2> for Release {
             *m = keep * *m;
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("release", [self.keep]))
+    }
+}
+
+/// `x ← x + 1`. Operand: x.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Count;
+
+impl Op<1> for Count {
+    const WRITES: [bool; 1] = [true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+        for x in x.iter_mut() {
+            *x = *x + C::of(1.0);
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("count", []))
+    }
 }
 
 /// `x ← (1 - decay)·x`. Operand: x.
@@ -154,6 +199,10 @@ impl Op<1> for Decay {
         for x in x.iter_mut() {
             *x = *x * keep;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("decay", [self.decay]))
     }
 }
 
@@ -176,6 +225,9 @@ pub struct AdamW {
     pub grad_factor: f64,
     /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
     pub corrections: Vec<[f64; 2]>,
+    /// Where the steps of each job are counted, for a pass on a device that counts them there; else empty. The first
+    /// factor of `corrections` is `lr` then.
+    pub steps: Vec<Slab>,
 }
 
 impl AdamW {
@@ -190,6 +242,13 @@ impl AdamW {
             last.1
         });
         each.collect()
+    }
+
+    fn pass(&self, kernel: &'static str) -> Pass<'_> {
+        let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
+        Pass::new(kernel, [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor])
+            .with(&self.corrections)
+            .after(&self.steps)
     }
 
     #[inline(always)]
@@ -264,6 +323,10 @@ impl Op<4> for AdamW {
             moments.apply(x, *m, v);
         }
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("adamw"))
+    }
 }
 
 impl Op<5> for AdamW {
@@ -278,6 +341,10 @@ impl Op<5> for AdamW {
             *largest = if *largest >= v { *largest } else { v };
             moments.apply(x, *m, *largest);
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("adamw_largest"))
     }
 }
 
@@ -324,5 +391,10 @@ impl Op<3> for Lion {
             let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
             *x = kept - step;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        let scalars = [self.lr, self.beta1, self.beta2, self.decay, flag(self.cautious), self.grad_factor];
+        Some(Pass::new("lion", scalars))
     }
 }

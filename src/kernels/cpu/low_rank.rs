@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use super::super::pass::{Pass, flag};
 use super::{Op, Real};
 
 /// Adam's direction: `m ← β₁m + (1-β₁)γr`, `v ← β₂v + (1-β₂)(γr)²`, `r ← f·m̂ / (√v̂ + ε)`. Operands: r, m, v.
@@ -61,5 +62,9 @@ impl Op<2> for ApplyLate {
             let y = *x - rate * *u;
             *x = if self.cautious && y * *u < zero { y } else { y * keep };
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("apply_late", [self.rate, self.decay, flag(self.cautious)]))
     }
 }

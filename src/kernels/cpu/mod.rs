@@ -24,6 +24,7 @@ pub(super) mod select;
 
 use rayon::prelude::*;
 
+use super::pass::Pass;
 use crate::batch::{Element, Slab};
 use crate::dtype::DType;
 use crate::threads;
@@ -46,6 +47,11 @@ pub trait Op<const N: usize>: Sync {
 
     /// Applies the operation to equally long slices of job `job`.
     fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]);
+
+    /// How it is called on CUDA devices; none where there is no kernel of it.
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        None
+    }
 }
 
 struct Piece<const N: usize> {

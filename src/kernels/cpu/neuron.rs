@@ -54,9 +54,9 @@ impl NeuronVariance {
     /// Updates `variances`, the V of the neurons of each of `rows`, and leaves in `totals` for each group the sums
     /// over these neurons of s and of s / (√V + 1e-8)². `squares` and `totals` are float64.
     pub fn run(&self, squares: &Slab, rows: &[usize], variances: &[Slab], totals: &Slab) {
-        totals.clear();
         // SAFETY: the caller owns all of them for this stage, and they do not overlap.
         let (squares, totals) = unsafe { (squares.slice::<f64>(), totals.slice::<f64>()) };
+        totals.fill(0.0);
         let mut values = Vec::new();
         for (row, variance) in rows.iter().zip(variances) {
             let per_row = variance.len();

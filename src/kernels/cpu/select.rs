@@ -54,9 +54,9 @@ pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
         }
         found
     });
-    sums.clear();
     // SAFETY: the caller owns it for this stage.
     let sums = unsafe { sums.slice::<f64>() };
+    sums.fill(0.0);
     match side {
         Side::Rows => sums.iter_mut().zip(parts.into_iter().flatten()).for_each(|(sum, x)| *sum = x),
         Side::Cols => {

@@ -17,10 +17,10 @@ constexpr int VECTOR = 4;  // elements that a thread loads at once: 16 bytes of 
 constexpr int AHEAD = 2;   // vectors that a thread has under way
 constexpr int PIECE = 1 << 14;
 
-// Jobs of one launch. 384 is what fits into the 32764 bytes of parameters; the small table costs the host
+// Jobs of one launch. 368 is what fits into the 32764 bytes of parameters; the small table costs the host
 // less to hand over.
 constexpr int FEW = 32;
-constexpr int MANY = 384;
+constexpr int MANY = 368;
 
 // Scalars of an operation in the order in which its constructor takes them: by value, or where `live` points,
 // so that a replayed graph sees what is there now.
@@ -34,8 +34,9 @@ struct Scalars {
 struct Job {
     void* operand[MOST_OPERANDS];
     long long length;
-    double factor[2];  // of this job alone
-    u32 end;           // pieces of this job and all before it
+    double factor[2];    // of this job alone
+    const float* steps;  // where the number of steps is counted, or null
+    u32 end;             // pieces of this job and all before it
     Type type[MOST_OPERANDS];
 };
 

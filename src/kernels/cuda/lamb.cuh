@@ -45,7 +45,7 @@ struct Lamb {
     LambDirection<C> direction;
     C rate;
 
-    __device__ Lamb(const Scalars& s, const double* own) : direction(s), rate(scalar<C>(own[0])) {}
+    __device__ Lamb(const Scalars& s, const Job& job) : direction(s), rate(scalar<C>(job.factor[0])) {}
 
     __device__ void operator()(C (&x)[4]) const { x[0] -= rate * direction.next(x[0], x[1], x[2], x[3]); }
 };
@@ -59,7 +59,7 @@ struct LambAlong {
     LambDirection<C> direction;
     C rate;
 
-    __device__ LambAlong(const Scalars& s, const double* own) : direction(s), rate(scalar<C>(own[0])) {}
+    __device__ LambAlong(const Scalars& s, const Job& job) : direction(s), rate(scalar<C>(job.factor[0])) {}
 
     __device__ void operator()(C (&x)[3]) const { x[0] -= rate * direction.along(x[0], x[1], x[2]); }
 };

@@ -19,6 +19,43 @@ __device__ __forceinline__ double root(double x) { return sqrt(x); }
 
 __device__ __forceinline__ double quotient(double x, double y) { return x / y; }
 
+// base to the power of a whole number.
+__device__ __forceinline__ double power(double base, float steps) {
+    double result = 1.0;
+    for (u32 rest = static_cast<u32>(steps); rest; rest /= 2) {
+        if (rest % 2) result *= base;
+        base *= base;
+    }
+    return result;
+}
+
+// The factors of Adam's moments: rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). The host has them where it
+// counts the steps; where the device does, a job's factor is the rate.
+struct Corrections {
+    double first, second;
+
+    __device__ Corrections(const Job& job, double beta1, double beta2)
+        : first(job.factor[0]), second(job.factor[1]) {
+        if (job.steps) {
+            const float steps = *in_global_memory(job.steps);
+            first /= 1.0 - power(beta1, steps);
+            second = 1.0 / sqrt(1.0 - power(beta2, steps));
+        }
+    }
+};
+
+// x <- x + 1. Operand: x.
+template <typename C>
+struct Count {
+    static constexpr int OPERANDS = 1;
+    static constexpr u32 READS = 0b1;
+    static constexpr u32 WRITES = 0b1;
+
+    __device__ Count(const Scalars&, const Job&) {}
+
+    __device__ void operator()(C (&x)[1]) const { x[0] = x[0] + C(1); }
+};
+
 // m <- mu m + factor g; u <- mu m + factor g (nesterov) or m. Scalars: mu, factor, nesterov. Operands: g, m,
 // u.
 template <typename C>
@@ -29,7 +66,7 @@ struct Momentum {
     C mu, factor;
     bool nesterov;
 
-    __device__ Momentum(const Scalars& s, const double*)
+    __device__ Momentum(const Scalars& s, const Job&)
         : mu(scalar<C>(s[0])), factor(scalar<C>(s[1])), nesterov(s[2] != 0) {}
 
     __device__ void operator()(C (&x)[3]) const {
@@ -47,7 +84,7 @@ struct MomentumAlone {
     static constexpr u32 WRITES = 0b10;
     C mu, factor;
 
-    __device__ MomentumAlone(const Scalars& s, const double*)
+    __device__ MomentumAlone(const Scalars& s, const Job&)
         : mu(scalar<C>(s[0])), factor(scalar<C>(s[1])) {}
 
     __device__ void operator()(C (&x)[2]) const { x[1] = mu * x[1] + factor * x[0]; }
@@ -61,7 +98,7 @@ struct Accumulate {
     static constexpr u32 WRITES = 0b100;
     C factor;
 
-    __device__ Accumulate(const Scalars& s, const double*) : factor(scalar<C>(s[0])) {}
+    __device__ Accumulate(const Scalars& s, const Job&) : factor(scalar<C>(s[0])) {}
 
     __device__ void operator()(C (&x)[3]) const { x[2] = x[1] + factor * x[0]; }
 };
@@ -76,7 +113,7 @@ struct Apply {
     C rate, keep;
     bool cautious;
 
-    __device__ Apply(const Scalars& s, const double*)
+    __device__ Apply(const Scalars& s, const Job&)
         : rate(scalar<C>(s[0])), keep(scalar<C>(1.0 - s[1])), cautious(s[2] != 0 && s[1] != 0) {}
 
     __device__ void operator()(C (&x)[2]) const {
@@ -94,7 +131,7 @@ struct ApplyLate {
     C rate, keep;
     bool cautious;
 
-    __device__ ApplyLate(const Scalars& s, const double*)
+    __device__ ApplyLate(const Scalars& s, const Job&)
         : rate(scalar<C>(s[0])), keep(scalar<C>(1.0 - s[1])), cautious(s[2] != 0) {}
 
     __device__ void operator()(C (&x)[2]) const {
@@ -111,7 +148,7 @@ struct Convert {
     static constexpr u32 WRITES = 0b10;
     C factor;
 
-    __device__ Convert(const Scalars& s, const double*) : factor(scalar<C>(s[0])) {}
+    __device__ Convert(const Scalars& s, const Job&) : factor(scalar<C>(s[0])) {}
 
     __device__ void operator()(C (&x)[2]) const { x[1] = factor * x[0]; }
 };
@@ -124,7 +161,7 @@ struct Release {
     static constexpr u32 WRITES = 0b11;
     C keep;
 
-    __device__ Release(const Scalars& s, const double*) : keep(scalar<C>(s[0])) {}
+    __device__ Release(const Scalars& s, const Job&) : keep(scalar<C>(s[0])) {}
 
     __device__ void operator()(C (&x)[2]) const {
         x[1] = x[0];
@@ -140,14 +177,13 @@ struct Decay {
     static constexpr u32 WRITES = 0b1;
     C keep;
 
-    __device__ Decay(const Scalars& s, const double*) : keep(scalar<C>(1.0 - s[0])) {}
+    __device__ Decay(const Scalars& s, const Job&) : keep(scalar<C>(1.0 - s[0])) {}
 
     __device__ void operator()(C (&x)[1]) const { x[0] = keep * x[0]; }
 };
 
 // AdamW with decoupled decay. Scalars: beta1, beta2, epsilon, decay, cautious, late, factor of the gradient.
-// Factors of a job: lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). Operands: x, g, m, v[, the running maximum
-// of v].
+// Factors of a job: see Corrections, the rate is lr. Operands: x, g, m, v[, the running maximum of v].
 template <typename C, bool Largest>
 struct AdamWith {
     static constexpr int OPERANDS = Largest ? 5 : 4;
@@ -156,13 +192,16 @@ struct AdamWith {
     C factor, rest1, beta2, rest2, rate, inverse_root, epsilon, decay, keep;
     bool cautious, late;
 
-    __device__ AdamWith(const Scalars& s, const double* own)
+    __device__ AdamWith(const Scalars& s, const Job& job)
+        : AdamWith(s, Corrections(job, s[0], s[1])) {}
+
+    __device__ AdamWith(const Scalars& s, const Corrections& own)
         : factor(scalar<C>(s[6])),
           rest1(scalar<C>(1.0 - s[0])),
           beta2(scalar<C>(s[1])),
           rest2(scalar<C>(1.0 - s[1])),
-          rate(scalar<C>(own[0])),
-          inverse_root(scalar<C>(own[1])),
+          rate(scalar<C>(own.first)),
+          inverse_root(scalar<C>(own.second)),
           epsilon(scalar<C>(s[2])),
           decay(scalar<C>(s[3])),
           keep(scalar<C>(1.0 - s[3])),
@@ -207,7 +246,7 @@ struct Lion {
     C lr, beta1, rest1, beta2, rest2, keep, factor;
     bool cautious;
 
-    __device__ Lion(const Scalars& s, const double*)
+    __device__ Lion(const Scalars& s, const Job&)
         : lr(scalar<C>(s[0])),
           beta1(scalar<C>(s[1])),
           rest1(scalar<C>(1.0 - s[1])),
@@ -229,7 +268,7 @@ struct Lion {
 };
 
 // Adam's direction on low-rank gradients. Scalars: beta1, beta2, epsilon, factor of the gradient. Factors of
-// a job: f / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). Operands: r, m, v.
+// a job: see Corrections, the rate is f. Operands: r, m, v.
 template <typename C>
 struct Direction {
     static constexpr int OPERANDS = 3;
@@ -237,14 +276,17 @@ struct Direction {
     static constexpr u32 WRITES = 0b111;
     C rest1, beta2, rest2, epsilon, factor, rate, inverse_root;
 
-    __device__ Direction(const Scalars& s, const double* own)
+    __device__ Direction(const Scalars& s, const Job& job)
+        : Direction(s, Corrections(job, s[0], s[1])) {}
+
+    __device__ Direction(const Scalars& s, const Corrections& own)
         : rest1(scalar<C>(1.0 - s[0])),
           beta2(scalar<C>(s[1])),
           rest2(scalar<C>(1.0 - s[1])),
           epsilon(scalar<C>(s[2])),
           factor(scalar<C>(s[3])),
-          rate(scalar<C>(own[0])),
-          inverse_root(scalar<C>(own[1])) {}
+          rate(scalar<C>(own.first)),
+          inverse_root(scalar<C>(own.second)) {}
 
     __device__ void operator()(C (&x)[3]) const {
         const C g = factor * x[0];

@@ -21,7 +21,8 @@ SHARED_BYTES = 227 * 1024
 
 # Elementwise passes, and what each takes: jobs in a small table, in a large one, in float64.
 UPDATES = (
-    *("momentum", "momentum_alone", "accumulate", "apply", "apply_late", "convert", "release", "decay"),
+    *("count", "momentum", "momentum_alone", "accumulate"),
+    *("apply", "apply_late", "convert", "release", "decay"),
     *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
 )
 SUMS = ("sum_of_squares", "lamb_norms", "lamb_norms_only")
@@ -111,6 +112,7 @@ class Emulated:
         built = folder / "kernels.so"
         folders = [f"-I{place}" for place in (folder, HERE, _precompiled())]
         _compile(*folders, "-include", TWINS, str(folder / "entry.cpp"), "-o", str(built))
+        self.path = built
         self._library = ctypes.CDLL(str(built))
         self._library.emulator_failure.restype = ctypes.c_char_p
 

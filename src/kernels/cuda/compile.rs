@@ -1,0 +1,213 @@
+//! Machine code of the sources: shipped with the package, kept from an earlier run, or compiled by NVRTC.
+
+use std::ffi::{CStr, CString};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::nvrtc::sys::{self, nvrtcResult};
+use sha2::{Digest, Sha256};
+
+use super::sources::{HEADERS, Source};
+use crate::error::{Error, Result};
+
+/// Every machine code is made with these.
+const OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
+
+/// Machine code that was compiled when the package was built: key and bytes.
+const SHIPPED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
+
+/// The user's folder for machine code; none, and nothing is kept.
+static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// Keeps machine code in this folder, which is made when needed.
+pub fn keep_in(folder: Option<PathBuf>) {
+    *FOLDER.lock().unwrap_or_else(PoisonError::into_inner) = folder;
+}
+
+/// The architecture that is compiled for: a device runs machine code of its major number, with its minor one or a lower.
+pub(super) fn architecture((major, minor): (i32, i32)) -> Result<String> {
+    match (major, minor) {
+        (..8, _) => Err(Error::Cuda(format!("devices from sm_80 on are supported, got sm_{major}{minor}"))),
+        (8, _) => Ok("sm_80".into()),
+        (9, _) => Ok("sm_90a".into()),
+        (10, _) => Ok("sm_100".into()),
+        _ => Ok(format!("sm_{major}{minor}")),
+    }
+}
+
+/// What the machine code of a source for an architecture depends on, as a name.
+pub(super) fn key(source: &Source, architecture: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in
+        OPTIONS.into_iter().chain([source.text]).chain(HEADERS.iter().flat_map(|(name, text)| [*name, text]))
+    {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    let digest = hash.finalize();
+    let mut key = format!("{}-{architecture}-", source.name.trim_end_matches(".cu"));
+    for byte in digest.iter().take(12) {
+        let _ = write!(key, "{byte:02x}");
+    }
+    key
+}
+
+/// The machine code of a source.
+pub(super) fn image(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+    let key = key(source, architecture);
+    if let Some((_, image)) = SHIPPED.iter().find(|(name, _)| *name == key) {
+        return Ok(image.to_vec());
+    }
+    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let file = folder.map(|folder| folder.join(key + ".cubin"));
+    if let Some(image) = file.as_deref().and_then(|file| fs::read(file).ok()).filter(|image| is_elf(image)) {
+        return Ok(image);
+    }
+    log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
+    let image = compile(source, architecture)?;
+    if let Some(file) = file
+        && let Err(error) = store(&file, &image)
+    {
+        log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
+    }
+    Ok(image)
+}
+
+fn is_elf(image: &[u8]) -> bool {
+    image.starts_with(b"\x7fELF")
+}
+
+/// Writes a file that other processes see whole or not at all.
+fn store(file: &Path, image: &[u8]) -> std::io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let unfinished = file.with_extension(format!("{}.part", std::process::id()));
+    fs::write(&unfinished, image)?;
+    fs::rename(&unfinished, file)
+}
+
+/// Compiles a source by NVRTC.
+pub(super) fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+    // SAFETY: loading NVRTC does nothing that is seen.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::Cuda(format!(
+            "{} has to be compiled for {architecture}, and NVRTC (libnvrtc.so.13 or .12, in torch's package \
+             nvidia-cuda-nvrtc) was not found",
+            source.name
+        )));
+    }
+    let text = |text: &str| CString::new(text).map_err(|_| Error::Internal("a source with a zero".into()));
+    let headers = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>>>()?;
+    let names = HEADERS.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>>>()?;
+    let target = format!("--gpu-architecture={architecture}");
+    let options = OPTIONS.into_iter().chain([&*target]).map(text).collect::<Result<Vec<_>>>()?;
+    let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
+    let (headers_at, names_at, options_at) = (pointers(&headers), pointers(&names), pointers(&options));
+    let count = |n: usize| i32::try_from(n).unwrap_or(0);
+    let (source_text, name) = (text(source.text)?, text(source.name)?);
+    let mut program = std::ptr::null_mut();
+    // SAFETY: all strings end in a zero and live to the end of the function; NVRTC writes to what it is given.
+    unsafe {
+        check(
+            "program",
+            sys::nvrtcCreateProgram(
+                &raw mut program,
+                source_text.as_ptr(),
+                name.as_ptr(),
+                count(HEADERS.len()),
+                headers_at.as_ptr(),
+                names_at.as_ptr(),
+            ),
+        )?;
+        let compiled = sys::nvrtcCompileProgram(program, count(options.len()), options_at.as_ptr());
+        let image = check(source.name, compiled)
+            .and_then(|()| {
+                text_of(program, sys::nvrtcGetCUBINSize, |program, bytes| sys::nvrtcGetCUBIN(program, bytes))
+            })
+            .map_err(|error| {
+                let log = text_of(program, sys::nvrtcGetProgramLogSize, |program, bytes| {
+                    sys::nvrtcGetProgramLog(program, bytes)
+                });
+                let said = log.map(|log| String::from_utf8_lossy(&log).into_owned()).unwrap_or_default();
+                Error::Cuda(format!("{error}\n{said}"))
+            });
+        let _ = sys::nvrtcDestroyProgram(&raw mut program);
+        image
+    }
+}
+
+/// Bytes that a program has.
+///
+/// # Safety
+/// The program is alive, and `get` writes as many bytes as `size` says.
+unsafe fn text_of(
+    program: sys::nvrtcProgram,
+    size: unsafe fn(sys::nvrtcProgram, *mut usize) -> nvrtcResult,
+    get: impl Fn(sys::nvrtcProgram, *mut std::ffi::c_char) -> nvrtcResult,
+) -> Result<Vec<u8>> {
+    let mut length = 0;
+    // SAFETY: the caller upholds it.
+    check("size", unsafe { size(program, &raw mut length) })?;
+    let mut bytes = vec![0_u8; length];
+    check("result", get(program, bytes.as_mut_ptr().cast()))?;
+    Ok(bytes)
+}
+
+fn check(what: &str, code: nvrtcResult) -> Result<()> {
+    if code == nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: NVRTC names its results by strings that stay.
+    let name = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(code)) }.to_string_lossy().into_owned();
+    Err(Error::Cuda(format!("{what}: {name}")))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::kernels::cuda::sources::{SYMMETRIC_MMA, UPDATES};
+
+    #[test]
+    fn architecture_of_a_device_is_one_that_it_runs() {
+        for (capability, expected) in
+            [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((10, 3), "sm_100")]
+        {
+            assert_eq!(architecture(capability).unwrap(), expected);
+        }
+        assert_eq!(architecture((12, 0)).unwrap(), "sm_120");
+        assert!(architecture((7, 5)).is_err());
+    }
+
+    #[test]
+    fn key_names_source_architecture_and_content() {
+        let one = key(&UPDATES, "sm_80");
+        assert!(one.starts_with("updates-sm_80-") && one.len() == "updates-sm_80-".len() + 24);
+        assert_ne!(one, key(&UPDATES, "sm_90a"));
+        assert_ne!(one, key(&Source { name: "updates.cu", text: "" }, "sm_80"));
+        assert!(key(&SYMMETRIC_MMA, "sm_80").starts_with("symmetric_mma-"));
+    }
+
+    #[test]
+    fn every_header_that_a_source_includes_is_there() {
+        let texts =
+            [UPDATES.text, SYMMETRIC_MMA.text].into_iter().chain(HEADERS.iter().map(|(_, text)| *text));
+        for line in texts.flat_map(str::lines).filter_map(|line| line.strip_prefix("#include \"")) {
+            let name = line.trim_end_matches('"');
+            assert!(HEADERS.iter().any(|(header, _)| *header == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn store_leaves_a_whole_file_and_nothing_else() {
+        let folder = std::env::temp_dir().join(format!("oxidion-store-{}", std::process::id()));
+        let file = folder.join("made").join("a.cubin");
+        store(&file, b"first").unwrap();
+        store(&file, b"second").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"second");
+        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

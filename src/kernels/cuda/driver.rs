@@ -1,0 +1,174 @@
+//! The calls of the CUDA driver. No other file makes one.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
+
+use crate::error::{Error, Result};
+
+/// The context of a device that torch shares with everybody in the process: the primary one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Context(sys::CUcontext);
+
+/// A kernel that is loaded on a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function(sys::CUfunction);
+
+/// Machine code that is loaded on a device, until the process ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Module(sys::CUmodule);
+
+/// A stream of torch's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stream(pub(super) usize);
+
+// SAFETY: handles of the driver may be used by any thread; what they stand for lives as long as the process.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+// SAFETY: as above.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Send for Module {}
+
+/// What is asked of a device once.
+#[derive(Clone, Debug)]
+pub(super) struct Properties {
+    pub(super) context: Context,
+    pub(super) name: String,
+    /// Major and minor number of what it can do.
+    pub(super) capability: (i32, i32),
+}
+
+/// How many blocks and threads a launch has, and the shared memory of a block in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+    pub(super) shared: u32,
+}
+
+/// Whether a driver can be loaded; looked for once.
+pub(super) fn is_present() -> bool {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loading a library runs its initializers, and those of the driver do nothing that is seen.
+    *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
+}
+
+fn check(what: &str, code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = std::ptr::null();
+    // SAFETY: the driver writes the address of a string that stays, or leaves null.
+    let said = unsafe {
+        let _ = sys::cuGetErrorName(code, &raw mut name);
+        if name.is_null() { format!("{code:?}") } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+    };
+    Err(Error::Cuda(format!("{what}: {said}")))
+}
+
+/// Takes hold of a device's primary context and asks what the device is.
+pub(super) fn open(ordinal: usize) -> Result<Properties> {
+    if !is_present() {
+        return Err(Error::Cuda("no driver was found (libcuda.so.1)".into()));
+    }
+    let number = c_int::try_from(ordinal).map_err(|_| Error::Cuda(format!("no device {ordinal}")))?;
+    let (mut device, mut context, mut name) = (0, std::ptr::null_mut(), [0; 128]);
+    // SAFETY: the driver writes to what it is given, and `name` is as long as is said.
+    unsafe {
+        check("initialization", sys::cuInit(0))?;
+        check("device", sys::cuDeviceGet(&raw mut device, number))?;
+        check("primary context", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+        check("name", sys::cuDeviceGetName(name.as_mut_ptr(), 128, device))?;
+    }
+    let attribute = |which: CUdevice_attribute| -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: as above.
+        check("attribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) })?;
+        Ok(value)
+    };
+    // SAFETY: the driver ends the name with a zero.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let capability = (
+        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    Ok(Properties { context: Context(context), name, capability })
+}
+
+/// The context of the calling thread.
+pub(super) fn current() -> Result<Context> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the driver writes to what it is given.
+    check("current context", unsafe { sys::cuCtxGetCurrent(&raw mut context) })?;
+    Ok(Context(context))
+}
+
+/// Makes a context that of the calling thread.
+pub(super) fn set_current(context: Context) -> Result<()> {
+    // SAFETY: it is one that the driver gave.
+    check("set context", unsafe { sys::cuCtxSetCurrent(context.0) })
+}
+
+/// Whether what is launched on the stream is put into a graph instead of being run.
+pub(super) fn is_capturing(stream: Stream) -> Result<bool> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the stream is torch's and alive; the driver writes to what it is given.
+    check("capture status", unsafe { sys::cuStreamIsCapturing(stream.0 as sys::CUstream, &raw mut status) })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Loads machine code into the current context.
+pub(super) fn load(image: &[u8]) -> Result<Module> {
+    let mut module = std::ptr::null_mut();
+    // SAFETY: a cubin says how long it is.
+    check("loading a module", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
+    Ok(Module(module))
+}
+
+/// Finds a kernel, and lets its blocks have `shared` bytes of shared memory.
+pub(super) fn function(module: Module, name: &str, shared: u32) -> Result<Function> {
+    let text = CString::new(name).map_err(|_| Error::Internal(format!("a kernel named {name:?}")))?;
+    let mut function = std::ptr::null_mut();
+    // SAFETY: the module is loaded, the name ends in a zero.
+    check(name, unsafe { sys::cuModuleGetFunction(&raw mut function, module.0, text.as_ptr()) })?;
+    if shared > 0 {
+        let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = c_int::try_from(shared).unwrap_or(c_int::MAX);
+        // SAFETY: the function was found above.
+        check(name, unsafe { sys::cuFuncSetAttribute(function, most, bytes) })?;
+    }
+    Ok(Function(function))
+}
+
+/// Launches a kernel that takes one structure by value. Nothing is waited for.
+///
+/// # Safety
+/// `Parameters` is laid out as the kernel's structure, and what it points to is memory of the device that is alive
+/// when the kernel runs.
+pub(super) unsafe fn launch<Parameters>(
+    function: Function,
+    grid: Grid,
+    stream: Stream,
+    parameters: &Parameters,
+) -> Result<()> {
+    let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
+    // SAFETY: the driver copies the structure before it returns; the caller upholds the rest.
+    check("launch", unsafe {
+        sys::cuLaunchKernel(
+            function.0,
+            grid.blocks,
+            1,
+            1,
+            grid.threads,
+            1,
+            1,
+            grid.shared,
+            stream.0 as sys::CUstream,
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    })
+}

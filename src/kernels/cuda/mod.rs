@@ -1,0 +1,14 @@
+//! CUDA kernels: compiled once for a device, launched on torch's stream. Nothing here waits for a device.
+
+mod compile;
+mod device;
+mod driver;
+mod sources;
+mod symmetric;
+mod table;
+
+pub use compile::keep_in;
+pub(super) use device::is_entered;
+pub use device::{Entered, emulate, enter};
+pub(super) use symmetric::symmetric_product;
+pub(super) use table::run;

@@ -1,0 +1,118 @@
+//! Tables of jobs: what the elementwise kernels of `updates.cu` are launched with.
+
+use super::super::pass::{MOST_SCALARS, Pass};
+use super::device::launch;
+use super::driver::Grid;
+use super::sources::UPDATES;
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+const MOST_OPERANDS: usize = 5;
+const THREADS: u32 = 256;
+/// Elements of one block.
+const PIECE: usize = 1 << 14;
+/// Jobs of one launch. The kernels in float64 take the small table.
+const FEW: usize = 32;
+const MANY: usize = 368;
+
+/// As `jobs.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Scalars {
+    live: usize,
+    value: [f64; MOST_SCALARS],
+}
+
+/// As `jobs.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Job {
+    operand: [usize; MOST_OPERANDS],
+    length: i64,
+    factor: [f64; 2],
+    steps: usize,
+    end: u32,
+    kind: [u8; MOST_OPERANDS],
+}
+
+/// As `jobs.cuh` lays it out.
+#[repr(C)]
+#[derive(Debug)]
+struct Jobs<const MOST: usize> {
+    scalars: Scalars,
+    count: i32,
+    job: [Job; MOST],
+}
+
+const _: () = {
+    assert!(size_of::<Scalars>() == 104 && size_of::<Job>() == 88);
+    assert!(size_of::<Jobs<FEW>>() == 112 + 88 * FEW && size_of::<Jobs<MANY>>() <= 32764);
+};
+
+/// Runs a pass over all jobs.
+pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]]) -> Result<()> {
+    const { assert!(N <= MOST_OPERANDS) };
+    let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
+    for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
+        let mut job = job(operands, pass.factors.get(number).copied().unwrap_or_default())?;
+        if let Some(steps) = pass.steps.get(number) {
+            job.steps = steps.device_address()?;
+        }
+        let list = if operands.iter().any(|o| o.dtype() == DType::F64) { &mut wide } else { &mut narrow };
+        list.push(job);
+    }
+    for jobs in wide.chunks(FEW) {
+        launch_table::<FEW>(pass, "wide", jobs)?;
+    }
+    for jobs in narrow.chunks(MANY) {
+        if jobs.len() <= FEW {
+            launch_table::<FEW>(pass, "few", jobs)?;
+        } else {
+            launch_table::<MANY>(pass, "many", jobs)?;
+        }
+    }
+    Ok(())
+}
+
+fn job<const N: usize>(operands: &[Slab; N], factor: [f64; 2]) -> Result<Job> {
+    let mut job = Job { factor, ..Job::default() };
+    let length = operands[0].len();
+    job.length = i64::try_from(length).map_err(|_| Error::Internal(format!("a run of {length} elements")))?;
+    for (at, slab) in operands.iter().enumerate() {
+        if slab.len() != length {
+            return Err(Error::Internal("the operands of a pass differ in length".into()));
+        }
+        (job.operand[at], job.kind[at]) = (slab.device_address()?, number_of(slab.dtype())?);
+    }
+    Ok(job)
+}
+
+/// A type as `jobs.cuh` numbers it.
+fn number_of(dtype: DType) -> Result<u8> {
+    match dtype {
+        DType::F16 => Ok(0),
+        DType::BF16 => Ok(1),
+        DType::F32 => Ok(2),
+        DType::F64 => Ok(3),
+        DType::Q8 | DType::UQ8 => Err(Error::Cuda("8-bit states are not supported yet".into())),
+    }
+}
+
+fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {
+    let scalars = Scalars { live: 0, value: pass.scalars };
+    let mut table =
+        Jobs { scalars, count: i32::try_from(jobs.len()).unwrap_or(0), job: [Job::default(); MOST] };
+    let mut end = 0_u32;
+    for (to, job) in table.job.iter_mut().zip(jobs) {
+        let pieces = usize::try_from(job.length).unwrap_or(0).div_ceil(PIECE);
+        end = u32::try_from(pieces)
+            .ok()
+            .and_then(|pieces| end.checked_add(pieces))
+            .ok_or_else(|| Error::Internal("too many elements for one launch".into()))?;
+        *to = Job { end, ..*job };
+    }
+    let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
+    // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
+    unsafe { launch(&UPDATES, &format!("{}_{form}", pass.kernel), grid, &table) }
+}

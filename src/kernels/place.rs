@@ -1,0 +1,74 @@
+//! Which kernels run: those of the place where the operands are.
+
+use tch::Tensor;
+
+use super::cpu::elementwise::{AdamW, Count};
+use super::cpu::{self, Op};
+use crate::batch::{Place, Slab};
+use crate::error::{Error, Result};
+
+/// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs, all in one place.
+///
+/// Arithmetic is float64 for a job with a float64 operand, else float32.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no kernel of the operation on the device, or the device refuses it.
+pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
+    let place = jobs.first().map_or(Place::Cpu, |job| job[0].place());
+    if jobs.iter().flatten().any(|slab| slab.place() != place) {
+        return Err(Error::Internal("the operands of one pass are in different places".into()));
+    }
+    match place {
+        Place::Cpu => {
+            cpu::run(op, jobs);
+            Ok(())
+        }
+        #[cfg(feature = "cuda")]
+        Place::Cuda(_) => {
+            let name = std::any::type_name::<O>();
+            let pass =
+                op.on_cuda().ok_or_else(|| Error::Cuda(format!("there is no kernel of {name} yet")))?;
+            super::cuda::run(&pass, jobs)
+        }
+        #[cfg(not(feature = "cuda"))]
+        Place::Cuda(_) => Err(Error::Cuda("this build has no kernels for it (feature `cuda`)".into())),
+    }
+}
+
+/// `out <- out + A Bᵀ`, or `A Bᵀ` alone, on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric: by a
+/// kernel that computes one triangle, where there is one for the place, type and size. False, with nothing done, where
+/// there is none.
+///
+/// # Errors
+/// [`Error::Cuda`] where the device refuses it.
+pub fn symmetric_product(out: &Tensor, [a, b]: [&Tensor; 2], accumulate: bool) -> Result<bool> {
+    #[cfg(feature = "cuda")]
+    return super::cuda::symmetric_product(out, [a, b], accumulate);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (out, a, b, accumulate);
+        Ok(false)
+    }
+}
+
+/// Counts a step of each counter where it is. Returns `AdamW`'s corrections, and the counters that they follow: none
+/// where the host counts.
+///
+/// # Errors
+/// As [`run`].
+pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec<[f64; 2]>, Vec<Slab>)> {
+    if counters.iter().all(|counter| counter.place() == Place::Cpu) {
+        return Ok((AdamW::corrections(lr, betas, counters.iter().map(Slab::increment)), Vec::new()));
+    }
+    run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
+    Ok((vec![[lr, 1.0]; counters.len()], counters))
+}
+
+/// Whether this thread works on a device.
+#[must_use]
+pub fn on_device() -> bool {
+    #[cfg(feature = "cuda")]
+    return super::cuda::is_entered();
+    #[cfg(not(feature = "cuda"))]
+    false
+}

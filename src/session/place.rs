@@ -1,0 +1,82 @@
+//! Where a session works, and what it can do there.
+
+use tch::Tensor;
+
+use crate::batch::{Place, is_emulated};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::spec::StateSpec;
+
+/// The algorithms that have all of their kernels on devices.
+const ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+
+/// The one place where all parameters are.
+///
+/// # Errors
+/// `Error::Value` for parameters in several places, and for a device where something of the plan cannot be done there.
+pub(super) fn of(plan: &Plan, params: &[Tensor]) -> Result<Place> {
+    let mut place = None;
+    for (param, member) in params.iter().zip(&plan.members) {
+        let here = Place::of(param)?;
+        if *place.get_or_insert(here) != here {
+            return Err(Error::Value(format!(
+                "{}: all parameters of an optimizer must be on one device, got {:?} after {:?}. Make an optimizer for \
+                 each device",
+                member.spec.name,
+                here.device(),
+                place.unwrap_or(here).device()
+            )));
+        }
+    }
+    let place = match place {
+        Some(Place::Cpu) if is_emulated() => Place::Cuda(0),
+        other => other.unwrap_or(Place::Cpu),
+    };
+    if place != Place::Cpu {
+        require_supported(plan)?;
+    }
+    Ok(place)
+}
+
+fn require_supported(plan: &Plan) -> Result<()> {
+    let refuse = |what: String| Err(Error::Value(format!("{what} cannot be used on CUDA devices yet")));
+    for member in &plan.members {
+        let name = plan.algorithms[member.algorithm].name();
+        if !ON_DEVICES.contains(&name) {
+            return refuse(format!("{}: {name}", member.spec.name));
+        }
+        if member.rounding.is_some() {
+            return refuse(format!("{}: stochastic_rounding", member.spec.name));
+        }
+        if member.states.iter().any(|state| state.scales_of.is_some()) {
+            return refuse(format!("{}: state_bits=8", member.spec.name));
+        }
+    }
+    if plan.buckets.iter().any(crate::plan::Bucket::distributed) {
+        return refuse("a sharded or replicated parameter".into());
+    }
+    Ok(())
+}
+
+/// Where a state is: counters stay where the core counts.
+pub(super) fn of_state(place: Place, spec: &StateSpec) -> Place {
+    if spec.on_host { Place::Cpu } else { place }
+}
+
+/// Has the kernels of this thread launched on a stream of the place, until the result is dropped.
+#[cfg(feature = "cuda")]
+pub(super) fn enter(place: Place, stream: usize) -> Result<Option<crate::kernels::cuda::Entered>> {
+    match place {
+        Place::Cpu => Ok(None),
+        Place::Cuda(number) => crate::kernels::cuda::enter(usize::from(number), stream).map(Some),
+    }
+}
+
+/// As above, in a build without kernels for devices.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn enter(place: Place, _stream: usize) -> Result<Option<Place>> {
+    match place {
+        Place::Cpu => Ok(None),
+        Place::Cuda(_) => Err(Error::Cuda("this build has no kernels for it (feature `cuda`)".into())),
+    }
+}

@@ -1,0 +1,214 @@
+"""The launch path of the core, from a step in Python to kernels on a driver without a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from . import compile as compiler
+from . import driver
+
+TESTS = Path(__file__).resolve().parents[1]
+SUPPORTED = (
+    "(AdamW or Lion or Muon or adamw or lion or muon) and not NorMuon and not normuon"
+    " and not GaLore and not galore and not APOLLO and not apollo"
+)
+needs_nvrtc = pytest.mark.skipif(bool(compiler.missing()), reason=f"not installed: {compiler.missing()}")
+
+PREAMBLE = """
+import ctypes, logging, torch, oxidion
+from oxidion import _device
+_device.prepare(emulated=True)
+driver = ctypes.CDLL("libcuda.so.1")
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+def parameters(*shapes, dtype=torch.float32):
+    made = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    for param in made:
+        param.grad = torch.randn(param.shape).to(dtype)
+    return made
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return driver.build(tmp_path_factory.mktemp("driver"))
+
+
+def run(environment: dict[str, str], code: str) -> str:
+    """Runs Python code on the emulated device; returns what it prints."""
+    text = PREAMBLE + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@needs_nvrtc
+def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
+    """Tests of the optimizers, recorded trajectories among them; what devices cannot do yet skips itself."""
+    places = ("test_golden.py", "algorithm", "contract", "conformance")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    done = subprocess.run(
+        [*command, "-k", SUPPORTED, *(str(TESTS / place) for place in places)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment, "OXIDION_TEST_DEVICE": "emulated"},
+        cwd=TESTS.parent,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed, skipped = (
+        int(f" {done.stdout}".rsplit(f" {word}")[0].rsplit()[-1]) for word in ("passed", "skipped")
+    )
+    assert passed > 10 * skipped
+
+
+@needs_nvrtc
+def test_step_takes_as_few_launches_as_tables_hold(environment: dict[str, str]) -> None:
+    said = run(
+        environment,
+        """
+        optimizer = oxidion.AdamW(parameters(*[(7,)] * 500))
+        for _ in range(3):
+            before = driver.emulator_launches()
+            optimizer.step()
+            launches = driver.emulator_launches() - before
+            print(launches, driver.emulator_loads(), driver.emulator_current_device())
+        """,
+    )
+    # 500 jobs are a table of 368 and one of 132. Afterwards the thread has the context that it had before.
+    assert said.splitlines() == ["2 1 -1"] * 3
+
+
+@needs_nvrtc
+def test_captured_step_is_repeated_by_its_replay(environment: dict[str, str]) -> None:
+    run(
+        environment,
+        """
+        def lion():
+            torch.manual_seed(1)
+            return parameters((40, 30), (5,))
+        expected, params = lion(), lion()
+        reference, optimizer = [oxidion.Lion(p, lr=0.01, weight_decay=0.1) for p in (expected, params)]
+        for _ in range(4):
+            reference.step()
+        optimizer.step()
+        after_one = [param.clone() for param in params]
+        driver.emulator_begin_capture()
+        optimizer.step()
+        assert driver.emulator_end_capture() == 1
+        assert all(torch.equal(a, b) for a, b in zip(params, after_one))
+        for _ in range(3):
+            assert driver.emulator_replay() == 0
+        assert all(torch.equal(a, b) for a, b in zip(params, expected))
+        """,
+    )
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("state_dict", [False, True])
+def test_captured_adamw_counts_its_steps_on_the_device(environment: dict[str, str], state_dict: bool) -> None:
+    run(
+        environment,
+        f"""
+        def made():
+            torch.manual_seed(1)
+            return parameters((40, 30), (5,), ())
+        expected, params = made(), made()
+        settings = dict(lr=0.01, weight_decay=0.1, amsgrad=True)
+        reference = oxidion.AdamW(expected, **settings)
+        optimizer = oxidion.AdamW(params, **settings, capturable=True)
+        for _ in range(6):
+            reference.step()
+        optimizer.step()
+        optimizer.step()
+        if {state_dict}:
+            saved = optimizer.state_dict()
+            optimizer = oxidion.AdamW(params, **settings, capturable=True)
+            optimizer.load_state_dict(saved)
+            optimizer.step()
+        else:
+            optimizer.step()
+        driver.emulator_begin_capture()
+        optimizer.step()
+        assert driver.emulator_end_capture() == 2  # one counts, one updates
+        for _ in range(3):
+            assert driver.emulator_replay() == 0
+        assert all(float(own["step"]) == 6 for own in optimizer.state.values())
+        for ours, theirs in zip(params, expected):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+        """,
+    )
+
+
+@needs_nvrtc
+def test_kernel_that_is_not_loaded_is_refused_in_a_capture(environment: dict[str, str]) -> None:
+    said = run(
+        environment,
+        """
+        optimizer = oxidion.Lion(parameters((4, 3)))
+        driver.emulator_begin_capture()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            print(error)
+        """,
+    )
+    assert "take one step before the capture" in said
+
+
+@needs_nvrtc
+def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, str]) -> None:
+    code = """
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
+    oxidion.Lion(parameters((4, 3))).step()
+    """
+    fresh = {**environment, "OXIDION_CACHE": environment["OXIDION_CACHE"] + "-fresh"}
+    assert "compiling updates.cu for sm_90a" in run(fresh, code)
+    assert "compiling" not in run(fresh, code)
+    (kept,) = Path(fresh["OXIDION_CACHE"]).iterdir()
+    assert kept.name == f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
+    kept.write_bytes(b"half a file")
+    assert "compiling updates.cu for sm_90a" in run(fresh, code)
+
+
+@needs_nvrtc
+def test_algorithm_without_kernels_is_refused_before_anything_is_written(environment: dict[str, str]) -> None:
+    said = run(
+        environment,
+        """
+        for make in (oxidion.Dion, oxidion.NorMuon, lambda p: oxidion.AdamW(p, state_bits=8)):
+            params = parameters((64, 64))
+            before = params[0].clone()
+            try:
+                make(params).step()
+            except ValueError as error:
+                print(error)
+            assert torch.equal(params[0], before)
+        """,
+    )
+    assert said.count("cannot be used on CUDA devices yet") == 3
+
+
+def test_emulation_is_refused_where_the_driver_is_no_emulator() -> None:
+    clean = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    text = """
+from oxidion import _device
+try:
+    _device.prepare(emulated=True)
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=clean
+    )
+    assert done.stdout.startswith("CUDA: "), done.stderr[-2000:]
