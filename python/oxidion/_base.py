@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from oxidion import _comm, _schema, _shadow, _state, _validate
+from oxidion._device import device_of
 from oxidion._oxidion import Plan
 from oxidion._stepper import Stepper
 from oxidion._table import Table
@@ -169,6 +170,7 @@ class OxOptimizer(Stepper, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._device = device_of(self.param_groups)
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             self._take_step()
         return loss

@@ -117,8 +117,8 @@ class Stepper:
             plan.preflight(self.param_groups)
         done = [group["step"] - in_step for group in self.param_groups]
         states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
-        self._device = _device.device_of(self.param_groups)
-        arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32, self._device)
+        device = _device.device_of(self.param_groups)
+        arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32, device)
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule = tuple(plan.schedule)
         self._comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))

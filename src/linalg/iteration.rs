@@ -5,7 +5,7 @@
 
 use std::sync::Mutex;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::coefficients::{Polynomial, Preconditioner};
 use super::gram;
@@ -111,7 +111,7 @@ impl Iteration<'_> {
             )));
         }
         match kernel_for(dtype, [m, n].map(to_usize)) {
-            Some(kernel) if !kernels::on_device() => {
+            Some(kernel) if x_bmn.device() == Device::Cpu && !kernels::on_device() => {
                 let batch = [Slab::of(x_bmn)?, Slab::of(scratch)?];
                 self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
             }
