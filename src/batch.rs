@@ -7,7 +7,7 @@ mod watch;
 
 pub use area::Area;
 pub use form::{Blocks, Form, Places, Rounding};
-pub use place::{Place, address_of, emulate, is_emulated};
+pub use place::{Place, emulate, is_emulated};
 pub use watch::{Gradient, Watch, prefetch};
 
 use half::{bf16, f16};
@@ -78,7 +78,7 @@ impl Slab {
         if !tensor.is_contiguous() {
             return Err(Error::Internal("a tensor that is not contiguous reached a kernel".into()));
         }
-        let address = tensor.data_ptr() as usize;
+        let address = address_of(tensor);
         let slab = Self { address, len: tensor.numel(), dtype, place, ..Self::EMPTY };
         if slab.address == 0 && slab.len > 0 {
             return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
@@ -344,6 +344,12 @@ impl Slab {
         };
         Ok(view?)
     }
+}
+
+/// Where the first element of a tensor is.
+#[must_use]
+pub fn address_of(tensor: &Tensor) -> usize {
+    tensor.data_ptr() as usize
 }
 
 /// A size as libtorch wants it.

@@ -31,8 +31,8 @@ const MAX_VARIANCE: usize = 3;
 #[derive(Debug)]
 pub(super) struct AdamW {
     amsgrad: bool,
-    /// Whether the steps are counted where the parameters are.
-    capturable: bool,
+    /// The counter of the steps, which is where the parameters are for graphs that count.
+    step: StateSpec,
     cautious: bool,
     /// Whether the decay comes after the update.
     late: bool,
@@ -45,7 +45,7 @@ impl AdamW {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
-            capturable: options.flag("capturable")?,
+            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
             cautious: options.flag("cautious_wd")?,
             late: options.either("decay_order", "torch", "galore")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
@@ -77,7 +77,7 @@ impl Algorithm for AdamW {
         let mut states = vec![
             moment("momentum", self.momentum_dtype, Code::Signed),
             moment("variance", self.variance_dtype, Code::Unsigned),
-            StateSpec { on_host: !self.capturable, ..StateSpec::counter("step") },
+            self.step.clone(),
         ];
         if self.amsgrad {
             states.push(moment("max_variance", self.variance_dtype, Code::Unsigned));

@@ -56,9 +56,3 @@ pub fn emulate() {
 pub fn is_emulated() -> bool {
     EMULATED.load(Ordering::Relaxed)
 }
-
-/// Where the first element of a tensor is, for a kernel of a device.
-#[must_use]
-pub fn address_of(tensor: &Tensor) -> usize {
-    tensor.data_ptr() as usize
-}

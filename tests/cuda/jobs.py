@@ -47,7 +47,7 @@ def table(
     factors: Sequence[tuple[float, float]],
     steps: Sequence[Tensor] = (),
 ) -> tuple[ctypes.Structure, int]:
-    """The parameter of a launch, and its blocks. ``scalars`` may be in a float64 tensor; ``steps`` of jobs."""
+    """The parameter of a launch, and its blocks. ``scalars`` may be in a float64 tensor."""
     fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", Job * most))
     structure = type("Jobs", (ctypes.Structure,), {"_fields_": fields})
     made = structure()

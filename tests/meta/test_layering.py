@@ -132,8 +132,9 @@ def test_rust_modules_use_only_the_layers_below_them() -> None:
         (r"\btch\b", r"src/(algorithm|linalg|kernels|binding|batch|dtype|error|session|stage).*"),
         (r"\brayon\b", r"src/(kernels/.*|threads\.rs)"),
         (r"\bdata_ptr\b", r"src/batch\.rs"),
+        (r"\bcudarc\b", r"src/kernels/cuda/(driver|compile)\.rs"),
     ],
-    ids=["python", "tensors", "threads", "pointers"],
+    ids=["python", "tensors", "threads", "pointers", "driver"],
 )
 def test_a_library_is_named_only_where_it_belongs(pattern: str, only: str) -> None:
     lines = [
