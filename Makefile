@@ -25,7 +25,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build lint test test-cuda bench bench-quick docs wheel all
+.PHONY: help demo demo-dist build lint test test-cuda bench bench-cuda bench-quick docs wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -59,6 +59,9 @@ bench: build ## Time every class against torch's optimizers and all peers (an ho
 
 test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) -m pytest -q tests/cuda -m cuda $(ARGS)
+
+bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTHON has installed
+	$(PYTHON) benchmarks/cuda.py $(ARGS)
 
 bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)

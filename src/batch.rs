@@ -304,16 +304,17 @@ impl Slab {
         }
         let stride = [to_i64(step)?, 1];
         // SAFETY: as in `tensor`; the last element was checked to be inside.
-        let view = unsafe {
-            Tensor::f_from_blob(
-                self.address as *const u8,
-                &size,
-                &stride,
-                self.dtype.kind(),
-                self.place.device(),
-            )
-        };
-        Ok(view?)
+        unsafe { self.view(&size, &stride) }
+    }
+
+    /// The memory as a tensor of these sizes and strides.
+    ///
+    /// # Safety
+    /// All of it lies within the slab, whose tensor outlives the result.
+    unsafe fn view(&self, size: &[i64], stride: &[i64]) -> Result<Tensor> {
+        let (data, kind) = (self.address as *const u8, self.dtype.kind());
+        // SAFETY: the caller upholds it.
+        Ok(unsafe { Tensor::f_from_blob(data, size, stride, kind, self.place.device()) }?)
     }
 
     /// The elements as a row-major tensor of this shape that shares their memory.
@@ -333,16 +334,7 @@ impl Slab {
             stride[d - 1] = stride[d] * size[d];
         }
         // SAFETY: the slab's tensor outlives the stage (the session holds it) and the result does not leave it.
-        let view = unsafe {
-            Tensor::f_from_blob(
-                self.address as *const u8,
-                &size,
-                &stride,
-                self.dtype.kind(),
-                self.place.device(),
-            )
-        };
-        Ok(view?)
+        unsafe { self.view(&size, &stride) }
     }
 }
 

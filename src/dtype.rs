@@ -127,12 +127,12 @@ pub fn cpu_has_amx() -> bool {
 }
 
 /// The type in which large products are fastest at the accuracy that an orthonormalization needs, for parameters of
-/// type `param`: bfloat16 where the hardware multiplies it, else float32; float64 parameters keep float64.
+/// type `param`: bfloat16 where `bfloat16` says that it is, else float32; float64 parameters keep float64.
 #[must_use]
-pub fn product_dtype(param: DType) -> DType {
+pub fn product_dtype(param: DType, bfloat16: bool) -> DType {
     match param {
         DType::F64 => DType::F64,
-        _ if cpu_multiplies_bf16() => DType::BF16,
+        _ if bfloat16 => DType::BF16,
         _ => DType::F32,
     }
 }

@@ -61,6 +61,9 @@ impl PartialEq for Callback {
     }
 }
 
+/// Not a key of a group: whether bfloat16 matrices are multiplied fastest where the parameters are.
+pub const BFLOAT16_PRODUCTS: &str = "bfloat16_products";
+
 /// The settings of one group by key; a key that the group lacks reads as not set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options(BTreeMap<String, OptionValue>);

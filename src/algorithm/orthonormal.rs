@@ -5,13 +5,13 @@ use tch::Tensor;
 
 use super::flops;
 use super::neuron::Neuron;
-use crate::dtype::{DType, product_dtype};
+use crate::dtype::{DType, cpu_multiplies_bf16, product_dtype};
 use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::linalg::adjust::AdjustLr;
 use crate::linalg::orthonormalizer::Orthonormalizer;
-use crate::options::Options;
+use crate::options::{BFLOAT16_PRODUCTS, Options};
 use crate::plan::{BufferId, Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec};
 use crate::stage::{StageIo, UnitIo, orthogonality_error};
@@ -47,6 +47,8 @@ pub(super) struct Orthonormal {
     orthonormalizer: Orthonormalizer,
     momentum_dtype: Option<DType>,
     orth_dtype: Option<DType>,
+    /// Whether products of bfloat16 matrices are the fastest ones.
+    bfloat16: bool,
     storage: StateStorage,
 }
 
@@ -60,12 +62,13 @@ impl Orthonormal {
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
+            bfloat16: options.flag(BFLOAT16_PRODUCTS)? || cpu_multiplies_bf16(),
         })
     }
 
     /// The type in which matrices of a parameter are orthonormalized.
     pub(super) fn product(&self, param: DType) -> DType {
-        self.orth_dtype.unwrap_or_else(|| product_dtype(param))
+        self.orth_dtype.unwrap_or_else(|| product_dtype(param, self.bfloat16))
     }
 
     /// The momentum, and V where neurons are normalized.

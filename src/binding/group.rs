@@ -36,6 +36,13 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     Ok(GroupSpec { algorithm, options })
 }
 
+/// Whether the parameters of a group are on a CUDA device; not where none is there, as for a mesh that is simulated.
+pub(super) fn is_on_device(group: &Bound<'_, PyDict>) -> PyResult<bool> {
+    let Some(params) = group.get_item("params")? else { return Ok(false) };
+    let Some(first) = params.try_iter()?.next() else { return Ok(false) };
+    Ok(first?.getattr_opt("is_cuda")?.is_some_and(|on_device| on_device.is_truthy().unwrap_or(false)))
+}
+
 /// One setting.
 pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     if value.is_none() {

@@ -106,8 +106,12 @@ fn inputs(
 
 impl PyPlan {
     fn compile(py: Python<'_>, groups: &[Bound<'_, PyDict>], params: Vec<ParamInput>) -> PyResult<Self> {
+        let on_devices = groups.iter().map(group::is_on_device).collect::<PyResult<Vec<_>>>()?;
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
-        let plan = py.enter(|| Plan::build(params, &groups))?;
+        let settings = groups.iter().cloned().zip(on_devices);
+        let settings: Vec<GroupSpec> =
+            settings.map(|(group, device)| if device { group.on_device() } else { group }).collect();
+        let plan = py.enter(|| Plan::build(params, &settings))?;
         Ok(Self { plan: Arc::new(plan), groups })
     }
 }

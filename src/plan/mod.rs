@@ -35,7 +35,7 @@ use crate::algorithm::{self, AnyAlgorithm};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout, Placement, Reduction, local_shape};
-use crate::options::Options;
+use crate::options::{BFLOAT16_PRODUCTS, OptionValue, Options};
 use crate::spec::{Block, ParamSpec, StateSpec};
 
 /// What the plan needs to know of a group.
@@ -45,6 +45,15 @@ pub struct GroupSpec {
     pub algorithm: String,
     /// Its structural settings.
     pub options: Options,
+}
+
+impl GroupSpec {
+    /// The same for parameters on a device, which multiplies bfloat16 matrices fastest.
+    #[must_use]
+    pub fn on_device(mut self) -> Self {
+        self.options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(true));
+        self
+    }
 }
 
 /// What the plan needs to know of a parameter.

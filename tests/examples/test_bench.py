@@ -150,3 +150,22 @@ def test_guard_holds_for_one_seed(tmp_path: Path) -> None:
     subprocess.run([*command, "--out", str(tmp_path)], check=True, capture_output=True, timeout=900)
     losses = json.loads((tmp_path / "guard.json").read_text())["losses"]
     assert losses["fast"] != losses["exact"], "the preset changed nothing"
+
+
+def test_races_for_devices_run_on_the_cpu_too(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "cuda.py"), "--device", "cpu", "--only", "tiny"]
+    done = subprocess.run(
+        [*command, "--rounds", "3", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / "cuda.json").read_text())
+    assert [race["family"] for race in result["races"]] == ["muon", "adamw", "lion"]
+    for race in result["races"]:
+        rows = {
+            name: row for name, row in race["contenders"].items() if row["source"] in ("oxidion", "torch")
+        }
+        assert all(row["status"] == "ok" and len(row["device"]) == 6 for row in rows.values()), rows
+        assert all(value > 0 for row in rows.values() for value in row["device"])
+    page = (tmp_path / "cuda.md").read_text()
+    assert "| tiny | adamw | oxidion.AdamW |" in page
+    assert "1.00 [1.00, 1.00]" in page

@@ -282,3 +282,21 @@ fn plan_small_bound_splits_the_bucket() {
     assert_eq!(plan(&list, None).buckets.len(), 1);
     assert_eq!(plan(&list, Some(1)).buckets.len(), 10);
 }
+
+#[test]
+fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
+    let product = |dtype: DType, orth_dtype: Option<&str>| {
+        let mut group = group("muon", None);
+        if let Some(name) = orth_dtype {
+            group.options.insert("orth_dtype", OptionValue::Str(name.into()));
+        }
+        let mut params = inputs(&[(vec![8, 6], 0, false)]);
+        params[0].spec.dtype = dtype;
+        Plan::build(params, &[group.on_device()]).unwrap().buckets[0].program.buffers[0].dtype
+    };
+    assert_eq!(product(DType::F32, None), DType::BF16);
+    assert_eq!(product(DType::F32, Some("auto")), DType::BF16);
+    assert_eq!(product(DType::F32, Some("float32")), DType::F32);
+    assert_eq!(product(DType::F16, None), DType::BF16);
+    assert_eq!(product(DType::F64, None), DType::F64);
+}

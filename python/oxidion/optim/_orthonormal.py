@@ -36,8 +36,8 @@ class OrthonormalOptimizer(OxOptimizer):
         use_polar_express: Polar Express (default) or Newton–Schulz, unless ``ns_coefficients`` says more.
         newton_schulz_func: ``f(X, epsilon=...)``, used for ``orth`` before all else. X is a batch
             ``[B, m, n]`` in ``orth_dtype``, the result as large. Not in groups or checkpoints.
-        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 where the
-            CPU multiplies it faster, else float32.
+        orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 on CUDA
+            devices and where the CPU multiplies it faster, else float32.
         orth_method: "standard", "gram" (the same polynomial by the Gram matrix of the short side), "svd"
             (exact polar factor), or "auto": the form of clearly fewer operations.
         orth_preset: "exact", or "fast": division by the Schatten-8 norm and four steps made for it.
