@@ -9,6 +9,7 @@ mod place;
 mod units;
 
 pub use bound::{Look, check_gradient};
+pub use place::of as place_of;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -85,11 +86,12 @@ impl Session {
                 let spec = &local.spec;
                 if !state.is(&local.shape()) {
                     return Err(Error::Value(format!(
-                        "{}: state '{}' must be a {} tensor of shape {:?} on the parameter's device, got {:?} {:?} on {:?}",
+                        "{}: state '{}' must be a {} tensor of shape {:?} on {:?}, got {:?} {:?} on {:?}",
                         member.spec.name,
                         local.name(),
                         spec.dtype.name(),
                         local.shape(),
+                        place::of_state(place, spec).device(),
                         state.tensor.kind(),
                         state.tensor.size(),
                         state.tensor.device()

@@ -36,7 +36,8 @@ class OxOptimizer(Stepper, Optimizer):
             function of the group's ``seed``, the parameter, the step and the element.
         max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
         maximize: ascend instead of descend.
-        foreach: accepted for compatibility, as is ``capturable``; there is one implementation.
+        foreach: accepted for compatibility; there is one implementation.
+        capturable: on a CUDA device AdamW counts its steps there, so that a captured step counts.
         differentiable: must be False.
 
     Raises:
@@ -170,8 +171,8 @@ class OxOptimizer(Stepper, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._device = device_of(self.param_groups)
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        kind = "cuda" if device_of(self.param_groups).type == "cuda" else "cpu"
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
             self._take_step()
         return loss
 

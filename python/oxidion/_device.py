@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -35,16 +36,28 @@ def current_stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def cache_folder() -> Path:
-    """Where machine code that was compiled on this machine is kept.
+def refuse_capture(device: torch.device) -> None:
+    """Refuses to make states while a graph is captured: each replay would make them anew.
+
+    Raises:
+        RuntimeError: during a capture.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("take one step before the capture of a graph: something has to be planned anew")
+
+
+def cache_folder() -> Path | None:
+    """Where machine code that was compiled on this machine is kept; None for a user without a home.
 
     ``OXIDION_CACHE``, or ``oxidion`` in the user's folder for caches. Its files are named by their content.
     """
     if own := os.environ.get("OXIDION_CACHE"):
         return Path(own)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "oxidion"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxidion"
+    with contextlib.suppress(RuntimeError):
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "oxidion"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxidion"
+    return None
 
 
 @cache
@@ -54,6 +67,8 @@ def prepare(*, emulated: bool = False) -> None:
     Args:
         emulated: whether memory of the host is to count as that of a device, for tests without one.
     """
+    if torch.version.hip:
+        raise RuntimeError("the kernels are for CUDA devices: this torch is built for ROCm")
     prepare_devices(cache_folder(), emulated=emulated)
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
@@ -61,4 +76,5 @@ def prepare(*, emulated: bool = False) -> None:
             # NVRTC opens its builtins by name, which finds them once they are loaded.
             for pattern in ("libnvrtc-builtins.so.*", "libnvrtc.so.*"):
                 for library in sorted(folder.glob(pattern)):
-                    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+                    with contextlib.suppress(OSError):  # of another machine
+                        ctypes.CDLL(str(library))

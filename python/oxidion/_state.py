@@ -71,11 +71,12 @@ def materialise(
             key = key_of(spec["role"], public)
             value = own.get(key)
             if spec["role"] == "step":
+                where = torch.device("cpu") if spec["on_host"] else local(param).device
                 if value is None or getattr(value, "dtype", None) != torch.float32:
                     done = value if value is not None else (0 if fresh else steps_taken)
-                    own[key] = torch.tensor(float(done), dtype=torch.float32)
-                if not spec["on_host"] and own[key].device != local(param).device:
-                    own[key] = own[key].to(local(param).device)
+                    own[key] = torch.tensor(float(done), dtype=torch.float32, device=where)
+                elif value.device != where:
+                    own[key] = value.to(where)
             elif value is None:
                 if not fresh and spec["role"] in ("mean", "res_mean"):
                     raise ValueError(

@@ -27,7 +27,6 @@ class Stepper:
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: _comm.Groups | None = None
-    _device = _device.CPU
     _poison: str | None = None
 
     @abstractmethod
@@ -95,7 +94,7 @@ class Stepper:
         return session
 
     def _begun(self, session: Session, grad_factor: float) -> bool:
-        stream = _device.current_stream(self._device)
+        stream = _device.current_stream(_device.device_of(self.param_groups))
         return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
 
     def _make_plan(self) -> Plan:
@@ -113,11 +112,11 @@ class Stepper:
         self._session = None
         self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
         plan = self._make_plan()
-        if in_step:
-            plan.preflight(self.param_groups)
+        device = _device.device_of(self.param_groups)
+        _device.refuse_capture(device)
+        plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
         states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
-        device = _device.device_of(self.param_groups)
         arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32, device)
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule = tuple(plan.schedule)

@@ -11,7 +11,7 @@ use crate::hyper::Hyper;
 use crate::kernels;
 use crate::linalg::adjust::AdjustLr;
 use crate::linalg::orthonormalizer::Orthonormalizer;
-use crate::options::{BFLOAT16_PRODUCTS, Options};
+use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, Options};
 use crate::plan::{BufferId, Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec};
 use crate::stage::{StageIo, UnitIo, orthogonality_error};
@@ -49,6 +49,8 @@ pub(super) struct Orthonormal {
     orth_dtype: Option<DType>,
     /// Whether products of bfloat16 matrices are the fastest ones.
     bfloat16: bool,
+    /// Whether libtorch computes all products.
+    by_library: bool,
     storage: StateStorage,
 }
 
@@ -63,6 +65,7 @@ impl Orthonormal {
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
             bfloat16: options.flag(BFLOAT16_PRODUCTS)? || cpu_multiplies_bf16(),
+            by_library: options.flag(LIBRARY_PRODUCTS)?,
         })
     }
 
@@ -86,7 +89,7 @@ impl Orthonormal {
         cols: usize,
         dtype: DType,
     ) -> Result<Program> {
-        let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype)?;
+        let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype, self.by_library)?;
         Ok(program.scratch("scratch", elements, dtype))
     }
 

@@ -48,6 +48,7 @@ fn take(x: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
         return Ok((owned(&array)?, Form::Array64));
     }
     let tensor = tensor::unpack(x, "x")?;
+    tensor::require_cpu(&tensor, "x")?;
     if !matches!(tensor.kind(), Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half) {
         return Err(PyTypeError::new_err(format!("x must be real floating-point, got {:?}", tensor.kind())));
     }
@@ -111,7 +112,7 @@ fn orthonormalize<'py>(
         let side = |n: i64| usize::try_from(n).unwrap_or(0);
         if b > 0 && m > 0 && n > 0 {
             let dtype = DType::from_kind(batch.kind()).unwrap_or(DType::F32);
-            let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype)?;
+            let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype, false)?;
             let scratch = i64::try_from(scratch).map_err(|_| Error::Value("x is too large".into()))?;
             let scratch = Tensor::f_empty([scratch], (batch.kind(), batch.device()))?;
             orthonormalizer.run(&mut batch, epsilon, &scratch)?;
@@ -151,6 +152,7 @@ fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
         return Ok((tensor, Form::Array32));
     }
     let tensor = tensor::unpack(codes, "codes")?;
+    tensor::require_cpu(&tensor, "codes")?;
     if tensor.kind() != Kind::Uint8 {
         return Err(PyTypeError::new_err(format!("codes must be uint8, got {:?}", tensor.kind())));
     }

@@ -2,7 +2,6 @@
 
 #![allow(clippy::needless_pass_by_value)] // pyo3 hands arguments over by value
 
-#[cfg(feature = "cuda")]
 mod cuda;
 mod enter;
 mod error;
@@ -30,7 +29,6 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;
     module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
-    #[cfg(feature = "cuda")]
     module.add_function(wrap_pyfunction!(cuda::prepare_devices, module)?)?;
     functional::register(module)
 }

@@ -14,7 +14,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::layout::{Collective, local_shape};
 use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
-use crate::session::check_gradient;
+use crate::session::{check_gradient, place_of};
 use crate::spec::{Description, Init, ParamSpec};
 
 /// The schedule of one step: buckets, buffers, instructions.
@@ -107,10 +107,12 @@ fn inputs(
 impl PyPlan {
     fn compile(py: Python<'_>, groups: &[Bound<'_, PyDict>], params: Vec<ParamInput>) -> PyResult<Self> {
         let on_devices = groups.iter().map(group::is_on_device).collect::<PyResult<Vec<_>>>()?;
+        let emulated = crate::batch::is_emulated();
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
         let settings = groups.iter().cloned().zip(on_devices);
-        let settings: Vec<GroupSpec> =
-            settings.map(|(group, device)| if device { group.on_device() } else { group }).collect();
+        let settings: Vec<GroupSpec> = settings
+            .map(|(group, device)| if device || emulated { group.on_device(device) } else { group })
+            .collect();
         let plan = py.enter(|| Plan::build(params, &settings))?;
         Ok(Self { plan: Arc::new(plan), groups })
     }
@@ -163,8 +165,19 @@ impl PyPlan {
         Ok((work.local, work.whole, work.whole_most, work.whole_mean))
     }
 
-    /// Refuses gradients that no step could use, before anything is allocated.
-    fn preflight(&self, py: Python<'_>, groups: Vec<Bound<'_, PyDict>>) -> PyResult<()> {
+    /// Refuses parameters that cannot be worked on where they are and, with `gradients`, gradients that no step could use,
+    /// before anything is allocated.
+    fn preflight(&self, py: Python<'_>, groups: Vec<Bound<'_, PyDict>>, gradients: bool) -> PyResult<()> {
+        let mut locals = Vec::with_capacity(self.plan.members.len());
+        for group in &groups {
+            for object in group::params(group)?.iter() {
+                locals.push(tensor::unpack(&handles::local(&object)?, "parameter")?);
+            }
+        }
+        place_of(&self.plan, &locals).map_err(super::error::to_python)?;
+        if !gradients {
+            return Ok(());
+        }
         let mut members = self.plan.members.iter();
         for group in &groups {
             for object in group::params(group)?.iter() {

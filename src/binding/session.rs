@@ -100,6 +100,7 @@ impl PySession {
     /// Starts a step with the gradients and live scalars of `groups`. False, with nothing done, when parameters,
     /// states or structural settings are not those that were bound: plan and bind anew. `stream` is torch's current one
     /// where the parameters are on a device.
+    #[pyo3(signature = (groups, state, grad_factor, num_threads, stream=0))]
     fn begin(
         &self,
         groups: Vec<Bound<'_, PyDict>>,
@@ -114,9 +115,11 @@ impl PySession {
         if self.stepping.swap(true, Ordering::AcqRel) {
             return Err(to_python(Error::Busy));
         }
-        let begun = self.take(state.py(), &groups, grad_factor, num_threads).and_then(|begun| {
-            self.lock().map_err(to_python).map(|mut inner| inner.set_stream(stream)).map(|()| begun)
-        });
+        let begun = self
+            .lock()
+            .map(|mut inner| inner.set_stream(stream))
+            .map_err(to_python)
+            .and_then(|()| self.take(state.py(), &groups, grad_factor, num_threads));
         if !matches!(begun, Ok(true)) {
             // Not waited for: a step that fails here has taken nothing that another would see.
             self.lock().into_iter().for_each(|mut inner| inner.abandon());

@@ -152,6 +152,7 @@ pub(super) fn fill_normal(
     step: u64,
 ) -> PyResult<()> {
     let target = unpack(tensor, "tensor")?;
+    require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
         let slab = Slab::of(&target)?;
         if slab.dtype() != crate::dtype::DType::F32 {
@@ -194,6 +195,14 @@ fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
         step *= size;
     }
     index as u64
+}
+
+/// `ValueError` unless the tensor is on the CPU.
+pub(super) fn require_cpu(tensor: &Tensor, name: &str) -> PyResult<()> {
+    match tensor.device() {
+        tch::Device::Cpu => Ok(()),
+        other => Err(PyValueError::new_err(format!("{name} must be on the CPU, got {other:?}"))),
+    }
 }
 
 /// `ValueError` unless the tensor is on the CPU or on a CUDA device.

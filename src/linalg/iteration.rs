@@ -76,9 +76,15 @@ pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_for
         let slots = slots(each, dtype, to_usize(b));
         return i64::try_from(each * slots).unwrap_or(i64::MAX);
     }
+    library_elements(b, m, n, dtype, in_gram_form)
+}
+
+/// As `scratch_elements`, where libtorch's products are used in any case.
+pub(super) fn library_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
+    let squares = if in_gram_form { 4 } else { 2 };
+    let kept = if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 };
     // Before the first step, the matrix in twice the width.
     let g = group_size(b, m, n);
-    let squares = i64::try_from(squares).unwrap_or(0);
     (Library::elements(g, [m, n], squares)).max(2 * g * m * n) + g * kept
 }
 
@@ -104,14 +110,16 @@ impl Iteration<'_> {
         let dtype = DType::from_kind(kind)
             .ok_or_else(|| Error::Internal(format!("an iteration on matrices of {kind:?}")))?;
         let flat = scratch.size();
-        let needed = scratch_elements(b, m, n, dtype, self.restarts.is_some());
+        let here = x_bmn.device() == Device::Cpu && !kernels::on_device();
+        let elements = if here { scratch_elements } else { library_elements };
+        let needed = elements(b, m, n, dtype, self.restarts.is_some());
         if !x_bmn.is_contiguous() || flat.len() != 1 || flat[0] < needed || scratch.f_kind()? != kind {
             return Err(Error::Internal(format!(
                 "an iteration needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
             )));
         }
         match kernel_for(dtype, [m, n].map(to_usize)) {
-            Some(kernel) if x_bmn.device() == Device::Cpu && !kernels::on_device() => {
+            Some(kernel) if here => {
                 let batch = [Slab::of(x_bmn)?, Slab::of(scratch)?];
                 self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
             }

@@ -26,7 +26,7 @@ fn run(orthonormalizer: &Orthonormalizer, x: &Tensor) -> Result<Tensor> {
     let (_, m, n) = x.size3()?;
     let side = |n: i64| usize::try_from(n).unwrap();
     let dtype = DType::from_kind(x.kind()).unwrap();
-    let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype)?;
+    let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype, false)?;
     let scratch = Tensor::full([i64::try_from(scratch).unwrap()], f64::NAN, (x.kind(), Device::Cpu));
     let mut out = x.copy();
     orthonormalizer.run(&mut out, 1e-8, &scratch).map(|()| out)
@@ -103,7 +103,7 @@ fn auto_takes_the_gram_form_for_long_matrices() {
         (64, 4096, DType::F32, &standard),
     ] {
         assert_eq!(auto.flops(rows, cols, dtype), expected.flops(rows, cols, dtype), "{rows}x{cols}");
-        let elements = |o: &Orthonormalizer| o.scratch_elements(rows, cols, dtype).unwrap();
+        let elements = |o: &Orthonormalizer| o.scratch_elements(rows, cols, dtype, false).unwrap();
         assert_eq!(elements(&auto), elements(expected), "{rows}x{cols}");
     }
 }

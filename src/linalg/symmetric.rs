@@ -6,7 +6,7 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
-use crate::kernels::symmetric_product;
+use crate::kernels::{on_device, symmetric_product};
 
 /// Products of at least this many rows are cut into strips.
 const STRIPS_FROM: i64 = 512;
@@ -25,8 +25,11 @@ impl Symmetric {
     /// For `g` matrices of `k` rows that are multiplied together.
     pub(super) fn new(g: i64, k: i64) -> Self {
         let threads = i64::from(tch::get_num_threads().max(1));
-        let strips =
-            if g == 1 && k >= STRIPS_FROM { (k / (STRIP_ROWS * threads)).clamp(1, STRIPS) } else { 1 };
+        let strips = if g == 1 && k >= STRIPS_FROM && !on_device() {
+            (k / (STRIP_ROWS * threads)).clamp(1, STRIPS)
+        } else {
+            1
+        };
         Self { strips, size: k }
     }
 

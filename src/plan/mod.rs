@@ -35,7 +35,7 @@ use crate::algorithm::{self, AnyAlgorithm};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout, Placement, Reduction, local_shape};
-use crate::options::{BFLOAT16_PRODUCTS, OptionValue, Options};
+use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, OptionValue, Options};
 use crate::spec::{Block, ParamSpec, StateSpec};
 
 /// What the plan needs to know of a group.
@@ -48,10 +48,11 @@ pub struct GroupSpec {
 }
 
 impl GroupSpec {
-    /// The same for parameters on a device, which multiplies bfloat16 matrices fastest.
+    /// The same for parameters on a device, where libtorch multiplies; `bfloat16`: those matrices the fastest.
     #[must_use]
-    pub fn on_device(mut self) -> Self {
-        self.options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(true));
+    pub fn on_device(mut self, bfloat16: bool) -> Self {
+        self.options.insert(LIBRARY_PRODUCTS, OptionValue::Bool(true));
+        self.options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(bfloat16));
         self
     }
 }

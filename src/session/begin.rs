@@ -54,7 +54,8 @@ impl Session {
     /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k. Nothing is written.
     ///
     /// # Errors
-    /// `Error::Type` and `Error::Value` for gradients that cannot be used. No parameter is taken for a step then.
+    /// `Error::Type` and `Error::Value` for gradients that cannot be used, `Error::Cuda` for a device that cannot be used.
+    /// No parameter is taken for a step then.
     pub fn begin(
         &mut self,
         grads: Vec<(usize, Tensor)>,
@@ -62,7 +63,9 @@ impl Session {
         grad_factors: Vec<f64>,
         steps: &[u64],
     ) -> Result<()> {
-        let taken = self.take(grads, steps);
+        // What a device refuses, it refuses here.
+        let opened = super::place::enter(self.place, self.stream).map(drop);
+        let taken = opened.and_then(|()| self.take(grads, steps));
         if taken.is_err() {
             self.abandon();
             return taken;

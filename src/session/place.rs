@@ -14,7 +14,7 @@ const ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
 ///
 /// # Errors
 /// `Error::Value` for parameters in several places, and for a device where something of the plan cannot be done there.
-pub(super) fn of(plan: &Plan, params: &[Tensor]) -> Result<Place> {
+pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Place> {
     let mut place = None;
     for (param, member) in params.iter().zip(&plan.members) {
         let here = Place::of(param)?;

@@ -13,7 +13,7 @@ from torch import nn
 import oxidion
 
 from .snapshot import assert_same, snapshot
-from .table import STEP_KEYS, Case, every_case, make_model, run_steps
+from .table import STEP_KEYS, Case, every_case, make_model, run_steps, set_grads
 
 
 @every_case
@@ -104,3 +104,15 @@ def test_large_states_are_tensors_like_others() -> None:
     gc.collect()
     assert not torch.equal(values, kept)
     assert values.isfinite().all()
+
+
+@every_case
+def test_default_device_decides_nothing_about_states(case: Case) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    set_grads(model, 0)
+    with torch.device("meta"):
+        optimizer.step()
+    tensors = [value for own in optimizer.state.values() for value in own.values() if torch.is_tensor(value)]
+    assert tensors
+    assert all(value.device.type == "cpu" for value in tensors)

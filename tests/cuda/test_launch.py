@@ -85,7 +85,7 @@ def test_step_takes_as_few_launches_as_tables_hold(environment: dict[str, str]) 
         """,
     )
     # 500 jobs are a table of 368 and one of 132. Afterwards the thread has the context that it had before.
-    assert said.splitlines() == ["2 1 -1"] * 3
+    assert said.splitlines() == ["2 2 -1"] * 3
 
 
 @needs_nvrtc
@@ -150,19 +150,56 @@ def test_captured_adamw_counts_its_steps_on_the_device(environment: dict[str, st
 
 
 @needs_nvrtc
-def test_kernel_that_is_not_loaded_is_refused_in_a_capture(environment: dict[str, str]) -> None:
+def test_capture_before_the_first_step_is_refused_and_costs_nothing(environment: dict[str, str]) -> None:
     said = run(
         environment,
         """
-        optimizer = oxidion.Lion(parameters((4, 3)))
+        params = parameters((4, 3))
+        optimizer = oxidion.Lion(params)
+        before = params[0].clone()
         driver.emulator_begin_capture()
         try:
             optimizer.step()
         except RuntimeError as error:
             print(error)
+        assert driver.emulator_end_capture() == 0
+        assert torch.equal(params[0], before)
+        optimizer.step()
+        assert optimizer.param_groups[0]["step"] == 1
+        assert not torch.equal(params[0], before)
         """,
     )
     assert "take one step before the capture" in said
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("shapes", [[(40, 9000)], [(32, 32)] * 70], ids=["long", "many"])
+def test_muon_has_room_for_matrices_of_any_shape(environment: dict[str, str], shapes: list[object]) -> None:
+    run(
+        environment,
+        f"""
+        for orth_dtype in ("float32", "bfloat16", "float16"):
+            params = parameters(*{shapes})
+            for _ in range(2):
+                oxidion.Muon(params, orth_dtype=orth_dtype).step()
+            assert all(bool(param.isfinite().all()) for param in params)
+        """,
+    )
+
+
+@needs_nvrtc
+def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str, str]) -> None:
+    code = """
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
+    oxidion.Lion(parameters((4, 3))).step()
+    print(driver.emulator_loads())
+    """
+    run(environment, code)  # both are kept from here on
+    said = run({**environment, "OXIDION_EMULATED_REFUSALS": "1"}, code)
+    assert said.count("compiling") == 1
+    assert "updates.cu as Kept: CUDA: loading a module: CUDA_ERROR_INVALID_IMAGE" in said
+    assert said.splitlines()[-1] == "2"
 
 
 @needs_nvrtc
@@ -175,9 +212,10 @@ def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, 
     fresh = {**environment, "OXIDION_CACHE": environment["OXIDION_CACHE"] + "-fresh"}
     assert "compiling updates.cu for sm_90a" in run(fresh, code)
     assert "compiling" not in run(fresh, code)
-    (kept,) = Path(fresh["OXIDION_CACHE"]).iterdir()
-    assert kept.name == f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
-    kept.write_bytes(b"half a file")
+    files = {path.name for path in Path(fresh["OXIDION_CACHE"]).iterdir()}
+    assert files == {f"{compiler.key(source, 'sm_90a')}.cubin" for source in compiler.LAUNCHED}
+    kept = Path(fresh["OXIDION_CACHE"]) / f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
+    kept.write_bytes(kept.read_bytes()[:-1000])
     assert "compiling updates.cu for sm_90a" in run(fresh, code)
 
 

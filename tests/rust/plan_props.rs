@@ -292,7 +292,7 @@ fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
         }
         let mut params = inputs(&[(vec![8, 6], 0, false)]);
         params[0].spec.dtype = dtype;
-        Plan::build(params, &[group.on_device()]).unwrap().buckets[0].program.buffers[0].dtype
+        Plan::build(params, &[group.on_device(true)]).unwrap().buckets[0].program.buffers[0].dtype
     };
     assert_eq!(product(DType::F32, None), DType::BF16);
     assert_eq!(product(DType::F32, Some("auto")), DType::BF16);

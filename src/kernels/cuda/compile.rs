@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::nvrtc::sys::{self, nvrtcResult};
@@ -30,9 +31,11 @@ pub fn keep_in(folder: Option<PathBuf>) {
 pub(super) fn architecture((major, minor): (i32, i32)) -> Result<String> {
     match (major, minor) {
         (..8, _) => Err(Error::Cuda(format!("devices from sm_80 on are supported, got sm_{major}{minor}"))),
+        (8, 7) => Ok("sm_87".into()), // not a desktop's
         (8, _) => Ok("sm_80".into()),
         (9, _) => Ok("sm_90a".into()),
         (10, _) => Ok("sm_100".into()),
+        (12, _) => Ok("sm_120".into()),
         _ => Ok(format!("sm_{major}{minor}")),
     }
 }
@@ -54,36 +57,61 @@ pub(super) fn key(source: &Source, architecture: &str) -> String {
     key
 }
 
-/// The machine code of a source.
-pub(super) fn image(source: &Source, architecture: &str) -> Result<Vec<u8>> {
-    let key = key(source, architecture);
-    if let Some((_, image)) = SHIPPED.iter().find(|(name, _)| *name == key) {
-        return Ok(image.to_vec());
-    }
-    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let file = folder.map(|folder| folder.join(key + ".cubin"));
-    if let Some(image) = file.as_deref().and_then(|file| fs::read(file).ok()).filter(|image| is_elf(image)) {
-        return Ok(image);
-    }
-    log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
-    let image = compile(source, architecture)?;
-    if let Some(file) = file
-        && let Err(error) = store(&file, &image)
-    {
-        log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
-    }
-    Ok(image)
+/// Where machine code comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The package.
+    Shipped,
+    /// The user's folder.
+    Kept,
+    /// NVRTC; kept in the user's folder then.
+    Compiled,
 }
 
-fn is_elf(image: &[u8]) -> bool {
-    image.starts_with(b"\x7fELF")
+/// The machine code of a source from there, where there is some.
+pub(super) fn image(source: &Source, architecture: &str, origin: Origin) -> Result<Option<Vec<u8>>> {
+    let key = key(source, architecture);
+    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let file = folder.map(|folder| folder.join(format!("{key}.cubin")));
+    match origin {
+        Origin::Shipped => Ok(SHIPPED.iter().find(|(name, _)| *name == key).map(|(_, image)| image.to_vec())),
+        Origin::Kept => Ok(file.and_then(|file| fs::read(file).ok()).filter(|image| is_whole(image))),
+        Origin::Compiled => {
+            log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
+            let image = compile(source, architecture)?;
+            if let Some(file) = file
+                && let Err(error) = store(&file, &image)
+            {
+                log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
+            }
+            Ok(Some(image))
+        }
+    }
 }
+
+/// Whether a file is an ELF whose tables of sections and segments lie inside of it: the driver trusts them.
+fn is_whole(image: &[u8]) -> bool {
+    let number = |at: usize, bytes: usize| {
+        let field = image.get(at..at + bytes)?;
+        Some(field.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte)))
+    };
+    let end = |start: usize, size: usize, count: usize| {
+        Some(number(start, 8)?.saturating_add(number(size, 2)? * number(count, 2)?))
+    };
+    let length = image.len() as u64;
+    let ends = [end(0x20, 0x36, 0x38), end(0x28, 0x3A, 0x3C)];
+    image.starts_with(b"\x7fELF") && ends.into_iter().all(|end| end.is_some_and(|end| end <= length))
+}
+
+/// Numbers the files that this process writes.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Writes a file that other processes see whole or not at all.
 fn store(file: &Path, image: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    let unfinished = file.with_extension(format!("{}.part", std::process::id()));
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let unfinished = file.with_extension(format!("{}-{number}.part", std::process::id()));
     fs::write(&unfinished, image)?;
     fs::rename(&unfinished, file)
 }
@@ -186,8 +214,20 @@ mod tests {
         let one = key(&UPDATES, "sm_80");
         assert!(one.starts_with("updates-sm_80-") && one.len() == "updates-sm_80-".len() + 24);
         assert_ne!(one, key(&UPDATES, "sm_90a"));
-        assert_ne!(one, key(&Source { name: "updates.cu", text: "" }, "sm_80"));
+        assert_ne!(one, key(&Source { text: "", ..UPDATES }, "sm_80"));
         assert!(key(&SYMMETRIC_MMA, "sm_80").starts_with("symmetric_mma-"));
+    }
+
+    #[test]
+    fn is_whole_only_with_both_tables_inside() {
+        let mut image = vec![0_u8; 256];
+        image[..4].copy_from_slice(b"\x7fELF");
+        for (at, value) in [(0x20, 64_u8), (0x28, 96), (0x36, 8), (0x38, 2), (0x3A, 16), (0x3C, 10)] {
+            image[at] = value;
+        }
+        assert!(is_whole(&image) && !is_whole(&image[..255]) && !is_whole(&image[..40]) && !is_whole(b""));
+        image[0] = 0;
+        assert!(!is_whole(&image));
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::compile;
+use super::compile::{self, Origin};
 use super::driver::{self, Context, Function, Grid, Module, Stream};
-use super::sources::Source;
+use super::sources::{SOURCES, Source};
 use crate::batch;
 use crate::error::{Error, Result};
 
@@ -20,7 +21,6 @@ pub(super) struct Device {
     context: Context,
     architecture: String,
     emulated: bool,
-    modules: Mutex<BTreeMap<&'static str, Module>>,
     functions: Mutex<BTreeMap<String, Function>>,
 }
 
@@ -48,7 +48,6 @@ impl Device {
             context: found.context,
             architecture: compile::architecture(found.capability)?,
             emulated: found.name == EMULATED,
-            modules: Mutex::default(),
             functions: Mutex::default(),
         };
         let device: &'static Self = Box::leak(Box::new(device));
@@ -56,36 +55,50 @@ impl Device {
         Ok(device)
     }
 
-    /// A kernel of a source, loaded when it is asked for first.
-    fn function(&self, source: &'static Source, name: &str, shared: u32, stream: Stream) -> Result<Function> {
+    /// Loads all kernels that are not loaded yet, into the current context, which is the device's.
+    fn load(&self, stream: Stream) -> Result<()> {
         let mut functions = lock(&self.functions);
-        if let Some(&function) = functions.get(name) {
-            return Ok(function);
+        if !functions.is_empty() {
+            return Ok(());
         }
-        let mut modules = lock(&self.modules);
-        let module = if let Some(&module) = modules.get(source.name) {
-            module
-        } else {
-            // Loading waits for the device, which ends a capture.
-            if driver::is_capturing(stream)? {
-                return Err(Error::Cuda(format!(
-                    "{name} is not loaded on device {} yet: take one step before the capture of a graph",
-                    self.ordinal
-                )));
+        // Loading waits for the device, which ends a capture.
+        if driver::is_capturing(stream)? {
+            return Err(Error::Cuda(format!(
+                "no kernels are loaded on device {} yet: take one step before the capture of a graph",
+                self.ordinal
+            )));
+        }
+        let mut loaded = BTreeMap::new();
+        for source in SOURCES {
+            let module = self.module(source)?;
+            for name in source.kernels() {
+                let function = driver::function(module, &name, source.shared)?;
+                loaded.insert(name, function);
             }
-            let module = driver::load(&compile::image(source, &self.architecture)?)?;
-            modules.insert(source.name, module);
-            module
-        };
-        let function = driver::function(module, name, shared)?;
-        functions.insert(name.to_owned(), function);
-        Ok(function)
+        }
+        *functions = loaded;
+        Ok(())
+    }
+
+    /// Loads the machine code of a source: what a driver does not take, as that of another major version, is compiled.
+    fn module(&self, source: &'static Source) -> Result<Module> {
+        for origin in [Origin::Shipped, Origin::Kept] {
+            let Some(image) = compile::image(source, &self.architecture, origin)? else { continue };
+            match driver::load(&image) {
+                Ok(module) => return Ok(module),
+                Err(error) => log::info!(target: "oxidion.cuda", "{} as {origin:?}: {error}", source.name),
+            }
+        }
+        let compiled = compile::image(source, &self.architecture, Origin::Compiled)?;
+        driver::load(&compiled.unwrap_or_default())
     }
 }
 
 /// A thread's stay on a device: until it is dropped, kernels are launched on one stream of it.
 #[derive(Debug)]
 pub struct Entered {
+    /// It belongs to the thread.
+    _thread: PhantomData<*const ()>,
     before: Option<Context>,
     outer: Option<(&'static Device, Stream)>,
 }
@@ -95,13 +108,16 @@ pub struct Entered {
 /// # Errors
 /// [`Error::Cuda`] where there is no driver or no such device.
 pub fn enter(ordinal: usize, stream: usize) -> Result<Entered> {
-    let device = Device::get(ordinal)?;
+    let (device, stream) = (Device::get(ordinal)?, Stream(stream));
     let current = driver::current()?;
     let before = (current != device.context).then_some(current);
     if before.is_some() {
         driver::set_current(device.context)?;
     }
-    Ok(Entered { before, outer: CURRENT.replace(Some((device, Stream(stream)))) })
+    let outer = CURRENT.replace(Some((device, stream)));
+    let entered = Entered { _thread: PhantomData, before, outer };
+    device.load(stream)?;
+    Ok(entered)
 }
 
 impl Drop for Entered {
@@ -118,16 +134,12 @@ impl Drop for Entered {
 /// Launches a kernel where this thread is.
 ///
 /// # Safety
-/// As [`driver::launch`]; `shared` is the same for every launch of a kernel.
-pub(super) unsafe fn launch<Parameters>(
-    source: &'static Source,
-    name: &str,
-    grid: Grid,
-    parameters: &Parameters,
-) -> Result<()> {
+/// As [`driver::launch`].
+pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Parameters) -> Result<()> {
     let here = CURRENT.get().ok_or_else(|| Error::Internal("a launch without a device".into()))?;
     let (device, stream) = here;
-    let function = device.function(source, name, grid.shared, stream)?;
+    let function = lock(&device.functions).get(name).copied();
+    let function = function.ok_or_else(|| Error::Internal(format!("there is no kernel {name}")))?;
     // SAFETY: the caller upholds it.
     unsafe { driver::launch(function, grid, stream, parameters) }
 }

@@ -8,12 +8,11 @@ use super::sources::SYMMETRIC_MMA;
 use crate::batch::{address_of, is_emulated};
 use crate::error::{Error, Result};
 
-/// Rows and columns of a tile, threads and shared memory of its block.
+/// Rows and columns of a tile, threads of its block.
 const TILE: i64 = 128;
 /// Rows of a product from which less than all of its tiles are computed.
 const FROM: i64 = TILE + 1;
 const THREADS: u32 = 256;
-const SHARED: u32 = 65536;
 
 /// As `common.cuh` lays it out.
 #[repr(C)]
@@ -102,7 +101,7 @@ pub(in super::super) fn symmetric_product(
     if left.shape != right.shape || to.shape != [k, k] || [right.count, to.count] != [left.count; 2] {
         return Err(Error::Internal(format!("a symmetric product {:?} of {:?}", out.size(), a.size())));
     }
-    if k < FROM {
+    if k < FROM || left.count == 0 {
         return Ok(false);
     }
     let tiles = (k + TILE - 1) / TILE;
@@ -121,9 +120,9 @@ pub(in super::super) fn symmetric_product(
     };
     let blocks = u32::try_from(left.count * triangle)
         .map_err(|_| Error::Internal(format!("{} matrices at once", left.count)))?;
-    let grid = Grid { blocks, threads: THREADS, shared: SHARED };
+    let grid = Grid { blocks, threads: THREADS, shared: SYMMETRIC_MMA.shared };
     // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it to
     // others only after what is on the stream.
-    unsafe { launch(&SYMMETRIC_MMA, name, grid, &product) }?;
+    unsafe { launch(name, grid, &product) }?;
     Ok(true)
 }

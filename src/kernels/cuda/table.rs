@@ -3,7 +3,6 @@
 use super::super::pass::{MOST_SCALARS, Pass};
 use super::device::launch;
 use super::driver::Grid;
-use super::sources::UPDATES;
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -114,5 +113,5 @@ fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) ->
     }
     let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
     // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
-    unsafe { launch(&UPDATES, &format!("{}_{form}", pass.kernel), grid, &table) }
+    unsafe { launch(&format!("{}_{form}", pass.kernel), grid, &table) }
 }

@@ -140,7 +140,8 @@ DRIVER_CALL cuStreamIsCapturing(void*, int* status) {
 DRIVER_CALL cuModuleLoadData(void** module, const void* image) {
     if (current_device < 0) return INVALID_CONTEXT;
     if (capturing) return CAPTURE_UNSUPPORTED;
-    if (memcmp(image, "\x7f" "ELF", 4)) return INVALID_IMAGE;
+    static long refusals = getenv("OXIDION_EMULATED_REFUSALS") ? atol(getenv("OXIDION_EMULATED_REFUSALS")) : 0;
+    if (memcmp(image, "\x7f" "ELF", 4) || refusals-- > 0) return INVALID_IMAGE;
     ++loads;
     *module = new Module{current_device};
     return SUCCESS;
