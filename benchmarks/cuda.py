@@ -14,7 +14,6 @@ Writes ``<out>/<name>.json`` (device, versions, ceilings, raw samples) and ``.md
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -24,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from contenders import NOT_INSTALLED, Contender, availability, contenders
-from harness import Series, Step, machine, ratio, stepper
-from workloads import ADAMW, LION, MUON, Shape, Tensors, Workload, gpt_layers, gradients
+from contenders import availability, contenders
+from harness import Series, Step, in_turns, machine, ratio
+from race import start
+from workloads import ADAMW, LION, MUON, Shape, Workload, gpt_layers, gradients, make_tensors
 
-WARM_STEPS = 3
 GIGA = 1e9
 
 
@@ -99,59 +97,23 @@ def ceilings(clock: Clock, *, small: bool) -> dict[str, float]:
     }
 
 
-def placed(workload: Workload, device: torch.device) -> Callable[[], Tensors]:
-    """Makes fresh parameters on the device; their gradients are the same tensors for all contenders."""
-    grads: list[list[Tensor]] = [[g.to(device) for g in part] for part in gradients(workload)]
-
-    def make() -> Tensors:
-        generator = torch.Generator(device).manual_seed(12345)
-        made: list[list[Tensor]] = []
-        for part in grads:
-            made.append([])
-            for grad in part:
-                values = torch.randn(grad.shape, generator=generator, device=device).mul_(0.02)
-                param = torch.nn.Parameter(values)
-                param.grad = grad
-                made[-1].append(param)
-        return Tensors(*made)
-
-    return make
-
-
 def race(workload: Workload, family: str, rounds: int, clock: Clock, *, compiled: bool) -> dict[str, Any]:
     """One list, one family: rows of contenders with their samples."""
-    versions, make = availability(), placed(workload, clock.device)
+    versions = availability()
+    matrices, others = gradients(workload)
+    count = len(matrices) + len(others)
+    grads = [g.to(clock.device) for g in matrices], [g.to(clock.device) for g in others]
     rows: dict[str, dict[str, Any]] = {}
     steps: dict[str, Step] = {}
     for entry in contenders(family, compiled=compiled):
-        rows[entry.name] = row = {"source": entry.source, "status": versions[entry.source]}
-        if versions[entry.source] != NOT_INSTALLED and not versions[entry.source].startswith("import"):
-            row["status"] = prepared(entry, make, steps)
-    clock.synchronize()
+        rows[entry.name] = {"source": entry.source}
+        start(entry, versions[entry.source], count, lambda: make_tensors(grads), rows[entry.name], steps)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for name in (*steps, *reversed(steps)):
-                samples[name].append(clock.sample(steps[name]))
-    finally:
-        gc.enable()
+    for name in in_turns(steps, rounds):
+        samples[name].append(clock.sample(steps[name]))
     for name, pairs in samples.items():
         rows[name]["device"], rows[name]["host"] = (list(column) for column in zip(*pairs, strict=True))
     return {"workload": workload.name, "family": family, "numel": workload.numel, "contenders": rows}
-
-
-def prepared(entry: Contender, make: Callable[[], Tensors], steps: dict[str, Step]) -> str:
-    """Builds a contender and warms it up; why not, if it fails."""
-    try:
-        step = stepper(entry.build(make()), compiled=entry.compiled or entry.source in ("oxidion", "torch"))
-        for _ in range(WARM_STEPS):
-            step()
-    except Exception as error:
-        return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
-    steps[entry.name] = step
-    return "ok"
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,19 +72,25 @@ def calibrate(step: Step) -> int:
     return max(1, min(MAX_INNER, round(MIN_SAMPLE_SECONDS / max(wall, 1e-9))))
 
 
-def interleave(steps: dict[str, Step], rounds: int) -> dict[str, Series]:
-    """Time every step in rounds; each round runs all of them in order and then in reverse (ABBA)."""
-    series = {name: Series(calibrate(step)) for name, step in steps.items()}
+def in_turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Whose turn it is: in every round all in order and then in reverse (ABBA). No garbage is collected."""
+    order = [*names]
     gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):
-            for name in (*steps, *reversed(steps)):
-                wall, cpu = timed(steps[name], series[name].inner)
-                series[name].wall.append(wall)
-                series[name].cpu.append(cpu)
+            yield from (*order, *reversed(order))
     finally:
         gc.enable()
+
+
+def interleave(steps: dict[str, Step], rounds: int) -> dict[str, Series]:
+    """Time every step in rounds."""
+    series = {name: Series(calibrate(step)) for name, step in steps.items()}
+    for name in in_turns(steps, rounds):
+        wall, cpu = timed(steps[name], series[name].inner)
+        series[name].wall.append(wall)
+        series[name].cpu.append(cpu)
     return series
 
 

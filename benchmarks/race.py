@@ -7,19 +7,55 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # peers are found after the path is set
+    from contenders import Contender
+    from harness import Step
+    from workloads import Tensors
 
 WARM_STEPS = 2
 #: A compiled contender specializes on its second step at the latest.
 COMPILED_WARM_STEPS = 3
 
 
+def start(
+    entry: Contender,
+    version: str,
+    count: int,
+    make: Callable[[], Tensors],
+    row: dict[str, Any],
+    steps: dict[str, Step],
+) -> None:
+    """Builds a contender for ``count`` tensors and warms its step up; why not, if not, is in its row."""
+    from contenders import NOT_INSTALLED
+    from harness import state_bytes, stepper
+
+    row["status"] = version
+    if version == NOT_INSTALLED or version.startswith("import failed"):
+        return
+    if count > entry.max_tensors:
+        row["status"] = f"not run: more than {entry.max_tensors} tensors"
+        return
+    try:
+        optimizers = entry.build(make())
+        step = stepper(optimizers, compiled=entry.compiled or entry.source in ("oxidion", "torch"))
+        for _ in range(COMPILED_WARM_STEPS if entry.compiled else WARM_STEPS):
+            step()
+    except Exception as error:
+        row["status"] = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        return
+    row.update(status="ok", state_bytes=state_bytes(optimizers))
+    steps[entry.name] = step
+
+
 def race(request: dict[str, Any]) -> dict[str, Any]:
     """Build, warm up and time the contenders; one that fails is reported with its error, not dropped."""
     import torch
 
-    from contenders import NOT_INSTALLED, availability, contenders
-    from harness import Step, interleave, load_average, machine, state_bytes, stepper
+    from contenders import availability, contenders
+    from harness import interleave, load_average, machine
     from workloads import gradients, make_tensors, named
 
     torch.set_num_threads(request["threads"])
@@ -33,23 +69,7 @@ def race(request: dict[str, Any]) -> dict[str, Any]:
     for entry in contenders(request["family"], compiled=request["compiled"]):
         row: dict[str, Any] = {"source": entry.source, "note": entry.note}
         entries[entry.name] = row
-        version = versions[entry.source]
-        if version == NOT_INSTALLED or version.startswith("import failed"):
-            row["status"] = version
-            continue
-        if count > entry.max_tensors:
-            row["status"] = f"not run: more than {entry.max_tensors} tensors"
-            continue
-        try:
-            optimizers = entry.build(make_tensors(grads))
-            step = stepper(optimizers, compiled=entry.compiled or entry.source in ("oxidion", "torch"))
-            for _ in range(COMPILED_WARM_STEPS if entry.compiled else WARM_STEPS):
-                step()
-        except Exception as error:
-            row["status"] = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
-            continue
-        row.update(status="ok", state_bytes=state_bytes(optimizers))
-        steps[entry.name] = step
+        start(entry, versions[entry.source], count, lambda: make_tensors(grads), row, steps)
     for name, series in interleave(steps, request["rounds"]).items():
         entries[name].update(inner=series.inner, wall=series.wall, cpu=series.cpu)
     return {

@@ -174,13 +174,14 @@ def gradients(workload: Workload) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def make_tensors(grads: tuple[list[Tensor], list[Tensor]]) -> Tensors:
-    """Fresh parameters, all 0.02 in size, that share the given gradients."""
+    """Fresh parameters, all 0.02 in size, that share the given gradients and are where these are."""
     generator = torch.Generator().manual_seed(12345)
     made: list[list[Tensor]] = []
     for group in grads:
         made.append([])
         for grad in group:
-            param = torch.nn.Parameter(torch.randn(grad.shape, generator=generator).mul_(0.02))
+            values = torch.randn(grad.shape, generator=generator).mul_(0.02)
+            param = torch.nn.Parameter(values.to(grad.device))
             param.grad = grad
             made[-1].append(param)
     return Tensors(*made)

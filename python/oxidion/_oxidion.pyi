@@ -30,6 +30,8 @@ __version__: str
 
 _M = TypeVar("_M")
 _Details = tuple[list[tuple[str, bool]], list[tuple[str, list[float]]]]
+_Groups = Sequence[dict[str, Any]]
+_State = Mapping[Tensor, dict[str, Any]]
 _SpelledAxis = tuple[str, Sequence[int], int, str, int]
 
 class LayoutError(ValueError): ...
@@ -42,14 +44,14 @@ class Plan:
 
     def __new__(
         cls,
-        groups: Sequence[dict[str, Any]],
+        groups: _Groups,
         states: Sequence[Mapping[str, tuple[str, Sequence[int]]]],
         meshes: object = None,
         layouts: Sequence[tuple[Sequence[int], Sequence[_SpelledAxis]]] | None = None,
     ) -> Plan: ...
     @staticmethod
     def of_shapes(
-        groups: Sequence[dict[str, Any]],
+        groups: _Groups,
         params: Sequence[tuple[str, Sequence[int], str, int, Sequence[_SpelledAxis]]],
         meshes: object = None,
     ) -> Plan: ...
@@ -67,7 +69,7 @@ class Plan:
     @property
     def decoupled(self) -> list[int]: ...
     def agreed(self, ranks: Sequence[int]) -> list[str]: ...
-    def preflight(self, groups: Sequence[dict[str, Any]], gradients: bool) -> None: ...
+    def preflight(self, groups: _Groups, gradients: bool) -> None: ...
     def state_specs(self) -> list[list[dict[str, Any]]]: ...
     def rows(self) -> list[dict[str, Any]]: ...
     def column(self, key: str) -> np.ndarray[Any, np.dtype[np.float64]]: ...
@@ -77,20 +79,10 @@ class Session:
     """A plan bound to the parameters and states of an optimizer."""
 
     def __new__(
-        cls,
-        plan: Plan,
-        groups: Sequence[dict[str, Any]],
-        states: Sequence[Sequence[Tensor]],
-        state: Mapping[Tensor, dict[str, Any]],
-        arena: Tensor,
+        cls, plan: Plan, groups: _Groups, states: Sequence[Sequence[Tensor]], state: _State, arena: Tensor
     ) -> Session: ...
     def begin(
-        self,
-        groups: Sequence[dict[str, Any]],
-        state: Mapping[Tensor, dict[str, Any]],
-        grad_factor: float,
-        num_threads: int,
-        stream: int = 0,
+        self, groups: _Groups, state: _State, grad_factor: float, num_threads: int, stream: int = 0
     ) -> bool: ...
     def summary(self, ranks: Sequence[int]) -> list[int]: ...
     def details(self, ranks: Sequence[int]) -> _Details: ...

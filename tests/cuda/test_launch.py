@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -35,6 +36,13 @@ def parameters(*shapes, dtype=torch.float32):
     return made
 """
 
+LOGGED_STEP = """
+logging.basicConfig(level=logging.INFO)
+logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
+oxidion.Lion(parameters((4, 3))).step()
+print(driver.emulator_loads())
+"""
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -65,9 +73,7 @@ def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
         cwd=TESTS.parent,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    passed, skipped = (
-        int(f" {done.stdout}".rsplit(f" {word}")[0].rsplit()[-1]) for word in ("passed", "skipped")
-    )
+    passed, skipped = (int(re.findall(rf"(\d+) {word}", done.stdout)[-1]) for word in ("passed", "skipped"))
     assert passed > 10 * skipped
 
 
@@ -189,14 +195,8 @@ def test_muon_has_room_for_matrices_of_any_shape(environment: dict[str, str], sh
 
 @needs_nvrtc
 def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str, str]) -> None:
-    code = """
-    logging.basicConfig(level=logging.INFO)
-    logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
-    oxidion.Lion(parameters((4, 3))).step()
-    print(driver.emulator_loads())
-    """
-    run(environment, code)  # both are kept from here on
-    said = run({**environment, "OXIDION_EMULATED_REFUSALS": "1"}, code)
+    run(environment, LOGGED_STEP)  # both are kept from here on
+    said = run({**environment, "OXIDION_EMULATED_REFUSALS": "1"}, LOGGED_STEP)
     assert said.count("compiling") == 1
     assert "updates.cu as Kept: CUDA: loading a module: CUDA_ERROR_INVALID_IMAGE" in said
     assert said.splitlines()[-1] == "2"
@@ -204,19 +204,14 @@ def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str,
 
 @needs_nvrtc
 def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, str]) -> None:
-    code = """
-    logging.basicConfig(level=logging.INFO)
-    logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
-    oxidion.Lion(parameters((4, 3))).step()
-    """
     fresh = {**environment, "OXIDION_CACHE": environment["OXIDION_CACHE"] + "-fresh"}
-    assert "compiling updates.cu for sm_90a" in run(fresh, code)
-    assert "compiling" not in run(fresh, code)
+    assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
+    assert "compiling" not in run(fresh, LOGGED_STEP)
     files = {path.name for path in Path(fresh["OXIDION_CACHE"]).iterdir()}
     assert files == {f"{compiler.key(source, 'sm_90a')}.cubin" for source in compiler.LAUNCHED}
     kept = Path(fresh["OXIDION_CACHE"]) / f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
     kept.write_bytes(kept.read_bytes()[:-1000])
-    assert "compiling updates.cu for sm_90a" in run(fresh, code)
+    assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
 
 
 @needs_nvrtc
