@@ -5,23 +5,13 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use super::error::to_python;
-use crate::error::Result;
+use crate::kernels::cuda;
 
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. `emulated`: memory of the host
 /// counts as memory of device 0, which is refused unless the driver is the emulator of the tests.
 #[pyfunction]
 #[pyo3(signature = (folder, *, emulated=false))]
 pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool) -> PyResult<()> {
-    prepare(folder, emulated).map_err(to_python)
-}
-
-#[cfg(feature = "cuda")]
-fn prepare(folder: Option<PathBuf>, emulated: bool) -> Result<()> {
-    crate::kernels::cuda::keep_in(folder);
-    if emulated { crate::kernels::cuda::emulate() } else { Ok(()) }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn prepare(_folder: Option<PathBuf>, _emulated: bool) -> Result<()> {
-    Err(crate::error::Error::Cuda("this build has no kernels for it (feature `cuda`)".into()))
+    cuda::keep_in(folder);
+    if emulated { cuda::emulate().map_err(to_python) } else { Ok(()) }
 }

@@ -168,28 +168,20 @@ impl PyPlan {
     /// Refuses parameters that cannot be worked on where they are and, with `gradients`, gradients that no step could use,
     /// before anything is allocated.
     fn preflight(&self, py: Python<'_>, groups: Vec<Bound<'_, PyDict>>, gradients: bool) -> PyResult<()> {
-        let mut locals = Vec::with_capacity(self.plan.members.len());
-        for group in &groups {
-            for object in group::params(group)?.iter() {
-                locals.push(tensor::unpack(&handles::local(&object)?, "parameter")?);
-            }
-        }
+        let lists = groups.iter().map(group::params).collect::<PyResult<Vec<_>>>()?;
+        let objects: Vec<_> = lists.iter().flat_map(PyListMethods::iter).collect();
+        let local = |object| tensor::unpack(&handles::local(object)?, "parameter");
+        let locals = objects.iter().map(local).collect::<PyResult<Vec<_>>>()?;
         place_of(&self.plan, &locals).map_err(super::error::to_python)?;
         if !gradients {
             return Ok(());
         }
-        let mut members = self.plan.members.iter();
-        for group in &groups {
-            for object in group::params(group)?.iter() {
-                let (Some(member), grad) = (members.next(), object.getattr("grad")?) else {
-                    return Ok(());
-                };
-                if !grad.is_none() {
-                    let param = tensor::unpack(&handles::local(&object)?, &member.spec.name)?;
-                    let grad = super::session::gradient(&object, &grad, member.spec.dtype)
-                        .map_err(|e| super::error::with_name(py, &e, &member.spec.name))?;
-                    check_gradient(&grad, &param, &member.spec.name).map_err(super::error::to_python)?;
-                }
+        for ((object, param), member) in objects.iter().zip(&locals).zip(&self.plan.members) {
+            let grad = object.getattr("grad")?;
+            if !grad.is_none() {
+                let grad = super::session::gradient(object, &grad, member.spec.dtype)
+                    .map_err(|e| super::error::with_name(py, &e, &member.spec.name))?;
+                check_gradient(&grad, param, &member.spec.name).map_err(super::error::to_python)?;
             }
         }
         Ok(())

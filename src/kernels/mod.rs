@@ -3,6 +3,9 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "absent.rs"]
+pub mod cuda;
 mod pass;
 mod place;
 

@@ -23,15 +23,12 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
             cpu::run(op, jobs);
             Ok(())
         }
-        #[cfg(feature = "cuda")]
         Place::Cuda(_) => {
             let name = std::any::type_name::<O>();
             let pass =
                 op.on_cuda().ok_or_else(|| Error::Cuda(format!("there is no kernel of {name} yet")))?;
             super::cuda::run(&pass, jobs)
         }
-        #[cfg(not(feature = "cuda"))]
-        Place::Cuda(_) => Err(Error::Cuda("this build has no kernels for it (feature `cuda`)".into())),
     }
 }
 
@@ -42,13 +39,7 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
 pub fn symmetric_product(out: &Tensor, [a, b]: [&Tensor; 2], accumulate: bool) -> Result<bool> {
-    #[cfg(feature = "cuda")]
-    return super::cuda::symmetric_product(out, [a, b], accumulate);
-    #[cfg(not(feature = "cuda"))]
-    {
-        let _ = (out, a, b, accumulate);
-        Ok(false)
-    }
+    super::cuda::symmetric_product(out, [a, b], accumulate)
 }
 
 /// Counts a step of each counter where it is. Returns `AdamW`'s corrections, and the counters that they follow: none
@@ -67,8 +58,5 @@ pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec
 /// Whether this thread works on a device.
 #[must_use]
 pub fn on_device() -> bool {
-    #[cfg(feature = "cuda")]
-    return super::cuda::is_entered();
-    #[cfg(not(feature = "cuda"))]
-    false
+    super::cuda::is_entered()
 }

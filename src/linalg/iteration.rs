@@ -64,15 +64,19 @@ fn to_usize(n: i64) -> usize {
     usize::try_from(n).unwrap_or(0)
 }
 
+/// Symmetric matrices beside a matrix `m x n`, and elements of the copy that is kept of it.
+fn beside([m, n]: [i64; 2], dtype: DType, in_gram_form: bool) -> (i64, i64) {
+    (if in_gram_form { 4 } else { 2 }, if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 })
+}
+
 /// Elements of scratch, in the dtype of the batch, that `b` matrices `m x n` need in the standard or the Gram form.
 ///
 /// What is computed side by side is bounded, so this does not grow with `b` beyond some small matrices.
 #[must_use]
 pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
-    let squares = if in_gram_form { 4 } else { 2 };
-    let kept = if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 };
+    let (squares, kept) = beside([m, n], dtype, in_gram_form);
     if let Some(kernel) = kernel_for(dtype, [m, n].map(to_usize)) {
-        let each = slot_elements(kernel, [m, n].map(to_usize), squares, to_usize(kept));
+        let each = slot_elements(kernel, [m, n].map(to_usize), to_usize(squares), to_usize(kept));
         let slots = slots(each, dtype, to_usize(b));
         return i64::try_from(each * slots).unwrap_or(i64::MAX);
     }
@@ -81,8 +85,7 @@ pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_for
 
 /// As `scratch_elements`, where libtorch's products are used in any case.
 pub(super) fn library_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
-    let squares = if in_gram_form { 4 } else { 2 };
-    let kept = if in_gram_form && dtype.bytes() == 2 { m * n } else { 0 };
+    let (squares, kept) = beside([m, n], dtype, in_gram_form);
     // Before the first step, the matrix in twice the width.
     let g = group_size(b, m, n);
     (Library::elements(g, [m, n], squares)).max(2 * g * m * n) + g * kept

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use crate::batch::{Place, is_emulated};
 use crate::error::{Error, Result};
+use crate::kernels::cuda::{self, Entered};
 use crate::plan::Plan;
 use crate::spec::StateSpec;
 
@@ -64,19 +65,9 @@ pub(super) fn of_state(place: Place, spec: &StateSpec) -> Place {
 }
 
 /// Has the kernels of this thread launched on a stream of the place, until the result is dropped.
-#[cfg(feature = "cuda")]
-pub(super) fn enter(place: Place, stream: usize) -> Result<Option<crate::kernels::cuda::Entered>> {
+pub(super) fn enter(place: Place, stream: usize) -> Result<Option<Entered>> {
     match place {
         Place::Cpu => Ok(None),
-        Place::Cuda(number) => crate::kernels::cuda::enter(usize::from(number), stream).map(Some),
-    }
-}
-
-/// As above, in a build without kernels for devices.
-#[cfg(not(feature = "cuda"))]
-pub(super) fn enter(place: Place, _stream: usize) -> Result<Option<Place>> {
-    match place {
-        Place::Cpu => Ok(None),
-        Place::Cuda(_) => Err(Error::Cuda("this build has no kernels for it (feature `cuda`)".into())),
+        Place::Cuda(number) => cuda::enter(usize::from(number), stream).map(Some),
     }
 }

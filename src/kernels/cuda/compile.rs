@@ -57,36 +57,40 @@ pub(super) fn key(source: &Source, architecture: &str) -> String {
     key
 }
 
-/// Where machine code comes from.
+/// Where machine code may be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The package.
+    /// In the package.
     Shipped,
-    /// The user's folder.
+    /// In the user's folder.
     Kept,
-    /// NVRTC; kept in the user's folder then.
-    Compiled,
 }
 
-/// The machine code of a source from there, where there is some.
-pub(super) fn image(source: &Source, architecture: &str, origin: Origin) -> Result<Option<Vec<u8>>> {
+/// The machine code of a source, where there is some.
+pub(super) fn found(source: &Source, architecture: &str, origin: Origin) -> Option<Vec<u8>> {
     let key = key(source, architecture);
-    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let file = folder.map(|folder| folder.join(format!("{key}.cubin")));
     match origin {
-        Origin::Shipped => Ok(SHIPPED.iter().find(|(name, _)| *name == key).map(|(_, image)| image.to_vec())),
-        Origin::Kept => Ok(file.and_then(|file| fs::read(file).ok()).filter(|image| is_whole(image))),
-        Origin::Compiled => {
-            log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
-            let image = compile(source, architecture)?;
-            if let Some(file) = file
-                && let Err(error) = store(&file, &image)
-            {
-                log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
-            }
-            Ok(Some(image))
-        }
+        Origin::Shipped => SHIPPED.iter().find(|(name, _)| *name == key).map(|(_, image)| image.to_vec()),
+        Origin::Kept => fs::read(file(&key)?).ok().filter(|image| is_whole(image)),
     }
+}
+
+/// Compiles a source and keeps its machine code in the user's folder.
+pub(super) fn compiled(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+    log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
+    let image = compile(source, architecture)?;
+    if let Some(file) = file(&key(source, architecture))
+        && let Err(error) = store(&file, &image)
+    {
+        log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
+    }
+    Ok(image)
+}
+
+/// Where the user's folder has machine code.
+fn file(key: &str) -> Option<PathBuf> {
+    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
+    folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")))
 }
 
 /// Whether a file is an ELF whose tables of sections and segments lie inside of it: the driver trusts them.

@@ -83,14 +83,13 @@ impl Device {
     /// Loads the machine code of a source: what a driver does not take, as that of another major version, is compiled.
     fn module(&self, source: &'static Source) -> Result<Module> {
         for origin in [Origin::Shipped, Origin::Kept] {
-            let Some(image) = compile::image(source, &self.architecture, origin)? else { continue };
+            let Some(image) = compile::found(source, &self.architecture, origin) else { continue };
             match driver::load(&image) {
                 Ok(module) => return Ok(module),
                 Err(error) => log::info!(target: "oxidion.cuda", "{} as {origin:?}: {error}", source.name),
             }
         }
-        let compiled = compile::image(source, &self.architecture, Origin::Compiled)?;
-        driver::load(&compiled.unwrap_or_default())
+        driver::load(&compile::compiled(source, &self.architecture)?)
     }
 }
 
