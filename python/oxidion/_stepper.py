@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion import _agree, _collectives, _comm, _device, _driver, _schema, _state
+from oxidion import _agree, _collectives, _comm, _device, _runner, _schema, _state
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 
 
@@ -28,6 +28,7 @@ class Stepper:
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: _comm.Groups | None = None
     _poison: str | None = None
+    _runner: _runner.Runner = _runner.DIRECTLY
 
     @abstractmethod
     def _communicates(self) -> bool:
@@ -38,13 +39,18 @@ class Stepper:
         skip = found_inf is not None and float(found_inf) > 0
         scale = getattr(self, "grad_scale", None)
         _schema.mirror_betas(self.param_groups, self._last_betas)
+        with self._runner.around():
+            self._take(1.0 if scale is None else 1.0 / float(scale), skip=skip)
+
+    def _take(self, grad_factor: float, *, skip: bool) -> None:
         session: Session | None = None
         error: Exception | None = None
         for group in self.param_groups:
             group["step"] += 1
         try:
             if not skip:
-                session = self._begin(1.0 if scale is None else 1.0 / float(scale))
+                session = self._begin(grad_factor)
+                self._runner.begun(session)
         except Exception as raised:  # told to the other ranks first
             error = raised
         taken = False
@@ -67,7 +73,7 @@ class Stepper:
         if not taken or session is None:
             return
         try:
-            _driver.run(session, self._schedule, self._comms)
+            self._runner.run(session, self._schedule, self._comms)
             uncounted = session.end()
         except BaseException as failure:
             self._poison = f"{type(failure).__name__}: {failure}"

@@ -164,6 +164,17 @@ impl PySession {
         Ok(self.lock().map_err(to_python)?.idle())
     }
 
+    /// Which parameters take part in the step that has begun, and whether one of them is due: steps that agree in both
+    /// are made of the same launches.
+    fn pattern(&self) -> PyResult<(Vec<bool>, bool)> {
+        Ok(self.lock().map_err(to_python)?.pattern())
+    }
+
+    /// The names of the parameters of the step that has begun which, with their states, are worked on in copies.
+    fn copied(&self) -> PyResult<Vec<String>> {
+        Ok(self.lock().map_err(to_python)?.copied().into_iter().map(str::to_owned).collect())
+    }
+
     /// Runs compute instruction `k`.
     fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
         py.enter(|| self.lock()?.compute(k))

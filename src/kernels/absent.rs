@@ -12,6 +12,48 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Entered;
 
+/// The launches of a captured step: there are none.
+#[derive(Clone, Debug, Default)]
+pub struct Tape;
+
+impl Tape {
+    /// None.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        0
+    }
+
+    /// True.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        true
+    }
+}
+
+/// Notes nothing.
+pub fn note() {}
+
+/// Nothing.
+#[must_use]
+pub fn noted() -> Tape {
+    Tape
+}
+
+/// Does nothing.
+pub fn set(_tape: Tape, _graph: usize) {}
+
+/// Does nothing.
+///
+/// # Errors
+/// Never.
+pub fn finish() -> Result<()> {
+    Ok(())
+}
+
+pub(super) fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    work()
+}
+
 fn refuse<T>() -> Result<T> {
     Err(Error::Cuda("this build has no kernels for it (feature `cuda`)".into()))
 }

@@ -29,4 +29,4 @@ pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run as run_on_cpu;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};
-pub use place::{count_steps, on_device, run, symmetric_product};
+pub use place::{count_steps, frozen, on_device, run, symmetric_product};

@@ -60,3 +60,12 @@ pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec
 pub fn on_device() -> bool {
     super::cuda::is_entered()
 }
+
+/// Does work of which a replay of a captured step repeats every part as it was captured: products of libtorch, with the
+/// kernels between them. It must not depend on what changes from step to step.
+///
+/// # Errors
+/// Whatever the work returns.
+pub fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    super::cuda::frozen(work)
+}

@@ -11,7 +11,7 @@ use super::newton_schulz::{self, newton_schulz};
 use super::polar::{self, polar_factor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::on_device;
+use crate::kernels::{frozen, on_device};
 use crate::options::{Callback, Options};
 
 /// The settings that [`Orthonormalizer::from_options`] reads.
@@ -168,6 +168,10 @@ impl Orthonormalizer {
     /// Whatever the method says; for a user's function [`Error::Value`] when it returns another shape, and what it
     /// raises as [`Error::Foreign`].
     pub fn run(&self, x_bmn: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
+        frozen(|| self.run_now(x_bmn, epsilon, scratch))
+    }
+
+    fn run_now(&self, x_bmn: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
         match &self.0 {
             Kind::Polar => polar_factor(x_bmn),
             Kind::Function(callback) => call(callback, x_bmn, epsilon),

@@ -71,6 +71,11 @@ impl Bound {
         self.slab = self.slab.formed(self.form.insert(Box::new(form)));
     }
 
+    /// Whether a copy of it is worked on.
+    pub(super) fn is_copied(&self) -> bool {
+        self.staged.is_some()
+    }
+
     /// Brings the result of a step home.
     pub(super) fn commit(&mut self) -> Result<()> {
         if let Some(copy) = self.staged.take() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Session;
-use super::bound::Slot;
+use super::bound::{Bound, Slot};
 
 impl Slot {
     /// Counts the step that was taken. All matrices of a parameter share the counter, and processes that store none of
@@ -43,5 +43,21 @@ impl Session {
     pub fn idle(&self) -> BTreeSet<usize> {
         let transfers = self.plan.transfers.iter().enumerate();
         transfers.filter(|(_, t)| t.guarded && !self.due[t.bucket]).map(|(k, _)| k).collect()
+    }
+
+    /// Which parameters take part in the step that has begun, and whether one of them is due: steps that agree in both
+    /// are made of the same launches.
+    #[must_use]
+    pub fn pattern(&self) -> (Vec<bool>, bool) {
+        let taken = self.slots.iter().map(|slot| slot.grad.is_some()).collect();
+        (taken, self.due.iter().any(|due| *due))
+    }
+
+    /// The parameters of the step that has begun which, with their states, are worked on in copies.
+    #[must_use]
+    pub fn copied(&self) -> Vec<&str> {
+        let slots = self.slots.iter().zip(&self.plan.members).filter(|(slot, _)| slot.grad.is_some());
+        let copied = slots.filter(|(slot, _)| slot.own().any(Bound::is_copied));
+        copied.map(|(_, member)| member.spec.name.as_str()).collect()
     }
 }

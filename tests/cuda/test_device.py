@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 import oxidion
+from oxidion.graph import CudaGraphOptimizer
 from support.asserts import update_relative_error
 
 pytestmark = pytest.mark.cuda
@@ -147,6 +148,31 @@ def test_captured_step_is_repeated_by_its_replay(build: Callable[..., Optimizer]
     torch.cuda.synchronize()
     for ours, theirs in zip(params, expected, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "muon-svd"])
+def test_replays_are_steps_with_settings_and_gradients_of_their_own(case: str) -> None:
+    build, settings, shapes = CASES[case]
+    expected, params = made(shapes, torch.float32, "cuda"), made(shapes, torch.float32, "cuda")
+    reference, optimizer = (
+        build(expected, **settings),
+        CudaGraphOptimizer(cast("oxidion.Muon", build(params, **settings)), warmup_steps=3),
+    )
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 12) for o in (reference, optimizer)]
+    for step in range(12):
+        optimizer.zero_grad(set_to_none=True)
+        before = [param.detach().clone() for param in expected]
+        for own in (expected, params):
+            give_gradients(own, step)
+        reference.step()
+        optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+        assert optimizer.captured == (step >= 3)
+        for ours, theirs, old in zip(params, expected, before, strict=True):
+            assert update_relative_error(ours.detach(), old, theirs.detach() - old) <= 1e-5
+    optimizer.release()
+    assert not optimizer.captured
 
 
 def test_offsets_beyond_two_to_the_31_are_reached() -> None:

@@ -49,9 +49,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return driver.build(tmp_path_factory.mktemp("driver"))
 
 
-def run(environment: dict[str, str], code: str) -> str:
+def run(environment: dict[str, str], *code: str) -> str:
     """Runs Python code on the emulated device; returns what it prints."""
-    text = PREAMBLE + textwrap.dedent(code)
+    text = PREAMBLE + "".join(map(textwrap.dedent, code))
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment
     )

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::compile::{self, Origin};
 use super::driver::{self, Context, Function, Grid, Module, Stream};
 use super::sources::{SOURCES, Source};
+use super::tape;
 use crate::batch;
 use crate::error::{Error, Result};
 
@@ -133,14 +134,14 @@ impl Drop for Entered {
 /// Launches a kernel where this thread is.
 ///
 /// # Safety
-/// As [`driver::launch`].
+/// As [`tape::launch`].
 pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Parameters) -> Result<()> {
     let here = CURRENT.get().ok_or_else(|| Error::Internal("a launch without a device".into()))?;
     let (device, stream) = here;
     let function = lock(&device.functions).get(name).copied();
     let function = function.ok_or_else(|| Error::Internal(format!("there is no kernel {name}")))?;
     // SAFETY: the caller upholds it.
-    unsafe { driver::launch(function, grid, stream, parameters) }
+    unsafe { tape::launch(function, grid, stream, parameters) }
 }
 
 /// Whether this thread launches on a device.

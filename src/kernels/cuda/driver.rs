@@ -12,12 +12,16 @@ use crate::error::{Error, Result};
 pub(super) struct Context(sys::CUcontext);
 
 /// A kernel that is loaded on a device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Function(sys::CUfunction);
 
 /// Machine code that is loaded on a device, until the process ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Module(sys::CUmodule);
+
+/// What a graph does: one launch of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node(sys::CUgraphNode);
 
 /// A stream of torch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,13 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Send for Module {}
 
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+// SAFETY: as above; a node lives as long as its graph.
+unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Sync for Node {}
+
 /// What is asked of a device once.
 #[derive(Clone, Debug)]
 pub(super) struct Properties {
@@ -42,7 +53,7 @@ pub(super) struct Properties {
 }
 
 /// How many blocks and threads a launch has, and the shared memory of a block in bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grid {
     pub(super) blocks: u32,
     pub(super) threads: u32,
@@ -170,5 +181,61 @@ pub(super) unsafe fn launch<Parameters>(
             arguments.as_mut_ptr(),
             std::ptr::null_mut(),
         )
+    })
+}
+
+/// The node that the stream's last launch became in the graph that is captured.
+pub(super) fn captured_node(stream: Stream) -> Result<Node> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut nodes, mut count) = (std::ptr::null(), 0);
+    // SAFETY: the stream is torch's and alive; the driver writes to what it is given, and leaves out what is null.
+    check("captured launch", unsafe {
+        sys::cuStreamGetCaptureInfo_v3(
+            stream.0 as sys::CUstream,
+            &raw mut status,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            &raw mut nodes,
+            std::ptr::null_mut(),
+            &raw mut count,
+        )
+    })?;
+    if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1 {
+        return Err(Error::Cuda(format!("a captured launch became {count} nodes ({status:?})")));
+    }
+    // SAFETY: there is one; the driver keeps the list until the next call for this stream.
+    Ok(Node(unsafe { *nodes }))
+}
+
+/// Gives a launch of a graph that is ready to run other parameters, for the replays that follow.
+///
+/// # Safety
+/// As [`launch`], for every replay until the parameters are set anew; `graph` is an executable graph of the one that the
+/// node belongs to.
+pub(super) unsafe fn set_parameters<Parameters>(
+    graph: usize,
+    node: Node,
+    function: Function,
+    grid: Grid,
+    parameters: &Parameters,
+) -> Result<()> {
+    let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
+    let how = sys::CUDA_KERNEL_NODE_PARAMS {
+        func: function.0,
+        gridDimX: grid.blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: grid.threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: grid.shared,
+        kernelParams: arguments.as_mut_ptr(),
+        extra: std::ptr::null_mut(),
+        kern: std::ptr::null_mut(),
+        ctx: std::ptr::null_mut(),
+    };
+    // SAFETY: the driver copies the structure before it returns; the caller upholds the rest.
+    check("parameters of a replay", unsafe {
+        sys::cuGraphExecKernelNodeSetParams_v2(graph as sys::CUgraphExec, node.0, &raw const how)
     })
 }

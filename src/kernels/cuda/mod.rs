@@ -6,9 +6,12 @@ mod driver;
 mod sources;
 mod symmetric;
 mod table;
+mod tape;
 
 pub use compile::keep_in;
 pub(super) use device::is_entered;
 pub use device::{Entered, emulate, enter};
 pub(super) use symmetric::symmetric_product;
 pub(super) use table::run;
+pub(super) use tape::frozen;
+pub use tape::{Tape, finish, note, noted, set};

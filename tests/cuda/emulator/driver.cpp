@@ -55,7 +55,7 @@ int contexts[DEVICES];  // how often each was retained
 std::map<std::string, Kernel> kernels[DEVICES];
 std::vector<void*> libraries;
 std::vector<Recorded> graph;
-long launches, loads;
+long launches, loads, updates;
 unsigned seed;
 char last_failure[512];
 
@@ -137,6 +137,39 @@ DRIVER_CALL cuStreamIsCapturing(void*, int* status) {
     return SUCCESS;
 }
 
+// A node is its place in the graph, counted from 1.
+DRIVER_CALL cuStreamGetCaptureInfo_v3(void*, int* status, unsigned long*, void**, void*** nodes, void**,
+                                      size_t* count) {
+    static void* last;
+    last = reinterpret_cast<void*>(graph.size());
+    *status = capturing;
+    *nodes = &last;
+    *count = graph.empty() ? 0 : 1;
+    return SUCCESS;
+}
+
+struct NodeParameters {
+    void* function;
+    unsigned blocks, blocks_y, blocks_z, threads, threads_y, threads_z, shared;
+    void** parameters;
+    void** extra;
+    void* kern;
+    void* context;
+};
+
+DRIVER_CALL cuGraphExecKernelNodeSetParams_v2(void* executable, void* node, const NodeParameters* how) {
+    const size_t at = reinterpret_cast<size_t>(node);
+    if (!executable || capturing || at < 1 || at > graph.size()) return INVALID_HANDLE;
+    Recorded& what = graph[at - 1];
+    if (how->function != what.kernel || how->extra || how->kern || how->context) return INVALID_VALUE;
+    if (static_cast<int>(how->blocks) != what.how.blocks || static_cast<int>(how->threads) != what.how.threads)
+        return INVALID_VALUE;
+    const auto bytes = static_cast<unsigned char*>(how->parameters[0]);
+    what.parameters.assign(bytes, bytes + what.kernel->parameter_bytes);
+    ++updates;
+    return SUCCESS;
+}
+
 DRIVER_CALL cuModuleLoadData(void** module, const void* image) {
     if (current_device < 0) return INVALID_CONTEXT;
     if (capturing) return CAPTURE_UNSUPPORTED;
@@ -215,6 +248,10 @@ extern "C" __attribute__((visibility("default"))) long emulator_launches() {
 
 extern "C" __attribute__((visibility("default"))) long emulator_loads() {
     return loads;
+}
+
+extern "C" __attribute__((visibility("default"))) long emulator_updates() {
+    return updates;
 }
 
 extern "C" __attribute__((visibility("default"))) int emulator_current_device() {
