@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from oxidion import _driver, _runner
-from oxidion._oxidion import Launches, Session
+from oxidion._oxidion import Session
 
 
 class Capture:
@@ -51,7 +51,7 @@ class Capture:
 
 
 class Replay:
-    """Runs steps directly, then captures one, then replays it."""
+    """Runs steps directly, then captures one, then replays it. `captured` says whether there is a graph."""
 
     def __init__(self, warmup_steps: int, error_mode: str) -> None:
         self._error_mode = error_mode
@@ -60,13 +60,8 @@ class Replay:
         self._session: Session | None = None
         self._pattern: list[bool] = []
         self._capture: Capture | None = None
-        self._launches: Launches | None = None
         self._directly = True
-
-    @property
-    def captured(self) -> bool:
-        """Whether there is a graph."""
-        return self._launches is not None
+        self.captured = False
 
     @property
     def is_next(self) -> bool:
@@ -80,8 +75,7 @@ class Replay:
     def release(self) -> None:
         """Drops the graph; the next steps are warm-up again."""
         capture, self._capture = self._capture, None
-        self._launches = self._session = None
-        self._taken = 0
+        self._session, self.captured, self._taken = None, False, 0
         if capture is not None:
             capture.release()
 
@@ -93,7 +87,7 @@ class Replay:
 
     def begun(self, session: Session) -> None:
         """Refuses a step that is not the captured one, and one that cannot be captured."""
-        pattern, due = session.pattern()
+        pattern, due, copied = session.pattern()
         # A part of the step that not every step has, as GaLore's new basis, is never in the graph.
         self._directly = due or self._capture is None
         if self.captured and session is not self._session:
@@ -105,7 +99,7 @@ class Replay:
                 "other parameters have gradients than in the captured step: call release(), or give all one"
             )
         if not self._directly and not self.captured:
-            if copied := session.copied():
+            if copied:
                 raise RuntimeError(
                     f"{', '.join(copied[:3])}: parameters and states must be contiguous to be captured"
                 )
@@ -118,23 +112,23 @@ class Replay:
         comms: Sequence[Callable[[], _driver.Work]],
     ) -> None:
         """Runs the step directly, or captures it or gives the captured one its settings, and replays."""
-        capture, launches = self._capture, self._launches
+        capture = self._capture
         if self._directly or capture is None:
             _driver.run(session, schedule, comms)
             self._taken += 1
             return
-        if launches is None:
-            Launches.note()
-            try:
-                capture.record(lambda: _driver.run(session, schedule, comms))
-            finally:
-                noted = Launches.noted()
-            self._launches = noted
-        else:
-            launches.set(capture.handle())
-            try:
+        try:
+            if self.captured:
+                session.set_launches(capture.handle())
                 _runner.compute(session, schedule)
-                Launches.finish()
-            finally:
-                Launches.noted()
+            else:
+                session.note_launches()
+                capture.record(lambda: _driver.run(session, schedule, comms))
+                session.keep_launches()
+                self.captured = True
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error counts
+                session.finish_launches()
+            raise
+        session.finish_launches()
         capture.replay()

@@ -24,7 +24,6 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     error::register(module)?;
     module.add_class::<plan::PyPlan>()?;
     module.add_class::<session::PySession>()?;
-    module.add_class::<cuda::PyLaunches>()?;
     module.add_function(wrap_pyfunction!(plan::algorithms, module)?)?;
     module.add_function(wrap_pyfunction!(handles::axes_of, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;

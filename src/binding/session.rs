@@ -17,6 +17,7 @@ use super::plan::PyPlan;
 use super::{group, handles, tensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
 use crate::session::{Look, Session};
 use crate::threads;
@@ -42,6 +43,8 @@ pub(super) struct PySession {
     prints: Mutex<BTreeMap<Vec<u64>, i64>>,
     /// Parameters that were frozen when the plan was made: it does not cover them.
     unplanned: Vec<bool>,
+    /// Those of the step that was captured.
+    launches: Mutex<Tape>,
 }
 
 #[pymethods]
@@ -93,6 +96,7 @@ impl PySession {
             states: objects,
             stepping: AtomicBool::new(false),
             prints: Mutex::default(),
+            launches: Mutex::default(),
             plan: Arc::clone(&plan.plan),
         })
     }
@@ -164,15 +168,35 @@ impl PySession {
         Ok(self.lock().map_err(to_python)?.idle())
     }
 
-    /// Which parameters take part in the step that has begun, and whether one of them is due: steps that agree in both
-    /// are made of the same launches.
-    fn pattern(&self) -> PyResult<(Vec<bool>, bool)> {
-        Ok(self.lock().map_err(to_python)?.pattern())
+    /// Which parameters take part in the step that has begun, whether one of them is due, and the names of those which,
+    /// with their states, are worked on in copies. Steps that agree in the first two are made of the same launches.
+    fn pattern(&self) -> PyResult<(Vec<bool>, bool, Vec<String>)> {
+        let inner = self.lock().map_err(to_python)?;
+        let (taken, due) = inner.pattern();
+        Ok((taken, due, inner.copied().into_iter().map(str::to_owned).collect()))
     }
 
-    /// The names of the parameters of the step that has begun which, with their states, are worked on in copies.
-    fn copied(&self) -> PyResult<Vec<String>> {
-        Ok(self.lock().map_err(to_python)?.copied().into_iter().map(str::to_owned).collect())
+    /// Notes the launches of this thread, which are captured, until `keep_launches`.
+    #[staticmethod]
+    fn note_launches() {
+        cuda::note();
+    }
+
+    /// Ends what `note_launches` began, and keeps what was noted.
+    fn keep_launches(&self) {
+        *self.launches.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = cuda::noted();
+    }
+
+    /// Instead of launching, gives the launches of an executable graph the parameters that this thread launches with,
+    /// until `finish_launches`.
+    fn set_launches(&self, graph: usize) {
+        cuda::set(self.launches.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(), graph);
+    }
+
+    /// Ends what `set_launches` or `note_launches` began.
+    #[staticmethod]
+    fn finish_launches() -> PyResult<()> {
+        cuda::finish().map_err(to_python)
     }
 
     /// Runs compute instruction `k`.

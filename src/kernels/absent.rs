@@ -16,20 +16,6 @@ pub struct Entered;
 #[derive(Clone, Debug, Default)]
 pub struct Tape;
 
-impl Tape {
-    /// None.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        0
-    }
-
-    /// True.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        true
-    }
-}
-
 /// Notes nothing.
 pub fn note() {}
 

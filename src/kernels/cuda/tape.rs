@@ -18,20 +18,6 @@ struct Noted {
 #[derive(Clone, Debug, Default)]
 pub struct Tape(Vec<Noted>);
 
-impl Tape {
-    /// How many launches a replay can have other parameters for.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 /// What happens to launches.
 #[derive(Debug)]
 enum Mode {
@@ -73,8 +59,8 @@ pub fn set(tape: Tape, graph: usize) {
 /// [`Error::Cuda`] where a launch of the graph was left out.
 pub fn finish() -> Result<()> {
     match MODE.take() {
-        Some(Mode::Set { tape, next, .. }) if next != tape.len() => {
-            Err(Error::Cuda(format!("the step has {next} launches, the captured one {}", tape.len())))
+        Some(Mode::Set { tape, next, .. }) if next != tape.0.len() => {
+            Err(Error::Cuda(format!("the step has {next} launches, the captured one {}", tape.0.len())))
         }
         _ => Ok(()),
     }
