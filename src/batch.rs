@@ -5,7 +5,7 @@ mod form;
 mod place;
 mod watch;
 
-pub use area::Area;
+pub use area::{Area, Stack};
 pub use form::{Blocks, Form, Places, Rounding};
 pub use place::{Place, emulate, is_emulated};
 pub use watch::{Gradient, Watch, prefetch};

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::Slab;
+use super::{Slab, to_i64};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -87,5 +87,49 @@ impl Area {
     /// Whatever libtorch says.
     pub fn tensor(&self) -> Result<Tensor> {
         self.slab.strided([self.rows, self.cols], self.stride)
+    }
+}
+
+/// Areas of one shape and type, each as far behind the one before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Stack {
+    first: Area,
+    count: usize,
+    /// Elements from one to the next; of a single one, 0.
+    distance: usize,
+}
+
+impl Stack {
+    /// One area.
+    #[must_use]
+    pub fn new(first: Area) -> Self {
+        Self { first, count: 1, distance: 0 }
+    }
+
+    /// The same with one more, where that lies as far behind the last as the others do.
+    #[must_use]
+    pub fn with(self, next: &Area) -> Option<Self> {
+        let Area { slab, rows, cols, stride } = self.first;
+        let (other, bytes) = (next.slab, slab.dtype.bytes());
+        let alike = [next.rows, next.cols, next.stride] == [rows, cols, stride]
+            && (other.dtype, other.place, other.form) == (slab.dtype, slab.place, slab.form)
+            && rows * cols > 0;
+        let last = slab.address + (self.count - 1) * self.distance * bytes;
+        let behind = other.address.checked_sub(last).filter(|gap| alike && *gap > 0 && gap % bytes == 0)?;
+        let fits = self.count == 1 || behind == self.distance * bytes;
+        fits.then_some(Self { count: self.count + 1, distance: behind / bytes, ..self })
+    }
+
+    /// The elements as a tensor `[count, rows, cols]` that shares their memory.
+    ///
+    /// # Errors
+    /// Whatever libtorch says.
+    pub fn tensor(&self) -> Result<Tensor> {
+        let Area { slab, rows, cols, stride } = self.first;
+        let size = [to_i64(self.count)?, to_i64(rows)?, to_i64(cols)?];
+        let step = [to_i64(self.distance)?, to_i64(stride)?, 1];
+        // SAFETY: every element of the view is one of an area, whose tensors outlive the stage; the result does not
+        // leave it.
+        unsafe { slab.view(&size, &step) }
     }
 }

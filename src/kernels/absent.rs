@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use tch::Tensor;
 
+use super::columns::{Columns, Kept};
 use super::pass::Pass;
 use crate::batch::Slab;
 use crate::error::{Error, Result};
@@ -74,4 +75,16 @@ pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[Slab; N]]) -> Resu
 #[allow(clippy::unnecessary_wraps)] // as where there are kernels
 pub(super) fn symmetric_product(_out: &Tensor, _factors: [&Tensor; 2], _accumulate: bool) -> Result<bool> {
     Ok(false)
+}
+
+pub(super) fn squares_and_scaled(_all: &[Columns], _factor: f64) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn normalize_columns(_all: &[Kept], _epsilon: f64, _factor: f64) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn orthonormal_columns(_matrices: &Slab, _shape: [usize; 3], _twice: bool) -> Result<()> {
+    refuse()
 }

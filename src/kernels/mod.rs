@@ -1,5 +1,6 @@
 //! Fused passes over memory. One safe function per operation; every operand is a `Slab`.
 
+mod columns;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -9,8 +10,8 @@ pub mod cuda;
 mod pass;
 mod place;
 
+pub use columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
-pub use cpu::columns::{normalize_columns, squares_and_scaled};
 pub use cpu::dense::{cholesky_qr, multiply};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
@@ -29,4 +30,4 @@ pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run as run_on_cpu;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};
-pub use place::{count_steps, frozen, on_device, run, symmetric_product};
+pub use place::{count_steps, frozen, measured_squares, on_device, run, symmetric_product};

@@ -1,6 +1,6 @@
 //! Which kernels run: those of the place where the operands are.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::cpu::elementwise::{AdamW, Count};
 use super::cpu::{self, Op};
@@ -53,6 +53,18 @@ pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec
     }
     run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
     Ok((vec![[lr, 1.0]; counters.len()], counters))
+}
+
+/// Σ x² over all elements, for measurements: the host waits for a device.
+///
+/// # Errors
+/// Whatever libtorch says of memory of a device.
+pub fn measured_squares(x: &Slab) -> Result<f64> {
+    if x.place() == Place::Cpu {
+        return Ok(cpu::reduce::sum_of_squares(x));
+    }
+    let wide = x.tensor(&[x.len()])?.f_to_kind(Kind::Double)?;
+    Ok(f64::try_from(wide.f_dot(&wide)?)?)
 }
 
 /// Whether this thread works on a device.

@@ -52,6 +52,61 @@ pub fn orthonormal_basis(
     Ok(report)
 }
 
+/// As [`orthonormal_basis`], but a matrix of zeros stays one: any basis would be made up.
+///
+/// On a device, where the host reads nothing, all methods but [`QrMethod::Qr`] are Cholesky QR in as many passes as the
+/// factors ask for, with shifts; a column that still depends on those before it becomes zero. Square and float64
+/// matrices go through Householder QR.
+///
+/// # Errors
+/// As [`orthonormal_basis`].
+pub fn orthonormal_or_zero(
+    p_bmr: &mut Tensor,
+    method: QrMethod,
+    sketch: impl FnOnce(&[usize]) -> Result<Tensor>,
+) -> Result<Report> {
+    let (b, m, r) = p_bmr.size3()?;
+    if b == 0 || m == 0 || r == 0 {
+        return Ok(Report::default());
+    }
+    if kernels::on_device() {
+        on_device(p_bmr, method)?;
+        return Ok(Report::default());
+    }
+    let (all, count) = (Slab::of(p_bmr)?, usize::try_from(b).unwrap_or(0));
+    let each = all.len() / count;
+    let empty = (0..b).zip(0..count).filter(|(_, i)| kernels::only_zeros(&all.part(i * each, each)));
+    let empty: Vec<i64> = empty.map(|(index, _)| index).collect();
+    let report = orthonormal_basis(p_bmr, method, sketch)?;
+    for index in empty {
+        let _ = p_bmr.f_select(0, index)?.f_zero_()?;
+    }
+    Ok(report)
+}
+
+/// [`orthonormal_or_zero`] where the host is told nothing of the matrices.
+fn on_device(p_bmr: &mut Tensor, method: QrMethod) -> Result<()> {
+    let (b, m, r) = p_bmr.size3()?;
+    match p_bmr.f_kind()? {
+        Kind::Double => {}
+        Kind::Float if m > r && method != QrMethod::Qr => {
+            let shape = [b, m, r].map(|n| usize::try_from(n).unwrap_or(0));
+            return kernels::orthonormal_columns(&Slab::of(p_bmr)?, shape, method == QrMethod::Cqr2);
+        }
+        Kind::Float => {}
+        _ => {
+            let mut wide = p_bmr.f_to_kind(Kind::Float)?;
+            on_device(&mut wide, method)?;
+            p_bmr.f_copy_(&wide)?;
+            return Ok(());
+        }
+    }
+    let has_elements_b11 = p_bmr.f_abs()?.f_amax([1, 2].as_slice(), true)?.f_ne(0.0)?;
+    let (q_bmr, _) = orthonormalize(p_bmr, QrMethod::Qr, None)?;
+    p_bmr.f_copy_(&q_bmr.f_mul(&has_elements_b11)?)?;
+    Ok(())
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
 #[path = "basis_tests.rs"]

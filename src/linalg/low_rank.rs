@@ -4,9 +4,9 @@
 use tch::Tensor;
 
 use super::random::{Key, fill_normal};
-use crate::batch::Area;
+use crate::batch::{Area, Stack};
 use crate::error::{Error, Result};
-use crate::kernels::{Kernel, ThinProduct, multiply};
+use crate::kernels::{Kernel, ThinProduct, multiply, on_device};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,9 @@ const SMALL: usize = 1 << 22;
 const THIN: usize = 96;
 
 fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
+    if on_device() {
+        return in_stacks(&products.collect::<Vec<_>>());
+    }
     let (own, others): (Vec<_>, Vec<_>) = products.partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
     let (turned, straight): (Vec<_>, Vec<_>) = own.into_iter().partition(|p| p.left.1 && p.work() > SMALL);
@@ -86,6 +89,40 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
 fn own(product: &ThinProduct) -> bool {
     let thin = product.out.shape()[1].min(product.inner()) <= THIN;
     !product.out.dtype().is_narrow() && (thin || product.work() <= SMALL)
+}
+
+/// Products by libtorch, those of matrices at equal distances in one call.
+#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
+fn in_stacks(products: &[ThinProduct]) -> Result<()> {
+    let mut rest = products;
+    while let Some(first) = rest.first() {
+        let operands = |p: &ThinProduct| [p.out, p.left.0, p.right.0];
+        let mut stacks = operands(first).map(Stack::new);
+        let alike = rest[1..].iter().take_while(|product| {
+            let longer = [0, 1, 2].map(|i| stacks[i].with(&operands(product)[i]));
+            let [Some(out), Some(left), Some(right)] = longer else { return false };
+            stacks = [out, left, right];
+            true
+        });
+        let count = 1 + alike.count();
+        if count == 1 {
+            by_library(first)?;
+        } else {
+            let [out, left, right] = stacks.map(|stack| stack.tensor());
+            let turned = |x: Tensor, transposed| if transposed { x.f_transpose(1, 2) } else { Ok(x) };
+            let (mut out, left, right) = (out?, turned(left?, first.left.1)?, turned(right?, first.right.1)?);
+            if first.keep == 0.0 {
+                let _ = left.f_bmm_out(&out, &right)?;
+            } else {
+                if first.keep != 1.0 {
+                    let _ = out.f_mul_scalar_(first.keep)?;
+                }
+                let _ = out.f_baddbmm_(&left, &right)?;
+            }
+        }
+        rest = &rest[count..];
+    }
+    Ok(())
 }
 
 #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied

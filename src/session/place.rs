@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::spec::StateSpec;
 
 /// The algorithms that have all of their kernels on devices.
-const ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+const ON_DEVICES: [&str; 4] = ["adamw", "lion", "muon", "dion"];
 
 /// The one place where all parameters are.
 ///

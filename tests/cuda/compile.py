@@ -30,9 +30,10 @@ ARCHITECTURES = {
     "cholesky.cu": EVERYWHERE,
     "updates.cu": EVERYWHERE,
     "sums.cu": EVERYWHERE,
+    "columns.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
-LAUNCHED = ("updates.cu", "symmetric_mma.cu")
+LAUNCHED = ("updates.cu", "symmetric_mma.cu", "gram.cu", "cholesky.cu", "columns.cu")
 """What the package launches."""
 
 

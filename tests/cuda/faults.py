@@ -92,8 +92,8 @@ CHOLESKY_FAULTS: dict[str, Fault] = {
         ("__syncthreads();\n        const float pivot", "const float pivot"),
     ),
     "takes what is not a number for a pivot": (("!(pivot > FLOAT32", "(pivot <= FLOAT32"),),
-    "takes rounding for a pivot": (("FLOAT32_EPSILON * w.original[k]", "-1e30f"),),
-    "inverse has unscaled rows": (("w.inverse[row * TILE_PITCH + c] /= w.root[row];", ""),),
+    "takes rounding for a pivot": (("FLOAT32_EPSILON * original)", "-1e30f)"),),
+    "inverse has unscaled rows": (("inverse = own > 0.0f ? inverse / own : 0.0f;", ""),),
     "inverse is taken transposed": (
         ("w.inverse[col * TILE_PITCH + from + k]", "w.inverse[(from + k) * TILE_PITCH + col]"),
     ),
@@ -103,6 +103,15 @@ CHOLESKY_FAULTS: dict[str, Fault] = {
     "reads columns that are not solved": (("__syncthreads();  // these columns", "//"),),
     "takes the first part of the gram matrix only": (("part < p.parts", "part < 1"),),
     "ignores the shift": (("if (r == c) sum += shift * sum;", ""),),
+    "a column that is left out keeps its row of the inverse": (
+        ("inverse = own > 0.0f ? inverse / own : 0.0f;", "inverse /= own > 0.0f ? own : 1.0f;"),
+    ),
+    "a column that is left out takes its share": (("if (row <= k || is_left_out)", "if (row <= k)"),),
+    "a column that is left out counts in the ratio": (("&& w.root[threadIdx.x] > 0.0f", ""),),
+    "leaves out what is not a number": (("pivot <= left_out * original", "!(pivot > left_out * original)"),),
+    "shifts what did not fail": (
+        ("p.selection.status[z].info != 0;\n    const float", "true;\n    const float"),
+    ),
     "ratio without the norms of columns": (("/ sqrtf(w.original[threadIdx.x])", ""),),
     "solves where the factor failed": (("|| p.status[z].info != 0) return;", ") return;"),),
     "forgets the outcome of panels it leaves alone": (

@@ -127,6 +127,41 @@ def check_shift(kernels: Kernels) -> None:
     assert torch.equal(panels.matrices[0], kept)
 
 
+def check_left_out(kernels: Kernels) -> None:
+    """Columns of zeros, and dependent ones where it is asked for, become zero; others are orthonormal."""
+    panels = panels_of_condition([2.0, float("inf"), 2.0], 128, 70)
+    panels.matrices[2][:, [0, 40]] = 0.0
+    panels.matrices[1][:, 66] = panels.matrices[1][:, 3]
+    first = factor(kernels, gram(kernels, panels))
+    assert first.status.info == [0, 70 // 2 + 1, 0]
+    assert first.status.ratio[2] > THRESHOLD
+    solve(kernels, panels, first, panels)
+    kept = panels.matrices[[0, 2]].clone()
+
+    failed = first.status.select(Which.FAILED, THRESHOLD)
+    made = factor(kernels, gram(kernels, panels, selection=failed), selection=failed, left_out=1e-5)
+    assert made.status.info == [0, 0, 0]
+    assert made.status.ratio[1] > THRESHOLD
+    solve(kernels, panels, made, panels, selection=failed)
+    assert torch.equal(panels.matrices[[0, 2]], kept)
+    for z, empty in ((1, [35, 66]), (2, [0, 40])):
+        panel = panels.matrices[z]
+        assert panel.abs().amax(0).eq(0).nonzero().flatten().tolist() == empty
+        assert orthogonality_error(panel[:, panel.abs().amax(0) > 0]) < 1e-6
+
+
+def check_shift_of_failed_panels(kernels: Kernels) -> None:
+    """A shift leaves a panel alone that did not fail before."""
+    panels = panels_of_condition([100.0, 3e5], 120, 70)
+    grams = gram(kernels, panels)
+    first = factor(kernels, grams)
+    assert [info > 0 for info in first.status.info] == [False, True]
+    both = first.status.select(Which.ILL_CONDITIONED_OR_FAILED, 2.0)
+    made = factor(kernels, grams, selection=both, shift=1e-3)
+    assert made.status.info == [0, 0]
+    assert torch.equal(made.factor.matrices[0].tril(), first.factor.matrices[0].tril())
+
+
 def check_not_finite(kernels: Kernels) -> None:
     """A panel with an infinity fails; its neighbour does not notice."""
     panels = panels_of_condition([2.0, 2.0], 80, 20)
@@ -134,6 +169,7 @@ def check_not_finite(kernels: Kernels) -> None:
     made = factor(kernels, gram(kernels, panels))
     assert made.status.info[0] == 0
     assert made.status.info[1] > 0
+    assert factor(kernels, gram(kernels, panels), left_out=1e-5).status.info[1] > 0
     before = panels.matrices[1].clone()
     solve(kernels, panels, made, panels)
     assert torch.equal(panels.matrices[1], before)

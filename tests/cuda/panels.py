@@ -122,6 +122,7 @@ def factor(
     parts: int = 1,
     selection: Selection = EVERYTHING,
     shift: float | Tensor = 0.0,
+    left_out: float = 0.0,
 ) -> Factored:
     """Lower factors of Gram matrices given in parts."""
     total, size, _ = grams.matrices.shape
@@ -138,6 +139,7 @@ def factor(
         made.status.entries.data_ptr(),
         selection,
         Factor.of(shift),
+        left_out,
         size,
         parts,
     )

@@ -22,6 +22,8 @@ OCCUPANCY = {
     "many": (256, 2),
     "wide": (256, 1),
     "add_pieces": (256, 1),
+    "column_totals": (256, 2),
+    "unit_columns": (256, 2),
 }
 
 

@@ -12,9 +12,11 @@ from .panel_checks import (
     Shape,
     check_factor_and_solve,
     check_gram,
+    check_left_out,
     check_not_finite,
     check_second_pass,
     check_shift,
+    check_shift_of_failed_panels,
 )
 from .panels import Kernels
 
@@ -46,6 +48,14 @@ def test_second_pass_touches_ill_conditioned_panels_only(kernels: Kernels) -> No
 
 def test_shift_factors_what_failed_and_repeated_passes_orthonormalize_it(kernels: Kernels) -> None:
     check_shift(kernels)
+
+
+def test_shift_leaves_alone_what_did_not_fail(kernels: Kernels) -> None:
+    check_shift_of_failed_panels(kernels)
+
+
+def test_columns_that_are_left_out_become_zero(kernels: Kernels) -> None:
+    check_left_out(kernels)
 
 
 def test_panel_that_is_not_finite_fails_and_leaves_its_neighbour_alone(kernels: Kernels) -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from .emulator.library import SOURCES, Emulated, KernelFault
 from .faults import CHOLESKY_FAULTS, GRAM_FAULTS, MMA_FAULTS, WGMMA_FAULTS, Fault
-from .panel_checks import check_factor_and_solve, check_gram, check_not_finite, check_second_pass, check_shift
+from .panel_checks import (
+    check_factor_and_solve,
+    check_gram,
+    check_left_out,
+    check_not_finite,
+    check_second_pass,
+    check_shift,
+    check_shift_of_failed_panels,
+)
 from .panels import Kernels
 from .symmetric import Problem, run_mma, run_wgmma
 
@@ -92,6 +100,8 @@ def panel_launches(gram: Emulated, cholesky: Emulated) -> list[Launch]:
             lambda kernels=kernels: check_not_finite(kernels),
             lambda kernels=kernels: check_second_pass(kernels),
             lambda kernels=kernels: check_shift(kernels),
+            lambda kernels=kernels: check_shift_of_failed_panels(kernels),
+            lambda kernels=kernels: check_left_out(kernels),
             lambda kernels=kernels: check_factor_and_solve(kernels, (1, 140, 128, False)),
         ]
     return launches

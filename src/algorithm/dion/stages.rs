@@ -5,8 +5,8 @@ use crate::batch::Area;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::hyper::Hyper;
-use crate::kernels;
-use crate::linalg::basis::orthonormal_basis;
+use crate::kernels::{self, Columns, Kept, measured_squares};
+use crate::linalg::basis::orthonormal_or_zero;
 use crate::linalg::low_rank::{Factored, add_product, back_project, project, sketches};
 use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
@@ -25,6 +25,11 @@ enum Held {
     Wider,
     /// In a narrower copy; what is exact is the state.
     Narrower,
+}
+
+/// Sum of the squares of all elements.
+fn energy(area: &Area) -> Result<f64> {
+    area.runs().map(|run| measured_squares(&run)).sum()
 }
 
 impl Dion {
@@ -103,9 +108,8 @@ impl Dion {
         }
         let mut p = io.matrices(P, units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
-        let empty: Vec<bool> =
-            (0..units).map(|i| Ok(kernels::only_zeros(&io.slab(P, i)?))).collect::<Result<_>>()?;
-        let report = orthonormal_basis(&mut p, self.method(h[STEP]), |which| {
+        // Zero where Q sees nothing of the momentum: there is no direction to step along.
+        let report = orthonormal_or_zero(&mut p, self.method(h[STEP]), |which| {
             let key = |u: &crate::stage::UnitIo| {
                 (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index)
             };
@@ -118,10 +122,6 @@ impl Dion {
         if report.householder > 0 {
             log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
         }
-        // Q sees nothing of the momentum: any basis would be made up, so there is no direction to step along.
-        for i in (0..units).filter(|i| empty[*i]) {
-            let _ = io.matrix(P, i)?.f_zero_()?;
-        }
         for i in 0..units {
             let matrix = io.matrix(P, i)?;
             io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
@@ -129,18 +129,24 @@ impl Dion {
         Ok(())
     }
 
+    /// R with the sums of its columns and the factor that is made of it.
+    fn columns(io: &StageIo<'_>) -> Result<Vec<Columns>> {
+        let columns =
+            |i| Ok(Columns { x: io.slab(R, i)?, sums: io.slab(NORMS, i)?, scaled: io.slab(WORK, i)? });
+        (0..io.units.len()).map(columns).collect()
+    }
+
     pub(super) fn feedback(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let held = Self::momentum_held(io)?;
         let lost = h[MU] - 1.0;
+        // Of a narrower copy only the product is taken, which the exact momentum is then corrected by.
+        let factor = if held == Held::Narrower { 1.0 } else { lost };
+        kernels::squares_and_scaled(&Self::columns(io)?, factor)?;
         let products = Self::momentum(io, WORK)?;
         for (i, product) in products.iter().enumerate() {
-            let (r, norms) = (io.slab(R, i)?, io.slab(NORMS, i)?);
-            // Of a narrower copy only the product is taken, which the exact momentum is then corrected by.
-            let factor = if held == Held::Narrower { 1.0 } else { lost };
-            kernels::squares_and_scaled(&r, &norms, factor, &io.slab(WORK, i)?)?;
+            let r = io.slab(R, i)?;
             io.record_stored("captured_energy", i, || {
-                let whole = product.stored.runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>();
-                Ok(kernels::sum_of_squares(&r) / whole.max(f64::MIN_POSITIVE))
+                Ok(measured_squares(&r)? / energy(&product.stored)?.max(f64::MIN_POSITIVE))
             })?;
         }
         add_product(&products, if held == Held::Narrower { 0.0 } else { 1.0 })?;
@@ -156,9 +162,7 @@ impl Dion {
         }
         for i in 0..io.units.len() {
             let momentum = io.units[i].state[MOMENTUM];
-            io.record_stored("error_feedback_norm", i, || {
-                Ok(momentum.runs().map(|run| kernels::sum_of_squares(&run)).sum::<f64>().sqrt())
-            })?;
+            io.record_stored("error_feedback_norm", i, || Ok(energy(&momentum)?.sqrt()))?;
         }
         Ok(())
     }
@@ -171,19 +175,12 @@ impl Dion {
         let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
         let direct = !self.in_two_steps(unit.param.dtype(), io.slab(P, 0)?.dtype());
-        for i in units.clone() {
-            let factor = if direct { -rate } else { 1.0 };
-            let (own, work) = (io.declared_cols(WORK, i)?, io.slab(WORK, i)?);
-            let q = io.units[i].state[Q].first_cols(own.len());
-            kernels::normalize_columns(
-                &io.slab(R, i)?,
-                &io.slab(NORMS, i)?,
-                h[EPSILON],
-                factor,
-                (&q, own),
-                &work,
-            );
-        }
+        let kept = Self::columns(io)?.into_iter().enumerate().map(|(i, columns)| {
+            let own = io.declared_cols(WORK, i)?;
+            Ok(Kept { columns, q: io.units[i].state[Q].first_cols(own.len()), own })
+        });
+        let factor = if direct { -rate } else { 1.0 };
+        kernels::normalize_columns(&kept.collect::<Result<Vec<_>>>()?, h[EPSILON], factor)?;
         if direct {
             add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, 1.0 - decay)
         } else {

@@ -5,20 +5,13 @@ use std::ops::Range;
 use super::Real;
 use crate::batch::{Area, Element, Slab};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
 
 /// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
 /// last place of float32.
 const DEAD: f64 = 2.4e-7;
 
-/// `sums[j] = Σᵢ x[i, j]²` of a row-major slab with as many columns as there are sums, and `scaled = factor · x`.
-///
-/// # Errors
-/// `Error::Internal` when `sums` is not float64 or `scaled` no matrix like `x`.
-pub fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, scaled: &Slab) -> Result<()> {
-    if sums.dtype() != DType::F64 || scaled.len() != x.len() {
-        return Err(Error::Internal("column sums need one float64 each".into()));
-    }
+/// See [`super::super::squares_and_scaled`].
+pub(in super::super) fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, scaled: &Slab) {
     // SAFETY: the caller owns all slabs for this stage, and they do not overlap.
     let sums = unsafe { sums.slice::<f64>() };
     sums.fill(0.0);
@@ -27,7 +20,6 @@ pub fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, scaled: &Slab) -> 
     } else {
         squares::<f32>(x, sums, factor, scaled);
     }
-    Ok(())
 }
 
 /// Whether arithmetic on elements of a slab is float64.
@@ -76,12 +68,8 @@ fn stored<C: Real>(values: &[C], slab: &Slab) {
     }
 }
 
-/// `q[:, j] ← x[:, j] / (√sums[j] + epsilon)` and `scaled[:, j] ← factor · q[:, j]`. Of `q` only the columns in `own`
-/// are stored.
-///
-/// A dead column (norm zero, or rounding noise beside the largest one) keeps its `q` and gets `scaled = 0`: a
-/// direction that the momentum does not have is not stepped along.
-pub fn normalize_columns(
+/// See [`super::super::normalize_columns`].
+pub(in super::super) fn normalize_columns(
     x: &Slab,
     sums: &Slab,
     epsilon: f64,
@@ -157,7 +145,7 @@ mod tests {
         let q = Tensor::from_slice(&[9.0_f64, 8.0, 7.0, 6.0, 5.0, 4.0]).view([2, 3]);
         let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
         let slab = |t: &Tensor| Slab::of(t).unwrap();
-        squares_and_scaled(&slab(&x), &slab(&sums), 0.5, &slab(&scaled)).unwrap();
+        squares_and_scaled(&slab(&x), &slab(&sums), 0.5, &slab(&scaled));
         assert_eq!(Vec::<f64>::try_from(sums.copy()).unwrap(), [25.0, 0.0, 1e-18]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [1.5, 0.0, 5e-10, 2.0, 0.0, 0.0]);
         let area = |t: &Tensor, cols| slab(t).area(0, [2, cols], cols);

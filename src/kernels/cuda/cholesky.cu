@@ -6,8 +6,9 @@
 // factor is neither written nor read.
 //
 // Scaling the columns of a panel scales the rows of L and changes no rounding that matters, so nothing is
-// scaled: `ratio` divides each pivot by its column's norm instead. Columns whose norm squared leaves float32
-// fail.
+// scaled: `ratio` divides each pivot by its column's norm instead. Columns whose norm squared is above
+// float32 fail; one of zeros is left out, and where `left_out` says so also one that depends on those before
+// it. What is left out has zeros in L and in the inverse tiles, so its column of Q is zero.
 #include "panel.cuh"
 
 constexpr int PITCH = DEPTH + 4;      // of operands; as below, lanes fall on 32 different banks
@@ -63,15 +64,17 @@ __device__ __forceinline__ void multiply_by_inverse(Sums& sums, const Workspace&
 // first column whose pivot is lost in rounding. Two threads work on a row. In round k the rows below k lose
 // their share of row k, in the tile right of k and in the inverse left of it: 64 columns for each row in each
 // round.
-__device__ __forceinline__ int factor_diagonal(Workspace& w) {
+__device__ __forceinline__ int factor_diagonal(Workspace& w, float left_out) {
     const int row = threadIdx.x / 2, first = threadIdx.x % 2;
     for (int c = first; c < TILE; c += 2) w.inverse[row * TILE_PITCH + c] = row == c ? 1.0f : 0.0f;
     for (int k = 0; k < TILE; ++k) {
         __syncthreads();
-        const float pivot = w.tile[k * TILE_PITCH + k];
-        if (!(pivot > FLOAT32_EPSILON * w.original[k])) return k + 1;  // also when it is not a number
-        if (threadIdx.x == 0) w.root[k] = sqrtf(pivot);
-        if (row <= k) continue;
+        const float pivot = w.tile[k * TILE_PITCH + k], original = w.original[k];
+        const bool is_left_out = original == 0.0f || (left_out > 0.0f && pivot <= left_out * original);
+        // Also when it is not a number.
+        if (!is_left_out && !(pivot > FLOAT32_EPSILON * original)) return k + 1;
+        if (threadIdx.x == 0) w.root[k] = is_left_out ? 0.0f : sqrtf(pivot);
+        if (row <= k || is_left_out) continue;
         const float share = w.tile[row * TILE_PITCH + k] / pivot;
         for (int c = first; c < TILE; c += 2) {
             if (c > row) break;
@@ -80,10 +83,13 @@ __device__ __forceinline__ int factor_diagonal(Workspace& w) {
         }
     }
     __syncthreads();
+    const float own = w.root[row];
     for (int c = first; c <= row; c += 2) {
         float& element = w.tile[row * TILE_PITCH + c];
-        element = row == c ? w.root[c] : element / w.root[c];
-        w.inverse[row * TILE_PITCH + c] /= w.root[row];
+        const float root = w.root[c];
+        element = row == c ? root : root > 0.0f ? element / root : 0.0f;
+        float& inverse = w.inverse[row * TILE_PITCH + c];
+        inverse = own > 0.0f ? inverse / own : 0.0f;
     }
     __syncthreads();
     return 0;
@@ -95,9 +101,10 @@ struct CholeskyFactor {
     float* inverses;    // [B, tiles, 64, 64]: inverses of the factor's diagonal tiles, padded by the identity
     PanelStatus* status;  // [B]
     Selection selection;
-    Factor shift;  // the diagonal is multiplied by 1 + shift: 0, or about r * 1.2e-7 after a failure
-    int size;      // r
-    int parts;     // S
+    Factor shift;  // of those that failed before, the diagonal is multiplied by 1 + shift: about r * 1.2e-7
+    float left_out;  // a pivot of up to this share of the column's square is left out; 0: it fails
+    int size;        // r
+    int parts;       // S
 };
 
 // Tile (row_tile, col_tile) of the gram matrix, padded by the identity.
@@ -127,7 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         return;
     }
     const int tiles = ceil_div(p.size, TILE);
-    const float shift = factor_value(p.shift);
+    const bool has_failed = p.selection.which == EVERY || p.selection.status[z].info != 0;
+    const float shift = has_failed ? factor_value(p.shift) : 0.0f;
     float* factor = p.factor + static_cast<long long>(z) * p.size * p.size;
     float smallest = 1.0f, largest = 0.0f;  // over the columns of this thread; each is between 0 and about 1
     for (int j = 0; j < tiles; ++j) {
@@ -142,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             subtract_product(sums, w, factor, p.size, i * TILE, p.size, factor, j * TILE, p.size, j * TILE);
             for_each_sum(sums, [&](int row, int col, float& sum) { w.tile[row * TILE_PITCH + col] = sum; });
             if (i == j) {
-                const int info = factor_diagonal(w);
+                const int info = factor_diagonal(w, p.left_out);
                 if (info) {
                     if (threadIdx.x == 0) p.status[z] = {j * TILE + info, 0.0f};
                     return;
@@ -150,7 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 float* inverse = p.inverses + (static_cast<long long>(z) * tiles + j) * TILE * TILE;
                 for (int id = threadIdx.x; id < TILE * TILE; id += THREADS)
                     inverse[id] = w.inverse[id / TILE * TILE_PITCH + id % TILE];
-                if (threadIdx.x < TILE && j * TILE + threadIdx.x < p.size) {
+                const bool has_pivot = threadIdx.x < TILE && j * TILE + threadIdx.x < p.size;
+                if (has_pivot && w.root[threadIdx.x] > 0.0f) {
                     const float pivot = w.root[threadIdx.x] / sqrtf(w.original[threadIdx.x]);
                     smallest = min(smallest, pivot);
                     largest = max(largest, pivot);

@@ -1,16 +1,20 @@
 //! CUDA kernels: compiled once for a device, launched on torch's stream. Nothing here waits for a device.
 
+mod columns;
 mod compile;
 mod device;
 mod driver;
+mod panel;
 mod sources;
 mod symmetric;
 mod table;
 mod tape;
 
+pub(super) use columns::{normalize_columns, squares_and_scaled};
 pub use compile::keep_in;
 pub(super) use device::is_entered;
 pub use device::{Entered, emulate, enter};
+pub(super) use panel::orthonormal_columns;
 pub(super) use symmetric::symmetric_product;
 pub(super) use table::run;
 pub(super) use tape::frozen;

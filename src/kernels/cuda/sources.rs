@@ -6,7 +6,7 @@ pub(super) struct Source {
     /// File name.
     pub(super) name: &'static str,
     pub(super) text: &'static str,
-    /// Its kernels: each of these, with each of `forms` behind it.
+    /// Its kernels: each of these, with each of `forms` behind it where they have a name.
     pub(super) stems: &'static [&'static str],
     pub(super) forms: &'static [&'static str],
     /// Bytes of shared memory that a block may ask for when it is launched.
@@ -16,7 +16,8 @@ pub(super) struct Source {
 impl Source {
     /// The names of its kernels.
     pub(super) fn kernels(&self) -> impl Iterator<Item = String> {
-        self.stems.iter().flat_map(|stem| self.forms.iter().map(move |form| format!("{stem}_{form}")))
+        let name = |stem, form| if form == "" { String::from(stem) } else { format!("{stem}_{form}") };
+        self.stems.iter().flat_map(move |stem| self.forms.iter().map(move |form| name(*stem, *form)))
     }
 }
 
@@ -62,5 +63,36 @@ pub(super) static SYMMETRIC_MMA: Source = Source {
     forms: &["bfloat16", "float16"],
     shared: 65536,
 };
+/// Gram matrices of panels.
+pub(super) static GRAM: Source = Source {
+    name: "gram.cu",
+    text: include_str!("gram.cu"),
+    stems: &["gram_product"],
+    forms: &[""],
+    shared: 55296,
+};
+/// Cholesky factors of Gram matrices, and panels divided by them.
+pub(super) static CHOLESKY: Source = Source {
+    name: "cholesky.cu",
+    text: include_str!("cholesky.cu"),
+    stems: &["cholesky_factor", "cholesky_solve"],
+    forms: &[""],
+    shared: 90624,
+};
+/// Passes over the columns of thin matrices.
+pub(super) static COLUMNS: Source = Source {
+    name: "columns.cu",
+    text: include_str!("columns.cu"),
+    stems: &[
+        "column_squares_few",
+        "column_squares_wide",
+        "column_totals",
+        "normalize_columns_few",
+        "normalize_columns_wide",
+        "unit_columns",
+    ],
+    forms: &[""],
+    shared: 0,
+};
 /// What is launched.
-pub(super) static SOURCES: [&Source; 2] = [&UPDATES, &SYMMETRIC_MMA];
+pub(super) static SOURCES: [&Source; 5] = [&UPDATES, &SYMMETRIC_MMA, &GRAM, &CHOLESKY, &COLUMNS];

@@ -17,19 +17,19 @@ const THREADS: u32 = 256;
 /// As `common.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct MatrixBatch {
-    first: usize,
-    each: usize,
-    matrix_stride: i64,
-    row_stride: i64,
+pub(super) struct MatrixBatch {
+    pub(super) first: usize,
+    pub(super) each: usize,
+    pub(super) matrix_stride: i64,
+    pub(super) row_stride: i64,
 }
 
 /// As `common.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Factor {
-    live: usize,
-    value: f32,
+pub(super) struct Factor {
+    pub(super) live: usize,
+    pub(super) value: f32,
 }
 
 /// As `symmetric.cuh` lays it out.

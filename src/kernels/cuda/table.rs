@@ -88,7 +88,7 @@ fn job<const N: usize>(operands: &[Slab; N], factor: [f64; 2]) -> Result<Job> {
 }
 
 /// A type as `jobs.cuh` numbers it.
-fn number_of(dtype: DType) -> Result<u8> {
+pub(super) fn number_of(dtype: DType) -> Result<u8> {
     match dtype {
         DType::F16 => Ok(0),
         DType::BF16 => Ok(1),

@@ -26,6 +26,10 @@ UPDATES = (
     *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
 )
 SUMS = ("sum_of_squares", "lamb_norms", "lamb_norms_only")
+COLUMNS = (
+    *("column_squares_few", "column_squares_wide", "column_totals"),
+    *("normalize_columns_few", "normalize_columns_wide", "unit_columns"),
+)
 FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
 
 # Kernels of each source and the structure that they take by value.
@@ -45,6 +49,7 @@ KERNELS = {
     },
     "gram.cu": {"gram_product": "GramProduct"},
     "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
+    "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),
 }
 
 Edit = tuple[str, str, str]  # file, text that stands there once, text in its place

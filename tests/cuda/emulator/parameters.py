@@ -148,6 +148,7 @@ class CholeskyFactor(ctypes.Structure):
         ("status", ctypes.c_void_p),
         ("selection", Selection),
         ("shift", Factor),
+        ("left_out", ctypes.c_float),
         ("size", ctypes.c_int),
         ("parts", ctypes.c_int),
     )

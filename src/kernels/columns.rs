@@ -1,0 +1,105 @@
+//! Passes over the columns of thin matrices, for all matrices of a bucket.
+
+use std::ops::Range;
+
+use super::{cpu, cuda};
+use crate::batch::{Area, Place, Slab};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// A row-major matrix with as many columns as it has sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns {
+    /// The matrix.
+    pub x: Slab,
+    /// The sum of squares of each column, float64.
+    pub sums: Slab,
+    /// A matrix like it, for what it is scaled to.
+    pub scaled: Slab,
+}
+
+/// A matrix, and where some of its columns are kept when they are normalized.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The matrix.
+    pub columns: Columns,
+    /// The kept columns.
+    pub q: Area,
+    /// Which they are.
+    pub own: Range<usize>,
+}
+
+impl Columns {
+    /// Rows and columns.
+    #[must_use]
+    pub fn shape(&self) -> [usize; 2] {
+        let cols = self.sums.len();
+        [self.x.len().checked_div(cols).unwrap_or(0), cols]
+    }
+
+    /// Where it is.
+    fn place(&self) -> Result<Place> {
+        let place = self.x.place();
+        if self.sums.dtype() != DType::F64 || self.scaled.len() != self.x.len() {
+            return Err(Error::Internal("column sums need one float64 each".into()));
+        }
+        if [self.sums, self.scaled].iter().any(|slab| slab.place() != place) {
+            return Err(Error::Internal("a matrix and its column sums are in different places".into()));
+        }
+        Ok(place)
+    }
+}
+
+/// Splits by place: what is on the host, and what is on a device.
+fn on_host<T>(all: &[T], columns: impl Fn(&T) -> Columns) -> Result<bool> {
+    let places = all.iter().map(|one| columns(one).place()).collect::<Result<Vec<_>>>()?;
+    let on_host = places.iter().filter(|place| **place == Place::Cpu).count();
+    if on_host != 0 && on_host != places.len() {
+        return Err(Error::Internal("the matrices of one pass are in different places".into()));
+    }
+    Ok(on_host > 0)
+}
+
+/// `sums[j] = Σᵢ x[i, j]²` and `scaled = factor · x` for every matrix.
+///
+/// # Errors
+/// `Error::Internal` when sums are not float64 or `scaled` is no matrix like `x`; [`Error::Cuda`] where a device refuses.
+pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
+    if !on_host(all, |columns| *columns)? {
+        return cuda::squares_and_scaled(all, factor);
+    }
+    for Columns { x, sums, scaled } in all {
+        cpu::columns::squares_and_scaled(x, sums, factor, scaled);
+    }
+    Ok(())
+}
+
+/// `q[:, j] ← x[:, j] / (√sums[j] + epsilon)` and `scaled[:, j] ← factor · q[:, j]` for every matrix. Of `q` only the
+/// columns in `own` are stored.
+///
+/// A dead column (norm zero, or rounding noise beside the largest one) keeps its `q` and gets `scaled = 0`: a
+/// direction that the momentum does not have is not stepped along.
+///
+/// # Errors
+/// As [`squares_and_scaled`].
+pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64) -> Result<()> {
+    if !on_host(all, |kept| kept.columns)? {
+        return cuda::normalize_columns(all, epsilon, factor);
+    }
+    for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
+        cpu::columns::normalize_columns(x, sums, epsilon, factor, (q, own.clone()), scaled);
+    }
+    Ok(())
+}
+
+/// Makes the columns of matrices `[count, rows, cols]` of float32 that lie together on a device orthonormal, or zero
+/// where they depend on those before them. `twice`: never in one pass.
+///
+/// # Errors
+/// [`Error::Cuda`] where the device refuses.
+pub fn orthonormal_columns(matrices: &Slab, shape: [usize; 3], twice: bool) -> Result<()> {
+    if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
+        return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
+    }
+    cuda::orthonormal_columns(matrices, shape, twice)
+}

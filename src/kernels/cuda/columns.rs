@@ -1,0 +1,173 @@
+//! Passes over the columns of thin matrices: what the kernels of `columns.cu` are launched with.
+
+use tch::{Kind, Tensor};
+
+use super::super::columns::{Columns, Kept};
+use super::device::launch;
+use super::driver::Grid;
+use super::table::number_of;
+use crate::batch::{Slab, to_i64};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+const THREADS: u32 = 256;
+/// Columns and rows of one block.
+const COLUMNS: usize = 32;
+const ROWS: usize = 256;
+/// Matrices of one launch.
+const MOST_MATRICES: usize = 128;
+
+/// As `columns.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct ColumnJob {
+    x: usize,
+    scaled: usize,
+    sums: usize,
+    partial: usize,
+    q: usize,
+    q_stride: i64,
+    rows: i32,
+    cols: i32,
+    own: [i32; 2],
+    end: u32,
+    kind: [u8; 3],
+}
+
+/// As `columns.cu` lays it out.
+#[repr(C)]
+#[derive(Debug)]
+struct ColumnJobs {
+    epsilon: f64,
+    factor: f64,
+    count: i32,
+    job: [ColumnJob; MOST_MATRICES],
+}
+
+const _: () = assert!(size_of::<ColumnJob>() == 72 && size_of::<ColumnJobs>() == 24 + 72 * MOST_MATRICES);
+
+/// How many blocks a matrix takes.
+#[derive(Clone, Copy, Debug)]
+enum Blocks {
+    /// One for each part of its rows and columns.
+    Parts,
+    /// One for as many columns as a block has threads.
+    Columns,
+}
+
+impl Blocks {
+    fn of(self, job: &ColumnJob) -> usize {
+        let [rows, cols] = [job.rows, job.cols].map(|n| usize::try_from(n).unwrap_or(0));
+        match self {
+            Self::Parts => rows.div_ceil(ROWS) * cols.div_ceil(COLUMNS),
+            Self::Columns => cols.div_ceil(THREADS as usize),
+        }
+    }
+}
+
+/// A side as a kernel takes it.
+fn side(n: usize) -> Result<i32> {
+    i32::try_from(n).map_err(|_| Error::Internal(format!("a side of {n}")))
+}
+
+fn job(columns: &Columns) -> Result<ColumnJob> {
+    let [rows, cols] = columns.shape();
+    let dtypes = [columns.x.dtype(), columns.scaled.dtype()];
+    if dtypes.contains(&DType::F64) && columns.x.dtype() != DType::F64 {
+        return Err(Error::Internal("a matrix is narrower than what it is scaled to".into()));
+    }
+    let [kind, to] = [number_of(dtypes[0])?, number_of(dtypes[1])?];
+    Ok(ColumnJob {
+        x: columns.x.device_address()?,
+        scaled: columns.scaled.device_address()?,
+        sums: columns.sums.device_address()?,
+        rows: side(rows)?,
+        cols: side(cols)?,
+        kind: [kind, to, to],
+        ..ColumnJob::default()
+    })
+}
+
+/// The name of a pass for elements of this type.
+fn named(stem: &str, dtype: DType) -> String {
+    format!("{stem}_{}", if dtype == DType::F64 { "wide" } else { "few" })
+}
+
+/// Launches a kernel on all matrices that have elements.
+fn run(name: &str, all: &[ColumnJob], [epsilon, factor]: [f64; 2], blocks: Blocks) -> Result<()> {
+    let some: Vec<&ColumnJob> = all.iter().filter(|job| job.rows > 0 && job.cols > 0).collect();
+    for jobs in some.chunks(MOST_MATRICES) {
+        let count = i32::try_from(jobs.len()).unwrap_or(0);
+        let mut table = ColumnJobs { epsilon, factor, count, job: [ColumnJob::default(); MOST_MATRICES] };
+        let mut end = 0_u32;
+        for (to, job) in table.job.iter_mut().zip(jobs) {
+            end = u32::try_from(blocks.of(job))
+                .ok()
+                .and_then(|blocks| end.checked_add(blocks))
+                .ok_or_else(|| Error::Internal("too many columns for one launch".into()))?;
+            *to = ColumnJob { end, ..**job };
+        }
+        let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
+        // SAFETY: the layout is asserted above; the matrices are memory of the device, which the session keeps, and
+        // torch's allocator gives scratch to others only after what is on the stream.
+        unsafe { launch(name, grid, &table) }?;
+    }
+    Ok(())
+}
+
+/// Sums the squares of columns; `scaled` may be nowhere.
+fn sum(jobs: &mut [ColumnJob], like: &Slab, factor: f64) -> Result<()> {
+    let pieces = |job: &ColumnJob| usize::try_from(job.rows).unwrap_or(0).div_ceil(ROWS);
+    let need = |job: &ColumnJob| pieces(job) * usize::try_from(job.cols).unwrap_or(0);
+    let total = jobs.iter().map(need).sum();
+    let partial = Tensor::f_empty([to_i64(total)?], (Kind::Double, like.place().device()))?;
+    let (partial, mut start) = (Slab::of(&partial)?, 0);
+    for job in &mut *jobs {
+        let len = need(job);
+        job.partial = partial.part(start, len).device_address()?;
+        start += len;
+    }
+    run(&named("column_squares", like.dtype()), jobs, [0.0, factor], Blocks::Parts)?;
+    run("column_totals", jobs, [0.0; 2], Blocks::Columns)
+}
+
+/// See [`super::super::squares_and_scaled`].
+pub(in super::super) fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let mut jobs = all.iter().map(job).collect::<Result<Vec<_>>>()?;
+    for (_, columns) in jobs.iter().zip(all).filter(|(job, _)| job.rows == 0) {
+        columns.sums.clear()?;
+    }
+    sum(&mut jobs, &first.x, factor)
+}
+
+/// See [`super::super::normalize_columns`].
+pub(in super::super) fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64) -> Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let jobs = all.iter().map(|kept| {
+        let (q, stride) = kept.q.strided();
+        let mut job = job(&kept.columns)?;
+        (job.q, job.q_stride, job.kind[2]) = (q.device_address()?, to_i64(stride)?, number_of(q.dtype())?);
+        job.own = [side(kept.own.start)?, side(kept.own.end)?];
+        Ok(job)
+    });
+    let name = named("normalize_columns", first.columns.x.dtype());
+    run(&name, &jobs.collect::<Result<Vec<_>>>()?, [epsilon, factor], Blocks::Parts)
+}
+
+/// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place. A column of zeros stays one; one that
+/// is not finite becomes NaN.
+pub(super) fn scale_to_units(matrices: &Slab, [count, rows, cols]: [usize; 3]) -> Result<()> {
+    let sums = Tensor::f_empty([to_i64(count)?, to_i64(cols)?], (Kind::Double, matrices.place().device()))?;
+    let sums = Slab::of(&sums)?;
+    let units = (0..count).map(|i| {
+        let x = matrices.part(i * rows * cols, rows * cols);
+        Ok(ColumnJob { scaled: 0, ..job(&Columns { x, sums: sums.part(i * cols, cols), scaled: x })? })
+    });
+    let mut jobs = units.collect::<Result<Vec<_>>>()?;
+    sum(&mut jobs, matrices, 0.0)?;
+    for job in &mut jobs {
+        job.scaled = job.x;
+    }
+    run("unit_columns", &jobs, [0.0; 2], Blocks::Parts)
+}

@@ -1,0 +1,237 @@
+//! Orthonormal columns by Cholesky QR, on panels of float32. What a pass decides it leaves on the device, where the next
+//! one reads it: every pass is launched, and works on the panels that need it.
+
+use tch::{Kind, Tensor};
+
+use super::columns::scale_to_units;
+use super::device::launch;
+use super::driver::Grid;
+use super::sources::{CHOLESKY, GRAM};
+use super::symmetric::{Factor, MatrixBatch};
+use crate::batch::{Slab, to_i64};
+use crate::error::{Error, Result};
+
+/// Rows and columns of a tile, threads of a block.
+const TILE: usize = 64;
+const THREADS: u32 = 128;
+/// Rows of a panel that one block of the Gram product takes, and how many of these blocks a panel has at most.
+const PART: usize = 512;
+const MOST_PARTS: usize = 400;
+
+/// `Which` of `panel.cuh`.
+const EVERY: i32 = 0;
+const ILL_CONDITIONED_OR_FAILED: i32 = 3;
+
+/// Smallest over largest diagonal element of the factor, columns of norm 1, from which one pass is enough: the error of a
+/// pass is then a few roundoffs, as it is where the CPU takes one.
+const ONE_PASS: f32 = 0.5;
+/// Above every such ratio.
+const NEVER: f32 = 2.0;
+/// Distance from 1 to the next float32.
+const EPSILON: f32 = 1.2e-7;
+
+/// As `panel.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Selection {
+    status: usize,
+    threshold: f32,
+    which: i32,
+}
+
+/// As `gram.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct GramProduct {
+    panel: MatrixBatch,
+    gram: usize,
+    selection: Selection,
+    rows: i32,
+    cols: i32,
+    tiles: i32,
+    parts: i32,
+}
+
+/// As `cholesky.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct CholeskyFactor {
+    gram: usize,
+    factor: usize,
+    inverses: usize,
+    status: usize,
+    selection: Selection,
+    shift: Factor,
+    left_out: f32,
+    size: i32,
+    parts: i32,
+}
+
+/// As `cholesky.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct CholeskySolve {
+    panel: MatrixBatch,
+    out: MatrixBatch,
+    factor: usize,
+    inverses: usize,
+    status: usize,
+    selection: Selection,
+    rows: i32,
+    cols: i32,
+    tiles: i32,
+}
+
+const _: () = {
+    assert!(size_of::<GramProduct>() == 72 && size_of::<CholeskyFactor>() == 80);
+    assert!(size_of::<CholeskySolve>() == 120);
+};
+
+/// One Cholesky QR of the panels that are not orthonormal yet.
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    selection: Selection,
+    /// What is added to the diagonal of those that failed in the pass before, as a share of it.
+    shift: f32,
+    /// Pivots up to this share of their column's square leave the column out.
+    left_out: f32,
+}
+
+/// Panels and the memory of their passes.
+struct Panels {
+    panel: MatrixBatch,
+    shape: [usize; 3],
+    parts: usize,
+    gram: Slab,
+    factor: Slab,
+    inverses: Slab,
+}
+
+/// See [`super::super::orthonormal_columns`].
+pub(in super::super) fn orthonormal_columns(
+    matrices: &Slab,
+    shape @ [count, _, cols]: [usize; 3],
+    twice: bool,
+) -> Result<()> {
+    if matrices.is_empty() {
+        return Ok(());
+    }
+    scale_to_units(matrices, shape)?;
+    let memory = Panels::memory(matrices, shape)?;
+    let panels = Panels::new(matrices, shape, &memory)?;
+    // What a sum of so many products may round to, as a share of their sizes.
+    #[allow(clippy::cast_precision_loss)] // a number of columns
+    let rounding = (cols + TILE / 2) as f32 * EPSILON;
+    let every = Selection { which: EVERY, ..Selection::default() };
+    let unfinished = |threshold| Selection { status: 0, threshold, which: ILL_CONDITIONED_OR_FAILED };
+    let ill = unfinished(ONE_PASS);
+    let passes = [
+        Pass { selection: every, shift: 0.0, left_out: 0.0 },
+        Pass { selection: if twice { unfinished(NEVER) } else { ill }, shift: rounding, left_out: 0.0 },
+        Pass { selection: ill, shift: rounding, left_out: 0.0 },
+        // What no shift made independent is not in the matrix.
+        Pass { selection: ill, shift: 0.0, left_out: rounding },
+        Pass { selection: ill, shift: 0.0, left_out: rounding },
+    ];
+    let size = [to_i64(passes.len())?, to_i64(count)?];
+    let statuses = Tensor::f_empty(size, (Kind::Double, matrices.place().device()))?;
+    let statuses = Slab::of(&statuses)?;
+    let at = |pass: usize| statuses.part(pass * count, count).device_address();
+    for (number, pass) in passes.into_iter().enumerate() {
+        let before = if number == 0 { 0 } else { at(number - 1)? };
+        let selection = Selection { status: before, ..pass.selection };
+        panels.run(Pass { selection, ..pass }, at(number)?)?;
+    }
+    Ok(())
+}
+
+fn side(n: usize) -> Result<i32> {
+    i32::try_from(n).map_err(|_| Error::Internal(format!("a side of {n}")))
+}
+
+fn grid(blocks: usize, shared: u32) -> Result<Grid> {
+    let blocks = u32::try_from(blocks).map_err(|_| Error::Internal(format!("{blocks} blocks")))?;
+    Ok(Grid { blocks, threads: THREADS, shared })
+}
+
+impl Panels {
+    /// Parts of the rows, each with a Gram matrix of its own: by the shape of one panel alone, so that what else is in
+    /// the batch changes no bit.
+    fn parts([_, rows, cols]: [usize; 3]) -> usize {
+        rows.div_ceil(PART).clamp(1, (MOST_PARTS / Self::triangle(cols)).max(1))
+    }
+
+    /// Tiles of the lower triangle.
+    fn triangle(cols: usize) -> usize {
+        let tiles = cols.div_ceil(TILE);
+        tiles * (tiles + 1) / 2
+    }
+
+    /// Gram matrices, factors and inverted tiles.
+    fn memory(matrices: &Slab, shape @ [count, _, cols]: [usize; 3]) -> Result<[Tensor; 3]> {
+        let (square, tiles) = (cols * cols, cols.div_ceil(TILE) * TILE * TILE);
+        let empty = |each: usize| -> Result<Tensor> {
+            let size = [to_i64(count * each)?];
+            Ok(Tensor::f_empty(size, (Kind::Float, matrices.place().device()))?)
+        };
+        Ok([empty(Self::parts(shape) * square)?, empty(square)?, empty(tiles)?])
+    }
+
+    fn new(matrices: &Slab, shape @ [_, rows, cols]: [usize; 3], memory: &[Tensor; 3]) -> Result<Self> {
+        let panel = MatrixBatch {
+            first: matrices.device_address()?,
+            each: 0,
+            matrix_stride: to_i64(rows * cols)?,
+            row_stride: to_i64(cols)?,
+        };
+        let [gram, factor, inverses] = memory;
+        let (gram, factor, inverses) = (Slab::of(gram)?, Slab::of(factor)?, Slab::of(inverses)?);
+        Ok(Self { panel, shape, parts: Self::parts(shape), gram, factor, inverses })
+    }
+
+    /// One pass, whose outcome goes to `status`.
+    fn run(&self, Pass { selection, shift, left_out }: Pass, status: usize) -> Result<()> {
+        let ([count, rows, cols], parts, panel) = (self.shape, self.parts, self.panel);
+        let (tiles, row_tiles) = (Self::triangle(cols), rows.div_ceil(TILE));
+        let gram = self.gram.device_address()?;
+        let (factor, inverses) = (self.factor.device_address()?, self.inverses.device_address()?);
+        let product = GramProduct {
+            panel,
+            gram,
+            selection,
+            rows: side(rows)?,
+            cols: side(cols)?,
+            tiles: side(tiles)?,
+            parts: side(parts)?,
+        };
+        let factorization = CholeskyFactor {
+            gram,
+            factor,
+            inverses,
+            status,
+            selection,
+            shift: Factor { live: 0, value: shift },
+            left_out,
+            size: side(cols)?,
+            parts: side(parts)?,
+        };
+        let solve = CholeskySolve {
+            panel,
+            out: panel,
+            factor,
+            inverses,
+            status,
+            selection,
+            rows: side(rows)?,
+            cols: side(cols)?,
+            tiles: side(row_tiles)?,
+        };
+        // SAFETY: the layouts are asserted above; panels and scratch are memory of the device, which torch's allocator
+        // gives to others only after what is on the stream.
+        unsafe {
+            launch("gram_product", grid(count * parts * tiles, GRAM.shared)?, &product)?;
+            launch("cholesky_factor", grid(count, CHOLESKY.shared)?, &factorization)?;
+            launch("cholesky_solve", grid(count * row_tiles, CHOLESKY.shared)?, &solve)
+        }
+    }
+}
