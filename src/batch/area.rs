@@ -90,7 +90,7 @@ impl Area {
     }
 }
 
-/// Areas of one shape and type, each as far behind the one before it.
+/// Areas of one shape and type in one tensor or buffer, each as far behind the one before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
     first: Area,
@@ -106,13 +106,16 @@ impl Stack {
         Self { first, count: 1, distance: 0 }
     }
 
-    /// The same with one more, where that lies as far behind the last as the others do.
+    /// The same with one more, where that lies as far behind the last as the others do. What is in another tensor does
+    /// not, wherever that tensor happens to be: results would depend on it.
     #[must_use]
     pub fn with(self, next: &Area) -> Option<Self> {
         let Area { slab, rows, cols, stride } = self.first;
         let (other, bytes) = (next.slab, slab.dtype.bytes());
+        let start = |slab: &Slab| slab.address.wrapping_sub(slab.first * slab.dtype.bytes());
         let alike = [next.rows, next.cols, next.stride] == [rows, cols, stride]
             && (other.dtype, other.place, other.form) == (slab.dtype, slab.place, slab.form)
+            && start(&other) == start(&slab)
             && rows * cols > 0;
         let last = slab.address + (self.count - 1) * self.distance * bytes;
         let behind = other.address.checked_sub(last).filter(|gap| alike && *gap > 0 && gap % bytes == 0)?;
@@ -131,5 +134,28 @@ impl Stack {
         // SAFETY: every element of the view is one of an area, whose tensors outlive the stage; the result does not
         // leave it.
         unsafe { slab.view(&size, &step) }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stack_takes_areas_of_one_tensor_at_equal_distances() {
+        let numbers = Tensor::arange(60, (tch::Kind::Double, tch::Device::Cpu));
+        let all = Slab::of(&numbers).unwrap();
+        // Blocks of two columns of a matrix with six.
+        let blocks = [0, 2, 4].map(|col| all.area(col, [3, 2], 6));
+        let stack = Stack::new(blocks[0]).with(&blocks[1]).unwrap().with(&blocks[2]).unwrap();
+        let expected = numbers.narrow(0, 0, 18).view([3, 3, 2]).transpose(0, 1);
+        assert_eq!(stack.tensor().unwrap(), expected);
+        assert!(Stack::new(blocks[1]).with(&blocks[0]).is_none());
+        assert!(Stack::new(blocks[0]).with(&blocks[1]).unwrap().with(&all.area(5, [3, 2], 6)).is_none());
+        assert!(Stack::new(blocks[0]).with(&all.area(20, [3, 2], 7)).is_none());
+        let other = Slab::of(&numbers.copy()).unwrap();
+        let [low, high] = if other.address > all.address { [all, other] } else { [other, all] };
+        assert!(Stack::new(low.area(0, [3, 2], 6)).with(&high.area(0, [3, 2], 6)).is_none());
     }
 }

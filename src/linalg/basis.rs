@@ -70,7 +70,7 @@ pub fn orthonormal_or_zero(
         return Ok(Report::default());
     }
     if kernels::on_device() {
-        on_device(p_bmr, method)?;
+        kernels::frozen(|| on_device(p_bmr, method))?;
         return Ok(Report::default());
     }
     let (all, count) = (Slab::of(p_bmr)?, usize::try_from(b).unwrap_or(0));

@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::batch::{Area, Stack};
 use crate::error::{Error, Result};
-use crate::kernels::{Kernel, ThinProduct, multiply, on_device};
+use crate::kernels::{self, Decay, Kernel, ThinProduct, frozen, multiply, on_device};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,14 @@ pub fn back_project(all: &[Factored]) -> Result<()> {
 ///
 /// # Errors
 /// Whatever libtorch says.
+#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 pub fn add_product(all: &[Factored], keep: f64) -> Result<()> {
+    if on_device() && keep != 0.0 && keep != 1.0 {
+        // One launch for all, which a replay can tell another factor.
+        let runs = all.iter().flat_map(|f| f.stored.runs()).map(|run| [run]);
+        kernels::run(&Decay { decay: 1.0 - keep }, &runs.collect::<Vec<_>>())?;
+        return run(all.iter().map(|f| f.product(1.0)));
+    }
     run(all.iter().map(|f| f.product(keep)))
 }
 
@@ -72,7 +79,7 @@ const THIN: usize = 96;
 
 fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     if on_device() {
-        return in_stacks(&products.collect::<Vec<_>>());
+        return frozen(|| in_stacks(&products.collect::<Vec<_>>()));
     }
     let (own, others): (Vec<_>, Vec<_>) = products.partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
@@ -91,8 +98,7 @@ fn own(product: &ThinProduct) -> bool {
     !product.out.dtype().is_narrow() && (thin || product.work() <= SMALL)
 }
 
-/// Products by libtorch, those of matrices at equal distances in one call.
-#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
+/// Products by libtorch, those of matrices at equal distances in one call; what is added to stays as it is.
 fn in_stacks(products: &[ThinProduct]) -> Result<()> {
     let mut rest = products;
     while let Some(first) = rest.first() {
@@ -111,14 +117,11 @@ fn in_stacks(products: &[ThinProduct]) -> Result<()> {
             let [out, left, right] = stacks.map(|stack| stack.tensor());
             let turned = |x: Tensor, transposed| if transposed { x.f_transpose(1, 2) } else { Ok(x) };
             let (mut out, left, right) = (out?, turned(left?, first.left.1)?, turned(right?, first.right.1)?);
-            if first.keep == 0.0 {
-                let _ = left.f_bmm_out(&out, &right)?;
+            let _ = if first.keep == 0.0 {
+                left.f_bmm_out(&out, &right)?
             } else {
-                if first.keep != 1.0 {
-                    let _ = out.f_mul_scalar_(first.keep)?;
-                }
-                let _ = out.f_baddbmm_(&left, &right)?;
-            }
+                out.f_baddbmm_(&left, &right)?
+            };
         }
         rest = &rest[count..];
     }

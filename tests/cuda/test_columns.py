@@ -158,7 +158,10 @@ FAULTS: dict[str, tuple[str, str]] = {
         "piece = share.number / tiles;",
         "piece = share.number % tiles;",
     ),
-    "reads rows that do not exist": ("rows = min(job.rows - first, ROWS);", "rows = min(job.rows - first, ROWS) + 1;"),
+    "reads rows that do not exist": (
+        "rows = min(job.rows - first, ROWS);",
+        "rows = min(job.rows - first, ROWS) + 1;",
+    ),
     "adds sums of warps that are not written": (
         "    sums[warp][lane] = sum;\n    __syncthreads();",
         "    sums[warp][lane] = sum;",

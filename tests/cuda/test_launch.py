@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from . import compile as compiler
-from . import driver
 
 TESTS = Path(__file__).resolve().parents[1]
 SUPPORTED = (
@@ -44,12 +43,16 @@ print(driver.emulator_loads())
 """
 
 
+<<<<<<< HEAD
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return driver.build(tmp_path_factory.mktemp("driver"))
 
 
 def run(environment: dict[str, str], *code: str) -> str:
+=======
+def run(environment: dict[str, str], code: str) -> str:
+>>>>>>> 4c9a3ba (Matrices of one tensor alone share a product; tests of Dion's launches; the driver of the tests is built once)
     """Runs Python code on the emulated device; returns what it prints."""
     text = PREAMBLE + "".join(map(textwrap.dedent, code))
     done = subprocess.run(
