@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     mesh = None
     if dist.is_torchelastic_launched():
-        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if options.device == "cuda" else "gloo")
         mesh = init_device_mesh(options.device, tuple(options.mesh.values()), mesh_dim_names=AXES)
     name = ",".join(f"{axis}={size}" for axis, size in options.mesh.items() if size > 1) or "one process"
     stop_at = min(options.stop_at or settings.steps, settings.steps)

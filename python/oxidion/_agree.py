@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._collectives import largest, my_rank, tell
+from oxidion._collectives import largest_of, my_rank, tell
 from oxidion._comm import Groups, Meshes, Ranks, local
 from oxidion._oxidion import PlanMismatch, Session
 from oxidion._validate import names_of
@@ -34,7 +34,7 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
     for ranks, group in groups.items():
         numbers = session.summary(list(ranks)) if session is not None else [0, 0, 0]
         flags = [int(failed), int(skip), *numbers, *(-x for x in numbers)]
-        any_failed, any_skip, *both = largest(torch.tensor(flags), group).tolist()
+        any_failed, any_skip, *both = largest_of(flags, group)
         skip = skip or bool(any_skip)
         differ = any(most + least for most, least in zip(both[:3], both[3:], strict=True))
         # A rank that skips has nothing to compare; if any does, all do.
@@ -43,7 +43,7 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
     # each line meets all others in one round; more groups are no plain mesh.
     for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
         for group in groups.values():
-            failed, skip = largest(torch.tensor([failed, skip], dtype=torch.uint8), group).bool().tolist()
+            failed, skip = map(bool, largest_of([int(failed), int(skip)], group))
     if failed:
         complaint = _complaint(groups, session, error)
         if error is not None:
@@ -54,7 +54,7 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
 
 def checksum(tensor: Tensor) -> int:
     """A number of 62 bits that depends on every bit of a tensor."""
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") >> 2
 
 
@@ -80,7 +80,7 @@ def check_gradients(params: list[dict[str, Any]], meshes: Meshes, groups: Groups
     for axis, ranks, _, averaged in meshes.replicas:
         if len(ranks) == 1 or not rows:
             continue
-        both = largest(torch.tensor([*sums, *(-x for x in sums)]), meshes.groups[tuple(ranks)]).tolist()
+        both = largest_of([*sums, *(-x for x in sums)], meshes.groups[tuple(ranks)])
         equal = [most + least == 0 for most, least in zip(both[: len(rows)], both[len(rows) :], strict=True)]
         if averaged and not all(equal):
             complaint = (

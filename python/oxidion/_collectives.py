@@ -21,6 +21,9 @@ def bind(transfers: Sequence[Mapping[str, Any]], arena: Tensor, groups: Groups) 
         transfers: ``Plan.transfers``.
         arena: the workspace in which the buffers lie.
         groups: process groups by ranks.
+
+    Raises:
+        ValueError: for a process group that cannot exchange memory of the arena's device.
     """
     return [_bound(transfer, arena.view(torch.uint8), groups) for transfer in transfers]
 
@@ -33,14 +36,30 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
     if transfer["kind"] == "all_reduce":
         value = send.view(getattr(torch, transfer["dtype"]))
         lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
+        for line in lines:
+            _check_backend(line, ranks, memory.device)
         return lambda: _summed(value, lines)
     group = groups[ranks]
+    _check_backend(group, ranks, memory.device)
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
     # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
     # do not depend on timing or on the backend.
     return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+
+
+def _check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> None:
+    """Refuses a group that has no backend for a device; on a CUDA device also gloo, which lacks collectives."""
+    own: Any = group
+    kinds = [kind.type for kind in own._device_types]
+    backend = own._get_backend(device).name() if device.type in kinds else None
+    if kinds and (backend is None or (device.type == "cuda" and backend == "gloo")):
+        raise ValueError(
+            f"the process group of the ranks {list(ranks)} cannot exchange tensors on {device.type}: it has "
+            f"{own._get_backend_name() if backend is None else backend!r}. For CUDA devices use "
+            "init_process_group('cpu:gloo,cuda:nccl')"
+        )
 
 
 def _along(ranks: Ranks, lines: Sequence[Sequence[int]], groups: Groups) -> list[ProcessGroup]:
@@ -71,6 +90,19 @@ def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
     """Replaces numbers by the largest of each over the ranks of a group."""
     torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX, group=group)
     return numbers
+
+
+def needs_device(group: ProcessGroup) -> bool:
+    """Whether numbers of the host have to go through a device to be compared over a group: NCCL alone."""
+    kinds = [kind.type for kind in cast("Any", group)._device_types]
+    return bool(kinds) and "cpu" not in kinds
+
+
+def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
+    """The largest of each number over the ranks of a group; where that takes a device the host waits for it."""
+    kinds = cast("Any", group)._device_types if needs_device(group) else [torch.device("cpu")]
+    values: list[int] = largest(torch.tensor(numbers, device=kinds[0]), group).tolist()
+    return values
 
 
 def tell(what: Any, group: ProcessGroup) -> list[Any]:

@@ -36,13 +36,18 @@ def current_stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched on torch's current stream goes into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def refuse_capture(device: torch.device) -> None:
     """Refuses to make states while a graph is captured: each replay would make them anew.
 
     Raises:
         RuntimeError: during a capture.
     """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if is_capturing(device):
         raise RuntimeError("take one step before the capture of a graph: something has to be planned anew")
 
 

@@ -14,9 +14,17 @@ from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 
 
 class Stepper:
-    """What takes the steps of an optimizer with ``param_groups`` and ``state``."""
+    """What takes the steps of an optimizer with ``param_groups`` and ``state``.
+
+    Attributes:
+        compare_every: Ranks compare every so many steps what they are about to do, and whenever something is
+            planned anew; 0 for the latter alone. It has to be the same on all ranks. With process groups
+            of NCCL alone the host waits for the device to compare.
+    """
 
     STATE_NAMES: ClassVar[_state.Names] = {}
+
+    compare_every: int = 1
 
     param_groups: list[dict[str, Any]]
     state: Any
@@ -47,6 +55,7 @@ class Stepper:
         error: Exception | None = None
         for group in self.param_groups:
             group["step"] += 1
+        before = self._session
         try:
             if not skip:
                 session = self._begin(grad_factor)
@@ -55,7 +64,7 @@ class Stepper:
             error = raised
         taken = False
         try:
-            if groups := self._to_agree():
+            if groups := self._to_agree(planned=before is None or self._session is not before):
                 agreed = _agree.agree(groups, session, error, skip=skip)
                 if agreed and self._meshes.check:
                     _agree.check_gradients(self.param_groups, self._meshes, groups)
@@ -82,12 +91,19 @@ class Stepper:
         if uncounted:  # the core counts the changes of plain tensors
             torch.autograd.graph.increment_version(uncounted)
 
-    def _to_agree(self) -> _comm.Groups:
+    def _to_agree(self, *, planned: bool) -> _comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
         if self._groups is None:
             self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
-        scaled = getattr(self, "found_inf", None) is not None
-        return self._groups if scaled or self._meshes.check or self._communicates() else {}
+        always = getattr(self, "found_inf", None) is not None or self._meshes.check
+        if not always and not self._communicates():
+            return {}
+        every, done = self.compare_every, self.param_groups[0]["step"] - 1
+        due = always or planned or (every > 0 and done % every == 0)
+        if due and _device.is_capturing(_device.device_of(self.param_groups)):
+            # A capture cannot wait for what a device has compared.
+            due = not any(map(_collectives.needs_device, self._groups.values()))
+        return self._groups if due else {}
 
     def _begin(self, grad_factor: float) -> Session:
         if self._poison is not None:
@@ -122,11 +138,11 @@ class Stepper:
         _device.refuse_capture(device)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
         arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32, device)
+        comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))
+        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
         self._session = Session(plan, self.param_groups, states, self.state, arena)
-        self._schedule = tuple(plan.schedule)
-        self._comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))
+        self._schedule, self._comms = tuple(plan.schedule), comms
         return self._session
 
     def _forget(self) -> None:

@@ -6,6 +6,7 @@ use tch::Tensor;
 
 use super::columns::{Columns, Kept};
 use super::pass::Pass;
+use super::{Copy, Messages};
 use crate::batch::Slab;
 use crate::error::{Error, Result};
 
@@ -69,6 +70,18 @@ pub(super) fn is_entered() -> bool {
 }
 
 pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[Slab; N]]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn copy(_copies: &[Copy]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn move_down(_moves: &[(Slab, Slab)]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn sum(_messages: &Messages, _factor: f64, _to: &Slab) -> Result<()> {
     refuse()
 }
 

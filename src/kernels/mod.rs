@@ -21,7 +21,7 @@ pub use cpu::fold::{Fold, SumOfSquares, fold};
 pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
-pub use cpu::pack::{Copy, copy, sum};
+pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
     Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, divide_rows,
@@ -30,4 +30,6 @@ pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run as run_on_cpu;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};
-pub use place::{count_steps, frozen, measured_squares, on_device, run, symmetric_product};
+pub use place::{
+    copy, count_steps, frozen, measured_squares, move_down, on_device, run, sum, symmetric_product,
+};

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::cpu::elementwise::{AdamW, Count};
+use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::{self, Op};
 use crate::batch::{Place, Slab};
 use crate::error::{Error, Result};
@@ -14,11 +15,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`Error::Cuda`] where there is no kernel of the operation on the device, or the device refuses it.
 pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
-    let place = jobs.first().map_or(Place::Cpu, |job| job[0].place());
-    if jobs.iter().flatten().any(|slab| slab.place() != place) {
-        return Err(Error::Internal("the operands of one pass are in different places".into()));
-    }
-    match place {
+    match common(jobs.iter().flatten())? {
         Place::Cpu => {
             cpu::run(op, jobs);
             Ok(())
@@ -30,6 +27,53 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
             super::cuda::run(&pass, jobs)
         }
     }
+}
+
+/// The place of all operands.
+fn common<'a>(operands: impl IntoIterator<Item = &'a Slab>) -> Result<Place> {
+    let mut operands = operands.into_iter();
+    let place = operands.next().map_or(Place::Cpu, Slab::place);
+    if operands.any(|slab| slab.place() != place) {
+        return Err(Error::Internal("the operands of one pass are in different places".into()));
+    }
+    Ok(place)
+}
+
+/// Carries out copies between areas that do not overlap.
+///
+/// # Errors
+/// [`Error::Cuda`] where the device refuses it.
+pub fn copy(copies: &[Copy]) -> Result<()> {
+    match common(copies.iter().flat_map(|copy| [&copy.from, &copy.to]))? {
+        Place::Cpu => pack::copy(copies),
+        Place::Cuda(_) => return super::cuda::copy(copies),
+    }
+    Ok(())
+}
+
+/// Moves runs of one buffer to where they belong, `(from, to)` in order and downwards: each has its place before the
+/// next one begins, and may overlap itself.
+///
+/// # Errors
+/// As [`copy`].
+pub fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
+    match common(moves.iter().flat_map(|(from, to)| [from, to]))? {
+        Place::Cpu => moves.iter().for_each(|(from, to)| from.copy_to(to)),
+        Place::Cuda(_) => return super::cuda::move_down(moves),
+    }
+    Ok(())
+}
+
+/// `to = factor · Σ messages`, added in order in float64.
+///
+/// # Errors
+/// As [`copy`].
+pub fn sum(messages: &Messages, factor: f64, to: &Slab) -> Result<()> {
+    match common([&messages.all, to])? {
+        Place::Cpu => pack::sum(messages, factor, to),
+        Place::Cuda(_) => return super::cuda::sum(messages, factor, to),
+    }
+    Ok(())
 }
 
 /// `out <- out + A Bᵀ`, or `A Bᵀ` alone, on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric: by a

@@ -47,14 +47,13 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
     let (areas, route) = (areas(bucket, hop, memory)?, Route::new(bucket, hop));
     match hop.kind {
         HopKind::Undeal { side, level, .. } => {
-            kernels::copy(&copies(&areas, &route.parts(&hop.before, side, level, None), false));
+            kernels::copy(&copies(&areas, &route.parts(&hop.before, side, level, None), false))?;
         }
         HopKind::Collect { exact, .. } => {
             let (_, own) = route.run(&hop.before, &hop.before.units);
             let copies = if exact { bucket.axis(hop.axis).ranks.len() } else { 1 };
-            for i in 0..copies {
-                areas.main.part(0, own).copy_to(&areas.messages.part(i * own, own));
-            }
+            let copy = |i| kernels::Copy::run(areas.main.part(0, own), areas.messages.part(i * own, own));
+            kernels::copy(&(0..copies).map(copy).collect::<Vec<_>>())?;
         }
         HopKind::AllReduce { how } => {
             let (_, len) = route.run(&hop.before, &hop.before.units);
@@ -82,28 +81,30 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
     let (areas, route) = (areas(bucket, hop, memory)?, Route::new(bucket, hop));
     match hop.kind {
         HopKind::Deal { side, level, .. } => {
-            kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, None), true));
+            kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, None), true))?;
         }
         HopKind::Gather { side, level } => {
             let pitch = route.counts().recv.first().copied();
-            kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, pitch), true));
+            kernels::copy(&copies(&areas, &route.parts(&hop.after, side, level, pitch), true))?;
         }
         HopKind::ReduceDeal { how, .. } => {
             let counts = route.counts().recv;
             let own = counts.first().copied().unwrap_or(0);
-            let parts: Vec<Slab> = (0..counts.len()).map(|i| areas.messages.part(i * own, own)).collect();
-            kernels::sum(&parts, mean_factor(bucket, hop, how), &areas.main.part(0, own));
+            let messages = kernels::Messages { all: areas.messages, pitch: own, count: counts.len() };
+            kernels::sum(&messages, mean_factor(bucket, hop, how), &areas.main.part(0, own))?;
         }
         HopKind::Collect { at, exact: false } => {
             let pitch = route.counts().recv.first().copied().unwrap_or(0);
-            // Downwards, and each part ends before the next begins: an overlap is that of a part with itself.
-            for (peer, (first, count)) in route.runs_by_owner(at).into_iter().enumerate() {
-                areas.main.part(peer * pitch, count).copy_to(&areas.main.part(first, count));
-            }
+            let moved = |(peer, (first, count)): (usize, (usize, usize))| {
+                (areas.main.part(peer * pitch, count), areas.main.part(first, count))
+            };
+            kernels::move_down(
+                &route.runs_by_owner(at).into_iter().enumerate().map(moved).collect::<Vec<_>>(),
+            )?;
         }
         HopKind::Slice => {
             let (first, count) = route.run(&hop.before, &hop.after.units);
-            areas.main.part(first, count).copy_to(&areas.main.part(0, count));
+            kernels::move_down(&[(areas.main.part(first, count), areas.main.part(0, count))])?;
         }
         HopKind::AllReduce { .. } if hop.staged(spec) => {
             let (_, len) = route.run(&hop.before, &hop.before.units);

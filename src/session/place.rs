@@ -11,6 +11,9 @@ use crate::spec::StateSpec;
 /// The algorithms that have all of their kernels on devices.
 const ON_DEVICES: [&str; 4] = ["adamw", "lion", "muon", "dion"];
 
+/// Those of them that parameters on several ranks may have there.
+const SHARED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+
 /// The one place where all parameters are.
 ///
 /// # Errors
@@ -53,10 +56,12 @@ fn require_supported(plan: &Plan) -> Result<()> {
             return refuse(format!("{}: state_bits=8", member.spec.name));
         }
     }
-    if plan.buckets.iter().any(crate::plan::Bucket::distributed) {
-        return refuse("a sharded or replicated parameter".into());
+    let shared = plan.buckets.iter().filter(|bucket| bucket.distributed());
+    let mut names = shared.map(|bucket| plan.algorithms[bucket.algorithm].name());
+    match names.find(|name| !SHARED_ON_DEVICES.contains(name)) {
+        Some(name) => refuse(format!("{name} with sharded or replicated parameters")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Where a state is: counters stay where the core counts.

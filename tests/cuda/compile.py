@@ -31,9 +31,19 @@ ARCHITECTURES = {
     "updates.cu": EVERYWHERE,
     "sums.cu": EVERYWHERE,
     "columns.cu": EVERYWHERE,
+    "copies.cu": EVERYWHERE,
+    "messages.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
-LAUNCHED = ("updates.cu", "symmetric_mma.cu", "gram.cu", "cholesky.cu", "columns.cu")
+LAUNCHED = (
+    "updates.cu",
+    "symmetric_mma.cu",
+    "gram.cu",
+    "cholesky.cu",
+    "columns.cu",
+    "copies.cu",
+    "messages.cu",
+)
 """What the package launches."""
 
 

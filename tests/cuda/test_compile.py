@@ -24,12 +24,17 @@ OCCUPANCY = {
     "add_pieces": (256, 1),
     "column_totals": (256, 2),
     "unit_columns": (256, 2),
+    "copy_few": (256, 4),
+    "copy_many": (256, 4),
+    "sum_messages": (256, 2),
 }
 
 
 def family(kernel: str) -> str:
     """What a kernel is counted as: its name without its element type, or the table of jobs that it takes."""
     form = kernel.rpartition("_")[2]
+    if kernel in OCCUPANCY:
+        return kernel
     return form if form in OCCUPANCY else kernel.removesuffix("_bfloat16").removesuffix("_float16")
 
 

@@ -62,13 +62,11 @@ def run(environment: dict[str, str], code: str) -> str:
     return done.stdout
 
 
-@needs_nvrtc
-def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
-    """Tests of the optimizers, recorded trajectories among them; what devices cannot do yet skips itself."""
-    places = ("test_golden.py", "algorithm", "contract", "conformance")
+def on_the_device(environment: dict[str, str], chosen: str, *places: str) -> tuple[int, int]:
+    """Runs tests on the emulated device; how many passed, and how many it cannot do yet."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
     done = subprocess.run(
-        [*command, "-k", SUPPORTED, *(str(TESTS / place) for place in places)],
+        [*command, "-k", chosen, *(str(TESTS / place) for place in places)],
         capture_output=True,
         text=True,
         check=False,
@@ -76,7 +74,16 @@ def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
         cwd=TESTS.parent,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    passed, skipped = (int(re.findall(rf"(\d+) {word}", done.stdout)[-1]) for word in ("passed", "skipped"))
+    counts = dict(re.findall(r"(\d+) (passed|skipped)", done.stdout)[::-1])
+    by_outcome = {outcome: int(count) for count, outcome in counts.items()}
+    return by_outcome.get("passed", 0), by_outcome.get("skipped", 0)
+
+
+@needs_nvrtc
+def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
+    """Tests of the optimizers, recorded trajectories among them; what devices cannot do yet skips itself."""
+    places = ("test_golden.py", "algorithm", "contract", "conformance")
+    passed, skipped = on_the_device(environment, SUPPORTED, *places)
     assert passed > 10 * skipped
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 import oxidion
+from oxidion import _agree
 from support.inputs import gaussian
 from support.sim_mesh import chunk
 
@@ -81,6 +82,29 @@ def own(tensor: Tensor) -> Tensor:
     """What this process holds of a DTensor."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()
+
+
+def compared_steps(every: int) -> list[int]:
+    """The steps before which the ranks compare; after the fifth a checkpoint is loaded."""
+    mesh, found, own_agree = mesh_of({"fs": dist.get_world_size()}), [], _agree.agree
+    param = nn.Parameter(placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"]))
+    optimizer = oxidion.Muon([param])
+    optimizer.compare_every = every
+
+    def agree(*args: Any, **keys: Any) -> bool:
+        found.append(optimizer.param_groups[0]["step"])
+        return own_agree(*args, **keys)
+
+    _agree.agree = agree
+    try:
+        for step in range(8):
+            if step == 5:
+                optimizer.load_state_dict(optimizer.state_dict())
+            param.grad = placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"])
+            optimizer.step()
+    finally:
+        _agree.agree = own_agree
+    return found
 
 
 def disagreement_on_one_line() -> tuple[str, str]:

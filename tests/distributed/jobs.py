@@ -1,4 +1,4 @@
-"""What the ranks of a gloo process group do in the tests."""
+"""What the ranks of a process group do in the tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -21,9 +22,14 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def device() -> str:
+    """Where models are: on devices with NCCL."""
+    return "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
+
+
 def mesh_of(axes: dict[str, int]) -> DeviceMesh:
     """A mesh over all ranks."""
-    return init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return init_device_mesh(device(), tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:
@@ -118,10 +124,17 @@ def model(seed: int = 0) -> nn.Sequential:
     )
 
 
+def placed_model() -> nn.Sequential:
+    """The network where this process trains it."""
+    return model().to(device())
+
+
 def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
     """An optimizer over matrices, with AdamW for the rest, or of one group."""
     if name == "Dion":
         keys.setdefault("rank_fraction", 0.5)
+    if name == "Muon":
+        keys.setdefault("orth_dtype", "float32")  # what "auto" is on the CPU, not on CUDA devices
     if name in ("AdamW", "Lion", "Lamb", "Adafactor", "CAME"):
         return getattr(oxidion, name)(network.named_parameters(), **{"lr": 0.01, **keys})
     matrices = [(n, p) for n, p in network.named_parameters() if p.ndim >= 2]
@@ -145,7 +158,8 @@ def train(
     for x, y in batches(steps, seed):
         optimizer.zero_grad()
         part = slice(place * 24 // count, (place + 1) * 24 // count)
-        (network(x[part]) - y[part]).square().mean().backward()
+        where = next(network.parameters()).device
+        (network(x[part].to(where)) - y[part].to(where)).square().mean().backward()
         optimizer.step()
 
 
@@ -154,4 +168,4 @@ def distance(network: nn.Module, name: str, steps: int) -> float:
     reference = model()
     train(reference, optimizer_of(reference, name), steps)
     pairs = zip(network.parameters(), reference.parameters(), strict=True)
-    return max(float((whole(a) - b.detach()).abs().max()) for a, b in pairs)
+    return max(float((whole(a).cpu() - b.detach()).abs().max()) for a, b in pairs)

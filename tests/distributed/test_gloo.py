@@ -152,6 +152,11 @@ def test_ranks_that_disagree_all_raise_and_nothing_changes(
             assert answer["step"] == 0
 
 
+@pytest.mark.parametrize(("every", "steps"), [(1, [*range(1, 9)]), (3, [1, 4, 6, 7]), (0, [1, 6])])
+def test_ranks_compare_as_often_as_they_are_told(two: Workers, every: int, steps: list[int]) -> None:
+    assert two.run(agreeing.compared_steps, every) == [steps, steps]
+
+
 def test_disagreement_on_one_line_of_one_axis_reaches_all_ranks(four: Workers) -> None:
     for name, text in four.run(agreeing.disagreement_on_one_line):
         assert name == "PlanMismatch"

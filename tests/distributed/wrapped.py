@@ -1,4 +1,4 @@
-"""Models wrapped as users wrap them, trained by the ranks of a gloo process group beside one process."""
+"""Models wrapped as users wrap them, trained by the ranks of a process group beside one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _other_dim(param: nn.Parameter) -> Shard | None:
 def fsdp(name: str, named: bool, dim: int) -> float:
     """FSDP2 over one axis."""
     mesh = jobs.mesh_of({"fs": dist.get_world_size()})
-    network = jobs.model()
+    network = jobs.placed_model()
     fully_shard(network, mesh=mesh, shard_placement_fn=_dim_one if dim else None)
     keys: dict[str, Any] = {}
     if named and name == "Muon":
@@ -43,7 +43,7 @@ def fsdp(name: str, named: bool, dim: int) -> float:
 
 def ddp(name: str, compressed: bool) -> float:
     """``DistributedDataParallel``; compressed: under ``no_sync``."""
-    network = jobs.model()
+    network = jobs.placed_model()
     wrapped = DistributedDataParallel(network)
     group = dist.group.WORLD
     keys: dict[str, Any] = {}
@@ -69,7 +69,7 @@ def ddp(name: str, compressed: bool) -> float:
 def hsdp(name: str, compressed: bool) -> float:
     """HSDP on 2 × n: mode 1 shards over the inner axis only, mode 2 over both."""
     mesh = jobs.mesh_of({"dp": 2, "fs": dist.get_world_size() // 2})
-    network = jobs.model()
+    network = jobs.placed_model()
     fully_shard(network, mesh=mesh["fs"] if compressed else mesh)
     keys: dict[str, Any] = {}
     if name == "Dion":
@@ -83,7 +83,7 @@ def hsdp(name: str, compressed: bool) -> float:
 def plane(name: str, axes: dict[str, int], strided: bool, compressed: bool) -> float:
     """FSDP2 and tensor parallelism, with a replica axis in front where ``axes`` has one."""
     mesh = jobs.mesh_of(axes)
-    network = jobs.model()
+    network = jobs.placed_model()
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(network, mesh["tp"], plan)
     data = ("dp", "fs") if "dp" in axes and not compressed else ("fs",)
@@ -103,7 +103,7 @@ def flattened(name: str) -> float:
     """FSDP2 over a mesh of two flattened axes."""
     mesh = jobs.mesh_of({"dp": 2, "cp": dist.get_world_size() // 2})
     both = mesh["dp", "cp"]._flatten("dp_cp")
-    network = jobs.model()
+    network = jobs.placed_model()
     fully_shard(network, mesh=both)
     optimizer = jobs.optimizer_of(network, name, **({"distributed_mesh": both} if name == "Muon" else {}))
     jobs.train(network, optimizer, STEPS, (dist.get_rank(), dist.get_world_size()))
@@ -113,7 +113,7 @@ def flattened(name: str) -> float:
 def rebuilt_mesh(name: str) -> float:
     """Meshes are told apart by their ranks: the optimizer gets another object than the model."""
     world = dist.get_world_size()
-    network = jobs.model()
+    network = jobs.placed_model()
     fully_shard(network, mesh=jobs.mesh_of({"fs": world}))
     again = jobs.mesh_of({"fs": world})
     keys = {"distributed_mesh": again} if name == "Muon" else {}
@@ -125,7 +125,7 @@ def rebuilt_mesh(name: str) -> float:
 def tensor_parallel(name: str) -> float:
     """Tensor parallelism alone."""
     mesh = jobs.mesh_of({"tp": dist.get_world_size()})
-    network = jobs.model()
+    network = jobs.placed_model()
     parallelize_module(network, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     keys: dict[str, Any] = {"distributed_mesh": mesh} if name == "Muon" else {}
     optimizer = jobs.optimizer_of(network, name, **keys)

@@ -1,8 +1,9 @@
-"""Processes that stay up and run functions as the ranks of a gloo process group."""
+"""Processes that stay up and run functions as the ranks of a process group."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import tempfile
 import traceback
@@ -21,11 +22,17 @@ PATIENCE = 150.0
 """Seconds that a job may take before its processes are taken to hang."""
 
 
-def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, world: int, store: str, pipe: Connection, backend: str) -> None:
     """Runs jobs until told to stop."""
     sys.path.insert(0, str(TESTS))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    if os.environ.get("OXIDION_TEST_DEVICE") == "emulated":
+        from oxidion import _device
+
+        _device.prepare(emulated=True)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     while True:
         job = pipe.recv()
         if job is None:
@@ -41,15 +48,15 @@ def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
 
 
 class Workers:
-    """A gloo process group of its own processes."""
+    """A process group of its own processes."""
 
-    def __init__(self, world: int, store: str) -> None:
+    def __init__(self, world: int, store: str, backend: str = "gloo") -> None:
         context = mp.get_context("spawn")
         self.pipes: list[Any] = []
         self.processes: list[Any] = []
         for rank in range(world):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, world, store, theirs, backend), daemon=True)
             process.start()
             self.pipes.append(mine)
             self.processes.append(process)
@@ -90,10 +97,10 @@ class Workers:
 
 
 @contextmanager
-def workers(world: int) -> Iterator[Workers]:
+def workers(world: int, backend: str = "gloo") -> Iterator[Workers]:
     """Processes for the length of a block."""
     with tempfile.TemporaryDirectory() as folder:
-        group = Workers(world, f"{folder}/store")
+        group = Workers(world, f"{folder}/store", backend)
         try:
             yield group
         finally:

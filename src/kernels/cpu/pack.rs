@@ -25,8 +25,28 @@ pub struct Copy {
     pub cols: usize,
 }
 
+impl Copy {
+    /// All elements of a slab, to one of the same length.
+    #[must_use]
+    pub fn run(from: Slab, to: Slab) -> Self {
+        let cols = from.len().min(to.len());
+        Self { from, from_stride: cols, to, to_stride: cols, rows: 1, cols }
+    }
+}
+
+/// What each rank contributed: messages of equal length, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Messages {
+    /// The memory of all.
+    pub all: Slab,
+    /// Elements from one to the next.
+    pub pitch: usize,
+    /// How many.
+    pub count: usize,
+}
+
 /// Carries out copies between areas that do not overlap.
-pub fn copy(copies: &[Copy]) {
+pub(crate) fn copy(copies: &[Copy]) {
     let total: usize = copies.iter().map(|c| c.rows * c.cols).sum();
     if total < PARALLEL || threads::get() == 1 {
         copies.iter().for_each(one);
@@ -46,22 +66,23 @@ fn one(copy: &Copy) {
     }
 }
 
-/// `to = factor · Σ parts`, added in order in float64.
-pub fn sum(parts: &[Slab], factor: f64, to: &Slab) {
+/// `to = factor · Σ messages`, added in order in float64.
+pub(crate) fn sum(messages: &Messages, factor: f64, to: &Slab) {
+    let Messages { all, pitch, count } = *messages;
     let tiles = to.len().div_ceil(super::TILE);
     let one = |tile: usize| {
         let (mut total, mut term) = ([0.0_f64; super::TILE], [0.0_f64; super::TILE]);
         let start = tile * super::TILE;
         let out = to.part(start, super::TILE);
         let n = out.len();
-        for part in parts {
-            super::convert::load(&part.part(start, n), &mut term[..n]);
+        for rank in 0..count {
+            super::convert::load(&all.part(rank * pitch + start, n), &mut term[..n]);
             total[..n].iter_mut().zip(&term).for_each(|(sum, x)| *sum += x);
         }
         total[..n].iter_mut().for_each(|x| *x *= factor);
         super::convert::store(&total[..n], &out);
     };
-    if to.len() * parts.len() < PARALLEL || threads::get() == 1 {
+    if to.len() * count < PARALLEL || threads::get() == 1 {
         (0..tiles).for_each(one);
     } else {
         threads::run(|| (0..tiles).into_par_iter().for_each(one));
@@ -91,8 +112,7 @@ mod tests {
         let parts = Tensor::randn([3, 5000], (tch::Kind::Float, tch::Device::Cpu));
         let to = Tensor::zeros([5000], (tch::Kind::Float, tch::Device::Cpu));
         let all = Slab::of(&parts).unwrap();
-        let slabs: Vec<Slab> = (0..3).map(|i| all.part(i * 5000, 5000)).collect();
-        sum(&slabs, 1.0 / 3.0, &Slab::of(&to).unwrap());
+        sum(&Messages { all, pitch: 5000, count: 3 }, 1.0 / 3.0, &Slab::of(&to).unwrap());
         let wanted = parts.to_kind(tch::Kind::Double).mean_dim(0, false, None);
         // Means of three normals stay below 4, where float32 is rounded by at most 1.2e-7.
         assert!(f64::try_from((to.to_kind(tch::Kind::Double) - wanted).abs().max()).unwrap() < 1.3e-7);

@@ -94,5 +94,22 @@ pub(super) static COLUMNS: Source = Source {
     forms: &[""],
     shared: 0,
 };
+/// Copies of many rectangles, for small tables and for large ones.
+pub(super) static COPIES: Source = Source {
+    name: "copies.cu",
+    text: include_str!("copies.cu"),
+    stems: &["copy"],
+    forms: &["few", "many"],
+    shared: 0,
+};
+/// The sum of what ranks contribute.
+pub(super) static MESSAGES: Source = Source {
+    name: "messages.cu",
+    text: include_str!("messages.cu"),
+    stems: &["sum"],
+    forms: &["messages"],
+    shared: 0,
+};
 /// What is launched.
-pub(super) static SOURCES: [&Source; 5] = [&UPDATES, &SYMMETRIC_MMA, &GRAM, &CHOLESKY, &COLUMNS];
+pub(super) static SOURCES: &[&Source] =
+    &[&UPDATES, &SYMMETRIC_MMA, &GRAM, &CHOLESKY, &COLUMNS, &COPIES, &MESSAGES];

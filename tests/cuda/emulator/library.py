@@ -47,6 +47,8 @@ KERNELS = {
         **{f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
         "add_pieces": "PieceSums",
     },
+    "copies.cu": {"copy_few": "Rectangles<FEW>", "copy_many": "Rectangles<MANY>"},
+    "messages.cu": {"sum_messages": "Messages"},
     "gram.cu": {"gram_product": "GramProduct"},
     "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
     "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),

@@ -1,0 +1,47 @@
+"""Real processes over NCCL, one on each CUDA device: wrapped models beside one process on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from support.workers import Workers, workers
+
+from . import agreeing, wrapped
+
+pytestmark = pytest.mark.cuda
+NAMES = ("Muon", "AdamW", "Lion")
+# As for gloo, with quotients of the device's float32.
+CLOSE = {"Muon": 2e-4, "AdamW": 2e-5, "Lion": 2e-5}
+
+
+@pytest.fixture(scope="module", params=["nccl", "cpu:gloo,cuda:nccl"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    with workers(min(torch.cuda.device_count(), 2), request.param) as group:
+        yield group
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_fsdp_model_equals_one_process(ranks: Workers, name: str, dim: int) -> None:
+    assert max(ranks.run(wrapped.fsdp, name, True, dim)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ddp_model_equals_one_process(ranks: Workers, name: str) -> None:
+    assert max(ranks.run(wrapped.ddp, name, False)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensor_parallel_model_equals_one_process(ranks: Workers, name: str) -> None:
+    assert max(ranks.run(wrapped.tensor_parallel, name)) <= CLOSE[name]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_ranks_compare_before_a_step(ranks: Workers, every: int) -> None:
+    steps = [*range(1, 9)] if every == 1 else [1, 4, 6, 7]
+    if len(ranks.pipes) == 1:
+        steps = []  # alone there is nobody to ask
+    assert ranks.run(agreeing.compared_steps, every) == [steps] * len(ranks.pipes)
