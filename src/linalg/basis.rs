@@ -88,18 +88,17 @@ pub fn orthonormal_or_zero(
 fn on_device(p_bmr: &mut Tensor, method: QrMethod) -> Result<()> {
     let (b, m, r) = p_bmr.size3()?;
     match p_bmr.f_kind()? {
-        Kind::Double => {}
         Kind::Float if m > r && method != QrMethod::Qr => {
             let shape = [b, m, r].map(|n| usize::try_from(n).unwrap_or(0));
             return kernels::orthonormal_columns(&Slab::of(p_bmr)?, shape, method == QrMethod::Cqr2);
         }
-        Kind::Float => {}
-        _ => {
+        Kind::Half | Kind::BFloat16 => {
             let mut wide = p_bmr.f_to_kind(Kind::Float)?;
             on_device(&mut wide, method)?;
             p_bmr.f_copy_(&wide)?;
             return Ok(());
         }
+        _ => {}
     }
     let has_elements_b11 = p_bmr.f_abs()?.f_amax([1, 2].as_slice(), true)?.f_ne(0.0)?;
     let (q_bmr, _) = orthonormalize(p_bmr, QrMethod::Qr, None)?;

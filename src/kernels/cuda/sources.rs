@@ -16,8 +16,10 @@ pub(super) struct Source {
 impl Source {
     /// The names of its kernels.
     pub(super) fn kernels(&self) -> impl Iterator<Item = String> {
-        let name = |stem, form| if form == "" { String::from(stem) } else { format!("{stem}_{form}") };
-        self.stems.iter().flat_map(move |stem| self.forms.iter().map(move |form| name(*stem, *form)))
+        let name = |stem: &str, form: &str| {
+            if form.is_empty() { String::from(stem) } else { format!("{stem}_{form}") }
+        };
+        self.stems.iter().flat_map(move |stem| self.forms.iter().map(move |form| name(stem, form)))
     }
 }
 
