@@ -37,10 +37,10 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
         value = send.view(getattr(torch, transfer["dtype"]))
         lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
         for line in lines:
-            _check_backend(line, ranks, memory.device)
+            check_backend(line, ranks, memory.device)
         return lambda: _summed(value, lines)
     group = groups[ranks]
-    _check_backend(group, ranks, memory.device)
+    check_backend(group, ranks, memory.device)
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
@@ -49,8 +49,12 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
     return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
 
 
-def _check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> None:
-    """Refuses a group that has no backend for a device; on a CUDA device also gloo, which lacks collectives."""
+def check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> None:
+    """Refuses a group without a backend for a device; on a CUDA device gloo too, which lacks collectives.
+
+    Raises:
+        ValueError: that says which backends to take.
+    """
     own: Any = group
     kinds = [kind.type for kind in own._device_types]
     backend = own._get_backend(device).name() if device.type in kinds else None
@@ -99,7 +103,7 @@ def needs_device(group: ProcessGroup) -> bool:
 
 
 def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
-    """The largest of each number over the ranks of a group; where that takes a device the host waits for it."""
+    """The largest of each number over the ranks of a group. Where that takes a device, the host waits."""
     kinds = cast("Any", group)._device_types if needs_device(group) else [torch.device("cpu")]
     values: list[int] = largest(torch.tensor(numbers, device=kinds[0]), group).tolist()
     return values

@@ -95,12 +95,11 @@ pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> 
         }
         HopKind::Collect { at, exact: false } => {
             let pitch = route.counts().recv.first().copied().unwrap_or(0);
-            let moved = |(peer, (first, count)): (usize, (usize, usize))| {
+            let placed = |(peer, (first, count)): (usize, (usize, usize))| {
                 (areas.main.part(peer * pitch, count), areas.main.part(first, count))
             };
-            kernels::move_down(
-                &route.runs_by_owner(at).into_iter().enumerate().map(moved).collect::<Vec<_>>(),
-            )?;
+            let moves: Vec<_> = route.runs_by_owner(at).into_iter().enumerate().map(placed).collect();
+            kernels::move_down(&moves)?;
         }
         HopKind::Slice => {
             let (first, count) = route.run(&hop.before, &hop.after.units);

@@ -9,5 +9,5 @@ from . import driver
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that is to use it."""
+    """What a process needs to be run on the emulated device."""
     return driver.build(tmp_path_factory.mktemp("driver"))

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from .compile import LAUNCHED
 from .emulator.library import FLAGS, HERE, Emulated
+
+TESTS = Path(__file__).resolve().parents[1]
+
+PREAMBLE = """
+import ctypes, logging, torch, oxidion
+from oxidion import _device
+_device.prepare(emulated=True)
+driver = ctypes.CDLL("libcuda.so.1")
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+def parameters(*shapes, dtype=torch.float32):
+    made = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    for param in made:
+        param.grad = torch.randn(param.shape).to(dtype)
+    return made
+"""
 
 
 def build(folder: Path, sources: Sequence[str] = LAUNCHED) -> dict[str, str]:
@@ -35,3 +55,30 @@ def build(folder: Path, sources: Sequence[str] = LAUNCHED) -> dict[str, str]:
         "OXIDION_EMULATED_KERNELS": ":".join(libraries),
         "OXIDION_CACHE": str(folder / "cache"),
     }
+
+
+def run(environment: dict[str, str], *code: str) -> str:
+    """Runs Python code on the emulated device; returns what it prints."""
+    text = PREAMBLE + "".join(map(textwrap.dedent, code))
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def on_the_device(environment: dict[str, str], chosen: str, *places: str) -> tuple[int, int]:
+    """Runs tests on the emulated device; how many passed, and how many it cannot do yet."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    done = subprocess.run(
+        [*command, "-k", chosen, *(str(TESTS / place) for place in places)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment, "OXIDION_TEST_DEVICE": "emulated"},
+        cwd=TESTS.parent,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r"(\d+) (passed|skipped)", done.stdout)[::-1])
+    by_outcome = {outcome: int(count) for count, outcome in counts.items()}
+    return by_outcome.get("passed", 0), by_outcome.get("skipped", 0)

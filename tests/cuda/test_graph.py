@@ -8,8 +8,8 @@ import torch
 import oxidion
 from oxidion.graph import CudaGraphOptimizer
 
-from . import driver
-from .test_launch import needs_nvrtc, run
+from .driver import run
+from .test_launch import needs_nvrtc
 
 pytestmark = needs_nvrtc
 
@@ -58,11 +58,6 @@ def gradients(ours, expected, seed):
         other.grad = torch.randn_like(other)
         one.grad = other.grad.clone()
 """
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return driver.build(tmp_path_factory.mktemp("driver"))
 
 
 def emulated(environment: dict[str, str], code: str) -> str:

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from . import compile as compiler
+from .driver import on_the_device, run
 
-TESTS = Path(__file__).resolve().parents[1]
 SUPPORTED = (
     "(adamw or lion or muon or dion) and not normuon and not dion2 and not nordion"
     " and not galore and not apollo"
 )
 needs_nvrtc = pytest.mark.skipif(bool(compiler.missing()), reason=f"not installed: {compiler.missing()}")
-
-PREAMBLE = """
-import ctypes, logging, torch, oxidion
-from oxidion import _device
-_device.prepare(emulated=True)
-driver = ctypes.CDLL("libcuda.so.1")
-torch.manual_seed(0)
-torch.set_num_threads(1)
-
-def parameters(*shapes, dtype=torch.float32):
-    made = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
-    for param in made:
-        param.grad = torch.randn(param.shape).to(dtype)
-    return made
-"""
 
 LOGGED_STEP = """
 logging.basicConfig(level=logging.INFO)
@@ -41,42 +24,6 @@ logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
 oxidion.Lion(parameters((4, 3))).step()
 print(driver.emulator_loads())
 """
-
-
-<<<<<<< HEAD
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return driver.build(tmp_path_factory.mktemp("driver"))
-
-
-def run(environment: dict[str, str], *code: str) -> str:
-=======
-def run(environment: dict[str, str], code: str) -> str:
->>>>>>> 4c9a3ba (Matrices of one tensor alone share a product; tests of Dion's launches; the driver of the tests is built once)
-    """Runs Python code on the emulated device; returns what it prints."""
-    text = PREAMBLE + "".join(map(textwrap.dedent, code))
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def on_the_device(environment: dict[str, str], chosen: str, *places: str) -> tuple[int, int]:
-    """Runs tests on the emulated device; how many passed, and how many it cannot do yet."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
-    done = subprocess.run(
-        [*command, "-k", chosen, *(str(TESTS / place) for place in places)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**environment, "OXIDION_TEST_DEVICE": "emulated"},
-        cwd=TESTS.parent,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    counts = dict(re.findall(r"(\d+) (passed|skipped)", done.stdout)[::-1])
-    by_outcome = {outcome: int(count) for count, outcome in counts.items()}
-    return by_outcome.get("passed", 0), by_outcome.get("skipped", 0)
 
 
 @needs_nvrtc

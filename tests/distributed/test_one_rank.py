@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import oxidion
+from oxidion import _collectives
 
 
 @pytest.fixture
@@ -155,6 +158,21 @@ def test_parameter_sharded_over_an_axis_that_is_not_named_is_refused() -> None:
         ):
             optimizer.plan()
         oxidion.Dion([param]).plan()
+
+
+def test_group_that_cannot_exchange_memory_of_a_device_is_refused(mesh: DeviceMesh) -> None:
+    group = mesh.get_group()
+    _collectives.check_backend(group, (0,), torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"ranks \[0\] .* on cuda: it has 'gloo'.*cpu:gloo,cuda:nccl"):
+        _collectives.check_backend(group, (0,), torch.device("cuda"))
+    with pytest.raises(ValueError, match="cannot exchange tensors on xpu"):
+        _collectives.check_backend(group, (0,), torch.device("xpu"))
+
+
+@pytest.mark.parametrize(("kinds", "waits"), [(["cuda"], True), (["cpu", "cuda"], False), ([], False)])
+def test_ranks_compare_on_the_host_where_the_group_can(kinds: list[str], waits: bool) -> None:
+    group: Any = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds])
+    assert _collectives.needs_device(group) == waits
 
 
 def test_partial_parameter_is_refused(two_ranks: DeviceMesh) -> None:

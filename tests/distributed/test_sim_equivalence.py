@@ -156,6 +156,22 @@ def test_compressed_replicas_stay_bit_equal_when_one_has_no_gradient_at_all(sett
             assert start.numel() == 0 or not torch.equal(mine, start)
 
 
+@pytest.mark.parametrize("name", ["dion", "muon"])
+def test_unequal_shares_of_replicas_equal_one_process(name: str) -> None:
+    # Four matrices of one shape and five of another on three ranks: the first rank has more of the one and
+    # less of the other, so shares arrive further apart than they are long, and are moved together.
+    cls = oxidion.Muon if name == "muon" else oxidion.Dion
+    kwargs = {} if name == "muon" else {"rank_fraction": 0.5}
+    case = Case("unequal", cls, name, kwargs, (Group(((20, 16),) * 4 + ((8, 6),) * 5),))
+    comparison = Comparison(case, setting_named("ddp3-compressed"), torch.float64, "float64")
+    if name == "muon":
+        setting = Setting("", {"dp": 3}, lambda _: {"dp": R}, {"dp": True})
+        comparison = Comparison(case, setting, torch.float64, "float64")
+    for grads in gradients(case.shapes, 2, 0):
+        comparison.step([on_grid(grad) for grad in grads])
+    comparison.check(1e-10)
+
+
 def test_experts_sharded_on_the_leading_dimension_do_not_communicate() -> None:
     case = Case("experts", oxidion.Dion, "dion", {"rank_fraction": 0.5}, (Group(((6, 5, 4), (6, 4, 7))),))
     for cls, algorithm in ((oxidion.Dion, "dion"), (oxidion.Muon, "muon")):
