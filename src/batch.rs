@@ -6,7 +6,7 @@ mod place;
 mod watch;
 
 pub use area::{Area, Stack};
-pub use form::{Blocks, Form, Places, Rounding};
+pub use form::{Blocks, Form, MOST_SPANS, Places, Rounding};
 pub use place::{Place, emulate, is_emulated};
 pub use watch::{Gradient, Watch, prefetch};
 
@@ -139,17 +139,29 @@ impl Slab {
         Self { place, ..*self }
     }
 
-    /// Where plain numbers are, for a kernel of a device.
+    /// Where plain numbers are, for a kernel of a device that knows no others.
     ///
     /// # Errors
     /// `Error::Cuda` for elements that are more than numbers of their type.
     pub fn device_address(&self) -> Result<usize> {
         if self.form != 0 {
             return Err(Error::Cuda(
-                "8-bit states and stochastic rounding are not supported on devices yet".into(),
+                "there is no kernel for 8-bit states or stochastic rounding in this place".into(),
             ));
         }
         Ok(self.address)
+    }
+
+    /// Where the elements are, for a kernel of a device that heeds their form.
+    #[must_use]
+    pub fn formed_address(&self) -> usize {
+        self.address
+    }
+
+    /// Whether the elements are more than numbers of their type.
+    #[must_use]
+    pub fn has_form(&self) -> bool {
+        self.form != 0
     }
 
     /// A slice may be made of memory of the host only.

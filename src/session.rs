@@ -40,6 +40,8 @@ pub struct Session {
     place: Place,
     /// The stream of the device that the step which has begun runs on.
     stream: usize,
+    /// Whether a parameter or a state is more than numbers of its type.
+    formed: bool,
     slots: Vec<Slot>,
     /// The memory of each bucket's buffers, and after them that of its messages.
     memory: Vec<Vec<Slab>>,
@@ -145,10 +147,12 @@ impl Session {
         let due = vec![false; plan.buckets.len()];
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
         let room = vec![Vec::new(); plan.buckets.len()];
+        let formed = place::has_forms(&plan);
         Ok(Self {
             plan,
             place,
             stream: 0,
+            formed,
             due,
             slots,
             memory: buffers,
@@ -205,7 +209,7 @@ impl Session {
     /// Whatever the algorithm says; parameters may have been written by then.
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
-        let _there = place::enter(self.place, self.stream)?;
+        let _there = place::enter(self.place, self.stream, self.formed)?;
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);

@@ -54,6 +54,9 @@ pub struct Rounding {
     pub places: Places,
 }
 
+/// The spans that a kernel of a device takes.
+pub const MOST_SPANS: usize = 4;
+
 /// Where the elements of the stored part of a tensor are in the whole one, both in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
@@ -73,6 +76,12 @@ impl Places {
             }
         }
         Self { spans: merged }
+    }
+
+    /// Size, start and length of the part by dimension, those that are not cut with the ones before them.
+    #[must_use]
+    pub fn spans(&self) -> &[(usize, usize, usize)] {
+        &self.spans
     }
 
     /// The place of stored element `at` in the whole tensor, and how many elements from it on lie together there.

@@ -61,12 +61,17 @@ pub fn emulate() -> Result<()> {
 ///
 /// # Errors
 /// Always.
-pub fn enter(_ordinal: usize, _stream: usize) -> Result<Entered> {
+pub fn enter(_ordinal: usize, _stream: usize, _formed: bool) -> Result<Entered> {
     refuse()
 }
 
 pub(super) fn is_entered() -> bool {
     false
+}
+
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub(super) fn is_capturing() -> Result<bool> {
+    Ok(false)
 }
 
 pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[Slab; N]]) -> Result<()> {

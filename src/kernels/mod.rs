@@ -31,5 +31,6 @@ pub use cpu::rows::{Stack, rows};
 pub use cpu::run as run_on_cpu;
 pub use cpu::select::{absolute_sums, choose, chosen, put, take};
 pub use place::{
-    copy, count_steps, frozen, measured_squares, move_down, on_device, run, sum, symmetric_product,
+    copy, count_steps, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
+    symmetric_product,
 };

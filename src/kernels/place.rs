@@ -125,3 +125,11 @@ pub fn on_device() -> bool {
 pub fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> {
     super::cuda::frozen(work)
 }
+
+/// Whether what this thread launches is put into a graph instead of being run.
+///
+/// # Errors
+/// [`Error::Cuda`] where the driver does not say.
+pub fn is_capturing() -> Result<bool> {
+    super::cuda::is_capturing()
+}

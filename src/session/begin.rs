@@ -64,7 +64,8 @@ impl Session {
         steps: &[u64],
     ) -> Result<()> {
         // What a device refuses, it refuses here.
-        let opened = super::place::enter(self.place, self.stream).map(drop);
+        let opened = super::place::enter(self.place, self.stream, self.formed)
+            .and_then(|_there| super::place::require_capturable(&self.plan));
         let taken = opened.and_then(|()| self.take(grads, steps));
         if taken.is_err() {
             self.abandon();

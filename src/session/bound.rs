@@ -176,11 +176,16 @@ impl Slot {
         if let Some(seed) = member.rounding {
             self.param.set_form(Form::Rounding(Rounding {
                 key: kernels::stream([seed, member.spec.index as u64, step], ROUNDING_TAG),
-                places: Places::new(&member.spec.shape, &spans(&member.spec.shape, &member.layout)),
+                places: places(member),
             }));
         }
         Ok(())
     }
+}
+
+/// Where the stored elements of a parameter are in the whole one.
+pub(super) fn places(member: &Member) -> Places {
+    Places::new(&member.spec.shape, &spans(&member.spec.shape, &member.layout))
 }
 
 fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {

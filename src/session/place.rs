@@ -2,8 +2,10 @@
 
 use tch::Tensor;
 
-use crate::batch::{Place, is_emulated};
+use super::bound::places;
+use crate::batch::{MOST_SPANS, Place, is_emulated};
 use crate::error::{Error, Result};
+use crate::kernels;
 use crate::kernels::cuda::{self, Entered};
 use crate::plan::Plan;
 use crate::spec::StateSpec;
@@ -13,6 +15,10 @@ const ON_DEVICES: [&str; 4] = ["adamw", "lion", "muon", "dion"];
 
 /// Those of them that parameters on several ranks may have there.
 const SHARED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+/// Those of which every pass over a state of 8 bits is elementwise.
+const CODED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+/// Those of which every pass over a parameter is elementwise.
+const ROUNDED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
 
 /// The one place where all parameters are.
 ///
@@ -49,11 +55,17 @@ fn require_supported(plan: &Plan) -> Result<()> {
         if !ON_DEVICES.contains(&name) {
             return refuse(format!("{}: {name}", member.spec.name));
         }
-        if member.rounding.is_some() {
-            return refuse(format!("{}: stochastic_rounding", member.spec.name));
+        if member.rounding.is_some() && !ROUNDED_ON_DEVICES.contains(&name) {
+            return refuse(format!("{}: stochastic_rounding with {name}", member.spec.name));
         }
-        if member.states.iter().any(|state| state.scales_of.is_some()) {
-            return refuse(format!("{}: state_bits=8", member.spec.name));
+        if member.rounding.is_some() && places(member).spans().len() > MOST_SPANS {
+            return refuse(format!(
+                "{}: stochastic_rounding of a parameter that is cut in more than {MOST_SPANS} dimensions",
+                member.spec.name
+            ));
+        }
+        if member.states.iter().any(|state| state.scales_of.is_some()) && !CODED_ON_DEVICES.contains(&name) {
+            return refuse(format!("{}: state_bits=8 with {name}", member.spec.name));
         }
     }
     let shared = plan.buckets.iter().filter(|bucket| bucket.distributed());
@@ -64,15 +76,38 @@ fn require_supported(plan: &Plan) -> Result<()> {
     }
 }
 
+/// Refuses to have a step captured that a replay would not repeat as another one.
+///
+/// # Errors
+/// `Error::Value` for a parameter that is rounded at random: the key of its random numbers is that of the step.
+pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
+    match plan.members.iter().find(|member| member.rounding.is_some()) {
+        Some(member) if kernels::is_capturing()? => Err(Error::Value(format!(
+            "{}: a step with stochastic_rounding cannot be captured, as every replay would round by the same random \
+             numbers. Set stochastic_rounding=False, or take the step outside of the graph",
+            member.spec.name
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Where a state is: counters stay where the core counts.
 pub(super) fn of_state(place: Place, spec: &StateSpec) -> Place {
     if spec.on_host { Place::Cpu } else { place }
 }
 
-/// Has the kernels of this thread launched on a stream of the place, until the result is dropped.
-pub(super) fn enter(place: Place, stream: usize) -> Result<Option<Entered>> {
+/// Has the kernels of this thread launched on a stream of the place, until the result is dropped. `formed`: also those
+/// for what is more than numbers of its type.
+pub(super) fn enter(place: Place, stream: usize, formed: bool) -> Result<Option<Entered>> {
     match place {
         Place::Cpu => Ok(None),
-        Place::Cuda(number) => cuda::enter(usize::from(number), stream).map(Some),
+        Place::Cuda(number) => cuda::enter(usize::from(number), stream, formed).map(Some),
     }
+}
+
+/// Whether a parameter or a state is more than numbers of its type.
+pub(super) fn has_forms(plan: &Plan) -> bool {
+    let states = || plan.members.iter().flat_map(|member| &member.states);
+    plan.members.iter().any(|member| member.rounding.is_some())
+        || states().any(|state| state.scales_of.is_some())
 }

@@ -33,18 +33,13 @@ ARCHITECTURES = {
     "columns.cu": EVERYWHERE,
     "copies.cu": EVERYWHERE,
     "messages.cu": EVERYWHERE,
+    "coded.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
-LAUNCHED = (
-    "updates.cu",
-    "symmetric_mma.cu",
-    "gram.cu",
-    "cholesky.cu",
-    "columns.cu",
-    "copies.cu",
-    "messages.cu",
-)
+LAUNCHED = ("updates.cu", "symmetric_mma.cu", "gram.cu", "cholesky.cu", "columns.cu", "copies.cu", "messages.cu", "coded.cu")
 """What the package launches."""
+FORMED = ("coded.cu",)
+"""Of that, what is loaded for 8-bit states and stochastic rounding only."""
 
 
 @dataclass(frozen=True)

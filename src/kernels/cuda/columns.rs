@@ -76,7 +76,7 @@ fn job(columns: &Columns) -> Result<ColumnJob> {
     if dtypes.contains(&DType::F64) && columns.x.dtype() != DType::F64 {
         return Err(Error::Internal("a matrix is narrower than what it is scaled to".into()));
     }
-    let [kind, to] = [number_of(dtypes[0])?, number_of(dtypes[1])?];
+    let [kind, to] = [number_of(dtypes[0]), number_of(dtypes[1])];
     Ok(ColumnJob {
         x: columns.x.device_address()?,
         scaled: columns.scaled.device_address()?,
@@ -147,7 +147,7 @@ pub(in super::super) fn normalize_columns(all: &[Kept], epsilon: f64, factor: f6
     let jobs = all.iter().map(|kept| {
         let (q, stride) = kept.q.strided();
         let mut job = job(&kept.columns)?;
-        (job.q, job.q_stride, job.kind[2]) = (q.device_address()?, to_i64(stride)?, number_of(q.dtype())?);
+        (job.q, job.q_stride, job.kind[2]) = (q.device_address()?, to_i64(stride)?, number_of(q.dtype()));
         job.own = [side(kept.own.start)?, side(kept.own.end)?];
         Ok(job)
     });

@@ -200,7 +200,7 @@ fn check(what: &str, code: nvrtcResult) -> Result<()> {
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
-    use crate::kernels::cuda::sources::{SYMMETRIC_MMA, UPDATES};
+    use crate::kernels::cuda::sources::{SOURCES, SYMMETRIC_MMA, UPDATES};
 
     #[test]
     fn architecture_of_a_device_is_one_that_it_runs() {
@@ -236,8 +236,7 @@ mod tests {
 
     #[test]
     fn every_header_that_a_source_includes_is_there() {
-        let texts =
-            [UPDATES.text, SYMMETRIC_MMA.text].into_iter().chain(HEADERS.iter().map(|(_, text)| *text));
+        let texts = SOURCES.iter().map(|source| source.text).chain(HEADERS.iter().map(|(_, text)| *text));
         for line in texts.flat_map(str::lines).filter_map(|line| line.strip_prefix("#include \"")) {
             let name = line.trim_end_matches('"');
             assert!(HEADERS.iter().any(|(header, _)| *header == name), "{name}");

@@ -22,7 +22,14 @@ pub(super) struct Device {
     context: Context,
     architecture: String,
     emulated: bool,
-    functions: Mutex<BTreeMap<String, Function>>,
+    loaded: Mutex<Loaded>,
+}
+
+/// What is loaded on a device.
+#[derive(Debug, Default)]
+struct Loaded {
+    sources: Vec<&'static str>,
+    functions: BTreeMap<String, Function>,
 }
 
 static DEVICES: Mutex<BTreeMap<usize, &'static Device>> = Mutex::new(BTreeMap::new());
@@ -49,35 +56,36 @@ impl Device {
             context: found.context,
             architecture: compile::architecture(found.capability)?,
             emulated: found.name == EMULATED,
-            functions: Mutex::default(),
+            loaded: Mutex::default(),
         };
         let device: &'static Self = Box::leak(Box::new(device));
         devices.insert(ordinal, device);
         Ok(device)
     }
 
-    /// Loads all kernels that are not loaded yet, into the current context, which is the device's.
-    fn load(&self, stream: Stream) -> Result<()> {
-        let mut functions = lock(&self.functions);
-        if !functions.is_empty() {
+    /// Loads the kernels that are wanted and not loaded yet, into the current context, which is the device's.
+    fn load(&self, stream: Stream, formed: bool) -> Result<()> {
+        let mut loaded = lock(&self.loaded);
+        let wanted = SOURCES.iter().filter(|source| formed || !source.formed);
+        let missing: Vec<_> = wanted.filter(|source| !loaded.sources.contains(&source.name)).collect();
+        if missing.is_empty() {
             return Ok(());
         }
         // Loading waits for the device, which ends a capture.
         if driver::is_capturing(stream)? {
             return Err(Error::Cuda(format!(
-                "no kernels are loaded on device {} yet: take one step before the capture of a graph",
+                "not all kernels are loaded on device {} yet: take one step before the capture of a graph",
                 self.ordinal
             )));
         }
-        let mut loaded = BTreeMap::new();
-        for source in SOURCES {
+        for source in missing {
             let module = self.module(source)?;
             for name in source.kernels() {
                 let function = driver::function(module, &name, source.shared)?;
-                loaded.insert(name, function);
+                loaded.functions.insert(name, function);
             }
+            loaded.sources.push(source.name);
         }
-        *functions = loaded;
         Ok(())
     }
 
@@ -103,11 +111,12 @@ pub struct Entered {
     outer: Option<(&'static Device, Stream)>,
 }
 
-/// Has the kernels of this thread launched on a stream of a device.
+/// Has the kernels of this thread launched on a stream of a device; `formed` says whether also those for what is more than
+/// numbers of its type.
 ///
 /// # Errors
 /// [`Error::Cuda`] where there is no driver or no such device.
-pub fn enter(ordinal: usize, stream: usize) -> Result<Entered> {
+pub fn enter(ordinal: usize, stream: usize, formed: bool) -> Result<Entered> {
     let (device, stream) = (Device::get(ordinal)?, Stream(stream));
     let current = driver::current()?;
     let before = (current != device.context).then_some(current);
@@ -116,7 +125,7 @@ pub fn enter(ordinal: usize, stream: usize) -> Result<Entered> {
     }
     let outer = CURRENT.replace(Some((device, stream)));
     let entered = Entered { _thread: PhantomData, before, outer };
-    device.load(stream)?;
+    device.load(stream, formed)?;
     Ok(entered)
 }
 
@@ -138,7 +147,7 @@ impl Drop for Entered {
 pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Parameters) -> Result<()> {
     let here = CURRENT.get().ok_or_else(|| Error::Internal("a launch without a device".into()))?;
     let (device, stream) = here;
-    let function = lock(&device.functions).get(name).copied();
+    let function = lock(&device.loaded).functions.get(name).copied();
     let function = function.ok_or_else(|| Error::Internal(format!("there is no kernel {name}")))?;
     // SAFETY: the caller upholds it.
     unsafe { tape::launch(function, grid, stream, parameters) }
@@ -147,6 +156,11 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
 /// Whether this thread launches on a device.
 pub(in super::super) fn is_entered() -> bool {
     CURRENT.get().is_some()
+}
+
+/// Whether what this thread launches is put into a graph instead of being run.
+pub(in super::super) fn is_capturing() -> Result<bool> {
+    CURRENT.get().map_or(Ok(false), |(_, stream)| driver::is_capturing(stream))
 }
 
 /// Has memory of the host count as memory of device 0, where that is the emulator: for tests without a device.

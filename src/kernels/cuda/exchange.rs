@@ -182,7 +182,7 @@ pub(in super::super) fn sum(messages: &Messages, factor: f64, to: &Slab) -> Resu
         length: to_i64(to.len())?,
         factor,
         count: i32::try_from(count).map_err(|_| too_large(count))?,
-        kinds: [number_of(all.dtype())?, number_of(to.dtype())?],
+        kinds: [number_of(all.dtype()), number_of(to.dtype())],
     };
     let pieces = to.len().div_ceil(PIECE);
     let blocks = u32::try_from(pieces).map_err(|_| too_large(pieces))?;

@@ -6,8 +6,16 @@
 #pragma once
 #include "ptx.cuh"
 
-// As `DType` numbers them.
-enum class Type : unsigned char { float16, bfloat16, float32, float64 };
+// As `DType` numbers them. What has a form is for the kernels of `coded.cu` only.
+enum class Type : unsigned char {
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    signed_codes,
+    unsigned_codes,
+    rounded  // bfloat16, at random
+};
 
 constexpr int MOST_OPERANDS = 5;
 constexpr int MOST_SCALARS = 12;
@@ -51,25 +59,33 @@ __device__ __forceinline__ u32 element_bytes(Type type) {
     return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2;
 }
 
+__device__ __forceinline__ u32 end_of(const Job& job) { return job.end; }
+
+// The job of a block is the first whose pieces end behind it.
+template <typename Table>
+__device__ __forceinline__ int job_of(const Table& jobs, u32 block) {
+    int low = 0;
+    int high = jobs.count - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (end_of(jobs.job[middle]) > block) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
 // What a block works on: a job, and which of the job's pieces.
 struct Share {
     const Job& job;
     u32 piece;
 };
 
-// The job of a block is the first whose pieces end behind it.
 template <int Most>
 __device__ __forceinline__ Share share_of(const Jobs<Most>& jobs, u32 block) {
-    int low = 0;
-    int high = jobs.count - 1;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (jobs.job[middle].end > block) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
+    const int low = job_of(jobs, block);
     return {jobs.job[low], block - (low ? jobs.job[low - 1].end : 0)};
 }
 

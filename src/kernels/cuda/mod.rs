@@ -1,5 +1,6 @@
 //! CUDA kernels: compiled once for a device, launched on torch's stream. Nothing here waits for a device.
 
+mod coded;
 mod columns;
 mod compile;
 mod device;
@@ -13,8 +14,8 @@ mod tape;
 
 pub(super) use columns::{normalize_columns, squares_and_scaled};
 pub use compile::keep_in;
-pub(super) use device::is_entered;
 pub use device::{Entered, emulate, enter};
+pub(super) use device::{is_capturing, is_entered};
 pub(super) use exchange::{copy, move_down, sum};
 pub(super) use panel::orthonormal_columns;
 pub(super) use symmetric::symmetric_product;

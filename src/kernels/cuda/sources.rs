@@ -11,6 +11,8 @@ pub(super) struct Source {
     pub(super) forms: &'static [&'static str],
     /// Bytes of shared memory that a block may ask for when it is launched.
     pub(super) shared: u32,
+    /// Whether only parameters and states that are more than numbers of their type need it.
+    pub(super) formed: bool,
 }
 
 impl Source {
@@ -24,15 +26,20 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 9] = [
+pub(super) const HEADERS: [(&str, &str); 14] = [
+    ("blocks.cuh", include_str!("blocks.cuh")),
+    ("coded.cuh", include_str!("coded.cuh")),
     ("common.cuh", include_str!("common.cuh")),
     ("hopper.cuh", include_str!("hopper.cuh")),
     ("jobs.cuh", include_str!("jobs.cuh")),
     ("lamb.cuh", include_str!("lamb.cuh")),
     ("panel.cuh", include_str!("panel.cuh")),
+    ("philox.cuh", include_str!("philox.cuh")),
     ("ptx.cuh", include_str!("ptx.cuh")),
+    ("rounding.cuh", include_str!("rounding.cuh")),
     ("swizzle.cuh", include_str!("swizzle.cuh")),
     ("symmetric.cuh", include_str!("symmetric.cuh")),
+    ("unfused.cuh", include_str!("unfused.cuh")),
     ("updates.cuh", include_str!("updates.cuh")),
 ];
 
@@ -56,6 +63,7 @@ pub(super) static UPDATES: Source = Source {
     ],
     forms: &["few", "many", "wide"],
     shared: 0,
+    formed: false,
 };
 /// Symmetric products.
 pub(super) static SYMMETRIC_MMA: Source = Source {
@@ -64,6 +72,31 @@ pub(super) static SYMMETRIC_MMA: Source = Source {
     stems: &["symmetric_mma"],
     forms: &["bfloat16", "float16"],
     shared: 65536,
+    formed: false,
+};
+/// Elementwise passes over codes of blocks and numbers that are rounded at random.
+pub(super) static CODED: Source = Source {
+    name: "coded.cu",
+    text: include_str!("coded.cu"),
+    stems: &[
+        "momentum_coded",
+        "momentum_alone_coded",
+        "accumulate_coded",
+        "apply_coded",
+        "apply_late_coded",
+        "convert_coded",
+        "release_coded",
+        "decay_coded",
+        "adamw_coded",
+        "adamw_largest_coded",
+        "lion_coded",
+        "direction_coded",
+        "lamb_coded",
+        "lamb_along_coded",
+    ],
+    forms: &["many", "wide"],
+    shared: 0,
+    formed: true,
 };
 /// Gram matrices of panels.
 pub(super) static GRAM: Source = Source {
@@ -72,6 +105,7 @@ pub(super) static GRAM: Source = Source {
     stems: &["gram_product"],
     forms: &[""],
     shared: 55296,
+    formed: false,
 };
 /// Cholesky factors of Gram matrices, and panels divided by them.
 pub(super) static CHOLESKY: Source = Source {
@@ -80,6 +114,7 @@ pub(super) static CHOLESKY: Source = Source {
     stems: &["cholesky_factor", "cholesky_solve"],
     forms: &[""],
     shared: 90624,
+    formed: false,
 };
 /// Passes over the columns of thin matrices.
 pub(super) static COLUMNS: Source = Source {
@@ -95,6 +130,7 @@ pub(super) static COLUMNS: Source = Source {
     ],
     forms: &[""],
     shared: 0,
+    formed: false,
 };
 /// Copies of many rectangles, for small tables and for large ones.
 pub(super) static COPIES: Source = Source {
@@ -103,6 +139,7 @@ pub(super) static COPIES: Source = Source {
     stems: &["copy"],
     forms: &["few", "many"],
     shared: 0,
+    formed: false,
 };
 /// The sum of what ranks contribute.
 pub(super) static MESSAGES: Source = Source {
@@ -111,7 +148,8 @@ pub(super) static MESSAGES: Source = Source {
     stems: &["sum"],
     forms: &["messages"],
     shared: 0,
+    formed: false,
 };
 /// What is launched.
 pub(super) static SOURCES: &[&Source] =
-    &[&UPDATES, &SYMMETRIC_MMA, &GRAM, &CHOLESKY, &COLUMNS, &COPIES, &MESSAGES];
+    &[&UPDATES, &SYMMETRIC_MMA, &GRAM, &CHOLESKY, &COLUMNS, &COPIES, &MESSAGES, &CODED];

@@ -1,38 +1,46 @@
-//! Tables of jobs: what the elementwise kernels of `updates.cu` are launched with.
+//! Tables of jobs: what the elementwise kernels of `updates.cu` are launched with. Jobs whose operands are more than
+//! numbers of their type go to those of `coded.cu`.
 
 use super::super::pass::{MOST_SCALARS, Pass};
+use super::coded::{self, CodedJob};
 use super::device::launch;
 use super::driver::Grid;
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-const MOST_OPERANDS: usize = 5;
+pub(super) const MOST_OPERANDS: usize = 5;
 const THREADS: u32 = 256;
 /// Elements of one block.
-const PIECE: usize = 1 << 14;
+pub(super) const PIECE: usize = 1 << 14;
 /// Jobs of one launch. The kernels in float64 take the small table.
-const FEW: usize = 32;
+pub(super) const FEW: usize = 32;
 const MANY: usize = 368;
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Scalars {
+pub(super) struct Scalars {
     live: usize,
     value: [f64; MOST_SCALARS],
+}
+
+impl Scalars {
+    pub(super) fn of(pass: &Pass<'_>) -> Self {
+        Self { live: 0, value: pass.scalars }
+    }
 }
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Job {
+pub(super) struct Job {
     operand: [usize; MOST_OPERANDS],
     length: i64,
     factor: [f64; 2],
     steps: usize,
-    end: u32,
-    kind: [u8; MOST_OPERANDS],
+    pub(super) end: u32,
+    pub(super) kind: [u8; MOST_OPERANDS],
 }
 
 /// As `jobs.cuh` lays it out.
@@ -53,13 +61,20 @@ const _: () = {
 pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]]) -> Result<()> {
     const { assert!(N <= MOST_OPERANDS) };
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
+    let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
         let mut job = job(operands, pass.factors.get(number).copied().unwrap_or_default())?;
         if let Some(steps) = pass.steps.get(number) {
             job.steps = steps.device_address()?;
         }
-        let list = if operands.iter().any(|o| o.dtype() == DType::F64) { &mut wide } else { &mut narrow };
-        list.push(job);
+        let is_wide = operands.iter().any(|o| o.dtype() == DType::F64);
+        if operands.iter().any(|o| o.has_form() || o.dtype().is_coded()) {
+            let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
+            list.push(CodedJob::new(job, operands)?);
+        } else {
+            let list = if is_wide { &mut wide } else { &mut narrow };
+            list.push(job);
+        }
     }
     for jobs in wide.chunks(FEW) {
         launch_table::<FEW>(pass, "wide", jobs)?;
@@ -71,7 +86,8 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]])
             launch_table::<MANY>(pass, "many", jobs)?;
         }
     }
-    Ok(())
+    coded::run(pass, true, &wide_coded)?;
+    coded::run(pass, false, &narrow_coded)
 }
 
 fn job<const N: usize>(operands: &[Slab; N], factor: [f64; 2]) -> Result<Job> {
@@ -82,33 +98,38 @@ fn job<const N: usize>(operands: &[Slab; N], factor: [f64; 2]) -> Result<Job> {
         if slab.len() != length {
             return Err(Error::Internal("the operands of a pass differ in length".into()));
         }
-        (job.operand[at], job.kind[at]) = (slab.device_address()?, number_of(slab.dtype())?);
+        (job.operand[at], job.kind[at]) = (slab.formed_address(), number_of(slab.dtype()));
     }
     Ok(job)
 }
 
 /// A type as `jobs.cuh` numbers it.
-pub(super) fn number_of(dtype: DType) -> Result<u8> {
+pub(super) fn number_of(dtype: DType) -> u8 {
     match dtype {
-        DType::F16 => Ok(0),
-        DType::BF16 => Ok(1),
-        DType::F32 => Ok(2),
-        DType::F64 => Ok(3),
-        DType::Q8 | DType::UQ8 => Err(Error::Cuda("8-bit states are not supported yet".into())),
+        DType::F16 => 0,
+        DType::BF16 => 1,
+        DType::F32 => 2,
+        DType::F64 => 3,
+        DType::Q8 => 4,
+        DType::UQ8 => 5,
     }
 }
 
+/// The end of a job with this many pieces behind one that ends at `end`.
+pub(super) fn add_pieces(end: u32, pieces: usize) -> Result<u32> {
+    u32::try_from(pieces)
+        .ok()
+        .and_then(|pieces| end.checked_add(pieces))
+        .ok_or_else(|| Error::Internal("too many elements for one launch".into()))
+}
+
 fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {
-    let scalars = Scalars { live: 0, value: pass.scalars };
+    let scalars = Scalars::of(pass);
     let mut table =
         Jobs { scalars, count: i32::try_from(jobs.len()).unwrap_or(0), job: [Job::default(); MOST] };
     let mut end = 0_u32;
     for (to, job) in table.job.iter_mut().zip(jobs) {
-        let pieces = usize::try_from(job.length).unwrap_or(0).div_ceil(PIECE);
-        end = u32::try_from(pieces)
-            .ok()
-            .and_then(|pieces| end.checked_add(pieces))
-            .ok_or_else(|| Error::Internal("too many elements for one launch".into()))?;
+        end = add_pieces(end, usize::try_from(job.length).unwrap_or(0).div_ceil(PIECE))?;
         *to = Job { end, ..*job };
     }
     let grid = Grid { blocks: end, threads: THREADS, shared: 0 };

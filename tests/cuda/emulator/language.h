@@ -45,6 +45,22 @@ inline unsigned __float_as_uint(float x) {
     return emulator::bits_of(x);
 }
 
+inline float __fmul_rn(float x, float y) {
+    return x * y;
+}
+
+inline float __fadd_rn(float x, float y) {
+    return x + y;
+}
+
+inline double __dmul_rn(double x, double y) {
+    return x * y;
+}
+
+inline double __dadd_rn(double x, double y) {
+    return x + y;
+}
+
 inline void __syncthreads() {
     emulator::meet(emulator::BLOCK, emulator::current, emulator::threads, nullptr, [](void**) {});
 }

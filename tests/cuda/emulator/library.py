@@ -31,6 +31,7 @@ COLUMNS = (
     *("normalize_columns_few", "normalize_columns_wide", "unit_columns"),
 )
 FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
+CODED_FORMS = {"many": "MANY_CODED", "wide": "FEW"}
 
 # Kernels of each source and the structure that they take by value.
 KERNELS = {
@@ -49,6 +50,12 @@ KERNELS = {
     },
     "copies.cu": {"copy_few": "Rectangles<FEW>", "copy_many": "Rectangles<MANY>"},
     "messages.cu": {"sum_messages": "Messages"},
+    "coded.cu": {
+        f"{name}_coded_{form}": f"CodedJobs<{most}>"
+        for name in UPDATES
+        if name != "count"
+        for form, most in CODED_FORMS.items()
+    },
     "gram.cu": {"gram_product": "GramProduct"},
     "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
     "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),

@@ -1,0 +1,329 @@
+// Elementwise passes over runs of memory whose elements are more than numbers of their type: codes of blocks
+// with a scale each, and bfloat16 that is rounded at random. The operations are those of the plain passes.
+//
+// A job is cut into the blocks of its codes, or where it has none into blocks of a fixed length. Some threads
+// of a warp work on a block together: they decode and compute, leave what has to be encoded or rounded in
+// shared memory, find the largest absolute value, and encode. Every thread reads there only what it has
+// written.
+#pragma once
+#include "blocks.cuh"
+#include "rounding.cuh"
+
+constexpr int CODED_THREADS = 128;
+constexpr int CODED_WARPS = CODED_THREADS / 32;
+constexpr int CODED_BLOCKS = 4;  // on a multiprocessor
+constexpr int MANY_CODED = 96;   // jobs of one launch
+
+struct CodedJob {
+    Job plain;
+    float* scales[MOST_OPERANDS];  // of operands that are codes, from the job's first block on
+    long long width;               // elements of a row: its last block may be short
+    u32 blocks;                    // of the job
+    u32 in_row;                    // blocks of a row
+    u32 before;                    // blocks of the job's first row that lie before the job
+    u32 share;                     // blocks of a piece, whole rounds of all warps
+    u32 block;                     // elements of a block, MOST_BLOCK at most
+    u32 lanes;                     // threads that work on a block, each on 16 elements at most
+    Rounding rounding;             // of the operand that is rounded at random
+};
+
+template <int Most>
+struct CodedJobs {
+    Scalars scalars;
+    int count;
+    CodedJob job[Most];
+};
+
+__device__ __forceinline__ u32 end_of(const CodedJob& job) { return job.plain.end; }
+
+__device__ __forceinline__ bool is_coded(Type type) {
+    return type == Type::signed_codes || type == Type::unsigned_codes;
+}
+
+__device__ __forceinline__ bool is_formed(Type type) { return is_coded(type) || type == Type::rounded; }
+
+__device__ __forceinline__ u32 stored_bytes(Type type) { return is_coded(type) ? 1 : element_bytes(type); }
+
+// Where an element of an operand is, as what it is read.
+__device__ __forceinline__ Run stored_run(const CodedJob& job, int n, long long element) {
+    const Type type = job.plain.type[n];
+    char* first = static_cast<char*>(in_global_memory(job.plain.operand[n]));
+    return {first + element * stored_bytes(type), type == Type::rounded ? Type::bfloat16 : type};
+}
+
+// The elements of a job that a few threads work on.
+struct Segment {
+    long long start;
+    int length;
+    int lane, lanes;
+
+    // Block `number` of a job; nothing behind the last one.
+    __device__ Segment(const CodedJob& job, u32 number, u32 lane_of_warp)
+        : start(0),
+          length(0),
+          lane(static_cast<int>(lane_of_warp % job.lanes)),
+          lanes(static_cast<int>(job.lanes)) {
+        if (number >= job.blocks) return;
+        const u32 at = number + job.before;
+        const u32 row = at / job.in_row;
+        const long long col = static_cast<long long>(at - row * job.in_row) * job.block;
+        const long long rest = job.width - col;
+        start = row * job.width + col - static_cast<long long>(job.before) * job.block;
+        length = static_cast<int>(rest < job.block ? rest : job.block);
+    }
+};
+
+template <typename C>
+__device__ __forceinline__ C decoded(u32 code, const float (&value)[ENTRIES], float scale) {
+    return static_cast<C>(rounded_product(value[code], scale));
+}
+
+template <typename C>
+__device__ __forceinline__ C load_stored(const Run& run, int i, const Tables& tables, float scale) {
+    if (!is_coded(run.type)) return load<C>(run, i);
+    const u32 code = reinterpret_cast<const unsigned char*>(run.start)[i];
+    return decoded<C>(code, tables.value[run.type == Type::unsigned_codes], scale);
+}
+
+template <typename C>
+__device__ __forceinline__ void load_stored_vector(const Run& run, int i, const Tables& tables, float scale,
+                                                   C (&to)[VECTOR]) {
+    if (!is_coded(run.type)) {
+        load_vector(run, i, to);
+        return;
+    }
+    const float (&value)[ENTRIES] = tables.value[run.type == Type::unsigned_codes];
+    const u32 codes = *reinterpret_cast<const u32*>(run.start + i);
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) to[j] = decoded<C>(codes >> 8 * j & 0xFF, value, scale);
+}
+
+// A vector of what is staged.
+template <typename C>
+__device__ __forceinline__ void stage(float* to, const C (&x)[VECTOR]) {
+    *reinterpret_cast<float4*>(to) = {static_cast<float>(x[0]), static_cast<float>(x[1]),
+                                      static_cast<float>(x[2]), static_cast<float>(x[3])};
+}
+
+// The first `count` elements of a vector, and zeros.
+__device__ __forceinline__ void unstage(const float* from, int count, float (&x)[VECTOR]) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    x[0] = four.x;
+    x[1] = count > 1 ? four.y : 0.0f;
+    x[2] = count > 2 ? four.z : 0.0f;
+    x[3] = count > 3 ? four.w : 0.0f;
+}
+
+// A segment with its operands.
+template <typename C, typename Op>
+struct Work {
+    static constexpr int N = Op::OPERANDS;
+    Segment segment;
+    Run run[N];
+    float scale[N];
+    bool formed[N];
+    int whole;  // elements that go by vectors
+
+    __device__ Work(const CodedJob& job, u32 number, const Segment& segment) : segment(segment) {
+        bool is_aligned = true;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            run[n] = stored_run(job, n, segment.start);
+            formed[n] = is_formed(job.plain.type[n]);
+            const u64 bytes = VECTOR * stored_bytes(run[n].type);
+            is_aligned = is_aligned && reinterpret_cast<u64>(run[n].start) % bytes == 0;
+            scale[n] = 0.0f;
+            if ((Op::READS >> n & 1) && is_coded(run[n].type) && segment.length)
+                scale[n] = in_global_memory(job.scales[n])[number];
+        }
+        whole = is_aligned ? segment.length / VECTOR * VECTOR : 0;
+    }
+
+    // Computes all elements. What is written to operands with a form goes to `staged`, by operand.
+    __device__ __forceinline__ void compute(const Op& op, const Tables& tables, float* staged,
+                                            int step) const {
+        const int stride = segment.lanes * VECTOR;
+        for (int first = segment.lane * VECTOR; first < whole; first += AHEAD * stride) {
+            C x[AHEAD][N][VECTOR];
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) {
+                const int i = first + a * stride;
+                if (i < whole) {
+#pragma unroll
+                    for (int n = 0; n < N; ++n) {
+                        if (Op::READS >> n & 1) load_stored_vector(run[n], i, tables, scale[n], x[a][n]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) {
+                const int i = first + a * stride;
+                if (i < whole) {
+#pragma unroll
+                    for (int j = 0; j < VECTOR; ++j) {
+                        C one[N];
+#pragma unroll
+                        for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? x[a][n][j] : C(0);
+                        op(one);
+#pragma unroll
+                        for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                    }
+                    float* to = staged + i;
+#pragma unroll
+                    for (int n = 0; n < N; ++n) {
+                        if (!(Op::WRITES >> n & 1)) continue;
+                        if (formed[n]) {
+                            stage(to, x[a][n]);
+                        } else {
+                            store_vector(run[n], i, x[a][n]);
+                        }
+                        to += step;
+                    }
+                }
+            }
+        }
+        for (int i = whole + segment.lane; i < segment.length; i += segment.lanes) {
+            C one[N];
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+                one[n] = Op::READS >> n & 1 ? load_stored<C>(run[n], i, tables, scale[n]) : C(0);
+            op(one);
+            float* to = staged + i;
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                if (!(Op::WRITES >> n & 1)) continue;
+                if (formed[n]) {
+                    *to = static_cast<float>(one[n]);
+                } else {
+                    store<C>(run[n], i, one[n]);
+                }
+                to += step;
+            }
+        }
+    }
+};
+
+// The largest absolute value of a segment, in all of its threads: NaN where there is one, as bits of absolute
+// values are in the order of the values.
+__device__ __forceinline__ float largest(const Segment& segment, const float* staged) {
+    u32 most = 0;
+    for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
+        float x[VECTOR];
+        unstage(staged + i, segment.length - i, x);
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) most = max(most, __float_as_uint(x[j]) & 0x7FFFFFFFu);
+    }
+    for (int lane = segment.lanes / 2; lane > 0; lane /= 2)
+        most = max(most, __shfl_xor_sync(0xFFFFFFFF, most, lane));
+    return __uint_as_float(most);
+}
+
+// Stores the first `count` elements of a vector, of which `Element` has the type.
+template <typename Element, typename Vector>
+__device__ __forceinline__ void store_first(char* to, int count, Vector all) {
+    constexpr int BITS = 8 * sizeof(Element);
+    if (count >= VECTOR && reinterpret_cast<u64>(to) % sizeof(Vector) == 0) {
+        *reinterpret_cast<Vector*>(to) = all;
+    } else {
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+            if (j < count) reinterpret_cast<Element*>(to)[j] = static_cast<Element>(all >> BITS * j);
+        }
+    }
+}
+
+template <bool Signed>
+__device__ __forceinline__ void encode(const Segment& segment, const float* staged, const Scaling& scaling,
+                                       const Tables& tables, char* to) {
+    for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
+        float x[VECTOR];
+        unstage(staged + i, segment.length - i, x);
+        u32 codes = 0;
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+            const u32 found = nearest<Signed>(scaling(x[j]), tables.edge[!Signed]);
+            codes |= (scaling.is_lost ? (Signed ? 127u : 0u) : found) << 8 * j;
+        }
+        store_first<unsigned char>(to + i, segment.length - i, codes);
+    }
+}
+
+__device__ __forceinline__ void round_at_random(const Segment& segment, const float* staged,
+                                                const Rounding& rounding, char* to) {
+    RandomBits random(rounding);
+    for (int i = segment.lane * VECTOR; i < segment.length; i += segment.lanes * VECTOR) {
+        const int count = min(segment.length - i, VECTOR);
+        u64 four = 0;
+        random.left = 0;
+        // One copy of the generator for all.
+#pragma unroll 1
+        for (int j = 0; j < count; ++j) {
+            const u64 bits = rounded_by(staged[i + j], random.next(segment.start + i + j));
+            four |= (bits & 0xFFFF) << 16 * j;
+        }
+        store_first<u16>(to + 2 * i, count, four);
+    }
+}
+
+constexpr int ones_of(u32 bits) { return bits ? static_cast<int>(bits & 1) + ones_of(bits >> 1) : 0; }
+
+// The piece of this block.
+template <typename Number, template <typename> class Operation, int Most>
+__device__ __forceinline__ void update_coded(const CodedJobs<Most>& jobs) {
+    using C = Unfused<Number>;
+    using Op = Operation<C>;
+    constexpr int STEP = CODED_WARPS * MOST_BLOCK;
+    __shared__ Tables tables;
+    __shared__ float4 staged[ones_of(Op::WRITES) * STEP / VECTOR];
+    const int number = job_of(jobs, blockIdx.x);
+    const CodedJob& job = jobs.job[number];
+    const u32 first = (blockIdx.x - (number ? end_of(jobs.job[number - 1]) : 0)) * job.share;
+    const u32 warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % 32;
+    const u32 together = 32 / job.lanes;
+    fill_tables(tables, static_cast<int>(threadIdx.x), CODED_THREADS);
+    __syncthreads();
+    const Op op(jobs.scalars, job.plain);
+    float* const own =
+        reinterpret_cast<float*>(staged) + warp * MOST_BLOCK + lane / job.lanes * (MOST_BLOCK / together);
+    // All lanes of a warp come to every exchange, with or without elements.
+    for (u32 done = warp * together; done < job.share; done += CODED_WARPS * together) {
+        if (first + done >= job.blocks) break;
+        const u32 block = first + done + lane / job.lanes;
+        const Work<C, Op> work(job, block, Segment(job, block, lane));
+        work.compute(op, tables, own, STEP);
+        __syncwarp();
+        const float* from = own;
+#pragma unroll 1
+        for (int n = 0; n < Op::OPERANDS; ++n) {
+            if (!(Op::WRITES >> n & 1)) continue;
+            const Segment& segment = work.segment;
+            char* const to = stored_run(job, n, segment.start).start;
+            if (job.plain.type[n] == Type::rounded) {
+                round_at_random(segment, from, job.rounding, to);
+            } else if (is_coded(job.plain.type[n])) {
+                const float scale = largest(segment, from);
+                const Scaling scaling(scale);
+                if (job.plain.type[n] == Type::signed_codes) {
+                    encode<true>(segment, from, scaling, tables, to);
+                } else {
+                    encode<false>(segment, from, scaling, tables, to);
+                }
+                if (segment.lane == 0 && segment.length) in_global_memory(job.scales[n])[block] = scale;
+            }
+            from += STEP;
+        }
+        __syncwarp();
+    }
+}
+
+// The kernels of one operation, in float32 and in float64.
+#define UPDATE_CODED(name, Op)                                                   \
+    extern "C" __global__ void __launch_bounds__(CODED_THREADS, CODED_BLOCKS)    \
+        name##_coded_many(const __grid_constant__ CodedJobs<MANY_CODED> table) { \
+        update_coded<float, Op>(table);                                          \
+    }                                                                            \
+    extern "C" __global__ void __launch_bounds__(CODED_THREADS, 1)               \
+        name##_coded_wide(const __grid_constant__ CodedJobs<FEW> table) {        \
+        update_coded<double, Op>(table);                                         \
+    }

@@ -1,0 +1,282 @@
+//! Tables of jobs for `coded.cu`: of passes over codes of blocks, and over numbers that are rounded at random.
+
+use super::super::pass::Pass;
+use super::device::launch;
+use super::driver::Grid;
+use super::table::{FEW, Job, MOST_OPERANDS, PIECE, Scalars, add_pieces};
+use crate::batch::{Blocks, Form, MOST_SPANS, Rounding, Slab};
+use crate::error::{Error, Result};
+
+const THREADS: u32 = 128;
+const WARPS: usize = THREADS as usize / 32;
+/// Jobs of one launch.
+const MANY: usize = 96;
+/// Elements that are worked on together where there are no blocks.
+const STRETCH: usize = 256;
+/// Elements of a block for each thread that works on it.
+const SHARE: usize = 8;
+/// How `jobs.cuh` numbers bfloat16 that is rounded at random.
+const ROUNDED: u8 = 6;
+
+/// As `rounding.cuh` lays it out: size, start and length.
+type Span = [i64; 3];
+
+/// As `rounding.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct RandomBits {
+    key: [u32; 4],
+    first: i64,
+    spans: i32,
+    span: [Span; MOST_SPANS],
+}
+
+/// As `coded.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CodedJob {
+    plain: Job,
+    scales: [usize; MOST_OPERANDS],
+    width: i64,
+    blocks: u32,
+    in_row: u32,
+    before: u32,
+    share: u32,
+    block: u32,
+    lanes: u32,
+    rounding: RandomBits,
+}
+
+/// As `coded.cuh` lays it out.
+#[repr(C)]
+#[derive(Debug)]
+struct CodedJobs<const MOST: usize> {
+    scalars: Scalars,
+    count: i32,
+    job: [CodedJob; MOST],
+}
+
+const _: () = {
+    assert!(size_of::<RandomBits>() == 128 && size_of::<CodedJob>() == size_of::<Job>() + 200);
+    assert!(size_of::<CodedJobs<MANY>>() <= 32764);
+};
+
+fn narrow<T, U: TryFrom<T>>(x: T) -> Result<U> {
+    U::try_from(x).map_err(|_| Error::Internal("too many elements for one job".into()))
+}
+
+/// How the elements of a job are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    width: usize,
+    block: usize,
+    /// Place of the job's first element in the tensor.
+    first: usize,
+}
+
+impl Cut {
+    /// Blocks of a row.
+    fn in_row(&self) -> usize {
+        self.width.div_ceil(self.block)
+    }
+
+    /// The number of the job's first block, and how many blocks it has.
+    fn blocks(&self, length: usize) -> Result<(usize, usize)> {
+        let number = |at: usize| at / self.width * self.in_row() + at % self.width / self.block;
+        let is_end =
+            |at: usize| at.is_multiple_of(self.width) || (at % self.width).is_multiple_of(self.block);
+        if self.width == 0 || !is_end(self.first) || !is_end(self.first + length) {
+            return Err(Error::Internal("a pass over a part of a block".into()));
+        }
+        Ok((number(self.first), number(self.first + length - 1) + 1 - number(self.first)))
+    }
+}
+
+impl RandomBits {
+    fn of(rounding: &Rounding, first: usize) -> Result<Self> {
+        let spans = rounding.places.spans();
+        if spans.len() > MOST_SPANS {
+            return Err(Error::Internal(format!("a tensor that is cut in {} dimensions", spans.len())));
+        }
+        let mut bits = Self { key: rounding.key, first: narrow(first)?, ..Self::default() };
+        // A single number has no dimensions.
+        for (to, &(size, start, length)) in bits.span.iter_mut().zip(spans.iter().chain([&(1, 0, 1)])) {
+            *to = [narrow(size)?, narrow(start)?, narrow(length)?];
+        }
+        bits.spans = narrow(spans.len().max(1))?;
+        Ok(bits)
+    }
+}
+
+impl CodedJob {
+    /// A job with the forms of its operands.
+    pub(super) fn new<const N: usize>(plain: Job, operands: &[Slab; N]) -> Result<Self> {
+        let mut job = Self { plain, ..Self::default() };
+        let (mut cut, length) = (None, operands[0].len());
+        let mut scales: [Option<&Blocks>; N] = [None; N];
+        for (at, slab) in operands.iter().enumerate() {
+            // SAFETY: the session keeps the form as long as the memory.
+            match unsafe { slab.form() } {
+                Some((Form::Blocks(blocks), first)) => {
+                    let own = Cut { width: blocks.width, block: blocks.block, first };
+                    if *cut.get_or_insert(own) != own {
+                        return Err(Error::Internal("operands of a pass in different blocks".into()));
+                    }
+                    scales[at] = Some(blocks);
+                }
+                Some((Form::Rounding(rounding), first)) => {
+                    job.plain.kind[at] = ROUNDED;
+                    job.rounding = RandomBits::of(rounding, first)?;
+                }
+                None if slab.dtype().is_coded() => {
+                    return Err(Error::Internal("a pass over codes without scales".into()));
+                }
+                None => {}
+            }
+        }
+        let cut = cut.unwrap_or(Cut { width: length, block: STRETCH, first: 0 });
+        let (first, blocks) = cut.blocks(length)?;
+        for (to, form) in job.scales.iter_mut().zip(scales) {
+            let Some(form) = form else { continue };
+            let scales = form.scales.part(first, blocks);
+            if scales.len() != blocks {
+                return Err(Error::Internal("codes with too few scales".into()));
+            }
+            *to = scales.device_address()?;
+        }
+        let longest = cut.block.min(cut.width);
+        let lanes = longest.div_ceil(SHARE).next_power_of_two().min(32);
+        let round = WARPS * 32 / lanes;
+        job.width = narrow(cut.width)?;
+        (job.blocks, job.in_row) = (narrow(blocks)?, narrow(cut.in_row())?);
+        (job.before, job.block) = (narrow(cut.first % cut.width / cut.block)?, narrow(cut.block)?);
+        (job.share, job.lanes) = (narrow((PIECE / (longest * round)).max(1) * round)?, narrow(lanes)?);
+        // Blocks are counted in 32 bits, from the beginning of the first row to the end of the last piece.
+        let _: i32 = narrow(blocks + cut.in_row() + 2 * PIECE)?;
+        Ok(job)
+    }
+
+    fn pieces(&self) -> usize {
+        self.blocks.div_ceil(self.share) as usize
+    }
+}
+
+/// Runs a pass over jobs with forms, in float64 where it is `wide`.
+pub(super) fn run(pass: &Pass<'_>, wide: bool, jobs: &[CodedJob]) -> Result<()> {
+    for jobs in jobs.chunks(if wide { FEW } else { MANY }) {
+        if wide {
+            launch_table::<FEW>(pass, "wide", jobs)?;
+        } else {
+            launch_table::<MANY>(pass, "many", jobs)?;
+        }
+    }
+    Ok(())
+}
+
+fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[CodedJob]) -> Result<()> {
+    let mut table = CodedJobs {
+        scalars: Scalars::of(pass),
+        count: narrow(jobs.len())?,
+        job: [CodedJob::default(); MOST],
+    };
+    let mut end = 0;
+    for (to, job) in table.job.iter_mut().zip(jobs) {
+        end = add_pieces(end, job.pieces())?;
+        *to = *job;
+        to.plain.end = end;
+    }
+    let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
+    // SAFETY: the layout is asserted above; operands and scales are memory of the device, which the session keeps.
+    unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid, &table) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::batch::Places;
+    use crate::dtype::DType;
+
+    #[test]
+    fn blocks_of_a_cut_equal_those_of_the_form() {
+        for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (1000, 256)] {
+            let form = Blocks { scales: Slab::EMPTY, width, block };
+            let mut starts = vec![0];
+            while starts[starts.len() - 1] < 3 * width {
+                starts.push(form.block_at(starts[starts.len() - 1]).1);
+            }
+            for (i, &first) in starts.iter().enumerate() {
+                for (j, &end) in starts.iter().enumerate().skip(i + 1) {
+                    let cut = Cut { width, block, first };
+                    assert_eq!(cut.blocks(end - first).unwrap(), (i, j - i), "{width} {block} {first} {end}");
+                }
+            }
+        }
+        assert!(Cut { width: 20, block: 8, first: 4 }.blocks(4).is_err());
+        assert!(Cut { width: 20, block: 8, first: 8 }.blocks(4).is_err());
+        assert!(Cut { width: 0, block: 8, first: 0 }.blocks(4).is_err());
+    }
+
+    fn coded(memory: &mut [u64], form: &Form) -> Slab {
+        Slab::over(memory, DType::Q8).formed(form)
+    }
+
+    #[test]
+    fn new_says_how_threads_share_the_blocks() {
+        let (mut memory, mut scales) = (vec![0; 2048], vec![0; 2048]);
+        for (width, block, lanes, share) in
+            [(1024_usize, 256, 32, 64), (1024, 512, 32, 32), (8, 256, 1, 2048), (64, 16, 2, 1024)]
+        {
+            let scales = Slab::over(&mut scales, DType::F32).part(0, 16384 / width * width.div_ceil(block));
+            let form = Form::Blocks(Blocks { scales, width, block });
+            let operands = [coded(&mut memory, &form)];
+            let job = CodedJob::new(Job::default(), &operands).unwrap();
+            assert_eq!((job.lanes, job.share, job.blocks as usize), (lanes, share, scales.len()));
+            assert_eq!((job.scales[0], job.before), (scales.formed_address(), 0));
+            assert_eq!(job.pieces(), 1);
+            let part =
+                CodedJob::new(Job::default(), &operands.map(|o| o.part(block.min(width), 16384))).unwrap();
+            assert_eq!(part.scales[0], scales.formed_address() + 4);
+            assert_eq!(part.before as usize, usize::from(block < width));
+        }
+    }
+
+    #[test]
+    fn new_refuses_codes_that_cannot_be_written() {
+        let (mut memory, mut other) = (vec![0; 8], vec![0; 8]);
+        let mut scales = vec![0; 8];
+        let scales = Slab::over(&mut scales, DType::F32);
+        let [one, two, short] = [(32, 16, scales), (32, 8, scales), (32, 16, scales.part(0, 2))]
+            .map(|(width, block, scales)| Form::Blocks(Blocks { scales, width, block }));
+        let new = |operands: [Slab; 2]| CodedJob::new(Job::default(), &operands);
+        let bare = Slab::over(&mut other, DType::UQ8);
+        let slab = coded(&mut memory, &one);
+        assert!(new([slab, bare.formed(&one)]).is_ok());
+        assert!(new([slab, bare]).is_err());
+        assert!(new([slab, bare.formed(&two)]).is_err());
+        assert!(new([slab, bare.formed(&short)]).is_err());
+        assert!(new([slab.part(4, 12), bare.formed(&one).part(4, 12)]).is_err());
+    }
+
+    #[test]
+    fn new_tells_the_places_of_numbers_that_are_rounded_at_random() {
+        let mut memory = vec![0; 16];
+        let spans = |shape: &[usize], part: &[(usize, usize)]| {
+            Form::Rounding(Rounding { key: [1, 2, 3, 4], places: Places::new(shape, part) })
+        };
+        let one = |form: &Form| {
+            CodedJob::new(Job::default(), &[Slab::over(&mut memory, DType::BF16).formed(form).part(3, 60)])
+        };
+        let mut one = one;
+        let job = one(&spans(&[10, 8, 9], &[(2, 4), (0, 8), (1, 2)])).unwrap();
+        assert_eq!((job.plain.kind[0], job.rounding.key, job.rounding.first), (ROUNDED, [1, 2, 3, 4], 3));
+        assert_eq!(
+            (job.rounding.spans, job.rounding.span[0], job.rounding.span[1]),
+            (2, [80, 16, 32], [9, 1, 2])
+        );
+        assert_eq!((job.width, job.blocks, job.block), (60, 1, 256));
+        let job = one(&spans(&[], &[])).unwrap();
+        assert_eq!((job.rounding.spans, job.rounding.span[0]), (1, [1, 0, 1]));
+        assert!(one(&spans(&[2; 5], &[(0, 1); 5])).is_err());
+    }
+}

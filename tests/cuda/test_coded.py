@@ -1,0 +1,272 @@
+"""The passes over codes and randomly rounded numbers on the host emulator, against both by definition.
+
+Nothing is fused or estimated on the host, so the equations in float32 give the same codes to the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from support import codes as book
+
+from .coded import CODED_THREADS, MOST_CODED, Codes, Operand, Plain, Rounded, coded_table, decoded, encoded
+from .emulator.library import Emulated
+from .jobs import PASSES, PIECE
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+WIDTHS = (1, 7, 255, 256, 257, 1000)
+ADAM = (0.9, 0.98, 1e-6, 0.03, 0.0, 0.0, 0.5)
+
+
+def _root(x: Tensor) -> Tensor:
+    # torch's own in float32 is off by a unit now and then.
+    return x.double().sqrt().to(x.dtype)
+
+
+def _adamw(x: list[Tensor], *_: float) -> None:
+    w, g, m, v, *most = x
+    g = 0.5 * g
+    m.copy_(m + (1 - 0.9) * (g - m))
+    v.copy_(0.98 * v + (1 - 0.98) * (g * g))
+    second = most[0].copy_(torch.maximum(most[0], v)) if most else v
+    w.copy_(w * (1 - 0.03) - 0.02 * m / (_root(second) * 1.4 + 1e-6))
+
+
+def _direction(x: list[Tensor], *_: float) -> None:
+    r, m, v = x
+    g = 0.5 * r
+    m.copy_(m + (1 - 0.9) * (g - m))
+    v.copy_(0.98 * v + (1 - 0.98) * (g * g))
+    r.copy_(0.3 * m / (_root(v) * 1.4 + 1e-6))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What each operand is (x: rounded, g: plain, m: signed, v: unsigned), which are written, and how."""
+
+    kinds: str
+    writes: tuple[int, ...]
+    scalars: tuple[float, ...]
+    equation: Callable[..., None]
+    factors: tuple[float, float] = (0.0, 0.0)
+
+
+def of_pass(name: str, kinds: str, writes: tuple[int, ...]) -> Case:
+    """The case of a plain pass whose equation is in the order of the kernel."""
+    plain = PASSES[name][0]
+    return Case(kinds, writes, plain.scalars, plain.equation, plain.factors)
+
+
+CASES = {
+    "momentum": of_pass("momentum", "gmg", (1, 2)),
+    "momentum_alone": of_pass("momentum_alone", "gm", (1,)),
+    "accumulate": of_pass("accumulate", "gmg", (2,)),
+    "apply": of_pass("apply", "xg", (0,)),
+    "apply_late": of_pass("apply_late", "xg", (0,)),
+    "convert": of_pass("convert", "vm", (1,)),
+    "release": of_pass("release", "mg", (0, 1)),
+    "decay": of_pass("decay", "x", (0,)),
+    "adamw": Case("xgmv", (0, 2, 3), ADAM, _adamw, (0.02, 1.4)),
+    "adamw_largest": Case("xgmvv", (0, 2, 3, 4), ADAM, _adamw, (0.02, 1.4)),
+    "lion": of_pass("lion", "xgm", (0, 2)),
+    "direction": Case("gmv", (0, 1, 2), (0.9, 0.98, 1e-6, 0.5), _direction, (0.3, 1.4)),
+    "lamb": of_pass("lamb", "xgmv", (0, 2, 3)),
+    "lamb_along": of_pass("lamb_along", "xmv", (0,)),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated("coded.cu", tmp_path_factory.mktemp("coded"))
+
+
+def operands_of(
+    kinds: str, rows: int, width: int, block: int, part: slice, plain: torch.dtype = F32, shift: int = 0
+) -> list[Operand]:
+    """Operands with values of many sizes, of which the job has the elements of ``part``."""
+    torch.manual_seed(width + block + shift)
+    length = part.stop - part.start
+    made: list[Operand] = []
+    for n, kind in enumerate(kinds):
+        values = torch.randn(rows, width) * 10.0 ** torch.empty(rows, width).uniform_(-4, 0)
+        if kind in "mv":
+            made.append(Codes.of(values.abs() if kind == "v" else values, kind == "m", block, part))
+        elif kind == "x" and plain != F64:
+            one = Plain.of(values.reshape(-1)[part], BF16)
+            numel = rows * width
+            made.append(Rounded(one.values, one.whole, (7, 8, 9, n), [(numel, 0, numel)], part.start))
+        else:
+            made.append(Plain.of(values.reshape(-1)[part], plain, shift))
+        assert len(made[-1].read()) == length
+    return made
+
+
+def launch(
+    kernels: Emulated, name: str, form: str, jobs: Sequence[Sequence[Operand]], lanes: int = 0, seed: int = 0
+) -> None:
+    case = CASES[name]
+    made, blocks = coded_table(form, jobs, case.scalars, [case.factors] * len(jobs), lanes)
+    kernels.launch(
+        f"{name}_coded_{form}",
+        made,
+        blocks=blocks,
+        threads=CODED_THREADS,
+        shared_bytes=0,
+        readable=[],
+        seed=seed,
+    )
+
+
+def same(one: Tensor, two: Tensor) -> bool:
+    """Whether all bits are equal, NaN aside."""
+    if one.dtype == torch.uint8:
+        return torch.equal(one, two)
+    return torch.equal(one.isnan(), two.isnan()) and torch.equal(one.nan_to_num(), two.nan_to_num())
+
+
+def check(
+    kernels: Emulated, name: str, form: str, jobs: list[list[Operand]], lanes: int = 0, seed: int = 0
+) -> None:
+    expected = copy.deepcopy(jobs)
+    case = CASES[name]
+    for operands in expected:
+        own = [factor for factor in case.factors if factor]
+        x = [operand.read().to(F64 if form == "wide" else F32) for operand in operands]
+        case.equation(x, *case.scalars, *own)
+        for n in case.writes:
+            operands[n].store(x[n])
+    launch(kernels, name, form, jobs, lanes, seed)
+    for operands, wanted in zip(jobs, expected, strict=True):
+        for n, (operand, want) in enumerate(zip(operands, wanted, strict=True)):
+            what = f"{name} operand {n} of {len(operand.values)}"
+            assert operand.untouched(), f"{what}: something beside it was written"
+            if type(operand) is Plain:
+                units = 2 * torch.finfo(operand.values.dtype).eps
+                torch.testing.assert_close(
+                    operand.values, want.values, rtol=units, atol=units, equal_nan=True, msg=what
+                )
+                continue
+            assert same(operand.values, want.values), f"{what}: other values"
+            if isinstance(operand, Codes) and isinstance(want, Codes):
+                assert same(operand.scales, want.scales), f"{what}: another scale"
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("types", ["float32", "float16", "float64"])
+def test_pass_equals_its_equation_and_codes_are_equal(kernels: Emulated, name: str, types: str) -> None:
+    plain = getattr(torch, types)
+    jobs = []
+    for width in WIDTHS:
+        rows = 5 if width < 100 else 3
+        # From the second row to the end.
+        part = slice(width, rows * width)
+        jobs.append(operands_of(CASES[name].kinds, rows, width, 256, part, plain, shift=width % 2))
+    check(kernels, name, "wide" if types == "float64" else "many", jobs)
+
+
+@pytest.mark.parametrize("block", [8, 16, 64, 128, 512])
+@pytest.mark.parametrize("name", ["lion", "adamw"])
+def test_blocks_of_any_length_are_encoded_alone(kernels: Emulated, name: str, block: int) -> None:
+    kinds = CASES[name].kinds
+    jobs = [operands_of(kinds, 3, width, block, slice(0, 3 * width)) for width in (block, 7, 60, 523)]
+    check(kernels, name, "many", jobs, seed=block)
+
+
+@pytest.mark.parametrize("lanes", [32, 16])
+def test_any_number_of_threads_finds_the_same(kernels: Emulated, lanes: int) -> None:
+    jobs = [operands_of("gm", 2, width, 256, slice(0, 2 * width)) for width in (3, 40, 128, 250)]
+    check(kernels, "momentum_alone", "many", jobs, lanes)
+
+
+def test_a_part_of_a_row_has_its_own_scales(kernels: Emulated) -> None:
+    width = 1000
+    ends = [(width + 512, 2 * width), (256, 512), (0, width), (2 * width + 256, 2 * width + 512)]
+    parts = [slice(start, end) for start, end in ends]
+    check(kernels, "lion", "many", [operands_of("xgm", 3, width, 256, part) for part in parts])
+
+
+def test_long_jobs_and_full_tables_are_cut_into_pieces(kernels: Emulated) -> None:
+    jobs = [operands_of("gm", 1, width, 256, slice(0, width)) for width in (2 * PIECE + 300, 5)]
+    jobs += [operands_of("gm", 2, 9, 256, slice(0, 18)) for _ in range(MOST_CODED["many"] - len(jobs))]
+    check(kernels, "momentum_alone", "many", jobs)
+
+
+def converted(kernels: Emulated, x: Tensor, signed: bool) -> tuple[Codes, Tensor, Tensor]:
+    """The codes that the kernel finds for rows of float32, and those of the definition."""
+    zeros = torch.zeros_like(x)
+    made = Codes.of(zeros, signed, 256, slice(0, x.numel()))
+    jobs: list[list[Operand]] = [[Plain.of(x, F32), made]]
+    table, blocks = coded_table("many", jobs, (1.0,), [(0.0, 0.0)])
+    kernels.launch(
+        "convert_coded_many", table, blocks=blocks, threads=CODED_THREADS, shared_bytes=0, readable=[]
+    )
+    return made, *encoded(x, 256, signed)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels: Emulated, signed: bool) -> None:
+    entries = book.book(signed).float()
+    middles = ((entries[1:].double() + entries[:-1].double()) / 2).float()
+    up, down = torch.tensor(torch.inf), torch.tensor(-torch.inf)
+    near = torch.cat([entries, middles, middles.nextafter(up), middles.nextafter(down), -entries])
+    near = torch.cat([near, 10.0 ** torch.empty(6000).uniform_(-9, 0)])
+    near = near if signed else near.abs()
+    rows = torch.cat([near, torch.zeros(-len(near) % 255)]).view(-1, 255)
+    # The scale is 1, so that numbers are divided by it exactly.
+    x = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
+    made, codes, scales = converted(kernels, x, signed)
+    assert torch.equal(made.values, codes.reshape(-1))
+    assert torch.equal(made.scales, scales.reshape(-1))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_scales_of_any_size_and_what_is_no_number(kernels: Emulated, signed: bool) -> None:
+    values = torch.randn(14, 300).abs() + 1e-3
+    values[::2] *= -1.0 if signed else 1.0
+    sizes = (1e-45, 1e-42, 1e-38, 2.0**-60, 0.9 * 2.0**-60, 1e-20, 1e20, 1.1 * 2.0**60, 1e37)
+    x = values * torch.tensor([*sizes, *[1.0] * 5])[:, None]
+    x[9] = 0.0
+    x[10, 3], x[11, 280], x[12, 0], x[13, 299] = torch.nan, torch.inf, -torch.inf, -torch.nan
+    made, codes, scales = converted(kernels, x, signed)
+    assert same(made.values, codes.reshape(-1))
+    assert same(made.scales, scales.reshape(-1))
+    assert same(made.read(), decoded(codes, scales, 256, signed).reshape(-1))
+
+
+def test_random_bits_follow_the_places_in_the_whole_tensor(kernels: Emulated) -> None:
+    # By dimension: size, start and length of the part.
+    layouts = [
+        [(4000, 37, 1500)],
+        [(20, 3, 10), (300, 0, 150)],
+        [(9, 2, 3), (7, 5, 2), (500, 123, 250)],
+        [(5, 1, 3), (4, 2, 2), (3, 1, 1), (700, 1, 250)],
+        [(2**40, 2**39 + 5, 1500)],
+    ]
+    jobs: list[list[Operand]] = []
+    for n, spans in enumerate(layouts):
+        for first, shift in ((0, 0), (5, 1), (252, 2)):
+            one = Plain.of(torch.randn(1500 - first), BF16, shift)
+            key = (n, 2**32 - 1, first, 4)
+            rounded = Rounded(one.values, one.whole, key, spans, first)
+            jobs.append([rounded, Plain.of(torch.randn(1500 - first), F32)])
+    check(kernels, "apply", "many", jobs)
+
+
+def test_random_rounding_keeps_what_is_no_number(kernels: Emulated) -> None:
+    special = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 3.3895e38, -3.3895e38, 1e-40] * 40)
+    one = Plain.of(special, BF16)
+    x = Rounded(one.values, one.whole, (1, 2, 3, 4), [(320, 0, 320)])
+    check(kernels, "decay", "many", [[x]])
+    assert torch.equal(x.values.isnan(), special.isnan())
+    # Of a float32 nan whose bits are all ones, the sum with random bits is no nan any more.
+    last = torch.full((320,), -1, dtype=torch.int32).view(F32)
+    zeros = Plain.of(torch.zeros(320), BF16)
+    x = Rounded(zeros.values, zeros.whole, (1, 2, 3, 4), [(320, 0, 320)])
+    check(kernels, "apply", "many", [[x, Plain.of(last, F32)]])
+    assert x.values.isnan().all()

@@ -1,0 +1,57 @@
+"""Faults planted in the kernels of codes and random rounding: each must be found by what checks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from . import test_coded as checks
+from .emulator.library import Emulated, KernelFault
+
+FAULTS = {
+    "a tie goes away from 0": ("blocks.cuh", "(a > edge[entry + 1]) - (a <= edge[entry])", "0"),
+    "no second look at the entry": ("blocks.cuh", "entry += (a >", "entry += 0 * (a >"),
+    "numbers are read before they are there": (
+        "coded.cuh",
+        "own, STEP);\n        __syncwarp();",
+        "own, STEP);",
+    ),
+    "the scale of some threads": (
+        "coded.cuh",
+        "lane = segment.lanes / 2; lane > 0",
+        "lane = segment.lanes / 2; lane > 1",
+    ),
+    "small scales are not scaled up": ("blocks.cuh", "scale < 1.0f / LARGE ? UP", "scale < 0.0f ? UP"),
+    "a row begins with the rest of the one before": (
+        "coded.cuh",
+        "row * job.width + col",
+        "row * job.in_row * job.block + col",
+    ),
+    "the last block is taken for a whole one": (
+        "coded.cuh",
+        "rest < job.block ? rest : job.block",
+        "job.block",
+    ),
+    "a job begins at the first block of its row": ("coded.cuh", "number + job.before", "number"),
+    "numbers follow the job, not the tensor": ("rounding.cuh", "rounding.first + element", "element"),
+    "every element has the first number": ("rounding.cuh", "place % NUMBERS", "0"),
+    "the outer dimensions begin at 0": ("rounding.cuh", "span.start + own", "own"),
+    "a nan is rounded up": ("rounding.cuh", "> 0x7F800000u;", "> 0x7FFFFFFFu;"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
+    names = ["lion_coded_many", "convert_coded_many", "apply_coded_many", "decay_coded_many"]
+    kernels = Emulated("coded.cu", tmp_path / "faulty", [FAULTS[fault]], names)
+
+    def work() -> None:
+        checks.test_a_part_of_a_row_has_its_own_scales(kernels)
+        checks.test_codes_next_to_the_middle_of_two_entries_are_the_nearest(kernels, signed=False)
+        checks.test_scales_of_any_size_and_what_is_no_number(kernels, signed=True)
+        checks.test_random_bits_follow_the_places_in_the_whole_tensor(kernels)
+        checks.test_random_rounding_keeps_what_is_no_number(kernels)
+
+    with pytest.raises((AssertionError, KernelFault)):
+        work()

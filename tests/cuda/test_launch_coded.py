@@ -1,0 +1,153 @@
+"""8-bit states and stochastic rounding on the driver without a device: the same bits as on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from . import driver
+from .test_launch import needs_nvrtc, run
+
+STEPS = """
+import sys, torch, oxidion
+torch.manual_seed(0)
+shapes = [(40, 300), (9, 513), (33, 128), (5000,), (16, 20, 30)]
+dtype = torch.bfloat16 if {rounding} else torch.float32
+params = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+groups = [{{"params": params, "min_quant_numel": 0, "stochastic_rounding": {rounding}, {keys}}}]
+optimizer = oxidion.{name}(groups, state_bits=8)
+for step in range(4):
+    for param in params:
+        param.grad = torch.randn(param.shape).to(dtype) * 10.0 ** -step
+    optimizer.step()
+torch.save([[p.detach(), *optimizer.state[p].values()] for p in params], {file!r})
+"""
+CASES = [
+    ("Lion", "'weight_decay': 0.1"),
+    ("Lion", "'weight_decay': 0.1, 'cautious_wd': True, 'block_size': 64"),
+    ("AdamW", "'lr': 1e-3"),
+    ("AdamW", "'amsgrad': True, 'cautious_wd': True, 'block_size': 512"),
+]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rounding", [False, True])
+@pytest.mark.parametrize(("name", "keys"), CASES)
+def test_states_and_parameters_have_the_bits_of_the_cpu(
+    environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: bool
+) -> None:
+    found = []
+    for place in ("cpu", "cuda"):
+        file = tmp_path / place
+        text = STEPS.format(name=name, keys=keys, rounding=rounding, file=str(file))
+        if place == "cuda":
+            run(environment, text)
+        else:
+            subprocess.run([sys.executable, "-c", text], check=True, env=dict(os.environ))
+        found.append(torch.load(file))
+    coded = 0
+    for here, there in zip(*found, strict=True):
+        for one, two in zip(here, there, strict=True):
+            assert one.dtype == two.dtype
+            # Roots and quotients are exact on the emulator.
+            assert torch.equal(one, two)
+            coded += one.dtype == torch.uint8
+    assert coded == len(found[0]) * (1 if name == "Lion" else 3 if "amsgrad" in keys else 2)
+
+
+@needs_nvrtc
+def test_muon_has_the_codes_of_the_cpu_for_heads_of_columns(environment: dict[str, str]) -> None:
+    run(
+        environment,
+        """
+        (param,) = parameters((48, 96))
+        grad = param.grad.clone()
+        keys = {"params": [param], "num_heads": 3, "split_dim": 1, "block_size": 32, "min_quant_numel": 0}
+        optimizer = oxidion.Muon([keys], state_bits=8, orth_dtype="float32", mu=0.5)
+        optimizer.step()
+        own = optimizer.state[param]
+        expected = oxidion.functional.quantize_blockwise(grad, block_size=32)
+        assert torch.equal(own["momentum"], expected[0])
+        assert torch.equal(own["momentum_absmax"], expected[1])
+        """,
+    )
+
+
+@needs_nvrtc
+def test_step_takes_few_launches_and_loads_what_it_needs(environment: dict[str, str]) -> None:
+    said = run(
+        environment,
+        """
+        for keys in ({}, {"state_bits": 8}):
+            group = {"params": parameters(*[(3, 100)] * 200), "min_quant_numel": 0}
+            optimizer = oxidion.AdamW([group], **keys)
+            optimizer.step()
+            before = driver.emulator_launches()
+            optimizer.step()
+            print(driver.emulator_launches() - before, driver.emulator_loads())
+        """,
+    )
+    # Plain tables take 368 jobs. Tables of codes take 96, and their kernels are loaded when they are needed.
+    assert said.splitlines() == ["1 2", "3 3"]
+
+
+@needs_nvrtc
+def test_captured_step_on_codes_is_repeated_by_its_replay(environment: dict[str, str]) -> None:
+    run(
+        environment,
+        """
+        def made():
+            torch.manual_seed(1)
+            return parameters((40, 300), (5000,))
+        expected, params = made(), made()
+        reference, optimizer = [oxidion.Lion(p, lr=0.01, state_bits=8) for p in (expected, params)]
+        for _ in range(4):
+            reference.step()
+        optimizer.step()
+        driver.emulator_begin_capture()
+        optimizer.step()
+        assert driver.emulator_end_capture() == 1
+        for _ in range(3):
+            assert driver.emulator_replay() == 0
+        for one, two in zip(expected, params):
+            assert torch.equal(one, two)
+            for key, value in reference.state[one].items():
+                assert torch.equal(value, optimizer.state[two][key])
+        """,
+    )
+
+
+@needs_nvrtc
+def test_capture_of_random_rounding_is_refused_and_costs_nothing(environment: dict[str, str]) -> None:
+    said = run(
+        environment,
+        textwrap.dedent(
+            """
+            params = parameters((40, 30), dtype=torch.bfloat16)
+            optimizer = oxidion.Lion(params, stochastic_rounding=True)
+            optimizer.step()
+            before = params[0].clone()
+            driver.emulator_begin_capture()
+            try:
+                optimizer.step()
+            except ValueError as error:
+                print(error)
+            assert driver.emulator_end_capture() == 0
+            assert torch.equal(params[0], before)
+            optimizer.step()
+            assert not torch.equal(params[0], before)
+            """
+        ),
+    )
+    assert "stochastic_rounding cannot be captured" in said
