@@ -85,7 +85,7 @@ impl Dion2 {
     }
 
     /// The size of what is orthonormalized of a block.
-    fn chosen(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> [usize; 2] {
+    fn size(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> [usize; 2] {
         let Selection { side, count, global } = self.select([rows, cols], ways);
         let all = if global { count } else { count * ways[side.index()] };
         if side == Side::Rows { [all, cols] } else { [rows, all] }
@@ -117,7 +117,7 @@ impl Algorithm for Dion2 {
         let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
         let Selection { side, count, global } = self.select([rows, cols], shape.ways);
         let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
-        let chosen = self.chosen([rows, cols], shape.ways);
+        let chosen = self.size([rows, cols], shape.ways);
         // Of the slices that all processes chose, each has its own ones.
         let spread = match side {
             Side::Rows => [Cut::Spread(Side::Rows), with[1]],
@@ -169,9 +169,7 @@ impl Algorithm for Dion2 {
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let selection = self.select([io.class.rows, io.class.cols], io.class.ways);
-        let rows = |io: &StageIo<'_>, i: usize| {
-            Ok(Self::pairs(io, i, &selection)?.into_iter().map(|(stored, u)| (u, stored)).collect())
-        };
+        let rows = |io: &StageIo<'_>, i: usize| Ok(Some(Self::chosen(io, i, &selection)?));
         match (stage, &self.neuron) {
             (PREPARE, _) => self.prepare(io, selection.side),
             (SPREAD, _) => Self::spread(io, selection.side),
@@ -191,6 +189,6 @@ impl Algorithm for Dion2 {
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], ways: [usize; 2]) -> Description {
-        self.common.describe(p, blocks, |b| self.chosen([b.rows, b.cols], ways))
+        self.common.describe(p, blocks, |b| self.size([b.rows, b.cols], ways))
     }
 }

@@ -8,10 +8,9 @@
 //! flattened parameter too.
 
 use super::orthonormal::U;
-use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels;
+use crate::kernels::{self, Chosen, Neurons};
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
@@ -34,9 +33,6 @@ pub(super) struct Neuron {
     /// The first of the two buffers.
     squares: BufferId,
 }
-
-/// What of `U` is normalized: for each row its number, and the row of the parameter that it belongs to.
-type Rows = Vec<(usize, usize)>;
 
 impl Neuron {
     pub(super) fn new(options: &Options, squares: BufferId) -> Result<Self> {
@@ -100,26 +96,34 @@ impl Neuron {
         })
     }
 
-    /// The rows of `U` that are normalized, with the V of each.
-    fn chosen(io: &StageIo<'_>, i: usize, rows: Rows) -> (Vec<usize>, Vec<Slab>) {
-        let variance = &io.units[i].state[VARIANCE];
-        rows.into_iter().map(|(row, own)| (row, variance.row(own))).unzip()
+    /// `U` of all units with its neurons. `chosen` says which rows of the parameter it has; none: all.
+    fn all(
+        &self,
+        io: &StageIo<'_>,
+        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
+    ) -> Result<Vec<Neurons>> {
+        let one = |i: usize| {
+            let (length, group) = Self::sizes(io, i)?;
+            Ok(Neurons {
+                u: io.area(U, i)?,
+                chosen: chosen(io, i)?,
+                length,
+                group,
+                variance: io.units[i].state[VARIANCE],
+                squares: io.slab(self.squares, i)?,
+                totals: io.slab(self.squares + 1, i)?,
+            })
+        };
+        (0..io.units.len()).map(one).collect()
     }
 
     /// Sums of squares by neuron.
     pub(super) fn squares(
         &self,
         io: &StageIo<'_>,
-        rows: impl Fn(&StageIo<'_>, usize) -> Result<Rows>,
+        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
     ) -> Result<()> {
-        (0..io.units.len()).try_for_each(|i| {
-            let (length, _) = Self::sizes(io, i)?;
-            let squares = io.slab(self.squares, i)?;
-            squares.clear()?;
-            let (chosen, _) = Self::chosen(io, i, rows(io, i)?);
-            kernels::neuron_squares(&io.area(U, i)?, &chosen, length, &squares);
-            Ok(())
-        })
+        kernels::neuron_squares(&self.all(io, chosen)?)
     }
 
     /// Updates V and sums up the squared norms with and without it.
@@ -127,31 +131,24 @@ impl Neuron {
         &self,
         io: &StageIo<'_>,
         beta2: f64,
-        rows: impl Fn(&StageIo<'_>, usize) -> Result<Rows>,
+        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
     ) -> Result<()> {
-        (0..io.units.len()).try_for_each(|i| {
-            let (_, group) = Self::sizes(io, i)?;
-            let matrix = io.class.inner.len() == 2;
-            let length = if matrix { io.units[i].cols } else { io.class.inner[io.class.inner.len() - 1] };
-            let (squares, totals) = (io.slab(self.squares, i)?, io.slab(self.squares + 1, i)?);
-            let (chosen, variances) = Self::chosen(io, i, rows(io, i)?);
-            kernels::NeuronVariance { beta2, length, group }.run(&squares, &chosen, &variances, &totals);
-            Ok(())
-        })
+        let Some(unit) = io.units.first() else {
+            return Ok(());
+        };
+        let length = match io.class.inner.as_slice() {
+            [.., length] if io.class.inner.len() != 2 => *length,
+            _ => unit.cols,
+        };
+        kernels::neuron_variance(beta2, length, &self.all(io, chosen)?)
     }
 
     /// Divides every neuron of `U` by the root of its V and brings the norm back.
     pub(super) fn scale(
         &self,
         io: &StageIo<'_>,
-        rows: impl Fn(&StageIo<'_>, usize) -> Result<Rows>,
+        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
     ) -> Result<()> {
-        (0..io.units.len()).try_for_each(|i| {
-            let (length, group) = Self::sizes(io, i)?;
-            let totals = io.slab(self.squares + 1, i)?;
-            let (chosen, variances) = Self::chosen(io, i, rows(io, i)?);
-            kernels::normalize_neurons(&io.area(U, i)?, &chosen, length, group, &variances, &totals);
-            Ok(())
-        })
+        kernels::normalize_neurons(&self.all(io, chosen)?)
     }
 }

@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use tch::Tensor;
 
 use super::columns::{Columns, Kept};
+use super::cpu::elementwise::Apply;
 use super::pass::Pass;
-use super::{Copy, Messages};
-use crate::batch::Slab;
+use super::slices::Move;
+use super::{Copy, Messages, Neurons, Sliced};
+use crate::batch::{Area, Slab};
 use crate::error::{Error, Result};
+use crate::spec::Side;
 
 /// A thread's stay on a device: there is none.
 #[derive(Debug)]
@@ -87,6 +90,26 @@ pub(super) fn move_down(_moves: &[(Slab, Slab)]) -> Result<()> {
 }
 
 pub(super) fn sum(_messages: &Messages, _factor: f64, _to: &Slab) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn neurons(_kernel: &'static str, _mean: [f64; 2], _all: &[Neurons]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn line_sums(_side: Side, _absolute: bool, _all: &[(Area, Slab)]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn choose(_count: usize, _all: &[(Slab, Slab)]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn move_slices(_side: Side, _how: Move, _all: &[Sliced]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn apply_slices(_side: Side, _apply: &Apply, _all: &[Sliced]) -> Result<()> {
     refuse()
 }
 

@@ -7,8 +7,10 @@ pub mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
 pub mod cuda;
+mod neurons;
 mod pass;
 mod place;
+mod slices;
 
 pub use columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
@@ -20,7 +22,6 @@ pub use cpu::factored::{
 pub use cpu::fold::{Fold, SumOfSquares, fold};
 pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
-pub use cpu::neuron::{NeuronVariance, neuron_squares, normalize_neurons};
 pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
@@ -29,8 +30,9 @@ pub use cpu::product::{
 pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run as run_on_cpu;
-pub use cpu::select::{absolute_sums, choose, chosen, put, take};
+pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use place::{
     copy, count_steps, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
     symmetric_product,
 };
+pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};

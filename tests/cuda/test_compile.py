@@ -27,6 +27,9 @@ OCCUPANCY = {
     "copy_few": (256, 4),
     "copy_many": (256, 4),
     "sum_messages": (256, 2),
+    # By rows or columns of matrices.
+    "neuron": (256, 2),
+    "slice": (256, 2),
 }
 
 
@@ -35,7 +38,10 @@ def family(kernel: str) -> str:
     form = kernel.rpartition("_")[2]
     if kernel in OCCUPANCY:
         return kernel
-    return form if form in OCCUPANCY else kernel.removesuffix("_bfloat16").removesuffix("_float16")
+    if form in OCCUPANCY:
+        return form
+    stem = kernel.partition("_")[0]
+    return stem if stem in OCCUPANCY else kernel.removesuffix("_bfloat16").removesuffix("_float16")
 
 
 def only(source: str, architecture: str, name: str) -> Kernel:

@@ -1,10 +1,10 @@
-//! Normalization by neuron: runs of equal length inside the rows of a matrix, with one running number each.
-//!
-//! Neurons are numbered through the matrix in row-major order; `group` of them share a norm.
+//! Normalization by neuron on the CPU.
 
 use rayon::prelude::*;
 
-use crate::batch::{Area, Slab};
+use super::super::Neurons;
+use crate::batch::Area;
+use crate::error::Result;
 use crate::threads;
 
 /// Added to the root of the running mean square.
@@ -14,22 +14,33 @@ const SMALLEST: f64 = 1e-8;
 /// Elements from which rows are spread over threads.
 const PARALLEL: usize = 1 << 16;
 
-/// Does something for every row in `rows`, with its position among them.
-fn each_row(u: &Area, rows: &[usize], work: impl Fn(usize, usize) + Sync) {
-    if rows.len() * u.shape()[1] < PARALLEL || threads::get() == 1 {
-        rows.iter().enumerate().for_each(|(at, row)| work(at, *row));
-    } else {
-        threads::run(|| {
-            rows.par_iter().enumerate().with_min_len(16).for_each(|(at, row)| work(at, *row));
-        });
+/// The rows of the matrix that take part, each with the row of V that is its own.
+fn rows(neurons: &Neurons) -> Vec<(usize, usize)> {
+    let all = neurons.u.shape()[0];
+    match &neurons.chosen {
+        Some(chosen) => chosen.pairs(all).into_iter().map(|(own, row)| (row, own)).collect(),
+        None => (0..all).map(|row| (row, row)).collect(),
     }
 }
 
-/// `squares[n] = Σ u²` over neuron n of `length` elements, for the neurons of `rows`. `squares` is float64.
-pub fn neuron_squares(u: &Area, rows: &[usize], length: usize, squares: &Slab) {
-    let length = length.max(1);
+/// Does something for every row that takes part, and the row of V that is its own.
+fn each_row(u: &Area, rows: &[(usize, usize)], work: impl Fn(usize, usize) + Sync) {
+    if rows.len() * u.shape()[1] < PARALLEL || threads::get() == 1 {
+        for (row, own) in rows {
+            work(*row, *own);
+        }
+    } else {
+        threads::run(|| rows.par_iter().with_min_len(16).for_each(|(row, own)| work(*row, *own)));
+    }
+}
+
+/// See [`super::super::neuron_squares`].
+pub(in super::super) fn squares(neurons: &Neurons) -> Result<()> {
+    let (u, squares) = (&neurons.u, &neurons.squares);
+    let length = neurons.length.max(1);
     let per_row = u.shape()[1] / length;
-    each_row(u, rows, |_, row| {
+    squares.clear()?;
+    each_row(u, &rows(neurons), |row, _| {
         let line = u.row(row);
         for j in 0..per_row {
             let sum = super::reduce::sum_of_squares(&line.part(j * length, length));
@@ -37,68 +48,47 @@ pub fn neuron_squares(u: &Area, rows: &[usize], length: usize, squares: &Slab) {
             unsafe { squares.part(row * per_row + j, 1).slice::<f64>()[0] = sum };
         }
     });
+    Ok(())
 }
 
-/// `V ← V + (1-β₂)(s/length - V)` with s the sum of squares of the neuron.
-#[derive(Clone, Copy, Debug)]
-pub struct NeuronVariance {
-    /// β₂.
-    pub beta2: f64,
-    /// Elements of a whole neuron.
-    pub length: usize,
-    /// Neurons that share a norm.
-    pub group: usize,
-}
-
-impl NeuronVariance {
-    /// Updates `variances`, the V of the neurons of each of `rows`, and leaves in `totals` for each group the sums
-    /// over these neurons of s and of s / (√V + 1e-8)². `squares` and `totals` are float64.
-    pub fn run(&self, squares: &Slab, rows: &[usize], variances: &[Slab], totals: &Slab) {
-        // SAFETY: the caller owns all of them for this stage, and they do not overlap.
-        let (squares, totals) = unsafe { (squares.slice::<f64>(), totals.slice::<f64>()) };
-        totals.fill(0.0);
-        let mut values = Vec::new();
-        for (row, variance) in rows.iter().zip(variances) {
-            let per_row = variance.len();
-            values.resize(per_row, 0.0_f64);
-            super::convert::load(variance, &mut values);
-            for (j, v) in values.iter_mut().enumerate() {
-                let square = squares[row * per_row + j];
-                #[allow(clippy::cast_precision_loss)] // a matrix side
-                let mean = square / self.length.max(1) as f64;
-                *v += (1.0 - self.beta2) * (mean - *v);
-            }
-            super::convert::store(&values, variance);
-            // What was stored is what the update is divided by.
-            super::convert::load(variance, &mut values);
-            for (j, v) in values.iter().enumerate() {
-                let (neuron, square) = (row * per_row + j, squares[row * per_row + j]);
-                let total = 2 * (neuron / self.group.max(1));
-                totals[total] += square;
-                totals[total + 1] += square / (v.sqrt() + EPSILON).powi(2);
-            }
+/// See [`super::super::neuron_variance`].
+pub(in super::super) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
+    // SAFETY: the caller owns all of them for this stage, and they do not overlap.
+    let (squares, totals) = unsafe { (neurons.squares.slice::<f64>(), neurons.totals.slice::<f64>()) };
+    totals.fill(0.0);
+    let mut values = Vec::new();
+    for (row, own) in rows(neurons) {
+        let variance = neurons.variance.row(own);
+        let per_row = variance.len();
+        values.resize(per_row, 0.0_f64);
+        super::convert::load(&variance, &mut values);
+        for (j, v) in values.iter_mut().enumerate() {
+            let mean = squares[row * per_row + j] / length;
+            *v += (1.0 - beta2) * (mean - *v);
+        }
+        super::convert::store(&values, &variance);
+        // What was stored is what the update is divided by.
+        super::convert::load(&variance, &mut values);
+        for (j, v) in values.iter().enumerate() {
+            let (neuron, square) = (row * per_row + j, squares[row * per_row + j]);
+            let total = 2 * (neuron / neurons.group.max(1));
+            totals[total] += square;
+            totals[total + 1] += square / (v.sqrt() + EPSILON).powi(2);
         }
     }
 }
 
-/// Multiplies every neuron of `rows` by `(√a / max(√b, 1e-8)) / (√V + 1e-8)` with a and b the totals of its group.
-pub fn normalize_neurons(
-    u: &Area,
-    rows: &[usize],
-    length: usize,
-    group: usize,
-    variances: &[Slab],
-    totals: &Slab,
-) {
-    let length = length.max(1);
-    each_row(u, rows, |at, row| {
+/// See [`super::super::normalize_neurons`].
+pub(in super::super) fn normalize(neurons: &Neurons) {
+    let (u, length) = (&neurons.u, neurons.length.max(1));
+    each_row(u, &rows(neurons), |row, own| {
         // SAFETY: the caller owns it for this stage; it is only read here.
-        let totals = unsafe { totals.slice::<f64>() };
-        let (line, variance) = (u.row(row), &variances[at]);
+        let totals = unsafe { neurons.totals.slice::<f64>() };
+        let (line, variance) = (u.row(row), neurons.variance.row(own));
         let mut values = vec![0.0_f64; variance.len()];
-        super::convert::load(variance, &mut values);
+        super::convert::load(&variance, &mut values);
         for (j, v) in values.iter().enumerate() {
-            let total = 2 * ((row * values.len() + j) / group.max(1));
+            let total = 2 * ((row * values.len() + j) / neurons.group.max(1));
             let norm = totals[total].sqrt() / totals[total + 1].sqrt().max(SMALLEST);
             let factor = norm / (v.sqrt() + EPSILON);
             super::run_here(

@@ -40,7 +40,7 @@ fn absolute_sum(line: &[f64]) -> f64 {
 }
 
 /// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
-pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
+pub(in super::super) fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
     let cols = x.shape()[1];
     let parts = in_pieces(x.shape(), |start, rows| {
         let mut line = vec![0.0_f64; cols];
@@ -70,7 +70,7 @@ pub fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
 /// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
 /// number), ascending and counted from 1, into the float64 slab `chosen`, which is filled up with 0: a cleared slab is
 /// one where nothing was chosen.
-pub fn choose(scores: &Slab, count: usize, chosen: &Slab) {
+pub(in super::super) fn choose(scores: &Slab, count: usize, chosen: &Slab) {
     // SAFETY: the caller owns both for this stage, and they do not overlap.
     let (scores, chosen) = unsafe { (scores.slice::<f64>(), chosen.slice::<f64>()) };
     #[allow(clippy::cast_possible_truncation)] // meant: sums that differ by their rounding only are equal
@@ -89,7 +89,7 @@ pub fn choose(scores: &Slab, count: usize, chosen: &Slab) {
 
 /// What `choose` left.
 #[must_use]
-pub fn chosen(slab: &Slab) -> Vec<usize> {
+pub(in super::super) fn chosen(slab: &Slab) -> Vec<usize> {
     // SAFETY: the caller owns it for this stage; it is only read.
     let numbers = unsafe { slab.slice::<f64>() };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side, exact
@@ -97,7 +97,7 @@ pub fn chosen(slab: &Slab) -> Vec<usize> {
 }
 
 /// Copies slice `from` of `x` to slice `to` of `u` for every pair `(from, to)` and multiplies it in `x` by `keep`.
-pub fn take(x: &Area, side: Side, pairs: &[(usize, usize)], keep: f64, u: &Area) {
+pub(in super::super) fn take(x: &Area, side: Side, pairs: &[(usize, usize)], keep: f64, u: &Area) {
     let release = Release { keep };
     match side {
         Side::Rows => {
@@ -123,7 +123,7 @@ pub fn take(x: &Area, side: Side, pairs: &[(usize, usize)], keep: f64, u: &Area)
 }
 
 /// Applies slice `from` of `u` to slice `to` of `x` for every pair `(to, from)`; the other slices decay.
-pub fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &Apply) {
+pub(in super::super) fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &Apply) {
     let decay = Decay { decay: apply.decay };
     match side {
         Side::Rows => {

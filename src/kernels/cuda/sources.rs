@@ -26,13 +26,14 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 14] = [
+pub(super) const HEADERS: [(&str, &str); 15] = [
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("coded.cuh", include_str!("coded.cuh")),
     ("common.cuh", include_str!("common.cuh")),
     ("hopper.cuh", include_str!("hopper.cuh")),
     ("jobs.cuh", include_str!("jobs.cuh")),
     ("lamb.cuh", include_str!("lamb.cuh")),
+    ("lines.cuh", include_str!("lines.cuh")),
     ("panel.cuh", include_str!("panel.cuh")),
     ("philox.cuh", include_str!("philox.cuh")),
     ("ptx.cuh", include_str!("ptx.cuh")),
@@ -150,6 +151,24 @@ pub(super) static MESSAGES: Source = Source {
     shared: 0,
     formed: false,
 };
+/// Normalization by neuron.
+pub(super) static NEURONS: Source = Source {
+    name: "neurons.cu",
+    text: include_str!("neurons.cu"),
+    stems: &["neuron"],
+    forms: &["squares", "variance", "scale"],
+    shared: 0,
+    formed: false,
+};
+/// Slices chosen by their sums.
+pub(super) static SELECT: Source = Source {
+    name: "select.cu",
+    text: include_str!("select.cu"),
+    stems: &["slice"],
+    forms: &["rows", "columns", "chunks", "choice", "take", "apply"],
+    shared: 0,
+    formed: false,
+};
 /// What is launched.
 pub(super) static SOURCES: &[&Source] =
-    &[&UPDATES, &SYMMETRIC_MMA, &GRAM, &CHOLESKY, &COLUMNS, &COPIES, &MESSAGES, &CODED];
+    &[&UPDATES, &SYMMETRIC_MMA, &CODED, &GRAM, &CHOLESKY, &COLUMNS, &COPIES, &MESSAGES, &NEURONS, &SELECT];

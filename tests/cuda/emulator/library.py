@@ -57,6 +57,12 @@ KERNELS = {
         for form, most in CODED_FORMS.items()
     },
     "gram.cu": {"gram_product": "GramProduct"},
+    "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
+    "select.cu": {
+        **{f"slice_{form}": "LineSums" for form in ("rows", "columns", "chunks")},
+        "slice_choice": "Choices",
+        **{f"slice_{form}": "SliceJobs" for form in ("take", "apply")},
+    },
     "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
     "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),
 }

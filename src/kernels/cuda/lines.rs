@@ -1,0 +1,136 @@
+//! Tables of jobs that kernels work on by rows or columns, as `lines.cuh` lays them out.
+
+use super::super::Chosen;
+use super::device::launch;
+use super::driver::Grid;
+use super::table::number_of;
+use crate::batch::Area;
+use crate::error::{Error, Result};
+
+pub(super) const THREADS: u32 = 256;
+/// Jobs of one launch.
+const MOST: usize = 128;
+/// Elements from which a line takes all threads of a block.
+const LONG: usize = 2048;
+/// Lines that one warp or block works on, one after the other.
+const OF_A_TEAM: usize = 4;
+const WARP: usize = 32;
+
+/// As `lines.cuh` lays it out.
+#[repr(C)]
+#[derive(Debug)]
+struct Lines<H, J> {
+    head: H,
+    count: i32,
+    job: [J; MOST],
+}
+
+/// A job of such a table.
+pub(super) trait Job: Copy + Default {
+    /// The blocks of this job and all before it.
+    fn end(&mut self) -> &mut u32;
+}
+
+/// As `lines.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Numbers {
+    start: usize,
+    most: i32,
+    first: i32,
+}
+
+impl Numbers {
+    pub(super) fn of(chosen: Option<&Chosen>) -> Result<Self> {
+        let Some(chosen) = chosen else { return Ok(Self::default()) };
+        Ok(Self {
+            start: chosen.numbers.device_address()?,
+            most: count(chosen.numbers.len())?,
+            first: chosen.first.map_or(Ok(-1), count)?,
+        })
+    }
+}
+
+/// A matrix as kernels find it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub(super) start: usize,
+    pub(super) stride: i64,
+    pub(super) rows: i32,
+    pub(super) cols: i32,
+    pub(super) kind: u8,
+}
+
+impl Matrix {
+    pub(super) fn of(area: &Area) -> Result<Self> {
+        let ((slab, stride), [rows, cols]) = (area.strided(), area.shape());
+        Ok(Self {
+            start: slab.device_address()?,
+            stride: wide(stride)?,
+            rows: count(rows)?,
+            cols: count(cols)?,
+            kind: number_of(slab.dtype()),
+        })
+    }
+}
+
+/// A size of 31 bits.
+pub(super) fn count(n: usize) -> Result<i32> {
+    i32::try_from(n).map_err(|_| Error::Internal(format!("{n} rows or columns of one matrix")))
+}
+
+/// A distance.
+pub(super) fn wide(n: usize) -> Result<i64> {
+    i64::try_from(n).map_err(|_| Error::Internal(format!("a distance of {n}")))
+}
+
+/// Blocks for so many lines of this length.
+pub(super) fn blocks_of(lines: usize, length: usize) -> usize {
+    teams(lines, length >= LONG)
+}
+
+/// Blocks for so many teams' work, each of a whole block or of a warp.
+pub(super) fn teams(lines: usize, block: bool) -> usize {
+    lines.div_ceil(OF_A_TEAM * if block { 1 } else { THREADS as usize / WARP })
+}
+
+/// Launches a kernel on all jobs, each with the number of its blocks.
+///
+/// # Safety
+/// The kernel takes a table of such a head and such jobs, and what these point to is memory of the device that is alive
+/// when it runs.
+pub(super) unsafe fn launch_lines<H: Copy, J: Job>(
+    kernel: &str,
+    head: H,
+    jobs: impl IntoIterator<Item = Result<(J, usize)>>,
+) -> Result<()> {
+    let mut table = Lines { head, count: 0, job: [J::default(); MOST] };
+    let (mut at, mut end) = (0, 0_u32);
+    let flush = |table: &mut Lines<H, J>, at: &mut usize, end: &mut u32| -> Result<()> {
+        if *end > 0 {
+            table.count = count(*at)?;
+            // SAFETY: the caller upholds it.
+            unsafe { launch(kernel, Grid { blocks: *end, threads: THREADS, shared: 0 }, &*table) }?;
+        }
+        (*at, *end) = (0, 0);
+        Ok(())
+    };
+    for job in jobs {
+        let (mut job, blocks) = job?;
+        if blocks == 0 {
+            continue;
+        }
+        let blocks = u32::try_from(blocks).map_err(|_| Error::Internal(format!("{blocks} blocks")))?;
+        if at == MOST || end.checked_add(blocks).is_none_or(|end| end > MOST_BLOCKS) {
+            flush(&mut table, &mut at, &mut end)?;
+        }
+        end += blocks;
+        *job.end() = end;
+        table.job[at] = job;
+        at += 1;
+    }
+    flush(&mut table, &mut at, &mut end)
+}
+
+/// Blocks of one launch.
+const MOST_BLOCKS: u32 = i32::MAX as u32;

@@ -1,0 +1,195 @@
+//! Slices of matrices that are chosen by their sums: the kernels of `select.cu`.
+
+use tch::Tensor;
+
+use super::super::cpu::elementwise::Apply;
+use super::super::slices::{Move, Sliced};
+use super::lines::{self, Job, Matrix, Numbers, THREADS, count, launch_lines};
+use crate::batch::{Area, Slab, to_i64};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::spec::Side;
+
+/// Columns and rows of which a block leaves sums.
+const STRIP: usize = 128;
+const CHUNK: usize = 256;
+/// Rows in which a block moves its columns.
+const MOVED: usize = 32;
+
+/// As `select.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct SumJob {
+    matrix: usize,
+    sums: usize,
+    partial: usize,
+    stride: i64,
+    rows: i32,
+    cols: i32,
+    end: u32,
+    kind: u8,
+}
+
+/// As `select.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct ChoiceJob {
+    scores: usize,
+    chosen: usize,
+    count: i32,
+    room: i32,
+    end: u32,
+}
+
+/// As `select.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct SliceJob {
+    matrix: usize,
+    update: usize,
+    chosen: Numbers,
+    stride: i64,
+    update_stride: i64,
+    rows: i32,
+    cols: i32,
+    update_rows: i32,
+    update_cols: i32,
+    end: u32,
+    kind: u8,
+    update_kind: u8,
+}
+
+/// As `select.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct SliceMove {
+    rate: f64,
+    keep: f64,
+    cautious: i32,
+    columns: i32,
+    give_back: i32,
+}
+
+const _: () = {
+    assert!(size_of::<SumJob>() == 48 && size_of::<ChoiceJob>() == 32);
+    assert!(size_of::<SliceJob>() == 72 && size_of::<SliceMove>() == 32);
+};
+
+impl Job for SumJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+impl Job for ChoiceJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+impl Job for SliceJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+/// The sums of absolute values, else of squares, of each row or column, into float64 slabs.
+pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab)]) -> Result<()> {
+    let job = |(x, sums): &(Area, Slab), partial: usize| -> Result<SumJob> {
+        let Matrix { start, stride, rows, cols, kind } = Matrix::of(x)?;
+        let sums = sums.device_address()?;
+        Ok(SumJob { matrix: start, sums, partial, stride, rows, cols, end: 0, kind })
+    };
+    let head = i32::from(absolute);
+    if side == Side::Rows {
+        let jobs = all.iter().map(|one| {
+            let [rows, cols] = one.0.shape();
+            Ok((job(one, 0)?, lines::blocks_of(rows, cols)))
+        });
+        // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
+        return unsafe { launch_lines("slice_rows", head, jobs) };
+    }
+    let Some((_, first)) = all.first() else { return Ok(()) };
+    let pieces = |x: &Area| x.shape()[1].div_ceil(STRIP) * x.shape()[0].div_ceil(CHUNK);
+    let total = all.iter().map(|(x, _)| pieces(x)).sum::<usize>() * STRIP;
+    // Torch's allocator gives it to others only after what is on the stream.
+    let memory = Tensor::f_empty([to_i64(total)?], (DType::F64.kind(), first.place().device()))?;
+    let partial = Slab::of(&memory)?.device_address()?;
+    let starts = all.iter().scan(partial, |next, (x, _)| {
+        let start = *next;
+        *next += pieces(x) * STRIP * DType::F64.bytes();
+        Some(start)
+    });
+    let jobs = all.iter().zip(starts).map(|(one, start)| Ok((one, job(one, start)?)));
+    let jobs = jobs.collect::<Result<Vec<_>>>()?;
+    // SAFETY: as above; `memory` has room for the sums of all pieces.
+    unsafe {
+        launch_lines("slice_columns", head, jobs.iter().map(|(one, job)| Ok((*job, pieces(&one.0)))))?;
+        let blocks = |x: &Area| x.shape()[1].div_ceil(THREADS as usize);
+        launch_lines("slice_chunks", head, jobs.iter().map(|(one, job)| Ok((*job, blocks(&one.0)))))
+    }
+}
+
+/// See [`super::super::choose`].
+pub(in super::super) fn choose(wanted: usize, all: &[(Slab, Slab)]) -> Result<()> {
+    let jobs = all.iter().map(|(scores, chosen)| {
+        let (count, room) = (count(scores.len())?, count(chosen.len())?);
+        let (scores, chosen) = (scores.device_address()?, chosen.device_address()?);
+        Ok((ChoiceJob { scores, chosen, count, room, end: 0 }, 1))
+    });
+    // SAFETY: as above.
+    unsafe { launch_lines("slice_choice", count(wanted)?, jobs) }
+}
+
+fn job(one: &Sliced) -> Result<SliceJob> {
+    let (x, u) = (Matrix::of(&one.x)?, Matrix::of(&one.u)?);
+    Ok(SliceJob {
+        matrix: x.start,
+        update: u.start,
+        chosen: Numbers::of(Some(&one.chosen))?,
+        stride: x.stride,
+        update_stride: u.stride,
+        rows: x.rows,
+        cols: x.cols,
+        update_rows: u.rows,
+        update_cols: u.cols,
+        end: 0,
+        kind: x.kind,
+        update_kind: u.kind,
+    })
+}
+
+/// Blocks for slices of a matrix that has as many as `area`.
+fn blocks(side: Side, area: &Area) -> usize {
+    let [rows, cols] = area.shape();
+    match side {
+        Side::Rows => lines::blocks_of(rows, cols),
+        Side::Cols => rows.div_ceil(MOVED) * cols.div_ceil(THREADS as usize),
+    }
+}
+
+/// Moves chosen slices between matrices.
+pub(in super::super) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Result<()> {
+    let (keep, give_back) = match how {
+        Move::Take(keep) => (keep, 0),
+        Move::Return => (1.0, 1),
+    };
+    let head = SliceMove { rate: 0.0, keep, cautious: 0, columns: i32::from(side == Side::Cols), give_back };
+    let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.u))));
+    // SAFETY: as above.
+    unsafe { launch_lines("slice_take", head, jobs) }
+}
+
+/// See [`super::super::apply_slices`].
+pub(in super::super) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
+    let head = SliceMove {
+        rate: apply.rate,
+        keep: 1.0 - apply.decay,
+        cautious: i32::from(apply.cautious),
+        columns: i32::from(side == Side::Cols),
+        give_back: 0,
+    };
+    let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.x))));
+    // SAFETY: as above.
+    unsafe { launch_lines("slice_apply", head, jobs) }
+}

@@ -1,0 +1,71 @@
+//! Normalization by neuron: runs of equal length inside the rows of a matrix, with one running number each.
+//!
+//! Neurons are numbered through the matrix in row-major order; some of them share a norm.
+
+use super::Chosen;
+use super::{cpu, cuda};
+use crate::batch::{Area, Place, Slab};
+use crate::error::Result;
+
+/// An update with its neurons.
+#[derive(Clone, Copy, Debug)]
+pub struct Neurons {
+    /// The matrix.
+    pub u: Area,
+    /// Which rows of the parameter its rows are; none: all of them.
+    pub chosen: Option<Chosen>,
+    /// Elements of a neuron, as far as they are stored here.
+    pub length: usize,
+    /// How many neurons share a norm: all, or parts of one row.
+    pub group: usize,
+    /// V of the neurons of the parameter.
+    pub variance: Area,
+    /// Float64 numbers, one for each neuron of the matrix.
+    pub squares: Slab,
+    /// Float64 numbers, two for each norm.
+    pub totals: Slab,
+}
+
+fn place(all: &[Neurons]) -> Place {
+    all.first().map_or(Place::Cpu, |one| one.squares.place())
+}
+
+/// The sum of squares of every neuron, into `squares`.
+///
+/// # Errors
+/// `Error::Cuda` where the device refuses it.
+pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
+    if place(all) == Place::Cpu {
+        return all.iter().try_for_each(cpu::neuron::squares);
+    }
+    cuda::neurons("neuron_squares", [0.0; 2], all)
+}
+
+/// `V ← V + (1-β₂)(s/length - V)` with s the sum of squares of a neuron, which has `length` elements where it is whole.
+/// `totals` become for each norm the sums over its neurons of s and of s / (√V + 1e-8)².
+///
+/// # Errors
+/// As `neuron_squares`.
+#[allow(clippy::cast_precision_loss)] // a matrix side
+pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()> {
+    let length = length.max(1) as f64;
+    if place(all) == Place::Cpu {
+        for one in all {
+            cpu::neuron::variance(beta2, length, one);
+        }
+        return Ok(());
+    }
+    cuda::neurons("neuron_variance", [beta2, length], all)
+}
+
+/// Multiplies every neuron by `(√a / max(√b, 1e-8)) / (√V + 1e-8)` with a and b the totals of its norm.
+///
+/// # Errors
+/// As `neuron_squares`.
+pub fn normalize_neurons(all: &[Neurons]) -> Result<()> {
+    if place(all) == Place::Cpu {
+        all.iter().for_each(cpu::neuron::normalize);
+        return Ok(());
+    }
+    cuda::neurons("neuron_scale", [0.0; 2], all)
+}

@@ -1,0 +1,155 @@
+//! Rows or columns ("slices") of matrices that are chosen by their absolute sums.
+
+use super::cpu::elementwise::Apply;
+use super::{cpu, cuda};
+use crate::batch::{Area, Place, Slab};
+use crate::error::Result;
+use crate::spec::Side;
+
+/// Slices that [`choose`] chose of a matrix: on the host as soon as it has returned, on a device when that gets there.
+#[derive(Clone, Copy, Debug)]
+pub struct Chosen {
+    /// Their numbers in float64, counted from 1, ascending and filled up with 0.
+    pub(super) numbers: Slab,
+    /// The number of the first slice of the matrix, where chosen slices have the places in `U` that they have there; else
+    /// they follow each other.
+    pub(super) first: Option<usize>,
+}
+
+impl Chosen {
+    /// Slices that follow each other in `U`.
+    #[must_use]
+    pub fn packed(numbers: Slab) -> Self {
+        Self { numbers, first: None }
+    }
+
+    /// Slices at their own places in `U`. The first slice that is stored has the number `first`.
+    #[must_use]
+    pub fn in_place(numbers: Slab, first: usize) -> Self {
+        Self { numbers, first: Some(first) }
+    }
+
+    /// Whether it is known that there are none: of a device that is not known.
+    #[must_use]
+    pub fn is_known_empty(&self) -> bool {
+        self.numbers.place() == Place::Cpu && cpu::select::chosen(&self.numbers).is_empty()
+    }
+
+    /// On the host: a slice of the matrix and that of `U` which belong together, of `stored` slices.
+    pub(super) fn pairs(&self, stored: usize) -> Vec<(usize, usize)> {
+        let chosen = cpu::select::chosen(&self.numbers).into_iter();
+        match self.first {
+            None => chosen.enumerate().map(|(to, from)| (from, to)).collect(),
+            Some(first) => {
+                let here = chosen.filter_map(|k| k.checked_sub(first).filter(|k| *k < stored));
+                here.map(|k| (k, k)).collect()
+            }
+        }
+    }
+}
+
+/// A matrix, and another one for slices of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Sliced {
+    /// The matrix.
+    pub x: Area,
+    /// Which slices.
+    pub chosen: Chosen,
+    /// The other one.
+    pub u: Area,
+}
+
+impl Sliced {
+    /// On the host: the pairs of slices.
+    pub(super) fn pairs(&self, side: Side) -> Vec<(usize, usize)> {
+        self.chosen.pairs(self.x.shape()[side.index()])
+    }
+}
+
+/// What is done to chosen slices.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // read by kernels of devices
+pub(super) enum Move {
+    /// `u ← x`, zero where nothing was chosen, and `x ← keep·x`.
+    Take(f64),
+    /// `x ← u`.
+    Return,
+}
+
+fn place(all: &[Sliced]) -> Place {
+    all.first().map_or(Place::Cpu, |one| one.chosen.numbers.place())
+}
+
+/// `sums[i] = Σ |x|` over row i or column i of each matrix. `sums` are float64.
+///
+/// # Errors
+/// `Error::Cuda` where the device refuses it.
+pub fn absolute_sums(side: Side, all: &[(Area, Slab)]) -> Result<()> {
+    if all.first().is_none_or(|(_, sums)| sums.place() == Place::Cpu) {
+        for (x, sums) in all {
+            cpu::select::absolute_sums(x, side, sums);
+        }
+        return Ok(());
+    }
+    cuda::line_sums(side, true, all)
+}
+
+/// The numbers of the `count` largest scores (float64, compared in float32, NaN before all, ties to the lowest number),
+/// ascending and counted from 1, into a float64 slab, which is filled up with 0: a cleared slab is one where nothing was
+/// chosen. `all` are scores, and where the numbers go.
+///
+/// # Errors
+/// As `absolute_sums`.
+pub fn choose(count: usize, all: &[(Slab, Slab)]) -> Result<()> {
+    if all.first().is_none_or(|(_, chosen)| chosen.place() == Place::Cpu) {
+        for (scores, chosen) in all {
+            cpu::select::choose(scores, count, chosen);
+        }
+        return Ok(());
+    }
+    cuda::choose(count, all)
+}
+
+/// Copies the chosen slices of `x` to `u`, whose others become zero, and multiplies them in `x` by `keep`.
+///
+/// # Errors
+/// As `absolute_sums`.
+pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
+    if place(all) != Place::Cpu {
+        return cuda::move_slices(side, Move::Take(keep), all);
+    }
+    all.iter().try_for_each(|one| {
+        one.u.runs().try_for_each(|run| run.clear())?;
+        cpu::select::take(&one.x, side, &one.pairs(side), keep, &one.u);
+        Ok(())
+    })
+}
+
+/// Copies the slices of `u` to the places in `x` that [`take`] took them from.
+///
+/// # Errors
+/// As `absolute_sums`.
+pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
+    if place(all) != Place::Cpu {
+        return cuda::move_slices(side, Move::Return, all);
+    }
+    for one in all {
+        let back: Vec<_> = one.pairs(side).into_iter().map(|(to, from)| (from, to)).collect();
+        cpu::select::take(&one.u, side, &back, 1.0, &one.x);
+    }
+    Ok(())
+}
+
+/// Applies the slices of `u` to the chosen slices of `x`; the other slices decay.
+///
+/// # Errors
+/// As `absolute_sums`.
+pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
+    if place(all) != Place::Cpu {
+        return cuda::apply_slices(side, apply, all);
+    }
+    for one in all {
+        cpu::select::put(&one.x, side, &one.pairs(side), &one.u, apply);
+    }
+    Ok(())
+}
