@@ -255,13 +255,11 @@ impl Session {
         Ok(())
     }
 
-    /// The sum of a bucket's group buffer over all buckets of its group.
-    fn group_sum(&self, plan: &Plan, bucket: &Bucket) -> f64 {
-        let Some(buffer) = bucket.program.group_buffer() else {
-            return 0.0;
-        };
+    /// A bucket's group buffer in all buckets of its group.
+    fn group(&self, plan: &Plan, bucket: &Bucket) -> Vec<Slab> {
+        let Some(buffer) = bucket.program.group_buffer() else { return Vec::new() };
         let siblings = plan.buckets.iter().zip(&self.memory).filter(|(b, _)| b.algorithm == bucket.algorithm);
-        siblings.flat_map(|(_, memory)| memory[buffer].numbers().iter()).sum()
+        siblings.map(|(_, memory)| memory[buffer]).collect()
     }
 
     /// The time that the mathematics of algorithms took since this was last asked for: all but the session's own work.

@@ -114,8 +114,8 @@ pub struct StageIo<'a> {
     pub class: &'a UnitShape,
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
-    /// The sum of the bucket's group buffer over all parameters of the group, where its program has one.
-    pub group_sum: f64,
+    /// The bucket's group buffer of all parameters of the group, where its program has one.
+    pub group: Vec<Slab>,
     /// Where measurements go, when asked for.
     pub probe: Option<&'a mut Probe>,
     pub(crate) buffers: &'a [BufferIo<'a>],

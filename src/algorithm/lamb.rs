@@ -9,14 +9,15 @@ use super::{Algorithm, flops, whole};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels;
+use crate::kernels::{self, Debias, Factors, Trust};
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::{Code, StateStorage};
 
-pub(super) const OPTIONS: [&str; 8] = [
+pub(super) const OPTIONS: [&str; 9] = [
+    "capturable",
     "debias",
     "always_adapt",
     "grad_averaging",
@@ -58,16 +59,6 @@ const GRADIENTS: Stage = 2;
 const NORMS: BufferId = 0;
 const GRADIENT: BufferId = 1;
 
-/// What is done about moments that start at zero.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Debias {
-    None,
-    /// They are corrected.
-    Moments,
-    /// The finished step is.
-    Step,
-}
-
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
 pub(super) struct Lamb {
@@ -75,6 +66,8 @@ pub(super) struct Lamb {
     always_adapt: bool,
     averaging: bool,
     clips: bool,
+    /// The counter of the steps, which is where the parameters are for graphs that count.
+    step: StateSpec,
     cautious: bool,
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
@@ -98,6 +91,7 @@ impl Lamb {
             always_adapt: options.flag("always_adapt")?,
             averaging: options.flag_or("grad_averaging", true)?,
             clips: options.is_set("max_grad_norm"),
+            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
             cautious: options.flag("cautious_wd")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,
@@ -105,18 +99,22 @@ impl Lamb {
         })
     }
 
-    fn corrections(h: &Hyper, step: f64) -> [f64; 2] {
-        [1.0 / (1.0 - h[BETA1].powf(step)), 1.0 / (1.0 - h[BETA2].powf(step)).sqrt()]
+    /// By what each parameter's step is scaled.
+    fn trust(&self, io: &StageIo<'_>, h: &Hyper) -> Trust {
+        Trust {
+            lr: h[LR],
+            betas: [h[BETA1], h[BETA2]],
+            debias: self.debias,
+            adapts: self.always_adapt || h[WEIGHT_DECAY] != 0.0,
+            bounds: PHI.map(|bound| h[bound]),
+            clip: h[TRUST_CLIP],
+            grad_factor: io.grad_factor,
+            max_grad_norm: h[MAX_GRAD_NORM],
+        }
     }
 
-    /// The pass over moments and directions, for the steps that each parameter has taken.
-    fn pass(&self, io: &StageIo<'_>, h: &Hyper, steps: &[f64]) -> kernels::Lamb {
-        let norm = io.group_sum.sqrt();
-        let clip = if self.clips && norm > h[MAX_GRAD_NORM] { h[MAX_GRAD_NORM] / norm } else { 1.0 };
-        let correction = |step: &f64| match self.debias {
-            Debias::Moments => Self::corrections(h, *step),
-            _ => [1.0; 2],
-        };
+    /// The pass over moments and directions.
+    fn pass(&self, h: &Hyper, factors: Factors<4>) -> kernels::Lamb {
         kernels::Lamb {
             beta1: h[BETA1],
             blend: if self.averaging { 1.0 - h[BETA1] } else { 1.0 },
@@ -124,29 +122,8 @@ impl Lamb {
             epsilon: h[EPSILON],
             weight_decay: h[WEIGHT_DECAY],
             cautious: self.cautious,
-            grad_factor: io.grad_factor * clip,
-            corrections: steps.iter().map(correction).collect(),
-            rates: Vec::new(),
+            factors,
         }
-    }
-
-    /// The factor of u: `lr` times the trust ratio of these squared norms.
-    fn rate(&self, h: &Hyper, step: f64, squares: &[f64]) -> f64 {
-        let [mut x, u] = [squares[0].sqrt(), squares[1].sqrt()];
-        let [low, high] = PHI.map(|bound| h[bound]);
-        if !low.is_nan() && !high.is_nan() {
-            x = x.max(low).min(high);
-        }
-        let adapts = self.always_adapt || h[WEIGHT_DECAY] != 0.0;
-        let mut ratio = if adapts && !(x <= 0.0 || u <= 0.0) { x / u } else { 1.0 };
-        if adapts && ratio > h[TRUST_CLIP] {
-            ratio = h[TRUST_CLIP];
-        }
-        if self.debias == Debias::Step {
-            let [first, second] = Self::corrections(h, step);
-            ratio *= first / second;
-        }
-        h[LR] * ratio
     }
 }
 
@@ -176,7 +153,7 @@ impl Algorithm for Lamb {
         Ok(vec![
             moment("momentum", self.momentum_dtype, Code::Signed),
             moment("variance", self.variance_dtype, Code::Unsigned),
-            StateSpec::counter("step"),
+            self.step.clone(),
         ])
     }
 

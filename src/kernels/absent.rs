@@ -6,10 +6,12 @@ use tch::Tensor;
 
 use super::columns::{Columns, Kept};
 use super::cpu::elementwise::Apply;
+use super::factors::Steps;
 use super::pass::Pass;
 use super::slices::Move;
+use super::trust::Trust;
 use super::{Copy, Messages, Neurons, Sliced};
-use crate::batch::{Area, Slab};
+use crate::batch::{Area, Place, Slab};
 use crate::error::{Error, Result};
 use crate::spec::Side;
 
@@ -110,6 +112,29 @@ pub(super) fn move_slices(_side: Side, _how: Move, _all: &[Sliced]) -> Result<()
 }
 
 pub(super) fn apply_slices(_side: Side, _apply: &Apply, _all: &[Sliced]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn fold<const N: usize>(
+    _pass: &Pass<'_>,
+    _factor: f64,
+    _jobs: &[[Slab; N]],
+    _sums: &[Slab],
+) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn scratch(_numbers: usize, _place: Place) -> Result<Tensor> {
+    refuse()
+}
+
+pub(super) fn lamb_factors(
+    _trust: &Trust,
+    _steps: &Steps,
+    _norms: Option<&[Slab]>,
+    _group: &[Slab],
+    _out: &[Slab],
+) -> Result<()> {
     refuse()
 }
 

@@ -7,10 +7,12 @@ pub mod cuda;
 #[cfg(not(feature = "cuda"))]
 #[path = "absent.rs"]
 pub mod cuda;
+mod factors;
 mod neurons;
 mod pass;
 mod place;
 mod slices;
+mod trust;
 
 pub use columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
@@ -19,7 +21,7 @@ pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momen
 pub use cpu::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, Squares, UpdateSquares,
 };
-pub use cpu::fold::{Fold, SumOfSquares, fold};
+pub use cpu::fold::{Fold, SumOfSquares, fold as fold_on_cpu};
 pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::pack::{Copy, Messages};
@@ -30,9 +32,11 @@ pub use cpu::product::{
 pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::{Stack, rows};
 pub use cpu::run as run_on_cpu;
+pub use factors::{Factors, Steps};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use place::{
-    copy, count_steps, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
+    copy, count_steps, fold, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
     symmetric_product,
 };
 pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};
+pub use trust::{Debias, Trust};

@@ -18,6 +18,8 @@ pub struct Pass<'a> {
     pub(super) factors: &'a [[f64; 2]],
     /// Where the steps of each job are counted, if that is on the device: its factors depend on them.
     pub(super) steps: &'a [Slab],
+    /// Where the device left factors of each job; none where the operation has none of that kind.
+    pub(super) live: &'a [Slab],
 }
 
 impl<'a> Pass<'a> {
@@ -26,7 +28,7 @@ impl<'a> Pass<'a> {
         const { assert!(N <= MOST_SCALARS) };
         let mut all = [0.0; MOST_SCALARS];
         all[..N].copy_from_slice(&scalars);
-        Self { kernel, scalars: all, factors: &[], steps: &[] }
+        Self { kernel, scalars: all, factors: &[], steps: &[], live: &[] }
     }
 
     /// The same with factors of each job's own.
@@ -37,6 +39,11 @@ impl<'a> Pass<'a> {
     /// The same with the steps of each job.
     pub(super) fn after(self, steps: &'a [Slab]) -> Self {
         Self { steps, ..self }
+    }
+
+    /// The same with factors of each job's own that the device left.
+    pub(super) fn reading(self, live: &'a [Slab]) -> Self {
+        Self { live, ..self }
     }
 }
 

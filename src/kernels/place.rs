@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::cpu::elementwise::{AdamW, Count};
+use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::{self, Op};
 use crate::batch::{Place, Slab};
@@ -20,11 +21,30 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
             cpu::run(op, jobs);
             Ok(())
         }
+        Place::Cuda(_) => super::cuda::run(&op.on_cuda().ok_or_else(no_kernel::<O>)?, jobs),
+    }
+}
+
+/// Runs a pass over all jobs as `run` does, and writes the `K` sums of each where `sums` says: float64.
+///
+/// # Errors
+/// As [`run`].
+pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
+    pass: &F,
+    jobs: &[[Slab; N]],
+    sums: &[Slab],
+) -> Result<()> {
+    if sums.len() != jobs.len() || sums.iter().any(|slab| slab.len() != K) {
+        return Err(Error::Internal(format!("{} jobs with {K} sums have {} places", jobs.len(), sums.len())));
+    }
+    match common(jobs.iter().flatten())? {
+        Place::Cpu => {
+            let totals = cpu::fold::fold(pass, jobs);
+            totals.iter().zip(sums).for_each(|(totals, to)| to.numbers().copy_from_slice(totals));
+            Ok(())
+        }
         Place::Cuda(_) => {
-            let name = std::any::type_name::<O>();
-            let pass =
-                op.on_cuda().ok_or_else(|| Error::Cuda(format!("there is no kernel of {name} yet")))?;
-            super::cuda::run(&pass, jobs)
+            super::cuda::fold(&pass.on_cuda().ok_or_else(no_kernel::<F>)?, pass.factor(), jobs, sums)
         }
     }
 }
@@ -74,6 +94,10 @@ pub fn sum(messages: &Messages, factor: f64, to: &Slab) -> Result<()> {
         Place::Cuda(_) => return super::cuda::sum(messages, factor, to),
     }
     Ok(())
+}
+
+fn no_kernel<O>() -> Error {
+    Error::Cuda(format!("there is no kernel of {} yet", std::any::type_name::<O>()))
 }
 
 /// `out <- out + A Bᵀ`, or `A Bᵀ` alone, on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric: by a

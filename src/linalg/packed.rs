@@ -216,7 +216,7 @@ pub(super) const TINY: f64 = 1e-37;
 
 /// Frobenius norm, in float64.
 pub(super) fn norm(x: &Slab) -> f64 {
-    kernels::fold(&WideSquares, &[[*x]]).first().map_or(0.0, |[sum]| sum.sqrt())
+    kernels::fold_on_cpu(&WideSquares, &[[*x]]).first().map_or(0.0, |[sum]| sum.sqrt())
 }
 
 /// `x <- factor x`.

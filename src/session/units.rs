@@ -186,7 +186,7 @@ impl Session {
         let mut io = StageIo {
             units,
             class: &bucket.shape,
-            group_sum: self.group_sum(plan, bucket),
+            group: self.group(plan, bucket),
             grad_factor: self.grad_factors[bucket.algorithm],
             probe: self.probe.as_mut(),
             buffers: &buffers,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_OPERANDS, MOST_SCALARS, THREADS, PIECE = 5, 12, 256, 1 << 14
-MOST = {"few": 32, "many": 368, "wide": 32}
+MOST = {"few": 32, "many": 340, "wide": 32}
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 Values = list[Tensor]
@@ -30,6 +30,7 @@ class Job(ctypes.Structure):
         ("length", ctypes.c_longlong),
         ("factor", ctypes.c_double * 2),
         ("steps", ctypes.c_void_p),
+        ("live", ctypes.c_void_p),
         ("end", ctypes.c_uint),
         ("type", ctypes.c_ubyte * MOST_OPERANDS),
     )
@@ -46,6 +47,7 @@ def table(
     scalars: Sequence[float] | Tensor,
     factors: Sequence[tuple[float, float]],
     steps: Sequence[Tensor] = (),
+    live: Sequence[Tensor] = (),
 ) -> tuple[ctypes.Structure, int]:
     """The parameter of a launch, and its blocks. ``scalars`` may be in a float64 tensor."""
     fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", Job * most))
@@ -64,17 +66,20 @@ def table(
             job.operand[n], job.type[n] = operand.data_ptr(), TYPES[operand.dtype]
     for job, counter in zip(made.job, steps, strict=False):
         job.steps = counter.data_ptr()
+    for job, own in zip(made.job, live, strict=False):
+        job.live = own.data_ptr()
     return made, end
 
 
 @dataclass(frozen=True)
 class Pass:
-    """An operation: number of operands, scalars, what it does to float64 operands, factors of a job."""
+    """An operation: number of operands, scalars, what it does to float64 operands, factors of a job by value and live."""
 
     operands: int
     scalars: tuple[float, ...]
     equation: Callable[..., None]
     factors: tuple[float, float] = (0.0, 0.0)
+    live: tuple[float, ...] = ()
 
 
 def _sign_of(x: Tensor, u: Tensor) -> Tensor:
@@ -156,31 +161,33 @@ def _direction(x: Values, *scalars: float) -> None:
 
 def lamb_direction(w: Tensor, m: Tensor, v: Tensor, *scalars: float) -> Tensor:
     """Direction of LAMB."""
-    _, _, _, epsilon, decay, cautious, _, first, second = scalars
+    _, _, _, epsilon, decay, cautious, first, second, _, _ = scalars
     adam = m * first / (v.sqrt() * second + epsilon)
     return adam + decay * w * (_sign_of(w, adam) if cautious else 1.0)
 
 
 def lamb_moments(x: Values, *scalars: float) -> None:
     """Updates both moments of LAMB."""
-    beta1, blend, beta2, _, _, _, factor, _, _ = scalars
+    beta1, blend, beta2, _, _, _, _, _, factor, _ = scalars
     _, g, m, v = x
     m.copy_(beta1 * m + blend * factor * g)
     v.copy_(beta2 * v + (1 - beta2) * (factor * g) ** 2)
 
 
 def _lamb(x: Values, *scalars: float) -> None:
-    lamb_moments(x, *scalars[:9])
-    x[0].sub_(scalars[9] * lamb_direction(x[0], x[2], x[3], *scalars[:9]))
+    lamb_moments(x, *scalars)
+    x[0].sub_(scalars[9] * lamb_direction(x[0], x[2], x[3], *scalars))
 
 
 def _lamb_along(x: Values, *scalars: float) -> None:
-    x[0].sub_(scalars[9] * lamb_direction(*x, *scalars[:9]))
+    x[0].sub_(scalars[9] * lamb_direction(*x, *scalars))
 
 
 ADAM = (0.9, 0.98, 1e-6, 0.03)
-LAMB = (0.9, 0.1, 0.98, 1e-6, 0.03, 0.0, 0.5, 1.3, 1.2)
-CAUTIOUS_LAMB = (*LAMB[:5], 1.0, *LAMB[6:])
+LAMB = (0.9, 0.1, 0.98, 1e-6, 0.03, 0.0)
+CAUTIOUS_LAMB = (*LAMB[:5], 1.0)
+#: Corrections of m and of the root of v, factor of the gradient, rate.
+LIVE_LAMB = (1.3, 1.2, 0.5, 0.1)
 
 #: By the name of the kernel, without what says how many jobs it takes.
 PASSES: dict[str, list[Pass]] = {
@@ -204,8 +211,8 @@ PASSES: dict[str, list[Pass]] = {
         Pass(3, (0.02, 0.9, 0.95, 0.1, 1.0, -1.0), _lion),
     ],
     "direction": [Pass(3, (0.9, 0.98, 1e-6, 0.5), _direction, (0.3, 1.4))],
-    "lamb": [Pass(4, LAMB, _lamb, (0.1, 0.0)), Pass(4, CAUTIOUS_LAMB, _lamb, (0.1, 0.0))],
-    "lamb_along": [Pass(3, LAMB, _lamb_along, (0.1, 0.0))],
+    "lamb": [Pass(4, LAMB, _lamb, live=LIVE_LAMB), Pass(4, CAUTIOUS_LAMB, _lamb, live=LIVE_LAMB)],
+    "lamb_along": [Pass(3, LAMB, _lamb_along, live=LIVE_LAMB)],
 }
 #: Second moments, which are not negative: operand numbers from the end.
 POSITIVE = {"adamw": (3,), "adamw_largest": (3, 4), "direction": (2,), "lamb": (3,), "lamb_along": (2,)}

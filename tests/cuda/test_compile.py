@@ -30,6 +30,8 @@ OCCUPANCY = {
     # By rows or columns of matrices.
     "neuron": (256, 2),
     "slice": (256, 2),
+    "add_numbers": (256, 1),
+    "lamb_factors": (256, 1),
 }
 
 

@@ -10,19 +10,7 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated, KernelFault
-from .jobs import (
-    LAMB,
-    MOST,
-    PASSES,
-    PIECE,
-    POSITIVE,
-    THREADS,
-    Pass,
-    lamb_direction,
-    lamb_moments,
-    pieces,
-    table,
-)
+from .jobs import MOST, PASSES, PIECE, POSITIVE, THREADS, Pass, table
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 GUARD = 64
@@ -36,11 +24,6 @@ CASES = [(name, case) for name, cases in PASSES.items() for case in range(len(ca
 @pytest.fixture(scope="module")
 def updates(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated("updates.cu", tmp_path_factory.mktemp("updates"))
-
-
-@pytest.fixture(scope="module")
-def sums(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated("sums.cu", tmp_path_factory.mktemp("sums"))
 
 
 def guarded(values: Tensor, dtype: torch.dtype, shift: int) -> tuple[Tensor, Tensor]:
@@ -66,7 +49,7 @@ def check(name: str, case: Pass, runs: list[list[tuple[Tensor, Tensor]]], before
     for operands, old in zip(runs, before, strict=True):
         expected = [x.double() for x in old]
         own = [f for f in case.factors if f]
-        case.equation(expected, *case.scalars, *own)
+        case.equation(expected, *case.scalars, *own, *case.live)
         # Arithmetic rounds in float32 unless an operand is float64, what is stored once more in its type. A
         # difference is small beside its terms, which are of size 1.
         arithmetic = ROUNDOFF[F64 if any(x.dtype == F64 for x, _ in operands) else F32]
@@ -83,7 +66,8 @@ def launch(
     kernels: Emulated, name: str, form: str, case: Pass, runs: list[list[Tensor]], live: bool = False
 ) -> None:
     scalars = torch.tensor(case.scalars, dtype=F64) if live else case.scalars
-    made, blocks = table(MOST[form], runs, scalars, [case.factors] * len(runs))
+    factors = [torch.tensor(case.live, dtype=F64) for _ in runs] if case.live else []
+    made, blocks = table(MOST[form], runs, scalars, [case.factors] * len(runs), live=factors)
     readable = [x for run in runs for x in run]
     kernels.launch(
         f"{name}_{form}", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=readable[:1]
@@ -131,82 +115,6 @@ def test_factors_follow_the_steps_that_the_device_counts(updates: Emulated, name
             assert (x - want).abs().max() <= 1e-12 * (1 + want.abs().max())
 
 
-def sum_table(made: ctypes.Structure, partial: Tensor) -> ctypes.Structure:
-    structure = type(
-        "SumJobs", (ctypes.Structure,), {"_fields_": (("jobs", type(made)), ("partial", ctypes.c_void_p))}
-    )
-    return structure(made, partial.data_ptr())
-
-
-class PieceSums(ctypes.Structure):
-    """Mirror of ``PieceSums``."""
-
-    _fields_ = (
-        ("partial", ctypes.c_void_p),
-        ("total", ctypes.c_void_p),
-        ("end", ctypes.c_uint * MOST["many"]),
-        ("sums", ctypes.c_int),
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("sum_of_squares", 1), ("lamb_norms", 2), ("lamb_norms_only", 2)]
-)
-@pytest.mark.parametrize("form", ["few", "many", "wide"])
-def test_sums_equal_float64_and_the_moments_are_written_where_they_should(
-    sums: Emulated, name: str, count: int, form: str
-) -> None:
-    case = Pass(1 if count == 1 else 4, LAMB, lambda *_: None)
-    of = (F64,) * 4 if form == "wide" else (F32, BF16, F32, F32)
-    runs = [make("lamb", case, length, of, shift) for length, shift in ((5, 0), (3 * PIECE + 1, 0), (700, 1))]
-    before = [[x.clone() for x, _ in operands] for operands in runs]
-    operands = [[x for x, _ in run] for run in runs]
-    made, blocks = table(MOST[form], operands, LAMB, [(0.0, 0.0)] * len(runs))
-    partial = torch.full((blocks * count,), float("nan"), dtype=F64)
-    total = torch.full((len(runs), count), float("nan"), dtype=F64)
-    sums.launch(
-        f"{name}_{form}",
-        sum_table(made, partial),
-        blocks=blocks,
-        threads=THREADS,
-        shared_bytes=0,
-        readable=[],
-    )
-    ends = [sum(pieces(len(run[0])) for run in operands[: i + 1]) for i in range(len(runs))]
-    what = PieceSums(partial.data_ptr(), total.data_ptr(), (ctypes.c_uint * MOST["many"])(*ends), count)
-    sums.launch("add_pieces", what, blocks=len(runs), threads=THREADS, shared_bytes=0, readable=[])
-    for (x, *rest), now, sum_ in zip(before, operands, total, strict=True):
-        wide = [y.double().clone() for y in (x, *rest)]
-        expected = [wide[0].square().sum()]
-        if count == 2:
-            lamb_moments(wide, *LAMB)
-            expected.append(lamb_direction(wide[0], wide[2], wide[3], *LAMB).square().sum())
-        torch.testing.assert_close(
-            sum_, torch.stack(expected), rtol=1e-6 if form != "wide" else 1e-13, atol=0
-        )
-        stored = name == "lamb_norms"
-        for n in range(1, len(now)):
-            if n == 1 or not stored:
-                assert torch.equal(now[n], [x, *rest][n])
-            else:
-                torch.testing.assert_close(now[n].double(), wide[n], rtol=1e-6, atol=1e-7)
-
-
-def test_sums_do_not_depend_on_what_else_is_in_the_table(sums: Emulated) -> None:
-    x = torch.randn(2 * PIECE + 100)
-    totals = []
-    for runs in ([[x]], [[torch.randn(50)], [x]]):
-        made, blocks = table(MOST["few"], runs, LAMB, [(0.0, 0.0)] * len(runs))
-        partial, total = torch.zeros(blocks, dtype=F64), torch.zeros(len(runs), dtype=F64)
-        what = sum_table(made, partial)
-        sums.launch("sum_of_squares_few", what, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
-        ends = [sum(pieces(len(run[0])) for run in runs[: i + 1]) for i in range(len(runs))]
-        end = PieceSums(partial.data_ptr(), total.data_ptr(), (ctypes.c_uint * MOST["many"])(*ends), 1)
-        sums.launch("add_pieces", end, blocks=len(runs), threads=THREADS, shared_bytes=0, readable=[])
-        totals.append(total[-1])
-    assert torch.equal(*totals)
-
-
 FAULTS = {
     "a job begins with the piece before it": (
         "jobs.cuh",
@@ -220,8 +128,8 @@ FAULTS = {
     ),
     "the rest of a run is left out": (
         "jobs.cuh",
-        "int i = whole + thread;",
-        "int i = whole + VECTOR + thread;",
+        "int i = done + thread;",
+        "int i = done + VECTOR + thread;",
     ),
     "a wide load without alignment": (
         "jobs.cuh",

@@ -5,7 +5,8 @@ use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::hyper::Hyper;
-use crate::kernels::{self, LambNorms, SumOfSquares};
+use crate::kernels::{self, LambNorms, Steps, SumOfSquares};
+use crate::plan::BufferId;
 use crate::stage::{StageIo, jobs};
 
 /// Whether the moments are stored in the type in which they are computed, so that nothing is lost by writing them first.
@@ -22,44 +23,44 @@ fn moments(io: &StageIo<'_>) -> Result<Vec<[Slab; 4]>> {
     jobs(io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]])))
 }
 
+/// A buffer's memory for each parameter.
+fn slabs(io: &StageIo<'_>, buffer: BufferId) -> Result<Vec<Slab>> {
+    (0..io.units.len()).map(|i| io.slab(buffer, i)).collect()
+}
+
+/// Where the steps of each parameter are counted.
+fn counters(io: &StageIo<'_>) -> Vec<Slab> {
+    io.units.iter().map(|u| u.state[STEP].row(0)).collect()
+}
+
 /// Σ g² of every parameter.
 pub(super) fn gradients(io: &StageIo<'_>) -> Result<()> {
-    let sums = kernels::fold(&SumOfSquares, &jobs(io.units.iter().map(|u| Ok([u.grad])))?);
-    sums.into_iter().enumerate().try_for_each(|(i, [sum])| {
-        io.slab(GRADIENT, i)?.numbers().fill(sum * io.grad_factor * io.grad_factor);
-        Ok(())
-    })
+    let pass = SumOfSquares { factor: io.grad_factor };
+    kernels::fold(&pass, &jobs(io.units.iter().map(|u| Ok([u.grad])))?, &slabs(io, GRADIENT)?)
 }
 
 impl Lamb {
     /// Σ x² and Σ u² of every parameter.
     pub(super) fn normalize(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).increment()).collect();
-        let (pass, operands) = (self.pass(io, h, &steps), moments(io)?);
-        let sums = if exact(io) {
-            kernels::fold(&LambNorms::<true>(&pass), &operands)
+        let (steps, norms) = (Steps::count(counters(io))?, slabs(io, NORMS)?);
+        let pass = self.pass(h, self.trust(io, h).factors(&steps, &norms, false, &io.group)?);
+        let operands = moments(io)?;
+        if exact(io) {
+            kernels::fold(&LambNorms::<true>(&pass), &operands, &norms)
         } else {
-            kernels::fold(&LambNorms::<false>(&pass), &operands)
-        };
-        sums.into_iter().enumerate().try_for_each(|(i, sums)| {
-            io.slab(NORMS, i)?.numbers().copy_from_slice(&sums);
-            Ok(())
-        })
+            kernels::fold(&LambNorms::<false>(&pass), &operands, &norms)
+        }
     }
 
     /// The step, and the moments where they are not written yet.
     pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let steps: Vec<f64> = io.units.iter().map(|u| u.state[STEP].row(0).count()).collect();
-        let mut pass = self.pass(io, h, &steps);
-        for (i, step) in steps.into_iter().enumerate() {
-            pass.rates.push(self.rate(h, step, io.slab(NORMS, i)?.numbers()));
-        }
+        let (steps, norms) = (Steps::counted(counters(io)), slabs(io, NORMS)?);
+        let pass = self.pass(h, self.trust(io, h).factors(&steps, &norms, true, &io.group)?);
         if exact(io) {
             let stored = io.units.iter().map(|u| Ok([u.param, u.state[MOMENTUM], u.state[VARIANCE]]));
-            kernels::run(&pass, &jobs(stored)?)?;
+            kernels::run(&pass, &jobs(stored)?)
         } else {
-            kernels::run(&pass, &moments(io)?)?;
+            kernels::run(&pass, &moments(io)?)
         }
-        Ok(())
     }
 }

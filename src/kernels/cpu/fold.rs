@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::pass::Pass;
 use super::lanes::{LANES, sums};
 use super::{Op, Real, run};
 use crate::batch::Slab;
@@ -15,6 +16,16 @@ pub trait Fold<const N: usize, const K: usize>: Sync {
 
     /// Does its work on equally long slices of job `job`; returns what they add to the sums.
     fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]) -> [f64; K];
+
+    /// The sums are multiplied by its square.
+    fn factor(&self) -> f64 {
+        1.0
+    }
+
+    /// How it is called on CUDA devices; none where there is no kernel of it.
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        None
+    }
 }
 
 /// A pass as an elementwise operation whose jobs are pieces of the pass's jobs.
@@ -55,12 +66,17 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(pass: &F, jobs: &[[Sl
             *total += f64::from_bits(sum.load(Ordering::Relaxed));
         }
     }
+    let factor = pass.factor();
+    totals.iter_mut().flatten().for_each(|total| *total = *total * factor * factor);
     totals
 }
 
-/// Σ x². Operand: x.
+/// Σ (factor·x)². Operand: x.
 #[derive(Clone, Copy, Debug)]
-pub struct SumOfSquares;
+pub struct SumOfSquares {
+    /// The factor.
+    pub factor: f64,
+}
 
 impl Fold<1, 1> for SumOfSquares {
     const WRITES: [bool; 1] = [false];
@@ -69,5 +85,13 @@ impl Fold<1, 1> for SumOfSquares {
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
         [x.chunks(RUN).map(|x| sums!(x;; j => x[j] * x[j])).sum()]
+    }
+
+    fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("sum_of_squares", []))
     }
 }

@@ -2,12 +2,14 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
+use super::super::factors::Factors;
+use super::super::pass::{Pass, flag};
 use super::fold::RUN;
 use super::lanes::{LANES, sums};
 use super::{Fold, Op, Real};
 
-/// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`. Of every job the corrections of m and √v.
-#[derive(Clone, Debug)]
+/// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`.
+#[derive(Debug)]
 pub struct Lamb {
     /// β₁.
     pub beta1: f64,
@@ -21,12 +23,9 @@ pub struct Lamb {
     pub weight_decay: f64,
     /// Whether the decay acts only where it points along the update.
     pub cautious: bool,
-    /// The gradient's factor: sign, unscaling, clipping.
-    pub grad_factor: f64,
-    /// `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, or ones.
-    pub corrections: Vec<[f64; 2]>,
-    /// By what u is multiplied in the end, of each job.
-    pub rates: Vec<f64>,
+    /// Of each job `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` or ones, the gradient's factor (sign, unscaling, clipping), and by
+    /// what u is multiplied in the end.
+    pub factors: Factors<4>,
 }
 
 #[derive(Clone, Copy)]
@@ -41,14 +40,21 @@ struct Direction<C> {
     epsilon: C,
     decay: C,
     cautious: bool,
+    rate: C,
 }
 
 impl Lamb {
+    fn pass(&self, kernel: &'static str) -> Pass<'_> {
+        let Self { beta1, blend, beta2, epsilon, weight_decay, cautious, .. } = *self;
+        Pass::new(kernel, [beta1, blend, beta2, epsilon, weight_decay, flag(cautious)])
+            .reading(self.factors.left())
+    }
+
     #[inline(always)]
     fn direction<C: Real>(&self, job: usize) -> Direction<C> {
-        let [first, second] = self.corrections[job];
+        let [first, second, factor, rate] = self.factors.of(job);
         Direction {
-            factor: C::of(self.grad_factor),
+            factor: C::of(factor),
             beta1: C::of(self.beta1),
             blend: C::of(self.blend),
             beta2: C::of(self.beta2),
@@ -58,6 +64,7 @@ impl Lamb {
             epsilon: C::of(self.epsilon),
             decay: C::of(self.weight_decay),
             cautious: self.cautious,
+            rate: C::of(rate),
         }
     }
 }
@@ -111,6 +118,10 @@ impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
         }
         sums
     }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.0.pass(if STORE { "lamb_norms" } else { "lamb_norms_only" }))
+    }
 }
 
 /// The moments, and `x ← x - rate·u`. Operands: x, gradient, m, v.
@@ -120,12 +131,16 @@ impl Op<4> for Lamb {
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
     fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) {
-        let (direction, rate) = (self.direction::<C>(job), C::of(self.rates[job]));
+        let direction = self.direction::<C>(job);
         for (((x, g), m), v) in x.iter_mut().zip(g).zip(m).zip(v) {
             let u;
             [*m, *v, u] = direction.next(*x, *g, *m, *v);
-            *x = *x - rate * u;
+            *x = *x - direction.rate * u;
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("lamb"))
     }
 }
 
@@ -135,9 +150,13 @@ impl Op<3> for Lamb {
 
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [x, m, v]: [&mut [C]; 3]) {
-        let (direction, rate) = (self.direction::<C>(job), C::of(self.rates[job]));
+        let direction = self.direction::<C>(job);
         for ((x, m), v) in x.iter_mut().zip(m).zip(v) {
-            *x = *x - rate * direction.along(*x, *m, *v);
+            *x = *x - direction.rate * direction.along(*x, *m, *v);
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("lamb_along"))
     }
 }

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use tch::{Kind, Tensor};
+
 use super::compile::{self, Origin};
 use super::driver::{self, Context, Function, Grid, Module, Stream};
 use super::sources::{SOURCES, Source};
 use super::tape;
-use crate::batch;
+use crate::batch::{self, Place};
 use crate::error::{Error, Result};
 
 /// How the driver names a device whose memory is that of the host.
@@ -151,6 +153,19 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
     let function = function.ok_or_else(|| Error::Internal(format!("there is no kernel {name}")))?;
     // SAFETY: the caller upholds it.
     unsafe { tape::launch(function, grid, stream, parameters) }
+}
+
+/// Room for numbers of one step. Torch's allocator gives it to others only after what is on the stream.
+pub(in super::super) fn scratch(numbers: usize, place: Place) -> Result<Tensor> {
+    let room = Tensor::f_empty([batch::to_i64(numbers)?], (Kind::Double, place.device()))?;
+    // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
+    if let Some((device, stream)) = CURRENT.get()
+        && device.emulated
+        && (tape::is_set() || driver::is_capturing(stream)?)
+    {
+        std::mem::forget(room.shallow_clone());
+    }
+    Ok(room)
 }
 
 /// Whether this thread launches on a device.

@@ -25,10 +25,10 @@ constexpr int VECTOR = 4;  // elements that a thread loads at once: 16 bytes of 
 constexpr int AHEAD = 2;   // vectors that a thread has under way
 constexpr int PIECE = 1 << 14;
 
-// Jobs of one launch. 368 is what fits into the 32764 bytes of parameters; the small table costs the host
+// Jobs of one launch. 340 is what fits into the 32764 bytes of parameters; the small table costs the host
 // less to hand over.
 constexpr int FEW = 32;
-constexpr int MANY = 368;
+constexpr int MANY = 340;
 
 // Scalars of an operation in the order in which its constructor takes them: by value, or where `live` points,
 // so that a replayed graph sees what is there now.
@@ -44,6 +44,7 @@ struct Job {
     long long length;
     double factor[2];    // of this job alone
     const float* steps;  // where the number of steps is counted, or null
+    const double* live;  // where the device left factors of this job, or null
     u32 end;             // pieces of this job and all before it
     Type type[MOST_OPERANDS];
 };
@@ -218,9 +219,22 @@ struct Piece {
     }
 };
 
-// Applies `op` to every element of this block's piece. Op::OPERANDS operands, of which those in Op::WRITES
-// are stored.
 template <typename C, typename Op>
+__device__ __forceinline__ void one_element(const Piece<Op::OPERANDS>& piece, Op& op, int i) {
+    constexpr int N = Op::OPERANDS;
+    C one[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? load<C>(piece.run[n], i) : C(0);
+    op(one);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        if (Op::WRITES >> n & 1) store<C>(piece.run[n], i, one[n]);
+    }
+}
+
+// Applies `op` to every element of this block's piece. Op::OPERANDS operands, of which those in Op::WRITES
+// are stored. Where `Grouped`, each thread has the same elements in the same order whatever the alignment.
+template <typename C, bool Grouped = false, typename Op>
 __device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, Op& op) {
     constexpr int N = Op::OPERANDS;
     const int thread = static_cast<int>(threadIdx.x);
@@ -257,14 +271,12 @@ __device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, O
             }
         }
     }
-    for (int i = whole + thread; i < piece.count; i += THREADS) {
-        C one[N];
-#pragma unroll
-        for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? load<C>(piece.run[n], i) : C(0);
-        op(one);
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
-            if (Op::WRITES >> n & 1) store<C>(piece.run[n], i, one[n]);
+    int done = whole;
+    if constexpr (Grouped) {
+        done = piece.count / VECTOR * VECTOR;
+        for (int first = whole + thread * VECTOR; first < done; first += THREADS * VECTOR) {
+            for (int j = 0; j < VECTOR; ++j) one_element<C>(piece, op, first + j);
         }
     }
+    for (int i = done + thread; i < piece.count; i += THREADS) one_element<C>(piece, op, i);
 }

@@ -3,23 +3,27 @@
 #include "updates.cuh"
 
 // m <- beta1 m + blend g, v <- beta2 v + (1 - beta2) g^2, u = m^ / (sqrt(v^) + epsilon) + decay x.
-// Scalars: beta1, blend, beta2, epsilon, decay, cautious, factor of the gradient, 1 / (1 - beta1^t), 1 /
-// sqrt(1 - beta2^t).
+// Scalars: beta1, blend, beta2, epsilon, decay, cautious. Live factors of a job: 1 / (1 - beta1^t),
+// 1 / sqrt(1 - beta2^t), the factor of the gradient and the rate of u.
 template <typename C>
 struct LambDirection {
-    C beta1, blend, beta2, rest2, epsilon, decay, factor, first, second;
+    C beta1, blend, beta2, rest2, epsilon, decay, first, second, factor, rate;
     bool cautious;
 
-    __device__ explicit LambDirection(const Scalars& s)
+    __device__ LambDirection(const Scalars& s, const Job& job)
+        : LambDirection(s, in_global_memory(job.live)) {}
+
+    __device__ LambDirection(const Scalars& s, const double* own)
         : beta1(scalar<C>(s[0])),
           blend(scalar<C>(s[1])),
           beta2(scalar<C>(s[2])),
           rest2(scalar<C>(1.0 - s[2])),
           epsilon(scalar<C>(s[3])),
           decay(scalar<C>(s[4])),
-          factor(scalar<C>(s[6])),
-          first(scalar<C>(s[7])),
-          second(scalar<C>(s[8])),
+          first(scalar<C>(own[0])),
+          second(scalar<C>(own[1])),
+          factor(scalar<C>(own[2])),
+          rate(scalar<C>(own[3])),
           cautious(s[5] != 0) {}
 
     __device__ C along(C x, C m, C v) const {
@@ -36,30 +40,32 @@ struct LambDirection {
     }
 };
 
-// The moments, and x <- x - rate u. Factor of a job: rate. Operands: x, g, m, v.
+// The moments, and x <- x - rate u. Operands: x, g, m, v.
 template <typename C>
 struct Lamb {
     static constexpr int OPERANDS = 4;
     static constexpr u32 READS = 0b1111;
     static constexpr u32 WRITES = 0b1101;
     LambDirection<C> direction;
-    C rate;
 
-    __device__ Lamb(const Scalars& s, const Job& job) : direction(s), rate(scalar<C>(job.factor[0])) {}
+    __device__ Lamb(const Scalars& s, const Job& job) : direction(s, job) {}
 
-    __device__ void operator()(C (&x)[4]) const { x[0] -= rate * direction.next(x[0], x[1], x[2], x[3]); }
+    __device__ void operator()(C (&x)[4]) const {
+        x[0] -= direction.rate * direction.next(x[0], x[1], x[2], x[3]);
+    }
 };
 
-// x <- x - rate u along moments that are written. Factor of a job: rate. Operands: x, m, v.
+// x <- x - rate u along moments that are written. Operands: x, m, v.
 template <typename C>
 struct LambAlong {
     static constexpr int OPERANDS = 3;
     static constexpr u32 READS = 0b111;
     static constexpr u32 WRITES = 0b001;
     LambDirection<C> direction;
-    C rate;
 
-    __device__ LambAlong(const Scalars& s, const Job& job) : direction(s), rate(scalar<C>(job.factor[0])) {}
+    __device__ LambAlong(const Scalars& s, const Job& job) : direction(s, job) {}
 
-    __device__ void operator()(C (&x)[3]) const { x[0] -= rate * direction.along(x[0], x[1], x[2]); }
+    __device__ void operator()(C (&x)[3]) const {
+        x[0] -= direction.rate * direction.along(x[0], x[1], x[2]);
+    }
 };

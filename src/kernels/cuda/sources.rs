@@ -26,7 +26,8 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 15] = [
+pub(super) const HEADERS: [(&str, &str); 16] = [
+    ("block_sum.cuh", include_str!("block_sum.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("coded.cuh", include_str!("coded.cuh")),
     ("common.cuh", include_str!("common.cuh")),
@@ -61,6 +62,8 @@ pub(super) static UPDATES: Source = Source {
         "adamw",
         "adamw_largest",
         "lion",
+        "lamb",
+        "lamb_along",
     ],
     forms: &["few", "many", "wide"],
     shared: 0,
@@ -169,6 +172,46 @@ pub(super) static SELECT: Source = Source {
     shared: 0,
     formed: false,
 };
+/// Elementwise passes with sums.
+pub(super) static SUMS: Source = Source {
+    name: "sums.cu",
+    text: include_str!("sums.cu"),
+    stems: &["sum_of_squares", "lamb_norms", "lamb_norms_only"],
+    forms: &["few", "many", "wide"],
+    shared: 0,
+    formed: false,
+};
+/// Sums of what other kernels left.
+pub(super) static TOTALS: Source = Source {
+    name: "totals.cu",
+    text: include_str!("totals.cu"),
+    stems: &["add_pieces", "add_numbers"],
+    forms: &[""],
+    shared: 0,
+    formed: false,
+};
+/// Factors of jobs.
+pub(super) static FACTORS: Source = Source {
+    name: "factors.cu",
+    text: include_str!("factors.cu"),
+    stems: &["lamb_factors"],
+    forms: &[""],
+    shared: 0,
+    formed: false,
+};
 /// What is launched.
-pub(super) static SOURCES: &[&Source] =
-    &[&UPDATES, &SYMMETRIC_MMA, &CODED, &GRAM, &CHOLESKY, &COLUMNS, &COPIES, &MESSAGES, &NEURONS, &SELECT];
+pub(super) static SOURCES: &[&Source] = &[
+    &UPDATES,
+    &SYMMETRIC_MMA,
+    &CODED,
+    &GRAM,
+    &CHOLESKY,
+    &COLUMNS,
+    &COPIES,
+    &MESSAGES,
+    &NEURONS,
+    &SELECT,
+    &SUMS,
+    &TOTALS,
+    &FACTORS,
+];

@@ -1,24 +1,8 @@
 // Elementwise passes that also sum something up, in the same order at every launch: each block leaves the
-// sums of its piece, and a second kernel adds those of a job.
+// sums of its piece, and a kernel of totals.cu adds those of a job.
+#include "block_sum.cuh"
 #include "lamb.cuh"
 #include "updates.cuh"
-
-constexpr int WARPS = THREADS / 32;
-
-// The sum over the block, in thread 0.
-__device__ __forceinline__ double block_sum(double x) {
-    __shared__ double warps[WARPS];
-    for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, lane);
-    const int thread = static_cast<int>(threadIdx.x);
-    if (thread % 32 == 0) warps[thread / 32] = x;
-    __syncthreads();
-    double sum = 0;
-    if (thread == 0) {
-        for (int w = 0; w < WARPS; ++w) sum += warps[w];
-    }
-    __syncthreads();
-    return sum;
-}
 
 // Sum of x^2 in float64, so that no finite float32 overflows. Operand: x.
 template <typename C>
@@ -29,7 +13,7 @@ struct SumOfSquares {
     static constexpr int SUMS = 1;
     double sum[1] = {0};
 
-    __device__ explicit SumOfSquares(const Scalars&) {}
+    __device__ SumOfSquares(const Scalars&, const Job&) {}
 
     __device__ void operator()(C (&x)[1]) { sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]); }
 };
@@ -45,7 +29,7 @@ struct LambNorms {
     LambDirection<C> direction;
     double sum[2] = {0, 0};
 
-    __device__ explicit LambNorms(const Scalars& s) : direction(s) {}
+    __device__ LambNorms(const Scalars& s, const Job& job) : direction(s, job) {}
 
     __device__ void operator()(C (&x)[4]) {
         const double u = static_cast<double>(direction.next(x[0], x[1], x[2], x[3]));
@@ -69,8 +53,8 @@ template <typename C, template <typename> class Op, int Most>
 __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
     const u32 piece = blockIdx.x;
     const Share share = share_of(what.jobs, piece);
-    Op<C> op(what.jobs.scalars);
-    each_element<C>(Piece<Op<C>::OPERANDS>(share.job, share.piece), op);
+    Op<C> op(what.jobs.scalars, share.job);
+    each_element<C, true>(Piece<Op<C>::OPERANDS>(share.job, share.piece), op);
 #pragma unroll
     for (int k = 0; k < Op<C>::SUMS; ++k) {
         const double sum = block_sum(op.sum[k]);
@@ -84,25 +68,3 @@ __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
 SUM(sum_of_squares, SumOfSquares)
 SUM(lamb_norms, LambNormsKept)
 SUM(lamb_norms_only, LambNormsOnly)
-
-// Where the pieces of each job end, and what each block of the second kernel adds up.
-struct PieceSums {
-    const double* partial;
-    double* total;  // `sums` for each job
-    u32 end[MANY];
-    int sums;
-};
-
-// One block for each job: totals of its pieces.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) add_pieces(const __grid_constant__ PieceSums what) {
-    const int job = static_cast<int>(blockIdx.x);
-    const u32 first = job ? what.end[job - 1] : 0;
-    for (int k = 0; k < what.sums; ++k) {
-        double own = 0;
-        for (u32 piece = first + threadIdx.x; piece < what.end[job]; piece += THREADS) {
-            own += in_global_memory(what.partial)[static_cast<long long>(piece) * what.sums + k];
-        }
-        const double sum = block_sum(own);
-        if (threadIdx.x == 0) in_global_memory(what.total)[static_cast<long long>(job) * what.sums + k] = sum;
-    }
-}

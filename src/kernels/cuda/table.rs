@@ -10,12 +10,12 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 pub(super) const MOST_OPERANDS: usize = 5;
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Elements of one block.
 pub(super) const PIECE: usize = 1 << 14;
 /// Jobs of one launch. The kernels in float64 take the small table.
 pub(super) const FEW: usize = 32;
-const MANY: usize = 368;
+pub(super) const MANY: usize = 340;
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
@@ -39,6 +39,7 @@ pub(super) struct Job {
     length: i64,
     factor: [f64; 2],
     steps: usize,
+    live: usize,
     pub(super) end: u32,
     pub(super) kind: [u8; MOST_OPERANDS],
 }
@@ -46,28 +47,23 @@ pub(super) struct Job {
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Debug)]
-struct Jobs<const MOST: usize> {
+pub(super) struct Jobs<const MOST: usize> {
     scalars: Scalars,
     count: i32,
-    job: [Job; MOST],
+    pub(super) job: [Job; MOST],
 }
 
 const _: () = {
-    assert!(size_of::<Scalars>() == 104 && size_of::<Job>() == 88);
-    assert!(size_of::<Jobs<FEW>>() == 112 + 88 * FEW && size_of::<Jobs<MANY>>() <= 32764);
+    assert!(size_of::<Scalars>() == 104 && size_of::<Job>() == 96);
+    assert!(size_of::<Jobs<FEW>>() == 112 + 96 * FEW && size_of::<Jobs<MANY>>() <= 32764);
 };
 
 /// Runs a pass over all jobs.
 pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]]) -> Result<()> {
-    const { assert!(N <= MOST_OPERANDS) };
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
-        let mut job = job(operands, pass.factors.get(number).copied().unwrap_or_default())?;
-        if let Some(steps) = pass.steps.get(number) {
-            job.steps = steps.device_address()?;
-        }
-        let is_wide = operands.iter().any(|o| o.dtype() == DType::F64);
+        let (job, is_wide) = (job(pass, number, operands)?, is_wide(operands));
         if operands.iter().any(|o| o.has_form() || o.dtype().is_coded()) {
             let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
             list.push(CodedJob::new(job, operands)?);
@@ -90,8 +86,18 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]])
     coded::run(pass, false, &narrow_coded)
 }
 
-fn job<const N: usize>(operands: &[Slab; N], factor: [f64; 2]) -> Result<Job> {
-    let mut job = Job { factor, ..Job::default() };
+/// Whether arithmetic is float64.
+pub(super) fn is_wide<const N: usize>(operands: &[Slab; N]) -> bool {
+    operands.iter().any(|o| o.dtype() == DType::F64)
+}
+
+/// Job `number` of a pass.
+pub(super) fn job<const N: usize>(pass: &Pass<'_>, number: usize, operands: &[Slab; N]) -> Result<Job> {
+    const { assert!(N <= MOST_OPERANDS) };
+    let factor = pass.factors.get(number).copied().unwrap_or_default();
+    let address = |slabs: &[Slab]| slabs.get(number).map_or(Ok(0), Slab::device_address);
+    let (steps, live) = (address(pass.steps)?, address(pass.live)?);
+    let mut job = Job { factor, steps, live, ..Job::default() };
     let length = operands[0].len();
     job.length = i64::try_from(length).map_err(|_| Error::Internal(format!("a run of {length} elements")))?;
     for (at, slab) in operands.iter().enumerate() {
@@ -123,7 +129,8 @@ pub(super) fn add_pieces(end: u32, pieces: usize) -> Result<u32> {
         .ok_or_else(|| Error::Internal("too many elements for one launch".into()))
 }
 
-fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {
+/// A table of jobs, and how many pieces they have.
+pub(super) fn table<const MOST: usize>(pass: &Pass<'_>, jobs: &[Job]) -> Result<(Jobs<MOST>, u32)> {
     let scalars = Scalars::of(pass);
     let mut table =
         Jobs { scalars, count: i32::try_from(jobs.len()).unwrap_or(0), job: [Job::default(); MOST] };
@@ -132,7 +139,12 @@ fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) ->
         end = add_pieces(end, usize::try_from(job.length).unwrap_or(0).div_ceil(PIECE))?;
         *to = Job { end, ..*job };
     }
-    let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
+    Ok((table, end))
+}
+
+fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[Job]) -> Result<()> {
+    let (table, blocks) = table::<MOST>(pass, jobs)?;
+    let grid = Grid { blocks, threads: THREADS, shared: 0 };
     // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
     unsafe { launch(&format!("{}_{form}", pass.kernel), grid, &table) }
 }

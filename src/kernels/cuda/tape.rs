@@ -66,12 +66,17 @@ pub fn finish() -> Result<()> {
     }
 }
 
+/// Whether this thread gives launches of a graph their parameters instead of launching.
+pub(super) fn is_set() -> bool {
+    MODE.with_borrow(|mode| matches!(mode, Some(Mode::Set { .. })))
+}
+
 /// Does work that a replay repeats as it was captured: products of libtorch, with the launches between them.
 ///
 /// # Errors
 /// Whatever the work returns.
 pub(in super::super) fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> {
-    if MODE.with_borrow(|mode| matches!(mode, Some(Mode::Set { .. }))) {
+    if is_set() {
         return Ok(());
     }
     let outer = FROZEN.replace(true);

@@ -44,10 +44,6 @@ KERNELS = {
         "symmetric_wgmma_float16": "SymmetricTensorProduct",
     },
     "updates.cu": {f"{name}_{form}": f"Jobs<{most}>" for name in UPDATES for form, most in FORMS.items()},
-    "sums.cu": {
-        **{f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
-        "add_pieces": "PieceSums",
-    },
     "copies.cu": {"copy_few": "Rectangles<FEW>", "copy_many": "Rectangles<MANY>"},
     "messages.cu": {"sum_messages": "Messages"},
     "coded.cu": {
@@ -56,6 +52,9 @@ KERNELS = {
         if name != "count"
         for form, most in CODED_FORMS.items()
     },
+    "sums.cu": {f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
+    "totals.cu": {"add_pieces": "PieceSums", "add_numbers": "Addends"},
+    "factors.cu": {"lamb_factors": "LambFactors"},
     "gram.cu": {"gram_product": "GramProduct"},
     "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
     "select.cu": {

@@ -1,0 +1,54 @@
+// Factors of jobs that follow from sums on the device: one thread for each job.
+#include "updates.cuh"
+
+constexpr int MOST = 512;
+
+struct LambJob {
+    const double* norms;   // the sums of x^2 and u^2, or null where they are not known yet
+    const float* steps;    // where the number of steps is counted, or null
+    double correction[2];  // of m and of the root of v, where the host counts
+};
+
+struct LambFactors {
+    double* out;          // four for each job: see LambDirection
+    const double* group;  // the sum of squares over all gradients of the group, or null
+    double max_grad_norm, grad_factor, lr, low, high, trust_clip, beta1, beta2;
+    int count, adapts, corrects_moments, corrects_step;
+    LambJob job[MOST];
+};
+
+// The trust ratio times lr, as src/kernels/trust.rs has it.
+__device__ __forceinline__ double lamb_rate(const LambFactors& what, const double* squares,
+                                            const double (&correction)[2]) {
+    double x = sqrt(squares[0]);
+    const double u = sqrt(squares[1]);
+    // A bound that is not set is NaN.
+    if (what.low == what.low && what.high == what.high) x = fmin(fmax(x, what.low), what.high);
+    double ratio = what.adapts && !(x <= 0 || u <= 0) ? x / u : 1.0;
+    if (what.adapts && ratio > what.trust_clip) ratio = what.trust_clip;
+    if (what.corrects_step) ratio *= correction[0] / correction[1];
+    return what.lr * ratio;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    lamb_factors(const __grid_constant__ LambFactors what) {
+    const int number = static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x);
+    if (number >= what.count) return;
+    const LambJob& job = what.job[number];
+    double correction[2] = {job.correction[0], job.correction[1]};
+    if (job.steps) {
+        const float steps = *in_global_memory(job.steps);
+        correction[0] = 1.0 / (1.0 - power(what.beta1, steps));
+        correction[1] = 1.0 / sqrt(1.0 - power(what.beta2, steps));
+    }
+    double clip = 1.0;
+    if (what.group) {
+        const double norm = sqrt(*in_global_memory(what.group));
+        if (norm > what.max_grad_norm) clip = what.max_grad_norm / norm;
+    }
+    double* out = in_global_memory(what.out) + 4 * number;
+    out[0] = what.corrects_moments ? correction[0] : 1.0;
+    out[1] = what.corrects_moments ? correction[1] : 1.0;
+    out[2] = what.grad_factor * clip;
+    out[3] = job.norms ? lamb_rate(what, in_global_memory(job.norms), correction) : 0.0;
+}

@@ -1,0 +1,98 @@
+//! Factors of jobs that follow from sums on the device.
+
+use super::super::factors::Steps;
+use super::super::trust::{Debias, Trust};
+use super::device::{launch, scratch};
+use super::driver::Grid;
+use super::sums::{add_numbers, blocks_of};
+use super::table::THREADS;
+use crate::batch::Slab;
+use crate::error::{Error, Result};
+
+/// Jobs of one launch.
+const MOST: usize = 512;
+
+/// As `factors.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct LambJob {
+    norms: usize,
+    steps: usize,
+    correction: [f64; 2],
+}
+
+/// As `factors.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct LambFactors {
+    out: usize,
+    group: usize,
+    max_grad_norm: f64,
+    grad_factor: f64,
+    lr: f64,
+    bounds: [f64; 2],
+    trust_clip: f64,
+    betas: [f64; 2],
+    count: i32,
+    adapts: i32,
+    corrects_moments: i32,
+    corrects_step: i32,
+    job: [LambJob; MOST],
+}
+
+const _: () = assert!(size_of::<LambFactors>() == 96 + 32 * MOST);
+
+/// Writes the four factors of each job of LAMB. See [`Trust::factors`].
+pub(in super::super) fn lamb_factors(
+    trust: &Trust,
+    steps: &Steps,
+    norms: Option<&[Slab]>,
+    group: &[Slab],
+    out: &[Slab],
+) -> Result<()> {
+    let Some(place) = out.first().map(Slab::place) else { return Ok(()) };
+    let memory = scratch(1, place)?;
+    let total = Slab::of(&memory)?.at(place);
+    add_numbers(group, &total)?;
+    let group = if group.is_empty() { 0 } else { total.device_address()? };
+    for (number, out) in out.chunks(MOST).enumerate() {
+        let mut launched = LambFactors {
+            out: out[0].device_address()?,
+            group,
+            max_grad_norm: trust.max_grad_norm,
+            grad_factor: trust.grad_factor,
+            lr: trust.lr,
+            bounds: trust.bounds,
+            trust_clip: trust.clip,
+            betas: trust.betas,
+            count: i32::try_from(out.len()).unwrap_or(0),
+            adapts: i32::from(trust.adapts),
+            corrects_moments: i32::from(trust.debias == Debias::Moments),
+            corrects_step: i32::from(trust.debias == Debias::Step),
+            job: [LambJob::default(); MOST],
+        };
+        for (at, to) in launched.job[..out.len()].iter_mut().enumerate() {
+            let job = number * MOST + at;
+            (to.steps, to.correction) = match steps {
+                Steps::Counted(steps) => (0, trust.corrections(*of(steps, job)?)),
+                Steps::Counters(counters) => (of(counters, job)?.device_address()?, [1.0; 2]),
+            };
+            if let Some(norms) = norms {
+                to.norms = of(norms, job)?.device_address()?;
+            }
+        }
+        // SAFETY: the layout is asserted above; norms are of the arena, counters are states, and torch's allocator gives
+        // scratch to others only after what is on the stream.
+        unsafe { launch("lamb_factors", grid(out.len())?, &launched) }?;
+    }
+    Ok(())
+}
+
+/// One thread for each job.
+fn grid(jobs: usize) -> Result<Grid> {
+    Ok(Grid { blocks: blocks_of(jobs)?.div_ceil(THREADS), threads: THREADS, shared: 0 })
+}
+
+fn of<T>(each: &[T], job: usize) -> Result<&T> {
+    each.get(job).ok_or_else(|| Error::Internal(format!("no number of job {job}")))
+}

@@ -1,0 +1,78 @@
+//! Numbers of each job that a step computes on its way, and that no host reads where a device computed them.
+
+use std::sync::Mutex;
+
+use tch::Tensor;
+
+use super::cpu::elementwise::Count;
+use crate::batch::{Place, Slab};
+use crate::error::Result;
+
+/// `K` factors of each job.
+#[derive(Debug, Default)]
+pub struct Factors<const K: usize> {
+    known: Vec<[f64; K]>,
+    /// Where a device left those of each job.
+    left: Vec<Slab>,
+    /// What owns that memory. Nobody else looks at it.
+    _memory: Option<Mutex<Tensor>>,
+}
+
+impl<const K: usize> Factors<K> {
+    /// Factors that the host knows.
+    #[must_use]
+    pub fn known(known: Vec<[f64; K]>) -> Self {
+        Self { known, ..Self::default() }
+    }
+
+    /// Room on a device for the factors of `count` jobs, one after the other.
+    pub(super) fn room(count: usize, place: Place) -> Result<Self> {
+        let memory = super::cuda::scratch(count * K, place)?;
+        let all = Slab::of(&memory)?.at(place);
+        let left = (0..count).map(|job| all.part(job * K, K)).collect();
+        Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
+    }
+
+    /// Those of a job, on the host.
+    #[inline]
+    pub(super) fn of(&self, job: usize) -> [f64; K] {
+        self.known[job]
+    }
+
+    /// Where a device left those of each job; empty where the host knows them.
+    pub(super) fn left(&self) -> &[Slab] {
+        &self.left
+    }
+}
+
+/// The steps that each parameter of a bucket has taken.
+#[derive(Clone, Debug)]
+pub enum Steps {
+    /// The host counts.
+    Counted(Vec<f64>),
+    /// A device does, here.
+    Counters(Vec<Slab>),
+}
+
+impl Steps {
+    /// Counts a step of each counter, where it is.
+    ///
+    /// # Errors
+    /// As [`super::run`].
+    pub fn count(counters: Vec<Slab>) -> Result<Self> {
+        if counters.iter().all(|counter| counter.place() == Place::Cpu) {
+            return Ok(Self::Counted(counters.iter().map(Slab::increment).collect()));
+        }
+        super::run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
+        Ok(Self::Counters(counters))
+    }
+
+    /// Those that were counted.
+    #[must_use]
+    pub fn counted(counters: Vec<Slab>) -> Self {
+        if counters.iter().all(|counter| counter.place() == Place::Cpu) {
+            return Self::Counted(counters.iter().map(Slab::count).collect());
+        }
+        Self::Counters(counters)
+    }
+}

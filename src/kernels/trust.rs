@@ -1,0 +1,85 @@
+//! By what LAMB scales the steps of parameters.
+
+use super::factors::{Factors, Steps};
+use crate::batch::{Place, Slab};
+use crate::error::Result;
+
+/// What is done about moments that start at zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Debias {
+    /// Nothing.
+    None,
+    /// They are corrected.
+    Moments,
+    /// The finished step is.
+    Step,
+}
+
+/// The trust ratio φ(‖x‖)/‖u‖, and what else a parameter's own factors follow from. A bound that is not set is NaN.
+#[derive(Clone, Copy, Debug)]
+pub struct Trust {
+    /// `lr`.
+    pub lr: f64,
+    /// β₁ and β₂.
+    pub betas: [f64; 2],
+    /// What is corrected.
+    pub debias: Debias,
+    /// Whether the ratio is taken.
+    pub adapts: bool,
+    /// What ‖x‖ is kept in.
+    pub bounds: [f64; 2],
+    /// The largest ratio.
+    pub clip: f64,
+    /// The gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// The largest norm of all gradients of the group.
+    pub max_grad_norm: f64,
+}
+
+impl Trust {
+    /// Of each job the corrections of m and √v, the factor of the gradient and, from Σ x² and Σ u² in `norms` where they
+    /// are `summed`, that of u. `group` has Σ g² of all parameters of the group, where gradients are clipped.
+    ///
+    /// # Errors
+    /// Whatever a device says.
+    pub fn factors(&self, steps: &Steps, norms: &[Slab], summed: bool, group: &[Slab]) -> Result<Factors<4>> {
+        let place = norms.first().map_or(Place::Cpu, Slab::place);
+        let (Place::Cpu, Steps::Counted(steps)) = (place, steps) else {
+            let factors = Factors::room(norms.len(), place)?;
+            super::cuda::lamb_factors(self, steps, summed.then_some(norms), group, factors.left())?;
+            return Ok(factors);
+        };
+        let norm = group.iter().flat_map(|sums| sums.numbers().iter()).sum::<f64>().sqrt();
+        let clip = if norm > self.max_grad_norm { self.max_grad_norm / norm } else { 1.0 };
+        let each = steps.iter().zip(norms).map(|(step, norms)| {
+            let own = self.corrections(*step);
+            let [first, second] = if self.debias == Debias::Moments { own } else { [1.0; 2] };
+            let rate = if summed { self.rate(own, norms.numbers()) } else { 0.0 };
+            [first, second, self.grad_factor * clip, rate]
+        });
+        Ok(Factors::known(each.collect()))
+    }
+
+    /// `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)`.
+    pub(super) fn corrections(&self, step: f64) -> [f64; 2] {
+        let [beta1, beta2] = self.betas;
+        [1.0 / (1.0 - beta1.powf(step)), 1.0 / (1.0 - beta2.powf(step)).sqrt()]
+    }
+
+    /// The factor of u: `lr` times the trust ratio of these squared norms.
+    fn rate(&self, [first, second]: [f64; 2], squares: &[f64]) -> f64 {
+        let [mut x, u] = [squares[0].sqrt(), squares[1].sqrt()];
+        let [low, high] = self.bounds;
+        if !low.is_nan() && !high.is_nan() {
+            x = x.max(low).min(high);
+        }
+        let mut ratio = if self.adapts && !(x <= 0.0 || u <= 0.0) { x / u } else { 1.0 };
+        if self.adapts && ratio > self.clip {
+            ratio = self.clip;
+        }
+        if self.debias == Debias::Step {
+            ratio *= first / second;
+        }
+        self.lr * ratio
+    }
+}
