@@ -319,6 +319,14 @@ impl Slab {
         unsafe { self.view(&size, &stride) }
     }
 
+    /// The first of matrices that begin `distance` elements apart in one tensor, with the others: `[count, rows, cols]`.
+    fn stacked(&self, sizes: [usize; 3], [distance, step]: [usize; 2]) -> Result<Tensor> {
+        let [count, rows, cols] = sizes.map(to_i64);
+        let (size, stride) = ([count?, rows?, cols?], [to_i64(distance)?, to_i64(step)?, 1]);
+        // SAFETY: as in `tensor`; a `Stack` has been given each of the matrices as a slab of the same tensor.
+        unsafe { self.view(&size, &stride) }
+    }
+
     /// The memory as a tensor of these sizes and strides.
     ///
     /// # Safety

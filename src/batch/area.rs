@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{Slab, to_i64};
+use super::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -129,11 +129,7 @@ impl Stack {
     /// Whatever libtorch says.
     pub fn tensor(&self) -> Result<Tensor> {
         let Area { slab, rows, cols, stride } = self.first;
-        let size = [to_i64(self.count)?, to_i64(rows)?, to_i64(cols)?];
-        let step = [to_i64(self.distance)?, to_i64(stride)?, 1];
-        // SAFETY: every element of the view is one of an area, whose tensors outlive the stage; the result does not
-        // leave it.
-        unsafe { slab.view(&size, &step) }
+        slab.stacked([self.count, rows, cols], [self.distance, stride])
     }
 }
 
