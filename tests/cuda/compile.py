@@ -67,6 +67,7 @@ class Cubin:
     kernels: dict[str, Kernel]
     log: str
     seconds: float
+    code: bytes = b""
 
 
 def _folder(package: str) -> Path:
@@ -166,7 +167,7 @@ def compiled(source: str, architecture: str) -> Cubin:
         name: Kernel(int(registers), int(stack), spilled[name], instructions[name])
         for name, registers, stack in resources
     }
-    return Cubin(kernels, log, seconds)
+    return Cubin(kernels, log, seconds, code)
 
 
 SHOWN = ("HMMA", "LDSM", "LDGSTS", "HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG", "FFMA")

@@ -1,0 +1,45 @@
+"""Machine code of the passes over codes: the tables of the definition, and arithmetic that is not fused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support import codes as book
+
+from .compile import ARCHITECTURES, compiled, missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
+SOURCE = "coded.cu"
+WITH_ROOTS = ("adamw", "direction", "lamb")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])
+@pytest.mark.parametrize("signed", [True, False])
+def test_tables_are_those_of_the_definition(architecture: str, signed: bool) -> None:
+    code, entries = compiled(SOURCE, architecture).code, book.book(signed).float()
+    assert entries.numpy().tobytes() in code
+    upward = entries[entries >= 0].double()
+    middles = (upward[1:] + upward[:-1]) / 2
+    edges = middles.float()
+    edges = torch.where(edges.double() > middles, edges.nextafter(torch.tensor(0.0)), edges)
+    assert edges.numpy().tobytes() in code
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])
+def test_products_and_sums_of_the_operations_are_not_fused(architecture: str) -> None:
+    kernels = compiled(SOURCE, architecture).kernels
+    # What is fused is the search for an entry, which every kernel has.
+    search = kernels["convert_coded_many"].count("FFMA")
+    names = [name for name in kernels if not name.startswith(WITH_ROOTS)]
+    assert len(names) > 10
+    for name in names:
+        assert (kernels[name].count("FFMA"), kernels[name].count("DFMA")) == (search, 0), name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])
+def test_plain_float32_moves_in_chunks_of_16_bytes(architecture: str) -> None:
+    kernels = compiled(SOURCE, architecture).kernels
+    for name, reads in (("adamw", 4), ("adamw_largest", 5), ("lion", 3), ("momentum_alone", 2)):
+        # Two vectors of each operand are under way, whatever it is.
+        assert kernels[f"{name}_coded_many"].count("LDG.E.128") == 2 * reads
