@@ -37,7 +37,8 @@ class OxOptimizer(Stepper, Optimizer):
         max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
-        capturable: on a CUDA device AdamW and Lamb count their steps there, so that a captured step counts.
+        capturable: on a CUDA device AdamW, Lamb, Adafactor and CAME count their steps there, so that a
+            captured step counts.
         differentiable: must be False.
 
     Raises:

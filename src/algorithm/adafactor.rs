@@ -3,20 +3,28 @@
 //! a = ρ·max(ε₂, RMS(x)), β₂ = 1 - t^decay; u = g/√V, u ← u/max(1, RMS(u)/clip), x ← x - λ·a·x - a·u; with β₁ the
 //! finished step a·u is averaged.
 
-use super::factored::{self, Factored, clipping, is_matrix, root_mean_square};
+use super::factored::{self, Factored, counters, is_matrix, sums};
 use super::{Algorithm, flops, whole_matrices};
+use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels::{self, GradientSquares, ScaledApply, Scales};
+use crate::kernels::{self, Clipping, GradientSquares, NewShare, Rates, ScaledApply, Steps};
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::StateStorage;
 
-pub(super) const OPTIONS: [&str; 6] =
-    ["beta1", "scale_parameter", "relative_step", "warmup_init", "cautious_wd", "momentum_dtype"];
+pub(super) const OPTIONS: [&str; 7] = [
+    "beta1",
+    "capturable",
+    "scale_parameter",
+    "relative_step",
+    "warmup_init",
+    "cautious_wd",
+    "momentum_dtype",
+];
 
 const SCALARS: [&str; 7] =
     ["lr?", "eps[0]", "eps[1]", "clip_threshold", "-decay_rate", "beta1?", "weight_decay"];
@@ -45,6 +53,8 @@ pub(super) struct Adafactor {
     warmup_init: bool,
     cautious: bool,
     momentum: bool,
+    /// The counter of the steps, which is where the parameters are for graphs that count.
+    step: StateSpec,
     momentum_dtype: Option<DType>,
     storage: StateStorage,
 }
@@ -57,6 +67,7 @@ impl Adafactor {
             warmup_init: options.flag("warmup_init")?,
             cautious: options.flag("cautious_wd")?,
             momentum: options.is_set("beta1"),
+            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
         })
@@ -68,67 +79,58 @@ impl Adafactor {
     }
 
     /// ρ. A rate of zero stays: frameworks set it to take a step that moves nothing.
-    fn rate(&self, h: &Hyper, step: f64) -> f64 {
+    fn rates<'a>(&self, h: &Hyper, steps: &'a Steps) -> Rates<'a> {
         if !self.relative_step || h[LR] == 0.0 {
-            return h[LR];
+            return Rates::Same(h[LR]);
         }
-        let most = if self.warmup_init { 1e-6 * step } else { 1e-2 };
-        most.min(1.0 / step.sqrt())
+        Rates::Relative { steps, warms_up: self.warmup_init }
     }
 
     fn squares(&self, io: &StageIo<'_>) -> Result<()> {
         let pass = GradientSquares { grad_factor: io.grad_factor };
-        let units = || io.units.iter().enumerate();
+        let units = io.units.iter().enumerate();
         if self.scale_parameter {
-            let stacks = units().map(|(i, u)| SECOND.stack(io, i, [u.grad.all(), u.param.all()], true));
-            for (i, sum) in kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?).into_iter().enumerate()
-            {
-                io.slab(PARAM, i)?.numbers().fill(sum);
-            }
+            let stacks = units
+                .map(|(i, u)| SECOND.stack(io, i, [u.grad.all(), u.param.all()], (true, io.slab(PARAM, i)?)));
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
         } else if is_matrix(io.class) {
-            let stacks = units().map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], true));
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, Slab::EMPTY)));
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+        } else {
+            Ok(())
         }
-        SECOND.close(io)
     }
 
     fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        for (i, unit) in io.units.iter().enumerate() {
-            let rest = unit.state[Self::moments(io.class)].row(0).increment().powf(-h[DECAY_RATE]);
-            SECOND.update(io, i, rest, h[EPSILON1])?;
-        }
+        let steps = &Steps::count(counters(io, Self::moments(io.class)))?;
+        SECOND.update(io, &NewShare::OfSteps { steps, exponent: -h[DECAY_RATE] }, h[EPSILON1])?;
         SECOND.update_squares(io, UPDATES)
     }
 
     fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
         let moments = Self::moments(io.class);
-        let (mut factors, mut decays) = (Vec::new(), Vec::new());
-        for (i, unit) in io.units.iter().enumerate() {
-            let size = root_mean_square(io, i, io.slab(PARAM, i)?.numbers()[0]);
-            let scale = match self.scale_parameter {
-                true if size < h[EPSILON2] => h[EPSILON2],
-                true => size,
-                false => 1.0,
-            };
-            let rate = self.rate(h, unit.state[moments].row(0).count()) * scale;
-            factors.push(rate * io.grad_factor / clipping(io, i, io.slab(UPDATES, i)?.numbers()[0], h[CLIP]));
-            decays.push(rate * h[WEIGHT_DECAY]);
-        }
-        let scales: Vec<Scales> = (0..io.units.len()).map(|i| SECOND.scales(io, i)).collect();
+        let clipping = Clipping {
+            grad_factor: io.grad_factor,
+            threshold: h[CLIP],
+            floor: h[EPSILON2],
+            weight_decay: h[WEIGHT_DECAY],
+        };
+        let steps = Steps::counted(counters(io, moments));
+        let rates = self.rates(h, &steps);
+        let factors = clipping.factors(&rates, &sums(io, UPDATES, self.scale_parameter.then_some(PARAM))?)?;
         let (cautious, beta1) = (self.cautious, h[BETA1]);
-        let pass = ScaledApply { scales: &scales, factors: &factors, decays: &decays, cautious, beta1 };
-        let units = io.units.iter().enumerate();
+        let pass = ScaledApply { scales: &SECOND.scales(io), factors: &factors, cautious, beta1 };
+        let (units, none) = (io.units.iter().enumerate(), (false, Slab::EMPTY));
         if self.momentum {
             let stacks = units.map(|(i, u)| {
                 let operands = [u.param.all(), u.grad.all(), u.state[moments + 1].all()];
-                SECOND.stack(io, i, operands, false)
+                SECOND.stack(io, i, operands, none)
             });
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
         } else {
-            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.param.all(), u.grad.all()], false));
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.param.all(), u.grad.all()], none));
+            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
         }
-        Ok(())
     }
 }
 
@@ -159,7 +161,7 @@ impl Algorithm for Adafactor {
         } else {
             factored::states(["row", "col", "mean"], p).to_vec()
         };
-        states.push(StateSpec::counter("step"));
+        states.push(self.step.clone());
         if self.momentum {
             states.push(self.storage.momentum(p, self.momentum_dtype));
         }

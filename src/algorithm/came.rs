@@ -4,19 +4,22 @@
 //! u = g/√V, u ← u/max(1, RMS(u)/clip), m ← β₁m + (1-β₁)u, q = (u - m)² + ε₂ with its own means by row and column under
 //! β₃, x ← x - lr·λ·x - lr·m/√Q. A parameter of fewer than two dimensions takes m as it is.
 
-use super::factored::{self, Factored, clipping, is_matrix};
+use super::factored::{self, Factored, counters, is_matrix, sums};
 use super::{Algorithm, flops, whole_matrices};
+use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels::{self, ConfidentApply, GradientSquares, Residual, ScaledApply, Scales};
+use crate::kernels::{
+    self, Clipping, ConfidentApply, Factors, GradientSquares, NewShare, Rates, Residual, Scales, Steps,
+};
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::StateStorage;
 
-pub(super) const OPTIONS: [&str; 2] = ["cautious_wd", "momentum_dtype"];
+pub(super) const OPTIONS: [&str; 3] = ["capturable", "cautious_wd", "momentum_dtype"];
 
 const SCALARS: [&str; 8] =
     ["lr", "eps[0]", "eps[1]", "clip_threshold", "betas[0]", "betas[1]", "betas[2]", "weight_decay"];
@@ -43,6 +46,8 @@ const INSTABILITY: Factored = Factored { states: 5, buffers: 4 };
 
 #[derive(Debug)]
 pub(super) struct Came {
+    /// The counter of the steps, which is where the parameters are for graphs that count.
+    step: StateSpec,
     cautious: bool,
     momentum_dtype: Option<DType>,
     storage: StateStorage,
@@ -51,6 +56,7 @@ pub(super) struct Came {
 impl Came {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
+            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
             cautious: options.flag("cautious_wd")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
@@ -58,68 +64,57 @@ impl Came {
     }
 
     fn squares(io: &StageIo<'_>) -> Result<()> {
-        if is_matrix(io.class) {
-            let pass = GradientSquares { grad_factor: io.grad_factor };
-            let units = io.units.iter().enumerate();
-            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], true));
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
+        if !is_matrix(io.class) {
+            return Ok(());
         }
-        SECOND.close(io)
+        let pass = GradientSquares { grad_factor: io.grad_factor };
+        let units = io.units.iter().enumerate();
+        let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, Slab::EMPTY)));
+        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
     }
 
     fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        for (i, unit) in io.units.iter().enumerate() {
-            let _ = unit.state[STEP].row(0).increment();
-            SECOND.update(io, i, 1.0 - h[BETA2], h[EPSILON1])?;
-        }
+        Steps::count(counters(io, STEP))?;
+        SECOND.update(io, &NewShare::Same(1.0 - h[BETA2]), h[EPSILON1])?;
         SECOND.update_squares(io, UPDATES)
     }
 
-    /// The scales of u and the factors by which it is clipped.
-    fn clipped(io: &StageIo<'_>, h: &Hyper) -> Result<(Vec<Scales>, Vec<f64>)> {
-        let factor = |i| {
-            let squares = io.slab(UPDATES, i)?.numbers()[0];
-            Ok(io.grad_factor / clipping(io, i, squares, h[CLIP]))
-        };
-        let units = 0..io.units.len();
-        Ok((units.clone().map(|i| SECOND.scales(io, i)).collect(), units.map(factor).collect::<Result<_>>()?))
+    /// The factors by which u is clipped.
+    fn clipped(io: &StageIo<'_>, h: &Hyper) -> Result<Factors<2>> {
+        let (threshold, floor) = (h[CLIP], f64::NAN);
+        let clipping = Clipping { grad_factor: io.grad_factor, threshold, floor, weight_decay: 0.0 };
+        clipping.factors(&Rates::Same(1.0), &sums(io, UPDATES, None)?)
     }
 
     fn residuals(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
         if !is_matrix(io.class) {
             return Ok(());
         }
-        let (scales, factors) = Self::clipped(io, h)?;
+        let (scales, factors) = (SECOND.scales(io), Self::clipped(io, h)?);
         let pass = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
         let units = io.units.iter().enumerate();
-        let stacks =
-            units.map(|(i, u)| INSTABILITY.stack(io, i, [u.grad.all(), u.state[MOMENTUM].all()], true));
-        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
-        INSTABILITY.close(io)
+        let stacks = units.map(|(i, u)| {
+            INSTABILITY.stack(io, i, [u.grad.all(), u.state[MOMENTUM].all()], (true, Slab::EMPTY))
+        });
+        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
     }
 
     fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let (scales, factors) = Self::clipped(io, h)?;
+        let (scales, factors) = (SECOND.scales(io), Self::clipped(io, h)?);
         let update = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
-        let mut scales = Vec::with_capacity(io.units.len());
-        for i in 0..io.units.len() {
-            if is_matrix(io.class) {
-                INSTABILITY.update(io, i, 1.0 - h[BETA3], h[EPSILON2])?;
-                scales.push(INSTABILITY.scales(io, i));
-            } else {
-                scales.push(Factored::ones(io, i));
-            }
-        }
-        let factors = vec![h[LR]; io.units.len()];
-        let decays = vec![h[LR] * h[WEIGHT_DECAY]; io.units.len()];
-        let (cautious, beta1) = (self.cautious, 0.0);
-        let step = ScaledApply { scales: &scales, factors: &factors, decays: &decays, cautious, beta1 };
+        let scales = if is_matrix(io.class) {
+            INSTABILITY.update(io, &NewShare::Same(1.0 - h[BETA3]), h[EPSILON2])?;
+            INSTABILITY.scales(io)
+        } else {
+            io.units.iter().map(|u| Scales::ones(&u.param.all())).collect()
+        };
+        let (rate, decay, cautious) = (h[LR], h[LR] * h[WEIGHT_DECAY], self.cautious);
+        let step = ConfidentApply { update, scales: &scales, rate, decay, cautious };
         let stacks = io.units.iter().enumerate().map(|(i, u)| {
             let operands = [u.param.all(), u.grad.all(), u.state[MOMENTUM].all()];
-            INSTABILITY.stack(io, i, operands, false)
+            INSTABILITY.stack(io, i, operands, (false, Slab::EMPTY))
         });
-        kernels::rows(&ConfidentApply { update, step }, &stacks.collect::<Result<Vec<_>>>()?);
-        Ok(())
+        kernels::rows(&step, &stacks.collect::<Result<Vec<_>>>()?)
     }
 }
 
@@ -146,7 +141,7 @@ impl Algorithm for Came {
 
     fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let momentum = self.storage.momentum(p, self.momentum_dtype);
-        let mut states = vec![StateSpec::counter("step"), momentum];
+        let mut states = vec![self.step.clone(), momentum];
         if p.shape.len() < 2 {
             states.push(StateSpec::like("variance", p, factored::dtype(p)));
         } else {

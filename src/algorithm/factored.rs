@@ -7,10 +7,10 @@
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{self, Scales, Squares, Stack, UpdateSquares};
+use crate::kernels::{self, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
 use crate::plan::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::stage::StageIo;
+use crate::stage::{StageIo, UnitIo};
 
 /// The moments of one quantity: where its states and buffers begin. Of states there are R, C, S, or one by element; of
 /// buffers the sums by row, by column and of all.
@@ -70,120 +70,80 @@ impl Factored {
         (0..3).fold(program, |program, i| program.redistribute(self.buffers + i, Target::Replicate))
     }
 
-    /// Unit `i` as a stack of matrices (one row where it is none) over these operands, with the sums of a pass.
+    /// Unit `i` as a stack of matrices (one row where it is none) over these operands; with the sums of squares if
+    /// `summed`, and with the sum that goes to `total` unless that is empty.
     pub(super) fn stack<const N: usize>(
         &self,
         io: &StageIo<'_>,
         i: usize,
         operands: [Slab; N],
-        summed: bool,
+        (summed, total): (bool, Slab),
     ) -> Result<Stack<N>> {
-        if !is_matrix(io.class) {
-            let cols = operands[0].len();
-            let none = Slab::EMPTY;
-            return Ok(Stack { operands, stack: 1, rows: 1, cols, row_sums: none, col_sums: none });
+        let [mut row_sums, mut col_sums, mut all_sums] = [Slab::EMPTY; 3];
+        let [mut stack, mut rows, mut cols] = [1, 1, operands[0].len()];
+        if is_matrix(io.class) {
+            [stack, rows] = io.shape(self.buffers, i)?;
+            cols = io.shape(self.buffers + 1, i)?[1];
+            if summed {
+                let sums = |at| io.slab(self.buffers + at, i);
+                (row_sums, col_sums, all_sums) = (sums(0)?, sums(1)?, sums(2)?);
+            }
         }
-        let (rows, cols) = (io.shape(self.buffers, i)?, io.shape(self.buffers + 1, i)?);
-        let (mut row_sums, mut col_sums) = (Slab::EMPTY, Slab::EMPTY);
-        if summed {
-            (row_sums, col_sums) = (io.slab(self.buffers, i)?, io.slab(self.buffers + 1, i)?);
-            // No row writes what has none.
-            row_sums.clear()?;
-            col_sums.clear()?;
-        }
-        Ok(Stack { operands, stack: rows[0], rows: rows[1], cols: cols[1], row_sums, col_sums })
+        Ok(Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total })
     }
 
-    /// The sums of all out of those by row.
-    pub(super) fn close(&self, io: &StageIo<'_>) -> Result<()> {
-        if !is_matrix(io.class) {
-            return Ok(());
-        }
-        (0..io.units.len()).try_for_each(|i| {
-            let (rows, all) = (io.slab(self.buffers, i)?, io.slab(self.buffers + 2, i)?);
-            let height = io.shape(self.buffers, i)?[1].max(1);
-            let all = all.numbers();
-            all.fill(0.0);
-            all.iter_mut()
-                .zip(rows.numbers().chunks(height))
-                .for_each(|(all, rows)| *all = rows.iter().sum());
-            Ok(())
-        })
-    }
-
-    /// Moves R, C and S of unit `i` by the share `rest` towards the means of what was summed, plus ε; second moments by
+    /// Moves R, C and S by the share of what is new towards the means of what was summed, plus ε; second moments by
     /// element towards g² + ε.
-    pub(super) fn update(&self, io: &StageIo<'_>, i: usize, rest: f64, epsilon: f64) -> Result<()> {
-        let unit = &io.units[i];
+    pub(super) fn update(&self, io: &StageIo<'_>, share: &NewShare<'_>, epsilon: f64) -> Result<()> {
+        let state = |u: &UnitIo, at: usize| u.state[self.states + at].row(0);
         if !is_matrix(io.class) {
-            let pass = Squares { rest, epsilon, grad_factor: io.grad_factor };
-            let operands = [unit.state[self.states].row(0), unit.grad.all()];
-            kernels::run(&pass, &[operands])?;
-            return Ok(());
+            let jobs: Vec<_> = io.units.iter().map(|u| [state(u, 0), u.grad.all()]).collect();
+            return kernels::run(&Squares::new(epsilon, share, io.grad_factor, jobs.len()), &jobs);
         }
-        #[allow(clippy::cast_precision_loss)] // sizes of matrices
-        let [rows, cols] = [unit.rows, unit.cols].map(|n| n.max(1) as f64);
-        for (at, count) in [cols, rows, rows * cols].into_iter().enumerate() {
-            let (state, sums) = (unit.state[self.states + at].row(0), io.slab(self.buffers + at, i)?);
-            let mut values = kernels::values(&state);
-            for (value, sum) in values.iter_mut().zip(sums.numbers()) {
-                *value += rest * (*sum / count + epsilon - *value);
+        let (mut means, mut jobs) = (Vec::new(), Vec::new());
+        for (i, unit) in io.units.iter().enumerate() {
+            #[allow(clippy::cast_precision_loss)] // sizes of matrices
+            let [rows, cols] = [unit.rows, unit.cols].map(|n| n.max(1) as f64);
+            for (at, count) in [cols, rows, rows * cols].into_iter().enumerate() {
+                means.push((i, count));
+                jobs.push([state(unit, at), io.slab(self.buffers + at, i)?]);
             }
-            kernels::set_values(&values, &state);
         }
-        Ok(())
+        kernels::run(&Means::new(epsilon, share, &means), &jobs)
     }
 
-    /// 1/√V of unit `i`, from its states.
-    pub(super) fn scales(&self, io: &StageIo<'_>, i: usize) -> Scales {
-        let unit = &io.units[i];
-        let state = |at: usize| kernels::values(&unit.state[self.states + at].row(0));
-        let roots = |values: Vec<f64>| values.into_iter().map(|v| 1.0 / v.sqrt()).collect::<Vec<_>>();
-        if !is_matrix(io.class) {
-            let cols = roots(state(0));
-            let width = cols.len();
-            return Scales { rows: vec![1.0].into(), cols: cols.into(), height: 1, width };
-        }
-        let [mut rows, cols, all] = [roots(state(0)), roots(state(1)), state(2)];
-        let [height, width] = [rows.len(), cols.len()].map(|n| n.checked_div(all.len()).unwrap_or(0));
-        for (rows, all) in rows.chunks_mut(height.max(1)).zip(&all) {
-            for row in rows {
-                *row *= all.sqrt();
+    /// 1/√V of every unit, from its states.
+    pub(super) fn scales(&self, io: &StageIo<'_>) -> Vec<Scales> {
+        let state = |u: &UnitIo, at: usize| u.state[self.states + at].row(0);
+        let of = |u: &UnitIo| {
+            if is_matrix(io.class) {
+                Scales::of([0, 1, 2].map(|at| state(u, at)))
+            } else {
+                Scales::by_element(state(u, 0))
             }
-        }
-        Scales { rows: rows.into(), cols: cols.into(), height, width }
+        };
+        io.units.iter().map(of).collect()
     }
 
     /// Σ u² with u = g/√V into a buffer.
     pub(super) fn update_squares(&self, io: &StageIo<'_>, buffer: BufferId) -> Result<()> {
-        let scales: Vec<Scales> = (0..io.units.len()).map(|i| self.scales(io, i)).collect();
-        let pass = UpdateSquares { scales: &scales, grad_factor: io.grad_factor };
-        let stacks = io.units.iter().enumerate().map(|(i, u)| self.stack(io, i, [u.grad.all()], false));
-        let sums = kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?);
-        sums.into_iter().enumerate().try_for_each(|(i, sum)| {
-            io.slab(buffer, i)?.numbers().fill(sum);
-            Ok(())
-        })
-    }
-
-    /// Scales that change nothing.
-    pub(super) fn ones(io: &StageIo<'_>, i: usize) -> Scales {
-        let width = io.units[i].param.shape().iter().product();
-        let line = |count| vec![1.0; count].into();
-        Scales { rows: line(1), cols: line(width), height: 1, width }
+        let pass = UpdateSquares { scales: &self.scales(io), grad_factor: io.grad_factor };
+        let units = io.units.iter().enumerate();
+        let stacks = units.map(|(i, u)| self.stack(io, i, [u.grad.all()], (false, io.slab(buffer, i)?)));
+        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
     }
 }
 
-/// The divisor that keeps the root mean square of an update at `threshold`: of unit `i` with this sum of squares.
-pub(super) fn clipping(io: &StageIo<'_>, i: usize, squares: f64, threshold: f64) -> f64 {
-    let ratio = root_mean_square(io, i, squares) / threshold;
-    // A NaN must show.
-    if ratio < 1.0 { 1.0 } else { ratio }
+/// Where the steps of each parameter are counted.
+pub(super) fn counters(io: &StageIo<'_>, state: usize) -> Vec<Slab> {
+    io.units.iter().map(|u| u.state[state].row(0)).collect()
 }
 
-/// The root mean square over all elements of the parameter of unit `i`.
-pub(super) fn root_mean_square(io: &StageIo<'_>, i: usize, squares: f64) -> f64 {
-    #[allow(clippy::cast_precision_loss)] // a number of elements
-    let count = io.units[i].numel.max(1) as f64;
-    (squares / count).sqrt()
+/// The sums from which the factors of each parameter follow; `param` where its rate follows its own size.
+pub(super) fn sums(io: &StageIo<'_>, update: BufferId, param: Option<BufferId>) -> Result<Vec<UpdateSums>> {
+    let of = |i: usize| {
+        let param = param.map_or(Ok(Slab::EMPTY), |buffer| io.slab(buffer, i))?;
+        Ok(UpdateSums { update: io.slab(update, i)?, param, numel: io.units[i].numel })
+    };
+    (0..io.units.len()).map(of).collect()
 }

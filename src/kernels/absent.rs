@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use tch::Tensor;
 
+use super::clipping::{Clipping, Rates, UpdateSums};
 use super::columns::{Columns, Kept};
 use super::cpu::elementwise::Apply;
+use super::cpu::rows::Stack;
 use super::factors::Steps;
-use super::pass::Pass;
+use super::pass::{Pass, RowPassCall};
 use super::slices::Move;
 use super::trust::Trust;
 use super::{Copy, Messages, Neurons, Sliced};
@@ -120,6 +122,19 @@ pub(super) fn fold<const N: usize>(
     _factor: f64,
     _jobs: &[[Slab; N]],
     _sums: &[Slab],
+) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn rows<const N: usize>(_call: &RowPassCall<'_>, _jobs: &[Stack<N>]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn update_factors(
+    _clipping: &Clipping,
+    _rates: &Rates<'_>,
+    _sums: &[UpdateSums],
+    _out: &[Slab],
 ) -> Result<()> {
     refuse()
 }

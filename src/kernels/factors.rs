@@ -75,4 +75,20 @@ impl Steps {
         }
         Self::Counters(counters)
     }
+
+    /// Those of a parameter, where the host counts.
+    pub(super) fn of(&self, param: usize) -> f64 {
+        match self {
+            Self::Counted(steps) => steps.get(param).copied().unwrap_or(f64::NAN),
+            Self::Counters(_) => f64::NAN,
+        }
+    }
+
+    /// Where a device counts those of a parameter.
+    pub(super) fn counter(&self, param: usize) -> Option<Slab> {
+        match self {
+            Self::Counted(_) => None,
+            Self::Counters(counters) => counters.get(param).copied(),
+        }
+    }
 }

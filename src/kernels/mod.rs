@@ -1,5 +1,6 @@
 //! Fused passes over memory. One safe function per operation; every operand is a `Slab`.
 
+mod clipping;
 mod columns;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -14,28 +15,30 @@ mod place;
 mod slices;
 mod trust;
 
+pub use clipping::{Clipping, Rates, UpdateSums};
 pub use columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::dense::{cholesky_qr, multiply};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
-    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, Squares, UpdateSquares,
+    ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold as fold_on_cpu};
 pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
+pub use cpu::means::{Means, NewShare, Squares};
 pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
     Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, divide_rows,
 };
 pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
-pub use cpu::rows::{Stack, rows};
+pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 pub use factors::{Factors, Steps};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use place::{
-    copy, count_steps, fold, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
+    copy, count_steps, fold, frozen, is_capturing, measured_squares, move_down, on_device, rows, run, sum,
     symmetric_product,
 };
 pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};

@@ -2,6 +2,7 @@
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))] // what is said is for devices
 
+use super::cpu::factored::Scales;
 use crate::batch::Slab;
 
 /// Scalars of an operation at most.
@@ -20,6 +21,17 @@ pub struct Pass<'a> {
     pub(super) steps: &'a [Slab],
     /// Where the device left factors of each job; none where the operation has none of that kind.
     pub(super) live: &'a [Slab],
+    /// Whether arithmetic is float64 whatever the operands are.
+    pub(super) double: bool,
+}
+
+/// How a pass over the rows of matrices is called.
+#[derive(Clone, Copy, Debug)]
+pub struct RowPassCall<'a> {
+    /// The kernel and what it is told.
+    pub(super) pass: Pass<'a>,
+    /// The scales of every job; none where the operation has none.
+    pub(super) scales: [&'a [Scales]; 2],
 }
 
 impl<'a> Pass<'a> {
@@ -28,7 +40,7 @@ impl<'a> Pass<'a> {
         const { assert!(N <= MOST_SCALARS) };
         let mut all = [0.0; MOST_SCALARS];
         all[..N].copy_from_slice(&scalars);
-        Self { kernel, scalars: all, factors: &[], steps: &[], live: &[] }
+        Self { kernel, scalars: all, factors: &[], steps: &[], live: &[], double: false }
     }
 
     /// The same with factors of each job's own.
@@ -44,6 +56,16 @@ impl<'a> Pass<'a> {
     /// The same with factors of each job's own that the device left.
     pub(super) fn reading(self, live: &'a [Slab]) -> Self {
         Self { live, ..self }
+    }
+
+    /// The same in float64.
+    pub(super) fn double(self) -> Self {
+        Self { double: true, ..self }
+    }
+
+    /// As a pass over rows with these scales.
+    pub(super) fn over_rows(self, scales: [&'a [Scales]; 2]) -> RowPassCall<'a> {
+        RowPassCall { pass: self, scales }
     }
 }
 

@@ -5,6 +5,7 @@ use tch::{Kind, Tensor};
 use super::cpu::elementwise::{AdamW, Count};
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
+use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
 use crate::batch::{Place, Slab};
 use crate::error::{Error, Result};
@@ -46,6 +47,20 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
         Place::Cuda(_) => {
             super::cuda::fold(&pass.on_cuda().ok_or_else(no_kernel::<F>)?, pass.factor(), jobs, sums)
         }
+    }
+}
+
+/// Runs a pass over the rows of all jobs, and writes its sums where they say.
+///
+/// # Errors
+/// As [`run`].
+pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Result<()> {
+    match common(jobs.iter().flat_map(|stack| &stack.operands))? {
+        Place::Cpu => {
+            cpu::rows::rows(pass, jobs);
+            Ok(())
+        }
+        Place::Cuda(_) => super::cuda::rows(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
     }
 }
 

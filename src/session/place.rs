@@ -11,7 +11,8 @@ use crate::plan::Plan;
 use crate::spec::StateSpec;
 
 /// The algorithms that have all of their kernels on devices.
-const ON_DEVICES: [&str; 8] = ["adamw", "lion", "muon", "dion", "normuon", "dion2", "nordion2", "lamb"];
+const ON_DEVICES: [&str; 10] =
+    ["adamw", "lion", "muon", "dion", "normuon", "dion2", "nordion2", "lamb", "adafactor", "came"];
 
 /// Those of them that parameters on several ranks may have there.
 const SHARED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];

@@ -73,7 +73,7 @@ def table(
 
 @dataclass(frozen=True)
 class Pass:
-    """An operation: number of operands, scalars, what it does to float64 operands, factors of a job by value and live."""
+    """An operation: operands, scalars, what it does to float64 operands, factors by value and live."""
 
     operands: int
     scalars: tuple[float, ...]

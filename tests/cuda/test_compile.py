@@ -32,6 +32,7 @@ OCCUPANCY = {
     "slice": (256, 2),
     "add_numbers": (256, 1),
     "lamb_factors": (256, 1),
+    "update_factors": (256, 1),
 }
 
 

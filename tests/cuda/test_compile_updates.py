@@ -26,7 +26,9 @@ def bits(operation: str, what: str) -> int:
     return (found[1] if operation != "adamw" or found[2] is None else found[2]).count("1")
 
 
-@pytest.mark.parametrize("source", ["updates.cu", "sums.cu", "totals.cu", "factors.cu", "coded.cu"])
+@pytest.mark.parametrize(
+    "source", ["updates.cu", "sums.cu", "totals.cu", "factors.cu", "rows.cu", "means.cu", "coded.cu"]
+)
 def test_every_kernel_is_emulated_too(source: str) -> None:
     assert set(compiled(source, "sm_90a").kernels) == set(KERNELS[source])
 

@@ -2,9 +2,13 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
+use super::super::factors::Factors;
+use super::super::pass::{Pass, RowPassCall, flag};
+use super::Real;
 use super::lanes::{LANES, sums};
+use super::reduce::values;
 use super::rows::{At, RowPass};
-use super::{Op, Real};
+use crate::batch::{Place, Slab};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +26,9 @@ impl From<Vec<f64>> for Line {
 }
 
 impl Line {
+    /// No numbers.
+    const NONE: Self = Self { narrow: Vec::new(), wide: Vec::new() };
+
     #[inline(always)]
     fn get<C: Real>(&self) -> &[C] {
         C::pick(&self.narrow, &self.wide)
@@ -30,25 +37,81 @@ impl Line {
 
 /// The reciprocal roots of second moments of a stack of matrices: that of an element is the product of its row's and its
 /// column's.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Scales {
     /// By row of each matrix.
-    pub rows: Line,
+    rows: Line,
     /// By column of each matrix.
-    pub cols: Line,
+    cols: Line,
     /// Rows of a matrix.
-    pub height: usize,
+    height: usize,
     /// Columns of a matrix.
-    pub width: usize,
+    width: usize,
+    /// On a device the second moments themselves.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    moments: [Slab; 3],
 }
 
 impl Scales {
+    /// From R, C and S: `√S / (√R·√C)`.
+    #[must_use]
+    pub fn of(moments: [Slab; 3]) -> Self {
+        if moments[1].place() != Place::Cpu {
+            return Self { moments, ..Self::NONE };
+        }
+        let [rows, cols, all] = moments.map(|slab| values(&slab));
+        let [mut rows, cols] = [rows, cols].map(roots);
+        let [height, width] = [rows.len(), cols.len()].map(|n| n.checked_div(all.len()).unwrap_or(0));
+        for (rows, all) in rows.chunks_mut(height.max(1)).zip(&all) {
+            for row in rows {
+                *row *= all.sqrt();
+            }
+        }
+        Self { rows: rows.into(), cols: cols.into(), height, width, moments }
+    }
+
+    /// From second moments by element.
+    #[must_use]
+    pub fn by_element(moments: Slab) -> Self {
+        let all = [Slab::EMPTY, moments, Slab::EMPTY];
+        if moments.place() != Place::Cpu {
+            return Self { moments: all, ..Self::NONE };
+        }
+        let cols = roots(values(&moments));
+        let width = cols.len();
+        Self { rows: vec![1.0].into(), cols: cols.into(), height: 1, width, moments: all }
+    }
+
+    /// Scales that change none of these elements.
+    #[must_use]
+    pub fn ones(elements: &Slab) -> Self {
+        if elements.place() != Place::Cpu {
+            return Self::NONE;
+        }
+        let (line, width) = (|count| vec![1.0; count].into(), elements.len());
+        Self { rows: line(1), cols: line(width), height: 1, width, ..Self::NONE }
+    }
+
+    /// No scales.
+    const NONE: Self =
+        Self { rows: Line::NONE, cols: Line::NONE, height: 0, width: 0, moments: [Slab::EMPTY; 3] };
+
+    /// R, C and S; C alone by element; empty slabs where nothing is scaled.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(in super::super) fn moments(&self) -> [Slab; 3] {
+        self.moments
+    }
+
     /// The row's factor and those of the columns.
     #[inline(always)]
     fn at<C: Real>(&self, at: At) -> (C, &[C]) {
         let row = self.rows.get::<C>()[at.matrix * self.height + at.row];
         (row, &self.cols.get::<C>()[at.matrix * self.width..][at.col..self.width])
     }
+}
+
+fn roots(values: Vec<f64>) -> Vec<f64> {
+    values.into_iter().map(|v| 1.0 / v.sqrt()).collect()
 }
 
 /// Σ g² by row and column. Operand: gradient.
@@ -74,6 +137,10 @@ impl RowPass<1> for GradientSquares {
         });
         [sum, 0.0]
     }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        Some(Pass::new("gradient_squares", [self.grad_factor]).over_rows([&[], &[]]))
+    }
 }
 
 /// As without it, and Σ x² of all. Operands: gradient, x.
@@ -86,6 +153,10 @@ impl RowPass<2> for GradientSquares {
         let total = sums!(x;; j => x[j] * x[j]);
         let [sum, _] = RowPass::<1>::row(self, at, [g], cols);
         [sum, total]
+    }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        Some(Pass::new("gradient_and_parameter_squares", [self.grad_factor]).over_rows([&[], &[]]))
     }
 }
 
@@ -107,28 +178,9 @@ impl RowPass<1> for UpdateSquares<'_> {
         let (row, g) = (row * C::of(self.grad_factor), &*g);
         [0.0, sums!(g, scale;; j => { let u = g[j] * row * scale[j]; u * u })]
     }
-}
 
-/// `v ← v + rest·(g² + ε - v)` in float64. Operands: v, gradient.
-#[derive(Clone, Copy, Debug)]
-pub struct Squares {
-    /// The share of the new square.
-    pub rest: f64,
-    /// ε.
-    pub epsilon: f64,
-    /// The gradient's factor.
-    pub grad_factor: f64,
-}
-
-impl Op<2> for Squares {
-    const WRITES: [bool; 2] = [true, false];
-
-    #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [v, g]: [&mut [C]; 2]) {
-        for (v, g) in v.iter_mut().zip(g) {
-            let (old, g) = (v.wide(), self.grad_factor * g.wide());
-            *v = C::of(old + self.rest * (g * g + self.epsilon - old));
-        }
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        Some(Pass::new("update_squares", [self.grad_factor]).over_rows([self.scales, &[]]))
     }
 }
 
@@ -137,8 +189,8 @@ impl Op<2> for Squares {
 pub struct Residual<'a> {
     /// The scales of every job.
     pub scales: &'a [Scales],
-    /// The factor of every job: clipping, and the gradient's.
-    pub factors: &'a [f64],
+    /// Of every job first the factor: clipping, and the gradient's.
+    pub factors: &'a Factors<2>,
     /// β₁.
     pub beta1: f64,
 }
@@ -149,7 +201,7 @@ impl RowPass<2> for Residual<'_> {
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [g, m]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
-        let (row, g, m) = (row * C::of(self.factors[at.job]), &*g, &*m);
+        let (row, g, m) = (row * C::of(self.factors.of(at.job)[0]), &*g, &*m);
         let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
         let sum = sums!(g, scale, m; cols; j => {
             let u = g[j] * row * scale[j];
@@ -160,6 +212,11 @@ impl RowPass<2> for Residual<'_> {
         });
         [sum, 0.0]
     }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        let pass = Pass::new("residual", [self.beta1]).reading(self.factors.left());
+        Some(pass.over_rows([self.scales, &[]]))
+    }
 }
 
 /// `x ← (1 - decay)·x - factor·g·scale`; cautious: the decay acts where `x·g ≥ 0`. Operands: x, g.
@@ -167,20 +224,23 @@ impl RowPass<2> for Residual<'_> {
 pub struct ScaledApply<'a> {
     /// The scales of every job.
     pub scales: &'a [Scales],
-    /// The factor of every job: rate, clipping, and the gradient's.
-    pub factors: &'a [f64],
-    /// The decay of every job.
-    pub decays: &'a [f64],
+    /// Of every job the factor (rate, clipping, and the gradient's) and the decay.
+    pub factors: &'a Factors<2>,
     /// Whether the decay acts only where it points along the update.
     pub cautious: bool,
     /// β₁ where the finished step is averaged.
     pub beta1: f64,
 }
 
+#[inline(always)]
+fn decayed<C: Real>(cautious: bool, x: C, step: C, decay: C) -> C {
+    if cautious && x * step < C::default() { x } else { x - decay * x }
+}
+
 impl ScaledApply<'_> {
-    #[inline(always)]
-    fn decayed<C: Real>(&self, x: C, step: C, decay: C) -> C {
-        if self.cautious && x * step < C::default() { x } else { x - decay * x }
+    fn pass(&self, kernel: &'static str) -> RowPassCall<'_> {
+        let pass = Pass::new(kernel, [flag(self.cautious), self.beta1]).reading(self.factors.left());
+        pass.over_rows([self.scales, &[]])
     }
 }
 
@@ -190,12 +250,17 @@ impl RowPass<2> for ScaledApply<'_> {
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [x, g]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
-        let (row, decay) = (row * C::of(self.factors[at.job]), C::of(self.decays[at.job]));
+        let [factor, decay] = self.factors.of(at.job);
+        let (row, decay) = (row * C::of(factor), C::of(decay));
         for ((x, g), scale) in x.iter_mut().zip(g).zip(scale) {
             let step = *g * row * *scale;
-            *x = self.decayed(*x, step, decay) - step;
+            *x = decayed(self.cautious, *x, step, decay) - step;
         }
         [0.0; 2]
+    }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        Some(self.pass("scaled_apply"))
     }
 }
 
@@ -206,13 +271,18 @@ impl RowPass<3> for ScaledApply<'_> {
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
-        let (row, decay) = (row * C::of(self.factors[at.job]), C::of(self.decays[at.job]));
+        let [factor, decay] = self.factors.of(at.job);
+        let (row, decay) = (row * C::of(factor), C::of(decay));
         let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
         for (((x, g), m), scale) in x.iter_mut().zip(g).zip(m).zip(scale) {
             *m = keep * *m + rest * (*g * row * *scale);
-            *x = self.decayed(*x, *m, decay) - *m;
+            *x = decayed(self.cautious, *x, *m, decay) - *m;
         }
         [0.0; 2]
+    }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        Some(self.pass("scaled_apply_averaged"))
     }
 }
 
@@ -222,8 +292,14 @@ impl RowPass<3> for ScaledApply<'_> {
 pub struct ConfidentApply<'a> {
     /// The scales and factors of u.
     pub update: Residual<'a>,
-    /// The scales and factors of the step.
-    pub step: ScaledApply<'a>,
+    /// The scales of the step along m.
+    pub scales: &'a [Scales],
+    /// Its rate.
+    pub rate: f64,
+    /// `lr · weight_decay`.
+    pub decay: f64,
+    /// Whether the decay acts only where it points along the step.
+    pub cautious: bool,
 }
 
 impl RowPass<3> for ConfidentApply<'_> {
@@ -231,17 +307,23 @@ impl RowPass<3> for ConfidentApply<'_> {
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
-        let Self { update, step } = self;
+        let Self { update, cautious, .. } = *self;
         let (own, scale) = update.scales[at.job].at::<C>(at);
-        let own = own * C::of(update.factors[at.job]);
-        let (row, confidence) = step.scales[at.job].at::<C>(at);
-        let (row, decay) = (row * C::of(step.factors[at.job]), C::of(step.decays[at.job]));
+        let own = own * C::of(update.factors.of(at.job)[0]);
+        let (row, confidence) = self.scales[at.job].at::<C>(at);
+        let (row, decay) = (row * C::of(self.rate), C::of(self.decay));
         let (keep, rest) = (C::of(update.beta1), C::of(1.0 - update.beta1));
         for ((((x, g), m), scale), confidence) in x.iter_mut().zip(g).zip(m).zip(scale).zip(confidence) {
             *m = keep * *m + rest * (*g * own * *scale);
             let along = *m * row * *confidence;
-            *x = step.decayed(*x, along, decay) - along;
+            *x = decayed(cautious, *x, along, decay) - along;
         }
         [0.0; 2]
+    }
+
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        let scalars = [self.update.beta1, flag(self.cautious), self.rate, self.decay];
+        let pass = Pass::new("confident_apply", scalars).reading(self.update.factors.left());
+        Some(pass.over_rows([self.update.scales, self.scales]))
     }
 }

@@ -11,6 +11,7 @@ pub(super) mod fold;
 pub(super) mod lamb;
 mod lanes;
 pub(super) mod low_rank;
+pub(super) mod means;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod philox;

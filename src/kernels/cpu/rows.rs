@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use rayon::prelude::*;
 
+use super::super::pass::RowPassCall;
 use super::{Real, convert};
 use crate::batch::{Element, Slab};
 use crate::dtype::DType;
@@ -36,6 +37,10 @@ pub struct Stack<const N: usize> {
     pub row_sums: Slab,
     /// Where sums by column go: float64, one for each column of each matrix; empty where none are wanted.
     pub col_sums: Slab,
+    /// Where the sums of matrices go, of what is summed by row: float64, one for each; empty where none are wanted.
+    pub all_sums: Slab,
+    /// Where the pass's own sum goes: one float64; empty where it is not wanted.
+    pub total: Slab,
 }
 
 /// Where a part of a row is: the job, the matrix within its stack, the row and first column within the matrix.
@@ -59,6 +64,11 @@ pub trait RowPass<const N: usize>: Sync {
     /// Does its work on a part of a row and adds to the columns' sums, which may be empty; returns what it adds to the
     /// row's sum and to the job's.
     fn row<C: Real>(&self, at: At, operands: [&mut [C]; N], cols: &mut [C]) -> [f64; 2];
+
+    /// How it is called on CUDA devices; none where there is no kernel of it.
+    fn on_cuda(&self) -> Option<RowPassCall<'_>> {
+        None
+    }
 }
 
 /// Rows of one job: of several whole matrices, or of a part of one.
@@ -99,8 +109,26 @@ struct Left {
     cols: Vec<f64>,
 }
 
-/// Runs a pass over all jobs; returns the sum of each.
-pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Vec<f64> {
+/// Runs a pass over all jobs, with its sums.
+pub(in super::super) fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) {
+    for stack in jobs {
+        // No row writes what has none.
+        stack.row_sums.numbers().fill(0.0);
+        stack.col_sums.numbers().fill(0.0);
+    }
+    let totals = pass_over(pass, jobs);
+    for (stack, total) in jobs.iter().zip(totals) {
+        stack.total.numbers().fill(total);
+        let (all, rows) = (stack.all_sums.numbers(), stack.row_sums.numbers());
+        all.fill(0.0);
+        for (all, rows) in all.iter_mut().zip(rows.chunks(stack.rows.max(1))) {
+            *all = rows.iter().sum();
+        }
+    }
+}
+
+/// Runs a pass over all jobs; returns its own sum of each.
+fn pass_over<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Vec<f64> {
     let tasks = tasks(jobs);
     let left: Vec<Mutex<Left>> = tasks.iter().map(|_| Mutex::default()).collect();
     let work = |(task, left): (&Task, &Mutex<Left>)| {

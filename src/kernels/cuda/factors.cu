@@ -1,7 +1,7 @@
 // Factors of jobs that follow from sums on the device: one thread for each job.
 #include "updates.cuh"
 
-constexpr int MOST = 512;
+constexpr int MOST = 384;
 
 struct LambJob {
     const double* norms;   // the sums of x^2 and u^2, or null where they are not known yet
@@ -51,4 +51,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     out[1] = what.corrects_moments ? correction[1] : 1.0;
     out[2] = what.grad_factor * clip;
     out[3] = job.norms ? lamb_rate(what, in_global_memory(job.norms), correction) : 0.0;
+}
+
+struct UpdateJob {
+    const double* updates;  // the sum of u^2
+    const double* param;    // the sum of x^2, or null where rates do not follow it
+    const float* steps;     // where the number of steps is counted, or null
+    double rate;            // where the host knows it
+    double count;           // elements
+};
+
+struct UpdateFactors {
+    double* out;  // for each job what the update is multiplied by, and the decay
+    double grad_factor, threshold, floor, weight_decay;
+    int count;
+    int warms_up;
+    UpdateJob job[MOST];
+};
+
+// Clipping and rates of Adafactor, as src/kernels/clipping.rs has them.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    update_factors(const __grid_constant__ UpdateFactors what) {
+    const int number = static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x);
+    if (number >= what.count) return;
+    const UpdateJob& job = what.job[number];
+    double rate = job.rate;
+    if (job.steps) {
+        const double steps = static_cast<double>(*in_global_memory(job.steps));
+        rate = fmin(what.warms_up ? 1e-6 * steps : 1e-2, 1.0 / sqrt(steps));
+    }
+    if (job.param) {
+        const double size = sqrt(*in_global_memory(job.param) / job.count);
+        rate *= size < what.floor ? what.floor : size;
+    }
+    const double ratio = sqrt(*in_global_memory(job.updates) / job.count) / what.threshold;
+    double* out = in_global_memory(what.out) + 2 * number;
+    // A NaN has to show.
+    out[0] = rate * what.grad_factor / (ratio < 1.0 ? 1.0 : ratio);
+    out[1] = rate * what.weight_decay;
 }

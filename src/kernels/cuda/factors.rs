@@ -1,5 +1,6 @@
 //! Factors of jobs that follow from sums on the device.
 
+use super::super::clipping::{Clipping, Rates, UpdateSums, count};
 use super::super::factors::Steps;
 use super::super::trust::{Debias, Trust};
 use super::device::{launch, scratch};
@@ -10,7 +11,7 @@ use crate::batch::Slab;
 use crate::error::{Error, Result};
 
 /// Jobs of one launch.
-const MOST: usize = 512;
+const MOST: usize = 384;
 
 /// As `factors.cu` lays it out.
 #[repr(C)]
@@ -40,7 +41,35 @@ struct LambFactors {
     job: [LambJob; MOST],
 }
 
-const _: () = assert!(size_of::<LambFactors>() == 96 + 32 * MOST);
+/// As `factors.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct UpdateJob {
+    update: usize,
+    param: usize,
+    steps: usize,
+    rate: f64,
+    count: f64,
+}
+
+/// As `factors.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct UpdateFactors {
+    out: usize,
+    grad_factor: f64,
+    threshold: f64,
+    floor: f64,
+    weight_decay: f64,
+    count: i32,
+    warms_up: i32,
+    job: [UpdateJob; MOST],
+}
+
+const _: () = {
+    assert!(size_of::<LambFactors>() == 96 + 32 * MOST);
+    assert!(size_of::<UpdateFactors>() == 48 + 40 * MOST && size_of::<UpdateFactors>() <= 32764);
+};
 
 /// Writes the four factors of each job of LAMB. See [`Trust::factors`].
 pub(in super::super) fn lamb_factors(
@@ -84,6 +113,40 @@ pub(in super::super) fn lamb_factors(
         // SAFETY: the layout is asserted above; norms are of the arena, counters are states, and torch's allocator gives
         // scratch to others only after what is on the stream.
         unsafe { launch("lamb_factors", grid(out.len())?, &launched) }?;
+    }
+    Ok(())
+}
+
+/// Writes the two factors of each job of clipped updates. See [`Clipping::factors`].
+pub(in super::super) fn update_factors(
+    clipping: &Clipping,
+    rates: &Rates<'_>,
+    sums: &[UpdateSums],
+    out: &[Slab],
+) -> Result<()> {
+    for (number, (sums, out)) in sums.chunks(MOST).zip(out.chunks(MOST)).enumerate() {
+        let mut launched = UpdateFactors {
+            out: out[0].device_address()?,
+            grad_factor: clipping.grad_factor,
+            threshold: clipping.threshold,
+            floor: clipping.floor,
+            weight_decay: clipping.weight_decay,
+            count: i32::try_from(out.len()).unwrap_or(0),
+            warms_up: i32::from(matches!(rates, Rates::Relative { warms_up: true, .. })),
+            job: [UpdateJob::default(); MOST],
+        };
+        for (at, (to, sums)) in launched.job.iter_mut().zip(sums).enumerate() {
+            let counter = rates.counter(number * MOST + at);
+            *to = UpdateJob {
+                update: sums.update.device_address()?,
+                param: if sums.param.is_empty() { 0 } else { sums.param.device_address()? },
+                steps: counter.map_or(Ok(0), |counter| counter.device_address())?,
+                rate: rates.of(number * MOST + at),
+                count: count(sums.numel),
+            };
+        }
+        // SAFETY: as above.
+        unsafe { launch("update_factors", grid(out.len())?, &launched) }?;
     }
     Ok(())
 }

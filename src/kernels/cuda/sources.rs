@@ -26,11 +26,12 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 16] = [
+pub(super) const HEADERS: [(&str, &str); 18] = [
     ("block_sum.cuh", include_str!("block_sum.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("coded.cuh", include_str!("coded.cuh")),
     ("common.cuh", include_str!("common.cuh")),
+    ("factored.cuh", include_str!("factored.cuh")),
     ("hopper.cuh", include_str!("hopper.cuh")),
     ("jobs.cuh", include_str!("jobs.cuh")),
     ("lamb.cuh", include_str!("lamb.cuh")),
@@ -39,6 +40,7 @@ pub(super) const HEADERS: [(&str, &str); 16] = [
     ("philox.cuh", include_str!("philox.cuh")),
     ("ptx.cuh", include_str!("ptx.cuh")),
     ("rounding.cuh", include_str!("rounding.cuh")),
+    ("stacks.cuh", include_str!("stacks.cuh")),
     ("swizzle.cuh", include_str!("swizzle.cuh")),
     ("symmetric.cuh", include_str!("symmetric.cuh")),
     ("unfused.cuh", include_str!("unfused.cuh")),
@@ -185,7 +187,14 @@ pub(super) static SUMS: Source = Source {
 pub(super) static TOTALS: Source = Source {
     name: "totals.cu",
     text: include_str!("totals.cu"),
-    stems: &["add_pieces", "add_numbers"],
+    stems: &[
+        "add_pieces",
+        "add_numbers",
+        "add_strips_few",
+        "add_strips_many",
+        "add_tiles_few",
+        "add_tiles_many",
+    ],
     forms: &[""],
     shared: 0,
     formed: false,
@@ -194,8 +203,34 @@ pub(super) static TOTALS: Source = Source {
 pub(super) static FACTORS: Source = Source {
     name: "factors.cu",
     text: include_str!("factors.cu"),
-    stems: &["lamb_factors"],
+    stems: &["lamb_factors", "update_factors"],
     forms: &[""],
+    shared: 0,
+    formed: false,
+};
+/// Passes over stacks of matrices.
+pub(super) static ROWS: Source = Source {
+    name: "rows.cu",
+    text: include_str!("rows.cu"),
+    stems: &[
+        "gradient_squares",
+        "gradient_and_parameter_squares",
+        "update_squares",
+        "residual",
+        "scaled_apply",
+        "scaled_apply_averaged",
+        "confident_apply",
+    ],
+    forms: &["few", "many", "wide"],
+    shared: 0,
+    formed: false,
+};
+/// Running means, in float64.
+pub(super) static MEANS: Source = Source {
+    name: "means.cu",
+    text: include_str!("means.cu"),
+    stems: &["means", "squares"],
+    forms: &["few", "many"],
     shared: 0,
     formed: false,
 };
@@ -214,4 +249,6 @@ pub(super) static SOURCES: &[&Source] = &[
     &SUMS,
     &TOTALS,
     &FACTORS,
+    &ROWS,
+    &MEANS,
 ];

@@ -21,8 +21,8 @@ pub(super) const MANY: usize = 340;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scalars {
-    live: usize,
-    value: [f64; MOST_SCALARS],
+    pub(super) live: usize,
+    pub(super) value: [f64; MOST_SCALARS],
 }
 
 impl Scalars {
@@ -63,7 +63,7 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]])
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
-        let (job, is_wide) = (job(pass, number, operands)?, is_wide(operands));
+        let (job, is_wide) = (job(pass, number, operands)?, !pass.double && is_wide(operands));
         if operands.iter().any(|o| o.has_form() || o.dtype().is_coded()) {
             let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
             list.push(CodedJob::new(job, operands)?);

@@ -1,5 +1,5 @@
 // Adds up, in a fixed order, what the blocks of other kernels left.
-#include "block_sum.cuh"
+#include "stacks.cuh"
 
 // Where the pieces of each job end, and where its totals go.
 struct PieceSums {
@@ -50,3 +50,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) add_numbers(const __gri
         *total = what.adds ? *total + sum : sum;
     }
 }
+
+// One thread for each row and each column of a stack: its sum over tiles.
+template <int Most>
+__device__ __forceinline__ void add_strips(const Stacks<Most>& stacks) {
+    const StackShare share = stack_share<&StackJob::strips>(stacks, blockIdx.x);
+    const StackJob& job = share.job;
+    const Tiling tiling(job);
+    const long long number = static_cast<long long>(share.number) * THREADS + threadIdx.x;
+    const long long rows = job.stack * job.rows;
+    const bool by_row = number < rows;
+    const long long at = by_row ? number : number - rows;
+    const long long length = by_row ? job.rows : job.cols;
+    if (at >= job.stack * length) return;
+    const long long tiles = by_row ? tiling.across : tiling.down;
+    const double* partial = in_global_memory(by_row ? job.partial_rows : job.partial_cols);
+    const double* first = partial + at / length * tiles * length + at % length;
+    double sum = 0;
+    for (long long tile = 0; tile < tiles; ++tile) sum += first[tile * length];
+    in_global_memory(by_row ? job.row_sums : job.col_sums)[at] = sum;
+}
+
+// One block for each matrix whose sum is wanted, and one for the operation's own total.
+template <int Most>
+__device__ __forceinline__ void add_tiles(const Stacks<Most>& stacks) {
+    const StackShare share = stack_share<&StackJob::totals>(stacks, blockIdx.x);
+    const StackJob& job = share.job;
+    const Tiling tiling(job);
+    const bool of_matrix = job.all_sums && share.number < job.stack;
+    const long long tiles = tiling.down * tiling.across * (of_matrix ? 1 : job.stack);
+    const double* first = in_global_memory(job.partial_totals) +
+                          (of_matrix ? 2 * tiles * static_cast<long long>(share.number) : 1);
+    double own = 0;
+    for (long long tile = threadIdx.x; tile < tiles; tile += THREADS) own += first[2 * tile];
+    const double sum = block_sum(own);
+    if (threadIdx.x == 0) *in_global_memory(of_matrix ? job.all_sums + share.number : job.total) = sum;
+}
+
+#define OF_STACKS(function)                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                  \
+        function##_few(const __grid_constant__ Stacks<FEW_STACKS> stacks) {   \
+        function(stacks);                                                     \
+    }                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                  \
+        function##_many(const __grid_constant__ Stacks<MANY_STACKS> stacks) { \
+        function(stacks);                                                     \
+    }
+
+OF_STACKS(add_strips)
+OF_STACKS(add_tiles)

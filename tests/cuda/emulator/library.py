@@ -32,6 +32,13 @@ COLUMNS = (
 )
 FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
 CODED_FORMS = {"many": "MANY_CODED", "wide": "FEW"}
+BY_SIZE = ("few", "many")
+# Passes over stacks of matrices.
+ROWS = (
+    *("gradient_squares", "gradient_and_parameter_squares", "update_squares", "residual"),
+    *("scaled_apply", "scaled_apply_averaged", "confident_apply"),
+)
+STACKS = {"few": "FEW_STACKS", "many": "MANY_STACKS", "wide": "FEW_STACKS"}
 
 # Kernels of each source and the structure that they take by value.
 KERNELS = {
@@ -53,8 +60,19 @@ KERNELS = {
         for form, most in CODED_FORMS.items()
     },
     "sums.cu": {f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
-    "totals.cu": {"add_pieces": "PieceSums", "add_numbers": "Addends"},
-    "factors.cu": {"lamb_factors": "LambFactors"},
+    "totals.cu": {
+        **{"add_pieces": "PieceSums", "add_numbers": "Addends"},
+        **{
+            f"{name}_{form}": f"Stacks<{STACKS[form]}>"
+            for name in ("add_strips", "add_tiles")
+            for form in BY_SIZE
+        },
+    },
+    "factors.cu": {"lamb_factors": "LambFactors", "update_factors": "UpdateFactors"},
+    "rows.cu": {f"{name}_{form}": f"Stacks<{most}>" for name in ROWS for form, most in STACKS.items()},
+    "means.cu": {
+        f"{name}_{form}": f"Jobs<{FORMS[form]}>" for name in ("means", "squares") for form in BY_SIZE
+    },
     "gram.cu": {"gram_product": "GramProduct"},
     "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
     "select.cu": {

@@ -1,0 +1,107 @@
+//! By what updates with factored second moments are multiplied: rates, and the clipping of their root mean square.
+
+use super::factors::{Factors, Steps};
+use crate::batch::{Place, Slab};
+use crate::error::Result;
+
+/// The rates of parameters before they are clipped.
+#[derive(Clone, Copy, Debug)]
+pub enum Rates<'a> {
+    /// One for all.
+    Same(f64),
+    /// Of each `min(a, 1/√t)` with `a = 10⁻²`, or `10⁻⁶ t` where it warms up.
+    Relative {
+        /// t.
+        steps: &'a Steps,
+        /// Whether it warms up.
+        warms_up: bool,
+    },
+}
+
+/// Sums over the elements of one parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateSums {
+    /// Σ u².
+    pub update: Slab,
+    /// Σ x²; empty where the rate does not follow the parameter.
+    pub param: Slab,
+    /// Elements.
+    pub numel: usize,
+}
+
+/// What is common to all parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Clipping {
+    /// The gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// The root mean square from which an update is clipped.
+    pub threshold: f64,
+    /// The least root mean square of a parameter that its rate follows.
+    pub floor: f64,
+    /// λ.
+    pub weight_decay: f64,
+}
+
+impl Clipping {
+    /// Of each job the factor of g/√V, and the decay.
+    ///
+    /// # Errors
+    /// Whatever a device says.
+    pub fn factors(&self, rates: &Rates<'_>, sums: &[UpdateSums]) -> Result<Factors<2>> {
+        let place = sums.first().map_or(Place::Cpu, |sums| sums.update.place());
+        if place != Place::Cpu {
+            let factors = Factors::room(sums.len(), place)?;
+            super::cuda::update_factors(self, rates, sums, factors.left())?;
+            return Ok(factors);
+        }
+        let each = sums.iter().enumerate().map(|(job, sums)| {
+            let scale = match sums.param.numbers() {
+                [squares] => {
+                    let size = root_mean_square(*squares, sums.numel);
+                    if size < self.floor { self.floor } else { size }
+                }
+                _ => 1.0,
+            };
+            let rate = rates.of(job) * scale;
+            let update = sums.update.numbers().first().copied().unwrap_or(f64::NAN);
+            let ratio = root_mean_square(update, sums.numel) / self.threshold;
+            // A NaN must show.
+            let divisor = if ratio < 1.0 { 1.0 } else { ratio };
+            [rate * self.grad_factor / divisor, rate * self.weight_decay]
+        });
+        Ok(Factors::known(each.collect()))
+    }
+}
+
+impl Rates<'_> {
+    /// The rate of a job, where the host counts.
+    pub(super) fn of(&self, job: usize) -> f64 {
+        match self {
+            Self::Same(rate) => *rate,
+            Self::Relative { steps, warms_up } => {
+                let step = steps.of(job);
+                let most = if *warms_up { 1e-6 * step } else { 1e-2 };
+                most.min(1.0 / step.sqrt())
+            }
+        }
+    }
+
+    /// Where a device counts the steps of a job.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(super) fn counter(&self, job: usize) -> Option<Slab> {
+        match self {
+            Self::Same(_) => None,
+            Self::Relative { steps, .. } => steps.counter(job),
+        }
+    }
+}
+
+/// A number of elements, at least one.
+#[allow(clippy::cast_precision_loss)] // below 2⁵³
+pub(super) fn count(numel: usize) -> f64 {
+    numel.max(1) as f64
+}
+
+fn root_mean_square(squares: f64, numel: usize) -> f64 {
+    (squares / count(numel)).sqrt()
+}

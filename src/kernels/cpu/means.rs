@@ -1,0 +1,119 @@
+//! Running means of squares, in float64 whatever their type.
+
+#![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
+
+use super::super::factors::Steps;
+use super::super::pass::Pass;
+use super::{Op, Real};
+use crate::batch::Slab;
+
+/// The share of what is new in running means.
+#[derive(Clone, Copy, Debug)]
+pub enum NewShare<'a> {
+    /// One for all parameters.
+    Same(f64),
+    /// Of each a power of the steps that it has taken.
+    OfSteps {
+        /// The steps.
+        steps: &'a Steps,
+        /// The exponent.
+        exponent: f64,
+    },
+}
+
+/// What every mean is moved by.
+#[derive(Debug)]
+struct Moves {
+    epsilon: f64,
+    exponent: f64,
+    /// Of each job the share of the new value, and by what its sum is divided.
+    own: Vec<[f64; 2]>,
+    /// Where a device counts the steps of each job, if the share follows them.
+    steps: Vec<Slab>,
+}
+
+impl Moves {
+    /// Of each job the number of its parameter, and the divisor.
+    fn new(epsilon: f64, share: &NewShare<'_>, jobs: &[(usize, f64)]) -> Self {
+        let (exponent, counters) = match share {
+            NewShare::Same(_) => (0.0, Vec::new()),
+            NewShare::OfSteps { steps, exponent } => {
+                (*exponent, jobs.iter().filter_map(|(param, _)| steps.counter(*param)).collect())
+            }
+        };
+        let own = jobs.iter().map(|(param, divisor)| {
+            let share = match share {
+                NewShare::Same(share) => *share,
+                NewShare::OfSteps { steps, exponent } => steps.of(*param).powf(*exponent),
+            };
+            [share, *divisor]
+        });
+        Self { epsilon, exponent, own: own.collect(), steps: counters }
+    }
+
+    fn pass(&self, kernel: &'static str, factor: f64) -> Pass<'_> {
+        Pass::new(kernel, [self.epsilon, self.exponent, factor]).with(&self.own).after(&self.steps).double()
+    }
+}
+
+/// `m ← m + share·(sum / count + ε - m)`. Operands: m, sum.
+#[derive(Debug)]
+pub struct Means(Moves);
+
+impl Means {
+    /// For jobs of which each is given by the number of its parameter and the count.
+    #[must_use]
+    pub fn new(epsilon: f64, share: &NewShare<'_>, jobs: &[(usize, f64)]) -> Self {
+        Self(Moves::new(epsilon, share, jobs))
+    }
+}
+
+impl Op<2> for Means {
+    const WRITES: [bool; 2] = [true, false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, job: usize, [m, sum]: [&mut [C]; 2]) {
+        let (epsilon, [share, count]) = (self.0.epsilon, self.0.own[job]);
+        for (m, sum) in m.iter_mut().zip(sum) {
+            let old = m.wide();
+            *m = C::of(old + share * (sum.wide() / count + epsilon - old));
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.0.pass("means", 0.0))
+    }
+}
+
+/// `v ← v + share·(g² + ε - v)`. Operands: v, gradient.
+#[derive(Debug)]
+pub struct Squares {
+    moves: Moves,
+    grad_factor: f64,
+}
+
+impl Squares {
+    /// For as many parameters, one job each.
+    #[must_use]
+    pub fn new(epsilon: f64, share: &NewShare<'_>, grad_factor: f64, params: usize) -> Self {
+        let jobs: Vec<_> = (0..params).map(|param| (param, 1.0)).collect();
+        Self { moves: Moves::new(epsilon, share, &jobs), grad_factor }
+    }
+}
+
+impl Op<2> for Squares {
+    const WRITES: [bool; 2] = [true, false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, job: usize, [v, g]: [&mut [C]; 2]) {
+        let (epsilon, [share, _]) = (self.moves.epsilon, self.moves.own[job]);
+        for (v, g) in v.iter_mut().zip(g) {
+            let (old, g) = (v.wide(), self.grad_factor * g.wide());
+            *v = C::of(old + share * (g * g + epsilon - old));
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.moves.pass("squares", self.grad_factor))
+    }
+}

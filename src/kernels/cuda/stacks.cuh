@@ -1,0 +1,256 @@
+// Passes over stacks of matrices, row by row, with scales by row and by column and sums by row, by column, of
+// each matrix and of all.
+//
+// A block has a tile of a matrix and leaves sums of it; kernels of totals.cu add those up in a fixed order.
+#pragma once
+#include "block_sum.cuh"
+
+constexpr int MOST_STACKED = 3;  // operands
+constexpr int MOST_SCALES = 2;
+constexpr int FEW_STACKS = 16;
+constexpr int MANY_STACKS = 177;
+constexpr int DOWN = 16;        // rows of a tile for each thread
+constexpr int TOGETHER = 4;     // of which so many are under way
+constexpr int LEAST_LANES = 8;  // threads beside each other in a row
+constexpr int MOST_ROWS = DOWN * THREADS / LEAST_LANES;
+
+// Second moments: 1 / sqrt(V) of an element is sqrt(all) / (sqrt(row) sqrt(col)), with those of its matrix,
+// row and column. Without row they are by element, without all three it is 1.
+struct Moments {
+    const void* row;
+    const void* col;
+    const void* all;
+};
+
+// `stack` matrices rows x cols that lie one after the other.
+struct StackJob {
+    void* operand[MOST_STACKED];
+    Moments moments[MOST_SCALES];
+    const double* live;    // where the device left factors of this job, or null
+    double* partial_rows;  // for each matrix and tile across it one for each row; null where none are wanted
+    double* partial_cols;  // for each matrix and tile down it one for each column
+    double* partial_totals;  // for each tile the sum of what rows sum, and the operation's own
+    double* row_sums;
+    double* col_sums;
+    double* all_sums;  // of what rows sum, for each matrix
+    double* total;     // the operation's own
+    long long stack;
+    long long rows;
+    long long cols;
+    u32 tiles;   // of this job and all before it
+    u32 strips;  // blocks that add up rows and columns, likewise
+    u32 totals;  // blocks that add up tiles, likewise
+    Type type[MOST_STACKED];
+    Type moments_type[MOST_SCALES];
+    unsigned char lanes;  // threads beside each other: a power of two
+};
+
+template <int Most>
+struct Stacks {
+    Scalars scalars;
+    int count;
+    StackJob job[Most];
+};
+
+// What a block works on: a job, and which of the job's blocks it is.
+struct StackShare {
+    const StackJob& job;
+    u32 number;
+};
+
+// The job of a block is the first whose blocks end behind it; `End` counts them.
+template <u32 StackJob::* End, int Most>
+__device__ __forceinline__ StackShare stack_share(const Stacks<Most>& stacks, u32 block) {
+    int low = 0;
+    int high = stacks.count - 1;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (stacks.job[middle].*End > block) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return {stacks.job[low], block - (low ? stacks.job[low - 1].*End : 0)};
+}
+
+// How a matrix is cut: a tile has DOWN rows for each thread of a column, and a vector for each thread of a
+// row.
+struct Tiling {
+    int lanes, slots;        // threads beside and below each other
+    long long down, across;  // tiles
+
+    __device__ explicit Tiling(const StackJob& job) : lanes(job.lanes), slots(THREADS / job.lanes) {
+        down = (job.rows + DOWN * slots - 1) / (DOWN * slots);
+        across = (job.cols + VECTOR * lanes - 1) / (VECTOR * lanes);
+    }
+};
+
+__device__ __forceinline__ double moment(const void* moments, Type type, long long i) {
+    const Run run{static_cast<char*>(const_cast<void*>(in_global_memory(moments))) + i * element_bytes(type),
+                  type};
+    return load<double>(run, 0);
+}
+
+// The row's share of 1 / sqrt(V), and the column's.
+__device__ __forceinline__ double row_scale(const Moments& of, Type type, long long matrix, long long row) {
+    return of.row ? 1.0 / sqrt(moment(of.row, type, row)) * sqrt(moment(of.all, type, matrix)) : 1.0;
+}
+
+__device__ __forceinline__ double col_scale(const Moments& of, Type type, long long col) {
+    return of.col ? 1.0 / sqrt(moment(of.col, type, col)) : 1.0;
+}
+
+// Applies an operation to every element of this block's tile. Op::SCALES scales; where Op::SUMS what it
+// returns is summed by row, by column and over the tile, where Op::TOTAL its member `total` over the tile.
+template <typename C, template <typename> class Operation, int Most>
+__device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
+    using Op = Operation<C>;
+    constexpr int N = Op::OPERANDS;
+    constexpr int S = Op::SCALES;
+    const StackShare share = stack_share<&StackJob::tiles>(stacks, blockIdx.x);
+    const StackJob& job = share.job;
+    const Tiling tiling(job);
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % tiling.lanes;
+    const int slot = thread / tiling.lanes;
+    const long long matrix = share.number / (tiling.down * tiling.across);
+    const long long within = share.number % (tiling.down * tiling.across);
+    const long long tile_row = within / tiling.across;
+    const long long tile_col = within % tiling.across;
+    const long long first_row = tile_row * DOWN * tiling.slots;
+    const long long col = (tile_col * tiling.lanes + lane) * VECTOR;
+    const int height =
+        static_cast<int>(min(job.rows - first_row, static_cast<long long>(DOWN) * tiling.slots));
+    const int width = static_cast<int>(max(min(job.cols - col, static_cast<long long>(VECTOR)), 0LL));
+    const long long row_number = matrix * job.rows + first_row;
+
+    Run run[N];
+    bool is_aligned = job.cols % VECTOR == 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        run[n] = {static_cast<char*>(in_global_memory(job.operand[n])), job.type[n]};
+        is_aligned = is_aligned && run[n].is_aligned();
+    }
+    __shared__ C row_scales[S ? S : 1][S ? MOST_ROWS : 1];
+    C col_scales[S ? S : 1][VECTOR];
+    if constexpr (S > 0) {
+#pragma unroll
+        for (int s = 0; s < S; ++s) {
+            const Type type = job.moments_type[s];
+            for (int r = thread; r < height; r += THREADS) {
+                row_scales[s][r] = static_cast<C>(row_scale(job.moments[s], type, matrix, row_number + r));
+            }
+            for (int j = 0; j < VECTOR; ++j) {
+                const long long at = matrix * job.cols + col + j;
+                col_scales[s][j] = j < width ? static_cast<C>(col_scale(job.moments[s], type, at)) : C(0);
+            }
+        }
+        __syncthreads();
+    }
+
+    Op op(stacks.scalars, job);
+    C below[VECTOR] = {};  // sums by column
+    double all = 0;
+    // Rows of this warp begin here.
+    const int top = thread / 32 * 32 / tiling.lanes;
+    for (int first = 0; first < DOWN && top + first * tiling.slots < height; first += TOGETHER) {
+        C x[TOGETHER][N][VECTOR];
+#pragma unroll
+        for (int a = 0; a < TOGETHER; ++a) {
+            const int r = slot + (first + a) * tiling.slots;
+            if (r >= height || width == 0) continue;
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                if (!(Op::READS >> n & 1)) continue;
+                const long long at = (row_number + r) * job.cols + col;
+                const Run here{run[n].start + at * element_bytes(run[n].type), run[n].type};
+                if (is_aligned) {
+                    load_vector(here, 0, x[a][n]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < VECTOR; ++j) x[a][n][j] = j < width ? load<C>(here, j) : C(0);
+                }
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < TOGETHER; ++a) {
+            const int r = slot + (first + a) * tiling.slots;
+            const bool inside = r < height && width > 0;
+            C beside = C(0);
+            if (inside) {
+                C row_of[S ? S : 1];
+#pragma unroll
+                for (int s = 0; s < S; ++s) row_of[s] = row_scales[s][r];
+#pragma unroll
+                for (int j = 0; j < VECTOR; ++j) {
+                    C one[N];
+                    C col_of[S ? S : 1];
+#pragma unroll
+                    for (int n = 0; n < N; ++n) one[n] = x[a][n][j];
+#pragma unroll
+                    for (int s = 0; s < S; ++s) col_of[s] = col_scales[s][j];
+                    if (j < width) {
+                        const C summed = op(one, row_of, col_of);
+                        if constexpr (Op::SUMS) {
+                            beside += summed;
+                            below[j] += summed;
+                        }
+                    }
+#pragma unroll
+                    for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                }
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    if (!(Op::WRITES >> n & 1)) continue;
+                    const long long at = (row_number + r) * job.cols + col;
+                    const Run here{run[n].start + at * element_bytes(run[n].type), run[n].type};
+                    if (is_aligned) {
+                        store_vector(here, 0, x[a][n]);
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < VECTOR; ++j) {
+                            if (j < width) store<C>(here, j, x[a][n][j]);
+                        }
+                    }
+                }
+            }
+            if constexpr (Op::SUMS) {
+                double sum = static_cast<double>(beside);
+                all += sum;
+                if (job.partial_rows) {
+                    for (int other = tiling.lanes / 2; other > 0; other /= 2) {
+                        sum += __shfl_xor_sync(0xFFFFFFFF, sum, other);
+                    }
+                    if (lane == 0 && r < height) {
+                        const long long strip = (matrix * tiling.across + tile_col) * job.rows;
+                        in_global_memory(job.partial_rows)[strip + first_row + r] = sum;
+                    }
+                }
+            }
+        }
+    }
+
+    if constexpr (Op::SUMS) {
+        __shared__ double columns[THREADS][VECTOR];
+        for (int j = 0; j < VECTOR; ++j) columns[thread][j] = static_cast<double>(below[j]);
+        __syncthreads();
+        const long long own = tile_col * tiling.lanes * VECTOR + thread;
+        if (job.partial_cols && thread < tiling.lanes * VECTOR && own < job.cols) {
+            double sum = 0;
+            for (int s = 0; s < tiling.slots; ++s) {
+                sum += columns[s * tiling.lanes + thread / VECTOR][thread % VECTOR];
+            }
+            in_global_memory(job.partial_cols)[(matrix * tiling.down + tile_row) * job.cols + own] = sum;
+        }
+    }
+    if constexpr (Op::SUMS || Op::TOTAL) {
+        const double rows = block_sum(all);
+        const double total = block_sum(op.total);
+        if (thread == 0 && job.partial_totals) {
+            double* totals = in_global_memory(job.partial_totals) + 2LL * share.number;
+            totals[0] = rows;
+            totals[1] = total;
+        }
+    }
+}
