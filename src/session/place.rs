@@ -14,12 +14,10 @@ use crate::spec::StateSpec;
 const ON_DEVICES: [&str; 10] =
     ["adamw", "lion", "muon", "dion", "normuon", "dion2", "nordion2", "lamb", "adafactor", "came"];
 
-/// Those of them that parameters on several ranks may have there.
-const SHARED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
 /// Those of which every pass over a state of 8 bits is elementwise.
-const CODED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+const CODED_ON_DEVICES: [&str; 5] = ["adamw", "lion", "muon", "normuon", "dion"];
 /// Those of which every pass over a parameter is elementwise.
-const ROUNDED_ON_DEVICES: [&str; 3] = ["adamw", "lion", "muon"];
+const ROUNDED_ON_DEVICES: [&str; 5] = ["adamw", "lion", "muon", "normuon", "dion"];
 
 /// The one place where all parameters are.
 ///
@@ -69,12 +67,7 @@ fn require_supported(plan: &Plan) -> Result<()> {
             return refuse(format!("{}: state_bits=8 with {name}", member.spec.name));
         }
     }
-    let shared = plan.buckets.iter().filter(|bucket| bucket.distributed());
-    let mut names = shared.map(|bucket| plan.algorithms[bucket.algorithm].name());
-    match names.find(|name| !SHARED_ON_DEVICES.contains(name)) {
-        Some(name) => refuse(format!("{name} with sharded or replicated parameters")),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Refuses to have a step captured that a replay would not repeat as another one.

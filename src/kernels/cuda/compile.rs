@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn every_header_that_a_source_includes_is_there() {
-        let texts = SOURCES.iter().map(|source| source.text).chain(HEADERS.iter().map(|(_, text)| *text));
+        let texts = SOURCES.iter().map(|s| s.text).chain(HEADERS.iter().map(|(_, text)| *text));
         for line in texts.flat_map(str::lines).filter_map(|line| line.strip_prefix("#include \"")) {
             let name = line.trim_end_matches('"');
             assert!(HEADERS.iter().any(|(header, _)| *header == name), "{name}");

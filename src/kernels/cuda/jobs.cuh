@@ -60,7 +60,10 @@ __device__ __forceinline__ u32 element_bytes(Type type) {
     return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2;
 }
 
-__device__ __forceinline__ u32 end_of(const Job& job) { return job.end; }
+template <typename Job>
+__device__ __forceinline__ u32 end_of(const Job& job) {
+    return job.end;
+}
 
 // The job of a block is the first whose pieces end behind it.
 template <typename Table>

@@ -143,21 +143,6 @@ struct Chosen {
     }
 };
 
-// The job of a block is the first that ends behind it, as in `share_of`.
-template <typename Table>
-__device__ __forceinline__ int job_of(const Table& table, u32 block) {
-    int low = 0, high = table.count - 1;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (table.job[middle].end > block) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return low;
-}
-
 // Which of a job's blocks this one is.
 template <typename Table>
 __device__ __forceinline__ u32 piece_of(const Table& table, int job, u32 block) {
