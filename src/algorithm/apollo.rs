@@ -12,6 +12,7 @@ use super::{Algorithm, flops};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
+use crate::kernels;
 use crate::options::Options;
 use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
@@ -65,8 +66,14 @@ impl Apollo {
         Ok(Self { common, tensor: options.either("scale_type", "channel", "tensor")? })
     }
 
+    /// The side that is projected.
     fn side(&self, class: &UnitShape) -> Side {
         self.common.sides(class.rows, class.cols, class.transposed)[0]
+    }
+
+    /// The other one, whose rows or columns have factors.
+    fn channel_side(&self, class: &UnitShape) -> Side {
+        if self.side(class) == Side::Cols { Side::Rows } else { Side::Cols }
     }
 }
 
@@ -162,10 +169,10 @@ impl Algorithm for Apollo {
             PROJECT => self.project(io),
             RATIO => self.ratio(io, h),
             MEASURE => self.measure(io),
-            SUM => (0..io.units.len()).try_for_each(|i| {
-                io.slab(TOTAL, i)?.copy_to(&io.slab(TOTAL_ALL, i)?);
-                Ok(())
-            }),
+            SUM => {
+                let pairs = (0..io.units.len()).map(|i| Ok([io.slab(TOTAL, i)?, io.slab(TOTAL_ALL, i)?]));
+                kernels::run(&kernels::Convert { factor: 1.0 }, &pairs.collect::<Result<Vec<_>>>()?)
+            }
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("apollo_adamw has no stage {stage}"))),
         }

@@ -15,6 +15,7 @@ use super::low_rank::LowRank;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
+use crate::kernels;
 use crate::linalg::project::sketch_columns;
 use crate::options::Options;
 use crate::plan::{BufferId, Program, Stage};
@@ -198,10 +199,10 @@ impl Algorithm for GaLore {
             OVERLAP => self.overlap(io),
             TAKE => self.take(io),
             PROJECT => self.project(io),
-            SUM => (0..io.units.len()).try_for_each(|i| {
-                io.slab(LOW, i)?.copy_to(&io.slab(LOW_ALL, i)?);
-                Ok(())
-            }),
+            SUM => {
+                let pairs = (0..io.units.len()).map(|i| Ok([io.slab(LOW, i)?, io.slab(LOW_ALL, i)?]));
+                kernels::run(&kernels::Convert { factor: 1.0 }, &pairs.collect::<Result<Vec<_>>>()?)
+            }
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("galore_adamw has no stage {stage}"))),
         }

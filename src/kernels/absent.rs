@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use tch::Tensor;
 
+use super::channels::{ChannelStep, Channels, Limited, Projected};
 use super::clipping::{Clipping, Rates, UpdateSums};
 use super::columns::{Columns, Kept};
 use super::cpu::elementwise::Apply;
 use super::cpu::rows::Stack;
 use super::factors::Steps;
+use super::normals::Normals;
 use super::pass::{Pass, RowPassCall};
 use super::slices::Move;
 use super::trust::Trust;
@@ -150,6 +152,26 @@ pub(super) fn lamb_factors(
     _group: &[Slab],
     _out: &[Slab],
 ) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn normals(_factor: f64, _all: &[Normals]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn clear_without_basis(_all: &[(Area, Slab)]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn channel_ratios(_factor: f64, _all: &[Projected]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn channel_totals(_all: &[(Channels, Area, Slab)]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn channel_steps(_step: &ChannelStep, _all: &[Limited]) -> Result<()> {
     refuse()
 }
 

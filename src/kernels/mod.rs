@@ -1,5 +1,6 @@
 //! Fused passes over memory. One safe function per operation; every operand is a `Slab`.
 
+mod channels;
 mod clipping;
 mod columns;
 mod cpu;
@@ -9,15 +10,19 @@ pub mod cuda;
 #[path = "absent.rs"]
 pub mod cuda;
 mod factors;
+mod low_rank;
 mod neurons;
+mod normals;
 mod pass;
 mod place;
 mod slices;
 mod trust;
 
+pub use channels::{
+    ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
+};
 pub use clipping::{Clipping, Rates, UpdateSums};
 pub use columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
-pub use cpu::channel::{ChannelStep, Channels, channel_squares};
 pub use cpu::dense::{cholesky_qr, multiply};
 pub use cpu::elementwise::{Accumulate, AdamW, Apply, Convert, Decay, Lion, Momentum, Release};
 pub use cpu::factored::{
@@ -36,7 +41,9 @@ pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 pub use factors::{Factors, Steps};
+pub use low_rank::{clear_without_basis, is_finite};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
+pub use normals::{Normals, fill_normals};
 pub use place::{
     copy, count_steps, fold, frozen, is_capturing, measured_squares, move_down, on_device, rows, run, sum,
     symmetric_product,

@@ -6,7 +6,9 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::batch::{Area, Stack};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Decay, Kernel, ThinProduct, frozen, multiply, on_device};
+use crate::kernels::{
+    self, Decay, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
+};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]
@@ -146,25 +148,44 @@ fn by_library(product: &ThinProduct) -> Result<()> {
     Ok(())
 }
 
-/// Rows of a Gaussian matrix with `cols` columns and entries N(0, 1/cols), from row `first` on: a function of the key, of
-/// `tag` and of `step` only. float32.
+/// Rows of a Gaussian matrix: a function of the key, of `tag` and of `step` only.
+#[derive(Clone, Copy, Debug)]
+pub struct GaussianRows {
+    /// Whose numbers they are.
+    pub key: Key,
+    /// Separates uses of the key.
+    pub tag: u32,
+    /// Separates times.
+    pub step: u64,
+    /// The first row.
+    pub first: usize,
+    /// Where they go: a matrix whose rows lie together.
+    pub out: Area,
+}
+
+/// Fills matrices of one width with entries N(0, 1/columns), rounded to float32.
 ///
 /// # Errors
-/// `Error::Value` for sizes beyond what can be addressed.
-pub fn gaussian_rows(
-    key: Key,
-    tag: u32,
-    step: u64,
-    first: usize,
-    [rows, cols]: [usize; 2],
-) -> Result<Tensor> {
-    let mut numbers = vec![0.0_f32; rows * cols];
-    fill_normal(&mut numbers, key, tag, step, (first * cols) as u64);
-    let size = |n| i64::try_from(n).map_err(|_| Error::Value(format!("size {n} is too large")));
-    let mut matrix = Tensor::f_from_slice(&numbers)?.f_view([size(rows)?, size(cols)?])?;
+/// Whatever libtorch or a kernel says.
+pub fn gaussian_rows(all: &[GaussianRows]) -> Result<()> {
+    let cols = all.first().map_or(0, |one| one.out.shape()[1]);
     #[allow(clippy::cast_precision_loss)] // a number of columns
-    let _ = matrix.f_mul_scalar_(1.0 / (cols.max(1) as f64).sqrt())?;
-    Ok(matrix)
+    let factor = 1.0 / (cols.max(1) as f64).sqrt();
+    let part = |one: &GaussianRows| Normals {
+        out: one.out.all(),
+        stream: stream([one.key.seed, one.key.stream, one.step], one.tag),
+        first: (one.first * cols) as u64,
+    };
+    if fill_normals(factor, &all.iter().map(part).collect::<Vec<_>>())? {
+        return Ok(());
+    }
+    for one in all {
+        let mut numbers = vec![0.0_f32; one.out.all().len()];
+        fill_normal(&mut numbers, one.key, one.tag, one.step, (one.first * cols) as u64);
+        let mut out = one.out.all().tensor(&[numbers.len()])?;
+        out.f_copy_(&Tensor::f_from_slice(&numbers)?.f_mul_scalar_(factor)?)?;
+    }
+    Ok(())
 }
 
 /// One Gaussian sketch `[rows, cols]` with entries N(0, 1/rows) for each (key, number of the block): a function of

@@ -10,10 +10,6 @@ use crate::kernels::cuda::{self, Entered};
 use crate::plan::Plan;
 use crate::spec::StateSpec;
 
-/// The algorithms that have all of their kernels on devices.
-const ON_DEVICES: [&str; 10] =
-    ["adamw", "lion", "muon", "dion", "normuon", "dion2", "nordion2", "lamb", "adafactor", "came"];
-
 /// Those of which every pass over a state of 8 bits is elementwise.
 const CODED_ON_DEVICES: [&str; 5] = ["adamw", "lion", "muon", "normuon", "dion"];
 /// Those of which every pass over a parameter is elementwise.
@@ -51,9 +47,6 @@ fn require_supported(plan: &Plan) -> Result<()> {
     let refuse = |what: String| Err(Error::Value(format!("{what} cannot be used on CUDA devices yet")));
     for member in &plan.members {
         let name = plan.algorithms[member.algorithm].name();
-        if !ON_DEVICES.contains(&name) {
-            return refuse(format!("{}: {name}", member.spec.name));
-        }
         if member.rounding.is_some() && !ROUNDED_ON_DEVICES.contains(&name) {
             return refuse(format!("{}: stochastic_rounding with {name}", member.spec.name));
         }

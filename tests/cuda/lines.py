@@ -147,3 +147,63 @@ def inside(values: Tensor, dtype: torch.dtype, shift: int = 0) -> tuple[Tensor, 
 def untouched(matrix: Tensor, whole: Tensor) -> bool:
     """Whether everything around a matrix is still NaN."""
     return int(whole.isnan().sum()) - int(matrix.isnan().sum()) == whole.numel() - matrix.numel()
+
+
+class NormalScale(ctypes.Structure):
+    """Mirror of ``NormalScale``."""
+
+    _fields_ = (("factor", ctypes.c_float),)
+
+
+class NormalJob(ctypes.Structure):
+    """Mirror of ``NormalJob``."""
+
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("stream", ctypes.c_uint * 4),
+        ("first", ctypes.c_ulonglong),
+        ("count", ctypes.c_longlong),
+        ("end", ctypes.c_uint),
+        ("type", ctypes.c_ubyte),
+    )
+
+
+class GuardOf(ctypes.Structure):
+    """Mirror of ``GuardOf``."""
+
+    _fields_ = (("none", ctypes.c_int),)
+
+
+class GuardJob(ctypes.Structure):
+    """Mirror of ``GuardJob``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("basis", "out")),
+        *((name, ctypes.c_longlong) for name in ("stride", "count")),
+        *((name, ctypes.c_int) for name in ("rows", "cols")),
+        ("end", ctypes.c_uint),
+        *((name, ctypes.c_ubyte) for name in ("type", "out_type")),
+    )
+
+
+class ChannelOf(ctypes.Structure):
+    """Mirror of ``ChannelOf``."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("factor", "keep")),
+        *((name, ctypes.c_int) for name in ("by_row", "cautious", "late")),
+    )
+
+
+class ChannelJob(ctypes.Structure):
+    """Mirror of ``ChannelJob``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("param", "grad", "factors", "norms")),
+        *((name, ctypes.c_void_p) for name in ("squares", "total", "last", "step")),
+        ("rate", ctypes.c_double),
+        *((name, ctypes.c_longlong) for name in ("stride", "grad_stride")),
+        *((name, ctypes.c_int) for name in ("rows", "cols", "channels", "pieces", "fresh")),
+        ("end", ctypes.c_uint),
+        *((name, ctypes.c_ubyte) for name in ("type", "grad_type", "last_type")),
+    )

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missin
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536
+WRITE_ONLY = {"low_rank_normals"}
 # Threads of a block, and how many blocks an SM has to hold at least.
 OCCUPANCY = {
     "symmetric_mma": (256, 2),
@@ -33,6 +34,7 @@ OCCUPANCY = {
     "add_numbers": (256, 1),
     "lamb_factors": (256, 1),
     "update_factors": (256, 1),
+    "low": (256, 2),
 }
 
 
@@ -71,7 +73,7 @@ def test_kernels_spill_nothing_and_fit_their_occupancy(source: str, architecture
 @pytest.mark.parametrize(("source", "architecture"), PAIRS)
 def test_global_memory_is_reached_without_generic_addresses(source: str, architecture: str) -> None:
     for name, kernel in compiled(source, architecture).kernels.items():
-        assert kernel.count("LDG") > 0, name
+        assert kernel.count("LDG") > 0 or name in WRITE_ONLY, name
         assert kernel.count("LD.") + kernel.count("ST.") == 0, name
 
 

@@ -129,7 +129,8 @@ impl GaLore {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
         let (tag, step) = (SKETCH_TAG + u32::from(side == Side::Cols), unit.steps as u64);
         let columns = sketch_columns(self.common.rank(), d);
-        Ok(sketches(&[(key, unit.block_index)], d, columns, tag, step)?.f_squeeze_dim(0)?)
+        let omega = sketches(&[(key, unit.block_index)], d, columns, tag, step)?.f_squeeze_dim(0)?;
+        Ok(omega.f_to(unit.grad.tensor()?.device())?)
     }
 
     fn warn(&self, param: usize) {
@@ -162,7 +163,7 @@ impl GaLore {
         for (i, unit) in io.units.iter().enumerate().filter(|(_, unit)| unit.due) {
             let buffers = BASES[..sides.len()].iter();
             let buffers = buffers.chain(&OVERLAPS[..if self.rotate { sides.len() } else { 0 }]);
-            let finite = |&buffer: &usize| Ok(kernels::sum_of_squares(&io.slab(buffer, i)?).is_finite());
+            let finite = |&buffer: &usize| kernels::is_finite(&io.slab(buffer, i)?);
             if !buffers.map(finite).collect::<Result<Vec<bool>>>()?.contains(&false) {
                 for (at, &side) in sides.iter().enumerate() {
                     if self.rotate {

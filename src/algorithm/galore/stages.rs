@@ -43,14 +43,8 @@ impl GaLore {
     /// Projects the gradients, as far as they are stored here.
     pub(super) fn project(&self, io: &StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        for (i, unit) in io.units.iter().enumerate() {
-            let mut out = io.matrix(LOW, i)?;
-            // Before there is a basis there is no direction, whatever the gradient holds.
-            let empty = |at: usize| unit.state[PROJ + at].runs().all(|run| kernels::only_zeros(&run));
-            if (0..sides.len()).any(empty) {
-                let _ = out.f_zero_()?;
-                continue;
-            }
+        for i in 0..io.units.len() {
+            let out = io.matrix(LOW, i)?;
             let grad = Self::gradient(io, i)?;
             let first = Self::basis_of(io, i, 0)?;
             let _ = match *sides {
@@ -59,7 +53,12 @@ impl GaLore {
                 _ => first.f_tr()?.f_mm_out(&out, &grad.f_mm(&Self::basis_of(io, i, 1)?)?)?,
             };
         }
-        Ok(())
+        // Before there is a basis there is no direction, whatever the gradient holds.
+        (0..sides.len()).try_for_each(|at| {
+            let pairs = io.units.iter().enumerate();
+            let pairs = pairs.map(|(i, unit)| Ok((unit.state[PROJ + at], io.slab(LOW, i)?)));
+            kernels::clear_without_basis(&pairs.collect::<Result<Vec<_>>>()?)
+        })
     }
 
     /// Adam on the projected gradient, and back.
@@ -75,8 +74,11 @@ impl GaLore {
             beta2: h[BETA2],
             epsilon: h[EPSILON],
             grad_factor: io.grad_factor,
-            factor: if direct { folded } else { 1.0 },
-            steps: io.units.iter().map(|u| u.steps + 1.0).collect(),
+            corrections: kernels::AdamW::corrections(
+                if direct { folded } else { 1.0 },
+                [h[BETA1], h[BETA2]],
+                io.units.iter().map(|u| u.steps + 1.0),
+            ),
         };
         let units = io.units.iter().enumerate();
         let all = units.map(|(i, u)| Ok([io.area(low, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));

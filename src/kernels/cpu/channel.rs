@@ -2,9 +2,11 @@
 
 use rayon::prelude::*;
 
+use super::super::channels::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
 use super::convert::{self, Real};
-use crate::batch::{Area, Slab};
+use crate::batch::Area;
 use crate::dtype::DType;
+use crate::spec::Side;
 use crate::threads;
 
 /// Elements from which rows are spread over threads.
@@ -12,30 +14,24 @@ const PARALLEL: usize = 1 << 16;
 
 /// A factor for each row or each column of a matrix.
 #[derive(Clone, Debug)]
-pub struct Channels {
-    /// The factors.
-    pub factors: Vec<f64>,
+pub(in super::super) struct Factors {
+    factors: Vec<f64>,
     /// Whether they are those of the rows.
-    pub rows: bool,
+    rows: bool,
 }
 
-/// `x ← x - rate·f·g` with decay before or after it.
-#[derive(Clone, Copy, Debug)]
-pub struct ChannelStep {
-    /// Factor of the update: also its sign.
-    pub rate: f64,
-    /// `lr · weight_decay`.
-    pub decay: f64,
-    /// Whether the decay acts only where it points along the update.
-    pub cautious: bool,
-    /// Whether the decay comes after the update.
-    pub late: bool,
-}
+impl Factors {
+    /// The factors of these channels.
+    pub(in super::super) fn of(channels: &Channels) -> Self {
+        let (factors, rows) = (channels.factors.numbers(), channels.side == Side::Rows);
+        if let [n, r, ..] = *channels.norms.numbers() {
+            return Self { factors: vec![n.sqrt() / (r.sqrt() + TINY); factors.len()], rows };
+        }
+        Self { factors: factors.to_vec(), rows }
+    }
 
-impl Channels {
     /// `Σ (f·g)²`, added row by row.
-    #[must_use]
-    pub fn sum_of_squares(&self, g: &Area) -> f64 {
+    pub(in super::super) fn sum_of_squares(&self, g: &Area) -> f64 {
         let sums: Vec<f64> = each_row(g, |row| {
             let mut wide = [0.0_f64; super::TILE];
             let mut sum = 0.0;
@@ -56,16 +52,16 @@ impl Channels {
     }
 
     /// Takes a step along `f·g`.
-    pub fn step(&self, step: &ChannelStep, x: &Area, g: &Area) {
+    fn step(&self, step: &ChannelStep, rate: f64, x: &Area, g: &Area) {
         if x.dtype() == DType::F64 || g.dtype() == DType::F64 {
-            self.step_in::<f64>(step, x, g);
+            self.step_in::<f64>(step, rate, x, g);
         } else {
-            self.step_in::<f32>(step, x, g);
+            self.step_in::<f32>(step, rate, x, g);
         }
     }
 
-    fn step_in<C: Real>(&self, step: &ChannelStep, x: &Area, g: &Area) {
-        let factors: Vec<C> = self.factors.iter().map(|f| C::of(step.rate * f)).collect();
+    fn step_in<C: Real>(&self, step: &ChannelStep, rate: f64, x: &Area, g: &Area) {
+        let factors: Vec<C> = self.factors.iter().map(|f| C::of(rate * f)).collect();
         each_row(x, |row| {
             let (mut xs, mut gs) = ([C::default(); super::TILE], [C::default(); super::TILE]);
             let (to, from) = (x.row(row), g.row(row));
@@ -113,12 +109,12 @@ fn each_row<T: Send>(area: &Area, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
 }
 
 /// The sum of squares of each row, or of each column.
-#[must_use]
-pub fn channel_squares(x: &Slab, [rows, cols]: [usize; 2], by_row: bool) -> Vec<f64> {
+pub(in super::super) fn channel_squares(x: &Area, by_row: bool) -> Vec<f64> {
+    let [rows, cols] = x.shape();
     let mut sums = vec![0.0; if by_row { rows } else { cols }];
     let mut wide = vec![0.0_f64; cols];
     for row in 0..rows {
-        convert::load(&x.part(row * cols, cols), &mut wide);
+        convert::load(&x.row(row), &mut wide);
         if by_row {
             sums[row] = wide.iter().map(|x| x * x).sum();
         } else {
@@ -126,4 +122,31 @@ pub fn channel_squares(x: &Slab, [rows, cols]: [usize; 2], by_row: bool) -> Vec<
         }
     }
     sums
+}
+
+/// See [`super::super::channel_ratios`].
+pub(in super::super) fn ratios(grad_factor: f64, one: &Projected) {
+    let Channels { side, factors, norms } = &one.channels;
+    let after = channel_squares(&one.low, *side == Side::Rows);
+    let factors = factors.numbers();
+    let low = factors.iter().map(|x| grad_factor.abs() * x.sqrt());
+    if norms.is_empty() {
+        let ratios: Vec<f64> = after.iter().zip(low).map(|(n, r)| n.sqrt() / (r + TINY)).collect();
+        factors.copy_from_slice(&ratios);
+    } else {
+        norms.numbers().copy_from_slice(&[after.iter().sum::<f64>(), low.map(|x| x * x).sum()]);
+    }
+}
+
+/// See [`super::super::channel_steps`].
+pub(in super::super) fn limited_step(step: &ChannelStep, one: &Limited) {
+    let norm = one.total.numbers()[0].sqrt() * step.grad_factor.abs();
+    let last = super::reduce::values(&one.last)[0];
+    // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
+    let limiter = if one.fresh { 1.0 } else { (norm / (last + TINY)).max(GROWTH) / GROWTH };
+    if norm != 0.0 {
+        super::reduce::set_values(&[norm / limiter], &one.last);
+    }
+    let rate = one.rate / limiter * step.grad_factor;
+    Factors::of(&one.channels).step(step, rate, &one.param, &one.grad);
 }

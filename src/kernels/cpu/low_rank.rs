@@ -16,10 +16,9 @@ pub struct Direction {
     pub epsilon: f64,
     /// γ, the gradient's factor: sign and unscaling.
     pub grad_factor: f64,
-    /// f, the factor of the result.
-    pub factor: f64,
-    /// Steps taken by each job's parameter, this one included.
-    pub steps: Vec<f64>,
+    /// `f / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, with the factor f of the result
+    /// ([`super::elementwise::AdamW::corrections`]).
+    pub corrections: Vec<[f64; 2]>,
 }
 
 impl Op<3> for Direction {
@@ -29,15 +28,18 @@ impl Op<3> for Direction {
     fn apply<C: Real>(&self, job: usize, [r, m, v]: [&mut [C]; 3]) {
         let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
         let (beta2, rest1, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta1), C::of(1.0 - self.beta2));
-        let step = self.steps[job];
-        let rate = C::of(self.factor / (1.0 - self.beta1.powf(step)));
-        let inverse_root = C::of(1.0 / (1.0 - self.beta2.powf(step)).sqrt());
+        let [rate, inverse_root] = self.corrections[job].map(C::of);
         for ((r, m), v) in r.iter_mut().zip(m).zip(v) {
             let g = *r * factor;
             *m = *m + rest1 * (g - *m);
             *v = beta2 * *v + rest2 * (g * g);
             *r = rate * *m / (v.sqrt() * inverse_root + epsilon);
         }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        let scalars = [self.beta1, self.beta2, self.epsilon, self.grad_factor];
+        Some(Pass::new("direction", scalars).with(&self.corrections))
     }
 }
 

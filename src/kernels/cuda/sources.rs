@@ -26,7 +26,7 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 18] = [
+pub(super) const HEADERS: [(&str, &str); 19] = [
     ("block_sum.cuh", include_str!("block_sum.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("coded.cuh", include_str!("coded.cuh")),
@@ -36,6 +36,7 @@ pub(super) const HEADERS: [(&str, &str); 18] = [
     ("jobs.cuh", include_str!("jobs.cuh")),
     ("lamb.cuh", include_str!("lamb.cuh")),
     ("lines.cuh", include_str!("lines.cuh")),
+    ("normal.cuh", include_str!("normal.cuh")),
     ("panel.cuh", include_str!("panel.cuh")),
     ("philox.cuh", include_str!("philox.cuh")),
     ("ptx.cuh", include_str!("ptx.cuh")),
@@ -66,6 +67,7 @@ pub(super) static UPDATES: Source = Source {
         "lion",
         "lamb",
         "lamb_along",
+        "direction",
     ],
     forms: &["few", "many", "wide"],
     shared: 0,
@@ -234,6 +236,15 @@ pub(super) static MEANS: Source = Source {
     shared: 0,
     formed: false,
 };
+/// Low-rank moments.
+pub(super) static LOW_RANK: Source = Source {
+    name: "low_rank.cu",
+    text: include_str!("low_rank.cu"),
+    stems: &["low_rank"],
+    forms: &["normals", "guard", "ratios", "measure", "total", "limit", "step"],
+    shared: 0,
+    formed: false,
+};
 /// What is launched.
 pub(super) static SOURCES: &[&Source] = &[
     &UPDATES,
@@ -251,4 +262,5 @@ pub(super) static SOURCES: &[&Source] = &[
     &FACTORS,
     &ROWS,
     &MEANS,
+    &LOW_RANK,
 ];

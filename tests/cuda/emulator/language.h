@@ -45,6 +45,7 @@ inline unsigned __float_as_uint(float x) {
     return emulator::bits_of(x);
 }
 
+// Arithmetic that is rounded once each, as the host's is.
 inline float __fmul_rn(float x, float y) {
     return x * y;
 }
@@ -59,6 +60,18 @@ inline double __dmul_rn(double x, double y) {
 
 inline double __dadd_rn(double x, double y) {
     return x + y;
+}
+
+inline float __fdiv_rn(float x, float y) {
+    return x / y;
+}
+
+inline float __fsqrt_rn(float x) {
+    return std::sqrt(x);
+}
+
+inline unsigned __umulhi(unsigned x, unsigned y) {
+    return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
 }
 
 inline void __syncthreads() {

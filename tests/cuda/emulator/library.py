@@ -75,6 +75,11 @@ KERNELS = {
     },
     "gram.cu": {"gram_product": "GramProduct"},
     "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
+    "low_rank.cu": {
+        "low_rank_normals": "NormalJobs",
+        "low_rank_guard": "GuardJobs",
+        **{f"low_rank_{form}": "ChannelJobs" for form in ("ratios", "measure", "total", "limit", "step")},
+    },
     "select.cu": {
         **{f"slice_{form}": "LineSums" for form in ("rows", "columns", "chunks")},
         "slice_choice": "Choices",

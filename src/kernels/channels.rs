@@ -1,0 +1,133 @@
+//! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
+
+use super::{cpu, cuda};
+use crate::batch::{Area, Place, Slab};
+use crate::error::Result;
+use crate::spec::Side;
+
+/// By how much the norm of an update may exceed that of the one before.
+pub(super) const GROWTH: f64 = 1.01;
+/// Added to norms that are divided by.
+pub(super) const TINY: f64 = 1e-8;
+
+/// Factors of the channels of a matrix, in float64.
+#[derive(Clone, Copy, Debug)]
+pub struct Channels {
+    /// What the channels are.
+    pub side: Side,
+    /// One for each.
+    pub factors: Slab,
+    /// The squared norms of N and R, where these give all channels one factor; else empty.
+    pub norms: Slab,
+}
+
+/// A projected gradient R before its moments were updated, N afterwards.
+#[derive(Clone, Copy, Debug)]
+pub struct Projected {
+    /// R or N.
+    pub low: Area,
+    /// What its channels give.
+    pub channels: Channels,
+}
+
+/// How [`channel_steps`] moves parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelStep {
+    /// γ, the gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// `lr · weight_decay`.
+    pub decay: f64,
+    /// Whether the decay acts only where it points along the update.
+    pub cautious: bool,
+    /// Whether the decay comes after the update.
+    pub late: bool,
+}
+
+/// A matrix that takes a step `x ← x - rate·γ·f·g`, whose norm grows by 1 % at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limited {
+    /// f.
+    pub channels: Channels,
+    /// x.
+    pub param: Area,
+    /// g.
+    pub grad: Area,
+    /// The squared norm of f·g, in float64.
+    pub total: Slab,
+    /// The norm of the update before, which becomes that of this one.
+    pub last: Slab,
+    /// The rate, unless that is too much.
+    pub rate: f64,
+    /// Whether there was no update before.
+    pub fresh: bool,
+}
+
+/// The squared norms of the channels of R, into their factors.
+///
+/// # Errors
+/// `Error::Cuda` where the device refuses it.
+pub fn channel_squares(all: &[Projected]) -> Result<()> {
+    let Some(one) = all.first() else { return Ok(()) };
+    let side = one.channels.side;
+    if one.channels.factors.place() == Place::Cpu {
+        for one in all {
+            let sums = cpu::channel::channel_squares(&one.low, side == Side::Rows);
+            one.channels.factors.numbers().copy_from_slice(&sums);
+        }
+        return Ok(());
+    }
+    let sums: Vec<_> = all.iter().map(|one| (one.low, one.channels.factors)).collect();
+    cuda::line_sums(side, false, &sums)
+}
+
+/// `|N| / (|γR| + 1e-8)` of each channel, of N and of what [`channel_squares`] left of R; or where the channels have one
+/// factor, the squares of both norms.
+///
+/// # Errors
+/// As `channel_squares`.
+pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
+    match all.first().map(|one| one.channels.factors.place()) {
+        None => Ok(()),
+        Some(Place::Cpu) => {
+            for one in all {
+                cpu::channel::ratios(grad_factor, one);
+            }
+            Ok(())
+        }
+        Some(Place::Cuda(_)) => cuda::channel_ratios(grad_factor, all),
+    }
+}
+
+/// `Σ (f·g)²` of each matrix, into a float64 number.
+///
+/// # Errors
+/// As `channel_squares`.
+pub fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
+    match all.first().map(|(channels, ..)| channels.factors.place()) {
+        None => Ok(()),
+        Some(Place::Cpu) => {
+            for (channels, grad, total) in all {
+                total.numbers().fill(cpu::channel::Factors::of(channels).sum_of_squares(grad));
+            }
+            Ok(())
+        }
+        Some(Place::Cuda(_)) => cuda::channel_totals(all),
+    }
+}
+
+/// Takes the steps.
+///
+/// # Errors
+/// As `channel_squares`.
+pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
+    match all.first().map(|one| one.total.place()) {
+        None => Ok(()),
+        Some(Place::Cpu) => {
+            for one in all {
+                cpu::channel::limited_step(step, one);
+            }
+            Ok(())
+        }
+        Some(Place::Cuda(_)) => cuda::channel_steps(step, all),
+    }
+}

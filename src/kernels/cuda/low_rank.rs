@@ -1,0 +1,252 @@
+//! What the optimizers with low-rank moments are made of: the kernels of `low_rank.cu`.
+
+use tch::Tensor;
+
+use super::super::channels::{ChannelStep, Channels, Limited, Projected};
+use super::super::normals::Normals;
+use super::lines::{Job, Matrix, blocks_of, count, launch_lines, wide};
+use super::select::line_sums;
+use super::table::number_of;
+use crate::batch::{Area, Slab, to_i64};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::spec::Side;
+
+/// Normal numbers of a block.
+const NUMBERS: usize = 4096;
+
+/// As `low_rank.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct NormalJob {
+    out: usize,
+    stream: [u32; 4],
+    first: u64,
+    count: i64,
+    end: u32,
+    kind: u8,
+}
+
+/// As `low_rank.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct GuardJob {
+    basis: usize,
+    out: usize,
+    stride: i64,
+    count: i64,
+    rows: i32,
+    cols: i32,
+    end: u32,
+    kind: u8,
+    out_kind: u8,
+}
+
+/// As `low_rank.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct ChannelJob {
+    param: usize,
+    grad: usize,
+    factors: usize,
+    norms: usize,
+    squares: usize,
+    total: usize,
+    last: usize,
+    step: usize,
+    rate: f64,
+    stride: i64,
+    grad_stride: i64,
+    rows: i32,
+    cols: i32,
+    channels: i32,
+    pieces: i32,
+    fresh: i32,
+    end: u32,
+    kind: u8,
+    grad_kind: u8,
+    last_kind: u8,
+}
+
+/// As `low_rank.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct ChannelOf {
+    factor: f64,
+    keep: f64,
+    by_row: i32,
+    cautious: i32,
+    late: i32,
+}
+
+const _: () = {
+    assert!(size_of::<NormalJob>() == 48 && size_of::<GuardJob>() == 48);
+    assert!(size_of::<ChannelJob>() == 120 && size_of::<ChannelOf>() == 32);
+};
+
+impl Job for NormalJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+impl Job for GuardJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+impl Job for ChannelJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+/// See [`super::super::fill_normals`].
+#[allow(clippy::cast_possible_truncation)] // rounded as on the host
+pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
+    let jobs = all.iter().map(|one| {
+        let (out, kind) = (one.out.device_address()?, number_of(one.out.dtype()));
+        let length = one.out.len();
+        // What begins or ends inside of a block of the generator.
+        let blocks = if length == 0 { 0 } else { (length + 6).div_ceil(NUMBERS) };
+        let (stream, first, count) = (one.stream, one.first, wide(length)?);
+        Ok((NormalJob { out, stream, first, count, end: 0, kind }, blocks))
+    });
+    // SAFETY: the layout is asserted above; what is written is memory of the device, which the session keeps.
+    unsafe { launch_lines("low_rank_normals", factor as f32, jobs) }
+}
+
+/// See [`super::super::clear_without_basis`].
+pub(in super::super) fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> {
+    let jobs = all.iter().map(|(basis, out)| {
+        let Matrix { start, stride, rows, cols, kind } = Matrix::of(basis)?;
+        let (count, out, out_kind) = (wide(out.len())?, out.device_address()?, number_of(out.dtype()));
+        Ok((GuardJob { basis: start, out, stride, count, rows, cols, end: 0, kind, out_kind }, 1))
+    });
+    // SAFETY: as above.
+    unsafe { launch_lines("low_rank_guard", 0_i32, jobs) }
+}
+
+/// Float64 numbers of a device until what is on the stream now has run.
+struct Scratch {
+    _memory: Tensor,
+    start: usize,
+}
+
+impl Scratch {
+    fn new(len: usize, like: &Slab) -> Result<Self> {
+        let memory = Tensor::f_empty([to_i64(len)?], (DType::F64.kind(), like.place().device()))?;
+        let start = Slab::of(&memory)?.device_address()?;
+        Ok(Self { _memory: memory, start })
+    }
+
+    fn at(&self, offset: usize) -> usize {
+        self.start + offset * DType::F64.bytes()
+    }
+}
+
+fn head(grad_factor: f64, side: Side) -> ChannelOf {
+    let by_row = i32::from(side == Side::Rows);
+    ChannelOf { factor: grad_factor, keep: 1.0, by_row, cautious: 0, late: 0 }
+}
+
+/// A job with the factors of some channels.
+fn job(channels: &Channels) -> Result<ChannelJob> {
+    let Channels { factors, norms, .. } = channels;
+    Ok(ChannelJob {
+        factors: factors.device_address()?,
+        norms: if norms.is_empty() { 0 } else { norms.device_address()? },
+        channels: count(factors.len())?,
+        ..ChannelJob::default()
+    })
+}
+
+/// A job on gradients and, where there is one, the parameter.
+fn job_of(channels: &Channels, grad: &Area, param: Option<&Area>) -> Result<ChannelJob> {
+    let grad = Matrix::of(grad)?;
+    let param = param.map_or(Ok(grad), Matrix::of)?;
+    Ok(ChannelJob {
+        param: param.start,
+        stride: param.stride,
+        kind: param.kind,
+        grad: grad.start,
+        grad_stride: grad.stride,
+        grad_kind: grad.kind,
+        rows: grad.rows,
+        cols: grad.cols,
+        ..job(channels)?
+    })
+}
+
+/// See [`super::super::channel_ratios`].
+pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let (like, side) = (first.channels.factors, first.channels.side);
+    let total = all.iter().map(|one| one.channels.factors.len()).sum();
+    let memory = Tensor::f_empty([to_i64(total)?], (DType::F64.kind(), like.place().device()))?;
+    let squares = Slab::of(&memory)?.at(like.place());
+    let parts = all.iter().scan(0, |next, one| {
+        let length = one.channels.factors.len();
+        *next += length;
+        Some(squares.part(*next - length, length))
+    });
+    let sums: Vec<_> = all.iter().zip(parts).map(|(one, part)| (one.low, part)).collect();
+    line_sums(side, false, &sums)?;
+    let jobs = all.iter().zip(&sums).map(|(one, (_, squares))| {
+        Ok((ChannelJob { squares: squares.device_address()?, ..job(&one.channels)? }, 1))
+    });
+    // SAFETY: as above; torch's allocator gives `memory` to others only after what is on the stream.
+    unsafe { launch_lines("low_rank_ratios", head(grad_factor, side), jobs) }
+}
+
+/// See [`super::super::channel_totals`].
+pub(in super::super) fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
+    let Some((channels, _, total)) = all.first() else { return Ok(()) };
+    let blocks = |grad: &Area| blocks_of(grad.shape()[0], grad.shape()[1]);
+    let memory = Scratch::new(all.iter().map(|(_, grad, _)| blocks(grad)).sum(), total)?;
+    let mut next = 0;
+    let jobs = all.iter().map(|(channels, grad, total)| {
+        let (pieces, squares) = (blocks(grad), memory.at(next));
+        next += pieces;
+        let total = total.device_address()?;
+        let job = ChannelJob { squares, total, pieces: count(pieces)?, ..job_of(channels, grad, None)? };
+        Ok((job, pieces))
+    });
+    let (jobs, head) = (jobs.collect::<Result<Vec<_>>>()?, head(1.0, channels.side));
+    // SAFETY: as above.
+    unsafe {
+        launch_lines("low_rank_measure", head, jobs.iter().copied().map(Ok))?;
+        launch_lines("low_rank_total", head, jobs.iter().map(|(job, _)| Ok((*job, 1))))
+    }
+}
+
+/// See [`super::super::channel_steps`].
+pub(in super::super) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
+    let Some(first) = all.first() else { return Ok(()) };
+    let memory = Scratch::new(all.len(), &first.total)?;
+    let jobs = all.iter().enumerate().map(|(i, one)| {
+        let job = ChannelJob {
+            total: one.total.device_address()?,
+            last: one.last.device_address()?,
+            last_kind: number_of(one.last.dtype()),
+            step: memory.at(i),
+            rate: one.rate,
+            fresh: i32::from(one.fresh),
+            ..job_of(&one.channels, &one.grad, Some(&one.param))?
+        };
+        Ok((job, blocks_of(one.param.shape()[0], one.param.shape()[1])))
+    });
+    let jobs = jobs.collect::<Result<Vec<_>>>()?;
+    let head = ChannelOf {
+        keep: 1.0 - step.decay,
+        cautious: i32::from(step.cautious),
+        late: i32::from(step.late),
+        ..head(step.grad_factor, first.channels.side)
+    };
+    // SAFETY: as above.
+    unsafe {
+        launch_lines("low_rank_limit", head, jobs.iter().map(|(job, _)| Ok((*job, 1))))?;
+        launch_lines("low_rank_step", head, jobs.iter().copied().map(Ok))
+    }
+}

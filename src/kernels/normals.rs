@@ -1,0 +1,29 @@
+//! Normal numbers on a device.
+
+use super::cuda;
+use crate::batch::{Place, Slab};
+use crate::error::Result;
+
+/// A part of a stream of normal numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Normals {
+    /// Where it goes.
+    pub out: Slab,
+    /// The stream (`stream`).
+    pub stream: [u32; 4],
+    /// The place of the first number in the stream.
+    pub first: u64,
+}
+
+/// Numbers times `factor`, both float32, by a kernel where there is one for the place. False, with nothing done, where
+/// there is none.
+///
+/// # Errors
+/// `Error::Cuda` where the device refuses it.
+pub fn fill_normals(factor: f64, all: &[Normals]) -> Result<bool> {
+    if all.first().is_none_or(|one| one.out.place() == Place::Cpu) {
+        return Ok(false);
+    }
+    cuda::normals(factor, all)?;
+    Ok(true)
+}
