@@ -58,7 +58,7 @@ class Replay:
         self._warmup_steps = warmup_steps
         self._taken = 0
         self._session: Session | None = None
-        self._pattern: list[bool] = []
+        self._pattern: list[int] = []
         self._capture: Capture | None = None
         self._directly = True
         self.captured = False
@@ -96,7 +96,8 @@ class Replay:
             )
         if self.captured and pattern != self._pattern:
             raise RuntimeError(
-                "other parameters have gradients than in the captured step: call release(), or give all one"
+                "other parameters have gradients than in the captured step, or gradients that have to stay "
+                "where they are were moved: call release()"
             )
         if not self._directly and not self.captured:
             if copied:

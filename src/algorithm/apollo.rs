@@ -98,6 +98,10 @@ impl Algorithm for Apollo {
         true
     }
 
+    fn multiplies_gradients(&self) -> bool {
+        true
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         View::default().blocks(p)
     }

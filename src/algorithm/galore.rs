@@ -167,6 +167,10 @@ impl Algorithm for GaLore {
         true
     }
 
+    fn multiplies_gradients(&self) -> bool {
+        true
+    }
+
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
     fn due(&self, param: usize, steps: f64) -> bool {
         let (gap, steps) = (self.common.gap as u64, steps as u64);

@@ -67,6 +67,11 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
+    /// Whether products of libtorch read gradients where they are: those of a captured step then have to stay there.
+    fn multiplies_gradients(&self) -> bool {
+        false
+    }
+
     /// Whether the parts of the program that wait for it (`Program::when_due`) run in a step before which the
     /// parameter has taken `steps`.
     fn due(&self, _param: usize, _steps: f64) -> bool {

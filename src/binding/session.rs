@@ -168,9 +168,10 @@ impl PySession {
         Ok(self.lock().map_err(to_python)?.idle())
     }
 
-    /// Which parameters take part in the step that has begun, whether one of them is due, and the names of those which,
-    /// with their states, are worked on in copies. Steps that agree in the first two are made of the same launches.
-    fn pattern(&self) -> PyResult<(Vec<bool>, bool, Vec<String>)> {
+    /// What of each parameter decides about the launches of the step that has begun, whether one of them is due, and the
+    /// names of those which, with their states, are worked on in copies. Steps that agree in the first two are made of the
+    /// same launches.
+    fn pattern(&self) -> PyResult<(Vec<usize>, bool, Vec<String>)> {
         let inner = self.lock().map_err(to_python)?;
         let (taken, due) = inner.pattern();
         Ok((taken, due, inner.copied().into_iter().map(str::to_owned).collect()))

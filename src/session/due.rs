@@ -45,12 +45,17 @@ impl Session {
         transfers.filter(|(_, t)| t.guarded && !self.due[t.bucket]).map(|(k, _)| k).collect()
     }
 
-    /// Which parameters take part in the step that has begun, and whether one of them is due: steps that agree in both
-    /// are made of the same launches.
+    /// What of each parameter decides about the launches of the step that has begun: 0 for one that takes no part, else 1
+    /// or, where its gradient has to stay where it is, where that is; and whether one of them is due. Steps that agree
+    /// in all of it are made of the same launches.
     #[must_use]
-    pub fn pattern(&self) -> (Vec<bool>, bool) {
-        let taken = self.slots.iter().map(|slot| slot.grad.is_some()).collect();
-        (taken, self.due.iter().any(|due| *due))
+    pub fn pattern(&self) -> (Vec<usize>, bool) {
+        let slots = self.slots.iter().zip(&self.plan.members);
+        let taken = slots.map(|(slot, member)| {
+            let stays = self.plan.algorithms[member.algorithm].multiplies_gradients();
+            slot.grad.as_ref().map_or(0, |grad| if stays { grad.slab.formed_address() } else { 1 })
+        });
+        (taken.collect(), self.due.iter().any(|due| *due))
     }
 
     /// The parameters of the step that has begun which, with their states, are worked on in copies.

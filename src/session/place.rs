@@ -11,9 +11,10 @@ use crate::plan::Plan;
 use crate::spec::StateSpec;
 
 /// Those of which every pass over a state of 8 bits is elementwise.
-const CODED_ON_DEVICES: [&str; 5] = ["adamw", "lion", "muon", "normuon", "dion"];
+const CODED_ON_DEVICES: [&str; 7] =
+    ["adamw", "lion", "muon", "normuon", "dion", "galore_adamw", "apollo_adamw"];
 /// Those of which every pass over a parameter is elementwise.
-const ROUNDED_ON_DEVICES: [&str; 5] = ["adamw", "lion", "muon", "normuon", "dion"];
+const ROUNDED_ON_DEVICES: [&str; 6] = ["adamw", "lion", "muon", "normuon", "dion", "galore_adamw"];
 
 /// The one place where all parameters are.
 ///

@@ -43,7 +43,24 @@ ARCHITECTURES = {
     "low_rank.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
-LAUNCHED = ("updates.cu", "symmetric_mma.cu", "gram.cu", "cholesky.cu", "columns.cu", "copies.cu", "messages.cu", "coded.cu", "neurons.cu", "select.cu", "sums.cu", "totals.cu", "factors.cu", "rows.cu", "means.cu", "low_rank.cu")
+LAUNCHED = (
+    "updates.cu",
+    "symmetric_mma.cu",
+    "gram.cu",
+    "cholesky.cu",
+    "columns.cu",
+    "copies.cu",
+    "messages.cu",
+    "coded.cu",
+    "neurons.cu",
+    "select.cu",
+    "sums.cu",
+    "totals.cu",
+    "factors.cu",
+    "rows.cu",
+    "means.cu",
+    "low_rank.cu",
+)
 """What the package launches."""
 FORMED = ("coded.cu",)
 """Of that, what is loaded for 8-bit states and stochastic rounding only."""

@@ -12,6 +12,7 @@ import pytest
 from . import compile as compiler
 from .driver import on_the_device, run
 
+PLACES = ("test_golden.py", "algorithm", "contract", "conformance")
 needs_nvrtc = pytest.mark.skipif(bool(compiler.missing()), reason=f"not installed: {compiler.missing()}")
 
 LOGGED_STEP = """
@@ -25,8 +26,7 @@ print(driver.emulator_loads())
 @needs_nvrtc
 def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
     """Tests of the optimizers, recorded trajectories among them; what devices cannot do yet skips itself."""
-    places = ("test_golden.py", "algorithm", "contract", "conformance")
-    passed, skipped = on_the_device(environment, SUPPORTED, *places)
+    passed, skipped = on_the_device(environment, "", *PLACES)
     assert passed > 10 * skipped
 
 
@@ -230,12 +230,16 @@ def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, 
 
 
 @needs_nvrtc
-def test_algorithm_without_kernels_is_refused_before_anything_is_written(environment: dict[str, str]) -> None:
+def test_what_has_no_kernels_is_refused_before_anything_is_written(environment: dict[str, str]) -> None:
     said = run(
         environment,
         """
-        for make in (oxidion.Lamb, lambda p: oxidion.Dion(p, state_bits=8)):
-            params = parameters((64, 64))
+        makers = (
+            lambda p: oxidion.Lamb(p, state_bits=8),
+            lambda p: oxidion.CAME(p, stochastic_rounding=True),
+        )
+        for make in makers:
+            params = parameters((64, 64), dtype=torch.bfloat16)
             before = params[0].clone()
             try:
                 make(params).step()

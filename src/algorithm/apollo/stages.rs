@@ -46,10 +46,13 @@ impl Apollo {
                 wide.tensor()?
             };
             let out = io.matrix(LOW, i)?;
-            let _ = match side {
-                Side::Cols => grad.f_mm_out(&out, &p)?,
-                Side::Rows => p.f_tr()?.f_mm_out(&out, &grad)?,
-            };
+            kernels::frozen(|| {
+                let _ = match side {
+                    Side::Cols => grad.f_mm_out(&out, &p)?,
+                    Side::Rows => p.f_tr()?.f_mm_out(&out, &grad)?,
+                };
+                Ok(())
+            })?;
         }
         Ok(())
     }

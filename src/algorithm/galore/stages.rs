@@ -47,11 +47,14 @@ impl GaLore {
             let out = io.matrix(LOW, i)?;
             let grad = Self::gradient(io, i)?;
             let first = Self::basis_of(io, i, 0)?;
-            let _ = match *sides {
-                [Side::Cols] => grad.f_mm_out(&out, &first)?,
-                [Side::Rows] => first.f_tr()?.f_mm_out(&out, &grad)?,
-                _ => first.f_tr()?.f_mm_out(&out, &grad.f_mm(&Self::basis_of(io, i, 1)?)?)?,
-            };
+            kernels::frozen(|| {
+                let _ = match *sides {
+                    [Side::Cols] => grad.f_mm_out(&out, &first)?,
+                    [Side::Rows] => first.f_tr()?.f_mm_out(&out, &grad)?,
+                    _ => first.f_tr()?.f_mm_out(&out, &grad.f_mm(&Self::basis_of(io, i, 1)?)?)?,
+                };
+                Ok(())
+            })?;
         }
         // Before there is a basis there is no direction, whatever the gradient holds.
         (0..sides.len()).try_for_each(|at| {
@@ -88,16 +91,18 @@ impl GaLore {
         }
         for (i, unit) in io.units.iter().enumerate() {
             let (normal, first) = (io.matrix(low, i)?, Self::basis_of(io, i, 0)?);
-            let (left, right) = match *sides {
-                [Side::Cols] => (normal, first.f_tr()?),
-                [Side::Rows] => (first, normal),
-                _ => (first.f_mm(&normal)?, Self::basis_of(io, i, 1)?.f_tr()?),
-            };
-            if direct {
-                let _ = unit.param.tensor()?.f_addmm_(&left, &right)?;
-            } else {
-                let wide = Self::wide(io, i)?;
-                let _ = left.f_mm_out(&wide.tensor()?, &right)?;
+            let wide = if direct { unit.param } else { Self::wide(io, i)? };
+            kernels::frozen(|| {
+                let (left, right) = match *sides {
+                    [Side::Cols] => (normal, first.f_tr()?),
+                    [Side::Rows] => (first, normal),
+                    _ => (first.f_mm(&normal)?, Self::basis_of(io, i, 1)?.f_tr()?),
+                };
+                let mut to = wide.tensor()?;
+                let _ = if direct { to.f_addmm_(&left, &right)? } else { left.f_mm_out(&to, &right)? };
+                Ok(())
+            })?;
+            if !direct {
                 self.common.update(rate, decay, &jobs([Ok([unit.param, wide])])?)?;
             }
         }

@@ -1,6 +1,6 @@
 // Normal numbers of a counter-based generator, bit for bit those of src/linalg/random.rs.
 #pragma once
-#include "ptx.cuh"
+#include "philox.cuh"
 
 // No compiler joins these to a multiplication and addition that rounds once.
 __device__ __forceinline__ float mul(float x, float y) { return __fmul_rn(x, y); }
@@ -11,21 +11,6 @@ struct Stream {
     u32 key[2];
     u32 high[2];
 };
-
-// One block of Philox-4x32 with ten rounds.
-__device__ __forceinline__ void philox(u32 (&counter)[4], u32 key0, u32 key1) {
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u32 high0 = __umulhi(0xD2511F53u, counter[0]), low0 = 0xD2511F53u * counter[0];
-        const u32 high1 = __umulhi(0xCD9E8D57u, counter[2]), low1 = 0xCD9E8D57u * counter[2];
-        counter[0] = high1 ^ counter[1] ^ key0;
-        counter[1] = low1;
-        counter[2] = high0 ^ counter[3] ^ key1;
-        counter[3] = low0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-}
 
 // Natural logarithm on (0, 1], at most 0.
 __device__ __forceinline__ float ln_unit(float u) {
