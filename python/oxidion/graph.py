@@ -22,8 +22,9 @@ class CudaGraphOptimizer(Optimizer):
     are replays. Before each the launches of the graph get what they are told anew: learning rates, decay,
     betas and other scalars of the groups, the step's number, the scale of a ``GradScaler``, and where the
     gradients are. So schedulers work as without a graph, and ``zero_grad`` may set gradients to None (but for
-    GaLore and APOLLO, whose gradients have to stay where they are). What is fixed by the capture: which parameters have gradients, settings that shape the plan, and what products of
-    libtorch are told (the epsilon of an orthonormalization).
+    GaLore and APOLLO, whose gradients have to stay where they are). What is fixed by the capture: which
+    parameters have gradients, settings that shape the plan, and what products of libtorch are told (the
+    epsilon of an orthonormalization).
 
     ``param_groups``, ``state`` and whatever else is not named here are those of the optimizer. A step in
     which GaLore computes a basis is taken without the graph. Parameters, states and groups are written in

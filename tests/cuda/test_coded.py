@@ -76,8 +76,6 @@ CASES = {
     "adamw_largest": Case("xgmvv", (0, 2, 3, 4), ADAM, _adamw, (0.02, 1.4)),
     "lion": of_pass("lion", "xgm", (0, 2)),
     "direction": Case("gmv", (0, 1, 2), (0.9, 0.98, 1e-6, 0.5), _direction, (0.3, 1.4)),
-    "lamb": of_pass("lamb", "xgmv", (0, 2, 3)),
-    "lamb_along": of_pass("lamb_along", "xmv", (0,)),
 }
 
 

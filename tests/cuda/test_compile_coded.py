@@ -11,7 +11,7 @@ from .compile import ARCHITECTURES, compiled, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
 SOURCE = "coded.cu"
-WITH_ROOTS = ("adamw", "direction", "lamb")
+WITH_ROOTS = ("adamw", "direction")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])

@@ -238,6 +238,29 @@ def test_launches_between_products_stay_as_they_were_captured(environment: dict[
     )
 
 
+def test_gradients_that_libtorch_multiplies_have_to_stay(environment: dict[str, str]) -> None:
+    said = emulated(
+        environment,
+        """
+        make = lambda p: oxidion.APOLLOAdamW(p, rank=4)
+        ours, optimizer, expected, reference = pair(make, (64, 32), warmup=1)
+        Capture.replay = lambda self: None  # the emulated graph lacks the products
+        for step in range(3):
+            optimizer.step()
+        assert optimizer.captured
+        before, count = ours[0].clone(), optimizer.param_groups[0]["step"]
+        ours[0].grad = ours[0].grad.clone()
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            print(error)
+        assert torch.equal(ours[0], before)
+        assert optimizer.param_groups[0]["step"] == count
+        """,
+    )
+    assert "call release()" in said
+
+
 def test_bad_arguments_are_refused() -> None:
     param = torch.nn.Parameter(torch.ones(2))
     param.grad = torch.ones(2)

@@ -18,8 +18,8 @@ def test_dion_takes_as_many_launches_for_six_matrices_as_for_one(environment: di
             print(driver.emulator_end_capture())
         """,
     )
-    # Momentum and Q; three on the columns of P, five passes of three, three on the columns of R.
-    assert said.splitlines() == ["23"] * 2
+    # Momentum and Q; three on the columns of P, five passes of three, three on the columns of R; decay.
+    assert said.splitlines() == ["24"] * 2
 
 
 @needs_nvrtc

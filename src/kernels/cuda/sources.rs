@@ -99,8 +99,6 @@ pub(super) static CODED: Source = Source {
         "adamw_largest_coded",
         "lion_coded",
         "direction_coded",
-        "lamb_coded",
-        "lamb_along_coded",
     ],
     forms: &["many", "wide"],
     shared: 0,

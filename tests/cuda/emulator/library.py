@@ -56,7 +56,7 @@ KERNELS = {
     "coded.cu": {
         f"{name}_coded_{form}": f"CodedJobs<{most}>"
         for name in UPDATES
-        if name != "count"
+        if name not in ("count", "lamb", "lamb_along")
         for form, most in CODED_FORMS.items()
     },
     "sums.cu": {f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
