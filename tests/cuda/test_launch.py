@@ -12,7 +12,12 @@ import pytest
 from . import compile as compiler
 from .driver import on_the_device, run
 
-PLACES = ("test_golden.py", "algorithm", "contract", "conformance")
+CHOSEN = [
+    ("six_steps", "algorithm/test_normed.py"),
+    ("six_steps", "algorithm/test_eight_bit.py"),
+    ("goes_right_direction or save_load", "conformance/test_torch_optim.py"),
+    ("", "contract/test_gradients.py"),
+]
 needs_nvrtc = pytest.mark.skipif(bool(compiler.missing()), reason=f"not installed: {compiler.missing()}")
 
 LOGGED_STEP = """
@@ -24,10 +29,25 @@ print(driver.emulator_loads())
 
 
 @needs_nvrtc
-def test_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
-    """Tests of the optimizers, recorded trajectories among them; what devices cannot do yet skips itself."""
-    passed, skipped = on_the_device(environment, "", *PLACES)
+def test_recorded_trajectories_are_followed(environment: dict[str, str]) -> None:
+    passed, skipped = on_the_device(environment, "", "test_golden.py")
     assert passed > 10 * skipped
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("chosen", "place"), CHOSEN)
+def test_results_equal_those_of_the_cpu(environment: dict[str, str], chosen: str, place: str) -> None:
+    """Some tests of the optimizers; what devices cannot do yet skips itself."""
+    passed, skipped = on_the_device(environment, chosen, place)
+    assert passed > skipped
+
+
+@pytest.mark.slow
+@needs_nvrtc
+def test_all_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
+    """As above, all tests of the optimizers: a quarter of an hour."""
+    passed, skipped = on_the_device(environment, "", "algorithm", "contract", "conformance")
+    assert passed > 100 * skipped
 
 
 @needs_nvrtc

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from . import compile as compiler
-from . import driver
 from .driver import run
 from .test_launch import needs_nvrtc
 
@@ -36,11 +35,6 @@ CASES = [
     ("AdamW", "'lr': 1e-3"),
     ("AdamW", "'amsgrad': True, 'cautious_wd': True, 'block_size': 512"),
 ]
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return driver.build(tmp_path_factory.mktemp("driver"))
 
 
 @needs_nvrtc
