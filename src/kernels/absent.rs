@@ -16,6 +16,7 @@ use super::slices::Move;
 use super::trust::Trust;
 use super::{Copy, Messages, Neurons, Sliced};
 use crate::batch::{Area, Place, Slab};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::spec::Side;
 
@@ -141,7 +142,7 @@ pub(super) fn update_factors(
     refuse()
 }
 
-pub(super) fn scratch(_numbers: usize, _place: Place) -> Result<Tensor> {
+pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Place) -> Result<(Tensor, Slab)> {
     refuse()
 }
 

@@ -6,6 +6,7 @@ use tch::Tensor;
 
 use super::cpu::elementwise::Count;
 use crate::batch::{Place, Slab};
+use crate::dtype::DType;
 use crate::error::Result;
 
 /// `K` factors of each job.
@@ -27,8 +28,7 @@ impl<const K: usize> Factors<K> {
 
     /// Room on a device for the factors of `count` jobs, one after the other.
     pub(super) fn room(count: usize, place: Place) -> Result<Self> {
-        let memory = super::cuda::scratch(count * K, place)?;
-        let all = Slab::of(&memory)?.at(place);
+        let (memory, all) = super::cuda::scratch(count * K, DType::F64, place)?;
         let left = (0..count).map(|job| all.part(job * K, K)).collect();
         Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
     }

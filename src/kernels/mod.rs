@@ -37,7 +37,7 @@ pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
     Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, divide_rows,
 };
-pub use cpu::reduce::{only_zeros, set_values, sum_of_squares, values};
+pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 pub use factors::{Factors, Steps};

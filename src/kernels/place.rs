@@ -2,11 +2,12 @@
 
 use tch::{Kind, Tensor};
 
-use super::cpu::elementwise::{AdamW, Count};
+use super::cpu::elementwise::AdamW;
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
+use super::factors::Steps;
 use crate::batch::{Place, Slab};
 use crate::error::{Error, Result};
 
@@ -131,11 +132,10 @@ pub fn symmetric_product(out: &Tensor, [a, b]: [&Tensor; 2], accumulate: bool) -
 /// # Errors
 /// As [`run`].
 pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec<[f64; 2]>, Vec<Slab>)> {
-    if counters.iter().all(|counter| counter.place() == Place::Cpu) {
-        return Ok((AdamW::corrections(lr, betas, counters.iter().map(Slab::increment)), Vec::new()));
-    }
-    run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
-    Ok((vec![[lr, 1.0]; counters.len()], counters))
+    Ok(match Steps::count(counters)? {
+        Steps::Counted(steps) => (AdamW::corrections(lr, betas, steps.into_iter()), Vec::new()),
+        Steps::Counters(counters) => (vec![[lr, 1.0]; counters.len()], counters),
+    })
 }
 
 /// Σ x² over all elements, for measurements: the host waits for a device.

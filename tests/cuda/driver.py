@@ -10,10 +10,13 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from .compile import LAUNCHED
+import pytest
+
+from .compile import LAUNCHED, missing
 from .emulator.library import FLAGS, HERE, Emulated
 
 TESTS = Path(__file__).resolve().parents[1]
+needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
 
 PREAMBLE = """
 import ctypes, logging, torch, oxidion

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, Kernel, compiled, missing
+from .compile import ARCHITECTURES, SOURCES, Kernel, compiled
+from .driver import needs_nvrtc
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
+pytestmark = needs_nvrtc
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536

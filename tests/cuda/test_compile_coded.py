@@ -7,9 +7,10 @@ import torch
 
 from support import codes as book
 
-from .compile import ARCHITECTURES, compiled, missing
+from .compile import ARCHITECTURES, compiled
+from .driver import needs_nvrtc
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
+pytestmark = needs_nvrtc
 SOURCE = "coded.cu"
 WITH_ROOTS = ("adamw", "direction")
 

@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, compiled, missing
+from .compile import ARCHITECTURES, SOURCES, compiled
+from .driver import needs_nvrtc
 from .emulator.library import KERNELS
 from .jobs import PASSES
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
+pytestmark = needs_nvrtc
 AHEAD = 2  # vectors that a thread has under way
 
 

@@ -8,8 +8,7 @@ import torch
 import oxidion
 from oxidion.graph import CudaGraphOptimizer
 
-from .driver import run
-from .test_launch import needs_nvrtc
+from .driver import needs_nvrtc, run
 
 pytestmark = needs_nvrtc
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from . import compile as compiler
-from .driver import on_the_device, run
+from .driver import needs_nvrtc, on_the_device, run
 
 CHOSEN = [
     ("six_steps", "algorithm/test_normed.py"),
@@ -18,7 +18,6 @@ CHOSEN = [
     ("goes_right_direction or save_load", "conformance/test_torch_optim.py"),
     ("", "contract/test_gradients.py"),
 ]
-needs_nvrtc = pytest.mark.skipif(bool(compiler.missing()), reason=f"not installed: {compiler.missing()}")
 
 LOGGED_STEP = """
 logging.basicConfig(level=logging.INFO)

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from . import compile as compiler
-from .driver import run
-from .test_launch import needs_nvrtc
+from .driver import needs_nvrtc, run
 
 STEPS = """
 import sys, torch, oxidion

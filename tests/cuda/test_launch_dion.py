@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .test_launch import needs_nvrtc, run
+from .driver import needs_nvrtc, run
 
 
 @needs_nvrtc

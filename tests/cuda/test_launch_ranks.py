@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import compile as compiler
-from .driver import TESTS, on_the_device, run
-
-needs_nvrtc = pytest.mark.skipif(bool(compiler.missing()), reason=f"not installed: {compiler.missing()}")
+from .driver import TESTS, needs_nvrtc, on_the_device, run
 
 SHARDED = (
     "((muon-default or adamw-default or lion-default) and not normuon and one_process"

@@ -277,7 +277,7 @@ __device__ __forceinline__ void update_coded(const CodedJobs<Most>& jobs) {
     __shared__ float4 staged[ones_of(Op::WRITES) * STEP / VECTOR];
     const int number = job_of(jobs, blockIdx.x);
     const CodedJob& job = jobs.job[number];
-    const u32 first = (blockIdx.x - (number ? end_of(jobs.job[number - 1]) : 0)) * job.share;
+    const u32 first = piece_of(jobs, number, blockIdx.x) * job.share;
     const u32 warp = threadIdx.x / 32;
     const u32 lane = threadIdx.x % 32;
     const u32 together = 32 / job.lanes;

@@ -43,17 +43,8 @@ struct ColumnShare {
 };
 
 __device__ __forceinline__ ColumnShare share_of(const ColumnJobs& jobs, u32 block) {
-    int low = 0;
-    int high = jobs.count - 1;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (jobs.job[middle].end > block) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return {jobs.job[low], static_cast<int>(block - (low ? jobs.job[low - 1].end : 0))};
+    const int job = job_of(jobs, block);
+    return {jobs.job[job], static_cast<int>(piece_of(jobs, job, block))};
 }
 
 // The part of a matrix that a block works on.

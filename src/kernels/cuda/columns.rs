@@ -1,11 +1,9 @@
 //! Passes over the columns of thin matrices: what the kernels of `columns.cu` are launched with.
 
-use tch::{Kind, Tensor};
-
 use super::super::columns::{Columns, Kept};
-use super::device::launch;
+use super::device::{launch, scratch};
 use super::driver::Grid;
-use super::table::number_of;
+use super::table::{add_pieces, number_of, to_i32};
 use crate::batch::{Slab, to_i64};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -65,11 +63,6 @@ impl Blocks {
     }
 }
 
-/// A side as a kernel takes it.
-fn side(n: usize) -> Result<i32> {
-    i32::try_from(n).map_err(|_| Error::Internal(format!("a side of {n}")))
-}
-
 fn job(columns: &Columns) -> Result<ColumnJob> {
     let [rows, cols] = columns.shape();
     let dtypes = [columns.x.dtype(), columns.scaled.dtype()];
@@ -81,8 +74,8 @@ fn job(columns: &Columns) -> Result<ColumnJob> {
         x: columns.x.device_address()?,
         scaled: columns.scaled.device_address()?,
         sums: columns.sums.device_address()?,
-        rows: side(rows)?,
-        cols: side(cols)?,
+        rows: to_i32(rows)?,
+        cols: to_i32(cols)?,
         kind: [kind, to, to],
         ..ColumnJob::default()
     })
@@ -101,10 +94,7 @@ fn run(name: &str, all: &[ColumnJob], [epsilon, factor]: [f64; 2], blocks: Block
         let mut table = ColumnJobs { epsilon, factor, count, job: [ColumnJob::default(); MOST_MATRICES] };
         let mut end = 0_u32;
         for (to, job) in table.job.iter_mut().zip(jobs) {
-            end = u32::try_from(blocks.of(job))
-                .ok()
-                .and_then(|blocks| end.checked_add(blocks))
-                .ok_or_else(|| Error::Internal("too many columns for one launch".into()))?;
+            end = add_pieces(end, blocks.of(job))?;
             *to = ColumnJob { end, ..**job };
         }
         let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
@@ -120,8 +110,8 @@ fn sum(jobs: &mut [ColumnJob], like: &Slab, factor: f64) -> Result<()> {
     let pieces = |job: &ColumnJob| usize::try_from(job.rows).unwrap_or(0).div_ceil(ROWS);
     let need = |job: &ColumnJob| pieces(job) * usize::try_from(job.cols).unwrap_or(0);
     let total = jobs.iter().map(need).sum();
-    let partial = Tensor::f_empty([to_i64(total)?], (Kind::Double, like.place().device()))?;
-    let (partial, mut start) = (Slab::of(&partial)?, 0);
+    let (_memory, partial) = scratch(total, DType::F64, like.place())?;
+    let mut start = 0;
     for job in &mut *jobs {
         let len = need(job);
         job.partial = partial.part(start, len).device_address()?;
@@ -148,7 +138,7 @@ pub(in super::super) fn normalize_columns(all: &[Kept], epsilon: f64, factor: f6
         let (q, stride) = kept.q.strided();
         let mut job = job(&kept.columns)?;
         (job.q, job.q_stride, job.kind[2]) = (q.device_address()?, to_i64(stride)?, number_of(q.dtype()));
-        job.own = [side(kept.own.start)?, side(kept.own.end)?];
+        job.own = [to_i32(kept.own.start)?, to_i32(kept.own.end)?];
         Ok(job)
     });
     let name = named("normalize_columns", first.columns.x.dtype());
@@ -158,8 +148,7 @@ pub(in super::super) fn normalize_columns(all: &[Kept], epsilon: f64, factor: f6
 /// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place. A column of zeros stays one; one that
 /// is not finite becomes NaN.
 pub(super) fn scale_to_units(matrices: &Slab, [count, rows, cols]: [usize; 3]) -> Result<()> {
-    let sums = Tensor::f_empty([to_i64(count)?, to_i64(cols)?], (Kind::Double, matrices.place().device()))?;
-    let sums = Slab::of(&sums)?;
+    let (_memory, sums) = scratch(count * cols, DType::F64, matrices.place())?;
     let units = (0..count).map(|i| {
         let x = matrices.part(i * rows * cols, rows * cols);
         Ok(ColumnJob { scaled: 0, ..job(&Columns { x, sums: sums.part(i * cols, cols), scaled: x })? })

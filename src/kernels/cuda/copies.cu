@@ -2,7 +2,7 @@
 //
 // The table is a parameter of the kernel, as in jobs.cuh. A rectangle is `rows` runs of `units` units of one
 // width, at any distance. Units that are not whole, at the end of each row, are a rectangle of their own.
-#include "ptx.cuh"
+#include "search.cuh"
 
 constexpr int THREADS = 256;
 constexpr int BLOCKS =
@@ -108,19 +108,9 @@ __device__ __forceinline__ void copy_piece(const Rectangle& rectangle, u32 piece
 template <int Most>
 __device__ __forceinline__ void copy_rectangles(const Rectangles<Most>& table) {
     const u32 block = blockIdx.x;
-    // The rectangle of a block is the first whose pieces end behind it.
-    int low = 0;
-    int high = table.count - 1;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (table.each[middle].end > block) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    const Rectangle& rectangle = table.each[low];
-    const u32 piece = block - (low ? table.each[low - 1].end : 0);
+    const int number = first_behind(table.count, block, [&](int i) { return table.each[i].end; });
+    const Rectangle& rectangle = table.each[number];
+    const u32 piece = block - (number ? table.each[number - 1].end : 0);
     switch (rectangle.width) {
         case 16:
             copy_piece<Chunk>(rectangle, piece);

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::compile::{self, Origin};
 use super::driver::{self, Context, Function, Grid, Module, Stream};
 use super::sources::{SOURCES, Source};
 use super::tape;
-use crate::batch::{self, Place};
+use crate::batch::{self, Place, Slab};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// How the driver names a device whose memory is that of the host.
@@ -155,9 +156,10 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
     unsafe { tape::launch(function, grid, stream, parameters) }
 }
 
-/// Room for numbers of one step. Torch's allocator gives it to others only after what is on the stream.
-pub(in super::super) fn scratch(numbers: usize, place: Place) -> Result<Tensor> {
-    let room = Tensor::f_empty([batch::to_i64(numbers)?], (Kind::Double, place.device()))?;
+/// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is
+/// on the stream.
+pub(in super::super) fn scratch(elements: usize, dtype: DType, place: Place) -> Result<(Tensor, Slab)> {
+    let room = Tensor::f_empty([batch::to_i64(elements)?], (dtype.kind(), place.device()))?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
         && device.emulated
@@ -165,7 +167,8 @@ pub(in super::super) fn scratch(numbers: usize, place: Place) -> Result<Tensor> 
     {
         std::mem::forget(room.shallow_clone());
     }
-    Ok(room)
+    let slab = Slab::typed(&room, dtype)?.at(place);
+    Ok((room, slab))
 }
 
 /// Whether this thread launches on a device.

@@ -1,9 +1,7 @@
 //! What ranks send each other, put together and taken apart: tables of `copies.cu`, and `messages.cu`.
 
-use tch::Tensor;
-
 use super::super::{Copy, Messages};
-use super::device::launch;
+use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::number_of;
 use crate::batch::{Slab, to_i64};
@@ -153,8 +151,7 @@ pub(in super::super) fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
         return copy(&due.iter().map(|(from, to)| Copy::run(*from, *to)).collect::<Vec<_>>());
     }
     // The blocks of a launch have no order: what would be written over is put aside.
-    let aside = Tensor::f_empty([to_i64(len)?], (one.dtype().kind(), one.place().device()))?;
-    let aside = Slab::typed(&aside, one.dtype())?.at(one.place());
+    let (_memory, aside) = scratch(len, one.dtype(), one.place())?;
     let (mut away, mut home, mut offset) = (Vec::new(), Vec::new(), 0);
     for (from, to) in due {
         let room = aside.part(offset, from.len());

@@ -8,6 +8,7 @@ use super::driver::Grid;
 use super::sums::{add_numbers, blocks_of};
 use super::table::THREADS;
 use crate::batch::Slab;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Jobs of one launch.
@@ -80,8 +81,7 @@ pub(in super::super) fn lamb_factors(
     out: &[Slab],
 ) -> Result<()> {
     let Some(place) = out.first().map(Slab::place) else { return Ok(()) };
-    let memory = scratch(1, place)?;
-    let total = Slab::of(&memory)?.at(place);
+    let (_memory, total) = scratch(1, DType::F64, place)?;
     add_numbers(group, &total)?;
     let group = if group.is_empty() { 0 } else { total.device_address()? };
     for (number, out) in out.chunks(MOST).enumerate() {

@@ -4,7 +4,7 @@
 // The table is a parameter of the kernel: nothing is copied to the device before a launch, so a step can be
 // captured.
 #pragma once
-#include "ptx.cuh"
+#include "search.cuh"
 
 // As `DType` numbers them. What has a form is for the kernels of `coded.cu` only.
 enum class Type : unsigned char {
@@ -65,20 +65,16 @@ __device__ __forceinline__ u32 end_of(const Job& job) {
     return job.end;
 }
 
-// The job of a block is the first whose pieces end behind it.
+// The job of a block.
 template <typename Table>
-__device__ __forceinline__ int job_of(const Table& jobs, u32 block) {
-    int low = 0;
-    int high = jobs.count - 1;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (end_of(jobs.job[middle]) > block) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return low;
+__device__ __forceinline__ int job_of(const Table& table, u32 block) {
+    return first_behind(table.count, block, [&](int job) { return end_of(table.job[job]); });
+}
+
+// Which of a job's blocks this one is.
+template <typename Table>
+__device__ __forceinline__ u32 piece_of(const Table& table, int job, u32 block) {
+    return block - (job ? end_of(table.job[job - 1]) : 0);
 }
 
 // What a block works on: a job, and which of the job's pieces.
@@ -89,8 +85,8 @@ struct Share {
 
 template <int Most>
 __device__ __forceinline__ Share share_of(const Jobs<Most>& jobs, u32 block) {
-    const int low = job_of(jobs, block);
-    return {jobs.job[low], block - (low ? jobs.job[low - 1].end : 0)};
+    const int job = job_of(jobs, block);
+    return {jobs.job[job], piece_of(jobs, job, block)};
 }
 
 // The kernels of one operation: for small tables, for large ones, and in float64.

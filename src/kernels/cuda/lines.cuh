@@ -142,9 +142,3 @@ struct Chosen {
         return slice < most ? static_cast<int>(number(slice)) - 1 : -1;
     }
 };
-
-// Which of a job's blocks this one is.
-template <typename Table>
-__device__ __forceinline__ u32 piece_of(const Table& table, int job, u32 block) {
-    return block - (job ? table.job[job - 1].end : 0);
-}

@@ -3,8 +3,8 @@
 use super::super::Chosen;
 use super::device::launch;
 use super::driver::Grid;
-use super::table::number_of;
-use crate::batch::Area;
+use super::table::{number_of, to_i32};
+use crate::batch::{Area, to_i64};
 use crate::error::{Error, Result};
 
 pub(super) const THREADS: u32 = 256;
@@ -45,8 +45,8 @@ impl Numbers {
         let Some(chosen) = chosen else { return Ok(Self::default()) };
         Ok(Self {
             start: chosen.numbers.device_address()?,
-            most: count(chosen.numbers.len())?,
-            first: chosen.first.map_or(Ok(-1), count)?,
+            most: to_i32(chosen.numbers.len())?,
+            first: chosen.first.map_or(Ok(-1), to_i32)?,
         })
     }
 }
@@ -66,22 +66,12 @@ impl Matrix {
         let ((slab, stride), [rows, cols]) = (area.strided(), area.shape());
         Ok(Self {
             start: slab.device_address()?,
-            stride: wide(stride)?,
-            rows: count(rows)?,
-            cols: count(cols)?,
+            stride: to_i64(stride)?,
+            rows: to_i32(rows)?,
+            cols: to_i32(cols)?,
             kind: number_of(slab.dtype()),
         })
     }
-}
-
-/// A size of 31 bits.
-pub(super) fn count(n: usize) -> Result<i32> {
-    i32::try_from(n).map_err(|_| Error::Internal(format!("{n} rows or columns of one matrix")))
-}
-
-/// A distance.
-pub(super) fn wide(n: usize) -> Result<i64> {
-    i64::try_from(n).map_err(|_| Error::Internal(format!("a distance of {n}")))
 }
 
 /// Blocks for so many lines of this length.
@@ -108,7 +98,7 @@ pub(super) unsafe fn launch_lines<H: Copy, J: Job>(
     let (mut at, mut end) = (0, 0_u32);
     let flush = |table: &mut Lines<H, J>, at: &mut usize, end: &mut u32| -> Result<()> {
         if *end > 0 {
-            table.count = count(*at)?;
+            table.count = to_i32(*at)?;
             // SAFETY: the caller upholds it.
             unsafe { launch(kernel, Grid { blocks: *end, threads: THREADS, shared: 0 }, &*table) }?;
         }

@@ -1,12 +1,11 @@
 //! What the optimizers with low-rank moments are made of: the kernels of `low_rank.cu`.
 
-use tch::Tensor;
-
 use super::super::channels::{ChannelStep, Channels, Limited, Projected};
 use super::super::normals::Normals;
-use super::lines::{Job, Matrix, blocks_of, count, launch_lines, wide};
+use super::device::scratch;
+use super::lines::{Job, Matrix, blocks_of, launch_lines};
 use super::select::line_sums;
-use super::table::number_of;
+use super::table::{number_of, to_i32};
 use crate::batch::{Area, Slab, to_i64};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -110,7 +109,7 @@ pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
         let length = one.out.len();
         // What begins or ends inside of a block of the generator.
         let blocks = if length == 0 { 0 } else { (length + 6).div_ceil(NUMBERS) };
-        let (stream, first, count) = (one.stream, one.first, wide(length)?);
+        let (stream, first, count) = (one.stream, one.first, to_i64(length)?);
         Ok((NormalJob { out, stream, first, count, end: 0, kind }, blocks))
     });
     // SAFETY: the layout is asserted above; what is written is memory of the device, which the session keeps.
@@ -121,29 +120,11 @@ pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
 pub(in super::super) fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> {
     let jobs = all.iter().map(|(basis, out)| {
         let Matrix { start, stride, rows, cols, kind } = Matrix::of(basis)?;
-        let (count, out, out_kind) = (wide(out.len())?, out.device_address()?, number_of(out.dtype()));
+        let (count, out, out_kind) = (to_i64(out.len())?, out.device_address()?, number_of(out.dtype()));
         Ok((GuardJob { basis: start, out, stride, count, rows, cols, end: 0, kind, out_kind }, 1))
     });
     // SAFETY: as above.
     unsafe { launch_lines("low_rank_guard", 0_i32, jobs) }
-}
-
-/// Float64 numbers of a device until what is on the stream now has run.
-struct Scratch {
-    _memory: Tensor,
-    start: usize,
-}
-
-impl Scratch {
-    fn new(len: usize, like: &Slab) -> Result<Self> {
-        let memory = Tensor::f_empty([to_i64(len)?], (DType::F64.kind(), like.place().device()))?;
-        let start = Slab::of(&memory)?.device_address()?;
-        Ok(Self { _memory: memory, start })
-    }
-
-    fn at(&self, offset: usize) -> usize {
-        self.start + offset * DType::F64.bytes()
-    }
 }
 
 fn head(grad_factor: f64, side: Side) -> ChannelOf {
@@ -157,7 +138,7 @@ fn job(channels: &Channels) -> Result<ChannelJob> {
     Ok(ChannelJob {
         factors: factors.device_address()?,
         norms: if norms.is_empty() { 0 } else { norms.device_address()? },
-        channels: count(factors.len())?,
+        channels: to_i32(factors.len())?,
         ..ChannelJob::default()
     })
 }
@@ -184,8 +165,7 @@ pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> R
     let Some(first) = all.first() else { return Ok(()) };
     let (like, side) = (first.channels.factors, first.channels.side);
     let total = all.iter().map(|one| one.channels.factors.len()).sum();
-    let memory = Tensor::f_empty([to_i64(total)?], (DType::F64.kind(), like.place().device()))?;
-    let squares = Slab::of(&memory)?.at(like.place());
+    let (_memory, squares) = scratch(total, DType::F64, like.place())?;
     let parts = all.iter().scan(0, |next, one| {
         let length = one.channels.factors.len();
         *next += length;
@@ -196,7 +176,7 @@ pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> R
     let jobs = all.iter().zip(&sums).map(|(one, (_, squares))| {
         Ok((ChannelJob { squares: squares.device_address()?, ..job(&one.channels)? }, 1))
     });
-    // SAFETY: as above; torch's allocator gives `memory` to others only after what is on the stream.
+    // SAFETY: as above; `scratch` says how long the squares stay.
     unsafe { launch_lines("low_rank_ratios", head(grad_factor, side), jobs) }
 }
 
@@ -204,13 +184,15 @@ pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> R
 pub(in super::super) fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
     let Some((channels, _, total)) = all.first() else { return Ok(()) };
     let blocks = |grad: &Area| blocks_of(grad.shape()[0], grad.shape()[1]);
-    let memory = Scratch::new(all.iter().map(|(_, grad, _)| blocks(grad)).sum(), total)?;
+    let pieces = all.iter().map(|(_, grad, _)| blocks(grad)).sum();
+    let (_memory, squares) = scratch(pieces, DType::F64, total.place())?;
     let mut next = 0;
     let jobs = all.iter().map(|(channels, grad, total)| {
-        let (pieces, squares) = (blocks(grad), memory.at(next));
+        let pieces = blocks(grad);
+        let squares = squares.part(next, pieces).device_address()?;
         next += pieces;
         let total = total.device_address()?;
-        let job = ChannelJob { squares, total, pieces: count(pieces)?, ..job_of(channels, grad, None)? };
+        let job = ChannelJob { squares, total, pieces: to_i32(pieces)?, ..job_of(channels, grad, None)? };
         Ok((job, pieces))
     });
     let (jobs, head) = (jobs.collect::<Result<Vec<_>>>()?, head(1.0, channels.side));
@@ -224,13 +206,13 @@ pub(in super::super) fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result
 /// See [`super::super::channel_steps`].
 pub(in super::super) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
-    let memory = Scratch::new(all.len(), &first.total)?;
+    let (_memory, steps) = scratch(all.len(), DType::F64, first.total.place())?;
     let jobs = all.iter().enumerate().map(|(i, one)| {
         let job = ChannelJob {
             total: one.total.device_address()?,
             last: one.last.device_address()?,
             last_kind: number_of(one.last.dtype()),
-            step: memory.at(i),
+            step: steps.part(i, 1).device_address()?,
             rate: one.rate,
             fresh: i32::from(one.fresh),
             ..job_of(&one.channels, &one.grad, Some(&one.param))?

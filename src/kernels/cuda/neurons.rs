@@ -1,8 +1,9 @@
 //! Normalization by neuron: the kernels of `neurons.cu`.
 
 use super::super::Neurons;
-use super::lines::{self, Job, Matrix, Numbers, count, launch_lines, wide};
-use super::table::number_of;
+use super::lines::{self, Job, Matrix, Numbers, launch_lines};
+use super::table::{number_of, to_i32};
+use crate::batch::to_i64;
 use crate::error::Result;
 
 /// Neurons that share a norm from which a block sums them up, not a warp.
@@ -56,12 +57,12 @@ pub(in super::super) fn neurons(kernel: &'static str, mean: [f64; 2], all: &[Neu
             totals: one.totals.device_address()?,
             chosen: Numbers::of(one.chosen.as_ref())?,
             stride: u.stride,
-            variance_stride: wide(variance_stride)?,
+            variance_stride: to_i64(variance_stride)?,
             rows: u.rows,
-            across: count(across)?,
-            length: count(one.length)?,
-            group: count(group)?,
-            groups: count(groups)?,
+            across: to_i32(across)?,
+            length: to_i32(one.length)?,
+            group: to_i32(group)?,
+            groups: to_i32(groups)?,
             end: 0,
             kind: u.kind,
             variance_kind: number_of(variance.dtype()),

@@ -1,14 +1,16 @@
 //! Orthonormal columns by Cholesky QR, on panels of float32. What a pass decides it leaves on the device, where the next
 //! one reads it: every pass is launched, and works on the panels that need it.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::columns::scale_to_units;
-use super::device::launch;
+use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::sources::{CHOLESKY, GRAM};
 use super::symmetric::{Factor, MatrixBatch};
+use super::table::to_i32;
 use crate::batch::{Slab, to_i64};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Rows and columns of a tile, threads of a block.
@@ -105,6 +107,7 @@ struct Panels {
     gram: Slab,
     factor: Slab,
     inverses: Slab,
+    _memory: [Tensor; 3],
 }
 
 /// See [`super::super::orthonormal_columns`].
@@ -117,8 +120,7 @@ pub(in super::super) fn orthonormal_columns(
         return Ok(());
     }
     scale_to_units(matrices, shape)?;
-    let memory = Panels::memory(matrices, shape)?;
-    let panels = Panels::new(matrices, shape, &memory)?;
+    let panels = Panels::new(matrices, shape)?;
     // What a sum of so many products may round to, as a share of their sizes.
     #[allow(clippy::cast_precision_loss)] // a number of columns
     let rounding = (cols + TILE / 2) as f32 * EPSILON;
@@ -133,9 +135,7 @@ pub(in super::super) fn orthonormal_columns(
         Pass { selection: ill, shift: 0.0, left_out: rounding },
         Pass { selection: ill, shift: 0.0, left_out: rounding },
     ];
-    let size = [to_i64(passes.len())?, to_i64(count)?];
-    let statuses = Tensor::f_empty(size, (Kind::Double, matrices.place().device()))?;
-    let statuses = Slab::of(&statuses)?;
+    let (_memory, statuses) = scratch(passes.len() * count, DType::F64, matrices.place())?;
     let at = |pass: usize| statuses.part(pass * count, count).device_address();
     for (number, pass) in passes.into_iter().enumerate() {
         let before = if number == 0 { 0 } else { at(number - 1)? };
@@ -143,10 +143,6 @@ pub(in super::super) fn orthonormal_columns(
         panels.run(Pass { selection, ..pass }, at(number)?)?;
     }
     Ok(())
-}
-
-fn side(n: usize) -> Result<i32> {
-    i32::try_from(n).map_err(|_| Error::Internal(format!("a side of {n}")))
 }
 
 fn grid(blocks: usize, shared: u32) -> Result<Grid> {
@@ -167,26 +163,20 @@ impl Panels {
         tiles * (tiles + 1) / 2
     }
 
-    /// Gram matrices, factors and inverted tiles.
-    fn memory(matrices: &Slab, shape @ [count, _, cols]: [usize; 3]) -> Result<[Tensor; 3]> {
+    /// With memory for Gram matrices, factors and inverted tiles.
+    fn new(matrices: &Slab, shape @ [count, rows, cols]: [usize; 3]) -> Result<Self> {
         let (square, tiles) = (cols * cols, cols.div_ceil(TILE) * TILE * TILE);
-        let empty = |each: usize| -> Result<Tensor> {
-            let size = [to_i64(count * each)?];
-            Ok(Tensor::f_empty(size, (Kind::Float, matrices.place().device()))?)
-        };
-        Ok([empty(Self::parts(shape) * square)?, empty(square)?, empty(tiles)?])
-    }
-
-    fn new(matrices: &Slab, shape @ [_, rows, cols]: [usize; 3], memory: &[Tensor; 3]) -> Result<Self> {
+        let room = |each: usize| scratch(count * each, DType::F32, matrices.place());
         let panel = MatrixBatch {
             first: matrices.device_address()?,
             each: 0,
             matrix_stride: to_i64(rows * cols)?,
             row_stride: to_i64(cols)?,
         };
-        let [gram, factor, inverses] = memory;
-        let (gram, factor, inverses) = (Slab::of(gram)?, Slab::of(factor)?, Slab::of(inverses)?);
-        Ok(Self { panel, shape, parts: Self::parts(shape), gram, factor, inverses })
+        let ((gram_memory, gram), (factor_memory, factor), (inverses_memory, inverses)) =
+            (room(Self::parts(shape) * square)?, room(square)?, room(tiles)?);
+        let memory = [gram_memory, factor_memory, inverses_memory];
+        Ok(Self { panel, shape, parts: Self::parts(shape), gram, factor, inverses, _memory: memory })
     }
 
     /// One pass, whose outcome goes to `status`.
@@ -199,10 +189,10 @@ impl Panels {
             panel,
             gram,
             selection,
-            rows: side(rows)?,
-            cols: side(cols)?,
-            tiles: side(tiles)?,
-            parts: side(parts)?,
+            rows: to_i32(rows)?,
+            cols: to_i32(cols)?,
+            tiles: to_i32(tiles)?,
+            parts: to_i32(parts)?,
         };
         let factorization = CholeskyFactor {
             gram,
@@ -212,8 +202,8 @@ impl Panels {
             selection,
             shift: Factor { live: 0, value: shift },
             left_out,
-            size: side(cols)?,
-            parts: side(parts)?,
+            size: to_i32(cols)?,
+            parts: to_i32(parts)?,
         };
         let solve = CholeskySolve {
             panel,
@@ -222,9 +212,9 @@ impl Panels {
             inverses,
             status,
             selection,
-            rows: side(rows)?,
-            cols: side(cols)?,
-            tiles: side(row_tiles)?,
+            rows: to_i32(rows)?,
+            cols: to_i32(cols)?,
+            tiles: to_i32(row_tiles)?,
         };
         // SAFETY: the layouts are asserted above; panels and scratch are memory of the device, which torch's allocator
         // gives to others only after what is on the stream.

@@ -7,8 +7,8 @@ use super::super::cpu::rows::Stack;
 use super::super::pass::RowPassCall;
 use super::device::{launch, scratch};
 use super::driver::Grid;
-use super::table::{Scalars, THREADS, number_of};
-use crate::batch::{Slab, address_of};
+use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
+use crate::batch::{Slab, to_i64};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -81,13 +81,12 @@ pub(in super::super) fn rows<const N: usize>(call: &RowPassCall<'_>, jobs: &[Sta
     let Some(place) = jobs.first().map(|stack| stack.operands[0].place()) else { return Ok(()) };
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     for (number, stack) in jobs.iter().enumerate() {
-        let is_wide = stack.operands.iter().any(|o| o.dtype() == DType::F64);
-        let list = if is_wide { &mut wide } else { &mut narrow };
+        let list = if is_wide(&stack.operands) { &mut wide } else { &mut narrow };
         list.push(planned(call, number, stack)?);
     }
-    let room = |jobs: &[Planned]| -> Result<Tensor> {
+    let room = |jobs: &[Planned]| {
         let numbers = jobs.iter().flat_map(|job| job.partial).sum();
-        scratch(numbers, place)
+        scratch(numbers, DType::F64, place)
     };
     for jobs in wide.chunks(FEW) {
         launch_table::<FEW>(call, ["wide", "few"], jobs, &room(jobs)?)?;
@@ -131,8 +130,7 @@ fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<
     let [by_row, by_col] = [row_sums, col_sums].map(|sums| !sums.is_empty());
     let (of_matrices, own) = (!all_sums.is_empty(), !total.is_empty());
     let strips = if by_row || by_col { matrices * (rows + cols) } else { 0 };
-    let signed = |n: usize| i64::try_from(n).map_err(|_| too_many());
-    [job.stack, job.rows, job.cols] = [signed(*matrices)?, signed(*rows)?, signed(*cols)?];
+    [job.stack, job.rows, job.cols] = [to_i64(*matrices)?, to_i64(*rows)?, to_i64(*cols)?];
     job.lanes = u8::try_from(lanes).unwrap_or(0);
     let tiles = matrices * down * across;
     let wanted = |numbers: usize, wanted: bool| if wanted { numbers } else { 0 };
@@ -147,26 +145,21 @@ fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<
     })
 }
 
-fn too_many() -> Error {
-    Error::Internal("too many elements for one launch".into())
-}
-
 /// Launches the pass, and what adds up the sums of its tiles, which lie in `room`.
 fn launch_table<const MOST: usize>(
     call: &RowPassCall<'_>,
     [form, sums]: [&str; 2],
     jobs: &[Planned],
-    room: &Tensor,
+    (_memory, room): &(Tensor, Slab),
 ) -> Result<()> {
-    let scalars = Scalars { live: 0, value: call.pass.scalars };
+    let scalars = Scalars::of(&call.pass);
     let count = i32::try_from(jobs.len()).unwrap_or(0);
     let mut table = Stacks { scalars, count, job: [StackJob::default(); MOST] };
-    let (mut ends, mut at) = ([0_u32; 3], address_of(room));
+    let (mut ends, mut at) = ([0_u32; 3], room.device_address()?);
     for (to, planned) in table.job.iter_mut().zip(jobs) {
         *to = planned.job;
         for (end, blocks) in ends.iter_mut().zip(planned.blocks) {
-            let blocks = u32::try_from(blocks).ok();
-            *end = blocks.and_then(|blocks| end.checked_add(blocks)).ok_or_else(too_many)?;
+            *end = add_pieces(*end, blocks)?;
         }
         to.ends = ends;
         for (partial, numbers) in to.partial.iter_mut().zip(planned.partial) {

@@ -1,11 +1,11 @@
 //! Slices of matrices that are chosen by their sums: the kernels of `select.cu`.
 
-use tch::Tensor;
-
 use super::super::cpu::elementwise::Apply;
 use super::super::slices::{Move, Sliced};
-use super::lines::{self, Job, Matrix, Numbers, THREADS, count, launch_lines};
-use crate::batch::{Area, Slab, to_i64};
+use super::device::scratch;
+use super::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
+use super::table::to_i32;
+use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::spec::Side;
@@ -112,17 +112,15 @@ pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab
     let Some((_, first)) = all.first() else { return Ok(()) };
     let pieces = |x: &Area| x.shape()[1].div_ceil(STRIP) * x.shape()[0].div_ceil(CHUNK);
     let total = all.iter().map(|(x, _)| pieces(x)).sum::<usize>() * STRIP;
-    // Torch's allocator gives it to others only after what is on the stream.
-    let memory = Tensor::f_empty([to_i64(total)?], (DType::F64.kind(), first.place().device()))?;
-    let partial = Slab::of(&memory)?.device_address()?;
-    let starts = all.iter().scan(partial, |next, (x, _)| {
+    let (_memory, partial) = scratch(total, DType::F64, first.place())?;
+    let starts = all.iter().scan(partial.device_address()?, |next, (x, _)| {
         let start = *next;
         *next += pieces(x) * STRIP * DType::F64.bytes();
         Some(start)
     });
     let jobs = all.iter().zip(starts).map(|(one, start)| Ok((one, job(one, start)?)));
     let jobs = jobs.collect::<Result<Vec<_>>>()?;
-    // SAFETY: as above; `memory` has room for the sums of all pieces.
+    // SAFETY: as above; `partial` has room for the sums of all pieces.
     unsafe {
         launch_lines("slice_columns", head, jobs.iter().map(|(one, job)| Ok((*job, pieces(&one.0)))))?;
         let blocks = |x: &Area| x.shape()[1].div_ceil(THREADS as usize);
@@ -133,12 +131,12 @@ pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab
 /// See [`super::super::choose`].
 pub(in super::super) fn choose(wanted: usize, all: &[(Slab, Slab)]) -> Result<()> {
     let jobs = all.iter().map(|(scores, chosen)| {
-        let (count, room) = (count(scores.len())?, count(chosen.len())?);
+        let (count, room) = (to_i32(scores.len())?, to_i32(chosen.len())?);
         let (scores, chosen) = (scores.device_address()?, chosen.device_address()?);
         Ok((ChoiceJob { scores, chosen, count, room, end: 0 }, 1))
     });
     // SAFETY: as above.
-    unsafe { launch_lines("slice_choice", count(wanted)?, jobs) }
+    unsafe { launch_lines("slice_choice", to_i32(wanted)?, jobs) }
 }
 
 fn job(one: &Sliced) -> Result<SliceJob> {

@@ -26,7 +26,7 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 19] = [
+pub(super) const HEADERS: [(&str, &str); 20] = [
     ("block_sum.cuh", include_str!("block_sum.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("coded.cuh", include_str!("coded.cuh")),
@@ -41,6 +41,7 @@ pub(super) const HEADERS: [(&str, &str); 19] = [
     ("philox.cuh", include_str!("philox.cuh")),
     ("ptx.cuh", include_str!("ptx.cuh")),
     ("rounding.cuh", include_str!("rounding.cuh")),
+    ("search.cuh", include_str!("search.cuh")),
     ("stacks.cuh", include_str!("stacks.cuh")),
     ("swizzle.cuh", include_str!("swizzle.cuh")),
     ("symmetric.cuh", include_str!("symmetric.cuh")),

@@ -58,20 +58,11 @@ struct StackShare {
     u32 number;
 };
 
-// The job of a block is the first whose blocks end behind it; `End` counts them.
+// The share of a block; `End` counts the blocks of a job and all before it.
 template <u32 StackJob::* End, int Most>
 __device__ __forceinline__ StackShare stack_share(const Stacks<Most>& stacks, u32 block) {
-    int low = 0;
-    int high = stacks.count - 1;
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (stacks.job[middle].*End > block) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return {stacks.job[low], block - (low ? stacks.job[low - 1].*End : 0)};
+    const int job = first_behind(stacks.count, block, [&](int i) { return stacks.job[i].*End; });
+    return {stacks.job[job], block - (job ? stacks.job[job - 1].*End : 0)};
 }
 
 // How a matrix is cut: a tile has DOWN rows for each thread of a column, and a vector for each thread of a

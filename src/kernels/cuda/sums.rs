@@ -4,7 +4,8 @@ use super::super::pass::Pass;
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
-use crate::batch::{Slab, address_of};
+use crate::batch::Slab;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// As `sums.cu` lays it out.
@@ -84,9 +85,9 @@ fn launch_table<const MOST: usize>(
     let (table, blocks) = table::<MOST>(pass, &own)?;
     let Some(first) = to.first() else { return Ok(()) };
     let sums = first.len();
-    let partial = scratch(blocks as usize * sums, first.place())?;
+    let (_memory, partial) = scratch(blocks as usize * sums, DType::F64, first.place())?;
     let mut pieces = PieceSums {
-        partial: address_of(&partial),
+        partial: partial.device_address()?,
         factor,
         total: [0; MANY],
         end: [0; MANY],

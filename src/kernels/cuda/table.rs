@@ -5,7 +5,7 @@ use super::super::pass::{MOST_SCALARS, Pass};
 use super::coded::{self, CodedJob};
 use super::device::launch;
 use super::driver::Grid;
-use crate::batch::Slab;
+use crate::batch::{Slab, to_i64};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -21,8 +21,8 @@ pub(super) const MANY: usize = 340;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scalars {
-    pub(super) live: usize,
-    pub(super) value: [f64; MOST_SCALARS],
+    live: usize,
+    value: [f64; MOST_SCALARS],
 }
 
 impl Scalars {
@@ -99,7 +99,7 @@ pub(super) fn job<const N: usize>(pass: &Pass<'_>, number: usize, operands: &[Sl
     let (steps, live) = (address(pass.steps)?, address(pass.live)?);
     let mut job = Job { factor, steps, live, ..Job::default() };
     let length = operands[0].len();
-    job.length = i64::try_from(length).map_err(|_| Error::Internal(format!("a run of {length} elements")))?;
+    job.length = to_i64(length)?;
     for (at, slab) in operands.iter().enumerate() {
         if slab.len() != length {
             return Err(Error::Internal("the operands of a pass differ in length".into()));
@@ -119,6 +119,11 @@ pub(super) fn number_of(dtype: DType) -> u8 {
         DType::Q8 => 4,
         DType::UQ8 => 5,
     }
+}
+
+/// A side of a matrix, or a number of its lines.
+pub(super) fn to_i32(n: usize) -> Result<i32> {
+    i32::try_from(n).map_err(|_| Error::Internal(format!("{n} rows or columns of one matrix")))
 }
 
 /// The end of a job with this many pieces behind one that ends at `end`.
