@@ -112,9 +112,29 @@ pub fn cpu_multiplies_bf16() -> bool {
     }
 }
 
-/// Whether this CPU has AMX for bfloat16.
+/// Whether this CPU has AMX for bfloat16, and says what its tiles are.
 #[must_use]
 pub fn cpu_has_amx() -> bool {
+    cpu_names_amx() && !cpu_hides_tiles()
+}
+
+/// Whether this CPU names AMX for bfloat16 but no kind of tiles, as some virtual machines do: libtorch's products in
+/// bfloat16 end the process there, unless `ONEDNN_MAX_CPU_ISA` keeps them from AMX.
+#[must_use]
+pub fn cpu_hides_tiles() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        let is_told = __cpuid(0).eax >= 0x1D && __cpuid_count(0x1D, 0).eax >= 1;
+        cpu_names_amx() && !is_told
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+fn cpu_names_amx() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__cpuid, __cpuid_count};

@@ -36,6 +36,22 @@ pub(super) fn forget_threads_after_fork() {
     threads::forget_after_fork();
 }
 
+/// Where the CPU names AMX and hides its tiles, has libtorch's products do without: they would end the process. What the
+/// user says goes first.
+pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
+    const LIMIT: [&str; 2] = ["ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"];
+    if crate::dtype::cpu_hides_tiles() {
+        let environment = py.import("os")?.getattr("environ")?;
+        let set: String = environment.call_method1("setdefault", (LIMIT[0], LIMIT[1]))?.extract()?;
+        log::info!(
+            target: "oxidion.cpu",
+            "this machine names AMX and hides its tiles, where bfloat16 products of torch crash: {}={set}",
+            LIMIT[0]
+        );
+    }
+    Ok(())
+}
+
 /// The instruction sets that the CPU kernels use on this machine.
 #[pyfunction]
 pub(super) fn cpu_features() -> Vec<&'static str> {
