@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,7 +14,6 @@ import torch  # noqa: E402
 MAX_THREADS = 2
 EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 """Whether memory of the host is to count as that of the emulated CUDA device."""
-ONLY_ON_CPU = "cannot be used on CUDA devices yet"
 
 
 def pytest_configure() -> None:
@@ -23,18 +22,6 @@ def pytest_configure() -> None:
         from oxidion import _device
 
         _device.prepare(emulated=True)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """On the emulated device, what is refused there is skipped."""
-    report = yield
-    if EMULATED and call.excinfo is not None and ONLY_ON_CPU in str(call.excinfo.value):
-        report.outcome = "skipped"
-        report.longrepr = (__file__, 0, f"Skipped: {ONLY_ON_CPU}")
-    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -141,8 +141,8 @@ impl Algorithm for Dion2 {
             .scratch(program, chosen[0], chosen[1], dtype)?
             .buffer(sums)
             .buffer(BufferSpec::new("chosen", 1, count, DType::F64))
-            .buffer(BufferSpec::new("scores", 1, scores, DType::F64).summed(side))
-            .scratch("submatrix", submatrix, dtype);
+            .buffer(BufferSpec::new("scores", 1, scores, DType::F64).summed(side));
+        program = self.common.room(program, "submatrix", submatrix, dtype);
         if self.neuron.is_some() {
             // Neurons that a process chose among its own are no part of a whole.
             let (neurons, cut) = if global { (rows, with[0]) } else { (count, Cut::Whole) };

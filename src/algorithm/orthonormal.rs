@@ -90,7 +90,24 @@ impl Orthonormal {
         dtype: DType,
     ) -> Result<Program> {
         let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype, self.by_library)?;
-        Ok(program.scratch("scratch", elements, dtype))
+        Ok(self.room(program, "scratch", elements, dtype))
+    }
+
+    /// The program with memory for a matrix, and on a device for each: there they are computed together.
+    pub(super) fn room(
+        &self,
+        program: Program,
+        name: &'static str,
+        elements: usize,
+        dtype: DType,
+    ) -> Program {
+        let add = if self.by_library { Program::scratch_of_each } else { Program::scratch };
+        add(program, name, elements, dtype)
+    }
+
+    /// For how many of so many matrices there is such memory at once.
+    pub(super) fn at_once(&self, count: usize) -> usize {
+        if self.by_library { count } else { 1 }
     }
 
     /// Orthonormalizes matrices `[B, m, n]` in place.

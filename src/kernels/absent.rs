@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::channels::{ChannelStep, Channels, Limited, Projected};
 use super::clipping::{Clipping, Rates, UpdateSums};
@@ -176,8 +176,17 @@ pub(super) fn channel_steps(_step: &ChannelStep, _all: &[Limited]) -> Result<()>
     refuse()
 }
 
+pub(super) fn has_symmetric_product(_kind: Kind, _rows: i64) -> bool {
+    false
+}
+
 #[allow(clippy::unnecessary_wraps)] // as where there are kernels
-pub(super) fn symmetric_product(_out: &Tensor, _factors: [&Tensor; 2], _accumulate: bool) -> Result<bool> {
+pub(super) fn symmetric_product(
+    _out: &Tensor,
+    _factors: [&Tensor; 2],
+    _add: &[(f64, &Tensor)],
+    _factor: f64,
+) -> Result<bool> {
     Ok(false)
 }
 

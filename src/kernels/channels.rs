@@ -1,7 +1,9 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
+use super::staged::{self, Staged, formed_elements};
 use super::{cpu, cuda};
 use crate::batch::{Area, Place, Slab};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::spec::Side;
 
@@ -128,6 +130,17 @@ pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
             }
             Ok(())
         }
-        Some(Place::Cuda(_)) => cuda::channel_steps(step, all),
+        Some(Place::Cuda(_)) => {
+            for range in staged::ranges(all.iter().map(|one| formed_elements(&one.param))) {
+                let mut staged = Staged::default();
+                let part = all[range].iter().map(|one| {
+                    let wide = [one.param, one.grad].iter().any(|area| area.dtype() == DType::F64);
+                    Ok(Limited { param: staged.operand(one.param, wide, true)?, ..*one })
+                });
+                let part = part.collect::<Result<Vec<_>>>()?;
+                staged.around(|| cuda::channel_steps(step, &part))?;
+            }
+            Ok(())
+        }
     }
 }

@@ -16,6 +16,7 @@ mod normals;
 mod pass;
 mod place;
 mod slices;
+mod staged;
 mod trust;
 
 pub use channels::{
@@ -45,8 +46,8 @@ pub use low_rank::{clear_without_basis, is_finite};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use normals::{Normals, fill_normals};
 pub use place::{
-    copy, count_steps, fold, frozen, is_capturing, measured_squares, move_down, on_device, rows, run, sum,
-    symmetric_product,
+    copy, count_steps, fold, frozen, has_symmetric_product, is_capturing, measured_squares, move_down,
+    on_device, rows, run, sum, symmetric_product,
 };
 pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};
 pub use trust::{Debias, Trust};

@@ -2,6 +2,8 @@
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))] // what is said is for devices
 
+use std::ops::Range;
+
 use super::cpu::factored::Scales;
 use crate::batch::Slab;
 
@@ -66,6 +68,22 @@ impl<'a> Pass<'a> {
     /// As a pass over rows with these scales.
     pub(super) fn over_rows(self, scales: [&'a [Scales]; 2]) -> RowPassCall<'a> {
         RowPassCall { pass: self, scales }
+    }
+}
+
+impl RowPassCall<'_> {
+    /// The same for some of the jobs only.
+    pub(super) fn of(&self, jobs: Range<usize>) -> Self {
+        fn part<T>(all: &[T], jobs: Range<usize>) -> &[T] {
+            all.get(jobs).unwrap_or_default()
+        }
+        let pass = Pass {
+            factors: part(self.pass.factors, jobs.clone()),
+            steps: part(self.pass.steps, jobs.clone()),
+            live: part(self.pass.live, jobs.clone()),
+            ..self.pass
+        };
+        Self { pass, scales: self.scales.map(|scales| part(scales, jobs.clone())) }
     }
 }
 

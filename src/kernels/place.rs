@@ -8,7 +8,10 @@ use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
 use super::factors::Steps;
+use super::pass::RowPassCall;
+use super::staged::{self, Staged};
 use crate::batch::{Place, Slab};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs, all in one place.
@@ -61,8 +64,28 @@ pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Resul
             cpu::rows::rows(pass, jobs);
             Ok(())
         }
-        Place::Cuda(_) => super::cuda::rows(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
+        Place::Cuda(_) => rows_staged::<N, P>(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
     }
+}
+
+/// The pass on a device, on numbers of operands that have a form.
+fn rows_staged<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
+    let formed = |stack: &Stack<N>| stack.operands.iter().filter(|o| o.has_form()).map(Slab::len).sum();
+    for range in staged::ranges(jobs.iter().map(formed)) {
+        let mut staged = Staged::default();
+        let part = jobs[range.clone()].iter().map(|stack| {
+            let wide = stack.operands.iter().any(|o| o.dtype() == DType::F64);
+            let mut operands = stack.operands;
+            for (operand, is_written) in operands.iter_mut().zip(P::WRITES) {
+                let len = operand.len();
+                *operand = staged.operand(operand.area(0, [1, len], len), wide, is_written)?.all();
+            }
+            Ok(Stack { operands, ..*stack })
+        });
+        let part = part.collect::<Result<Vec<_>>>()?;
+        staged.around(|| super::cuda::rows(&call.of(range), &part))?;
+    }
+    Ok(())
 }
 
 /// The place of all operands.
@@ -116,14 +139,25 @@ fn no_kernel<O>() -> Error {
     Error::Cuda(format!("there is no kernel of {} yet", std::any::type_name::<O>()))
 }
 
-/// `out <- out + A Bᵀ`, or `A Bᵀ` alone, on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric: by a
-/// kernel that computes one triangle, where there is one for the place, type and size. False, with nothing done, where
-/// there is none.
+/// `out <- factor (Σ weight addend + A Bᵀ)` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
+/// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the place, type and
+/// size. False, with nothing done, where there is none.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
-pub fn symmetric_product(out: &Tensor, [a, b]: [&Tensor; 2], accumulate: bool) -> Result<bool> {
-    super::cuda::symmetric_product(out, [a, b], accumulate)
+pub fn symmetric_product(
+    out: &Tensor,
+    [a, b]: [&Tensor; 2],
+    add: &[(f64, &Tensor)],
+    factor: f64,
+) -> Result<bool> {
+    super::cuda::symmetric_product(out, [a, b], add, factor)
+}
+
+/// Whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns lie together.
+#[must_use]
+pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
+    super::cuda::has_symmetric_product(kind, rows)
 }
 
 /// Counts a step of each counter where it is. Returns `AdamW`'s corrections, and the counters that they follow: none

@@ -16,7 +16,7 @@ use super::products::Products;
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::{self, Kernel};
+use crate::kernels::{self, Kernel, has_symmetric_product};
 use crate::threads;
 
 /// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a
@@ -83,8 +83,14 @@ pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_for
     library_elements(b, m, n, dtype, in_gram_form)
 }
 
+/// Elements of scratch, in the dtype of the batch, that each of the matrices which a device computes together needs.
+pub(super) fn elements_of_each(m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
+    let (squares, _) = beside([m, n], dtype, in_gram_form);
+    Library::elements(1, [m, n], squares).max(2 * m * n)
+}
+
 /// As `scratch_elements`, where libtorch's products are used in any case.
-pub(super) fn library_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
+fn library_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
     let (squares, kept) = beside([m, n], dtype, in_gram_form);
     // Before the first step, the matrix in twice the width.
     let g = group_size(b, m, n);
@@ -114,8 +120,12 @@ impl Iteration<'_> {
             .ok_or_else(|| Error::Internal(format!("an iteration on matrices of {kind:?}")))?;
         let flat = scratch.size();
         let here = x_bmn.device() == Device::Cpu && !kernels::on_device();
-        let elements = if here { scratch_elements } else { library_elements };
-        let needed = elements(b, m, n, dtype, self.restarts.is_some());
+        let in_gram_form = self.restarts.is_some();
+        let needed = if here {
+            scratch_elements(b, m, n, dtype, in_gram_form)
+        } else {
+            elements_of_each(m, n, dtype, in_gram_form)
+        };
         if !x_bmn.is_contiguous() || flat.len() != 1 || flat[0] < needed || scratch.f_kind()? != kind {
             return Err(Error::Internal(format!(
                 "an iteration needs a contiguous batch and {needed} elements of {kind:?}, got scratch {flat:?}"
@@ -126,7 +136,7 @@ impl Iteration<'_> {
                 let batch = [Slab::of(x_bmn)?, Slab::of(scratch)?];
                 self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
             }
-            _ => self.by_library(x_bmn, scratch),
+            _ => self.by_library(x_bmn, dtype, scratch),
         }
     }
 
@@ -191,40 +201,61 @@ impl Iteration<'_> {
         Ok(())
     }
 
-    fn by_library(&self, x_bmn: &Tensor, scratch: &Tensor) -> Result<()> {
+    /// How many matrices libtorch computes together, and whether each is alone for it: on a device as many as there is
+    /// scratch for, so that they fill it.
+    fn together(&self, [b, m, n]: [i64; 3], dtype: DType, scratch: &Tensor) -> (i64, bool) {
+        if !kernels::on_device() {
+            return (group_size(b, m, n), alone(m, n));
+        }
+        let each = elements_of_each(m, n, dtype, self.restarts.is_some());
+        let room = i64::try_from(scratch.numel()).unwrap_or(i64::MAX);
+        ((room / each.max(1)).clamp(1, b), false)
+    }
+
+    fn by_library(&self, x_bmn: &Tensor, dtype: DType, scratch: &Tensor) -> Result<()> {
         let (b, m, n) = x_bmn.size3()?;
-        let kind = x_bmn.f_kind()?;
+        let kind = dtype.kind();
         // The guard reads a norm, and nobody waits for a device.
         let guarded =
             matches!(kind, Kind::Half | Kind::BFloat16) && self.restarts.is_some() && !kernels::on_device();
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
-        let group = group_size(b, m, n);
-        let compute = |iteration: &Iteration<'_>, part_gmn: &Tensor| -> Result<()> {
+        let (group, alone) = self.together([b, m, n], dtype, scratch);
+        // Kernels of symmetric products want the short side's rows to lie together.
+        let turned = m > n && has_symmetric_product(kind, n);
+        let compute = |iteration: &Iteration<'_>, part: &Tensor, home: Option<&mut Tensor>| -> Result<()> {
             let squares = i64::try_from(iteration.squares()).unwrap_or(0);
-            let mut products = Library::new(part_gmn, squares, scratch, alone(m, n))?;
+            let mut products = Library::new(part, squares, scratch, alone)?;
             iteration.iterate(&mut products, &steps, start)?;
-            products.finish()
+            products.finish(home)
         };
         for first in (0..b).step_by(to_usize(group).max(1)) {
             let g = group.min(b - first);
             let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
-            normalize(&mut part_gmn, factor, self.epsilon, scale, scratch)?;
+            if turned {
+                let part_gnm = part_gmn.f_view([g, n, m])?;
+                let mut to_gmn = part_gnm.f_transpose(1, 2)?;
+                normalize(&mut part_gmn, &mut to_gmn, factor, self.epsilon, scale, scratch)?;
+                compute(self, &part_gnm, Some(&mut part_gmn))?;
+                continue;
+            }
+            let mut to_gmn = part_gmn.f_alias()?;
+            normalize(&mut part_gmn, &mut to_gmn, factor, self.epsilon, scale, scratch)?;
             if !guarded {
-                compute(self, &part_gmn)?;
+                compute(self, &part_gmn, None)?;
                 continue;
             }
             let last = scratch.numel().saturating_sub(to_usize(g * m * n));
             let last = i64::try_from(last).unwrap_or(0);
             let mut kept_gmn = scratch.f_narrow(0, last, g * m * n)?.f_view([g, m, n])?;
             kept_gmn.f_copy_(&part_gmn)?;
-            compute(self, &part_gmn)?;
+            compute(self, &part_gmn, None)?;
             for i in 0..g {
                 let mut matrix_1mn = part_gmn.f_narrow(0, i, 1)?;
                 let norm = matrix_1mn.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_double_value(&[])?;
                 if exploded(norm, [m, n].map(to_usize)) {
                     matrix_1mn.f_copy_(&kept_gmn.f_narrow(0, i, 1)?)?;
-                    compute(&self.standard(), &matrix_1mn)?;
+                    compute(&self.standard(), &matrix_1mn, None)?;
                 }
             }
         }

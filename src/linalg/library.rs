@@ -5,9 +5,11 @@ use tch::{Kind, Tensor};
 use super::products::Products;
 use super::symmetric::{Symmetric, accumulate, number};
 use crate::error::{Error, Result};
+use crate::kernels::symmetric_product;
 
 /// Matrices and their workspace.
 pub(super) struct Library {
+    shape: [i64; 3],
     current: Tensor,
     next: Tensor,
     squares: Vec<Tensor>,
@@ -36,6 +38,7 @@ impl Library {
             Ok(memory.f_narrow(0, size + i * square_size, square_size)?.f_view(square.as_slice())?)
         });
         Ok(Self {
+            shape: [g, m, n],
             current: x_gmn.f_view(shape.as_slice())?,
             next: memory.f_narrow(0, 0, size)?.f_view(shape.as_slice())?,
             squares: squares.collect::<Result<_>>()?,
@@ -45,11 +48,20 @@ impl Library {
         })
     }
 
-    /// Brings the result to where the matrices were.
-    pub(super) fn finish(mut self) -> Result<()> {
-        if self.swapped {
+    /// Brings the result to where the matrices were; or, where those were turned, to `home`, turned back.
+    pub(super) fn finish(mut self, home: Option<&mut Tensor>) -> Result<()> {
+        let Some(home) = home else {
+            if self.swapped {
+                self.next.f_copy_(&self.current)?;
+            }
+            return Ok(());
+        };
+        if !self.swapped {
+            // It is where it has to be turned to.
             self.next.f_copy_(&self.current)?;
+            std::mem::swap(&mut self.current, &mut self.next);
         }
+        home.f_copy_(&self.current.f_view(self.shape)?.f_transpose(1, 2)?)?;
         Ok(())
     }
 
@@ -71,16 +83,22 @@ impl Products for Library {
     fn multiply(&mut self, out: usize, [a, b]: [usize; 2], add: &[(f64, usize)], factor: f64) -> Result<()> {
         let mut to = self.square(out)?;
         let (a, b) = (self.square(a)?, self.square(b)?);
-        match add {
+        let addends = add.iter().map(|(weight, other)| Ok((*weight, self.square(*other)?)));
+        let addends = addends.collect::<Result<Vec<_>>>()?;
+        let add: Vec<_> = addends.iter().map(|(weight, other)| (*weight, other)).collect();
+        if symmetric_product(&to, [&a, &b], &add, factor)? {
+            return Ok(());
+        }
+        match &*add {
             [] => {
                 let _ = to.f_zero_()?;
             }
             [(weight, first), rest @ ..] => {
-                let _ = self.square(*first)?.f_mul_out(&to, &number(*weight)?)?;
+                let _ = first.f_mul_out(&to, &number(*weight)?)?;
                 for (weight, other) in rest {
-                    let other = self.square(*other)?;
-                    let _ =
-                        to.f_add_(&if is_one(*weight) { other } else { other.f_mul_scalar(*weight)? })?;
+                    let other =
+                        if is_one(*weight) { other.f_alias()? } else { other.f_mul_scalar(*weight)? };
+                    let _ = to.f_add_(&other)?;
                 }
             }
         }
@@ -146,9 +164,11 @@ fn gram_kind(x: &Tensor) -> Result<Kind> {
     Ok(if x.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
 }
 
-/// `X <- X / ((factor ||X||_F + epsilon) start)`, with one rounding to the dtype of `X`.
+/// `to <- X / ((factor ||X||_F + epsilon) start)`, with one rounding to the dtype of `X`. `to` is `X`, or in a 16-bit type
+/// another view of its memory.
 pub(super) fn normalize(
     x_gmn: &mut Tensor,
+    to_gmn: &mut Tensor,
     factor: f64,
     epsilon: f64,
     start: f64,
@@ -169,7 +189,7 @@ pub(super) fn normalize(
             scratch.f_narrow(0, 0, 2 * elements)?.f_view_dtype(Kind::Float)?.f_view([g, m, n])?;
         wide_gmn.f_copy_(x_gmn)?;
         let _ = wide_gmn.f_mul_(&inverse(&wide_gmn)?)?;
-        x_gmn.f_copy_(&wide_gmn)?;
+        to_gmn.f_copy_(&wide_gmn)?;
     } else {
         let _ = x_gmn.f_mul_(&inverse(x_gmn)?)?;
     }

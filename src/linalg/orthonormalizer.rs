@@ -6,7 +6,7 @@ use super::coefficients::{
     NEWTON_SCHULZ, POLAR_EXPRESS, POLAR_EXPRESS_FAST, Polynomial, Preconditioner, by_name,
 };
 use super::gram::{self, gram_newton_schulz, require_positive, restarts, unit_roundoff};
-use super::iteration::library_elements;
+use super::iteration::elements_of_each;
 use super::newton_schulz::{self, newton_schulz};
 use super::polar::{self, polar_factor};
 use crate::dtype::DType;
@@ -132,7 +132,8 @@ impl Orthonormalizer {
     }
 
     /// Elements of scratch, in the dtype of the batch, that [`run`](Self::run) needs for any number of matrices
-    /// `rows x cols`; `by_library`: of a device, where libtorch multiplies.
+    /// `rows x cols`; `by_library`: of a device, where libtorch multiplies, and for each of them, which then are computed
+    /// together.
     ///
     /// # Errors
     /// [`Error::Value`] for a side beyond what can be addressed.
@@ -147,9 +148,7 @@ impl Orthonormalizer {
             |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
         let (m, n) = (size(rows)?, size(cols)?);
         let elements = match (&self.0, self.gram_restarts(rows, cols, dtype)) {
-            (Kind::Iteration { .. }, found) if by_library => {
-                library_elements(ANY_COUNT, m, n, dtype, found.is_some())
-            }
+            (Kind::Iteration { .. }, found) if by_library => elements_of_each(m, n, dtype, found.is_some()),
             (Kind::Iteration { .. }, None) => newton_schulz::scratch_elements(ANY_COUNT, m, n, dtype),
             (Kind::Iteration { .. }, Some(_)) => gram::scratch_elements(ANY_COUNT, m, n, dtype),
             (Kind::Polar | Kind::Function(_), _) => 0,

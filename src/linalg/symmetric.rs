@@ -41,7 +41,7 @@ impl Symmetric {
 
     /// `out <- W Wᵀ`, exactly symmetric when there are strips. `free` is overwritten.
     pub(super) fn gram(&self, out: &mut Tensor, w: &Tensor, free: &Tensor) -> Result<()> {
-        if symmetric_product(out, [w, w], false)? {
+        if symmetric_product(out, [w, w], &[], 1.0)? {
             return Ok(());
         }
         if self.strips == 1 {
@@ -61,9 +61,6 @@ impl Symmetric {
 
     /// `out <- out + A B` for symmetric `out`, `A` and `B` that commute. `free` is overwritten.
     pub(super) fn accumulate(&self, out: &mut Tensor, a: &Tensor, b: &Tensor, free: &Tensor) -> Result<()> {
-        if symmetric_product(out, [a, b], true)? {
-            return Ok(());
-        }
         if self.strips == 1 {
             return accumulate(out, a, b);
         }

@@ -1,7 +1,7 @@
 //! Places the buffers of all buckets in one block of bytes.
 
 use super::bucket::Bucket;
-use super::hop::{Hop, HopKind, Segment, Step};
+use super::hop::{Hop, HopKind, Segment, Step, shared};
 use super::route::{Counts, Route};
 use super::train::Train;
 
@@ -49,7 +49,8 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
     let messages = buffers.len();
     for (at, spec) in buffers.iter().enumerate() {
         let stored = super::hop::Held { units: 0..bucket.units.len(), depth: bucket.depth() };
-        grow(at, Hop::area(bucket, spec, &stored) * spec.dtype.bytes());
+        let times = if spec.taken { shared(bucket, bucket.dealt.len()).len().max(1) } else { 1 };
+        grow(at, times * Hop::area(bucket, spec, &stored) * spec.dtype.bytes());
     }
     let slices = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
         Step::Unpack(hop) if hop.kind == HopKind::Slice => Some(hop),

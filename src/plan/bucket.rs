@@ -11,7 +11,7 @@ use super::assign::Loads;
 use super::member::Member;
 use super::place::{Extent, Piece};
 use super::program::{BufferSpec, Program};
-use super::split::{linear_bytes, split, stored_bytes};
+use super::split::{Limit, linear_bytes, split, stored_bytes};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +176,7 @@ impl Bucket {
 pub(super) fn buckets(
     members: &[Member],
     algorithms: &[AnyAlgorithm],
-    limits: &[Option<usize>],
+    limits: &[Limit],
 ) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
@@ -225,7 +225,8 @@ pub(super) fn buckets(
         }
     }
     let mut loads = Loads::default();
-    let mut closed: Vec<Bucket> = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits)).collect();
+    let parts = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits[bucket.group]));
+    let mut closed: Vec<Bucket> = parts.collect();
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.joint));
     for bucket in &mut closed {
         // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.

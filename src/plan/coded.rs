@@ -134,7 +134,7 @@ fn check_blocks(
 ) -> Result<()> {
     let ends: Vec<usize> = blocks
         .iter()
-        .filter(|b| b.rows > 1 || b.cols < width)
+        .filter(|b| p.shape.len() > 1 && (b.rows > 1 || b.cols < width)) // vectors are taken whole
         .flat_map(|b| [b.offset % width.max(1), (b.offset + b.cols) % width.max(1)])
         .collect();
     if ends.iter().all(|end| end.is_multiple_of(block)) {

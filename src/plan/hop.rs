@@ -357,7 +357,7 @@ pub fn owned_by(bucket: &Bucket, units: &Range<usize>, at: usize, owner: usize) 
 }
 
 /// The units that were shared along the axis at position `at`: all whose owners before it are mine.
-fn shared(bucket: &Bucket, at: usize) -> Range<usize> {
+pub(super) fn shared(bucket: &Bucket, at: usize) -> Range<usize> {
     (0..at).fold(0..bucket.units.len(), |units, earlier| owned(bucket, &units, earlier))
 }
 

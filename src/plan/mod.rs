@@ -159,7 +159,7 @@ impl Plan {
             });
         }
         let limits =
-            groups.iter().map(|g| g.options.optional_count("max_batch_bytes")).collect::<Result<Vec<_>>>()?;
+            groups.iter().map(|g| split::Limit::from_options(&g.options)).collect::<Result<Vec<_>>>()?;
         let buckets = bucket::buckets(&members, &algorithms, &limits)?;
         let segments = buckets.iter().map(hop::segments).collect::<Result<Vec<_>>>()?;
         let trains = train::trains(&buckets, &segments);

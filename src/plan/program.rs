@@ -25,6 +25,8 @@ pub struct BufferSpec {
     pub wire: DType,
     /// Whether all units share one matrix (scratch) instead of having one each.
     pub shared: bool,
+    /// Of scratch: whether it has a matrix for each of the whole ones that a process takes, at least one.
+    pub taken: bool,
     /// How rows and columns go along with the sides of the block.
     pub cuts: [Cut<Side>; 2],
     /// Whether stages sum over rows, columns, the matrices of a parameter: where that is cut, they leave contributions.
@@ -48,6 +50,7 @@ impl BufferSpec {
             dtype,
             wire: dtype,
             shared: false,
+            taken: false,
             cuts: [Cut::Whole; 2],
             summed: [false; 3],
             stored: false,
@@ -174,6 +177,13 @@ impl Program {
     #[must_use]
     pub fn scratch(self, name: &'static str, elements: usize, dtype: DType) -> Self {
         self.buffer(BufferSpec { shared: true, ..BufferSpec::new(name, 1, elements, dtype) })
+    }
+
+    /// The same, with so many elements for each of the whole matrices that a process takes.
+    #[must_use]
+    pub fn scratch_of_each(self, name: &'static str, elements: usize, dtype: DType) -> Self {
+        let spec = BufferSpec::new(name, 1, elements, dtype);
+        self.buffer(BufferSpec { shared: true, taken: true, ..spec })
     }
 
     /// Appends a stage.

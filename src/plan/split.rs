@@ -1,5 +1,7 @@
 //! Cuts buckets so that their buffers fit a bound.
 
+use crate::error::Result;
+use crate::options::{LIBRARY_PRODUCTS, Options};
 use crate::spec::Cut;
 
 use super::bucket::{Bucket, Unit};
@@ -8,19 +10,37 @@ use super::program::BufferSpec;
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
+/// The same on a device, which small batches do not fill.
+const DEVICE_BATCH_BYTES: usize = 256 << 20;
 /// The same where matrices are dealt out: a bucket should have one for every process that could take one.
 const DEALT_BATCH_BYTES: usize = 1 << 30;
+
+/// Bytes of buffers that one bucket of a group may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    /// Unless matrices are dealt out.
+    most: usize,
+    /// Where they are, for one that every process could take.
+    dealt: usize,
+}
+
+impl Limit {
+    /// What the user sets with `max_batch_bytes`, or the default.
+    pub(super) fn from_options(options: &Options) -> Result<Self> {
+        let usual = if options.flag(LIBRARY_PRODUCTS)? { DEVICE_BATCH_BYTES } else { DEFAULT_BATCH_BYTES };
+        let given = options.optional_count("max_batch_bytes")?;
+        Ok(Self { most: given.unwrap_or(usual), dealt: given.unwrap_or(DEALT_BATCH_BYTES) })
+    }
+}
 
 /// Cuts a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are dealt out
 /// one for every process that could take one, within a wider bound. Counts with the largest shard that any process
 /// has, so that all cut alike.
-pub(super) fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
-    let given = limits.get(bucket.group).copied().flatten();
+pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
     if bucket.leading.is_none() || bucket.joint {
-        let limit = given.unwrap_or(DEFAULT_BATCH_BYTES);
         return if bucket.gradient.is_some() {
-            runs(&bucket.units, bucket.stacks, limit / bucket.shape.param.bytes())
+            runs(&bucket.units, bucket.stacks, limit.most / bucket.shape.param.bytes())
                 .into_iter()
                 .map(part)
                 .collect()
@@ -28,15 +48,18 @@ pub(super) fn split(bucket: &Bucket, limits: &[Option<usize>]) -> Vec<Bucket> {
             vec![bucket.clone()]
         };
     }
+    let (all, cut) = super::assign::takers(bucket);
     let (mut shared, mut each) = (0, 0);
     for spec in &bucket.program.buffers {
         let bytes = stored_bytes(bucket, spec);
-        *(if spec.shared { &mut shared } else { &mut each }) += bytes;
+        match (spec.shared, spec.taken) {
+            (true, false) => shared += bytes,
+            (_, taken) => each += if taken { bytes.div_ceil(all) } else { bytes },
+        }
     }
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
-    let (all, cut) = super::assign::takers(bucket);
-    let wanted = fit(given.unwrap_or(DEFAULT_BATCH_BYTES)).max(1).next_multiple_of(all);
-    let bound = fit(given.unwrap_or(DEALT_BATCH_BYTES)).max(1).next_multiple_of(cut);
+    let wanted = fit(limit.most).max(1).next_multiple_of(all);
+    let bound = fit(limit.dealt).max(1).next_multiple_of(cut);
     let most = if all == 1 { wanted } else { wanted.min(bound) };
     stacks_of(&bucket.units, most.max(1))
         .into_iter()

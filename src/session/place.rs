@@ -7,14 +7,8 @@ use crate::batch::{MOST_SPANS, Place, is_emulated};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::cuda::{self, Entered};
-use crate::plan::Plan;
+use crate::plan::{Member, Plan};
 use crate::spec::StateSpec;
-
-/// Those of which every pass over a state of 8 bits is elementwise.
-const CODED_ON_DEVICES: [&str; 7] =
-    ["adamw", "lion", "muon", "normuon", "dion", "galore_adamw", "apollo_adamw"];
-/// Those of which every pass over a parameter is elementwise.
-const ROUNDED_ON_DEVICES: [&str; 6] = ["adamw", "lion", "muon", "normuon", "dion", "galore_adamw"];
 
 /// The one place where all parameters are.
 ///
@@ -45,23 +39,15 @@ pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Place> {
 }
 
 fn require_supported(plan: &Plan) -> Result<()> {
-    let refuse = |what: String| Err(Error::Value(format!("{what} cannot be used on CUDA devices yet")));
-    for member in &plan.members {
-        let name = plan.algorithms[member.algorithm].name();
-        if member.rounding.is_some() && !ROUNDED_ON_DEVICES.contains(&name) {
-            return refuse(format!("{}: stochastic_rounding with {name}", member.spec.name));
-        }
-        if member.rounding.is_some() && places(member).spans().len() > MOST_SPANS {
-            return refuse(format!(
-                "{}: stochastic_rounding of a parameter that is cut in more than {MOST_SPANS} dimensions",
-                member.spec.name
-            ));
-        }
-        if member.states.iter().any(|state| state.scales_of.is_some()) && !CODED_ON_DEVICES.contains(&name) {
-            return refuse(format!("{}: state_bits=8 with {name}", member.spec.name));
-        }
+    let too_many = |member: &&Member| member.rounding.is_some() && places(member).spans().len() > MOST_SPANS;
+    match plan.members.iter().find(too_many) {
+        None => Ok(()),
+        Some(member) => Err(Error::Value(format!(
+            "{}: stochastic_rounding of a parameter that is cut in more than {MOST_SPANS} dimensions cannot be used on \
+             CUDA devices",
+            member.spec.name
+        ))),
     }
-    Ok(())
 }
 
 /// Refuses to have a step captured that a replay would not repeat as another one.

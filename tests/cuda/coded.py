@@ -193,14 +193,19 @@ def coded_table(
     scalars: Sequence[float],
     factors: Sequence[tuple[float, float]],
     lanes: int = 0,
+    live: Tensor | None = None,
 ) -> tuple[ctypes.Structure, int]:
-    """The parameter of a launch, and its blocks. ``lanes`` sets how many threads work on a block."""
+    """The parameter of a launch, and its blocks. ``lanes`` sets how many threads work on a block.
+
+    ``live`` has the factors of all jobs that a kernel left.
+    """
     fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", CodedJob * MOST_CODED[form]))
     made = type("CodedJobs", (ctypes.Structure,), {"_fields_": fields})()
     made.scalars.value = (ctypes.c_double * MOST_SCALARS)(*scalars)
     made.count, end = len(jobs), 0
     for job, operands, factor in zip(made.job, jobs, factors, strict=False):
         length = len(operands[0].read())
+        job.plain.live = live.data_ptr() if live is not None else None
         job.plain.length, job.plain.factor = length, (ctypes.c_double * 2)(*factor)
         coded = [operand for operand in operands if isinstance(operand, Codes)]
         block, width, first = 256, length, 0

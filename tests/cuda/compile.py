@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "copies.cu": EVERYWHERE,
     "messages.cu": EVERYWHERE,
     "coded.cu": EVERYWHERE,
+    "coded_sums.cu": EVERYWHERE,
     "neurons.cu": EVERYWHERE,
     "select.cu": EVERYWHERE,
     "totals.cu": EVERYWHERE,
@@ -43,27 +44,8 @@ ARCHITECTURES = {
     "low_rank.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
-LAUNCHED = (
-    "updates.cu",
-    "symmetric_mma.cu",
-    "gram.cu",
-    "cholesky.cu",
-    "columns.cu",
-    "copies.cu",
-    "messages.cu",
-    "coded.cu",
-    "neurons.cu",
-    "select.cu",
-    "sums.cu",
-    "totals.cu",
-    "factors.cu",
-    "rows.cu",
-    "means.cu",
-    "low_rank.cu",
-)
-"""What the package launches."""
-FORMED = ("coded.cu",)
-"""Of that, what is loaded for 8-bit states and stochastic rounding only."""
+FORMED = ("coded.cu", "coded_sums.cu")
+"""What is loaded for 8-bit states and stochastic rounding only."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +207,8 @@ def write_cubins(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         folder / f"{key(source, architecture)}.cubin": (source, architecture)
-        for source in LAUNCHED
-        for architecture in ARCHITECTURES[source]
+        for source, architectures in ARCHITECTURES.items()
+        for architecture in architectures
     }
     for stale in set(folder.glob("*.cubin")) - set(files):
         stale.unlink()

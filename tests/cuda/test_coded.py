@@ -17,7 +17,7 @@ from support import codes as book
 
 from .coded import CODED_THREADS, MOST_CODED, Codes, Operand, Plain, Rounded, coded_table, decoded, encoded
 from .emulator.library import Emulated
-from .jobs import PASSES, PIECE
+from .jobs import LAMB, LIVE_LAMB, PASSES, PIECE
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 WIDTHS = (1, 7, 255, 256, 257, 1000)
@@ -46,6 +46,29 @@ def _direction(x: list[Tensor], *_: float) -> None:
     r.copy_(0.3 * m / (_root(v) * 1.4 + 1e-6))
 
 
+def lamb_direction(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    """Direction of LAMB in the order of the kernel."""
+    first, second, *_ = LIVE_LAMB
+    return (m * first) / (_root(v) * second + LAMB[3]) + LAMB[4] * x
+
+
+def lamb_moments(g: Tensor, m: Tensor, v: Tensor) -> None:
+    """Updates both moments of LAMB in the order of the kernel."""
+    g = LIVE_LAMB[2] * g
+    m.copy_(LAMB[0] * m + LAMB[1] * g)
+    v.copy_(LAMB[2] * v + (1 - LAMB[2]) * (g * g))
+
+
+def _lamb(x: list[Tensor], *_: float) -> None:
+    w, g, m, v = x
+    lamb_moments(g, m, v)
+    w.sub_(LIVE_LAMB[3] * lamb_direction(w, m, v))
+
+
+def _lamb_along(x: list[Tensor], *_: float) -> None:
+    x[0].sub_(LIVE_LAMB[3] * lamb_direction(*x))
+
+
 @dataclass(frozen=True)
 class Case:
     """What each operand is (x: rounded, g: plain, m: signed, v: unsigned), which are written, and how."""
@@ -55,6 +78,7 @@ class Case:
     scalars: tuple[float, ...]
     equation: Callable[..., None]
     factors: tuple[float, float] = (0.0, 0.0)
+    live: tuple[float, ...] = ()
 
 
 def of_pass(name: str, kinds: str, writes: tuple[int, ...]) -> Case:
@@ -76,6 +100,8 @@ CASES = {
     "adamw_largest": Case("xgmvv", (0, 2, 3, 4), ADAM, _adamw, (0.02, 1.4)),
     "lion": of_pass("lion", "xgm", (0, 2)),
     "direction": Case("gmv", (0, 1, 2), (0.9, 0.98, 1e-6, 0.5), _direction, (0.3, 1.4)),
+    "lamb": Case("xgmv", (0, 2, 3), LAMB, _lamb, live=LIVE_LAMB),
+    "lamb_along": Case("xmv", (0,), LAMB, _lamb_along, live=LIVE_LAMB),
 }
 
 
@@ -109,7 +135,8 @@ def launch(
     kernels: Emulated, name: str, form: str, jobs: Sequence[Sequence[Operand]], lanes: int = 0, seed: int = 0
 ) -> None:
     case = CASES[name]
-    made, blocks = coded_table(form, jobs, case.scalars, [case.factors] * len(jobs), lanes)
+    live = torch.tensor(case.live, dtype=F64)
+    made, blocks = coded_table(form, jobs, case.scalars, [case.factors] * len(jobs), lanes, live)
     kernels.launch(
         f"{name}_coded_{form}",
         made,

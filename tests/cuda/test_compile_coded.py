@@ -12,7 +12,7 @@ from .driver import needs_nvrtc
 
 pytestmark = needs_nvrtc
 SOURCE = "coded.cu"
-WITH_ROOTS = ("adamw", "direction")
+WITH_ROOTS = ("adamw", "direction", "lamb")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])

@@ -36,7 +36,7 @@ def test_recorded_trajectories_are_followed(environment: dict[str, str]) -> None
 @needs_nvrtc
 @pytest.mark.parametrize(("chosen", "place"), CHOSEN)
 def test_results_equal_those_of_the_cpu(environment: dict[str, str], chosen: str, place: str) -> None:
-    """Some tests of the optimizers; what devices cannot do yet skips itself."""
+    """Some tests of the optimizers."""
     passed, skipped = on_the_device(environment, chosen, place)
     assert passed > skipped
 
@@ -232,7 +232,7 @@ def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str,
     said = run({**environment, "OXIDION_EMULATED_REFUSALS": "1"}, LOGGED_STEP)
     assert said.count("compiling") == 1  # what was refused
     assert "updates.cu as Kept: CUDA: loading a module: CUDA_ERROR_INVALID_IMAGE" in said
-    assert said.splitlines()[-1] == str(len(compiler.LAUNCHED) - len(compiler.FORMED))
+    assert said.splitlines()[-1] == str(len(compiler.ARCHITECTURES) - len(compiler.FORMED))
 
 
 @needs_nvrtc
@@ -241,7 +241,7 @@ def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, 
     assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
     assert "compiling" not in run(fresh, LOGGED_STEP)
     files = {path.name for path in Path(fresh["OXIDION_CACHE"]).iterdir()}
-    plain = [source for source in compiler.LAUNCHED if source not in compiler.FORMED]
+    plain = [source for source in compiler.ARCHITECTURES if source not in compiler.FORMED]
     assert files == {f"{compiler.key(source, 'sm_90a')}.cubin" for source in plain}
     kept = Path(fresh["OXIDION_CACHE"]) / f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
     kept.write_bytes(kept.read_bytes()[:-1000])
@@ -249,25 +249,40 @@ def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, 
 
 
 @needs_nvrtc
-def test_what_has_no_kernels_is_refused_before_anything_is_written(environment: dict[str, str]) -> None:
-    said = run(
+def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fill(
+    environment: dict[str, str],
+) -> None:
+    """Tall ones too, whose short side is that of the products."""
+    run(
         environment,
         """
-        makers = (
-            lambda p: oxidion.Lamb(p, state_bits=8),
-            lambda p: oxidion.CAME(p, lr=1e-3, stochastic_rounding=True),
-        )
-        for make in makers:
-            params = parameters((64, 64), dtype=torch.bfloat16)
-            before = params[0].clone()
-            try:
-                make(params).step()
-            except ValueError as error:
-                print(error)
-            assert torch.equal(params[0], before)
+        def polar(x):
+            u, _, v = torch.linalg.svd(x.double(), full_matrices=False)
+            return u @ v
+
+        def launched():
+            kinds = (b"symmetric_mma", b"symmetric_wgmma", b"")
+            return [driver.emulator_launches_of(kind) for kind in kinds]
+
+        # The device has four multiprocessors. Tiles of warpgroups are 256 x 128, of aligned rows.
+        cases = ((136, 200), 1, 0), ((200, 136), 2, 1), ((304, 264), 1, 1), ((135, 200), 4, 0)
+        for shape, count, by_groups in cases:
+            params = parameters(*[shape] * count)
+            grads = [p.grad.clone() for p in params]
+            before = [p.detach().clone() for p in params]
+            keys = {"adjust_lr": None, "orth_method": "standard", "orth_dtype": "bfloat16"}
+            made = oxidion.Muon(params, lr=1.0, weight_decay=0.0, **keys)
+            start = launched()
+            made.step()
+            mma, wgmma, everything = [now - then for now, then in zip(launched(), start)]
+            assert [mma, wgmma] == [10 * (1 - by_groups), 10 * by_groups], (shape, mma, wgmma)
+            assert everything == 12  # with the momentum before and the update after
+            for old, new, grad in zip(before, params, grads):
+                update = (old - new.detach()).double()
+                cosine = (update * polar(grad)).sum() / update.norm() / polar(grad).norm()
+                assert cosine > 0.99, (shape, cosine)
         """,
     )
-    assert said.count("cannot be used on CUDA devices yet") == 2
 
 
 def test_emulation_is_refused_where_the_driver_is_no_emulator() -> None:

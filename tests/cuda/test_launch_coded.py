@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from . import compile as compiler
 from .driver import needs_nvrtc, run
@@ -36,29 +37,69 @@ CASES = [
 ]
 
 
+def both(
+    environment: dict[str, str], folder: Path, steps: str, **settings: object
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Of each parameter what the steps leave of it and its state, on the CPU and on the device."""
+    found = []
+    for place in ("cpu", "cuda"):
+        text = steps.format(file=str(folder / place), **settings)
+        if place == "cuda":
+            run(environment, text)
+        else:
+            subprocess.run([sys.executable, "-c", text], check=True, env=dict(os.environ))
+        found.append(torch.load(folder / place))
+    return list(zip(*found, strict=True))
+
+
+NO_VECTORS = ("Dion2", "NorDion2", "APOLLOAdamW")
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("rounding", [False, True])
 @pytest.mark.parametrize(("name", "keys"), CASES)
 def test_states_and_parameters_have_the_bits_of_the_cpu(
     environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: bool
 ) -> None:
-    found = []
-    for place in ("cpu", "cuda"):
-        file = tmp_path / place
-        text = STEPS.format(name=name, keys=keys, rounding=rounding, file=str(file))
-        if place == "cuda":
-            run(environment, text)
-        else:
-            subprocess.run([sys.executable, "-c", text], check=True, env=dict(os.environ))
-        found.append(torch.load(file))
-    coded = 0
-    for here, there in zip(*found, strict=True):
+    coded, count = 0, 0
+    for here, there in both(environment, tmp_path, STEPS, name=name, keys=keys, rounding=rounding):
         for one, two in zip(here, there, strict=True):
             assert one.dtype == two.dtype
             # Roots and quotients are exact on the emulator.
             assert torch.equal(one, two)
             coded += one.dtype == torch.uint8
-    assert coded == len(found[0]) * (1 if name == "Lion" else 3 if "amsgrad" in keys else 2)
+        count += 1
+    assert coded == count * (1 if name == "Lion" else 3 if "amsgrad" in keys else 2)
+
+
+BY_MATRICES = [
+    ("Lamb", "'weight_decay': 0.1"),
+    ("Lamb", "'max_grad_norm': 0.5, 'block_size': 64"),
+    ("CAME", "'weight_decay': 0.1"),
+    ("CAME", "'block_size': 512"),
+    ("Dion2", ""),
+    ("NorDion2", "'block_size': 64"),
+    ("Adafactor", "'relative_step': False, 'scale_parameter': False, 'beta1': 0.9"),
+    ("APOLLOAdamW", "'rank': 8, 'weight_decay': 0.1, 'cautious_wd': True"),
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rounding", [False, True])
+@pytest.mark.parametrize(("name", "keys"), BY_MATRICES)
+def test_passes_over_matrices_give_the_states_and_parameters_of_the_cpu(
+    environment: dict[str, str], tmp_path: Path, name: str, keys: str, rounding: bool
+) -> None:
+    text = STEPS.replace("state_bits=8", "lr=1e-3, state_bits=8")
+    if name in NO_VECTORS:
+        text = text.replace("(5000,), ", "")
+    for here, there in both(environment, tmp_path, text, name=name, keys=keys, rounding=rounding):
+        for one, two in zip(here, there, strict=True):
+            assert (one.dtype, one.shape) == (two.dtype, two.shape)
+            # Sums have another order, so what lies at a threshold goes to either side of it.
+            apart = ~torch.isclose(one.double(), two.double(), rtol=1e-5, atol=1e-7)
+            assert apart.double().mean() <= 2e-3, (one.dtype, one.shape)
+        assert any(one.dtype == torch.uint8 for one in here)
 
 
 @needs_nvrtc
@@ -94,7 +135,7 @@ def test_step_takes_few_launches_and_loads_what_it_needs(environment: dict[str, 
         """,
     )
     # Plain tables take 340 jobs. Tables of codes take 96, and their kernels are loaded when they are needed.
-    loads = len(compiler.LAUNCHED)
+    loads = len(compiler.ARCHITECTURES)
     assert said.splitlines() == [f"1 {loads - len(compiler.FORMED)}", f"3 {loads}"]
 
 

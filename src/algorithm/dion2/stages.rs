@@ -74,21 +74,31 @@ impl Dion2 {
         selection: &Selection,
         epsilon: f64,
     ) -> Result<()> {
+        let mut due = Vec::with_capacity(io.units.len());
         for i in 0..io.units.len() {
-            let whole = io.area(U, i)?;
             let chosen = Chosen::packed(io.slab(CHOSEN, i)?);
-            if chosen.is_known_empty() {
-                continue; // without a gradient
+            if !chosen.is_known_empty() {
+                due.push((i, io.area(U, i)?, chosen)); // others are without a gradient
             }
-            let ([rows, cols], count) = (whole.shape(), selection.count);
-            let shape = if selection.side == Side::Rows { [count, cols] } else { [rows, count] };
-            let memory = io.slab(SUBMATRIX, i)?.area(0, shape, shape[1]);
-            let sliced = [Sliced { x: whole, chosen, u: memory }];
+        }
+        let Some([rows, cols]) = due.first().map(|(_, whole, _)| whole.shape()) else { return Ok(()) };
+        let count = selection.count;
+        let shape = if selection.side == Side::Rows { [count, cols] } else { [rows, count] };
+        let len = shape[0] * shape[1];
+        for part in due.chunks(self.common.at_once(due.len())) {
+            let memory = io.slab(SUBMATRIX, 0)?.part(0, part.len() * len);
+            let sliced = part.iter().enumerate().map(|(at, &(_, x, chosen))| {
+                let u = memory.part(at * len, len).area(0, shape, shape[1]);
+                Sliced { x, chosen, u }
+            });
+            let sliced: Vec<_> = sliced.collect();
             kernels::take(selection.side, 0.0, &sliced)?;
-            let matrix = memory.tensor()?;
-            self.common.run(&mut matrix.f_unsqueeze(0)?, epsilon, &io.scratch(SCRATCH)?)?;
+            let mut batch = memory.tensor(&[part.len(), shape[0], shape[1]])?;
+            self.common.run(&mut batch, epsilon, &io.scratch(SCRATCH)?)?;
             kernels::put_back(selection.side, &sliced)?;
-            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+            for (&(i, ..), one) in part.iter().zip(&sliced) {
+                io.record("orthogonality_error", i, || orthogonality_error(&one.u.tensor()?))?;
+            }
         }
         Ok(())
     }

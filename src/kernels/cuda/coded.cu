@@ -1,5 +1,6 @@
 // Elementwise passes over operands that may be codes or rounded at random.
 #include "coded.cuh"
+#include "lamb.cuh"
 
 UPDATE_CODED(momentum, Momentum)
 UPDATE_CODED(momentum_alone, MomentumAlone)
@@ -13,3 +14,5 @@ UPDATE_CODED(adamw, AdamW)
 UPDATE_CODED(adamw_largest, AdamWLargest)
 UPDATE_CODED(lion, Lion)
 UPDATE_CODED(direction, Direction)
+UPDATE_CODED(lamb, Lamb)
+UPDATE_CODED(lamb_along, LambAlong)

@@ -140,8 +140,7 @@ struct Work {
     }
 
     // Computes all elements. What is written to operands with a form goes to `staged`, by operand.
-    __device__ __forceinline__ void compute(const Op& op, const Tables& tables, float* staged,
-                                            int step) const {
+    __device__ __forceinline__ void compute(Op& op, const Tables& tables, float* staged, int step) const {
         const int stride = segment.lanes * VECTOR;
         for (int first = segment.lane * VECTOR; first < whole; first += AHEAD * stride) {
             C x[AHEAD][N][VECTOR];
@@ -267,23 +266,18 @@ __device__ __forceinline__ void round_at_random(const Segment& segment, const fl
 
 constexpr int ones_of(u32 bits) { return bits ? static_cast<int>(bits & 1) + ones_of(bits >> 1) : 0; }
 
-// The piece of this block.
-template <typename Number, template <typename> class Operation, int Most>
-__device__ __forceinline__ void update_coded(const CodedJobs<Most>& jobs) {
-    using C = Unfused<Number>;
-    using Op = Operation<C>;
+// Takes an operation over blocks of a job, from `first` on.
+template <typename C, typename Op>
+__device__ __forceinline__ void each_block(const CodedJob& job, u32 first, Op& op) {
     constexpr int STEP = CODED_WARPS * MOST_BLOCK;
+    constexpr int STAGED = ones_of(Op::WRITES);
     __shared__ Tables tables;
-    __shared__ float4 staged[ones_of(Op::WRITES) * STEP / VECTOR];
-    const int number = job_of(jobs, blockIdx.x);
-    const CodedJob& job = jobs.job[number];
-    const u32 first = piece_of(jobs, number, blockIdx.x) * job.share;
+    __shared__ float4 staged[STAGED ? STAGED * STEP / VECTOR : 1];
     const u32 warp = threadIdx.x / 32;
     const u32 lane = threadIdx.x % 32;
     const u32 together = 32 / job.lanes;
     fill_tables(tables, static_cast<int>(threadIdx.x), CODED_THREADS);
     __syncthreads();
-    const Op op(jobs.scalars, job.plain);
     float* const own =
         reinterpret_cast<float*>(staged) + warp * MOST_BLOCK + lane / job.lanes * (MOST_BLOCK / together);
     // All lanes of a warp come to every exchange, with or without elements.
@@ -315,6 +309,16 @@ __device__ __forceinline__ void update_coded(const CodedJobs<Most>& jobs) {
         }
         __syncwarp();
     }
+}
+
+// The piece of this block.
+template <typename Number, template <typename> class Operation, int Most>
+__device__ __forceinline__ void update_coded(const CodedJobs<Most>& jobs) {
+    using C = Unfused<Number>;
+    const int number = job_of(jobs, blockIdx.x);
+    const CodedJob& job = jobs.job[number];
+    Operation<C> op(jobs.scalars, job.plain);
+    each_block<C>(job, piece_of(jobs, number, blockIdx.x) * job.share, op);
 }
 
 // The kernels of one operation, in float32 and in float64.

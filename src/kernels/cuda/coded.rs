@@ -58,7 +58,7 @@ struct CodedJobs<const MOST: usize> {
 
 const _: () = {
     assert!(size_of::<RandomBits>() == 128 && size_of::<CodedJob>() == size_of::<Job>() + 200);
-    assert!(size_of::<CodedJobs<MANY>>() <= 32764);
+    assert!(size_of::<CodedSumJobs<MANY>>() <= 32764);
 };
 
 fn narrow<T, U: TryFrom<T>>(x: T) -> Result<U> {
@@ -163,31 +163,87 @@ impl CodedJob {
 
 /// Runs a pass over jobs with forms, in float64 where it is `wide`.
 pub(super) fn run(pass: &Pass<'_>, wide: bool, jobs: &[CodedJob]) -> Result<()> {
-    for jobs in jobs.chunks(if wide { FEW } else { MANY }) {
+    for jobs in jobs.chunks(at_once(wide)) {
         if wide {
-            launch_table::<FEW>(pass, "wide", jobs)?;
+            launch_table(pass, "wide", &table::<FEW>(pass, jobs)?)?;
         } else {
-            launch_table::<MANY>(pass, "many", jobs)?;
+            launch_table(pass, "many", &table::<MANY>(pass, jobs)?)?;
         }
     }
     Ok(())
 }
 
-fn launch_table<const MOST: usize>(pass: &Pass<'_>, form: &str, jobs: &[CodedJob]) -> Result<()> {
+/// Jobs of one launch.
+pub(super) fn at_once(wide: bool) -> usize {
+    if wide { FEW } else { MANY }
+}
+
+/// A table of jobs, and where the pieces of each end.
+fn table<const MOST: usize>(pass: &Pass<'_>, jobs: &[CodedJob]) -> Result<(CodedJobs<MOST>, Vec<u32>)> {
     let mut table = CodedJobs {
         scalars: Scalars::of(pass),
         count: narrow(jobs.len())?,
         job: [CodedJob::default(); MOST],
     };
-    let mut end = 0;
+    let mut ends = vec![0];
     for (to, job) in table.job.iter_mut().zip(jobs) {
-        end = add_pieces(end, job.pieces())?;
+        ends.push(add_pieces(ends[ends.len() - 1], job.pieces())?);
         *to = *job;
-        to.plain.end = end;
+        to.plain.end = ends[ends.len() - 1];
     }
-    let grid = Grid { blocks: end, threads: THREADS, shared: 0 };
+    Ok((table, ends.split_off(1)))
+}
+
+fn grid(ends: &[u32]) -> Grid {
+    Grid { blocks: ends.last().copied().unwrap_or(0), threads: THREADS, shared: 0 }
+}
+
+fn launch_table<const MOST: usize>(
+    pass: &Pass<'_>,
+    form: &str,
+    (table, ends): &(CodedJobs<MOST>, Vec<u32>),
+) -> Result<()> {
     // SAFETY: the layout is asserted above; operands and scales are memory of the device, which the session keeps.
-    unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid, &table) }
+    unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid(ends), table) }
+}
+
+/// As `coded_sums.cu` lays it out.
+#[repr(C)]
+#[derive(Debug)]
+struct CodedSumJobs<const MOST: usize> {
+    jobs: CodedJobs<MOST>,
+    partial: usize,
+}
+
+/// Runs a pass that sums over jobs of one launch. `room` says where the sums of so many pieces are left; the second result
+/// is where the pieces of each job end.
+pub(super) fn sum<T>(
+    pass: &Pass<'_>,
+    wide: bool,
+    jobs: &[CodedJob],
+    room: impl FnOnce(u32) -> Result<(T, usize)>,
+) -> Result<(T, Vec<u32>)> {
+    fn launch_sums<const MOST: usize, T>(
+        pass: &Pass<'_>,
+        form: &str,
+        jobs: &[CodedJob],
+        room: impl FnOnce(u32) -> Result<(T, usize)>,
+    ) -> Result<(T, Vec<u32>)> {
+        let (jobs, ends) = table::<MOST>(pass, jobs)?;
+        let grid = grid(&ends);
+        let (kept, partial) = room(grid.blocks)?;
+        if grid.blocks > 0 {
+            let table = CodedSumJobs { jobs, partial };
+            // SAFETY: as above; there is room for the sums of all pieces.
+            unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid, &table) }?;
+        }
+        Ok((kept, ends))
+    }
+    if wide {
+        launch_sums::<FEW, T>(pass, "wide", jobs, room)
+    } else {
+        launch_sums::<MANY, T>(pass, "many", jobs, room)
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use super::compile::{self, Origin};
 use super::driver::{self, Context, Function, Grid, Module, Stream};
-use super::sources::{SOURCES, Source};
+use super::sources::{SOURCES, Source, When};
 use super::tape;
 use crate::batch::{self, Place, Slab};
 use crate::dtype::DType;
@@ -24,6 +24,7 @@ pub(super) struct Device {
     ordinal: usize,
     context: Context,
     architecture: String,
+    multiprocessors: u32,
     emulated: bool,
     loaded: Mutex<Loaded>,
 }
@@ -58,6 +59,7 @@ impl Device {
             ordinal,
             context: found.context,
             architecture: compile::architecture(found.capability)?,
+            multiprocessors: found.multiprocessors,
             emulated: found.name == EMULATED,
             loaded: Mutex::default(),
         };
@@ -69,7 +71,11 @@ impl Device {
     /// Loads the kernels that are wanted and not loaded yet, into the current context, which is the device's.
     fn load(&self, stream: Stream, formed: bool) -> Result<()> {
         let mut loaded = lock(&self.loaded);
-        let wanted = SOURCES.iter().filter(|source| formed || !source.formed);
+        let wanted = SOURCES.iter().filter(|source| match source.when {
+            When::Always => true,
+            When::Formed => formed,
+            When::On(architecture) => architecture == self.architecture,
+        });
         let missing: Vec<_> = wanted.filter(|source| !loaded.sources.contains(&source.name)).collect();
         if missing.is_empty() {
             return Ok(());
@@ -169,6 +175,13 @@ pub(in super::super) fn scratch(elements: usize, dtype: DType, place: Place) -> 
     }
     let slab = Slab::typed(&room, dtype)?.at(place);
     Ok((room, slab))
+}
+
+/// The multiprocessors of the device that this thread launches on, where it loads a source.
+pub(super) fn multiprocessors(source: &Source) -> Option<u32> {
+    let (device, _) = CURRENT.get()?;
+    let loads = !matches!(source.when, When::On(architecture) if architecture != device.architecture);
+    loads.then_some(device.multiprocessors)
 }
 
 /// Whether this thread launches on a device.

@@ -50,6 +50,7 @@ pub(super) struct Properties {
     pub(super) name: String,
     /// Major and minor number of what it can do.
     pub(super) capability: (i32, i32),
+    pub(super) multiprocessors: u32,
 }
 
 /// How many blocks and threads a launch has, and the shared memory of a block in bytes.
@@ -58,6 +59,25 @@ pub(super) struct Grid {
     pub(super) blocks: u32,
     pub(super) threads: u32,
     pub(super) shared: u32,
+}
+
+/// How tensor copies see matrices: as the driver encodes it, and as `hopper.cuh` lays it out.
+#[repr(C, align(128))]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TensorMap([u64; 16]);
+
+/// Matrices of one shape for tensor copies. Lengths are in elements, of two bytes each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Boxes {
+    pub(super) first: usize,
+    /// Columns, rows, matrices.
+    pub(super) extent: [usize; 3],
+    /// From row to row, from matrix to matrix: multiples of 16 bytes.
+    pub(super) strides: [usize; 2],
+    /// Rows of what one copy moves, and its columns.
+    pub(super) moved: [u32; 2],
+    /// Whether the elements are float16 numbers, not bfloat16.
+    pub(super) float16: bool,
 }
 
 /// Whether a driver can be loaded; looked for once.
@@ -106,7 +126,9 @@ pub(super) fn open(ordinal: usize) -> Result<Properties> {
         attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     );
-    Ok(Properties { context: Context(context), name, capability })
+    let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1);
+    Ok(Properties { context: Context(context), name, capability, multiprocessors })
 }
 
 /// The context of the calling thread.
@@ -137,6 +159,39 @@ pub(super) fn load(image: &[u8]) -> Result<Module> {
     // SAFETY: a cubin says how long it is.
     check("loading a module", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
     Ok(Module(module))
+}
+
+/// Encodes how tensor copies with the 128-byte swizzle see matrices. What lies outside of them is read as zero.
+pub(super) fn tensor_map(boxes: &Boxes) -> Result<TensorMap> {
+    use sys::CUtensorMapDataType as Element;
+    let element = if boxes.float16 {
+        Element::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    } else {
+        Element::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    };
+    let extent = boxes.extent.map(|n| n as u64);
+    let strides = boxes.strides.map(|n| 2 * n as u64);
+    let [rows, columns] = boxes.moved;
+    let (moved, steps) = ([columns, rows, 1], [1_u32; 3]);
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: the driver reads as many numbers as there are dimensions (strides: one less), and writes the map.
+    check("a tensor map", unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            element,
+            3,
+            boxes.first as *mut c_void,
+            extent.as_ptr(),
+            strides.as_ptr(),
+            moved.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    })?;
+    Ok(TensorMap(map.opaque))
 }
 
 /// Finds a kernel, and lets its blocks have `shared` bytes of shared memory.

@@ -6,7 +6,7 @@
 constexpr int GROUP = 128;  // threads of a warpgroup
 
 // A tensor map as the driver encodes it.
-struct __align__(64) TensorMap {
+struct __align__(128) TensorMap {
     u64 words[16];
 };
 

@@ -11,8 +11,18 @@ pub(super) struct Source {
     pub(super) forms: &'static [&'static str],
     /// Bytes of shared memory that a block may ask for when it is launched.
     pub(super) shared: u32,
-    /// Whether only parameters and states that are more than numbers of their type need it.
-    pub(super) formed: bool,
+    pub(super) when: When,
+}
+
+/// When a source is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// With the first step.
+    Always,
+    /// With the first step of parameters or states that are more than numbers of their type.
+    Formed,
+    /// With the first step on devices of this architecture; others cannot run it.
+    On(&'static str),
 }
 
 impl Source {
@@ -26,7 +36,7 @@ impl Source {
 }
 
 /// Headers by the name under which they are included.
-pub(super) const HEADERS: [(&str, &str); 20] = [
+pub(super) const HEADERS: [(&str, &str); 21] = [
     ("block_sum.cuh", include_str!("block_sum.cuh")),
     ("blocks.cuh", include_str!("blocks.cuh")),
     ("coded.cuh", include_str!("coded.cuh")),
@@ -43,6 +53,7 @@ pub(super) const HEADERS: [(&str, &str); 20] = [
     ("rounding.cuh", include_str!("rounding.cuh")),
     ("search.cuh", include_str!("search.cuh")),
     ("stacks.cuh", include_str!("stacks.cuh")),
+    ("summed.cuh", include_str!("summed.cuh")),
     ("swizzle.cuh", include_str!("swizzle.cuh")),
     ("symmetric.cuh", include_str!("symmetric.cuh")),
     ("unfused.cuh", include_str!("unfused.cuh")),
@@ -72,7 +83,7 @@ pub(super) static UPDATES: Source = Source {
     ],
     forms: &["few", "many", "wide"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Symmetric products.
 pub(super) static SYMMETRIC_MMA: Source = Source {
@@ -81,7 +92,16 @@ pub(super) static SYMMETRIC_MMA: Source = Source {
     stems: &["symmetric_mma"],
     forms: &["bfloat16", "float16"],
     shared: 65536,
-    formed: false,
+    when: When::Always,
+};
+/// The same by the instructions of warpgroups.
+pub(super) static SYMMETRIC_WGMMA: Source = Source {
+    name: "symmetric_wgmma.cu",
+    text: include_str!("symmetric_wgmma.cu"),
+    stems: &["symmetric_wgmma"],
+    forms: &["bfloat16", "float16"],
+    shared: 229_440,
+    when: When::On("sm_90a"),
 };
 /// Elementwise passes over codes of blocks and numbers that are rounded at random.
 pub(super) static CODED: Source = Source {
@@ -100,10 +120,21 @@ pub(super) static CODED: Source = Source {
         "adamw_largest_coded",
         "lion_coded",
         "direction_coded",
+        "lamb_coded",
+        "lamb_along_coded",
     ],
     forms: &["many", "wide"],
     shared: 0,
-    formed: true,
+    when: When::Formed,
+};
+/// The same with sums.
+pub(super) static CODED_SUMS: Source = Source {
+    name: "coded_sums.cu",
+    text: include_str!("coded_sums.cu"),
+    stems: &["lamb_norms_coded", "lamb_norms_only_coded"],
+    forms: &["many", "wide"],
+    shared: 0,
+    when: When::Formed,
 };
 /// Gram matrices of panels.
 pub(super) static GRAM: Source = Source {
@@ -112,7 +143,7 @@ pub(super) static GRAM: Source = Source {
     stems: &["gram_product"],
     forms: &[""],
     shared: 55296,
-    formed: false,
+    when: When::Always,
 };
 /// Cholesky factors of Gram matrices, and panels divided by them.
 pub(super) static CHOLESKY: Source = Source {
@@ -121,7 +152,7 @@ pub(super) static CHOLESKY: Source = Source {
     stems: &["cholesky_factor", "cholesky_solve"],
     forms: &[""],
     shared: 90624,
-    formed: false,
+    when: When::Always,
 };
 /// Passes over the columns of thin matrices.
 pub(super) static COLUMNS: Source = Source {
@@ -137,7 +168,7 @@ pub(super) static COLUMNS: Source = Source {
     ],
     forms: &[""],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Copies of many rectangles, for small tables and for large ones.
 pub(super) static COPIES: Source = Source {
@@ -146,7 +177,7 @@ pub(super) static COPIES: Source = Source {
     stems: &["copy"],
     forms: &["few", "many"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// The sum of what ranks contribute.
 pub(super) static MESSAGES: Source = Source {
@@ -155,7 +186,7 @@ pub(super) static MESSAGES: Source = Source {
     stems: &["sum"],
     forms: &["messages"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Normalization by neuron.
 pub(super) static NEURONS: Source = Source {
@@ -164,7 +195,7 @@ pub(super) static NEURONS: Source = Source {
     stems: &["neuron"],
     forms: &["squares", "variance", "scale"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Slices chosen by their sums.
 pub(super) static SELECT: Source = Source {
@@ -173,7 +204,7 @@ pub(super) static SELECT: Source = Source {
     stems: &["slice"],
     forms: &["rows", "columns", "chunks", "choice", "take", "apply"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Elementwise passes with sums.
 pub(super) static SUMS: Source = Source {
@@ -182,7 +213,7 @@ pub(super) static SUMS: Source = Source {
     stems: &["sum_of_squares", "lamb_norms", "lamb_norms_only"],
     forms: &["few", "many", "wide"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Sums of what other kernels left.
 pub(super) static TOTALS: Source = Source {
@@ -198,7 +229,7 @@ pub(super) static TOTALS: Source = Source {
     ],
     forms: &[""],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Factors of jobs.
 pub(super) static FACTORS: Source = Source {
@@ -207,7 +238,7 @@ pub(super) static FACTORS: Source = Source {
     stems: &["lamb_factors", "update_factors"],
     forms: &[""],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Passes over stacks of matrices.
 pub(super) static ROWS: Source = Source {
@@ -224,7 +255,7 @@ pub(super) static ROWS: Source = Source {
     ],
     forms: &["few", "many", "wide"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Running means, in float64.
 pub(super) static MEANS: Source = Source {
@@ -233,7 +264,7 @@ pub(super) static MEANS: Source = Source {
     stems: &["means", "squares"],
     forms: &["few", "many"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// Low-rank moments.
 pub(super) static LOW_RANK: Source = Source {
@@ -242,13 +273,15 @@ pub(super) static LOW_RANK: Source = Source {
     stems: &["low_rank"],
     forms: &["normals", "guard", "ratios", "measure", "total", "limit", "step"],
     shared: 0,
-    formed: false,
+    when: When::Always,
 };
 /// What is launched.
 pub(super) static SOURCES: &[&Source] = &[
     &UPDATES,
     &SYMMETRIC_MMA,
+    &SYMMETRIC_WGMMA,
     &CODED,
+    &CODED_SUMS,
     &GRAM,
     &CHOLESKY,
     &COLUMNS,

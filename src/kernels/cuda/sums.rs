@@ -1,6 +1,9 @@
 //! Elementwise passes with sums, which stay on the device: those of pieces, then those of jobs.
 
+use tch::Tensor;
+
 use super::super::pass::Pass;
+use super::coded::{self, CodedJob};
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
@@ -58,9 +61,16 @@ pub(in super::super) fn fold<const N: usize>(
     sums: &[Slab],
 ) -> Result<()> {
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
+    let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for ((number, operands), to) in jobs.iter().enumerate().zip(sums) {
-        let list = if is_wide(operands) { &mut wide } else { &mut narrow };
-        list.push((job(pass, number, operands)?, *to));
+        let (job, is_wide) = (job(pass, number, operands)?, is_wide(operands));
+        if !operands[0].is_empty() && operands.iter().any(|o| o.has_form() || o.dtype().is_coded()) {
+            let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
+            list.push((CodedJob::new(job, operands)?, *to));
+        } else {
+            let list = if is_wide { &mut wide } else { &mut narrow };
+            list.push((job, *to));
+        }
     }
     for jobs in wide.chunks(FEW) {
         launch_table::<FEW>(pass, "wide", factor, jobs)?;
@@ -72,7 +82,21 @@ pub(in super::super) fn fold<const N: usize>(
             launch_table::<MANY>(pass, "many", factor, jobs)?;
         }
     }
+    for (is_wide, jobs) in [(true, wide_coded), (false, narrow_coded)] {
+        for jobs in jobs.chunks(coded::at_once(is_wide)) {
+            let (own, to): (Vec<CodedJob>, Vec<Slab>) = jobs.iter().copied().unzip();
+            let (partial, ends) = coded::sum(pass, is_wide, &own, |pieces| room(pieces, &to))?;
+            add_up(&partial.1, &ends, factor, &to)?;
+        }
+    }
     Ok(())
+}
+
+/// Memory for the sums of so many pieces, and its address.
+fn room(pieces: u32, to: &[Slab]) -> Result<((Tensor, Slab), usize)> {
+    let first = to.first().ok_or_else(|| Error::Internal("sums of no job".into()))?;
+    let (memory, partial) = scratch(pieces as usize * first.len(), DType::F64, first.place())?;
+    Ok(((memory, partial), partial.device_address()?))
 }
 
 fn launch_table<const MOST: usize>(
@@ -82,26 +106,31 @@ fn launch_table<const MOST: usize>(
     jobs: &[(Job, Slab)],
 ) -> Result<()> {
     let (own, to): (Vec<Job>, Vec<Slab>) = jobs.iter().copied().unzip();
-    let (table, blocks) = table::<MOST>(pass, &own)?;
+    let (jobs, blocks) = table::<MOST>(pass, &own)?;
+    let ends: Vec<u32> = jobs.job.iter().take(own.len()).map(|job| job.end).collect();
+    let ((_memory, sums), partial) = room(blocks, &to)?;
+    if blocks > 0 {
+        let grid = Grid { blocks, threads: THREADS, shared: 0 };
+        let table = SumJobs { jobs, partial };
+        // SAFETY: the layout is asserted above; the session keeps the operands, and torch's allocator gives scratch to
+        // others only after what is on the stream.
+        unsafe { launch(&format!("{}_{form}", pass.kernel), grid, &table) }?;
+    }
+    add_up(&sums, &ends, factor, &to)
+}
+
+/// Adds the sums of the pieces of each job up.
+fn add_up(partial: &Slab, ends: &[u32], factor: f64, to: &[Slab]) -> Result<()> {
     let Some(first) = to.first() else { return Ok(()) };
-    let sums = first.len();
-    let (_memory, partial) = scratch(blocks as usize * sums, DType::F64, first.place())?;
     let mut pieces = PieceSums {
         partial: partial.device_address()?,
         factor,
         total: [0; MANY],
         end: [0; MANY],
-        sums: i32::try_from(sums).unwrap_or(0),
+        sums: i32::try_from(first.len()).unwrap_or(0),
     };
-    for (at, (job, to)) in table.job.iter().zip(&to).enumerate() {
-        (pieces.end[at], pieces.total[at]) = (job.end, to.device_address()?);
-    }
-    if blocks > 0 {
-        let grid = Grid { blocks, threads: THREADS, shared: 0 };
-        let table = SumJobs { jobs: table, partial: pieces.partial };
-        // SAFETY: the layout is asserted above; the session keeps the operands, and torch's allocator gives scratch to
-        // others only after what is on the stream.
-        unsafe { launch(&format!("{}_{form}", pass.kernel), grid, &table) }?;
+    for (at, (end, to)) in ends.iter().zip(to).enumerate() {
+        (pieces.end[at], pieces.total[at]) = (*end, to.device_address()?);
     }
     let grid = Grid { blocks: blocks_of(to.len())?, threads: THREADS, shared: 0 };
     // SAFETY: as above; the sums are numbers of the arena.

@@ -2,17 +2,25 @@
 
 use tch::{Kind, Tensor};
 
-use super::device::{is_entered, launch};
-use super::driver::Grid;
-use super::sources::SYMMETRIC_MMA;
-use crate::batch::{address_of, is_emulated};
+use super::device::{is_entered, launch, multiprocessors};
+use super::driver::{Boxes, Grid, TensorMap, tensor_map};
+use super::sources::{SYMMETRIC_MMA, SYMMETRIC_WGMMA};
+use super::table::to_i32;
+use crate::batch::{address_of, is_emulated, to_i64};
 use crate::error::{Error, Result};
 
-/// Rows and columns of a tile, threads of its block.
-const TILE: i64 = 128;
-/// Rows of a product from which less than all of its tiles are computed.
-const FROM: i64 = TILE + 1;
+/// Rows and columns of a tile of `symmetric_mma.cu`, threads of its block.
+const TILE: usize = 128;
 const THREADS: u32 = 256;
+/// Rows of a product from which less than all of its tiles are computed.
+const FROM: i64 = 129;
+/// The same of `symmetric_wgmma.cu`: rows of a tile, two of which are as wide as that, and threads.
+const GROUP_TILE: usize = 256;
+const GROUP_THREADS: u32 = 384;
+/// Rows and columns of what a tensor copy of it moves: of the left matrix, the right one, the result.
+const MOVED: [[u32; 2]; 3] = [[256, 64], [128, 64], [64, 64]];
+/// Bytes and elements at whose multiples rows have to start for tensor copies.
+const ALIGNED: [usize; 2] = [16, 8];
 
 /// As `common.cuh` lays it out.
 #[repr(C)]
@@ -55,74 +63,198 @@ struct SymmetricProduct {
     tiles: i32,
 }
 
-const _: () = assert!(size_of::<SymmetricProduct>() == 3 * 32 + (2 * 32 + 4 * 16) + 16);
+/// As `symmetric_wgmma.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct SymmetricTensorProduct {
+    maps: [TensorMap; 3],
+    each: [usize; 3],
+    terms: Terms,
+    size: i32,
+    depth: i32,
+    tiles: i32,
+    batch: i32,
+}
 
-/// Matrices of one size in a tensor: how many, rows and columns of each, and where they are.
+const _: () = assert!(size_of::<Terms>() == 2 * 32 + 4 * 16);
+const _: () = assert!(size_of::<SymmetricProduct>() == 3 * 32 + size_of::<Terms>() + 16);
+const _: () = assert!(size_of::<SymmetricTensorProduct>() == 640);
+
+/// Matrices of one size in a tensor: how many, rows and columns of each, and where they are, in elements.
+#[derive(Clone, Copy, Debug)]
 struct Matrices {
-    count: i64,
-    shape: [i64; 2],
-    batch: MatrixBatch,
+    count: usize,
+    shape: [usize; 2],
+    first: usize,
+    strides: [usize; 2],
 }
 
 impl Matrices {
     /// A tensor `[rows, cols]` or `[count, rows, cols]` whose rows lie together; none for another.
     fn of(tensor: &Tensor) -> Option<Self> {
         let (size, stride) = (tensor.size(), tensor.stride());
-        let (count, matrix_stride, shape, [row_stride, step]) = match (size.as_slice(), stride.as_slice()) {
-            (&[rows, cols], &[row, step]) => (1, 0, [rows, cols], [row, step]),
-            (&[count, rows, cols], &[matrix, row, step]) => (count, matrix, [rows, cols], [row, step]),
+        let ([rows, cols, row, step], [count, matrix]) = match (size.as_slice(), stride.as_slice()) {
+            (&[rows, cols], &[row, step]) => ([rows, cols, row, step], [1, rows * row]),
+            (&[count, rows, cols], &[matrix, row, step]) => ([rows, cols, row, step], [count, matrix]),
             _ => return None,
         };
-        let batch = MatrixBatch { first: address_of(tensor), each: 0, matrix_stride, row_stride };
-        (step == 1 || shape[1] == 1).then_some(Self { count, shape, batch })
+        if step != 1 && cols != 1 {
+            return None;
+        }
+        let [rows, cols, row, matrix, count] = [rows, cols, row, matrix, count].map(usize::try_from);
+        let (shape, strides) = ([rows.ok()?, cols.ok()?], [row.ok()?, matrix.ok()?]);
+        Some(Self { count: count.ok()?, shape, first: address_of(tensor), strides })
     }
+
+    fn batch(&self) -> Result<MatrixBatch> {
+        let [row_stride, matrix_stride] = self.strides;
+        let [row_stride, matrix_stride] = [to_i64(row_stride)?, to_i64(matrix_stride)?];
+        Ok(MatrixBatch { first: self.first, each: 0, matrix_stride, row_stride })
+    }
+
+    /// Whether all rows start where tensor copies can take them.
+    fn is_aligned(&self) -> bool {
+        let [bytes, elements] = ALIGNED;
+        self.first.is_multiple_of(bytes) && self.strides.iter().all(|stride| stride.is_multiple_of(elements))
+    }
+
+    fn map(&self, moved: [u32; 2], float16: bool) -> Result<TensorMap> {
+        let ([rows, cols], count) = (self.shape, self.count);
+        tensor_map(&Boxes {
+            first: self.first,
+            extent: [cols, rows, count],
+            strides: self.strides,
+            moved,
+            float16,
+        })
+    }
+}
+
+/// Whether this thread is where a kernel computes symmetric products of matrices of this type with so many rows.
+pub(in super::super) fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
+    is_entered() && matches!(kind, Kind::BFloat16 | Kind::Half) && rows >= FROM
 }
 
 /// See [`super::super::symmetric_product`].
 pub(in super::super) fn symmetric_product(
     out: &Tensor,
-    [a, b]: [&Tensor; 2],
-    accumulate: bool,
+    factors: [&Tensor; 2],
+    add: &[(f64, &Tensor)],
+    factor: f64,
 ) -> Result<bool> {
     let kind = out.f_kind()?;
-    let on_device = is_entered() && (out.device().is_cuda() || is_emulated());
-    if !on_device || a.f_kind()? != kind || b.f_kind()? != kind {
+    let on_device = out.device().is_cuda() || is_emulated();
+    let alike = factors.into_iter().chain(add.iter().map(|(_, addend)| *addend));
+    if !on_device || !alike.into_iter().all(|x| x.f_kind().is_ok_and(|found| found == kind)) {
         return Ok(false);
     }
-    let name = match kind {
-        Kind::BFloat16 => "symmetric_mma_bfloat16",
-        Kind::Half => "symmetric_mma_float16",
-        _ => return Ok(false),
-    };
-    let (Some(left), Some(right), Some(to)) = (Matrices::of(a), Matrices::of(b), Matrices::of(out)) else {
+    let ([Some(left), Some(right)], Some(to)) = (factors.map(Matrices::of), Matrices::of(out)) else {
         return Ok(false);
     };
-    let [k, n] = left.shape;
-    if left.shape != right.shape || to.shape != [k, k] || [right.count, to.count] != [left.count; 2] {
-        return Err(Error::Internal(format!("a symmetric product {:?} of {:?}", out.size(), a.size())));
+    let Some(addends) = add.iter().map(|(_, addend)| Matrices::of(addend)).collect::<Option<Vec<_>>>() else {
+        return Ok(false);
+    };
+    let k = left.shape[0];
+    let squares = addends.iter().chain([&to]).all(|x| x.shape == [k, k] && x.count == left.count);
+    if right.shape != left.shape || right.count != left.count || !squares || addends.len() > 2 {
+        return Err(Error::Internal(format!(
+            "a symmetric product {:?} of {:?}",
+            out.size(),
+            factors[0].size()
+        )));
     }
-    if k < FROM || left.count == 0 {
+    if !has_symmetric_product(kind, to_i64(k)?) || left.count == 0 {
         return Ok(false);
     }
-    let tiles = (k + TILE - 1) / TILE;
-    let triangle = tiles * (tiles + 1) / 2;
-    let narrow = |x: i64| i32::try_from(x).map_err(|_| Error::Internal(format!("a side of {x}")));
-    let one = Factor { live: 0, value: 1.0 };
-    let addend = [if accumulate { to.batch } else { MatrixBatch::default() }, MatrixBatch::default()];
-    let product = SymmetricProduct {
-        left: left.batch,
-        right: right.batch,
-        out: to.batch,
-        terms: Terms { addend, alpha: one, beta: [one, Factor::default()], gamma: Factor::default() },
-        size: narrow(k)?,
-        depth: narrow(n)?,
-        tiles: narrow(triangle)?,
+    let mut terms = Terms {
+        addend: [MatrixBatch::default(); 2],
+        alpha: by_value(factor),
+        beta: [Factor::default(); 2],
+        gamma: Factor::default(),
     };
-    let blocks = u32::try_from(left.count * triangle)
-        .map_err(|_| Error::Internal(format!("{} matrices at once", left.count)))?;
-    let grid = Grid { blocks, threads: THREADS, shared: SYMMETRIC_MMA.shared };
-    // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it to
-    // others only after what is on the stream.
-    unsafe { launch(name, grid, &product) }?;
+    for (i, (found, (weight, _))) in addends.iter().zip(add).enumerate() {
+        (terms.addend[i], terms.beta[i]) = (found.batch()?, by_value(factor * weight));
+    }
+    let product = Product { matrices: [left, right, to], terms, float16: kind == Kind::Half };
+    // With a tile for every multiprocessor, the instructions of warpgroups are the faster ones.
+    let blocks = multiprocessors(&SYMMETRIC_WGMMA).unwrap_or(u32::MAX);
+    if product.group_tiles()? >= blocks && product.is_aligned() {
+        product.by_groups(blocks)?;
+    } else {
+        product.by_warps()?;
+    }
     Ok(true)
+}
+
+/// What either kernel is launched with.
+struct Product {
+    /// The left ones, the right ones, the results.
+    matrices: [Matrices; 3],
+    terms: Terms,
+    float16: bool,
+}
+
+impl Product {
+    fn is_aligned(&self) -> bool {
+        self.matrices.iter().all(Matrices::is_aligned)
+    }
+
+    fn tiles(&self, high: usize, wide: usize) -> usize {
+        let down = self.matrices[0].shape[0].div_ceil(high);
+        down * (down + 1) / 2 * (high / wide)
+    }
+
+    /// Tiles of all matrices.
+    fn group_tiles(&self) -> Result<u32> {
+        to_u32(self.matrices[0].count * self.tiles(GROUP_TILE, TILE))
+    }
+
+    fn name(&self, kernel: &str) -> String {
+        format!("{kernel}_{}", if self.float16 { "float16" } else { "bfloat16" })
+    }
+
+    fn by_groups(&self, blocks: u32) -> Result<()> {
+        let [left, right, out] = [0, 1, 2].map(|i| self.matrices[i].map(MOVED[i], self.float16));
+        let Matrices { count, shape: [size, depth], .. } = self.matrices[0];
+        let product = SymmetricTensorProduct {
+            maps: [left?, right?, out?],
+            each: [0; 3],
+            terms: self.terms,
+            size: to_i32(size)?,
+            depth: to_i32(depth)?,
+            tiles: to_i32(self.tiles(GROUP_TILE, TILE))?,
+            batch: to_i32(count)?,
+        };
+        let grid = Grid { blocks, threads: GROUP_THREADS, shared: SYMMETRIC_WGMMA.shared };
+        // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it to
+        // others only after what is on the stream.
+        unsafe { launch(&self.name("symmetric_wgmma"), grid, &product) }
+    }
+
+    fn by_warps(&self) -> Result<()> {
+        let Matrices { count, shape: [size, depth], .. } = self.matrices[0];
+        let [left, right, out] = self.matrices.map(|x| x.batch());
+        let tiles = self.tiles(TILE, TILE);
+        let product = SymmetricProduct {
+            left: left?,
+            right: right?,
+            out: out?,
+            terms: self.terms,
+            size: to_i32(size)?,
+            depth: to_i32(depth)?,
+            tiles: to_i32(tiles)?,
+        };
+        let grid = Grid { blocks: to_u32(count * tiles)?, threads: THREADS, shared: SYMMETRIC_MMA.shared };
+        // SAFETY: as above.
+        unsafe { launch(&self.name("symmetric_mma"), grid, &product) }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a factor is a float32 number there")]
+fn by_value(factor: f64) -> Factor {
+    Factor { live: 0, value: factor as f32 }
+}
+
+fn to_u32(tiles: usize) -> Result<u32> {
+    u32::try_from(tiles).map_err(|_| Error::Internal(format!("{tiles} tiles at once")))
 }

@@ -1,6 +1,6 @@
 // A driver without a device, as libcuda.so.1: memory of the device is memory of the host, and kernels run on the
 // emulator, at once or when a captured graph is replayed. Has the calls that the package makes, and their rules.
-#include "fibers.h"
+#include "tensor_copies.h"
 #include <dlfcn.h>
 #include <map>
 #include <string>
@@ -56,6 +56,7 @@ std::map<std::string, Kernel> kernels[DEVICES];
 std::vector<void*> libraries;
 std::vector<Recorded> graph;
 long launches, loads, updates;
+std::map<std::string, long> launched_by_name;
 unsigned seed;
 char last_failure[512];
 
@@ -215,8 +216,29 @@ DRIVER_CALL cuLaunchKernel(void* function, unsigned blocks, unsigned blocks_y, u
     const emulator::Launch how{static_cast<int>(blocks), static_cast<int>(threads), ++seed, shared};
     const Recorded what{&kernel, how, {bytes, bytes + kernel.parameter_bytes}};
     ++launches;
+    ++launched_by_name[kernel.name];
     if (!capturing) return run(what);
     graph.push_back(what);
+    return SUCCESS;
+}
+
+// What the encoding says, in the form in which the emulator reads a map. A row of a box is a period of the swizzle.
+DRIVER_CALL cuTensorMapEncodeTiled(void* map, int element, unsigned rank, void* start, const uint64_t* extent,
+                                   const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleave,
+                                   int swizzle, int, int fill) {
+    constexpr int FLOAT16 = 6, BFLOAT16 = 9, SWIZZLE_128 = 3;
+    if ((element != FLOAT16 && element != BFLOAT16) || rank != 3 || interleave || swizzle != SWIZZLE_128 || fill)
+        return INVALID_VALUE;
+    if (reinterpret_cast<uintptr_t>(map) % 64 || reinterpret_cast<uintptr_t>(start) % 16) return INVALID_VALUE;
+    emulator::TensorLayout layout{start, {}, {1}, {static_cast<int>(box[0]), static_cast<int>(box[1])}};
+    for (int d = 0; d < 3; ++d) {
+        if (!extent[d] || extent[d] >> 32 || !box[d] || box[d] > 256 || steps[d] != 1) return INVALID_VALUE;
+        if (d < 2 && (!strides[d] || strides[d] % 16 || strides[d] >> 40)) return INVALID_VALUE;
+        layout.extent[d] = static_cast<int64_t>(extent[d]);
+        if (d < 2) layout.step[d + 1] = static_cast<int64_t>(strides[d]) / emulator::ELEMENT_BYTES;
+    }
+    if (box[0] * emulator::ELEMENT_BYTES > 128 || box[2] != 1) return INVALID_VALUE;
+    memcpy(map, &layout, sizeof layout);
     return SUCCESS;
 }
 
@@ -244,6 +266,14 @@ DRIVER_CALL cuGetErrorName(int code, const char** name) {
 // What tests ask of the driver and tell it.
 extern "C" __attribute__((visibility("default"))) long emulator_launches() {
     return launches;
+}
+
+// Launches of kernels whose name begins so.
+extern "C" __attribute__((visibility("default"))) long emulator_launches_of(const char* prefix) {
+    long count = 0;
+    for (const auto& [name, launched] : launched_by_name)
+        if (!name.compare(0, strlen(prefix), prefix)) count += launched;
+    return count;
 }
 
 extern "C" __attribute__((visibility("default"))) long emulator_loads() {

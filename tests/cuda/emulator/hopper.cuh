@@ -7,7 +7,7 @@
 
 constexpr int GROUP = emulator::GROUP_THREADS;
 
-struct alignas(64) TensorMap {
+struct alignas(128) TensorMap {
     emulator::TensorLayout layout;
     unsigned char rest[128 - sizeof(emulator::TensorLayout)];
 };

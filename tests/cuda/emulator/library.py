@@ -56,7 +56,12 @@ KERNELS = {
     "coded.cu": {
         f"{name}_coded_{form}": f"CodedJobs<{most}>"
         for name in UPDATES
-        if name not in ("count", "lamb", "lamb_along")
+        if name != "count"
+        for form, most in CODED_FORMS.items()
+    },
+    "coded_sums.cu": {
+        f"{name}_coded_{form}": f"CodedSumJobs<{most}>"
+        for name in ("lamb_norms", "lamb_norms_only")
         for form, most in CODED_FORMS.items()
     },
     "sums.cu": {f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},

@@ -108,7 +108,7 @@ class SymmetricTensorProduct(ctypes.Structure):
         ("depth", ctypes.c_int),
         ("tiles", ctypes.c_int),
         ("batch", ctypes.c_int),
-        ("rest", ctypes.c_byte * 24),  # up to the alignment of a tensor map
+        ("rest", ctypes.c_byte * 88),  # up to the alignment of a tensor map
     )
 
 

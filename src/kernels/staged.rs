@@ -1,0 +1,93 @@
+//! What passes of devices do with operands that are more than numbers of their type, where no kernel heeds that: they work
+//! on numbers in memory of their own, decoded before and encoded or rounded after.
+
+#![cfg_attr(not(feature = "cuda"), allow(dead_code))] // for devices
+
+use std::ops::Range;
+
+use tch::Tensor;
+
+use super::cpu::elementwise::Convert;
+use crate::batch::{Area, Slab};
+use crate::dtype::DType;
+use crate::error::Result;
+
+/// Elements for which there is memory at once, if not one operand has more.
+const AT_ONCE: usize = 1 << 24;
+
+/// Operands in memory of their own.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    memory: Vec<Tensor>,
+    /// Runs where they are stored, and their numbers.
+    read: Vec<[Slab; 2]>,
+    written: Vec<[Slab; 2]>,
+}
+
+impl Staged {
+    /// Where the numbers of an operand are, which the pass may write: in memory of their own, in the type of the arithmetic,
+    /// where the operand has a form.
+    pub(super) fn operand(&mut self, x: Area, wide: bool, is_written: bool) -> Result<Area> {
+        if formed_elements(&x) == 0 {
+            return Ok(x);
+        }
+        let [rows, cols] = x.shape();
+        let dtype = if wide { DType::F64 } else { DType::F32 };
+        let (memory, numbers) = super::cuda::scratch(rows * cols, dtype, x.strided().0.place())?;
+        self.memory.push(memory);
+        let mut start = 0;
+        for stored in x.runs() {
+            let pair = [stored, numbers.part(start, stored.len())];
+            start += stored.len();
+            self.read.push(pair);
+            if is_written {
+                self.written.push(pair);
+            }
+        }
+        Ok(numbers.area(0, [rows, cols], cols))
+    }
+
+    /// Does the work between decoding and encoding.
+    pub(super) fn around(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let convert = Convert { factor: 1.0 };
+        super::run(&convert, &self.read)?;
+        work()?;
+        let back: Vec<_> = self.written.iter().map(|&[stored, numbers]| [numbers, stored]).collect();
+        super::run(&convert, &back)
+    }
+}
+
+/// The elements of an operand that is more than numbers of its type; of another one none.
+pub(super) fn formed_elements(x: &Area) -> usize {
+    let [rows, cols] = x.shape();
+    if x.strided().0.has_form() { rows * cols } else { 0 }
+}
+
+/// Jobs, by the elements that have to be staged of each, in ranges that there is memory for at once.
+pub(super) fn ranges(staged: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+    let (mut ranges, mut start, mut sum, mut end) = (Vec::new(), 0, 0, 0);
+    for elements in staged {
+        if sum + elements > AT_ONCE && end > start {
+            ranges.push(start..end);
+            (start, sum) = (end, 0);
+        }
+        (sum, end) = (sum + elements, end + 1);
+    }
+    if end > start {
+        ranges.push(start..end);
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_hold_all_jobs_within_the_bound_where_one_is() {
+        assert!(ranges([]).is_empty());
+        assert_eq!(ranges([0, 0, 5]), vec![0..3; 1]);
+        assert_eq!(ranges([AT_ONCE, 1, AT_ONCE - 1, 1]), [0..1, 1..3, 3..4]);
+        assert_eq!(ranges([3 * AT_ONCE, 3 * AT_ONCE, 0, 1]), [0..1, 1..3, 3..4]);
+    }
+}
