@@ -132,7 +132,7 @@ impl StageIo<'_> {
         position.and_then(|p| parts.get(p)).ok_or_else(|| Error::Internal(format!("no matrix {unit}")))
     }
 
-    /// Unit `unit`'s matrix of a buffer, as elements. A shared buffer has one for all.
+    /// Unit `unit`'s matrix of a buffer, as elements; all of a buffer that is shared.
     ///
     /// # Errors
     /// `Error::Internal` for a buffer that the program did not declare.

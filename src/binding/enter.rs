@@ -42,6 +42,9 @@ pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
     const LIMIT: [&str; 2] = ["ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"];
     if crate::dtype::cpu_hides_tiles() {
         let environment = py.import("os")?.getattr("environ")?;
+        if environment.contains("DNNL_MAX_CPU_ISA")? {
+            return Ok(()); // its older name
+        }
         let set: String = environment.call_method1("setdefault", (LIMIT[0], LIMIT[1]))?.extract()?;
         log::info!(
             target: "oxidion.cpu",

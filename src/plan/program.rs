@@ -23,7 +23,7 @@ pub struct BufferSpec {
     pub dtype: DType,
     /// Element type in which contributions travel to be added.
     pub wire: DType,
-    /// Whether all units share one matrix (scratch) instead of having one each.
+    /// Whether it is memory that all units use (scratch) instead of having a matrix each.
     pub shared: bool,
     /// Of scratch: whether it has a matrix for each of the whole ones that a process takes, at least one.
     pub taken: bool,

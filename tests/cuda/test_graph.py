@@ -67,6 +67,8 @@ MAKERS = [
     "oxidion.AdamW(p, lr=0.01)",
     "oxidion.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True, capturable=True)",
     "oxidion.Lion(p, lr=0.01, weight_decay=0.1)",
+    "oxidion.Lamb([{'params': p, 'min_quant_numel': 0}], lr=0.01, state_bits=8)",
+    "oxidion.CAME([{'params': p, 'min_quant_numel': 0}], lr=0.01, state_bits=8)",
 ]
 
 
@@ -86,7 +88,7 @@ def test_replays_are_steps_with_settings_and_gradients_of_their_own(
             if step == 5:
                 for own in (optimizer, reference):
                     own.param_groups[0]["weight_decay"] = 0.3
-                    own.param_groups[0]["betas"] = (0.7, 0.9)
+                    own.param_groups[0]["betas"] = (0.7, 0.9, 0.8)[: len(own.param_groups[0]["betas"])]
             before = driver.emulator_launches()
             optimizer.step()
             assert (driver.emulator_launches() == before) == (step > 2)
