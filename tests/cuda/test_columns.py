@@ -150,8 +150,8 @@ def test_full_table_gives_every_matrix_its_own_sums(kernels: Emulated) -> None:
 
 FAULTS: dict[str, tuple[str, str]] = {
     "a matrix begins with the block before it": (
-        "jobs.job[low - 1].end : 0)",
-        "jobs.job[low - 1].end - 1 : 0)",
+        "piece_of(jobs, job, block)",
+        "piece_of(jobs, job, job ? block + 1 : block)",
     ),
     "parts of the rows overlap": ("first = piece * ROWS;", "first = piece * (ROWS - 1);"),
     "rows and columns of blocks are swapped": (

@@ -118,8 +118,8 @@ def test_factors_follow_the_steps_that_the_device_counts(updates: Emulated, name
 FAULTS = {
     "a job begins with the piece before it": (
         "jobs.cuh",
-        "jobs.job[low - 1].end : 0",
-        "jobs.job[low - 1].end - 1 : 0",
+        "end_of(table.job[job - 1]) : 0",
+        "end_of(table.job[job - 1]) - 1 : 0",
     ),
     "pieces overlap": (
         "jobs.cuh",
