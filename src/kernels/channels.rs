@@ -1,6 +1,6 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
-use super::staged::{self, Staged, formed_elements};
+use super::staged::{formed_elements, staged};
 use super::{cpu, cuda};
 use crate::batch::{Area, Place, Slab};
 use crate::dtype::DType;
@@ -131,16 +131,13 @@ pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
             Ok(())
         }
         Some(Place::Cuda(_)) => {
-            for range in staged::ranges(all.iter().map(|one| formed_elements(&one.param))) {
-                let mut staged = Staged::default();
-                let part = all[range].iter().map(|one| {
-                    let wide = [one.param, one.grad].iter().any(|area| area.dtype() == DType::F64);
-                    Ok(Limited { param: staged.operand(one.param, wide, true)?, ..*one })
-                });
-                let part = part.collect::<Result<Vec<_>>>()?;
-                staged.around(|| cuda::channel_steps(step, &part))?;
-            }
-            Ok(())
+            let wide = |one: &Limited| [one.param, one.grad].iter().any(|area| area.dtype() == DType::F64);
+            staged(
+                all,
+                |one| formed_elements(&one.param),
+                |staged, one| Ok(Limited { param: staged.operand(one.param, wide(one), true)?, ..*one }),
+                |_, part| cuda::channel_steps(step, part),
+            )
         }
     }
 }

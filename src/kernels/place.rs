@@ -9,7 +9,7 @@ use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
 use super::factors::Steps;
 use super::pass::RowPassCall;
-use super::staged::{self, Staged};
+use super::staged::staged;
 use crate::batch::{Place, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -70,10 +70,10 @@ pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Resul
 
 /// The pass on a device, on numbers of operands that have a form.
 fn rows_staged<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
-    let formed = |stack: &Stack<N>| stack.operands.iter().filter(|o| o.has_form()).map(Slab::len).sum();
-    for range in staged::ranges(jobs.iter().map(formed)) {
-        let mut staged = Staged::default();
-        let part = jobs[range.clone()].iter().map(|stack| {
+    staged(
+        jobs,
+        |stack| stack.operands.iter().filter(|o| o.has_form()).map(Slab::len).sum(),
+        |staged, stack| {
             let wide = stack.operands.iter().any(|o| o.dtype() == DType::F64);
             let mut operands = stack.operands;
             for (operand, is_written) in operands.iter_mut().zip(P::WRITES) {
@@ -81,11 +81,9 @@ fn rows_staged<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[St
                 *operand = staged.operand(operand.area(0, [1, len], len), wide, is_written)?.all();
             }
             Ok(Stack { operands, ..*stack })
-        });
-        let part = part.collect::<Result<Vec<_>>>()?;
-        staged.around(|| super::cuda::rows(&call.of(range), &part))?;
-    }
-    Ok(())
+        },
+        |range, part| super::cuda::rows(&call.of(range), part),
+    )
 }
 
 /// The place of all operands.

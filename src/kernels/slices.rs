@@ -1,7 +1,7 @@
 //! Rows or columns ("slices") of matrices that are chosen by their absolute sums.
 
 use super::cpu::elementwise::Apply;
-use super::staged::{self, Staged, formed_elements};
+use super::staged::{formed_elements, staged};
 use super::{cpu, cuda};
 use crate::batch::{Area, Place, Slab};
 use crate::dtype::DType;
@@ -148,16 +148,13 @@ pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
 /// As `absolute_sums`.
 pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
     if place(all) != Place::Cpu {
-        for range in staged::ranges(all.iter().map(|one| formed_elements(&one.x))) {
-            let mut staged = Staged::default();
-            let wide = |one: &Sliced| [one.x, one.u].iter().any(|area| area.dtype() == DType::F64);
-            let part = all[range]
-                .iter()
-                .map(|one| Ok(Sliced { x: staged.operand(one.x, wide(one), true)?, ..*one }));
-            let part = part.collect::<Result<Vec<_>>>()?;
-            staged.around(|| cuda::apply_slices(side, apply, &part))?;
-        }
-        return Ok(());
+        let wide = |one: &Sliced| [one.x, one.u].iter().any(|area| area.dtype() == DType::F64);
+        return staged(
+            all,
+            |one| formed_elements(&one.x),
+            |staged, one| Ok(Sliced { x: staged.operand(one.x, wide(one), true)?, ..*one }),
+            |_, part| cuda::apply_slices(side, apply, part),
+        );
     }
     for one in all {
         cpu::select::put(&one.x, side, &one.pairs(side), &one.u, apply);

@@ -51,13 +51,30 @@ impl Staged {
     }
 
     /// Does the work between decoding and encoding.
-    pub(super) fn around(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn around(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let convert = Convert { factor: 1.0 };
         super::run(&convert, &self.read)?;
         work()?;
         let back: Vec<_> = self.written.iter().map(|&[stored, numbers]| [numbers, stored]).collect();
         super::run(&convert, &back)
     }
+}
+
+/// Does a pass over jobs, as many at once as there is memory for, with the operands that `stage` puts aside. `formed` says
+/// how many elements of a job those have; `work` gets which jobs it does, and them.
+pub(super) fn staged<T>(
+    jobs: &[T],
+    formed: impl Fn(&T) -> usize,
+    stage: impl Fn(&mut Staged, &T) -> Result<T>,
+    work: impl Fn(Range<usize>, &[T]) -> Result<()>,
+) -> Result<()> {
+    for range in ranges(jobs.iter().map(formed)) {
+        let mut staged = Staged::default();
+        let part =
+            jobs[range.clone()].iter().map(|job| stage(&mut staged, job)).collect::<Result<Vec<_>>>()?;
+        staged.around(|| work(range, &part))?;
+    }
+    Ok(())
 }
 
 /// The elements of an operand that is more than numbers of its type; of another one none.
@@ -67,7 +84,7 @@ pub(super) fn formed_elements(x: &Area) -> usize {
 }
 
 /// Jobs, by the elements that have to be staged of each, in ranges that there is memory for at once.
-pub(super) fn ranges(staged: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+fn ranges(staged: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
     let (mut ranges, mut start, mut sum, mut end) = (Vec::new(), 0, 0, 0);
     for elements in staged {
         if sum + elements > AT_ONCE && end > start {

@@ -32,6 +32,16 @@ SHAPES = [(20, 1024), (33, 1000)]
 CLASSES = [oxidion.AdamW, oxidion.Lion, oxidion.Lamb, oxidion.Muon, oxidion.Dion2]
 
 
+def take_steps(single: Any, params: list[nn.Parameter], mesh: SimMesh) -> None:
+    """Three steps of one process and of a mesh with the same gradients."""
+    for step in range(3):
+        grads = [gaussian(tuple(p.shape), 2, step, i).to(p.dtype) for i, p in enumerate(params)]
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        single.step()
+        mesh.step(lambda _rank, grads=grads: grads)
+
+
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize(("axes", "layout"), LAYOUTS, ids=lambda v: "-".join(map(str, v)))
 def test_codes_of_every_layout_are_those_of_one_process(
@@ -49,12 +59,7 @@ def test_codes_of_every_layout_are_those_of_one_process(
     even = {name: (kind, 0 if kind != "R" else dim) for name, (kind, dim) in layout.items()}
     mesh = SimMesh(axes, make, [layout, even if len(axes) == 1 else dict.fromkeys(layout, R)])
     mesh.build(full)
-    for step in range(3):
-        grads = [gaussian(shape, 2, step, i).float() for i, shape in enumerate(SHAPES)]
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
-        single.step()
-        mesh.step(lambda _rank, grads=grads: grads)
+    take_steps(single, params, mesh)
     for rank in mesh.ranks:
         for index, (own, param) in enumerate(zip(rank.params, params, strict=True)):
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
@@ -94,12 +99,7 @@ def test_empty_shards_of_coded_states_and_rounded_parameters_take_part(
     single = make(params)
     mesh = SimMesh({"fs": 4}, make, [{"fs": S(0)}] * len(shapes))
     mesh.build(full)
-    for step in range(3):
-        grads = [gaussian(shape, 2, step, i).bfloat16() for i, shape in enumerate(shapes)]
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
-        single.step()
-        mesh.step(lambda _rank, grads=grads: grads)
+    take_steps(single, params, mesh)
     assert any(p.numel() == 0 for rank in mesh.ranks for p in rank.params)
     if cls is oxidion.NorDion2:
         return  # selects by shard
