@@ -36,6 +36,20 @@ def toml(name: str) -> dict[str, Any]:
         return tomllib.load(file)
 
 
+#: For programs that count threads: the names of those of the process. One may end while it is looked at.
+TASKS = """
+from contextlib import suppress
+from pathlib import Path
+
+def tasks():
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            names.append((task / "comm").read_text().strip())
+    return names
+"""
+
+
 def python(source: str, *, fails: bool = False) -> subprocess.CompletedProcess[str]:
     """Runs a program in a new interpreter, away from the checkout."""
     done = subprocess.run(
@@ -152,11 +166,7 @@ def test_import_under_a_patch_release_or_local_build_of_the_same_minor_works() -
 @pytest.mark.parametrize("threads", [1, 2])
 def test_step_starts_no_more_threads_than_torch_uses(threads: int) -> None:
     source = f"""
-        from pathlib import Path
         import torch, oxidion
-
-        def tasks():
-            return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
 
         torch.set_num_threads({threads})
         torch.ones(512, 512) @ torch.ones(512, 512)
@@ -170,7 +180,7 @@ def test_step_starts_no_more_threads_than_torch_uses(threads: int) -> None:
         after = tasks()
         print(sum(name.startswith("oxidion") for name in after), len(after) - before)
     """
-    ours, started = map(int, python(source).stdout.split())
+    ours, started = map(int, python(TASKS + textwrap.dedent(source)).stdout.split())
     assert ours == (0 if threads == 1 else threads)
     assert started == ours
 
@@ -178,7 +188,6 @@ def test_step_starts_no_more_threads_than_torch_uses(threads: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc/self/task")
 def test_pool_follows_a_later_change_of_the_number_of_threads() -> None:
     source = """
-        from pathlib import Path
         import time, torch, oxidion
 
         p = torch.nn.Parameter(torch.ones(2**20))
@@ -189,14 +198,13 @@ def test_pool_follows_a_later_change_of_the_number_of_threads() -> None:
             optimizer.step()
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:
-                names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
-                ours = sum(name.startswith("oxidion") for name in names)
+                ours = sum(name.startswith("oxidion") for name in tasks())
                 if ours == threads:
                     break
                 time.sleep(0.01)
             print(ours)
     """
-    assert python(source).stdout.split() == ["4", "2", "3"]
+    assert python(TASKS + textwrap.dedent(source)).stdout.split() == ["4", "2", "3"]
 
 
 def environment_with_torch(folder: Path) -> Path:
