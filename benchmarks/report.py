@@ -156,7 +156,8 @@ def _firsts(result: dict[str, Any]) -> str:
     lines = [
         "## First step in a fresh process\n",
         "Wall milliseconds, median over processes; extra memory is the growth of the resident peak beyond "
-        "the state's own bytes. Construction includes what torch imports for its first optimizer.\n",
+        "the state's own bytes. Before each step other memory goes through the caches for 0.3 s, as when "
+        "gradients are computed.\n",
         "| workload | family | threads | contender | construct | first | warm | first / warm | by CPU time "
         "| state MB | extra MB |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

@@ -21,6 +21,7 @@ use crate::batch::{Area, Place, Slab};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
+use crate::kernels::cuda;
 use crate::plan::{Bucket, Member, Plan, Step};
 use crate::spec::Rect;
 use crate::stage::{MAX_STATES, Part, Probe, UnitIo, jobs};
@@ -53,6 +54,8 @@ pub struct Session {
     room: Vec<Vec<UnitIo>>,
     _arena: Tensor,
     hypers: Vec<Hyper>,
+    /// For each algorithm the learning rate that a device reads, and where; none where the host has read it.
+    rates: Vec<Option<(Tensor, Slab)>>,
     grad_factors: Vec<f64>,
     /// For each bucket whether a unit of it is due.
     due: Vec<bool>,
@@ -161,6 +164,7 @@ impl Session {
             room,
             _arena: arena,
             hypers,
+            rates: Vec::new(),
             grad_factors: Vec::new(),
             probe: None,
             spent,
@@ -223,7 +227,11 @@ impl Session {
                     Step::Gradients => self.average_in(bucket, memory)?,
                     Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
                     Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
-                    Step::Stage(point) => self.stage(&plan, number, point, (k, at), positions.clone())?,
+                    Step::Stage(point) => {
+                        let rate = self.rates.get(bucket.algorithm).and_then(Option::as_ref);
+                        let _following = cuda::follow(rate.map(|(_, slab)| slab))?;
+                        self.stage(&plan, number, point, (k, at), positions.clone())?;
+                    }
                 }
             }
         }

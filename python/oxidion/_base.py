@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -37,8 +38,8 @@ class OxOptimizer(Stepper, Optimizer):
         max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
-        capturable: on a CUDA device AdamW, Lamb, Adafactor and CAME count their steps there, so that a
-            captured step counts.
+        capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
+            Adafactor and CAME count their steps there, so that a captured step counts.
         differentiable: must be False.
 
     Raises:
@@ -79,6 +80,8 @@ class OxOptimizer(Stepper, Optimizer):
         _validate.check_group(defaults, _schema.COMMON | self.SCHEMA, _schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, tuple[Any, Any]] = {}
         super().__init__(params, defaults)
+        with contextlib.suppress(Exception):  # what a plan refuses, the first step says
+            self._reserve = _state.reserve(self._make_plan, self.param_groups)
 
     # ------------------------------------------------------------------ groups
 
@@ -198,6 +201,7 @@ class OxOptimizer(Stepper, Optimizer):
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; every state keeps the dtype that it was saved with."""
+        self._reserve = None
         incoming: dict[str, Any] = {}
 
         def capture(_self: Optimizer, final: dict[str, Any]) -> None:

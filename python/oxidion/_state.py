@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -15,9 +13,7 @@ from torch import Tensor
 from oxidion import _collectives
 from oxidion._comm import as_state, full, lies_right, local, moved_state
 from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_normal, quantize_blockwise
-
-LARGE = 1 << 21
-"""Bytes from which a state is worth a mapping of its own: a huge page."""
+from oxidion._reserve import LARGE, Reserve, zeros
 
 MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 """Roles without which a state is that of another algorithm."""
@@ -44,11 +40,12 @@ def materialise(
     state: dict[Tensor, dict[str, Any]],
     names: Names,
     steps_done: list[int],
+    reserve: Reserve | None = None,
 ) -> list[list[Tensor]]:
     """Makes the states that are missing; returns those of every parameter in the order of the plan's specs.
 
     A state that is there is taken as it is, whatever its dtype. A missing step counter begins at its group's
-    entry of ``steps_done``, as checkpoints of optimizers that count by group need it.
+    entry of ``steps_done``, as checkpoints of optimizers that count by group need it. ``reserve`` has memory.
     """
     bound = []
     steps = chain.from_iterable(
@@ -83,7 +80,7 @@ def materialise(
                         f"the state of a parameter of shape {tuple(param.shape)} has factors but no {key!r}: "
                         "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
                     )
-                own[key] = as_state(_start(spec, index, local(param).device), param, spec)
+                own[key] = as_state(_start(spec, index, local(param).device, reserve), param, spec)
             elif not lies_right(value, param, spec):
                 raise LayoutError(
                     f"state {key!r} of a parameter of shape {tuple(param.shape)} lies otherwise than the "
@@ -92,6 +89,20 @@ def materialise(
             tensors.append(own[key])
         bound.append(tensors)
     return bound
+
+
+def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserve | None:
+    """Memory of the CPU for what the first step makes: the workspace of the plan and the states."""
+    if all(local(param).nbytes < LARGE or not local(param).is_cpu for param in parameters(groups)):
+        return None
+    plan = plan_of()
+    specs = chain.from_iterable(plan.state_specs())
+    states = (spec for spec in specs if spec["seed"] is None and spec["role"] != "step")
+    sizes = (
+        math.prod(length for _, length in spec["spans"]) * getattr(torch, spec["dtype"]).itemsize
+        for spec in states
+    )
+    return Reserve([-(-plan.arena_bytes // 4) * 4, *sizes])
 
 
 def settle(
@@ -107,29 +118,15 @@ def settle(
                 own[key] = moved_state(own[key], param, spec)
 
 
-def _start(spec: Mapping[str, Any], index: int, device: torch.device) -> Tensor:
+def _start(spec: Mapping[str, Any], index: int, device: torch.device, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds."""
     shape = [length for _, length in spec["spans"]]
     dtype = getattr(torch, spec["dtype"])
     if spec["seed"] is None:
-        return zeros(shape, dtype, device)
+        return zeros(shape, dtype, device, reserve)
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
     return normal.to(device, dtype)
-
-
-def zeros(shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. Large ones on the CPU are mapped by the system, in huge pages, when the first step writes them.
-
-    ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def own_copies(

@@ -11,6 +11,7 @@ import torch
 
 from oxidion import _agree, _collectives, _comm, _device, _runner, _schema, _state
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
+from oxidion._reserve import Reserve, zeros
 
 
 class Stepper:
@@ -32,6 +33,7 @@ class Stepper:
     _meshes = _comm.NO_MESHES
     _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
+    _reserve: Reserve | None = None
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: _comm.Groups | None = None
@@ -138,9 +140,12 @@ class Stepper:
         _device.refuse_capture(device)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        arena = _state.zeros([-(-plan.arena_bytes // 4)], torch.float32, device)
+        arena = zeros([-(-plan.arena_bytes // 4)], torch.float32, device, self._reserve)
         comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))
-        states = _state.materialise(plan, self.param_groups, self.state, self.STATE_NAMES, done)
+        states = _state.materialise(
+            plan, self.param_groups, self.state, self.STATE_NAMES, done, self._reserve
+        )
+        self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule, self._comms = tuple(plan.schedule), comms
         return self._session

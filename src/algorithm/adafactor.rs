@@ -81,7 +81,7 @@ impl Adafactor {
     /// ρ. A rate of zero stays: frameworks set it to take a step that moves nothing.
     fn rates<'a>(&self, h: &Hyper, steps: &'a Steps) -> Rates<'a> {
         if !self.relative_step || h[LR] == 0.0 {
-            return Rates::Same(h[LR]);
+            return Rates::Learning(h[LR]);
         }
         Rates::Relative { steps, warms_up: self.warmup_init }
     }

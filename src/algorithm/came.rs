@@ -83,7 +83,7 @@ impl Came {
     fn clipped(io: &StageIo<'_>, h: &Hyper) -> Result<Factors<2>> {
         let (threshold, floor) = (h[CLIP], f64::NAN);
         let clipping = Clipping { grad_factor: io.grad_factor, threshold, floor, weight_decay: 0.0 };
-        clipping.factors(&Rates::Same(1.0), &sums(io, UPDATES, None)?)
+        clipping.factors(&Rates::Unit, &sums(io, UPDATES, None)?)
     }
 
     fn residuals(io: &StageIo<'_>, h: &Hyper) -> Result<()> {

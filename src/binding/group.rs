@@ -5,8 +5,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
 
+use tch::Tensor;
+
 use super::tensor;
 use crate::algorithm::{AnyAlgorithm, option_keys};
+use crate::batch::{Place, is_emulated};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::hyper::Hyper;
 use crate::linalg::orthonormalizer::Function;
@@ -86,9 +90,30 @@ fn callback(function: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     Ok(OptionValue::Callback(Callback::new(name, identity, call)))
 }
 
-/// The live scalars of an algorithm, read from its group.
-pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm) -> PyResult<Hyper> {
-    algorithm.scalars().iter().map(|key| scalar(group, key)).collect::<PyResult<Vec<f64>>>().map(Hyper)
+/// The live scalars of an algorithm, read from its group. Where its learning rate is a number that the device reads
+/// (`rate_read`), it is 1: what is proportional to it is for each unit of it.
+pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm, rate_read: bool) -> PyResult<Hyper> {
+    let value = |key: &&str| if rate_read && key.starts_with("lr") { Ok(1.0) } else { scalar(group, key) };
+    algorithm.scalars().iter().map(value).collect::<PyResult<Vec<f64>>>().map(Hyper)
+}
+
+/// The learning rate of a group that is `capturable`, where it is a number on the device of the parameters: the step
+/// reads it there when it runs.
+pub(super) fn rate_at(group: &Bound<'_, PyDict>, place: Place) -> PyResult<Option<Tensor>> {
+    if place == Place::Cpu {
+        return Ok(None);
+    }
+    let flag = group.get_item(intern!(group.py(), "capturable"))?;
+    let Some(lr) = group.get_item(intern!(group.py(), "lr"))? else { return Ok(None) };
+    if !flag.map_or(Ok(false), |flag| flag.is_truthy())? || lr.getattr_opt("is_cuda")?.is_none() {
+        return Ok(None);
+    }
+    let rate = tensor::unpack(&lr, "lr")?;
+    let is_there = match Place::of(&rate) {
+        Ok(Place::Cpu) => is_emulated(),
+        other => other.is_ok_and(|own| own == place),
+    };
+    Ok(Some(rate).filter(|rate| is_there && rate.numel() == 1 && DType::from_kind(rate.kind()).is_some()))
 }
 
 /// One scalar by its canonical name; torch's spellings are accepted. `key[i]` is an element of a tuple, `key?` may be

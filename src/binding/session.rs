@@ -293,13 +293,17 @@ impl PySession {
         }
         threads::set(num_threads);
         let plan = &self.plan;
-        let (mut hypers, mut factors, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        let place = self.lock().map_err(to_python)?.place();
+        let (mut hypers, mut rates, mut factors, mut steps) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
-            hypers.push(group::hyper(&groups[number], algorithm)?);
+            let rate = group::rate_at(&groups[number], place)?;
+            hypers.push(group::hyper(&groups[number], algorithm, rate.is_some())?);
+            rates.push(rate);
             factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
             steps.push(group::step(&groups[number])?);
         }
-        py.enter(|| self.lock()?.begin(grads, hypers, factors, &steps)).map(|()| true)
+        py.enter(|| self.lock()?.begin(grads, hypers, rates, factors, &steps)).map(|()| true)
     }
 
     /// The session, unless a step is computing: waiting for it here could wait for the interpreter lock too.

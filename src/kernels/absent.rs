@@ -24,6 +24,18 @@ use crate::spec::Side;
 #[derive(Debug)]
 pub struct Entered;
 
+/// What follows a learning rate on a device: nothing.
+#[derive(Debug)]
+pub struct Following;
+
+/// Does nothing.
+///
+/// # Errors
+/// Never.
+pub fn follow(_rate: Option<&Slab>) -> Result<Following> {
+    Ok(Following)
+}
+
 /// The launches of a captured step: there are none.
 #[derive(Clone, Debug, Default)]
 pub struct Tape;
@@ -194,7 +206,7 @@ pub(super) fn squares_and_scaled(_all: &[Columns], _factor: f64) -> Result<()> {
     refuse()
 }
 
-pub(super) fn normalize_columns(_all: &[Kept], _epsilon: f64, _factor: f64) -> Result<()> {
+pub(super) fn normalize_columns(_all: &[Kept], _epsilon: f64, _factor: f64, _per_rate: bool) -> Result<()> {
     refuse()
 }
 

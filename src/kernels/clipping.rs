@@ -7,8 +7,10 @@ use crate::error::Result;
 /// The rates of parameters before they are clipped.
 #[derive(Clone, Copy, Debug)]
 pub enum Rates<'a> {
-    /// One for all.
-    Same(f64),
+    /// The learning rate.
+    Learning(f64),
+    /// 1: what is multiplied by the learning rate comes later.
+    Unit,
     /// Of each `min(a, 1/√t)` with `a = 10⁻²`, or `10⁻⁶ t` where it warms up.
     Relative {
         /// t.
@@ -77,7 +79,8 @@ impl Rates<'_> {
     /// The rate of a job, where the host counts.
     pub(super) fn of(&self, job: usize) -> f64 {
         match self {
-            Self::Same(rate) => *rate,
+            Self::Learning(rate) => *rate,
+            Self::Unit => 1.0,
             Self::Relative { steps, warms_up } => {
                 let step = steps.of(job);
                 let most = if *warms_up { 1e-6 * step } else { 1e-2 };
@@ -90,7 +93,7 @@ impl Rates<'_> {
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(super) fn counter(&self, job: usize) -> Option<Slab> {
         match self {
-            Self::Same(_) => None,
+            Self::Learning(_) | Self::Unit => None,
             Self::Relative { steps, .. } => steps.counter(job),
         }
     }

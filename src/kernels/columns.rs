@@ -78,13 +78,14 @@ pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
 /// columns in `own` are stored.
 ///
 /// A dead column (norm zero, or rounding noise beside the largest one) keeps its `q` and gets `scaled = 0`: a
-/// direction that the momentum does not have is not stepped along.
+/// direction that the momentum does not have is not stepped along. `per_rate`: the factor is proportional to the
+/// learning rate.
 ///
 /// # Errors
 /// As [`squares_and_scaled`].
-pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64) -> Result<()> {
+pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64, per_rate: bool) -> Result<()> {
     if !on_host(all, |kept| kept.columns)? {
-        return cuda::normalize_columns(all, epsilon, factor);
+        return cuda::normalize_columns(all, epsilon, factor, per_rate);
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
         cpu::columns::normalize_columns(x, sums, epsilon, factor, (q, own.clone()), scaled);

@@ -17,6 +17,8 @@ pub struct Pass<'a> {
     pub(super) kernel: &'static str,
     /// In the order of the operation's constructor.
     pub(super) scalars: [f64; MOST_SCALARS],
+    /// A bit for each scalar that is for each unit of the learning rate, where the device has it.
+    pub(super) per_rate: u32,
     /// Two factors of each job's own; none where the operation has none.
     pub(super) factors: &'a [[f64; 2]],
     /// Where the steps of each job are counted, if that is on the device: its factors depend on them.
@@ -42,7 +44,12 @@ impl<'a> Pass<'a> {
         const { assert!(N <= MOST_SCALARS) };
         let mut all = [0.0; MOST_SCALARS];
         all[..N].copy_from_slice(&scalars);
-        Self { kernel, scalars: all, factors: &[], steps: &[], live: &[], double: false }
+        Self { kernel, scalars: all, per_rate: 0, factors: &[], steps: &[], live: &[], double: false }
+    }
+
+    /// The same with these scalars proportional to the learning rate, a bit for each.
+    pub(super) fn per_rate(self, scalars: u32) -> Self {
+        Self { per_rate: scalars, ..self }
     }
 
     /// The same with factors of each job's own.

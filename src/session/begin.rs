@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::Session;
 use super::bound::{Bound, Look, Slot, check_gradient, check_written};
-use crate::batch::Watch;
+use crate::batch::{Place, Slab, Watch};
 use crate::error::Result;
 use crate::hyper::Hyper;
 
@@ -50,8 +50,16 @@ impl Session {
         self.slots.get(i).zip(self.plan.members.get(i)).is_some_and(|(slot, member)| slot.fits(member))
     }
 
+    /// Where the parameters are.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
     /// Starts a step with the parameters that `look` took and those of `grads`, gradients by parameter; `hypers[k]`,
     /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k. Nothing is written.
+    /// `rates[k]` is the learning rate as an element of the device that the step reads when it runs; it is 1 in
+    /// `hypers[k]` then.
     ///
     /// # Errors
     /// `Error::Type` and `Error::Value` for gradients that cannot be used, `Error::Cuda` for a device that cannot be used.
@@ -60,17 +68,23 @@ impl Session {
         &mut self,
         grads: Vec<(usize, Tensor)>,
         hypers: Vec<Hyper>,
+        rates: Vec<Option<Tensor>>,
         grad_factors: Vec<f64>,
         steps: &[u64],
     ) -> Result<()> {
         // What a device refuses, it refuses here.
         let opened = super::place::enter(self.place, self.stream, self.formed)
             .and_then(|_there| super::place::require_capturable(&self.plan));
-        let taken = opened.and_then(|()| self.take(grads, steps));
-        if taken.is_err() {
-            self.abandon();
-            return taken;
-        }
+        let element = |rate: Tensor| Slab::of(&rate).map(|slab| (rate, slab.at(self.place)));
+        let read = rates.into_iter().map(|rate| rate.map(element).transpose()).collect::<Result<_>>();
+        let read = match opened.and(read).and_then(|read| self.take(grads, steps).map(|()| read)) {
+            Ok(read) => read,
+            Err(error) => {
+                self.abandon();
+                return Err(error);
+            }
+        };
+        self.rates = read;
         self.hypers = hypers;
         self.grad_factors = grad_factors;
         self.mark_due();

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated
-from .jobs import THREADS, TYPES
+from .jobs import THREADS, TYPES, Rate
 
 COLUMNS, ROWS, MOST_MATRICES = 32, 256, 128
 
@@ -37,6 +37,7 @@ class ColumnJobs(ctypes.Structure):
     """Mirror of ``ColumnJobs``."""
 
     _fields_ = (
+        ("unit", Rate),
         ("epsilon", ctypes.c_double),
         ("factor", ctypes.c_double),
         ("count", ctypes.c_int),
@@ -69,10 +70,11 @@ def launch(
     *,
     epsilon: float = 0.0,
     factor: float = 1.0,
+    unit: Tensor | None = None,
     seed: int = 0,
 ) -> None:
     """Runs one pass over all matrices."""
-    jobs, end = ColumnJobs(epsilon, factor, len(matrices)), 0
+    jobs, end = ColumnJobs(Rate.of(unit), epsilon, factor, len(matrices)), 0
     for number, (job, matrix) in enumerate(zip(jobs.job, matrices, strict=False)):
         x, scaled, q = matrix.x, matrix.scaled, matrix.q
         job.rows, job.cols = x.shape

@@ -10,16 +10,29 @@ import torch
 from torch import Tensor
 
 MOST_OPERANDS, MOST_SCALARS, THREADS, PIECE = 5, 12, 256, 1 << 14
-MOST = {"few": 32, "many": 340, "wide": 32}
+MOST = {"few": 32, "many": 338, "wide": 32}
 TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
 Values = list[Tensor]
 
 
+class Rate(ctypes.Structure):
+    """Mirror of ``Rate``."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("scalars", ctypes.c_uint), ("type", ctypes.c_ubyte))
+
+    @classmethod
+    def of(cls, rate: Tensor | None, scalars: Sequence[int] = ()) -> Rate:
+        """The rate in a tensor, by which these scalars are multiplied; nowhere without one."""
+        if rate is None:
+            return cls()
+        return cls(rate.data_ptr(), sum(1 << scalar for scalar in scalars), TYPES[rate.dtype])
+
+
 class Scalars(ctypes.Structure):
     """Mirror of ``Scalars``."""
 
-    _fields_ = (("live", ctypes.c_void_p), ("value", ctypes.c_double * MOST_SCALARS))
+    _fields_ = (("rate", Rate), ("value", ctypes.c_double * MOST_SCALARS))
 
 
 class Job(ctypes.Structure):
@@ -44,20 +57,18 @@ def pieces(length: int) -> int:
 def table(
     most: int,
     jobs: Sequence[Values],
-    scalars: Sequence[float] | Tensor,
+    scalars: Sequence[float],
     factors: Sequence[tuple[float, float]],
     steps: Sequence[Tensor] = (),
     live: Sequence[Tensor] = (),
+    rate: Rate | None = None,
 ) -> tuple[ctypes.Structure, int]:
-    """The parameter of a launch, and its blocks. ``scalars`` may be in a float64 tensor."""
+    """The parameter of a launch, and its blocks."""
     fields = (("scalars", Scalars), ("count", ctypes.c_int), ("job", Job * most))
     structure = type("Jobs", (ctypes.Structure,), {"_fields_": fields})
     made = structure()
-    if isinstance(scalars, Tensor):
-        made.scalars.live = scalars.data_ptr()
-        made.scalars.value = (ctypes.c_double * MOST_SCALARS)(*[float("nan")] * MOST_SCALARS)
-    else:
-        made.scalars.value = (ctypes.c_double * MOST_SCALARS)(*scalars)
+    made.scalars.rate = rate or Rate()
+    made.scalars.value = (ctypes.c_double * MOST_SCALARS)(*scalars)
     made.count, end = len(jobs), 0
     for job, operands, factor in zip(made.job, jobs, factors, strict=False):
         end += pieces(operands[0].numel())
@@ -73,13 +84,18 @@ def table(
 
 @dataclass(frozen=True)
 class Pass:
-    """An operation: operands, scalars, what it does to float64 operands, factors by value and live."""
+    """An operation: operands, scalars, what it does to float64 operands, factors by value and live.
+
+    ``per_rate``: the scalars that are proportional to a learning rate; ``factor_too``, the first factor is.
+    """
 
     operands: int
     scalars: tuple[float, ...]
     equation: Callable[..., None]
     factors: tuple[float, float] = (0.0, 0.0)
     live: tuple[float, ...] = ()
+    per_rate: tuple[int, ...] = ()
+    factor_too: bool = False
 
 
 def _sign_of(x: Tensor, u: Tensor) -> Tensor:
@@ -152,11 +168,11 @@ def _lion(
 
 
 def _direction(x: Values, *scalars: float) -> None:
-    beta1, beta2, epsilon, factor, rate, inverse_root = scalars
+    beta1, beta2, epsilon, factor, unit, rate, inverse_root = scalars
     r, m, v = x
     m.copy_(beta1 * m + (1 - beta1) * factor * r)
     v.copy_(beta2 * v + (1 - beta2) * (factor * r) ** 2)
-    r.copy_(rate * m / (v.sqrt() * inverse_root + epsilon))
+    r.copy_(unit * rate * m / (v.sqrt() * inverse_root + epsilon))
 
 
 def lamb_direction(w: Tensor, m: Tensor, v: Tensor, *scalars: float) -> Tensor:
@@ -195,22 +211,22 @@ PASSES: dict[str, list[Pass]] = {
     "momentum": [Pass(3, (0.9, 0.5, 1.0), _momentum), Pass(3, (0.9, -1.0, 0.0), _momentum)],
     "momentum_alone": [Pass(2, (0.9, 0.5), _momentum_alone)],
     "accumulate": [Pass(3, (0.5,), _accumulate)],
-    "apply": [Pass(2, (0.3, 0.1, 0.0), _apply), Pass(2, (0.3, 0.1, 1.0), _apply)],
-    "apply_late": [Pass(2, (0.3, 0.1, 0.0), _apply_late), Pass(2, (0.3, 0.1, 1.0), _apply_late)],
+    "apply": [Pass(2, (0.3, 0.1, cautious), _apply, per_rate=(0, 1)) for cautious in (0.0, 1.0)],
+    "apply_late": [Pass(2, (0.3, 0.1, cautious), _apply_late, per_rate=(0, 1)) for cautious in (0.0, 1.0)],
     "convert": [Pass(2, (0.25,), _convert)],
     "release": [Pass(2, (0.7,), _release)],
-    "decay": [Pass(1, (0.1,), _decay)],
+    "decay": [Pass(1, (0.1,), _decay, per_rate=(0,))],
     "adamw": [
-        Pass(4, (*ADAM, cautious, late, 0.5), _adamw, (0.02, 1.4))
+        Pass(4, (*ADAM, cautious, late, 0.5), _adamw, (0.02, 1.4), per_rate=(3,), factor_too=True)
         for cautious in (0.0, 1.0)
         for late in (0.0, 1.0)
     ],
-    "adamw_largest": [Pass(5, (*ADAM, 0.0, 0.0, 0.5), _adamw, (0.02, 1.4))],
+    "adamw_largest": [Pass(5, (*ADAM, 0.0, 0.0, 0.5), _adamw, (0.02, 1.4), per_rate=(3,), factor_too=True)],
     "lion": [
-        Pass(3, (0.02, 0.9, 0.95, 0.1, 0.0, 0.5), _lion),
-        Pass(3, (0.02, 0.9, 0.95, 0.1, 1.0, -1.0), _lion),
+        Pass(3, (0.02, 0.9, 0.95, 0.1, 0.0, 0.5), _lion, per_rate=(0, 3)),
+        Pass(3, (0.02, 0.9, 0.95, 0.1, 1.0, -1.0), _lion, per_rate=(0, 3)),
     ],
-    "direction": [Pass(3, (0.9, 0.98, 1e-6, 0.5), _direction, (0.3, 1.4))],
+    "direction": [Pass(3, (0.9, 0.98, 1e-6, 0.5, 1.0), _direction, (0.3, 1.4), per_rate=(4,))],
     "lamb": [Pass(4, LAMB, _lamb, live=LIVE_LAMB), Pass(4, CAUTIOUS_LAMB, _lamb, live=LIVE_LAMB)],
     "lamb_along": [Pass(3, LAMB, _lamb_along, live=LIVE_LAMB)],
 }

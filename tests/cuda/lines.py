@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated
-from .jobs import THREADS, TYPES
+from .jobs import THREADS, TYPES, Rate
 
 MOST, LONG, LINES_OF_A_TEAM, WARP = 128, 2048, 4, 32
 GUARD = 8
@@ -83,7 +83,8 @@ class SliceMove(ctypes.Structure):
     """Mirror of ``SliceMove``."""
 
     _fields_ = (
-        *((name, ctypes.c_double) for name in ("rate", "keep")),
+        ("unit", Rate),
+        *((name, ctypes.c_double) for name in ("rate", "decay", "keep")),
         *((name, ctypes.c_int) for name in ("cautious", "columns", "give_back")),
     )
 
@@ -190,7 +191,8 @@ class ChannelOf(ctypes.Structure):
     """Mirror of ``ChannelOf``."""
 
     _fields_ = (
-        *((name, ctypes.c_double) for name in ("factor", "keep")),
+        ("unit", Rate),
+        *((name, ctypes.c_double) for name in ("factor", "decay")),
         *((name, ctypes.c_int) for name in ("by_row", "cautious", "late")),
     )
 

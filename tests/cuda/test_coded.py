@@ -99,7 +99,7 @@ CASES = {
     "adamw": Case("xgmv", (0, 2, 3), ADAM, _adamw, (0.02, 1.4)),
     "adamw_largest": Case("xgmvv", (0, 2, 3, 4), ADAM, _adamw, (0.02, 1.4)),
     "lion": of_pass("lion", "xgm", (0, 2)),
-    "direction": Case("gmv", (0, 1, 2), (0.9, 0.98, 1e-6, 0.5), _direction, (0.3, 1.4)),
+    "direction": Case("gmv", (0, 1, 2), (0.9, 0.98, 1e-6, 0.5, 1.0), _direction, (0.3, 1.4)),
     "lamb": Case("xgmv", (0, 2, 3), LAMB, _lamb, live=LIVE_LAMB),
     "lamb_along": Case("xmv", (0,), LAMB, _lamb_along, live=LIVE_LAMB),
 }

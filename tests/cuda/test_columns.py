@@ -73,7 +73,8 @@ def check_normalized(kernels: Emulated, kind: str) -> None:
         arrays += [x, scaled, q]
         matrices.append(Matrix(x.matrices[0], sums, scaled.matrices[0], q.matrices[0], first))
         before.append(q.matrices[0].clone())
-    launch(kernels, f"normalize_columns_{form_of(dtype)}", matrices, epsilon=EPSILON, factor=FACTOR)
+    name, unit = f"normalize_columns_{form_of(dtype)}", torch.tensor(0.5)
+    launch(kernels, name, matrices, epsilon=EPSILON, factor=2 * FACTOR, unit=unit)
     arithmetic = ROUNDOFF[F64 if dtype == F64 else F32]
     for matrix, old in zip(matrices, before, strict=True):
         assert matrix.q is not None

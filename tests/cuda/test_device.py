@@ -96,9 +96,12 @@ def test_half_precision_products_stay_near_the_polar_factor(orth_dtype: str) -> 
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "muon-svd"])
-def test_step_waits_for_nothing(case: str) -> None:
+@pytest.mark.parametrize("rate_there", [False, True])
+def test_step_waits_for_nothing(case: str, rate_there: bool) -> None:
     build, settings, shapes = CASES[case]
     params = made(shapes, torch.float32, "cuda")
+    if rate_there and settings.get("lr", 1.0) is not None:
+        settings = {**settings, "lr": torch.tensor(0.01, device="cuda"), "capturable": True}
     optimizer = build(params, **settings)
     give_gradients(params, 0)
     optimizer.step()

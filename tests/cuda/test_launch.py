@@ -62,7 +62,7 @@ def test_step_takes_as_few_launches_as_tables_hold(environment: dict[str, str]) 
             print(launches, driver.emulator_current_device())
         """,
     )
-    # 500 jobs are a table of 340 and one of 160. Afterwards the thread has the context that it had before.
+    # 500 jobs are a table of 338 and one of 162. Afterwards the thread has the context that it had before.
     assert said.splitlines() == ["2 -1"] * 3
 
 

@@ -133,7 +133,7 @@ def test_step_takes_few_launches_and_loads_what_it_needs(environment: dict[str, 
             print(driver.emulator_launches() - before, driver.emulator_loads())
         """,
     )
-    # Plain tables take 340 jobs. Tables of codes take 96, and their kernels are loaded when they are needed.
+    # Plain tables take 338 jobs. Tables of codes take 96, and their kernels are loaded when they are needed.
     loads = len(compiler.ARCHITECTURES)
     assert said.splitlines() == [f"1 {loads - len(compiler.FORMED)}", f"3 {loads}"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from .emulator.library import Emulated, KernelFault
-from .jobs import TYPES
+from .jobs import TYPES, Rate
 from .lines import (
     ChannelJob,
     ChannelOf,
@@ -80,7 +80,9 @@ def check(
     kernels: Emulated, dtypes: tuple[torch.dtype, torch.dtype], *, by_row: int, common: bool, head: ChannelOf
 ) -> None:
     torch.manual_seed(4)
-    head.by_row = by_row
+    lr = torch.tensor(0.5, dtype=F16)
+    unit = 0.5 if head.cautious else 1.0
+    head.by_row, head.unit = by_row, Rate.of(lr if head.cautious else None)
     jobs, made = [], []
     for at, shape in enumerate(SHAPES):
         x, x_whole = inside(torch.randn(shape), dtypes[0], at % 2)
@@ -123,10 +125,10 @@ def check(
         norm = update.norm().item() * factor
         limiter = 1.0 if at == 0 else max(norm / (was + TINY), GROWTH) / GROWTH
         assert abs(last.item() - norm / limiter) <= 1e-6 * norm
-        u = 0.3 / limiter * head.factor * update
+        u = 0.3 * unit / limiter * head.factor * update
         y = old_x - u if head.late else old_x
         held = (y * u < 0).double() * head.cautious
-        kept = y * (head.keep + (1 - head.keep) * held)
+        kept = y * (1 - head.decay * unit * (1 - held))
         want = kept if head.late else kept - u
         arithmetic = 8 * ROUNDOFF[F64 if F64 in dtypes else F32]
         error = (x.double() - want).abs() - 1.01 * ROUNDOFF[dtypes[0]] * want.abs()
@@ -135,7 +137,7 @@ def check(
         assert untouched(x, x_whole)
 
 
-HEADS = [(1.0, 1.0, 0, 0), (-0.5, 0.9, 0, 0), (0.5, 0.9, 1, 0), (-1.0, 0.9, 0, 1), (1.0, 0.9, 1, 1)]
+HEADS = [(1.0, 0.0, 0, 0), (-0.5, 0.1, 0, 0), (0.5, 0.1, 1, 0), (-1.0, 0.1, 0, 1), (1.0, 0.1, 1, 1)]
 
 
 @pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (F16, F32), (F64, F64)])
@@ -144,8 +146,8 @@ HEADS = [(1.0, 1.0, 0, 0), (-0.5, 0.9, 0, 0), (0.5, 0.9, 1, 0), (-1.0, 0.9, 0, 1
 def test_channels_equal_their_equations(
     kernels: Emulated, dtypes: tuple[torch.dtype, torch.dtype], by_row: int, common: bool
 ) -> None:
-    for factor, keep, cautious, late in HEADS:
-        head = ChannelOf(factor, keep, 0, cautious, late)
+    for factor, decay, cautious, late in HEADS:
+        head = ChannelOf(Rate(), factor, decay, 0, cautious, late)
         check(kernels, dtypes, by_row=by_row, common=common, head=head)
 
 
@@ -168,4 +170,4 @@ FAULTS = {
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
     kernels = Emulated("low_rank.cu", tmp_path / "faulty", [FAULTS[fault]])
     with pytest.raises((AssertionError, KernelFault)):
-        check(kernels, (F32, F32), by_row=1, common=False, head=ChannelOf(1.0, 0.9, 1, 0, 1))
+        check(kernels, (F32, F32), by_row=1, common=False, head=ChannelOf(Rate(), 1.0, 0.1, 1, 0, 1))

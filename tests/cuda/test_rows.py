@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated, KernelFault
-from .jobs import MOST, THREADS, table
+from .jobs import MOST, THREADS, Rate, table
 from .stacks import Stack, launch, scale
 from .test_sums import FACTORS
 from .test_updates import BF16, F16, F32, F64, GUARD, ROUNDOFF
@@ -200,6 +200,7 @@ class UpdateFactors(ctypes.Structure):
     """Mirror of ``UpdateFactors``."""
 
     _fields_ = (
+        ("unit", Rate),
         ("out", ctypes.c_void_p),
         *((name, ctypes.c_double) for name in ("grad_factor", "threshold", "floor", "weight_decay")),
         *((name, ctypes.c_int) for name in ("count", "warms_up")),
@@ -207,19 +208,23 @@ class UpdateFactors(ctypes.Structure):
     )
 
 
-@pytest.mark.parametrize("rate", ["host", "steps", "warm-up"])
+@pytest.mark.parametrize("rate", ["host", "unit", "steps", "warm-up"])
 @pytest.mark.parametrize("follows", [False, True])
 def test_factors_of_updates_follow_from_sums_and_steps(tmp_path: Path, rate: str, follows: bool) -> None:
     kernels = Emulated("factors.cu", tmp_path / "factors", kernels=["update_factors"])
     updates = torch.tensor([0.5, 90.0, float("nan"), 9.0], dtype=F64)
     params, steps = torch.tensor([4.0, 1e-9, 25.0, 0.0], dtype=F64), torch.tensor([1.0, 4.0, 90_000.0, 2e8])
     out = torch.full((5, 2), float("nan"), dtype=F64)
-    what = UpdateFactors(out.data_ptr(), -0.5, 1.0, 1e-3, 0.1, 4, int(rate == "warm-up"))
+    read = torch.tensor(0.5)
+    unit = Rate.of(read if rate == "unit" else None)
+    what = UpdateFactors(unit, out.data_ptr(), -0.5, 1.0, 1e-3, 0.1, 4, int(rate == "warm-up"))
     expected = []
     for i in range(4):
         own = 0.02 * (i + 1)
         job = UpdateJob(updates[i].data_ptr(), params[i].data_ptr() if follows else None, None, own, 9.0)
-        if rate != "host":
+        if rate == "unit":
+            own *= 0.5
+        elif rate != "host":
             step = float(steps[i])
             job.steps, job.rate = steps[i].data_ptr(), float("nan")
             own = min(1e-6 * step if rate == "warm-up" else 1e-2, step**-0.5)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated, KernelFault
-from .jobs import THREADS, TYPES
+from .jobs import THREADS, TYPES, Rate
 from .lines import (
     ChoiceJob,
     ChoiceOf,
@@ -151,7 +151,13 @@ def blocks(columns: bool, x: Tensor) -> int:
     return -(-rows // MOVED) * -(-cols // THREADS) if columns else blocks_of(rows, cols)
 
 
-def run(kernels: Emulated, kernel: str, move: SliceMove, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+def run(
+    kernels: Emulated,
+    kernel: str,
+    move: SliceMove,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    unit: float = 1.0,
+) -> None:
     torch.manual_seed(5)
     columns = bool(move.columns)
     cases = [(numbers, length) for numbers in CHOICES for length in (1, 37, 2060)]
@@ -167,15 +173,16 @@ def run(kernels: Emulated, kernel: str, move: SliceMove, dtypes: tuple[torch.dty
         x, u = (y.double().T if columns else y.double() for y in (x, u))
         old_x, old_u = (y.T if columns else y for y in (old_x, old_u))
         want_x, want_u = old_x.clone(), old_u.clone()
+        decay = move.decay * unit
         if kernel == "slice_apply":
-            want_x *= move.keep
+            want_x *= 1 - decay
         elif not move.give_back:
             want_u.zero_()
         for ours, theirs in pairs(numbers):
             if kernel == "slice_apply":
                 held = (old_x[ours] * old_u[theirs] < 0).double() * move.cautious
-                kept = move.keep + (1 - move.keep) * held
-                want_x[ours] = old_x[ours] * kept - move.rate * old_u[theirs]
+                kept = 1 - decay * (1 - held)
+                want_x[ours] = old_x[ours] * kept - move.rate * unit * old_u[theirs]
             elif move.give_back:
                 want_x[ours] = old_u[theirs]
             else:
@@ -196,16 +203,24 @@ DTYPES = [(F32, F32), (BF16, F32), (F32, BF16), (F16, F16), (F64, F64)]
 def test_chosen_slices_are_moved(
     kernels: Emulated, columns: int, dtypes: tuple[torch.dtype, torch.dtype], give_back: int
 ) -> None:
-    run(kernels, "slice_take", SliceMove(0.0, 0.75, 0, columns, give_back), dtypes)
+    run(kernels, "slice_take", SliceMove(Rate(), 0.0, 0.0, 0.75, 0, columns, give_back), dtypes)
 
 
 @pytest.mark.parametrize("columns", [0, 1])
 @pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize(("keep", "cautious"), [(0.9, 0), (0.9, 1), (1.0, 1)])
+@pytest.mark.parametrize(("decay", "cautious"), [(0.1, 0), (0.1, 1), (0.0, 1)])
+@pytest.mark.parametrize("unit", [None, 0.5])
 def test_chosen_slices_are_applied_and_the_others_decay(
-    kernels: Emulated, columns: int, dtypes: tuple[torch.dtype, torch.dtype], keep: float, cautious: int
+    kernels: Emulated,
+    columns: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    decay: float,
+    cautious: int,
+    unit: float | None,
 ) -> None:
-    run(kernels, "slice_apply", SliceMove(0.3, keep, cautious, columns, 0), dtypes)
+    rate = None if unit is None else torch.tensor(unit, dtype=BF16)
+    move = SliceMove(Rate.of(rate), 0.3, decay, float("nan"), cautious, columns, 0)
+    run(kernels, "slice_apply", move, dtypes, unit or 1.0)
 
 
 FAULTS = {
@@ -242,7 +257,7 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
         for seed in range(3):
             check_choice(kernels, 250, seed)
             check_sums(kernels, F32, rows=False, absolute=True, seed=seed)
-            run(kernels, "slice_apply", SliceMove(0.3, 0.9, 0, 1, 0), (F32, F32))
+            run(kernels, "slice_apply", SliceMove(Rate(), 0.3, 0.1, float("nan"), 0, 1, 0), (F32, F32))
 
     with pytest.raises((AssertionError, KernelFault)):
         work()

@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated
-from .jobs import LAMB, LIVE_LAMB, MOST, PIECE, THREADS, Pass, lamb_direction, lamb_moments, pieces, table
+from .jobs import (
+    LAMB,
+    LIVE_LAMB,
+    MOST,
+    PIECE,
+    THREADS,
+    Pass,
+    Rate,
+    lamb_direction,
+    lamb_moments,
+    pieces,
+    table,
+)
 from .test_updates import BF16, F32, F64, make
 
 FACTORS = 384  # jobs of one launch
@@ -78,6 +90,7 @@ class LambFactors(ctypes.Structure):
     """Mirror of ``LambFactors``."""
 
     _fields_ = (
+        ("rate", Rate),
         ("out", ctypes.c_void_p),
         ("group", ctypes.c_void_p),
         *((name, ctypes.c_double) for name in ("max_grad_norm", "grad_factor", "lr", "low", "high")),
@@ -180,9 +193,10 @@ def test_factors_of_lamb_follow_from_norms_steps_and_the_group(
     norms, counters = torch.tensor(NORMS, dtype=F64), torch.tensor(STEPS)
     out = torch.full((len(NORMS) + 1, 4), NAN, dtype=F64)
     whole = torch.tensor([NAN if group is None else group], dtype=F64)
-    what = LambFactors(
-        out.data_ptr(), whole.data_ptr() if group is not None else None, 2.0, -0.5, 0.1, beta1=0.9, beta2=0.98
-    )
+    read = torch.tensor(0.5, dtype=F64)
+    rate, lr = (Rate.of(read), 0.2) if counts == "device" else (Rate(), 0.1)
+    at = whole.data_ptr() if group is not None else None
+    what = LambFactors(rate, out.data_ptr(), at, 2.0, -0.5, lr, beta1=0.9, beta2=0.98)
     for name, value in own.items():
         setattr(what, name, int(value) if name in ("adapts", "corrects_moments", "corrects_step") else value)
     what.count = len(NORMS)

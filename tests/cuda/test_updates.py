@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .emulator.library import Emulated, KernelFault
-from .jobs import MOST, PASSES, PIECE, POSITIVE, THREADS, Pass, table
+from .jobs import MOST, PASSES, PIECE, POSITIVE, THREADS, Pass, Rate, table
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 GUARD = 64
@@ -65,9 +65,15 @@ def check(name: str, case: Pass, runs: list[list[tuple[Tensor, Tensor]]], before
 def launch(
     kernels: Emulated, name: str, form: str, case: Pass, runs: list[list[Tensor]], live: bool = False
 ) -> None:
-    scalars = torch.tensor(case.scalars, dtype=F64) if live else case.scalars
-    factors = [torch.tensor(case.live, dtype=F64) for _ in runs] if case.live else []
-    made, blocks = table(MOST[form], runs, scalars, [case.factors] * len(runs), live=factors)
+    scalars, (first, second) = list(case.scalars), case.factors
+    rate = torch.tensor(0.25, dtype=(F16, BF16, F32, F64)[len(name) % 4]) if live else None
+    if rate is not None:  # a step at a rate that the kernel reads: what it is told is for each unit of it
+        for scalar in case.per_rate:
+            scalars[scalar] /= 0.25
+        first /= 0.25 if case.factor_too else 1.0
+    left = [torch.tensor(case.live, dtype=F64) for _ in runs] if case.live else []
+    read = Rate.of(rate, case.per_rate)
+    made, blocks = table(MOST[form], runs, scalars, [(first, second)] * len(runs), live=left, rate=read)
     readable = [x for run in runs for x in run]
     kernels.launch(
         f"{name}_{form}", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=readable[:1]

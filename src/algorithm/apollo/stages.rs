@@ -69,6 +69,7 @@ impl Apollo {
             grad_factor: io.grad_factor,
             // Not corrected: the step size is.
             corrections: vec![[1.0; 2]; io.units.len()],
+            per_rate: false,
         };
         let units = io.units.iter().enumerate();
         let all = units.map(|(i, u)| Ok([io.area(LOW, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));

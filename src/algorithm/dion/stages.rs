@@ -180,7 +180,7 @@ impl Dion {
             Ok(Kept { columns, q: io.units[i].state[Q].first_cols(own.len()), own })
         });
         let factor = if direct { -rate } else { 1.0 };
-        kernels::normalize_columns(&kept.collect::<Result<Vec<_>>>()?, h[EPSILON], factor)?;
+        kernels::normalize_columns(&kept.collect::<Result<Vec<_>>>()?, h[EPSILON], factor, direct)?;
         if direct {
             add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, 1.0 - decay)
         } else {

@@ -70,25 +70,28 @@ impl GaLore {
         let low = Self::low(sides);
         let (rate, decay) = (h[LR] * h[SCALE], h[LR] * h[WEIGHT_DECAY]);
         let direct = !self.common.cautious && io.class.param == io.class.param.arithmetic();
-        // Decay before the update, or by factoring it out, after it.
-        let folded = if self.common.late { -rate * (1.0 - decay) } else { -rate };
         let direction = kernels::Direction {
             beta1: h[BETA1],
             beta2: h[BETA2],
             epsilon: h[EPSILON],
             grad_factor: io.grad_factor,
             corrections: kernels::AdamW::corrections(
-                if direct { folded } else { 1.0 },
+                if direct { -rate } else { 1.0 },
                 [h[BETA1], h[BETA2]],
                 io.units.iter().map(|u| u.steps + 1.0),
             ),
+            per_rate: direct,
         };
         let units = io.units.iter().enumerate();
         let all = units.map(|(i, u)| Ok([io.area(low, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
         kernels::run(&direction, &jobs(all)?)?;
-        if direct && decay != 0.0 {
-            kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?)?;
-        }
+        let decays = |late: bool| {
+            if !direct || decay == 0.0 || late != self.common.late {
+                return Ok(());
+            }
+            kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?)
+        };
+        decays(false)?;
         for (i, unit) in io.units.iter().enumerate() {
             let (normal, first) = (io.matrix(low, i)?, Self::basis_of(io, i, 0)?);
             let wide = if direct { unit.param } else { Self::wide(io, i)? };
@@ -106,6 +109,6 @@ impl GaLore {
                 self.common.update(rate, decay, &jobs([Ok([unit.param, wide])])?)?;
             }
         }
-        Ok(())
+        decays(true)
     }
 }

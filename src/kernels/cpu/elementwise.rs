@@ -113,7 +113,7 @@ impl Op<2> for Apply {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("apply", [self.rate, self.decay, flag(self.cautious)]))
+        Some(Pass::new("apply", [self.rate, self.decay, flag(self.cautious)]).per_rate(0b011))
     }
 }
 
@@ -202,7 +202,7 @@ impl Op<1> for Decay {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("decay", [self.decay]))
+        Some(Pass::new("decay", [self.decay]).per_rate(0b1))
     }
 }
 
@@ -247,6 +247,7 @@ impl AdamW {
     fn pass(&self, kernel: &'static str) -> Pass<'_> {
         let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
         Pass::new(kernel, [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor])
+            .per_rate(0b1000)
             .with(&self.corrections)
             .after(&self.steps)
     }
@@ -395,6 +396,6 @@ impl Op<3> for Lion {
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
         let scalars = [self.lr, self.beta1, self.beta2, self.decay, flag(self.cautious), self.grad_factor];
-        Some(Pass::new("lion", scalars))
+        Some(Pass::new("lion", scalars).per_rate(0b1001))
     }
 }

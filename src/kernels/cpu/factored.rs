@@ -323,7 +323,7 @@ impl RowPass<3> for ConfidentApply<'_> {
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
         let scalars = [self.update.beta1, flag(self.cautious), self.rate, self.decay];
-        let pass = Pass::new("confident_apply", scalars).reading(self.update.factors.left());
+        let pass = Pass::new("confident_apply", scalars).per_rate(0b1100).reading(self.update.factors.left());
         Some(pass.over_rows([self.update.scales, self.scales]))
     }
 }

@@ -19,6 +19,8 @@ pub struct Direction {
     /// `f / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, with the factor f of the result
     /// ([`super::elementwise::AdamW::corrections`]).
     pub corrections: Vec<[f64; 2]>,
+    /// Whether f is proportional to the learning rate.
+    pub per_rate: bool,
 }
 
 impl Op<3> for Direction {
@@ -38,8 +40,9 @@ impl Op<3> for Direction {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        let scalars = [self.beta1, self.beta2, self.epsilon, self.grad_factor];
-        Some(Pass::new("direction", scalars).with(&self.corrections))
+        let scalars = [self.beta1, self.beta2, self.epsilon, self.grad_factor, 1.0];
+        let per_rate = if self.per_rate { 0b10000 } else { 0 };
+        Some(Pass::new("direction", scalars).per_rate(per_rate).with(&self.corrections))
     }
 }
 
@@ -67,6 +70,6 @@ impl Op<2> for ApplyLate {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("apply_late", [self.rate, self.decay, flag(self.cautious)]))
+        Some(Pass::new("apply_late", [self.rate, self.decay, flag(self.cautious)]).per_rate(0b011))
     }
 }

@@ -30,6 +30,7 @@ struct ColumnJob {
 };
 
 struct ColumnJobs {
+    Rate unit;  // what the factor is for each unit of
     double epsilon;
     double factor;
     int count;
@@ -141,7 +142,7 @@ __device__ __forceinline__ void normalize_columns(const ColumnJobs& jobs) {
     const double norm = sqrt(in_global_memory(job.sums)[patch.col]);
     const bool is_dead = norm <= DEAD * largest;
     const C divisor = is_dead ? C(1) : static_cast<C>(norm + jobs.epsilon);
-    const C factor = is_dead ? C(0) : static_cast<C>(jobs.factor);
+    const C factor = is_dead ? C(0) : static_cast<C>(jobs.factor * jobs.unit.value());
     const bool keeps = is_dead || patch.col < job.own[0] || patch.col >= job.own[1];
     const Run scaled = patch.run(job.scaled, job.type[1], job.cols, patch.col);
     const Run q = patch.run(job.q, job.type[2], job.q_stride, keeps ? 0 : patch.col - job.own[0]);

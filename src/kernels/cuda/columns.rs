@@ -1,7 +1,7 @@
 //! Passes over the columns of thin matrices: what the kernels of `columns.cu` are launched with.
 
 use super::super::columns::{Columns, Kept};
-use super::device::{launch, scratch};
+use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::table::{add_pieces, number_of, to_i32};
 use crate::batch::{Slab, to_i64};
@@ -36,13 +36,14 @@ struct ColumnJob {
 #[repr(C)]
 #[derive(Debug)]
 struct ColumnJobs {
+    unit: Rate,
     epsilon: f64,
     factor: f64,
     count: i32,
     job: [ColumnJob; MOST_MATRICES],
 }
 
-const _: () = assert!(size_of::<ColumnJob>() == 72 && size_of::<ColumnJobs>() == 24 + 72 * MOST_MATRICES);
+const _: () = assert!(size_of::<ColumnJob>() == 72 && size_of::<ColumnJobs>() == 40 + 72 * MOST_MATRICES);
 
 /// How many blocks a matrix takes.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +87,27 @@ fn named(stem: &str, dtype: DType) -> String {
     format!("{stem}_{}", if dtype == DType::F64 { "wide" } else { "few" })
 }
 
+/// What all matrices of a launch have in common.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    epsilon: f64,
+    factor: f64,
+    /// What the factor is for each unit of.
+    unit: Rate,
+}
+
+impl Head {
+    const NONE: Self = Self { epsilon: 0.0, factor: 0.0, unit: Rate::NONE };
+}
+
 /// Launches a kernel on all matrices that have elements.
-fn run(name: &str, all: &[ColumnJob], [epsilon, factor]: [f64; 2], blocks: Blocks) -> Result<()> {
+fn run(name: &str, all: &[ColumnJob], head: Head, blocks: Blocks) -> Result<()> {
+    let Head { epsilon, factor, unit } = head;
     let some: Vec<&ColumnJob> = all.iter().filter(|job| job.rows > 0 && job.cols > 0).collect();
     for jobs in some.chunks(MOST_MATRICES) {
         let count = i32::try_from(jobs.len()).unwrap_or(0);
-        let mut table = ColumnJobs { epsilon, factor, count, job: [ColumnJob::default(); MOST_MATRICES] };
+        let job = [ColumnJob::default(); MOST_MATRICES];
+        let mut table = ColumnJobs { unit, epsilon, factor, count, job };
         let mut end = 0_u32;
         for (to, job) in table.job.iter_mut().zip(jobs) {
             end = add_pieces(end, blocks.of(job))?;
@@ -117,8 +133,8 @@ fn sum(jobs: &mut [ColumnJob], like: &Slab, factor: f64) -> Result<()> {
         job.partial = partial.part(start, len).device_address()?;
         start += len;
     }
-    run(&named("column_squares", like.dtype()), jobs, [0.0, factor], Blocks::Parts)?;
-    run("column_totals", jobs, [0.0; 2], Blocks::Columns)
+    run(&named("column_squares", like.dtype()), jobs, Head { factor, ..Head::NONE }, Blocks::Parts)?;
+    run("column_totals", jobs, Head::NONE, Blocks::Columns)
 }
 
 /// See [`super::super::squares_and_scaled`].
@@ -132,7 +148,12 @@ pub(in super::super) fn squares_and_scaled(all: &[Columns], factor: f64) -> Resu
 }
 
 /// See [`super::super::normalize_columns`].
-pub(in super::super) fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64) -> Result<()> {
+pub(in super::super) fn normalize_columns(
+    all: &[Kept],
+    epsilon: f64,
+    factor: f64,
+    per_rate: bool,
+) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let jobs = all.iter().map(|kept| {
         let (q, stride) = kept.q.strided();
@@ -142,7 +163,8 @@ pub(in super::super) fn normalize_columns(all: &[Kept], epsilon: f64, factor: f6
         Ok(job)
     });
     let name = named("normalize_columns", first.columns.x.dtype());
-    run(&name, &jobs.collect::<Result<Vec<_>>>()?, [epsilon, factor], Blocks::Parts)
+    let head = Head { epsilon, factor, unit: if per_rate { Rate::of(0) } else { Rate::NONE } };
+    run(&name, &jobs.collect::<Result<Vec<_>>>()?, head, Blocks::Parts)
 }
 
 /// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place. A column of zeros stays one; one that
@@ -158,5 +180,5 @@ pub(super) fn scale_to_units(matrices: &Slab, [count, rows, cols]: [usize; 3]) -
     for job in &mut jobs {
         job.scaled = job.x;
     }
-    run("unit_columns", &jobs, [0.0; 2], Blocks::Parts)
+    run("unit_columns", &jobs, Head::NONE, Blocks::Parts)
 }

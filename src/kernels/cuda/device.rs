@@ -10,6 +10,7 @@ use tch::Tensor;
 use super::compile::{self, Origin};
 use super::driver::{self, Context, Function, Grid, Module, Stream};
 use super::sources::{SOURCES, Source, When};
+use super::table::number_of;
 use super::tape;
 use crate::batch::{self, Place, Slab};
 use crate::dtype::DType;
@@ -41,6 +42,30 @@ static DEVICES: Mutex<BTreeMap<usize, &'static Device>> = Mutex::new(BTreeMap::n
 thread_local! {
     /// What the thread launches on.
     static CURRENT: Cell<Option<(&'static Device, Stream)>> = const { Cell::new(None) };
+    /// The learning rate that its launches read when they run.
+    static RATE: Cell<Rate> = const { Cell::new(Rate::NONE) };
+}
+
+/// A learning rate in memory of the device, as `jobs.cuh` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rate {
+    at: usize,
+    scalars: u32,
+    kind: u8,
+}
+
+const _: () = assert!(size_of::<Rate>() == 16);
+
+impl Rate {
+    /// Nowhere: the host has multiplied what is proportional to it.
+    pub(super) const NONE: Self = Self { at: 0, scalars: 0, kind: 0 };
+
+    /// The one that this thread's launches read, for the scalars that have a bit.
+    pub(super) fn of(scalars: u32) -> Self {
+        let rate = RATE.get();
+        if rate.at == 0 { rate } else { Self { scalars, ..rate } }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -146,6 +171,33 @@ impl Drop for Entered {
         {
             log::error!(target: "oxidion.cuda", "{error}");
         }
+    }
+}
+
+/// What a thread does at a learning rate that the device reads, until it is dropped.
+#[derive(Debug)]
+pub struct Following {
+    /// It belongs to the thread.
+    _thread: PhantomData<*const ()>,
+    outer: Rate,
+}
+
+/// Has launches of this thread multiply what is for each unit of the learning rate by the number that is in `rate` when
+/// they run. None: by nothing.
+///
+/// # Errors
+/// [`Error::Internal`] where the rate is not on a device.
+pub fn follow(rate: Option<&Slab>) -> Result<Following> {
+    let rate = match rate {
+        Some(slab) => Rate { at: slab.device_address()?, scalars: 0, kind: number_of(slab.dtype()) },
+        None => Rate::NONE,
+    };
+    Ok(Following { _thread: PhantomData, outer: RATE.replace(rate) })
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        RATE.set(self.outer);
     }
 }
 

@@ -10,6 +10,7 @@ struct LambJob {
 };
 
 struct LambFactors {
+    Rate rate;            // lr is for each unit of it
     double* out;          // four for each job: see LambDirection
     const double* group;  // the sum of squares over all gradients of the group, or null
     double max_grad_norm, grad_factor, lr, low, high, trust_clip, beta1, beta2;
@@ -27,7 +28,7 @@ __device__ __forceinline__ double lamb_rate(const LambFactors& what, const doubl
     double ratio = what.adapts && !(x <= 0 || u <= 0) ? x / u : 1.0;
     if (what.adapts && ratio > what.trust_clip) ratio = what.trust_clip;
     if (what.corrects_step) ratio *= correction[0] / correction[1];
-    return what.lr * ratio;
+    return what.lr * what.rate.value() * ratio;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -62,6 +63,7 @@ struct UpdateJob {
 };
 
 struct UpdateFactors {
+    Rate unit;    // what the rates of the host are for each unit of
     double* out;  // for each job what the update is multiplied by, and the decay
     double grad_factor, threshold, floor, weight_decay;
     int count;
@@ -75,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int number = static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x);
     if (number >= what.count) return;
     const UpdateJob& job = what.job[number];
-    double rate = job.rate;
+    double rate = job.rate * what.unit.value();
     if (job.steps) {
         const double steps = static_cast<double>(*in_global_memory(job.steps));
         rate = fmin(what.warms_up ? 1e-6 * steps : 1e-2, 1.0 / sqrt(steps));

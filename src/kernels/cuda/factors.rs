@@ -3,7 +3,7 @@
 use super::super::clipping::{Clipping, Rates, UpdateSums, count};
 use super::super::factors::Steps;
 use super::super::trust::{Debias, Trust};
-use super::device::{launch, scratch};
+use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::sums::{add_numbers, blocks_of};
 use super::table::THREADS;
@@ -27,6 +27,7 @@ struct LambJob {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct LambFactors {
+    rate: Rate,
     out: usize,
     group: usize,
     max_grad_norm: f64,
@@ -57,6 +58,7 @@ struct UpdateJob {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct UpdateFactors {
+    unit: Rate,
     out: usize,
     grad_factor: f64,
     threshold: f64,
@@ -68,8 +70,8 @@ struct UpdateFactors {
 }
 
 const _: () = {
-    assert!(size_of::<LambFactors>() == 96 + 32 * MOST);
-    assert!(size_of::<UpdateFactors>() == 48 + 40 * MOST && size_of::<UpdateFactors>() <= 32764);
+    assert!(size_of::<LambFactors>() == 112 + 32 * MOST);
+    assert!(size_of::<UpdateFactors>() == 64 + 40 * MOST && size_of::<UpdateFactors>() <= 32764);
 };
 
 /// Writes the four factors of each job of LAMB. See [`Trust::factors`].
@@ -86,6 +88,7 @@ pub(in super::super) fn lamb_factors(
     let group = if group.is_empty() { 0 } else { total.device_address()? };
     for (number, out) in out.chunks(MOST).enumerate() {
         let mut launched = LambFactors {
+            rate: Rate::of(0),
             out: out[0].device_address()?,
             group,
             max_grad_norm: trust.max_grad_norm,
@@ -126,6 +129,7 @@ pub(in super::super) fn update_factors(
 ) -> Result<()> {
     for (number, (sums, out)) in sums.chunks(MOST).zip(out.chunks(MOST)).enumerate() {
         let mut launched = UpdateFactors {
+            unit: if matches!(rates, Rates::Learning(_)) { Rate::of(0) } else { Rate::NONE },
             out: out[0].device_address()?,
             grad_factor: clipping.grad_factor,
             threshold: clipping.threshold,

@@ -25,18 +25,29 @@ constexpr int VECTOR = 4;  // elements that a thread loads at once: 16 bytes of 
 constexpr int AHEAD = 2;   // vectors that a thread has under way
 constexpr int PIECE = 1 << 14;
 
-// Jobs of one launch. 340 is what fits into the 32764 bytes of parameters; the small table costs the host
+// Jobs of one launch. 338 is what fits into the 32764 bytes of parameters; the small table costs the host
 // less to hand over.
 constexpr int FEW = 32;
-constexpr int MANY = 340;
+constexpr int MANY = 338;
 
-// Scalars of an operation in the order in which its constructor takes them: by value, or where `live` points,
-// so that a replayed graph sees what is there now.
+// A learning rate in device memory, so that a replayed graph follows what is there: what is told for each unit
+// of it is multiplied by it. Nowhere, where the host has done that.
+struct Rate {
+    const void* at;
+    u32 scalars;  // of an operation: a bit for each that is for each unit
+    Type type;
+
+    __device__ double value() const;
+};
+
+// Scalars of an operation in the order in which its constructor takes them.
 struct Scalars {
-    const double* live;
+    Rate rate;
     double value[MOST_SCALARS];
 
-    __device__ double operator[](int i) const { return live ? in_global_memory(live)[i] : value[i]; }
+    __device__ double operator[](int i) const {
+        return rate.scalars >> i & 1 ? value[i] * rate.value() : value[i];
+    }
 };
 
 struct Job {
@@ -126,6 +137,11 @@ __device__ __forceinline__ C load(const Run& run, int i) {
         default:
             return static_cast<C>(to_float(reinterpret_cast<const float16*>(run.start)[i]));
     }
+}
+
+__device__ __forceinline__ double Rate::value() const {
+    if (!at) return 1.0;
+    return load<double>({static_cast<char*>(in_global_memory(const_cast<void*>(at))), type}, 0);
 }
 
 template <typename C>

@@ -104,8 +104,9 @@ struct ChannelJob {
 };
 
 struct ChannelOf {
+    Rate unit;      // what rates and the decay are for each unit of
     double factor;  // of the gradient
-    double keep;
+    double decay;
     int by_row;  // channels are rows; else columns
     int cautious, late;
 };
@@ -197,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
     if (!job.fresh) limiter = fmax(norm / (load<double>(last, 0) + TINY), GROWTH) / GROWTH;
     if (norm != 0) store(last, 0, norm / limiter);
-    in_global_memory(job.step)[0] = job.rate / limiter * table.head.factor;
+    in_global_memory(job.step)[0] = job.rate * table.head.unit.value() / limiter * table.head.factor;
 }
 
 // x <- x - step f g, with the decay before or after it.
@@ -207,8 +208,8 @@ __device__ __forceinline__ void step_channels(const ChannelOf& head, const Chann
     const int first = team.first_line(piece);
     const double rate = in_global_memory(job.step)[0];
     const double* factors = in_global_memory(job.factors);
-    const C keep = static_cast<C>(head.keep);
-    const bool late = head.late, cautious = head.cautious && head.keep != 1.0;
+    const C keep = static_cast<C>(1.0 - head.decay * head.unit.value());
+    const bool late = head.late, cautious = head.cautious && head.decay != 0;
     const auto step = [=](C x, C u) {
         const C y = late ? x - u : x;
         const C kept = cautious && y * u < C(0) ? y : y * keep;

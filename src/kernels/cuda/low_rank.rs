@@ -2,7 +2,7 @@
 
 use super::super::channels::{ChannelStep, Channels, Limited, Projected};
 use super::super::normals::Normals;
-use super::device::scratch;
+use super::device::{Rate, scratch};
 use super::lines::{Job, Matrix, blocks_of, launch_lines};
 use super::select::line_sums;
 use super::table::{number_of, to_i32};
@@ -71,8 +71,9 @@ struct ChannelJob {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ChannelOf {
+    unit: Rate,
     factor: f64,
-    keep: f64,
+    decay: f64,
     by_row: i32,
     cautious: i32,
     late: i32,
@@ -80,7 +81,7 @@ struct ChannelOf {
 
 const _: () = {
     assert!(size_of::<NormalJob>() == 48 && size_of::<GuardJob>() == 48);
-    assert!(size_of::<ChannelJob>() == 120 && size_of::<ChannelOf>() == 32);
+    assert!(size_of::<ChannelJob>() == 120 && size_of::<ChannelOf>() == 48);
 };
 
 impl Job for NormalJob {
@@ -129,7 +130,7 @@ pub(in super::super) fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> 
 
 fn head(grad_factor: f64, side: Side) -> ChannelOf {
     let by_row = i32::from(side == Side::Rows);
-    ChannelOf { factor: grad_factor, keep: 1.0, by_row, cautious: 0, late: 0 }
+    ChannelOf { unit: Rate::NONE, factor: grad_factor, decay: 0.0, by_row, cautious: 0, late: 0 }
 }
 
 /// A job with the factors of some channels.
@@ -221,7 +222,8 @@ pub(in super::super) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Re
     });
     let jobs = jobs.collect::<Result<Vec<_>>>()?;
     let head = ChannelOf {
-        keep: 1.0 - step.decay,
+        unit: Rate::of(0),
+        decay: step.decay,
         cautious: i32::from(step.cautious),
         late: i32::from(step.late),
         ..head(step.grad_factor, first.channels.side)

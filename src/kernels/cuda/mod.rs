@@ -21,7 +21,7 @@ mod tape;
 
 pub(super) use columns::{normalize_columns, squares_and_scaled};
 pub use compile::keep_in;
-pub use device::{Entered, emulate, enter};
+pub use device::{Entered, Following, emulate, enter, follow};
 pub(super) use device::{is_capturing, is_entered, scratch};
 pub(super) use exchange::{copy, move_down, sum};
 pub(super) use factors::{lamb_factors, update_factors};

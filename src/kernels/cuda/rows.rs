@@ -64,7 +64,7 @@ struct Stacks<const MOST: usize> {
 
 const _: () = {
     assert!(size_of::<StackJob>() == 184);
-    assert!(size_of::<Stacks<FEW>>() == 112 + 184 * FEW && size_of::<Stacks<MANY>>() <= 32764);
+    assert!(size_of::<Stacks<FEW>>() == 120 + 184 * FEW && size_of::<Stacks<MANY>>() <= 32764);
 };
 
 /// A job, and how many numbers it leaves by row, by column and of tiles.

@@ -214,8 +214,10 @@ struct SliceJob {
 };
 
 struct SliceMove {
-    double rate, keep;
-    int cautious;   // when applied, x is multiplied by `keep` where x u >= 0
+    Rate unit;  // what rate and decay are for each unit of
+    double rate, decay;
+    double keep;    // what is left when slices are taken
+    int cautious;   // when applied, x decays where x u >= 0
     int columns;    // slices are columns; else rows
     int give_back;  // when taken: the other way
 };
@@ -292,11 +294,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-// x <- keep x - rate u for slices that were chosen, x <- keep x for the others.
+// x <- (1 - decay) x - rate u for slices that were chosen, x <- (1 - decay) x for the others.
 template <typename C>
 __device__ __forceinline__ void apply(const SliceJobs& table, const SliceJob& job, u32 piece) {
-    const C keep = static_cast<C>(table.head.keep), rate = static_cast<C>(table.head.rate);
-    const bool cautious = table.head.cautious && table.head.keep != 1.0;
+    const double unit = table.head.unit.value();
+    const C keep = static_cast<C>(1.0 - table.head.decay * unit);
+    const C rate = static_cast<C>(table.head.rate * unit);
+    const bool decays_at_all = table.head.decay != 0;
+    const bool cautious = table.head.cautious && decays_at_all;
     const auto step = [=](C x, C u) {
         const bool decays = !cautious || x * u >= C(0);
         return (decays ? x * keep : x) - rate * u;
@@ -305,7 +310,7 @@ __device__ __forceinline__ void apply(const SliceJobs& table, const SliceJob& jo
         const Column column(piece, job.rows, job.cols);
         if (column.number >= job.cols) return;
         const int from = job.chosen.in_update(column.number);
-        if (from < 0 && table.head.keep == 1.0) return;
+        if (from < 0 && !decays_at_all) return;
         for (int row = column.row; row < column.end; row += ROWS_AHEAD) {
             C x[ROWS_AHEAD], u[ROWS_AHEAD];
 #pragma unroll
@@ -332,7 +337,7 @@ __device__ __forceinline__ void apply(const SliceJobs& table, const SliceJob& jo
             const Run runs[2] = {job.at(row, 0), job.in_update(from, 0)};
             each_in_line<C, 0b11, 0b01>(team, runs, job.cols,
                                         [=](C(&x)[2], int) { x[0] = step(x[0], x[1]); });
-        } else if (table.head.keep != 1.0) {
+        } else if (decays_at_all) {
             const Run runs[1] = {job.at(row, 0)};
             each_in_line<C, 1, 1>(team, runs, job.cols, [=](C(&x)[1], int) { x[0] = x[0] * keep; });
         }

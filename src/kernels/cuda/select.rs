@@ -2,7 +2,7 @@
 
 use super::super::cpu::elementwise::Apply;
 use super::super::slices::{Move, Sliced};
-use super::device::scratch;
+use super::device::{Rate, scratch};
 use super::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
 use super::table::to_i32;
 use crate::batch::{Area, Slab};
@@ -63,7 +63,9 @@ struct SliceJob {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct SliceMove {
+    unit: Rate,
     rate: f64,
+    decay: f64,
     keep: f64,
     cautious: i32,
     columns: i32,
@@ -72,7 +74,7 @@ struct SliceMove {
 
 const _: () = {
     assert!(size_of::<SumJob>() == 48 && size_of::<ChoiceJob>() == 32);
-    assert!(size_of::<SliceJob>() == 72 && size_of::<SliceMove>() == 32);
+    assert!(size_of::<SliceJob>() == 72 && size_of::<SliceMove>() == 56);
 };
 
 impl Job for SumJob {
@@ -172,7 +174,8 @@ pub(in super::super) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Re
         Move::Take(keep) => (keep, 0),
         Move::Return => (1.0, 1),
     };
-    let head = SliceMove { rate: 0.0, keep, cautious: 0, columns: i32::from(side == Side::Cols), give_back };
+    let columns = i32::from(side == Side::Cols);
+    let head = SliceMove { unit: Rate::NONE, rate: 0.0, decay: 0.0, keep, cautious: 0, columns, give_back };
     let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.u))));
     // SAFETY: as above.
     unsafe { launch_lines("slice_take", head, jobs) }
@@ -181,8 +184,10 @@ pub(in super::super) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Re
 /// See [`super::super::apply_slices`].
 pub(in super::super) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
     let head = SliceMove {
+        unit: Rate::of(0),
         rate: apply.rate,
-        keep: 1.0 - apply.decay,
+        decay: apply.decay,
+        keep: 1.0,
         cautious: i32::from(apply.cautious),
         columns: i32::from(side == Side::Cols),
         give_back: 0,

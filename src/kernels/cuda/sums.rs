@@ -49,7 +49,7 @@ struct Addends {
 }
 
 const _: () = {
-    assert!(size_of::<SumJobs<MANY>>() == 120 + 96 * MANY && size_of::<SumJobs<MANY>>() <= 32764);
+    assert!(size_of::<SumJobs<MANY>>() == 128 + 96 * MANY && size_of::<SumJobs<MANY>>() <= 32764);
     assert!(size_of::<PieceSums>() == 24 + 12 * MANY && size_of::<Addends>() == 16 + 16 * MANY);
 };
 

@@ -3,7 +3,7 @@
 
 use super::super::pass::{MOST_SCALARS, Pass};
 use super::coded::{self, CodedJob};
-use super::device::launch;
+use super::device::{Rate, launch};
 use super::driver::Grid;
 use crate::batch::{Slab, to_i64};
 use crate::dtype::DType;
@@ -15,19 +15,19 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const PIECE: usize = 1 << 14;
 /// Jobs of one launch. The kernels in float64 take the small table.
 pub(super) const FEW: usize = 32;
-pub(super) const MANY: usize = 340;
+pub(super) const MANY: usize = 338;
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scalars {
-    live: usize,
+    rate: Rate,
     value: [f64; MOST_SCALARS],
 }
 
 impl Scalars {
     pub(super) fn of(pass: &Pass<'_>) -> Self {
-        Self { live: 0, value: pass.scalars }
+        Self { rate: Rate::of(pass.per_rate), value: pass.scalars }
     }
 }
 
@@ -54,8 +54,8 @@ pub(super) struct Jobs<const MOST: usize> {
 }
 
 const _: () = {
-    assert!(size_of::<Scalars>() == 104 && size_of::<Job>() == 96);
-    assert!(size_of::<Jobs<FEW>>() == 112 + 96 * FEW && size_of::<Jobs<MANY>>() <= 32764);
+    assert!(size_of::<Scalars>() == 112 && size_of::<Job>() == 96);
+    assert!(size_of::<Jobs<FEW>>() == 120 + 96 * FEW && size_of::<Jobs<MANY>>() <= 32764);
 };
 
 /// Runs a pass over all jobs.

@@ -30,12 +30,12 @@ __device__ __forceinline__ double power(double base, float steps) {
 }
 
 // The factors of Adam's moments: rate / (1 - beta1^t) and 1 / sqrt(1 - beta2^t). The host has them where it
-// counts the steps; where the device does, a job's factor is the rate.
+// counts the steps; where the device does, a job's factor is the rate. `unit` multiplies it.
 struct Corrections {
     double first, second;
 
-    __device__ Corrections(const Job& job, double beta1, double beta2)
-        : first(job.factor[0]), second(job.factor[1]) {
+    __device__ Corrections(const Job& job, double beta1, double beta2, double unit)
+        : first(job.factor[0] * unit), second(job.factor[1]) {
         if (job.steps) {
             const float steps = *in_global_memory(job.steps);
             first /= 1.0 - power(beta1, steps);
@@ -193,7 +193,7 @@ struct AdamWith {
     bool cautious, late;
 
     __device__ AdamWith(const Scalars& s, const Job& job)
-        : AdamWith(s, Corrections(job, s[0], s[1])) {}
+        : AdamWith(s, Corrections(job, s[0], s[1], s.rate.value())) {}
 
     __device__ AdamWith(const Scalars& s, const Corrections& own)
         : factor(scalar<C>(s[6])),
@@ -267,8 +267,8 @@ struct Lion {
     }
 };
 
-// Adam's direction on low-rank gradients. Scalars: beta1, beta2, epsilon, factor of the gradient. Factors of
-// a job: see Corrections, the rate is f. Operands: r, m, v.
+// Adam's direction on low-rank gradients. Scalars: beta1, beta2, epsilon, factor of the gradient, unit.
+// Factors of a job: see Corrections, the rate is f. Operands: r, m, v.
 template <typename C>
 struct Direction {
     static constexpr int OPERANDS = 3;
@@ -277,7 +277,7 @@ struct Direction {
     C rest1, beta2, rest2, epsilon, factor, rate, inverse_root;
 
     __device__ Direction(const Scalars& s, const Job& job)
-        : Direction(s, Corrections(job, s[0], s[1])) {}
+        : Direction(s, Corrections(job, s[0], s[1], s[4])) {}
 
     __device__ Direction(const Scalars& s, const Corrections& own)
         : rest1(scalar<C>(1.0 - s[0])),
