@@ -134,7 +134,9 @@ pub fn cpu_hides_tiles() -> bool {
     }
 }
 
-fn cpu_names_amx() -> bool {
+/// Whether this CPU names AMX for bfloat16. Whether a process may use it, its system says.
+#[must_use]
+pub fn cpu_names_amx() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__cpuid, __cpuid_count};

@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::flops;
 use super::neuron::Neuron;
-use crate::dtype::{DType, cpu_multiplies_bf16, product_dtype};
+use crate::dtype::{DType, product_dtype};
 use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
@@ -64,7 +64,7 @@ impl Orthonormal {
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
-            bfloat16: options.flag(BFLOAT16_PRODUCTS)? || cpu_multiplies_bf16(),
+            bfloat16: options.flag(BFLOAT16_PRODUCTS)? || kernels::multiplies_bf16(),
             by_library: options.flag(LIBRARY_PRODUCTS)?,
         })
     }

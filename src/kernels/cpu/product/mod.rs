@@ -3,6 +3,8 @@
 //! Of a symmetric product one triangle is computed and mirrored. Every element is summed in the same order whatever the
 //! number of threads. What a machine has no kernel for is left to libtorch: [`Kernel::of`] says so.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod combine;
 #[cfg(target_arch = "x86_64")]
 mod pack;
@@ -25,7 +27,7 @@ pub use thin::ThinProduct;
 use rayon::prelude::*;
 
 use crate::batch::Slab;
-use crate::dtype::DType;
+use crate::dtype::{DType, cpu_multiplies_bf16};
 use crate::error::{Error, Result};
 
 /// What the products of an element type are computed with.
@@ -37,6 +39,8 @@ pub enum Kernel {
     F64Avx512,
     /// bfloat16 with AVX512-BF16, summed in float32.
     Bf16Avx512,
+    /// bfloat16 with AMX, summed in float32.
+    Bf16Amx,
     /// float32 with AVX2 and FMA.
     F32Avx2,
     /// float64 with AVX2 and FMA.
@@ -53,7 +57,7 @@ pub struct Features {
     pub avx512: bool,
     /// AVX512-BF16.
     pub avx512_bf16: bool,
-    /// AMX with bfloat16.
+    /// AMX with bfloat16, which the system lets this process use.
     pub amx_bf16: bool,
 }
 
@@ -68,7 +72,7 @@ impl Features {
                     && std::arch::is_x86_feature_detected!("fma"),
                 avx512: super::has_avx512(),
                 avx512_bf16: std::arch::is_x86_feature_detected!("avx512bf16"),
-                amx_bf16: crate::dtype::cpu_has_amx(),
+                amx_bf16: amx::is_usable(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -77,8 +81,8 @@ impl Features {
         }
     }
 
-    /// The kernel for products of this type, `None` where libtorch's are to be used: oneDNN's in bfloat16 where there is
-    /// AMX, which has no stable intrinsics; in float16; and all on other processors than x86-64.
+    /// The kernel for products of this type, `None` where libtorch's are to be used: in float16, and all on other
+    /// processors than x86-64.
     #[must_use]
     pub fn kernel(self, dtype: DType) -> Option<Kernel> {
         match dtype {
@@ -86,7 +90,8 @@ impl Features {
             DType::F64 if self.avx512 => Some(Kernel::F64Avx512),
             DType::F32 if self.avx2 => Some(Kernel::F32Avx2),
             DType::F64 if self.avx2 => Some(Kernel::F64Avx2),
-            DType::BF16 if self.avx512 && self.avx512_bf16 && !self.amx_bf16 => Some(Kernel::Bf16Avx512),
+            DType::BF16 if self.avx512 && self.amx_bf16 => Some(Kernel::Bf16Amx),
+            DType::BF16 if self.avx512 && self.avx512_bf16 => Some(Kernel::Bf16Avx512),
             _ => None,
         }
     }
@@ -217,7 +222,7 @@ impl Kernel {
     /// Whether operands are packed faster from rows than from columns: 16 MiB in 2 ms and 4 to 6 ms with AVX-512.
     #[must_use]
     pub fn prefers_rows(self) -> bool {
-        matches!(self, Self::F32Avx512 | Self::Bf16Avx512)
+        matches!(self, Self::F32Avx512 | Self::Bf16Avx512 | Self::Bf16Amx)
     }
 
     /// The element type.
@@ -226,9 +231,16 @@ impl Kernel {
         match self {
             Self::F32Avx512 | Self::F32Avx2 => DType::F32,
             Self::F64Avx512 | Self::F64Avx2 => DType::F64,
-            Self::Bf16Avx512 => DType::BF16,
+            Self::Bf16Avx512 | Self::Bf16Amx => DType::BF16,
         }
     }
+}
+
+/// Whether this machine multiplies bfloat16 matrices faster than float32 ones: with AMX, or as [`cpu_multiplies_bf16`]
+/// says.
+#[must_use]
+pub fn multiplies_bf16() -> bool {
+    Kernel::of(DType::BF16) == Some(Kernel::Bf16Amx) || cpu_multiplies_bf16()
 }
 
 /// Runs tasks, over the threads of the pool that this runs in where `spread`.

@@ -17,6 +17,9 @@ fn kernels() -> Vec<Kernel> {
     if features.avx512 && features.avx512_bf16 {
         found.push(Kernel::Bf16Avx512);
     }
+    if features.avx512 && features.amx_bf16 {
+        found.push(Kernel::Bf16Amx);
+    }
     found
 }
 
@@ -77,7 +80,7 @@ fn features_choose_the_kernel() {
         (avx2, [Some(Kernel::F32Avx2), Some(Kernel::F64Avx2), None]),
         (avx512, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), None]),
         (bf16, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), Some(Kernel::Bf16Avx512)]),
-        (amx, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), None]),
+        (amx, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), Some(Kernel::Bf16Amx)]),
     ] {
         let chosen = [DType::F32, DType::F64, DType::BF16].map(|dtype| features.kernel(dtype));
         assert_eq!(chosen, expected, "{features:?}");

@@ -14,7 +14,7 @@ use super::transpose::{mirror_any, mirror_bf16, mirror_f32};
 use crate::batch::Element;
 
 /// The largest tile.
-pub(super) const MOST: usize = 13 * 32;
+pub(super) const MOST: usize = 32 * 32;
 
 /// An element of matrices and the type in which its products are summed.
 pub(super) trait Number: Element + Default {

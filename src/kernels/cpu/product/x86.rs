@@ -1,5 +1,6 @@
 //! The kernels of x86-64, by name.
 
+use super::amx::Bf16Amx;
 use super::pack::{self, Rows};
 use super::tiled::Call;
 use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
@@ -21,6 +22,7 @@ macro_rules! with_tile {
             Kernel::F32Avx512 => $function::<F32Avx512>($($argument),*),
             Kernel::F64Avx512 => $function::<F64Avx512>($($argument),*),
             Kernel::Bf16Avx512 => $function::<Bf16Avx512>($($argument),*),
+            Kernel::Bf16Amx => $function::<Bf16Amx>($($argument),*),
             Kernel::F32Avx2 => $function::<F32Avx2>($($argument),*),
             Kernel::F64Avx2 => $function::<F64Avx2>($($argument),*),
         }
