@@ -66,10 +66,12 @@ def _bars(result: dict[str, Any]) -> str:
         (
             f"first step, {what}",
             f"at most {bars.FIRST_STEP} warm steps of CPU time",
-            f"{share:.2f}",
+            f"{share:.2f}"
+            if f"{whole:.2f}" == f"{share:.2f}"
+            else f"{share:.2f}; with what came before {whole:.2f}",
             share <= bars.FIRST_STEP,
         )
-        for what, share in bars.first_steps(result)
+        for what, share, whole in bars.first_steps(result)
     ]
     rows += [
         (f"extra memory, {what}", f"at most {most:g} of {peer}", f"{share:.2f}", share <= most)
@@ -157,29 +159,30 @@ def _firsts(result: dict[str, Any]) -> str:
         "## First step in a fresh process\n",
         "Wall milliseconds, median over processes; extra memory is the growth of the resident peak beyond "
         "the state's own bytes. Before each step other memory goes through the caches for 0.3 s, as when "
-        "gradients are computed.\n",
-        "| workload | family | threads | contender | construct | first | warm | first / warm | by CPU time "
-        "| state MB | extra MB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "gradients are computed; what the system does for the process from the construction until then, as "
+        "clearing pages that were asked for, is CPU time *before*.\n",
+        "| workload | family | threads | contender | construct | before | first | warm | first / warm "
+        "| by CPU time | state MB | extra MB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in result["first_steps"]:
         good = [sample for sample in entry["samples"] if "first" in sample]
         cells = [entry["workload"], entry["family"], str(entry["threads"]), entry["contender"]]
         if good:
-            cells += [_milliseconds(good, key) for key in ("construct", "first", "warm")]
+            cells += [_milliseconds(good, key) for key in ("construct", "before_first", "first", "warm")]
             for clock in ("", "_cpu"):
                 proportion = statistics.median(s["first" + clock] / s["warm" + clock] for s in good)
                 cells.append(f"{proportion:.2f}")
             cells += [_megabytes(good, key) for key in ("state_bytes", "extra_bytes")]
         else:
-            cells += [entry["samples"][0]["status"], "", "", "", "", "", ""]
+            cells += [entry["samples"][0]["status"], "", "", "", "", "", "", ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
 def _milliseconds(samples: list[dict[str, Any]], key: str) -> str:
     values = [sample[key] for sample in samples if key in sample]
-    return f"{1e3 * statistics.median(values):.2f}" if values else "failed"
+    return f"{1e3 * statistics.median(values):.2f}" if values else "not measured"
 
 
 def _megabytes(samples: list[dict[str, Any]], key: str) -> str:

@@ -96,7 +96,7 @@ impl DType {
     }
 }
 
-/// Whether this CPU multiplies bfloat16 matrices faster than float32 ones: with AMX, or with AVX512-BF16 at full
+/// Whether libtorch multiplies bfloat16 matrices faster than float32 ones: with AMX, or with AVX512-BF16 at full
 /// rate as AMD builds it. On Intel's AVX512-BF16 without AMX bfloat16 products take 1.7 to 1.9 times as long.
 #[must_use]
 pub fn cpu_multiplies_bf16() -> bool {

@@ -189,8 +189,15 @@ impl Session {
     pub fn live(&self, ranks: &[u64]) -> (Vec<u8>, Vec<u8>) {
         let gradients = self.on_axis(ranks).map(|(slot, _)| u8::from(slot.grad.is_some())).collect();
         let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
-        let scalars = used.iter().flat_map(|&a| self.hypers[a].0.iter().chain([&self.grad_factors[a]]));
-        (gradients, scalars.flat_map(|x| x.to_le_bytes()).collect())
+        let scalars = used.into_iter().flat_map(|a| self.scalars(a));
+        (gradients, scalars.flat_map(f64::to_le_bytes).collect())
+    }
+
+    /// The scalars of an algorithm, the factor of its gradients, and whether its learning rate is read on the device.
+    fn scalars(&self, algorithm: usize) -> impl Iterator<Item = f64> {
+        let read = self.rates.get(algorithm).is_some_and(Option::is_some);
+        let own = self.hypers[algorithm].0.iter().chain([&self.grad_factors[algorithm]]).copied();
+        own.chain([f64::from(u8::from(read))])
     }
 
     /// As `live`, in words.
@@ -201,8 +208,8 @@ impl Session {
         let scalars = used.into_iter().map(|a| {
             let group = self.plan.algorithm_groups[a];
             let names = self.plan.algorithms[a].scalars().join(", ");
-            let values = self.hypers[a].0.iter().chain([&self.grad_factors[a]]).copied().collect();
-            (format!("{names}, factor of the gradient in group {group}"), values)
+            let what = "factor of the gradient, whether lr is read on the device";
+            (format!("{names}, {what} in group {group}"), self.scalars(a).collect())
         });
         (gradients.collect(), scalars.collect())
     }

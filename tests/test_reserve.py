@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
-import time
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -42,24 +42,37 @@ def parameter(numel: int) -> torch.nn.Parameter:
     return param
 
 
-def wait_for(threads: int) -> None:
-    deadline = time.monotonic() + 60
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() <= threads
+@pytest.fixture(autouse=True)
+def _much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_reserve, "_free_bytes", lambda: 1 << 34)
+
+
+def wait_for(reserve: Reserve | None) -> Reserve:
+    """Waits until all is asked for."""
+    assert reserve is not None
+    reserve.thread.join(60)
+    assert not reserve.thread.is_alive()
+    return reserve
+
+
+def addresses(memory: Iterable[mmap.mmap]) -> set[int]:
+    return {torch.frombuffer(own, dtype=torch.uint8).data_ptr() for own in memory}
 
 
 @needs_populate
-def test_states_have_their_memory_before_the_first_step() -> None:
-    param, threads = parameter(1 << 23), threading.active_count()
+def test_states_are_in_memory_that_is_there_before_the_first_step() -> None:
+    param = parameter(1 << 23)
     before = resident()
     optimizer = oxidion.AdamW([param])
     assert not optimizer.state
-    wait_for(threads)
-    assert resident() - before >= 2 * param.nbytes
+    reserve = wait_for(optimizer._reserve)
+    assert resident() - before >= 1.9 * param.nbytes
+    ahead = addresses(reserve._mappings[param.nbytes])
     filled = resident()
     optimizer.step()
     assert resident() - filled < param.nbytes // 2
+    state = optimizer.state[param]
+    assert {state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr()} == ahead
     assert optimizer._reserve is None
 
 
@@ -109,7 +122,7 @@ def test_mappings_are_handed_out_once_and_in_order() -> None:
     first, second = reserve.take(2 * LARGE), reserve.take(2 * LARGE)
     assert first is not None
     assert second is not None
-    assert first.data_ptr() != second.data_ptr()
+    assert len(addresses([first, second])) == 2
     assert reserve.take(2 * LARGE) is None
     assert reserve.take(LARGE // 2) is None
     own = zeros([LARGE // 4], torch.float32, CPU, reserve)
@@ -120,16 +133,67 @@ def test_mappings_are_handed_out_once_and_in_order() -> None:
 
 
 def test_no_more_is_asked_for_than_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reserve, "_free_bytes", lambda: _reserve.SHARE * 3 * LARGE)
-    reserve = Reserve([2 * LARGE, 2 * LARGE, LARGE])
+    held = Reserve.outstanding
+    monkeypatch.setattr(_reserve, "_free_bytes", lambda: _reserve.SHARE * (4 * LARGE + held))
+    reserve = Reserve([8 * LARGE, 2 * LARGE, 3 * LARGE, LARGE])
+    assert Reserve.outstanding == held + 3 * LARGE
+    assert Reserve([2 * LARGE]).take(2 * LARGE) is None
     assert reserve.take(2 * LARGE) is not None
-    assert reserve.take(2 * LARGE) is None
+    assert reserve.take(8 * LARGE) is None
+    assert reserve.take(3 * LARGE) is None
+    assert Reserve.outstanding == held + LARGE
+    del reserve
+    assert Reserve.outstanding == held
+
+
+def test_limits_of_containers_and_other_ranks_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    free = _reserve._free_bytes()
+    assert free > 0
+    (tmp_path / "max").write_text(str(1 << 30))
+    (tmp_path / "current").write_text(str(1 << 29))
+    monkeypatch.setattr(_reserve, "CGROUPS", ((str(tmp_path / "max"), str(tmp_path / "current")),))
+    assert _reserve._free_bytes() == 1 << 29
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert _reserve._free_bytes() == 1 << 27
+    (tmp_path / "max").write_text("max")
+    assert _reserve._free_bytes() > 1 << 27
 
 
 @needs_populate
 def test_dropped_reserve_asks_for_nothing_more() -> None:
-    size, before, threads = 1 << 30, resident(), threading.active_count()
+    size = 1 << 30
+    before = resident()
     reserve = Reserve([size])
+    memory, thread = reserve.take(size), reserve.thread
     del reserve
-    wait_for(threads)
+    thread.join(60)
+    assert memory is not None
     assert resident() - before < size // 2
+
+
+@needs_populate
+def test_forked_process_takes_no_share_of_it() -> None:
+    """Else the first step would copy what a worker of a data loader holds too."""
+    reserve = wait_for(Reserve([1 << 25]))
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if resident_in(reserve._mappings[1 << 25][0]) == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    memory = reserve.take(1 << 25)
+    assert memory is not None
+    memory[:5] = b"state"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if memory[:5] == b"state" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def resident_in(memory: mmap.mmap) -> int:
+    """Pages of a mapping that have memory."""
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    assert mincore(start, len(memory), pages) == 0
+    return sum(page & 1 for page in pages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -80,8 +79,7 @@ class OxOptimizer(Stepper, Optimizer):
         _validate.check_group(defaults, _schema.COMMON | self.SCHEMA, _schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, tuple[Any, Any]] = {}
         super().__init__(params, defaults)
-        with contextlib.suppress(Exception):  # what a plan refuses, the first step says
-            self._reserve = _state.reserve(self._make_plan, self.param_groups)
+        self._reserve = _state.reserve(self._make_plan, self.param_groups)
 
     # ------------------------------------------------------------------ groups
 
@@ -114,6 +112,7 @@ class OxOptimizer(Stepper, Optimizer):
             self.param_groups.pop()
             raise
         self._forget()
+        self._reserve = None
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()

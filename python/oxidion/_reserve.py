@@ -14,6 +14,8 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,8 +29,14 @@ SHARE = 4
 STRETCH = 1 << 23
 """Bytes that the thread asks for at once: nobody waits for it longer than these take."""
 
-POPULATE_WRITE = 23
-"""``MADV_POPULATE_WRITE`` of Linux 5.14, which writes nothing that shows."""
+WIPE_ON_FORK, KEEP_ON_FORK, POPULATE_WRITE = 18, 19, 23
+"""``madvise`` of Linux; the last one, of 5.14, writes nothing that shows."""
+
+CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Where the limit of a container is, and what of it is used."""
 
 
 def zeros(
@@ -42,49 +50,70 @@ def zeros(
     if device.type != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = reserve.take(size) if reserve is not None else None
-    return (_mapped(size) if memory is None else memory).view(dtype).view(shape)
+    return torch.frombuffer(_mapped(size) if memory is None else memory, dtype=dtype).view(shape)
 
 
-def _mapped(size: int) -> Tensor:
+def _mapped(size: int) -> mmap.mmap:
     """Bytes of a mapping of their own, zeros that have no memory yet."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return memory
 
 
 class Reserve:
-    """Mappings of given sizes that a thread has the system fill with zeros until they are dropped."""
+    """Mappings of given sizes that a thread has the system fill with zeros until they are dropped.
+
+    A process that is forked gets them empty: pages that two processes share are copied when one writes them.
+    """
+
+    outstanding: ClassVar[int] = 0
+    """Bytes that this process has asked for ahead and not used yet."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
-        free = _free_bytes() // SHARE
-        self._mappings: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._mappings: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
         self._dropped = threading.Event()
         ahead = []
+        room = _free_bytes() // SHARE - Reserve.outstanding
         for size in sizes:
-            free -= size
-            if size < LARGE or free < 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+            if size < LARGE or size > room or not hasattr(mmap, "MADV_HUGEPAGE"):
                 continue
-            ahead.append(_mapped(size))
-            self._mappings[size].insert(0, ahead[-1])
+            room -= size
+            Reserve.outstanding += size
+            memory = _mapped(size)
+            with contextlib.suppress(OSError):  # Linux before 4.14
+                memory.madvise(WIPE_ON_FORK)
+            self._mappings[size].insert(0, memory)
+            ahead.append(torch.frombuffer(memory, dtype=torch.uint8))
+        self.thread = threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True)
         if ahead:
-            threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True).start()
+            self.thread.start()
 
-    def take(self, size: int) -> Tensor | None:
+    def take(self, size: int) -> mmap.mmap | None:
         """A mapping of this size, in the order in which they were asked for; None where there is none."""
-        of_size = self._mappings[size]
-        return of_size.pop() if of_size else None
+        if not self._mappings[size]:
+            return None
+        Reserve.outstanding -= size
+        memory = self._mappings[size].pop()
+        with contextlib.suppress(OSError):
+            memory.madvise(KEEP_ON_FORK)
+        return memory
 
     def __del__(self) -> None:
         self._dropped.set()
+        Reserve.outstanding -= sum(size * len(left) for size, left in self._mappings.items())
 
 
 def _free_bytes() -> int:
-    """Memory of the machine that nothing uses; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
+    """Memory that this process may take and nobody else uses; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        for limit, used in CGROUPS:
+            with contextlib.suppress(OSError, ValueError):  # no such version, or no limit
+                free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        return max(0, free) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 0
 
 
 def _populate(mappings: list[Tensor], dropped: threading.Event) -> None:

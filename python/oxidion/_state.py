@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
@@ -95,7 +96,11 @@ def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserv
     """Memory of the CPU for what the first step makes: the workspace of the plan and the states."""
     if all(local(param).nbytes < LARGE or not local(param).is_cpu for param in parameters(groups)):
         return None
-    plan = plan_of()
+    try:
+        plan = plan_of()
+    except Exception as error:  # the first step says it
+        logging.getLogger("oxidion").debug("no memory is asked for ahead: %s", error)
+        return None
     specs = chain.from_iterable(plan.state_specs())
     states = (spec for spec in specs if spec["seed"] is None and spec["role"] != "step")
     sizes = (

@@ -105,7 +105,7 @@ pub(super) fn rate_at(group: &Bound<'_, PyDict>, place: Place) -> PyResult<Optio
     }
     let flag = group.get_item(intern!(group.py(), "capturable"))?;
     let Some(lr) = group.get_item(intern!(group.py(), "lr"))? else { return Ok(None) };
-    if !flag.map_or(Ok(false), |flag| flag.is_truthy())? || lr.getattr_opt("is_cuda")?.is_none() {
+    if !flag.map_or(Ok(false), |flag| flag.is_truthy())? || !tensor::is_plain(&lr)? {
         return Ok(None);
     }
     let rate = tensor::unpack(&lr, "lr")?;

@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use super::random::{Key, fill_normal};
 use crate::batch::{Area, Stack};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::{
     self, Decay, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
@@ -57,19 +58,34 @@ pub fn back_project(all: &[Factored]) -> Result<()> {
     run(all.iter().map(Factored::back_project))
 }
 
-/// `B = keep·B + p·rᵀ` for every matrix; what is in B is not read where `keep` is zero.
+/// `B = p·rᵀ` for every matrix; what is in B is not read.
 ///
 /// # Errors
 /// Whatever libtorch says.
-#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
-pub fn add_product(all: &[Factored], keep: f64) -> Result<()> {
-    if on_device() && keep != 0.0 && keep != 1.0 {
+pub fn set_product(all: &[Factored]) -> Result<()> {
+    run(all.iter().map(|f| f.product(0.0)))
+}
+
+/// `B = B + p·rᵀ` for every matrix.
+///
+/// # Errors
+/// Whatever libtorch says.
+pub fn add_product(all: &[Factored]) -> Result<()> {
+    run(all.iter().map(|f| f.product(1.0)))
+}
+
+/// `B = (1 - decay)·B + p·rᵀ` for every matrix, with a decay that is proportional to the learning rate.
+///
+/// # Errors
+/// Whatever libtorch says.
+pub fn decay_and_add_product(all: &[Factored], decay: f64) -> Result<()> {
+    if on_device() && decay != 0.0 {
         // One launch for all, which a replay can tell another factor.
         let runs = all.iter().flat_map(|f| f.stored.runs()).map(|run| [run]);
-        kernels::run(&Decay { decay: 1.0 - keep }, &runs.collect::<Vec<_>>())?;
-        return run(all.iter().map(|f| f.product(1.0)));
+        kernels::run(&Decay { decay, per_rate: true }, &runs.collect::<Vec<_>>())?;
+        return add_product(all);
     }
-    run(all.iter().map(|f| f.product(keep)))
+    run(all.iter().map(|f| f.product(1.0 - decay)))
 }
 
 /// Multiplications up to which faer takes a product: libtorch spends 2 to 5 us on the call.
@@ -83,15 +99,26 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     if on_device() {
         return frozen(|| in_stacks(&products.collect::<Vec<_>>()));
     }
-    let (own, others): (Vec<_>, Vec<_>) = products.partition(own);
+    let half = Kernel::of(DType::BF16).filter(|&kernel| kernel == Kernel::Bf16Amx);
+    let tiled = |p: &ThinProduct| half.is_some_and(|k| k.dtype() == p.out.dtype()) && is_tiled(p);
+    let (tiled, products): (Vec<_>, Vec<_>) = products.partition(tiled);
+    if let Some(kernel) = half {
+        kernel.thin_products(&tiled)?;
+    }
+    let (own, others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
     let (turned, straight): (Vec<_>, Vec<_>) = own.into_iter().partition(|p| p.left.1 && p.work() > SMALL);
     multiply(&straight);
     match turned.first().and_then(|p| Kernel::of(p.out.dtype())) {
-        Some(kernel) => kernel.turned_products(&turned)?,
+        Some(kernel) => kernel.thin_products(&turned)?,
         None => turned.iter().try_for_each(by_library)?,
     }
     others.iter().try_for_each(by_library)
+}
+
+/// Whether a product is one for the tiles of AMX.
+fn is_tiled(product: &ThinProduct) -> bool {
+    (!product.left.1 || product.is_turned()) && product.work() > SMALL
 }
 
 /// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.

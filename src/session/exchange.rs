@@ -64,7 +64,7 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
             } else if hop.staged(spec) {
                 kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]])?;
             } else if how == Reduction::Avg {
-                kernels::run(&kernels::Decay { decay: 1.0 - factor }, &[[from]])?;
+                kernels::run(&kernels::Decay { decay: 1.0 - factor, per_rate: false }, &[[from]])?;
             }
         }
         HopKind::Deal { .. } | HopKind::ReduceDeal { .. } | HopKind::Gather { .. } | HopKind::Slice => {}

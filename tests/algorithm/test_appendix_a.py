@@ -110,7 +110,7 @@ ROWS: dict[str, Row] = {
     ),
     "muon-reference": Row(
         oxidion.Muon,
-        {"ns_coefficients": "keller_jordan", "nesterov": True},
+        {"ns_coefficients": "keller_jordan", "nesterov": True, "orth_dtype": "float32"},
         ((0.477299, -1.088598, 1.98317), (1.383235, 0.222992, -0.828194)),
         {"momentum": MUON_STATE},
         4e-3,

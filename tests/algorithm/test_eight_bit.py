@@ -252,7 +252,7 @@ def test_settings_out_of_range_raise(key: str, value: object) -> None:
 def test_heads_that_begin_inside_of_blocks_raise_and_name_a_block_size() -> None:
     (param,) = parameters([(128, 192)])
     keys: dict[str, Any] = {"params": [param], "num_heads": 3, "split_dim": 1}
-    optimizer = oxidion.Muon([keys], state_bits=8)
+    optimizer = oxidion.Muon([keys], state_bits=8, orth_dtype="float32")
     with pytest.raises(ValueError, match="block_size=64"):
         optimizer.explain()
     optimizer.param_groups[0]["block_size"] = 64

@@ -23,15 +23,19 @@ WITH_PRODUCTS = [
     "oxidion.Muon(p, lr=lr, capturable=True, weight_decay=0.1, strict=False)",
     "oxidion.NorMuon(p, lr=lr, capturable=True, weight_decay=0.1, strict=False)",
     "oxidion.Dion(p, lr=lr, capturable=True, weight_decay=0.1, rank_fraction=0.5, strict=False)",
+    "oxidion.Dion(p, lr=lr, capturable=True, weight_decay=1.0, strict=False)",
     "oxidion.Dion(p, lr=lr, capturable=True, weight_decay=0.1, cautious_wd=True, strict=False)",
     "oxidion.Dion2(p, lr=lr, capturable=True, weight_decay=0.1, strict=False)",
     "oxidion.NorDion2(p, lr=lr, capturable=True, weight_decay=0.1, strict=False)",
     "oxidion.GaLoreAdamW([{'params': p, 'rank': 4}], lr=lr, capturable=True, weight_decay=0.1)",
+    "oxidion.GaLoreAdamW([{'params': p, 'rank': 4}], lr, decay_order='galore', weight_decay=1, **CAPTURABLE)",
     "oxidion.GaLoreAdamW([{'params': p, 'rank': 4}], lr=lr, capturable=True, cautious_wd=True)",
-    "oxidion.APOLLOAdamW([{'params': p, 'rank': 4}], lr=lr, capturable=True, weight_decay=0.1)",
+    "oxidion.APOLLOAdamW([{'params': p, 'rank': 4}], lr, weight_decay=0.1, **CAPTURABLE)",
 ]
 
 PAIR = """
+CAPTURABLE = {"capturable": True}
+
 def pair(make, rates, dtype):
     torch.manual_seed(1)
     ours = parameters((40, 30), (24, 40), (5,))
@@ -95,6 +99,26 @@ def test_replays_follow_the_rate_on_the_device(environment: dict[str, str], make
             lr.fill_(rate)
             set_rate(reference, rate)
             assert driver.emulator_replay() == 0
+            reference.step()
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs)), rate
+        """,
+    )
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Dion2", "CAME"])
+def test_rounded_parameters_follow_the_rate(environment: dict[str, str], name: str) -> None:
+    run(
+        environment,
+        PAIR.replace("(5,))", "(5,), dtype=torch.bfloat16)"),
+        f"""
+        rates = {RATES}
+        keys = dict(capturable=True, weight_decay=0.1, stochastic_rounding=True, strict=False)
+        make = lambda p, lr: oxidion.{name}(p, lr=lr, **keys)
+        ours, optimizer, lr, theirs, reference = pair(make, rates, torch.float32)
+        for rate in rates:
+            lr.fill_(rate)
+            set_rate(reference, rate)
+            optimizer.step()
             reference.step()
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs)), rate
         """,

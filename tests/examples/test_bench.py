@@ -77,11 +77,11 @@ def test_bars_of_first_step_and_memory_are_shares() -> None:
     from bars import extra_memory, first_steps
 
     def sample(name: str, extra: float) -> dict[str, Any]:
-        samples = [{"first_cpu": 3.0, "warm_cpu": 2.0, "extra_bytes": extra}]
+        samples = [{"before_first": 1.0, "first_cpu": 3.0, "warm_cpu": 2.0, "extra_bytes": extra}]
         return {"workload": "1024x4096", "family": "muon", "contender": name, "samples": samples}
 
     of = result(firsts=[sample("oxidion.Muon", 10.0), sample("torch.optim.Muon", 40.0)])
-    assert [share for _, share in first_steps(of)] == [1.5]
+    assert [shares for _, *shares in first_steps(of)] == [[1.5, 2.0]]
     assert [(peer, share) for _, peer, _, share in extra_memory(of)] == [("torch.optim.Muon", 0.25)]
 
 

@@ -7,7 +7,9 @@ use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels::{self, Columns, Kept, measured_squares};
 use crate::linalg::basis::orthonormal_or_zero;
-use crate::linalg::low_rank::{Factored, add_product, back_project, project, sketches};
+use crate::linalg::low_rank::{
+    Factored, add_product, back_project, decay_and_add_product, project, set_product, sketches,
+};
 use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::plan::BufferId;
@@ -149,7 +151,11 @@ impl Dion {
                 Ok(measured_squares(&r)? / energy(&product.stored)?.max(f64::MIN_POSITIVE))
             })?;
         }
-        add_product(&products, if held == Held::Narrower { 0.0 } else { 1.0 })?;
+        if held == Held::Narrower {
+            set_product(&products)?;
+        } else {
+            add_product(&products)?;
+        }
         let units = || io.units.iter().enumerate();
         let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));
         match held {
@@ -182,9 +188,9 @@ impl Dion {
         let factor = if direct { -rate } else { 1.0 };
         kernels::normalize_columns(&kept.collect::<Result<Vec<_>>>()?, h[EPSILON], factor, direct)?;
         if direct {
-            add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, 1.0 - decay)
+            decay_and_add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, decay)
         } else {
-            add_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?, 0.0)?;
+            set_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?)?;
             let apply = kernels::Apply { rate, decay, cautious: self.cautious };
             kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?)
         }

@@ -89,7 +89,10 @@ impl GaLore {
             if !direct || decay == 0.0 || late != self.common.late {
                 return Ok(());
             }
-            kernels::run(&kernels::Decay { decay }, &jobs(io.units.iter().map(|u| Ok([u.param])))?)
+            kernels::run(
+                &kernels::Decay { decay, per_rate: true },
+                &jobs(io.units.iter().map(|u| Ok([u.param])))?,
+            )
         };
         decays(false)?;
         for (i, unit) in io.units.iter().enumerate() {

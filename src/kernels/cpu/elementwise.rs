@@ -173,9 +173,7 @@ impl Op<1> for Count {
 
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
-        for x in x.iter_mut() {
-            *x = *x + C::of(1.0);
-        }
+        x.iter_mut().for_each(|x| *x = *x + C::of(1.0));
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
@@ -186,8 +184,10 @@ impl Op<1> for Count {
 /// `x ← (1 - decay)·x`. Operand: x.
 #[derive(Clone, Copy, Debug)]
 pub struct Decay {
-    /// `lr · weight_decay`.
+    /// `lr · weight_decay`, or another.
     pub decay: f64,
+    /// Whether it is proportional to the learning rate.
+    pub per_rate: bool,
 }
 
 impl Op<1> for Decay {
@@ -196,13 +196,11 @@ impl Op<1> for Decay {
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
         let keep = C::of(1.0 - self.decay);
-        for x in x.iter_mut() {
-            *x = *x * keep;
-        }
+        x.iter_mut().for_each(|x| *x = *x * keep);
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("decay", [self.decay]).per_rate(0b1))
+        Some(Pass::new("decay", [self.decay]).per_rate(u32::from(self.per_rate)))
     }
 }
 

@@ -92,7 +92,7 @@ pub(in super::super) fn normalize(neurons: &Neurons) {
             let norm = totals[total].sqrt() / totals[total + 1].sqrt().max(SMALLEST);
             let factor = norm / (v.sqrt() + EPSILON);
             super::run_here(
-                &super::elementwise::Decay { decay: 1.0 - factor },
+                &super::elementwise::Decay { decay: 1.0 - factor, per_rate: false },
                 [line.part(j * length, length)],
             );
         }

@@ -124,7 +124,7 @@ pub(in super::super) fn take(x: &Area, side: Side, pairs: &[(usize, usize)], kee
 
 /// Applies slice `from` of `u` to slice `to` of `x` for every pair `(to, from)`; the other slices decay.
 pub(in super::super) fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &Apply) {
-    let decay = Decay { decay: apply.decay };
+    let decay = Decay { decay: apply.decay, per_rate: true };
     match side {
         Side::Rows => {
             let jobs: Vec<_> = pairs.iter().map(|&(to, from)| [x.row(to), u.row(from)]).collect();

@@ -25,8 +25,8 @@ constexpr int VECTOR = 4;  // elements that a thread loads at once: 16 bytes of 
 constexpr int AHEAD = 2;   // vectors that a thread has under way
 constexpr int PIECE = 1 << 14;
 
-// Jobs of one launch. 338 is what fits into the 32764 bytes of parameters; the small table costs the host
-// less to hand over.
+// Jobs of one launch: an even number that fits into the 32764 bytes of parameters; the small table costs the
+// host less to hand over.
 constexpr int FEW = 32;
 constexpr int MANY = 338;
 

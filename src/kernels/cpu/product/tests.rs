@@ -239,9 +239,9 @@ fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the
                         right: (area(&thin, cols), false),
                         keep: 0.0,
                     };
-                    kernel.turned_products(&[product]).unwrap();
+                    kernel.thin_products(&[product]).unwrap();
                     let kept = ThinProduct { keep: 1.0, ..product };
-                    assert!(kernel.turned_products(&[kept]).is_err());
+                    assert!(kernel.thin_products(&[kept]).is_err());
                     let rest = i64::try_from(gap).unwrap();
                     assert!(out.narrow(1, size, rest).equal(&before.narrow(1, size, rest)));
                     out.narrow(1, 0, size).contiguous()
@@ -251,6 +251,39 @@ fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the
             let error = relative(&results[0], &wide);
             assert!(error < 3.0 * tolerance(kernel), "{kernel:?} {rows}x{cols} {inner}: {error}");
             assert!(results[0].equal(&results[1]), "{kernel:?} {rows}x{cols} {inner}");
+        }
+    }
+}
+
+#[test]
+fn large_matrix_times_a_thin_one_or_its_transpose_is_added_whatever_the_threads() {
+    for kernel in kernels() {
+        for (rows, cols, inner, keep) in
+            [(40, 7, 9, 0.0), (700, 48, 600, 0.5), (300, 530, 24, 1.0), (1, 3, 1, 0.0)]
+        {
+            for transposed in [false, true] {
+                let left = random(rows, inner, kernel, 1);
+                let (right, old) = (random(inner, cols, kernel, 2), random(rows, cols, kernel, 3));
+                let stored = if transposed { right.tr().contiguous() } else { right.copy() };
+                let wide = |x: &Tensor| x.to_kind(Kind::Double);
+                let expected = wide(&left).matmul(&wide(&right)) + wide(&old) * keep;
+                let area = |x: &Tensor| {
+                    let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
+                    Slab::of(x).unwrap().area(0, [rows, cols], cols)
+                };
+                let results = [1, 3].map(|threads| {
+                    crate::threads::set(threads);
+                    let out = old.copy();
+                    let right = (area(&stored), transposed);
+                    let product = ThinProduct { out: area(&out), left: (area(&left), false), right, keep };
+                    kernel.thin_products(&[product]).unwrap();
+                    out
+                });
+                crate::threads::set(1);
+                let error = relative(&results[0], &expected);
+                assert!(error < 3.0 * tolerance(kernel), "{kernel:?} {rows}x{cols} {inner}: {error}");
+                assert!(results[0].equal(&results[1]), "{kernel:?} {rows}x{cols} {inner}");
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Products of the transpose of a large row-major matrix with a thin one, which libraries are slow at: they bring the
-//! large one into another order first.
+//! Products with a thin matrix. Those of the transpose of a large row-major one libraries are slow at: they bring the large
+//! one into another order first.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -10,13 +10,16 @@ use crate::batch::{Area, Slab};
 use crate::error::{Error, Result};
 use crate::threads;
 
-/// Bytes of the columns of the large factor that one task brings into panels: a part of the second-level cache.
+/// Bytes of the columns or rows of the large factor that one task brings into panels: a part of the second-level cache.
 const PIECE: usize = 1 << 19;
+/// Rows of a result at most that are one task's.
+const ROWS: usize = 256;
 
 thread_local! {
-    // Memory of the panels of both factors; its pages stay with the thread from one step to the next.
-    static THIN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    static LARGE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    // Memory of the panels of both factors, of that which all tasks read and of a part of the other; its pages stay with the
+    // thread from one step to the next.
+    static WHOLE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static PART: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 /// `out ← keep·out + left·right`, each factor as it is stored or transposed.
@@ -40,6 +43,12 @@ impl ThinProduct {
         left.shape()[usize::from(!transposed)]
     }
 
+    /// Whether it is the product of a transpose alone, which replaces what is in `out`.
+    #[must_use]
+    pub fn is_turned(&self) -> bool {
+        self.left.1 && !self.right.1 && self.keep == 0.0
+    }
+
     /// Multiplications.
     #[must_use]
     pub fn work(&self) -> usize {
@@ -48,30 +57,61 @@ impl ThinProduct {
 }
 
 impl Kernel {
-    /// Computes products whose left factor alone is transposed and that replace what is in `out`, one after the other, each
-    /// by all threads. Work is cut by sizes alone, so neither the number of threads nor the other products change a bit.
+    /// Computes products that are turned, or whose left factor is not transposed, one after the other, each by all threads.
+    /// Work is cut by sizes alone, so neither the number of threads nor the other products change a bit.
     ///
     /// # Errors
     /// `Error::Internal` for another product or another type.
-    pub fn turned_products(self, products: &[ThinProduct]) -> Result<()> {
+    pub fn thin_products(self, products: &[ThinProduct]) -> Result<()> {
         let spread = threads::get() > 1;
-        threads::run(|| products.iter().try_for_each(|p| self.turned(p, spread)))
+        threads::run(|| {
+            products.iter().try_for_each(|product| match product.left.1 {
+                false => self.straight(product, spread),
+                true if product.is_turned() => self.turned(product, spread),
+                true => Err(Error::Internal(format!("{product:?} is no product of a transpose alone"))),
+            })
+        })
+    }
+
+    fn straight(self, product: &ThinProduct, spread: bool) -> Result<()> {
+        let ([rows, cols], inner) = (product.out.shape(), product.inner());
+        let (out, stride) = product.out.strided();
+        let (right, transposed) = product.right;
+        let right =
+            if transposed { lines(right, [0, cols], inner) } else { columns(right, [0, cols], inner) };
+        with(&WHOLE, self.elements(Side::Right, cols, inner), self, |whole| {
+            self.pack(Side::Right, &right, whole, spread)?;
+            let height = (PIECE / (inner * self.dtype().bytes()).max(1)).clamp(1, ROWS);
+            try_each(rows.div_ceil(height), spread, |i| {
+                let (first, count) = (i * height, height.min(rows - i * height));
+                with(&PART, self.elements(Side::Left, count, inner), self, |part| {
+                    self.pack(Side::Left, &lines(product.left.0, [first, count], inner), part, false)?;
+                    let product = Product {
+                        out: out.part(first * stride, (count - 1) * stride + cols),
+                        size: [count, cols, inner],
+                        stride,
+                        factor: 1.0,
+                        keep: product.keep,
+                        add: &[],
+                        outcome: Outcome::General,
+                    };
+                    self.multiply(part, whole, &product, false)
+                })
+            })
+        })
     }
 
     fn turned(self, product: &ThinProduct, spread: bool) -> Result<()> {
         let ([rows, cols], inner) = (product.out.shape(), product.inner());
-        if !product.left.1 || product.right.1 || product.keep != 0.0 {
-            return Err(Error::Internal(format!("{product:?} is no product of a transpose alone")));
-        }
         let (out, stride) = product.out.strided();
         // The transposed product: columns of the thin factor times columns of the large one.
-        with(&THIN, self.elements(Side::Left, cols, inner), self, |thin| {
+        with(&WHOLE, self.elements(Side::Left, cols, inner), self, |thin| {
             self.pack(Side::Left, &columns(product.right.0, [0, cols], inner), thin, spread)?;
             let unit = self.tile_cols();
             let width = (PIECE / (inner * self.dtype().bytes()).max(1) / unit).max(1) * unit;
             try_each(rows.div_ceil(width), spread, |i| {
                 let (first, count) = (i * width, width.min(rows - i * width));
-                with(&LARGE, self.elements(Side::Right, count, inner), self, |large| {
+                with(&PART, self.elements(Side::Right, count, inner), self, |large| {
                     self.pack(Side::Right, &columns(product.left.0, [first, count], inner), large, false)?;
                     let out = out.part(first * stride, (count - 1) * stride + cols);
                     let size = [cols, count, inner];
@@ -89,6 +129,13 @@ impl Kernel {
             })
         })
     }
+}
+
+/// Some rows of a matrix.
+fn lines(area: Area, [first, count]: [usize; 2], inner: usize) -> Operand {
+    let (x, stride) = area.strided();
+    let start = (first * stride).min(x.len());
+    Operand { x: x.part(start, x.len() - start), count, inner, steps: [stride, 1] }
 }
 
 /// Some columns of a matrix.
