@@ -96,26 +96,18 @@ impl DType {
     }
 }
 
-/// Whether libtorch multiplies bfloat16 matrices faster than float32 ones: with AMX, or with AVX512-BF16 at full
-/// rate as AMD builds it. On Intel's AVX512-BF16 without AMX bfloat16 products take 1.7 to 1.9 times as long.
+/// Whether AMD has made this CPU.
 #[must_use]
-pub fn cpu_multiplies_bf16() -> bool {
+pub fn cpu_is_of_amd() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         let vendor = std::arch::x86_64::__cpuid(0);
-        let amd = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
-        cpu_has_amx() || (amd && std::arch::is_x86_feature_detected!("avx512bf16"))
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
         false
     }
-}
-
-/// Whether this CPU has AMX for bfloat16, and says what its tiles are.
-#[must_use]
-pub fn cpu_has_amx() -> bool {
-    cpu_names_amx() && !cpu_hides_tiles()
 }
 
 /// Whether this CPU names AMX for bfloat16 but no kind of tiles, as some virtual machines do: libtorch's products in
@@ -140,7 +132,8 @@ pub fn cpu_names_amx() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__cpuid, __cpuid_count};
-        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (1 << 22) != 0
+        const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,7 @@ def test_mappings_are_handed_out_once_and_in_order() -> None:
 
 
 def test_no_more_is_asked_for_than_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
     held = Reserve.outstanding
     monkeypatch.setattr(_reserve, "_free_bytes", lambda: _reserve.SHARE * (4 * LARGE + held))
     reserve = Reserve([8 * LARGE, 2 * LARGE, 3 * LARGE, LARGE])
@@ -162,7 +164,7 @@ def test_limits_of_containers_and_other_ranks_count(monkeypatch: pytest.MonkeyPa
 
 @needs_populate
 def test_dropped_reserve_asks_for_nothing_more() -> None:
-    size = 1 << 30
+    size = 1 << 32
     before = resident()
     reserve = Reserve([size])
     memory, thread = reserve.take(size), reserve.thread
@@ -173,20 +175,28 @@ def test_dropped_reserve_asks_for_nothing_more() -> None:
 
 
 @needs_populate
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_process_takes_no_share_of_it() -> None:
     """Else the first step would copy what a worker of a data loader holds too."""
     reserve = wait_for(Reserve([1 << 25]))
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if resident_in(reserve._mappings[1 << 25][0]) == 0 else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    (ahead,) = reserve._mappings[1 << 25]
+    assert resident_in(ahead) > 0
+    assert holds_in_a_child(lambda: resident_in(ahead) == 0)
     memory = reserve.take(1 << 25)
-    assert memory is not None
-    memory[:5] = b"state"
+    assert memory is ahead
+    ahead[:5] = b"state"
+    assert holds_in_a_child(lambda: ahead[:5] == b"state")
+
+
+def holds_in_a_child(claim: Callable[[], bool]) -> bool:
     child = os.fork()
     if child == 0:
-        os._exit(0 if memory[:5] == b"state" else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        status = 2
+        try:
+            status = 0 if claim() else 1
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def resident_in(memory: mmap.mmap) -> int:

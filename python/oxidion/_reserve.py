@@ -78,11 +78,10 @@ class Reserve:
         for size in sizes:
             if size < LARGE or size > room or not hasattr(mmap, "MADV_HUGEPAGE"):
                 continue
+            memory = _mapped(size)
+            memory.madvise(WIPE_ON_FORK)  # Linux 4.14; an older one does not fill mappings ahead either
             room -= size
             Reserve.outstanding += size
-            memory = _mapped(size)
-            with contextlib.suppress(OSError):  # Linux before 4.14
-                memory.madvise(WIPE_ON_FORK)
             self._mappings[size].insert(0, memory)
             ahead.append(torch.frombuffer(memory, dtype=torch.uint8))
         self.thread = threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True)
@@ -95,8 +94,10 @@ class Reserve:
             return None
         Reserve.outstanding -= size
         memory = self._mappings[size].pop()
-        with contextlib.suppress(OSError):
+        try:
             memory.madvise(KEEP_ON_FORK)
+        except OSError:  # a child would find zeros where its parent has numbers
+            return None
         return memory
 
     def __del__(self) -> None:
@@ -108,7 +109,8 @@ def _free_bytes() -> int:
     """Memory that this process may take and nobody else uses; 0 where the system does not say."""
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        sizes = dict(line.split(":") for line in lines)
+        free = int(sizes.get("MemAvailable", "0 kB").split()[0]) * 1024
         for limit, used in CGROUPS:
             with contextlib.suppress(OSError, ValueError):  # no such version, or no limit
                 free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))

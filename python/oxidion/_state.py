@@ -97,17 +97,21 @@ def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserv
     if all(local(param).nbytes < LARGE or not local(param).is_cpu for param in parameters(groups)):
         return None
     try:
-        plan = plan_of()
-    except Exception as error:  # the first step says it
+        return Reserve(_sizes(plan_of()))
+    except Exception as error:  # what a plan refuses, the first step says
         logging.getLogger("oxidion").debug("no memory is asked for ahead: %s", error)
         return None
+
+
+def _sizes(plan: Plan) -> list[int]:
+    """Bytes of the workspace of a plan and of the states that begin as zeros."""
     specs = chain.from_iterable(plan.state_specs())
     states = (spec for spec in specs if spec["seed"] is None and spec["role"] != "step")
-    sizes = (
+    sizes = [
         math.prod(length for _, length in spec["spans"]) * getattr(torch, spec["dtype"]).itemsize
         for spec in states
-    )
-    return Reserve([-(-plan.arena_bytes // 4) * 4, *sizes])
+    ]
+    return [-(-plan.arena_bytes // 4) * 4, *sizes]
 
 
 def settle(

@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::prelude::*;
 
 use super::error::to_python;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::kernels::Kernel;
 use crate::threads;
 
 /// Entering the core from Python.
@@ -65,6 +67,7 @@ pub(super) fn cpu_features() -> Vec<&'static str> {
             ("avx2", std::arch::is_x86_feature_detected!("avx2")),
             ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
             ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
+            ("amx_bf16", Kernel::of(DType::BF16) == Some(Kernel::Bf16Amx)),
         ] {
             if there {
                 found.push(name);

@@ -45,9 +45,10 @@ pub(super) struct Iteration<'a> {
     pub(super) epsilon: f64,
 }
 
-/// The kernel for matrices of this shape, `None` where libtorch's products are used.
+/// The kernel for matrices of this shape, `None` where libtorch's products are used. With AMX they never are: libtorch may
+/// have to do without, and is slow then.
 fn kernel_for(dtype: DType, [m, n]: [usize; 2]) -> Option<Kernel> {
-    if m.min(n) < KERNEL_FROM { None } else { Kernel::of(dtype) }
+    Kernel::of(dtype).filter(|&kernel| m.min(n) >= KERNEL_FROM || kernel == Kernel::Bf16Amx)
 }
 
 /// Matrices that libtorch computes together.

@@ -74,18 +74,21 @@ pub fn add_product(all: &[Factored]) -> Result<()> {
     run(all.iter().map(|f| f.product(1.0)))
 }
 
-/// `B = (1 - decay)·B + p·rᵀ` for every matrix, with a decay that is proportional to the learning rate.
+/// `B = (1 - decay)·B + p·rᵀ` for every matrix, with a decay that is proportional to the learning rate; `None` where there
+/// is none at any rate.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn decay_and_add_product(all: &[Factored], decay: f64) -> Result<()> {
-    if on_device() && decay != 0.0 {
+pub fn decay_and_add_product(all: &[Factored], decay: Option<f64>) -> Result<()> {
+    if on_device()
+        && let Some(decay) = decay
+    {
         // One launch for all, which a replay can tell another factor.
         let runs = all.iter().flat_map(|f| f.stored.runs()).map(|run| [run]);
         kernels::run(&Decay { decay, per_rate: true }, &runs.collect::<Vec<_>>())?;
         return add_product(all);
     }
-    run(all.iter().map(|f| f.product(1.0 - decay)))
+    run(all.iter().map(|f| f.product(1.0 - decay.unwrap_or(0.0))))
 }
 
 /// Multiplications up to which faer takes a product: libtorch spends 2 to 5 us on the call.
@@ -102,7 +105,7 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     let half = Kernel::of(DType::BF16).filter(|&kernel| kernel == Kernel::Bf16Amx);
     let tiled = |p: &ThinProduct| half.is_some_and(|k| k.dtype() == p.out.dtype()) && is_tiled(p);
     let (tiled, products): (Vec<_>, Vec<_>) = products.partition(tiled);
-    if let Some(kernel) = half {
+    if let Some(kernel) = half.filter(|_| !tiled.is_empty()) {
         kernel.thin_products(&tiled)?;
     }
     let (own, others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);

@@ -118,8 +118,7 @@ def test_narrow_dtypes_scale_memory(model: Write) -> None:
 
 
 def test_muon_moves_its_matrices_twice_by_all_to_all(model: Write) -> None:
-    # In float64: other matrices are sent in bfloat16 by a machine that multiplies it faster.
-    simulation, _ = simulate(model(TINY), {"fs": 4}, Settings("muon", dtype="float64"))
+    simulation, _ = simulate(model(TINY), {"fs": 4}, Settings("muon", dtype="float64"))  # never bfloat16
     (wire,) = simulation.wire
     local, shapes = 4 * (2 * 8 * 8 + 2 * 4 * 8 + 3 * 16 * 8) // 4, 4  # [8, 8], [4, 8], [16, 8], [8, 16]
     assert wire.kinds == {"all_to_all": wire.collectives} == {"all_to_all": 2 * shapes}

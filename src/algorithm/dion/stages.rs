@@ -188,6 +188,7 @@ impl Dion {
         let factor = if direct { -rate } else { 1.0 };
         kernels::normalize_columns(&kept.collect::<Result<Vec<_>>>()?, h[EPSILON], factor, direct)?;
         if direct {
+            let decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
             decay_and_add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, decay)
         } else {
             set_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?)?;

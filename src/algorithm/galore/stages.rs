@@ -86,7 +86,7 @@ impl GaLore {
         let all = units.map(|(i, u)| Ok([io.area(low, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
         kernels::run(&direction, &jobs(all)?)?;
         let decays = |late: bool| {
-            if !direct || decay == 0.0 || late != self.common.late {
+            if !direct || h[WEIGHT_DECAY] == 0.0 || late != self.common.late {
                 return Ok(());
             }
             kernels::run(

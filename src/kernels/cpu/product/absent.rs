@@ -13,6 +13,10 @@ pub(super) fn pack(_kernel: Kernel, _side: Side, _from: &Operand, _to: &Slab, _s
 
 pub(super) fn multiply(_kernel: Kernel, _left: &Slab, _right: &Slab, _product: &Product<'_>, _spread: bool) {}
 
+pub(super) fn tile_rows(_kernel: Kernel) -> usize {
+    1
+}
+
 pub(super) fn tile_cols(_kernel: Kernel) -> usize {
     1
 }

@@ -12,6 +12,8 @@ use crate::threads;
 
 /// Bytes of the columns or rows of the large factor that one task brings into panels: a part of the second-level cache.
 const PIECE: usize = 1 << 19;
+/// Words of a line of the cache.
+const LINE: usize = 8;
 /// Rows of a result at most that are one task's.
 const ROWS: usize = 256;
 
@@ -81,7 +83,9 @@ impl Kernel {
             if transposed { lines(right, [0, cols], inner) } else { columns(right, [0, cols], inner) };
         with(&WHOLE, self.elements(Side::Right, cols, inner), self, |whole| {
             self.pack(Side::Right, &right, whole, spread)?;
-            let height = (PIECE / (inner * self.dtype().bytes()).max(1)).clamp(1, ROWS);
+            let unit = self.tile_rows();
+            let height = (PIECE / (inner * self.dtype().bytes()).max(1)).min(ROWS) / unit;
+            let height = height.max(1) * unit;
             try_each(rows.div_ceil(height), spread, |i| {
                 let (first, count) = (i * height, height.min(rows - i * height));
                 with(&PART, self.elements(Side::Left, count, inner), self, |part| {
@@ -165,11 +169,13 @@ fn with<R>(
     work: impl FnOnce(&Slab) -> R,
 ) -> R {
     let mut memory = kept.take();
+    // From the first whole line of the cache on: a register of AMX is loaded in lines.
     let words = (elements * kernel.dtype().bytes()).div_ceil(size_of::<u64>());
-    if memory.len() < words {
-        memory.resize(words, 0);
+    if memory.len() < words + LINE {
+        memory.resize(words + LINE, 0);
     }
-    let result = work(&Slab::over(&mut memory, kernel.dtype()));
+    let start = memory.as_ptr().align_offset(LINE * size_of::<u64>()).min(LINE);
+    let result = work(&Slab::over(&mut memory[start..], kernel.dtype()));
     kept.set(memory);
     result
 }

@@ -11,6 +11,10 @@ const CACHED: usize = 1 << 18;
 /// Columns of the widest tile.
 const WIDEST: usize = 32;
 
+/// The sums of a tile, in whole lines of the cache.
+#[repr(align(64))]
+struct Sums<W>([W; MOST]);
+
 /// Operands as panels, and the rest of [`super::Product`] as pointers.
 pub(super) struct Call<'a, E> {
     pub(super) left: *const E,
@@ -51,7 +55,8 @@ impl<E: Number> Call<'_, E> {
         let first = if self.outcome == Outcome::Symmetric { column * T::COLS / T::ROWS } else { 0 };
         let last = panels.min((chunk + 1) * CHUNK);
         let depth = inner.next_multiple_of(T::DEPTH);
-        let mut sums = [E::Wide::default(); MOST];
+        let mut sums = Sums([E::Wide::default(); MOST]);
+        let sums = &mut sums.0;
         for row in first.max(chunk * CHUNK)..last {
             // SAFETY: panel `row` of the rows and `column` of the columns are there, and `sums` has room for a tile.
             unsafe {
@@ -70,7 +75,7 @@ impl<E: Number> Call<'_, E> {
                     T::mirror(sums.as_ptr(), &whole, to);
                     continue;
                 }
-                self.store::<T>(&mut sums, place, size);
+                self.store::<T>(sums, place, size);
             }
         }
     }

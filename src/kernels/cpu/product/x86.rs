@@ -43,6 +43,13 @@ pub(super) fn tile_cols(kernel: Kernel) -> usize {
     with_tile!(kernel, of,)
 }
 
+pub(super) fn tile_rows(kernel: Kernel) -> usize {
+    fn of<T: Tile>() -> usize {
+        T::ROWS
+    }
+    with_tile!(kernel, of,)
+}
+
 fn width<T: Tile>(side: Side) -> usize {
     if side == Side::Left { T::ROWS } else { T::COLS }
 }
