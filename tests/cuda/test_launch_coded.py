@@ -77,8 +77,8 @@ BY_MATRICES = [
     ("Lamb", "'max_grad_norm': 0.5, 'block_size': 64", False),
     ("CAME", "'weight_decay': 0.1", False),
     ("CAME", "'block_size': 512", True),
-    ("Dion2", "", True),
-    ("NorDion2", "'block_size': 64", False),
+    ("Dion2", "'orth_dtype': 'float32'", True),
+    ("NorDion2", "'block_size': 64, 'orth_dtype': 'float32'", False),
     ("Adafactor", "'relative_step': False, 'scale_parameter': False, 'beta1': 0.9", True),
     ("APOLLOAdamW", "'rank': 8, 'weight_decay': 0.1, 'cautious_wd': True", True),
 ]

@@ -173,7 +173,9 @@ impl Op<1> for Count {
 
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
-        x.iter_mut().for_each(|x| *x = *x + C::of(1.0));
+        for x in x.iter_mut() {
+            *x = *x + C::of(1.0);
+        }
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
@@ -196,7 +198,9 @@ impl Op<1> for Decay {
     #[inline(always)]
     fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
         let keep = C::of(1.0 - self.decay);
-        x.iter_mut().for_each(|x| *x = *x * keep);
+        for x in x.iter_mut() {
+            *x = *x * keep;
+        }
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
@@ -223,8 +227,7 @@ pub struct AdamW {
     pub grad_factor: f64,
     /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
     pub corrections: Vec<[f64; 2]>,
-    /// Where the steps of each job are counted, for a pass on a device that counts them there; else empty. The first
-    /// factor of `corrections` is `lr` then.
+    /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
     pub steps: Vec<Slab>,
 }
 
@@ -244,10 +247,8 @@ impl AdamW {
 
     fn pass(&self, kernel: &'static str) -> Pass<'_> {
         let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
-        Pass::new(kernel, [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor])
-            .per_rate(0b1000)
-            .with(&self.corrections)
-            .after(&self.steps)
+        let scalars = [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor];
+        Pass::new(kernel, scalars).per_rate(0b1000).with(&self.corrections).after(&self.steps)
     }
 
     #[inline(always)]
