@@ -160,7 +160,8 @@ def _firsts(result: dict[str, Any]) -> str:
         "Wall milliseconds, median over processes; extra memory is the growth of the resident peak beyond "
         "the state's own bytes. Before each step other memory goes through the caches for 0.3 s, as when "
         "gradients are computed; what the system does for the process from the construction until then, as "
-        "clearing pages that were asked for, is CPU time *before*.\n",
+        "clearing pages that were asked for, is CPU time *before*. Rows where that was not measured have "
+        "steps one after the other, and what torch imports for its first optimizer in their construction.\n",
         "| workload | family | threads | contender | construct | before | first | warm | first / warm "
         "| by CPU time | state MB | extra MB |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
