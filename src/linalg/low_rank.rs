@@ -5,7 +5,6 @@ use tch::Tensor;
 
 use super::random::{Key, fill_normal};
 use crate::batch::{Area, Stack};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::{
     self, Decay, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
@@ -102,11 +101,9 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     if on_device() {
         return frozen(|| in_stacks(&products.collect::<Vec<_>>()));
     }
-    let half = Kernel::of(DType::BF16).filter(|&kernel| kernel == Kernel::Bf16Amx);
-    let tiled = |p: &ThinProduct| half.is_some_and(|k| k.dtype() == p.out.dtype()) && is_tiled(p);
-    let (tiled, products): (Vec<_>, Vec<_>) = products.partition(tiled);
-    if let Some(kernel) = half.filter(|_| !tiled.is_empty()) {
-        kernel.thin_products(&tiled)?;
+    let (tiled, products): (Vec<_>, Vec<_>) = products.partition(is_tiled);
+    if !tiled.is_empty() {
+        Kernel::Bf16Amx.thin_products(&tiled)?;
     }
     let (own, others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
@@ -121,7 +118,9 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
 
 /// Whether a product is one for the tiles of AMX.
 fn is_tiled(product: &ThinProduct) -> bool {
-    (!product.left.1 || product.is_turned()) && product.work() > SMALL
+    (!product.left.1 || product.is_turned())
+        && product.work() > SMALL
+        && Kernel::of(product.out.dtype()) == Some(Kernel::Bf16Amx)
 }
 
 /// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.
