@@ -106,12 +106,14 @@ def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserv
 def _sizes(plan: Plan) -> list[int]:
     """Bytes of the workspace of a plan and of the states that begin as zeros."""
     specs = chain.from_iterable(plan.state_specs())
-    states = (spec for spec in specs if spec["seed"] is None and spec["role"] != "step")
-    sizes = [
-        math.prod(length for _, length in spec["spans"]) * getattr(torch, spec["dtype"]).itemsize
-        for spec in states
-    ]
+    states = (_stored(spec) for spec in specs if spec["seed"] is None and spec["role"] != "step")
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in states]
     return [-(-plan.arena_bytes // 4) * 4, *sizes]
+
+
+def _stored(spec: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
+    """Shape and dtype of the part of a state that this process holds."""
+    return [length for _, length in spec["spans"]], getattr(torch, spec["dtype"])
 
 
 def settle(
@@ -129,8 +131,7 @@ def settle(
 
 def _start(spec: Mapping[str, Any], index: int, device: torch.device, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds."""
-    shape = [length for _, length in spec["spans"]]
-    dtype = getattr(torch, spec["dtype"])
+    shape, dtype = _stored(spec)
     if spec["seed"] is None:
         return zeros(shape, dtype, device, reserve)
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
