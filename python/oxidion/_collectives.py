@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,19 +37,42 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
     (at, count), (to, room) = transfer["send"], transfer["recv"]
     send, recv = memory[at : at + count], memory[to : to + room]
     if transfer["kind"] == "all_reduce":
-        value = send.view(getattr(torch, transfer["dtype"]))
+        value = _lent(send.view(getattr(torch, transfer["dtype"])))
         lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
         for line in lines:
             check_backend(line, ranks, memory.device)
         return lambda: _summed(value, lines)
     group = groups[ranks]
     check_backend(group, ranks, memory.device)
+    send, recv = _lent(send), _lent(recv)
     if transfer["kind"] == "all_gather":
         return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
     # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
     # do not depend on timing or on the backend.
     return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+
+
+_LENT: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def _lent(tensor: Tensor) -> Tensor:
+    """A tensor that collectives are given. On CPUs the process outlives their hold on it."""
+    if tensor.device.type == "cpu":
+        _LENT[id(tensor)] = tensor
+    return tensor
+
+
+@atexit.register
+def give_back(patience: float = 1.0) -> None:
+    """Waits, at most for ``patience`` seconds, until no thread of gloo holds a tensor that was lent.
+
+    Such a thread lets go of a tensor a moment after the collective has ended, and takes the GIL to do so. In
+    an interpreter that is being torn down that ends the process with SIGABRT.
+    """
+    end = time.monotonic() + patience
+    while any(tensor._use_count() > 1 for tensor in cast("Any", _LENT).values()) and time.monotonic() < end:
+        time.sleep(1e-3)
 
 
 def check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> None:
@@ -92,7 +118,7 @@ def my_rank() -> int:
 
 def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
     """Replaces numbers by the largest of each over the ranks of a group."""
-    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX, group=group)
+    torch.distributed.all_reduce(_lent(numbers), op=torch.distributed.ReduceOp.MAX, group=group)
     return numbers
 
 
@@ -125,7 +151,7 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
         else:
             pieces.append([tensor])
     for piece in pieces:
-        flat = torch.cat([tensor.reshape(-1) for tensor in piece])
+        flat = _lent(torch.cat([tensor.reshape(-1) for tensor in piece]))
         for group in groups:
             torch.distributed.all_reduce(flat.div_(group.size()), group=group)
         for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
