@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+import zlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oxidion._collectives import largest_of, my_rank, tell
-from oxidion._comm import Groups, Meshes, Ranks, local
+from oxidion._comm import Groups, Meshes, Ranks, RootAxes, local, ordered
 from oxidion._oxidion import PlanMismatch, Session
 from oxidion._validate import names_of
 
 
-def agree(groups: Groups, session: Session | None, error: BaseException | None, *, skip: bool) -> bool:
+def agree(
+    groups: Groups,
+    axes: RootAxes,
+    session: Session | None,
+    error: BaseException | None,
+    *,
+    skip: bool,
+    gradients: bool = True,
+) -> bool:
     """Compares plan, gradients and scalars over every axis; one small all-reduce for each.
 
     Args:
         groups: the process groups of the axes, in the same order on all ranks.
+        axes: all axes of the meshes that the parameters are on parts of.
         session: with a step begun; None where it could not begin or is skipped.
         error: why it could not begin.
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
+        gradients: whether the ranks have to agree on which parameters have gradients.
 
     Returns:
         Whether the step is taken: False when any rank leaves it out.
@@ -31,25 +42,58 @@ def agree(groups: Groups, session: Session | None, error: BaseException | None, 
         PlanMismatch: on every rank when any two disagree or one failed.
     """
     failed = error is not None
-    for ranks, group in groups.items():
-        numbers = session.summary(list(ranks)) if session is not None else [0, 0, 0]
+    used = sorted(key for key, (ranks, _) in axes.items() if ranks in groups)
+    own = [len(groups), zlib.crc32(repr(used).encode())]
+    groups = dict(groups)
+    waiting = list(groups)
+    while waiting:
+        ranks = waiting.pop(0)
+        plan, present, scalars = (0, 0, 0) if session is None else session.summary(list(ranks))
+        numbers = [plan, present if gradients else 0, scalars, *own]
         flags = [int(failed), int(skip), *numbers, *(-x for x in numbers)]
-        any_failed, any_skip, *both = largest_of(flags, group)
+        any_failed, any_skip, *both = _met(flags, ranks, groups[ranks], session)
         skip = skip or bool(any_skip)
-        differ = any(most + least for most, least in zip(both[:3], both[3:], strict=True))
+        *differ, counts, kinds = (most + least != 0 for most, least in zip(both[:5], both[5:], strict=True))
         # A rank that skips has nothing to compare; if any does, all do.
-        failed = failed or bool(any_failed) or (differ and not skip)
+        failed = failed or counts or bool(any_failed) or (any(differ) and not skip)
+        if counts or kinds:
+            told = tell((used, list(axes)), groups[ranks])
+            named = {key for theirs, _ in told for key in theirs}
+            failed = failed or any(key in every and key not in some for some, every in told for key in named)
+            # Others wait there, for this process too.
+            lines = [axes[key] for key in sorted(named & axes.keys())]
+            found = {line: find() for line, find in lines if line not in groups}
+            waiting += ordered(found)
+            groups.update(found)
+    groups = ordered(groups)
     # What one line of an axis found the others have to hear before anybody goes on. On a mesh of three axes
     # each line meets all others in one round; more groups are no plain mesh.
     for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
-        for group in groups.values():
-            failed, skip = map(bool, largest_of([int(failed), int(skip)], group))
+        for ranks, group in groups.items():
+            failed, skip = map(bool, _met([int(failed), int(skip)], ranks, group, session))
     if failed:
         complaint = _complaint(groups, session, error)
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
     return not skip
+
+
+def _met(numbers: list[int], ranks: Ranks, group: Any, session: Session | None) -> list[int]:
+    """The largest of each number over the ranks of an axis.
+
+    Raises:
+        PlanMismatch: if they did not all come within the timeout of their process group.
+    """
+    try:
+        return largest_of(numbers, group)
+    except RuntimeError as failure:
+        names = [] if session is None else [name for name, _ in session.details(list(ranks))[0]]
+        what = ", ".join(names[:3]) or "their parameters"
+        raise PlanMismatch(
+            f"the ranks {list(ranks)} did not all come to compare the step of {what}: one has ended, takes "
+            f"fewer steps, or holds these parameters in another layout ({failure})"
+        ) from failure
 
 
 def checksum(tensor: Tensor) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Ranks = tuple[int, ...]
 Groups = dict[Ranks, "ProcessGroup"]
+RootAxes = dict[tuple[Ranks, int], tuple[Ranks, Callable[[], "ProcessGroup"]]]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ def read_meshes(
 
 
 def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
-    """The process group of every axis of more than one rank that the parameters live on, outermost first.
+    """The process group of every axis of more than one rank that the parameters live on.
+
+    Their order is that of `ordered`, which does not depend on the order of the parameters.
 
     Raises:
         LayoutError: for a mesh whose ranks are in another order than its process group's.
@@ -136,7 +140,36 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
                     )
                 groups.setdefault(tuple(ranks), group)
     groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
-    return groups
+    return ordered(groups)
+
+
+def ordered(groups: Groups) -> Groups:
+    """The same groups, outermost axis first.
+
+    All ranks of a mesh have its axes in the same order, and any lines that share ranks are in one order for
+    all of them: ranks that take their lines in turn never wait in a circle.
+    """
+    return dict(sorted(groups.items(), key=lambda item: (item[0][0] - item[0][1], -len(item[0]), item[0])))
+
+
+def root_axes(params: Iterable[Tensor]) -> RootAxes:
+    """The axes of the meshes that those of the parameters were cut from.
+
+    Returns:
+        By shape of the whole mesh and dimension, which are the same on all ranks: the ranks of the line
+        through this process, and what gives their group.
+    """
+    found: RootAxes = {}
+    for root in {id(m): m for p in params if (m := _root(p)) is not None}.values():
+        for dim, (_, ranks, _) in enumerate(axes_of(root)):
+            if len(ranks) > 1:
+                found[tuple(root.mesh.shape), dim] = tuple(ranks), partial(root.get_group, dim)
+    return found
+
+
+def _root(param: Tensor) -> Any:
+    mesh: Any = getattr(param, "device_mesh", None)
+    return mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
 
 
 def is_distributed(value: object) -> bool:

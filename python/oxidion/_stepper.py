@@ -37,6 +37,8 @@ class Stepper:
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: _comm.Groups | None = None
+    _axes: _comm.RootAxes = {}  # noqa: RUF012
+    _agreed: bool = False
     _poison: str | None = None
     _runner: _runner.Runner = _runner.DIRECTLY
 
@@ -66,11 +68,12 @@ class Stepper:
             error = raised
         taken = False
         try:
-            if groups := self._to_agree(planned=before is None or self._session is not before):
-                agreed = _agree.agree(groups, session, error, skip=skip)
+            if groups := self._to_agree(planned=self._session is not before):
+                every = self._communicates() or self._always_agrees()
+                agreed = _agree.agree(groups, self._axes, session, error, skip=skip, gradients=every)
                 if agreed and self._meshes.check:
                     _agree.check_gradients(self.param_groups, self._meshes, groups)
-                taken = agreed
+                self._agreed = taken = agreed
             elif error is not None:
                 raise error
             else:
@@ -93,19 +96,21 @@ class Stepper:
         if uncounted:  # the core counts the changes of plain tensors
             torch.autograd.graph.increment_version(uncounted)
 
+    def _always_agrees(self) -> bool:
+        return getattr(self, "found_inf", None) is not None or self._meshes.check
+
     def _to_agree(self, *, planned: bool) -> _comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
-        if self._groups is None:
-            self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
-        always = getattr(self, "found_inf", None) is not None or self._meshes.check
-        if not always and not self._communicates():
+        groups = self._read_groups() if self._groups is None else self._groups
+        always = self._always_agrees()
+        if not always and self._agreed and not self._communicates():
             return {}
         every, done = self.compare_every, self.param_groups[0]["step"] - 1
-        due = always or planned or (every > 0 and done % every == 0)
+        due = always or planned or not self._agreed or (every > 0 and done % every == 0)
         if due and _device.is_capturing(_device.device_of(self.param_groups)):
             # A capture cannot wait for what a device has compared.
-            due = not any(map(_collectives.needs_device, self._groups.values()))
-        return self._groups if due else {}
+            due = not any(map(_collectives.needs_device, groups.values()))
+        return groups if due else {}
 
     def _begin(self, grad_factor: float) -> Session:
         if self._poison is not None:
@@ -134,14 +139,14 @@ class Stepper:
     def _bind(self, *, in_step: bool = False) -> Session:
         """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
         self._session = None
-        self._groups = _comm.groups_of(_state.parameters(self.param_groups), self._meshes)
+        groups = self._read_groups()
         plan = self._make_plan()
         device = _device.device_of(self.param_groups)
         _device.refuse_capture(device)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
         arena = zeros([-(-plan.arena_bytes // 4)], torch.float32, device, self._reserve)
-        comms = tuple(_collectives.bind(plan.transfers, arena, self._groups))
+        comms = tuple(_collectives.bind(plan.transfers, arena, groups))
         states = _state.materialise(
             plan, self.param_groups, self.state, self.STATE_NAMES, done, self._reserve
         )
@@ -150,10 +155,16 @@ class Stepper:
         self._schedule, self._comms = tuple(plan.schedule), comms
         return self._session
 
+    def _read_groups(self) -> _comm.Groups:
+        params = list(_state.parameters(self.param_groups))
+        self._groups, self._axes = _comm.groups_of(params, self._meshes), _comm.root_axes(params)
+        return self._groups
+
     def _forget(self) -> None:
         """Plans anew at the next step."""
         self._session = None
         self._groups = None
+        self._agreed = False
 
     def _settle(self) -> None:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""

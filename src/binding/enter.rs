@@ -5,9 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::prelude::*;
 
 use super::error::to_python;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels::Kernel;
 use crate::threads;
 
 /// Entering the core from Python.
@@ -60,19 +58,17 @@ pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
 /// The instruction sets that the CPU kernels use on this machine.
 #[pyfunction]
 pub(super) fn cpu_features() -> Vec<&'static str> {
-    let mut found = Vec::new();
     #[cfg(target_arch = "x86_64")]
-    {
-        for (name, there) in [
+    let known = {
+        use crate::{dtype::DType, kernels::Kernel};
+        [
             ("avx2", std::arch::is_x86_feature_detected!("avx2")),
             ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
             ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
             ("amx_bf16", Kernel::of(DType::BF16) == Some(Kernel::Bf16Amx)),
-        ] {
-            if there {
-                found.push(name);
-            }
-        }
-    }
-    found
+        ]
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let known: [(&str, bool); 0] = [];
+    known.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
 }

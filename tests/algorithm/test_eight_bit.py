@@ -34,6 +34,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (oxidion.Adafactor, {"lr": 0.01, "relative_step": False, "beta1": 0.9}),
     (oxidion.CAME, {"lr": 0.01}),
     (oxidion.GaLoreAdamW, {"rank": 16, "update_proj_gap": 4}),
+    (oxidion.GaLoreAdamW, {"rank": 16, "update_proj_gap": 2, "rotate_moments": True}),
     (oxidion.APOLLOAdamW, {"rank": 16, "update_proj_gap": 4}),
 ]
 OF_VECTORS = (oxidion.AdamW, oxidion.Lion, oxidion.Lamb, oxidion.Adafactor, oxidion.CAME)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -117,6 +118,51 @@ def disagreement_on_one_line() -> tuple[str, str]:
     if dist.get_rank() == 0:
         params[1].grad = None
     return two_errors(optimizer.step)
+
+
+def axes_that_differ(kind: str) -> tuple[str, str, bool]:
+    """Ranks of a mesh of 2 x 2 that do not have the same parameters on both axes, or in another order."""
+    rank = dist.get_rank()
+    mesh = mesh_of({"dp": 2, "tp": 2})
+    params = {d: nn.Parameter(placed(torch.ones(8, 6), mesh[d], {d: ("S", 0)}, [d])) for d in ("dp", "tp")}
+    for axis, param in params.items():
+        param.grad = placed(torch.ones(8, 6), mesh[axis], {axis: ("S", 0)}, [axis])
+    order = {
+        "inner": ["dp"] if rank == 1 else ["dp", "tp"],
+        "outer": ["tp"] if rank == 1 else ["dp", "tp"],
+        "both": [["dp"], ["tp"], ["dp", "tp"], ["tp", "dp"]][rank],
+        "order": ["tp", "dp"] if rank in (1, 2) else ["dp", "tp"],
+    }[kind]
+    optimizer = oxidion.Muon([(f"on_{axis}", params[axis]) for axis in order])
+    name, text = two_errors(optimizer.step)
+    return name, text, all(bool((own(param) == 1).all()) for param in params.values())
+
+
+def cut(mesh: Any) -> DTensor:
+    """Eight rows of ones in equal parts, made without communication."""
+    own = torch.ones(8 // mesh.size(), 6)
+    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size([8, 6]), stride=(6, 1))
+
+
+def plain_on_one_rank() -> tuple[str, str]:
+    """A plain tensor where the other rank holds a DTensor, in process groups that wait for a second."""
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    mesh.get_group()._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=1))
+    weight: Any = cut(mesh) if dist.get_rank() == 1 else torch.ones(8, 6)
+    optimizer = oxidion.Muon([("w", param := nn.Parameter(weight))])
+    param.grad = weight.detach().clone()
+    return two_errors(optimizer.step)
+
+
+def elementwise_that_differ(kind: str) -> list[tuple[str, str]]:
+    """Two steps of AdamW, whose ranks differ in the learning rate or in which gradients there are."""
+    rank = dist.get_rank()
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    params = [nn.Parameter(cut(mesh)) for _ in range(2)]
+    optimizer = oxidion.AdamW(params, lr=0.1 * (1 + rank) if kind == "lr" else 0.1)
+    for param in params[: 1 if kind == "gradient" and rank else 2]:
+        param.grad = cut(mesh)
+    return [two_errors(optimizer.step) for _ in range(2)]
 
 
 def different_settings(kind: str) -> tuple[str, str]:

@@ -17,7 +17,13 @@ from support.inputs import gaussian
 
 from . import jobs
 
-SHAPES = {"a": (30, 512), "b": (17, 300), "c": (6, 40)}
+SHAPES = {"a": (30, 512), "b": (17, 300), "c": (6, 40), "d": (600, 24)}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Muon": {"orth_dtype": "float32"},
+    # 8-bit moments of 8 x 512 and 600 x 8, float32 ones of 8 x 300, AdamW's of 6 x 40.
+    "GaLoreAdamW": {"rank": 8, "update_proj_gap": 2},
+    "Dion": {"rank_fraction": 0.5},
+}
 
 
 class Weights(nn.Module):
@@ -48,9 +54,7 @@ def train(
 ) -> dict[str, Tensor]:
     """Loads, takes steps on gradients that depend on their number, saves; all that there is, whole."""
     network = Weights(dtype)
-    settings = {"lr": 0.01, "state_bits": 8, **(keys or {})}
-    if name == "Muon":
-        settings["orth_dtype"] = "float32"
+    settings = {"lr": 0.01, "state_bits": 8, **SETTINGS.get(name, {}), **(keys or {})}
     optimizer = getattr(oxidion, name)(network.parameters(), **settings)
     alone = not dist.is_initialized()
     with warnings.catch_warnings():

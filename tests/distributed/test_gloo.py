@@ -163,6 +163,30 @@ def test_disagreement_on_one_line_of_one_axis_reaches_all_ranks(four: Workers) -
         assert "on_tp: rank 1 has a gradient, rank 0 none" in text
 
 
+@pytest.mark.parametrize("kind", ["inner", "outer", "both", "order"])
+def test_ranks_with_parameters_on_other_axes_all_raise_instead_of_waiting(four: Workers, kind: str) -> None:
+    for name, text, unchanged in four.run(agreeing.axes_that_differ, kind):
+        assert name == "PlanMismatch"
+        assert "parameter 1 of group 0" in text, text
+        assert unchanged
+
+
+def test_rank_that_nobody_meets_raises_when_its_process_group_gives_up() -> None:
+    with workers(2) as group:
+        (name, _), (error, text) = group.run(agreeing.plain_on_one_rank)
+        group.kill()
+    assert name == ""
+    assert error == "PlanMismatch"
+    assert "the ranks [0, 1] did not all come to compare the step of w" in text
+
+
+@pytest.mark.parametrize("kind", ["lr", "gradient"])
+def test_elementwise_ranks_compare_settings_before_their_first_step(two: Workers, kind: str) -> None:
+    for first, second in two.run(agreeing.elementwise_that_differ, kind):
+        assert first[0] == second[0] == ("PlanMismatch" if kind == "lr" else "")
+        assert "0.2" in first[1] or kind != "lr"
+
+
 @pytest.mark.parametrize("kind", ["max_batch_bytes", "groups", "maximize", "index"])
 def test_settings_that_differ_between_ranks_raise_everywhere(two: Workers, kind: str) -> None:
     for name, text in two.run(agreeing.different_settings, kind):

@@ -6,6 +6,7 @@ use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::{BASES, DECOMPOSE, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, SOURCE, STATISTIC, Svd, TAKE};
+use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels;
@@ -14,7 +15,7 @@ use crate::linalg::project::{Source, basis, gram, sketch, sketch_columns};
 use crate::linalg::random::Key;
 use crate::plan::{Program, Target};
 use crate::spec::Side;
-use crate::stage::StageIo;
+use crate::stage::{StageIo, jobs};
 
 /// Separates these random numbers from others of the same parameter.
 const SKETCH_TAG: u32 = 2;
@@ -55,7 +56,7 @@ impl GaLore {
                 io.slab(SOURCE, i)?.clear()?;
             } else if sent {
                 let pair = [unit.grad, io.area(SOURCE, i)?];
-                kernels::run(&kernels::Convert { factor: 1.0 }, &crate::stage::jobs([Ok(pair)])?)?;
+                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok(pair)])?)?;
             } else {
                 let part = oriented(&unit.grad.tensor()?, sides[0])?;
                 let sum = match self.svd {
@@ -157,25 +158,43 @@ impl GaLore {
         Ok(())
     }
 
-    /// Takes over new bases, and turns the moments into them.
+    /// Takes over new bases.
     pub(super) fn take(&self, io: &StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        for (i, unit) in io.units.iter().enumerate().filter(|(_, unit)| unit.due) {
-            let buffers = BASES[..sides.len()].iter();
-            let buffers = buffers.chain(&OVERLAPS[..if self.rotate { sides.len() } else { 0 }]);
-            let finite = |&buffer: &usize| kernels::is_finite(&io.slab(buffer, i)?);
-            if !buffers.map(finite).collect::<Result<Vec<bool>>>()?.contains(&false) {
-                for (at, &side) in sides.iter().enumerate() {
-                    if self.rotate {
-                        let turn = io.matrix(OVERLAPS[at], i)?;
-                        rotate(&mut unit.state[MOMENTUM].tensor()?, &turn, side)?;
-                        rotate(&mut unit.state[VARIANCE].tensor()?, &turn.f_square()?, side)?;
-                    }
-                    unit.state[PROJ + at].tensor()?.f_copy_(&io.matrix(BASES[at], i)?)?;
+        for (i, unit) in io.units.iter().enumerate() {
+            if self.has_new(io, i)? {
+                for (at, &basis) in BASES[..sides.len()].iter().enumerate() {
+                    unit.state[PROJ + at].tensor()?.f_copy_(&io.matrix(basis, i)?)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether a unit has new bases in this step.
+    fn has_new(&self, io: &StageIo<'_>, i: usize) -> Result<bool> {
+        let count = self.sides(io.class).len();
+        let buffers = BASES[..count].iter().chain(&OVERLAPS[..if self.rotate { count } else { 0 }]);
+        let finite = |&buffer: &usize| kernels::is_finite(&io.slab(buffer, i)?);
+        Ok(io.units[i].due && !buffers.map(finite).collect::<Result<Vec<bool>>>()?.contains(&false))
+    }
+
+    /// The moments of the units that are to be turned into new bases, turned, in the type of products. They are stored
+    /// once the step has gone into them: what is coded would be rounded twice.
+    pub(super) fn turned(&self, io: &StageIo<'_>) -> Result<Vec<Option<[Tensor; 2]>>> {
+        let sides = self.sides(io.class);
+        let one = |i: usize| {
+            if !self.rotate || !self.has_new(io, i)? {
+                return Ok(None);
+            }
+            let turns = OVERLAPS[..sides.len()].iter().map(|&overlap| io.matrix(overlap, i));
+            let turns = turns.collect::<Result<Vec<_>>>()?;
+            let squares: Vec<_> =
+                turns.iter().map(Tensor::f_square).collect::<std::result::Result<_, _>>()?;
+            let state = io.units[i].state;
+            Ok(Some([rotate(state[MOMENTUM], sides, &turns)?, rotate(state[VARIANCE], sides, &squares)?]))
+        };
+        (0..io.units.len()).map(one).collect()
     }
 }
 
@@ -184,10 +203,20 @@ fn oriented(matrix: &Tensor, side: Side) -> Result<Tensor> {
     Ok(if side == Side::Rows { matrix.shallow_clone() } else { matrix.f_tr()? })
 }
 
-/// `moment ← moment·turn` where columns are projected, `turnᵀ·moment` where rows are.
-fn rotate(moment: &mut Tensor, turn: &Tensor, side: Side) -> Result<()> {
-    let wide = moment.f_to_kind(turn.kind())?;
-    let turned = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
-    moment.f_copy_(&turned)?;
-    Ok(())
+/// For each side `moment·turn` where columns are projected, `turnᵀ·moment` where rows are.
+fn rotate(moment: Area, sides: &[Side], turns: &[Tensor]) -> Result<Tensor> {
+    let [rows, cols] = moment.shape();
+    let size = [rows, cols].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+    let mut wide = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
+    kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([moment, whole(&wide)?])])?)?;
+    for (turn, &side) in turns.iter().zip(sides) {
+        wide = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
+    }
+    Ok(wide.f_contiguous()?)
+}
+
+/// A contiguous matrix.
+pub(super) fn whole(matrix: &Tensor) -> Result<Area> {
+    let [rows, cols] = [0, 1].map(|dim| usize::try_from(matrix.size()[dim]).unwrap_or(0));
+    Ok(Slab::of(matrix)?.area(0, [rows, cols], cols))
 }

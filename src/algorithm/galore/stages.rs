@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
+use super::refresh::whole;
 use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
 use crate::batch::Area;
 use crate::error::Result;
@@ -82,9 +83,22 @@ impl GaLore {
             ),
             per_rate: direct,
         };
-        let units = io.units.iter().enumerate();
-        let all = units.map(|(i, u)| Ok([io.area(low, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
+        let turned = self.turned(io)?;
+        let operands = |i: usize| {
+            let [m, v] = match &turned[i] {
+                Some([m, v]) => [whole(m)?, whole(v)?],
+                None => [MOMENTUM, VARIANCE].map(|role| io.units[i].state[role]),
+            };
+            Ok([io.area(low, i)?, m, v])
+        };
+        let all = (0..io.units.len()).map(operands);
         kernels::run(&direction, &jobs(all)?)?;
+        for (unit, pair) in io.units.iter().zip(&turned) {
+            for (role, moment) in [MOMENTUM, VARIANCE].into_iter().zip(pair.iter().flatten()) {
+                let back = [whole(moment)?, unit.state[role]];
+                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok(back)])?)?;
+            }
+        }
         let decays = |late: bool| {
             if !direct || h[WEIGHT_DECAY] == 0.0 || late != self.common.late {
                 return Ok(());

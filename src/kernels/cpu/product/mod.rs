@@ -78,6 +78,7 @@ impl Features {
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
+            let _ = dtype;
             Self::default()
         }
     }
