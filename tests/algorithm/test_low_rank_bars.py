@@ -10,6 +10,7 @@ import torch
 import oxidion
 from support.asserts import update_relative_error
 from support.case import Case, Group
+from support.inputs import gaussian
 from support.trajectory import Twin
 
 from .test_normed import uneven
@@ -35,3 +36,18 @@ def test_float32_updates_are_within_1e_5_of_float64_over_six_steps(cls: Any, key
         twin.step([uneven(shape, step, index).float().double() for index, shape in enumerate(SHAPES)])
         for param, old, expected in zip(twin.params, before, twin.expected, strict=True):
             assert update_relative_error(param, old, expected - old) <= 1e-5
+
+
+@pytest.mark.parametrize("scale_type", ["channel", "tensor"])
+def test_limit_of_apollo_spreads_what_is_not_finite_over_the_matrix(scale_type: str) -> None:
+    params = [torch.nn.Parameter(gaussian(shape, 1)) for shape in ((24, 16), (16, 24))]
+    optimizer = oxidion.APOLLOAdamW(params, lr=0.01, rank=4, scale_type=scale_type)
+    for step in range(3):
+        for param in params:
+            param.grad = gaussian(tuple(param.shape), 2, step)
+        if step == 1:
+            params[0].grad[0, 0] = torch.nan
+        optimizer.step()
+        # As the formula has it: the norm of the update is that of all channels.
+        assert bool(params[0].isnan().all()) == (step > 0)
+    assert bool(params[1].isfinite().all())

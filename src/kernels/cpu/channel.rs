@@ -143,7 +143,9 @@ pub(in super::super) fn limited_step(step: &ChannelStep, one: &Limited) {
     let norm = one.total.numbers()[0].sqrt() * step.grad_factor.abs();
     let last = super::reduce::values(&one.last)[0];
     // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
-    let limiter = if one.fresh { 1.0 } else { (norm / (last + TINY)).max(GROWTH) / GROWTH };
+    // What is not a number is not less.
+    let growth = norm / (last + TINY);
+    let limiter = if one.fresh || growth < GROWTH { 1.0 } else { growth / GROWTH };
     if norm != 0.0 {
         super::reduce::set_values(&[norm / limiter], &one.last);
     }

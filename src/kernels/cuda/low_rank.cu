@@ -196,7 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Run last = run_at(job.last, job.last_type, 0);
     double limiter = 1;
     // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
-    if (!job.fresh) limiter = fmax(norm / (load<double>(last, 0) + TINY), GROWTH) / GROWTH;
+    const double growth = norm / (load<double>(last, 0) + TINY);
+    if (!job.fresh && !(growth < GROWTH)) limiter = growth / GROWTH;  // NaN is not less
     if (norm != 0) store(last, 0, norm / limiter);
     in_global_memory(job.step)[0] = job.rate * table.head.unit.value() / limiter * table.head.factor;
 }
