@@ -208,15 +208,15 @@ fn rotate(moment: Area, sides: &[Side], turns: &[Tensor]) -> Result<Tensor> {
     let [rows, cols] = moment.shape();
     let size = [rows, cols].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
     let mut wide = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
-    kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([moment, whole(&wide)?])])?)?;
+    kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([moment, beside(&moment, &wide)?])])?)?;
     for (turn, &side) in turns.iter().zip(sides) {
         wide = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
     }
     Ok(wide.f_contiguous()?)
 }
 
-/// A contiguous matrix.
-pub(super) fn whole(matrix: &Tensor) -> Result<Area> {
-    let [rows, cols] = [0, 1].map(|dim| usize::try_from(matrix.size()[dim]).unwrap_or(0));
-    Ok(Slab::of(matrix)?.area(0, [rows, cols], cols))
+/// A contiguous matrix that was made where a moment is.
+pub(super) fn beside(moment: &Area, matrix: &Tensor) -> Result<Area> {
+    let [rows, cols] = moment.shape();
+    Ok(Slab::of(matrix)?.at(moment.strided().0.place()).area(0, [rows, cols], cols))
 }

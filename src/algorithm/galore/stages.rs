@@ -3,10 +3,10 @@
 use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
-use super::refresh::whole;
+use super::refresh::beside;
 use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
 use crate::batch::Area;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::plan::BufferId;
@@ -84,20 +84,20 @@ impl GaLore {
             per_rate: direct,
         };
         let turned = self.turned(io)?;
+        let stored = |i: usize| [MOMENTUM, VARIANCE].map(|role| io.units[i].state[role]);
+        let wide = |i: usize, pair: &[Tensor; 2]| {
+            let [m, v] = stored(i);
+            Ok::<_, Error>([beside(&m, &pair[0])?, beside(&v, &pair[1])?])
+        };
         let operands = |i: usize| {
-            let [m, v] = match &turned[i] {
-                Some([m, v]) => [whole(m)?, whole(v)?],
-                None => [MOMENTUM, VARIANCE].map(|role| io.units[i].state[role]),
-            };
+            let [m, v] = turned[i].as_ref().map_or_else(|| Ok(stored(i)), |pair| wide(i, pair))?;
             Ok([io.area(low, i)?, m, v])
         };
         let all = (0..io.units.len()).map(operands);
         kernels::run(&direction, &jobs(all)?)?;
-        for (unit, pair) in io.units.iter().zip(&turned) {
-            for (role, moment) in [MOMENTUM, VARIANCE].into_iter().zip(pair.iter().flatten()) {
-                let back = [whole(moment)?, unit.state[role]];
-                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok(back)])?)?;
-            }
+        for (i, pair) in turned.iter().enumerate().filter_map(|(i, pair)| Some((i, pair.as_ref()?))) {
+            let back = wide(i, pair)?.into_iter().zip(stored(i)).map(|(from, to)| Ok([from, to]));
+            kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(back)?)?;
         }
         let decays = |late: bool| {
             if !direct || h[WEIGHT_DECAY] == 0.0 || late != self.common.late {
