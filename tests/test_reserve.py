@@ -56,51 +56,61 @@ def wait_for(reserve: Reserve | None) -> Reserve:
     return reserve
 
 
-def addresses(memory: Iterable[mmap.mmap]) -> set[int]:
-    return {torch.frombuffer(own, dtype=torch.uint8).data_ptr() for own in memory}
+def addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.data_ptr() for tensor in tensors}
+
+
+def bytes_of(*sizes: int) -> list[tuple[list[int], torch.dtype]]:
+    """What is wanted of these sizes."""
+    return [([size], torch.uint8) for size in sizes]
 
 
 @needs_populate
-def test_states_are_in_memory_that_is_there_before_the_first_step() -> None:
-    param = parameter(1 << 23)
+@pytest.mark.parametrize("sizes", [[1 << 23], [1 << 16] * 128], ids=["one-large", "many-small"])
+def test_states_are_in_memory_that_is_there_before_the_first_step(sizes: list[int]) -> None:
+    params = [parameter(size) for size in sizes]
+    total = sum(param.nbytes for param in params)
     before = resident()
-    optimizer = oxidion.AdamW([param])
+    optimizer = oxidion.AdamW(params)
     assert not optimizer.state
     reserve = wait_for(optimizer._reserve)
-    assert resident() - before >= 1.9 * param.nbytes
-    ahead = addresses(reserve._mappings[param.nbytes])
+    assert resident() - before >= 1.9 * total
+    ahead = addresses(part for _, part in reserve._parts[(sizes[0],), torch.float32])
     filled = resident()
     optimizer.step()
-    assert resident() - filled < param.nbytes // 2
-    state = optimizer.state[param]
-    assert {state["exp_avg"].data_ptr(), state["exp_avg_sq"].data_ptr()} == ahead
+    assert resident() - filled < total // 2
+    states = [optimizer.state[param][key] for param in params for key in ("exp_avg", "exp_avg_sq")]
+    assert addresses(states) == ahead
     assert optimizer._reserve is None
+    # Each is a tensor of its own: saving one does not save all.
+    assert all(state.untyped_storage().nbytes() == state.nbytes for state in states)
+    assert all(state.data_ptr() % 64 == 0 for state in states)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon", "Dion", "Lamb", "CAME", "GaLoreAdamW"])
 @pytest.mark.parametrize("settings", [{}, {"state_dtype": torch.bfloat16}, {"state_bits": 8}])
 def test_steps_are_those_without_a_reserve(name: str, settings: dict[str, object]) -> None:
-    def trained(*, reserve: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def trained(*, reserve: bool) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         torch.manual_seed(0)
-        param = torch.nn.Parameter(torch.randn(1024, 2048))
-        optimizer = getattr(oxidion, name)([param], lr=0.01, **settings)
+        params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((1024, 2048), (64, 96), (96, 64))]
+        optimizer = getattr(oxidion, name)(params, lr=0.01, **settings)
         assert optimizer._reserve is not None
         if not reserve:
             optimizer._reserve = None
         for _ in range(2):
-            param.grad = torch.randn_like(param)
+            for param in params:
+                param.grad = torch.randn_like(param)
             optimizer.step()
-        return param.detach(), optimizer.state[param]
+        return [(param.detach(), optimizer.state[param]) for param in params]
 
-    ours, state = trained(reserve=True)
-    theirs, expected = trained(reserve=False)
-    assert torch.equal(ours, theirs)
-    assert state.keys() == expected.keys()
-    for key, value in expected.items():
-        assert torch.equal(state[key], value), key
+    for (ours, state), (theirs, expected) in zip(trained(reserve=True), trained(reserve=False), strict=True):
+        assert torch.equal(ours, theirs)
+        assert state.keys() == expected.keys()
+        for key, value in expected.items():
+            assert torch.equal(state[key], value), key
 
 
-def test_small_parameters_and_loaded_states_need_none() -> None:
+def test_few_small_parameters_and_loaded_states_need_none() -> None:
     assert oxidion.AdamW([parameter(1000)])._reserve is None
     saved = oxidion.AdamW([parameter(1 << 20)])
     saved.step()
@@ -118,31 +128,48 @@ def test_what_a_plan_refuses_is_said_by_the_first_step() -> None:
         optimizer.step()
 
 
-def test_mappings_are_handed_out_once_and_in_order() -> None:
-    reserve = Reserve([2 * LARGE, LARGE, 2 * LARGE, LARGE // 2])
-    first, second = reserve.take(2 * LARGE), reserve.take(2 * LARGE)
-    assert first is not None
-    assert second is not None
+def test_tensors_are_handed_out_once_and_in_order() -> None:
+    gc.collect()
+    held = Reserve.outstanding
+    wanted = [([2, LARGE // 4], torch.float32)] * 2 + [([LARGE], torch.uint8), ([7], torch.float64)]
+    reserve = Reserve(wanted)
+    first, second = (zeros([2, LARGE // 4], torch.float32, CPU, reserve) for _ in range(2))
     assert len(addresses([first, second])) == 2
-    assert reserve.take(2 * LARGE) is None
-    assert reserve.take(LARGE // 2) is None
-    own = zeros([LARGE // 4], torch.float32, CPU, reserve)
-    assert own.shape == (LARGE // 4,)
-    assert own.dtype == torch.float32
+    assert reserve.take([2, LARGE // 4], torch.float32) is None
+    assert reserve.take([LARGE // 2, 1], torch.float32) is None
+    assert reserve.take([7], torch.float64) is None, "small ones that are few together are not mapped"
+    own = zeros([LARGE], torch.uint8, CPU, reserve)
+    assert own.shape == (LARGE,)
+    assert own.dtype == torch.uint8
     assert not own.any()
-    assert reserve.take(LARGE) is None
+    assert reserve.take([LARGE], torch.uint8) is None
+    assert Reserve.outstanding == held
+
+
+def test_small_tensors_share_a_mapping_without_overlap() -> None:
+    gc.collect()
+    held = Reserve.outstanding
+    shapes = [[n] for n in range(1, 3000, 7)] * 8
+    reserve = Reserve([(shape, torch.float32) for shape in shapes])
+    taken = [reserve.take(shape, torch.float32) for shape in shapes]
+    for number, tensor in enumerate(taken):
+        assert tensor is not None
+        assert not tensor.any()
+        tensor.fill_(number + 1)
+    assert all(tensor is not None and tensor.eq(number + 1).all() for number, tensor in enumerate(taken))
+    assert Reserve.outstanding == held
 
 
 def test_no_more_is_asked_for_than_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     held = Reserve.outstanding
     monkeypatch.setattr(_reserve, "_free_bytes", lambda: _reserve.SHARE * (4 * LARGE + held))
-    reserve = Reserve([8 * LARGE, 2 * LARGE, 3 * LARGE, LARGE])
+    reserve = Reserve(bytes_of(8 * LARGE, 2 * LARGE, 3 * LARGE, LARGE))
     assert Reserve.outstanding == held + 3 * LARGE
-    assert Reserve([2 * LARGE]).take(2 * LARGE) is None
-    assert reserve.take(2 * LARGE) is not None
-    assert reserve.take(8 * LARGE) is None
-    assert reserve.take(3 * LARGE) is None
+    assert Reserve(bytes_of(2 * LARGE)).take([2 * LARGE], torch.uint8) is None
+    assert reserve.take([2 * LARGE], torch.uint8) is not None
+    assert reserve.take([8 * LARGE], torch.uint8) is None
+    assert reserve.take([3 * LARGE], torch.uint8) is None
     assert Reserve.outstanding == held + LARGE
     del reserve
     assert Reserve.outstanding == held
@@ -166,8 +193,8 @@ def test_limits_of_containers_and_other_ranks_count(monkeypatch: pytest.MonkeyPa
 def test_dropped_reserve_asks_for_nothing_more() -> None:
     size = 1 << 32
     before = resident()
-    reserve = Reserve([size])
-    memory, thread = reserve.take(size), reserve.thread
+    reserve = Reserve(bytes_of(size))
+    memory, thread = reserve.take([size], torch.uint8), reserve.thread
     del reserve
     thread.join(60)
     assert memory is not None
@@ -175,17 +202,18 @@ def test_dropped_reserve_asks_for_nothing_more() -> None:
 
 
 @needs_populate
+@pytest.mark.parametrize("sizes", [[1 << 25], [1 << 18] * 128], ids=["one-large", "many-small"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_process_takes_no_share_of_it() -> None:
+def test_forked_process_takes_no_share_of_it(sizes: list[int]) -> None:
     """Else the first step would copy what a worker of a data loader holds too."""
-    reserve = wait_for(Reserve([1 << 25]))
-    (ahead,) = reserve._mappings[1 << 25]
-    assert resident_in(ahead) > 0
-    assert holds_in_a_child(lambda: resident_in(ahead) == 0)
-    memory = reserve.take(1 << 25)
+    reserve = wait_for(Reserve(bytes_of(*sizes)))
+    ((mapping, ahead), *_) = reserve._parts[(sizes[0],), torch.uint8]
+    assert resident_in(mapping) > 0
+    assert holds_in_a_child(lambda: resident_in(mapping) == 0)
+    memory = reserve.take([sizes[0]], torch.uint8)
     assert memory is ahead
-    ahead[:5] = b"state"
-    assert holds_in_a_child(lambda: ahead[:5] == b"state")
+    ahead[:5] = 7
+    assert holds_in_a_child(lambda: ahead[:5].tolist() == [7] * 5)
 
 
 def holds_in_a_child(claim: Callable[[], bool]) -> bool:

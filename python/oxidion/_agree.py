@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,32 @@ from oxidion._oxidion import PlanMismatch, Session
 from oxidion._validate import names_of
 
 
+class Known(NamedTuple):
+    """What a rank tells the others of the axes of its meshes.
+
+    Attributes:
+        axes: all axes of the meshes that the parameters are on parts of.
+        used: those among them that parameters are on.
+        numbers: how many groups are used, and a checksum of ``used``.
+    """
+
+    axes: RootAxes
+    used: list[Any]
+    numbers: tuple[int, int]
+
+
+NOWHERE = Known({}, [], (0, 0))
+
+
+def known(groups: Groups, axes: RootAxes) -> Known:
+    """What is told of these axes, of which ``groups`` are used."""
+    used = sorted(key for key, (ranks, _) in axes.items() if ranks in groups)
+    return Known(axes, used, (len(groups), zlib.crc32(repr(used).encode())))
+
+
 def agree(
     groups: Groups,
-    axes: RootAxes,
+    own: Known,
     session: Session | None,
     error: BaseException | None,
     *,
@@ -29,7 +53,7 @@ def agree(
 
     Args:
         groups: the process groups of the axes, in the same order on all ranks.
-        axes: all axes of the meshes that the parameters are on parts of.
+        own: the axes that this rank knows of.
         session: with a step begun; None where it could not begin or is skipped.
         error: why it could not begin.
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
@@ -42,14 +66,12 @@ def agree(
         PlanMismatch: on every rank when any two disagree or one failed.
     """
     failed = error is not None
-    used = sorted(key for key, (ranks, _) in axes.items() if ranks in groups)
-    own = [len(groups), zlib.crc32(repr(used).encode())]
     groups = dict(groups)
     waiting = list(groups)
     while waiting:
         ranks = waiting.pop(0)
         plan, present, scalars = (0, 0, 0) if session is None else session.summary(list(ranks))
-        numbers = [plan, present if gradients else 0, scalars, *own]
+        numbers = [plan, present if gradients else 0, scalars, *own.numbers]
         flags = [int(failed), int(skip), *numbers, *(-x for x in numbers)]
         any_failed, any_skip, *both = _met(flags, ranks, groups[ranks], session)
         skip = skip or bool(any_skip)
@@ -57,13 +79,10 @@ def agree(
         # A rank that skips has nothing to compare; if any does, all do.
         failed = failed or counts or bool(any_failed) or (any(differ) and not skip)
         if counts or kinds:
-            told = tell((used, list(axes)), groups[ranks])
-            named = {key for theirs, _ in told for key in theirs}
-            failed = failed or any(key in every and key not in some for some, every in told for key in named)
-            # Others wait there, for this process too.
-            lines = [axes[key] for key in sorted(named & axes.keys())]
-            found = {line: find() for line, find in lines if line not in groups}
-            waiting += ordered(found)
+            told = tell((own.used, list(own.axes)), groups[ranks])
+            failed = failed or _unknown(told)
+            found = _joined(own, groups, told)
+            waiting += found
             groups.update(found)
     groups = ordered(groups)
     # What one line of an axis found the others have to hear before anybody goes on. On a mesh of three axes
@@ -77,6 +96,19 @@ def agree(
             raise error
         raise PlanMismatch(complaint)
     return not skip
+
+
+def _unknown(told: Sequence[tuple[list[Any], list[Any]]]) -> bool:
+    """Whether a rank does not use an axis that another uses, though its meshes have it."""
+    named = {key for used, _ in told for key in used}
+    return any(key in axes and key not in used for used, axes in told for key in named)
+
+
+def _joined(own: Known, groups: Groups, told: Sequence[tuple[list[Any], list[Any]]]) -> Groups:
+    """The groups of axes on which others wait, for this process too, though it has no parameters there."""
+    named = {key for used, _ in told for key in used}
+    lines = [own.axes[key] for key in sorted(named & own.axes.keys())]
+    return ordered({ranks: find() for ranks, find in lines if ranks not in groups})
 
 
 def _met(numbers: list[int], ranks: Ranks, group: Any, session: Session | None) -> list[int]:

@@ -12,8 +12,9 @@ import math
 import mmap
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +22,12 @@ import torch
 from torch import Tensor
 
 LARGE = 1 << 21
-"""Bytes from which memory is worth a mapping of its own: a huge page."""
+"""Bytes from which memory is worth a mapping of its own: a huge page. Smaller states share one."""
+
+Like = tuple[tuple[int, ...], torch.dtype]
+
+LINE = 64
+"""Bytes at whose multiples the parts of a shared mapping begin."""
 
 SHARE = 4
 """One part in so many of the memory that is free is asked for ahead at most."""
@@ -40,69 +46,103 @@ CGROUPS = (
 
 
 def zeros(
-    shape: list[int], dtype: torch.dtype, device: torch.device, reserve: Reserve | None = None
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, reserve: Reserve | None = None
 ) -> Tensor:
-    """Zeros. Large ones on the CPU are mapped by the system, in huge pages, when they are written or before.
+    """Zeros, of what ``reserve`` has or new. Large ones on the CPU are mapped, in huge pages, when written.
 
     ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
     """
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = reserve.take(size) if reserve is not None else None
-    return torch.frombuffer(_mapped(size) if memory is None else memory, dtype=dtype).view(shape)
+    ahead = reserve.take(shape, dtype) if reserve is not None else None
+    if ahead is not None:
+        return ahead
+    size = math.prod(shape) * dtype.itemsize
+    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(_mapped(size), dtype=dtype).view(shape)
 
 
 def _mapped(size: int) -> mmap.mmap:
     """Bytes of a mapping of their own, zeros that have no memory yet."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a system without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    _advised(memory, mmap.MADV_HUGEPAGE)  # there are systems without
     return memory
 
 
-class Reserve:
-    """Mappings of given sizes that a thread has the system fill with zeros until they are dropped.
+def _advised(memory: mmap.mmap, advice: int) -> bool:
+    """Whether the system took an advice."""
+    try:
+        memory.madvise(advice)
+    except OSError:
+        return False
+    return True
 
-    A process that is forked gets them empty: pages that two processes share are copied when one writes them.
+
+class Reserve:
+    """Tensors of zeros whose memory a thread has the system fill until they are dropped.
+
+    Large ones have a mapping each; the small ones have one together, if it is large, and are tensors with
+    storages of their own for all that. A process that is forked gets the mappings empty: pages that two
+    processes share are copied when one writes them.
     """
 
     outstanding: ClassVar[int] = 0
     """Bytes that this process has asked for ahead and not used yet."""
 
-    def __init__(self, sizes: Iterable[int]) -> None:
-        self._mappings: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
+    def __init__(self, wanted: Iterable[tuple[Sequence[int], torch.dtype]]) -> None:
+        self._parts: defaultdict[Like, deque[tuple[mmap.mmap, Tensor]]] = defaultdict(deque)
+        self._kept: dict[mmap.mmap, bool] = {}
         self._dropped = threading.Event()
-        ahead = []
+        self._left = 0
+        ahead, small = [], []
         room = _free_bytes() // SHARE - Reserve.outstanding
-        for size in sizes:
-            if size < LARGE or size > room or not hasattr(mmap, "MADV_HUGEPAGE"):
-                continue
-            memory = _mapped(size)
-            memory.madvise(WIPE_ON_FORK)  # Linux 4.14; an older one does not fill mappings ahead either
-            room -= size
-            Reserve.outstanding += size
-            self._mappings[size].insert(0, memory)
-            ahead.append(torch.frombuffer(memory, dtype=torch.uint8))
+        for shape, dtype in wanted:
+            size = math.prod(shape) * dtype.itemsize
+            if 0 < size <= room and hasattr(mmap, "MADV_HUGEPAGE"):
+                room -= size
+                if size < LARGE:
+                    small.append((tuple(shape), dtype))
+                else:
+                    ahead.append(self._map([(tuple(shape), dtype)]))
+        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in small) >= LARGE:
+            ahead.append(self._map(small))
         self.thread = threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True)
         if ahead:
             self.thread.start()
 
-    def take(self, size: int) -> mmap.mmap | None:
-        """A mapping of this size, in the order in which they were asked for; None where there is none."""
-        if not self._mappings[size]:
+    def _map(self, wanted: list[Like]) -> Tensor:
+        """A mapping with room for these, which are listed."""
+        counts = [math.prod(shape) for shape, _ in wanted]
+        sizes = [count * dtype.itemsize for count, (_, dtype) in zip(counts, wanted, strict=True)]
+        starts = [0, *accumulate(-(-size // LINE) * LINE for size in sizes)]
+        memory = _mapped(starts[-1])
+        memory.madvise(WIPE_ON_FORK)  # Linux 4.14; an older one does not fill mappings ahead either
+        for (shape, dtype), count, start in zip(wanted, counts, starts, strict=False):
+            part = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+            self._parts[shape, dtype].append((memory, part))
+        self._count(sum(sizes))
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def _count(self, size: int) -> None:
+        self._left += size
+        Reserve.outstanding += size
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """One of these, in the order in which they were asked for; None where there is none."""
+        own = self._parts[tuple(shape), dtype]
+        if not own:
             return None
-        Reserve.outstanding -= size
-        memory = self._mappings[size].pop()
-        try:
-            memory.madvise(KEEP_ON_FORK)
-        except OSError:  # a child would find zeros where its parent has numbers
-            return None
-        return memory
+        memory, part = own.popleft()
+        self._count(-part.nbytes)
+        if memory not in self._kept:
+            self._kept[memory] = _advised(memory, KEEP_ON_FORK)
+        # Else a child would find zeros where its parent has numbers.
+        return part if self._kept[memory] else None
 
     def __del__(self) -> None:
         self._dropped.set()
-        Reserve.outstanding -= sum(size * len(left) for size, left in self._mappings.items())
+        Reserve.outstanding -= self._left
 
 
 def _free_bytes() -> int:

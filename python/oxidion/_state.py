@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
@@ -72,7 +71,9 @@ def materialise(
                 where = torch.device("cpu") if spec["on_host"] else local(param).device
                 if value is None or getattr(value, "dtype", None) != torch.float32:
                     done = value if value is not None else (0 if fresh else steps_taken)
-                    own[key] = torch.tensor(float(done), dtype=torch.float32, device=where)
+                    own[key] = zeros([], torch.float32, where, reserve)
+                    if done:
+                        own[key].fill_(done)
                 elif value.device != where:
                     own[key] = value.to(where)
             elif value is None:
@@ -94,26 +95,31 @@ def materialise(
 
 def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserve | None:
     """Memory of the CPU for what the first step makes: the workspace of the plan and the states."""
-    if all(local(param).nbytes < LARGE or not local(param).is_cpu for param in parameters(groups)):
+    held = [local(param) for param in parameters(groups)]
+    if sum(own.nbytes for own in held if own.is_cpu) < LARGE:
         return None
     try:
-        return Reserve(_sizes(plan_of()))
+        return Reserve(_wanted(plan_of()))
     except Exception as error:  # what a plan refuses, the first step says
         logging.getLogger("oxidion").debug("no memory is asked for ahead: %s", error)
         return None
 
 
-def _sizes(plan: Plan) -> list[int]:
-    """Bytes of the workspace of a plan and of the states that begin as zeros."""
+def _wanted(plan: Plan) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of the workspace of a plan and of the states that begin as zeros."""
     specs = chain.from_iterable(plan.state_specs())
-    states = (_stored(spec) for spec in specs if spec["seed"] is None and spec["role"] != "step")
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in states]
-    return [-(-plan.arena_bytes // 4) * 4, *sizes]
+    states = (_stored(spec) for spec in specs if spec["seed"] is None)
+    return chain([((workspace_floats(plan),), torch.float32)], states)
 
 
-def _stored(spec: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
+def workspace_floats(plan: Plan) -> int:
+    """Elements of float32 in the workspace of a plan."""
+    return -(-plan.arena_bytes // 4)
+
+
+def _stored(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of the part of a state that this process holds."""
-    return [length for _, length in spec["spans"]], getattr(torch, spec["dtype"])
+    return tuple([length for _, length in spec["spans"]]), getattr(torch, spec["dtype"])
 
 
 def settle(

@@ -37,7 +37,7 @@ class Stepper:
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: _comm.Groups | None = None
-    _axes: _comm.RootAxes = {}  # noqa: RUF012
+    _known: _agree.Known = _agree.NOWHERE
     _agreed: bool = False
     _poison: str | None = None
     _runner: _runner.Runner = _runner.DIRECTLY
@@ -70,7 +70,7 @@ class Stepper:
         try:
             if groups := self._to_agree(planned=self._session is not before):
                 every = self._communicates() or self._always_agrees()
-                agreed = _agree.agree(groups, self._axes, session, error, skip=skip, gradients=every)
+                agreed = _agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
                 if agreed and self._meshes.check:
                     _agree.check_gradients(self.param_groups, self._meshes, groups)
                 self._agreed = taken = agreed
@@ -145,7 +145,7 @@ class Stepper:
         _device.refuse_capture(device)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        arena = zeros([-(-plan.arena_bytes // 4)], torch.float32, device, self._reserve)
+        arena = zeros([_state.workspace_floats(plan)], torch.float32, device, self._reserve)
         comms = tuple(_collectives.bind(plan.transfers, arena, groups))
         states = _state.materialise(
             plan, self.param_groups, self.state, self.STATE_NAMES, done, self._reserve
@@ -157,7 +157,8 @@ class Stepper:
 
     def _read_groups(self) -> _comm.Groups:
         params = list(_state.parameters(self.param_groups))
-        self._groups, self._axes = _comm.groups_of(params, self._meshes), _comm.root_axes(params)
+        self._groups = _comm.groups_of(params, self._meshes)
+        self._known = _agree.known(self._groups, _comm.root_axes(params))
         return self._groups
 
     def _forget(self) -> None:
