@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from oxidion._comm import Meshes
 from oxidion._models import Mesh, Parameter, cut_dim, lines, load, spelled, stored
 from oxidion._oxidion import Plan
 from oxidion._table import Table
+from oxidion._traffic import Traffic, summed, traffic
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element by dtype."""
@@ -54,25 +54,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """What one rank hands to the collectives of one axis in a step.
-
-    Attributes:
-        axis: name.
-        ranks: size.
-        collectives: how many.
-        bytes: sum of their inputs.
-        kinds: how many of each kind.
-    """
-
-    axis: str
-    ranks: int
-    collectives: int
-    bytes: int
-    kinds: dict[str, int]
-
-
-@dataclass(frozen=True)
 class Simulation:
     """One rank's share of a step.
 
@@ -85,7 +66,7 @@ class Simulation:
         others: parameters of AdamW.
         memory: bytes of this rank by part.
         wire: communication by axis.
-        gradient_sync: bytes that this rank hands to the averaging of gradients over dp outside the optimizer.
+        gradient_sync: bytes that this rank sends to average gradients over dp outside the optimizer.
         local_flops: on what this rank stores.
         whole_flops: on whole matrices that this rank owns.
         busiest_flops: both, of the rank that owns most; an upper bound where fs and tp both shard.
@@ -139,7 +120,8 @@ class Simulation:
                 "axis": t.axis,
                 "ranks": t.ranks,
                 "collectives": t.collectives,
-                "bytes": human(t.bytes, "B"),
+                "sent": human(t.sent, "B"),
+                "input": human(t.bytes, "B"),
                 "kinds": ", ".join(f"{n} {kind}" for kind, n in t.kinds.items()) or None,
             }
             for t in self.wire
@@ -160,7 +142,9 @@ class Simulation:
         )
         parts = [head, str(Table(memory)), str(Table(wire)), str(Table(rows))]
         if self.gradient_sync:
-            parts[2] += f"\ngradients over dp before the step, not included: {human(self.gradient_sync, 'B')}"
+            parts[2] += (
+                f"\ngradients over dp before the step, not included: {human(self.gradient_sync, 'B')} sent"
+            )
         return "\n\n".join(parts) + "\n"
 
 
@@ -231,25 +215,13 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         others=len(members) - matrices,
         memory=memory,
         wire=traffic(plan.transfers, mesh),
-        gradient_sync=local if mesh.get("dp", 1) > 1 and not settings.compressed else 0,
+        gradient_sync=0 if settings.compressed else summed(local, mesh.get("dp", 1)),
         local_flops=shared,
         whole_flops=whole,
         busiest_flops=shared + most,
         mean_flops=shared + mean,
     )
     return result, plan
-
-
-def traffic(transfers: list[dict[str, Any]], mesh: Mesh) -> list[Traffic]:
-    """The transfers of a plan by axis, in a step in which no projection is due; sums cross axes."""
-    found = []
-    sizes = mesh | {transfer["axis"]: len(transfer["ranks"]) for transfer in transfers}
-    for axis, size in sizes.items():
-        own = [t for t in transfers if t["axis"] == axis and not t["when_due"]]
-        kinds = Counter(transfer["kind"] for transfer in own)
-        sent = sum(transfer["send"][1] for transfer in own)
-        found.append(Traffic(axis, size, len(own), sent, dict(sorted(kinds.items()))))
-    return found
 
 
 def plot(simulations: list[Simulation], path: Path) -> None:
@@ -271,7 +243,7 @@ def plot(simulations: list[Simulation], path: Path) -> None:
     memory.set(title="Memory of a rank", ylabel="GB")
     axes = list(dict.fromkeys(traffic.axis for s in simulations for traffic in s.wire))
     by_axis = {
-        axis: [sum(t.bytes for t in s.wire if t.axis == axis) / 1e9 for s in simulations] for axis in axes
+        axis: [sum(t.sent for t in s.wire if t.axis == axis) / 1e9 for s in simulations] for axis in axes
     }
     by_rank = {
         "busiest rank": [s.busiest_flops / 1e12 for s in simulations],
@@ -282,7 +254,7 @@ def plot(simulations: list[Simulation], path: Path) -> None:
         for i, (label, values) in enumerate(bars.items()):
             shift = (i - (len(bars) - 1) / 2) * width
             drawing.bar([place + shift for place in places], values, width, label=label)
-    wire.set(title="Bytes given to collectives in a step", ylabel="GB")
+    wire.set(title="Bytes that a rank sends in a step", ylabel="GB")
     work.set(title="Floating-point operations of a step", ylabel="TFLOPs")
     for drawing in (memory, wire, work):
         labels = [f"{Path(s.model).stem}\n{spelled(s.mesh)}" for s in simulations]

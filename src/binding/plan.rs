@@ -211,6 +211,7 @@ impl PyPlan {
             entry.set_item("buffer", &transfer.buffer)?;
             entry.set_item("axis", &transfer.axis.name)?;
             entry.set_item("ranks", &transfer.axis.ranks)?;
+            entry.set_item("coordinate", transfer.axis.coordinate)?;
             entry.set_item("lines", &transfer.lines)?;
             entry.set_item("dtype", transfer.dtype.name())?;
             entry.set_item("send", (transfer.send.offset, transfer.send.bytes))?;
