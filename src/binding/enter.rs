@@ -30,6 +30,11 @@ impl Enter for Python<'_> {
     }
 }
 
+/// Refuses a name of no instruction set in the environment.
+pub(super) fn check_instruction_sets() -> PyResult<()> {
+    crate::kernels::isa_limit().map(drop).map_err(pyo3::exceptions::PyValueError::new_err)
+}
+
 /// Drops the thread pool in a forked child, which has none of its threads.
 #[pyfunction]
 pub(super) fn forget_threads_after_fork() {
@@ -55,16 +60,18 @@ pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The instruction sets that the CPU kernels use on this machine.
+/// The instruction sets that the CPU kernels use on this machine, up to what `OXIDION_MAX_CPU_ISA` names.
 #[pyfunction]
 pub(super) fn cpu_features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     let known = {
-        use crate::{dtype::DType, kernels::Kernel};
+        use crate::dtype::DType;
+        use crate::kernels::{Isa, Kernel, best_isa};
+        let best = best_isa();
         [
-            ("avx2", std::arch::is_x86_feature_detected!("avx2")),
-            ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
-            ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
+            ("avx2", best >= Isa::Avx2),
+            ("avx512f", best >= Isa::Avx512),
+            ("avx512bf16", best >= Isa::Avx512Bf16),
             ("amx_bf16", Kernel::of(DType::BF16) == Some(Kernel::Bf16Amx)),
         ]
     };

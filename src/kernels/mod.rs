@@ -30,6 +30,8 @@ pub use cpu::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use cpu::fold::{Fold, SumOfSquares, fold as fold_on_cpu};
+pub use cpu::gaussian::gaussian;
+pub use cpu::isa::{Isa, best as best_isa, limit as isa_limit};
 pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::means::{Means, NewShare, Squares};

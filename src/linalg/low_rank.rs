@@ -102,8 +102,8 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
         return frozen(|| in_stacks(&products.collect::<Vec<_>>()));
     }
     let (tiled, products): (Vec<_>, Vec<_>) = products.partition(is_tiled);
-    if !tiled.is_empty() {
-        Kernel::Bf16Amx.thin_products(&tiled)?;
+    if let Some(kernel) = tiled.first().and_then(|p| Kernel::of(p.out.dtype())) {
+        kernel.thin_products(&tiled)?;
     }
     let (own, others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
@@ -116,11 +116,15 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     others.iter().try_for_each(by_library)
 }
 
-/// Whether a product is one for the tiles of AMX.
+/// Whether a product in bfloat16 is one for the tiles of AMX, or so small that libtorch would take longer to compile code
+/// for its sizes, as it does for every new one, than many of them take.
 fn is_tiled(product: &ThinProduct) -> bool {
-    (!product.left.1 || product.is_turned())
-        && product.work() > SMALL
-        && Kernel::of(product.out.dtype()) == Some(Kernel::Bf16Amx)
+    let tiles = match Kernel::of(product.out.dtype()) {
+        Some(Kernel::Bf16Amx) => true,
+        Some(Kernel::Bf16Avx512) => product.work() <= SMALL,
+        _ => false,
+    };
+    tiles && product.work() > 0 && (!product.left.1 || product.is_turned())
 }
 
 /// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.

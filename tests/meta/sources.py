@@ -19,7 +19,9 @@ _NOT_CODE = re.compile(
     | '(?:\\.|[^'\\])'        # character""",
     re.DOTALL | re.VERBOSE,
 )
-_TEST_MODULE = re.compile(r"^#\[cfg\(test\)\]\s+mod \w+ \{.*?^\}\n?", re.DOTALL | re.MULTILINE)
+_TEST_MODULE = re.compile(
+    r"^#\[cfg\(test\)\]\s+(?:#\[[^\n]*\]\s+)*mod \w+ \{.*?^\}\n?", re.DOTALL | re.MULTILINE
+)
 
 
 def rust_files(*, tests: bool = True) -> list[Path]:

@@ -130,11 +130,12 @@ def test_rust_modules_use_only_the_layers_below_them() -> None:
     [
         (r"\bpyo3\b|\bPyAny\b|\bPython<", r"src/binding/.*"),
         (r"\btch\b", r"src/(algorithm|linalg|kernels|binding|batch|dtype|error|session|stage).*"),
-        (r"\brayon\b", r"src/(kernels/.*|threads\.rs)"),
+        (r"\brayon\b", r"src/(kernels/cpu/.*|threads)\.rs"),
+        (r"\bthreads::(run|share)\b", r"src/(kernels/cpu/.*|linalg/iteration)\.rs"),
         (r"\bdata_ptr\b", r"src/batch\.rs"),
         (r"\bcudarc\b", r"src/kernels/cuda/(driver|compile)\.rs"),
     ],
-    ids=["python", "tensors", "threads", "pointers", "driver"],
+    ids=["python", "tensors", "rayon", "threads", "pointers", "driver"],
 )
 def test_a_library_is_named_only_where_it_belongs(pattern: str, only: str) -> None:
     lines = [
@@ -146,6 +147,21 @@ def test_a_library_is_named_only_where_it_belongs(pattern: str, only: str) -> No
     assert lines, "the pattern finds nothing at all"
     wrong = [
         f"{file}:{number}: {line.strip()}" for file, number, line in lines if not re.fullmatch(only, file)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_on_the_threads_of_the_kernels_calls_libtorch() -> None:
+    """Its threads would come on top: those of OpenMP for each of rayon's."""
+    files = [file for file in rust_files(tests=False) if "kernels/cpu/" in relative(file)]
+    files.append(RUST / "linalg" / "packed.rs")  # what `linalg/iteration.rs` shares out
+    assert len(files) > 20
+    libtorch = re.compile(r"\btch\b|\bTensor\b|\.tensor\(")
+    wrong = [
+        f"{relative(file)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in numbered(without_unit_tests(rust_code(file.read_text())))
+        if libtorch.search(line)
     ]
     assert not wrong, "\n".join(wrong)
 

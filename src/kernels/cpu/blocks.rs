@@ -155,7 +155,7 @@ fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
     let inverse = 1.0 / (scale * power);
     let Book { bounds, lines, base, .. } = book;
     #[cfg(target_arch = "x86_64")]
-    if let (Some(values), true) = (C::as_f32(values), super::has_avx512()) {
+    if let (Some(values), true) = (C::as_f32(values), super::isa::best() >= super::isa::Isa::Avx512) {
         let tables = if SIGN { &TABLES[0] } else { &TABLES[1] };
         let again = |x: &[f32], codes: &mut [u8]| refine(book, x, power, inverse, codes);
         // SAFETY: the features were detected above.
@@ -229,7 +229,9 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
         let end = (end - first).min(codes.len());
         let scale = scales[number];
         #[cfg(target_arch = "x86_64")]
-        if let (Some(to), true) = (C::as_f32_mut(&mut to[at..end]), super::has_avx512()) {
+        if let (Some(to), true) =
+            (C::as_f32_mut(&mut to[at..end]), super::isa::best() >= super::isa::Isa::Avx512)
+        {
             // SAFETY: the features were detected above.
             unsafe { decode(values, scale, &codes[at..end], to) };
             at = end;

@@ -8,6 +8,8 @@ pub(super) mod dense;
 pub(super) mod elementwise;
 pub(super) mod factored;
 pub(super) mod fold;
+pub(super) mod gaussian;
+pub(super) mod isa;
 pub(super) mod lamb;
 mod lanes;
 pub(super) mod low_rank;
@@ -32,6 +34,8 @@ use crate::threads;
 
 pub(super) use convert::Real;
 use fold::Fold;
+#[cfg(target_arch = "x86_64")]
+use isa::Isa;
 use philox::philox;
 
 /// Elements that one task handles.
@@ -116,25 +120,17 @@ fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[S
     }
 }
 
-/// Whether this machine has the parts of AVX-512 that the kernels use; asked once by the standard library.
-#[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    std::arch::is_x86_feature_detected!("avx512f")
-        && std::arch::is_x86_feature_detected!("avx512vl")
-        && std::arch::is_x86_feature_detected!("avx512dq")
-        && std::arch::is_x86_feature_detected!("avx512bw")
-}
-
-/// The best instruction set of this machine, asked once by the standard library.
+/// The best instruction set that may be used.
 fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[Slab; N]>) {
     #[cfg(target_arch = "x86_64")]
     {
-        if has_avx512() {
-            // SAFETY: the features were detected on the line above.
+        let best = isa::best();
+        if best >= Isa::Avx512 {
+            // SAFETY: the processor has it.
             return unsafe { with_avx512::<C, N, O>(op, piece, next) };
         }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was detected on the line above.
+        if best == Isa::Avx2 {
+            // SAFETY: the processor has it.
             return unsafe { with_avx2::<C, N, O>(op, piece, next) };
         }
     }

@@ -6,6 +6,8 @@ use std::sync::Mutex;
 use rayon::prelude::*;
 
 use super::super::pass::RowPassCall;
+#[cfg(target_arch = "x86_64")]
+use super::isa::{self, Isa};
 use super::{Real, convert};
 use crate::batch::{Element, Slab};
 use crate::dtype::DType;
@@ -164,16 +166,17 @@ fn pass_over<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Vec<
     totals
 }
 
-/// The best instruction set of this machine, asked once by the standard library.
+/// The best instruction set that may be used.
 fn vectorised<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
     #[cfg(target_arch = "x86_64")]
     {
-        if super::has_avx512() {
-            // SAFETY: the features were detected on the line above.
+        let best = isa::best();
+        if best >= Isa::Avx512 {
+            // SAFETY: the processor has it.
             return unsafe { with_avx512::<C, N, P>(pass, stack, task) };
         }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature was detected on the line above.
+        if best == Isa::Avx2 {
+            // SAFETY: the processor has it.
             return unsafe { with_avx2::<C, N, P>(pass, stack, task) };
         }
     }

@@ -26,6 +26,8 @@ pub use thin::ThinProduct;
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::isa::{self, Isa};
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -62,18 +64,18 @@ pub struct Features {
 }
 
 impl Features {
-    /// Those of this machine for products of a type. The system is asked for AMX only where the type is bfloat16: it is
+    /// Those of this machine that may be used for products of a type. The system is asked for AMX only where the type is bfloat16: it is
     /// for the whole process, and signal stacks have to be larger from then on.
     #[must_use]
     pub fn detect(dtype: DType) -> Self {
         #[cfg(target_arch = "x86_64")]
         {
+            let best = isa::best();
             Self {
-                avx2: std::arch::is_x86_feature_detected!("avx2")
-                    && std::arch::is_x86_feature_detected!("fma"),
-                avx512: super::has_avx512(),
-                avx512_bf16: std::arch::is_x86_feature_detected!("avx512bf16"),
-                amx_bf16: dtype == DType::BF16 && amx::is_usable(),
+                avx2: best >= Isa::Avx2 && std::arch::is_x86_feature_detected!("fma"),
+                avx512: best >= Isa::Avx512,
+                avx512_bf16: best >= Isa::Avx512Bf16,
+                amx_bf16: dtype == DType::BF16 && Isa::Amx.is_allowed() && amx::is_usable(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]

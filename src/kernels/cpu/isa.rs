@@ -1,0 +1,81 @@
+//! The instruction sets that the kernels use: what the processor has, up to the one that a variable of the environment
+//! names.
+
+use std::sync::OnceLock;
+
+/// The variable of the environment that names the last instruction set to use.
+const LIMIT: &str = "OXIDION_MAX_CPU_ISA";
+
+/// Instruction sets, each with those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What the compiler takes for every processor.
+    Baseline,
+    /// AVX2.
+    Avx2,
+    /// AVX-512 F, VL, DQ and BW.
+    Avx512,
+    /// AVX512-BF16.
+    Avx512Bf16,
+    /// AMX with bfloat16.
+    Amx,
+}
+
+impl Isa {
+    const NAMES: [(&'static str, Self); 5] = [
+        ("baseline", Self::Baseline),
+        ("avx2", Self::Avx2),
+        ("avx512", Self::Avx512),
+        ("avx512_bf16", Self::Avx512Bf16),
+        ("amx", Self::Amx),
+    ];
+
+    /// Whether kernels may use it, if the processor has it.
+    #[must_use]
+    pub fn is_allowed(self) -> bool {
+        static ALLOWED: OnceLock<Isa> = OnceLock::new();
+        // A name that is none was refused when the package was imported.
+        self <= *ALLOWED.get_or_init(|| limit().unwrap_or(Self::Amx))
+    }
+}
+
+/// The last instruction set that may be used.
+///
+/// # Errors
+/// What may be named, where something else is.
+pub fn limit() -> Result<Isa, String> {
+    let Some(value) = std::env::var_os(LIMIT) else { return Ok(Isa::Amx) };
+    let known = Isa::NAMES.iter().find(|(name, _)| value == *name);
+    known.map(|(_, isa)| *isa).ok_or_else(|| {
+        let names: Vec<_> = Isa::NAMES.iter().map(|(name, _)| *name).collect();
+        format!("{LIMIT} must be one of {}, got {}", names.join(", "), value.to_string_lossy())
+    })
+}
+
+/// The last of those sets up to AVX512-BF16 that the processor has and kernels may use.
+#[must_use]
+pub fn best() -> Isa {
+    static BEST: OnceLock<Isa> = OnceLock::new();
+    *BEST.get_or_init(|| {
+        let allowed = |isa: &Isa| isa.is_allowed() && is_there(*isa);
+        let ladder = [Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+        ladder.into_iter().take_while(allowed).last().unwrap_or(Isa::Baseline)
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_there(isa: Isa) -> bool {
+    use std::arch::is_x86_feature_detected as has;
+    match isa {
+        Isa::Baseline => true,
+        Isa::Avx2 => has!("avx2"),
+        Isa::Avx512 => has!("avx512f") && has!("avx512vl") && has!("avx512dq") && has!("avx512bw"),
+        Isa::Avx512Bf16 => has!("avx512bf16"),
+        Isa::Amx => false, // the module of its products asks for it
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_there(isa: Isa) -> bool {
+    isa == Isa::Baseline
+}
