@@ -37,7 +37,7 @@ demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
 	python examples/train_gpt.py $(ARGS)
 
 demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel), and compare with one process
-	OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --rank-fraction 0.25 --dtype float64 --steps 60 --compare $(ARGS)
+	OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --rank-fraction 0.25 --dtype float64 --steps 60 --compare --tolerance 1e-6 $(ARGS)
 
 build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install the package and its tools into .venv
 

@@ -211,6 +211,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--stop-at", int, None, "stop after this step and leave the rest to --resume"),
         ("--resume", Path, None, "folder of a checkpoint to continue from, written on any mesh"),
         ("--json", Path, None, "file for settings, losses and times"),
+        ("--tolerance", float, math.inf, "--compare fails where losses are further apart"),
     ]
     for name, kind, default, text in options:
         accept: dict[str, Any] = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
@@ -246,7 +247,7 @@ def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line in this process; returns the exit status, 1 when a loss is not finite."""
+    """Runs the command line in this process; exits with 1 when a loss is not finite or --compare fails."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -282,13 +283,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report["seconds_of_one_process"] = alone.run(stop_at, "one process")
         report["losses_of_one_process"] = alone.losses
         gaps = [abs(one - other) for one, other in zip(training.losses, alone.losses, strict=True)]
-        report["largest_difference"] = max(gaps)
-        far = f"losses differ by {max(gaps):.1e} at most, {gaps[-1]:.1e} in the end"
-        print(f"{name} against one process, {stop_at} steps in {settings.dtype}: {far}", flush=True)
+        report["largest_difference"] = most = max(gaps)
+        what = f"{name} against one process, {stop_at} steps in {settings.dtype}: losses differ by"
+        print(f"{what} {most:.1e} at most, {gaps[-1]:.1e} in the end", flush=True)
     if rank == 0 and options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1))
-    return 0 if all(map(math.isfinite, training.losses)) else 1
+    apart = report.get("largest_difference", -math.inf) > options.tolerance
+    return 1 if apart or not all(map(math.isfinite, training.losses)) else 0
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ STEPS = 4
 
 
 def wrapped_model(kind: str, name: str, keys: dict[str, Any], named: bool) -> float:
-    """Largest difference of a wrapped model from one that one process trains."""
-    network, reference = jobs.model(), jobs.model()
+    """Largest distance of a wrapped model from one that one process trains."""
+    network = jobs.model()
     world, rank = dist.get_world_size(), dist.get_rank()
     mesh: Any = dist.group.WORLD
     trained: nn.Module = network
@@ -40,9 +40,7 @@ def wrapped_model(kind: str, name: str, keys: dict[str, Any], named: bool) -> fl
         fully_shard(network, mesh=mesh, shard_placement_fn=lambda p: Shard(side if p.ndim > 1 else 0))
     own = {"distributed_mesh": mesh} if named else {}
     jobs.train(trained, jobs.optimizer_of(network, name, **keys, **own), STEPS, (rank, world))
-    jobs.train(reference, jobs.optimizer_of(reference, name, **keys), STEPS)
-    pairs = zip(network.parameters(), reference.parameters(), strict=True)
-    return max(float((jobs.whole(a) - b.detach()).abs().max()) for a, b in pairs)
+    return jobs.distance(network, name, STEPS, **keys)
 
 
 def local_steps(cls_name: str, setting_name: str, kwargs: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import oxidion
 from support.cases import case_named
 from support.inputs import gaussian, gradients
 from support.layouts import setting_named
+from support.sim_mesh import cut, spans
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -34,8 +37,22 @@ def mesh_of(axes: dict[str, int]) -> DeviceMesh:
 
 def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:
     """A DTensor with the placements of a layout."""
-    kinds = {"R": lambda _: Replicate(), "S": Shard}
-    return distribute_tensor(tensor, mesh, [kinds[layout[d][0]](layout[d][1]) for d in dims])
+    if all(layout[d][0] != "T" for d in dims):
+        kinds = {"R": lambda _: Replicate(), "S": Shard}
+        return distribute_tensor(tensor, mesh, [kinds[layout[d][0]](layout[d][1]) for d in dims])
+    # As fully_shard cuts what tensor parallelism has cut: torch distributes no such tensors itself.
+    axes = {d: mesh.size(i) for i, d in enumerate(dims)}
+    own = {d: layout[d] for d in dims}
+    part = cut(tensor, spans(tensor.shape, own, axes, {d: mesh.get_local_rank(d) for d in dims}))
+
+    def placement(at: int) -> Placement:
+        kind, dim = layout[dims[at]]
+        inner = [axes[d] for d in dims[at + 1 :] if layout[d] == ("S", dim)]
+        strided = _StridedShard(dim, split_factor=math.prod(inner))
+        return {"R": Replicate(), "S": Shard(dim), "T": strided if inner else Shard(dim)}[kind]
+
+    places = [placement(at) for at in range(len(dims))]
+    return DTensor.from_local(part, mesh, places, shape=tensor.shape, stride=tensor.stride(), run_check=False)
 
 
 def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, named: bool) -> float:
@@ -56,13 +73,13 @@ def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, nam
     single = [nn.Parameter(p.clone()) for p in full]
     orth = "float64" if dtype == torch.float64 else "float32"
     meshes: dict[str, Any] = {}
-    if case.cls is oxidion.Dion and compressed:
-        meshes = {"replicate_mesh": mesh[compressed[0]] if len(dims) > 1 else mesh.get_group()}
-    elif case.cls is oxidion.Dion and named:
+    if case.cls is oxidion.Dion and named:
         meshes = {
             f"{k}_shard_mesh": mesh[v] for k, v in (("outer", setting.outer), ("inner", setting.inner)) if v
         }
-    elif case.cls is oxidion.Muon and named and len(dims) == 1:
+    if case.cls is oxidion.Dion and compressed:
+        meshes["replicate_mesh"] = mesh[compressed[0]] if len(dims) > 1 else mesh.get_group()
+    if case.cls is oxidion.Muon and named and len(dims) == 1:
         meshes = {"distributed_mesh": mesh}
     optimizer = case.build(params, orth_dtype=orth, **meshes)
     reference = case.build(single, orth_dtype=orth)
@@ -116,12 +133,15 @@ def one_expert_on_two_ranks(name: str) -> float:
     )
 
 
-def model(seed: int = 0) -> nn.Sequential:
-    """A small network; its three outputs are fewer than four ranks."""
-    torch.manual_seed(seed)
+def model(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """A small network; its three outputs are fewer than four ranks.
+
+    In float64 the gradients of all wrappers are the same to 15 digits, in whatever order they sum them.
+    """
+    torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)
-    )
+    ).to(dtype)
 
 
 def placed_model() -> nn.Sequential:
@@ -134,7 +154,8 @@ def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
     if name == "Dion":
         keys.setdefault("rank_fraction", 0.5)
     if name == "Muon":
-        keys.setdefault("orth_dtype", "float32")  # what "auto" is on the CPU, not on CUDA devices
+        dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
+        keys.setdefault("orth_dtype", dtype)  # "auto" is another one on CUDA devices
     if name in ("AdamW", "Lion", "Lamb", "Adafactor", "CAME"):
         return getattr(oxidion, name)(network.named_parameters(), **{"lr": 0.01, **keys})
     matrices = [(n, p) for n, p in network.named_parameters() if p.ndim >= 2]
@@ -158,14 +179,21 @@ def train(
     for x, y in batches(steps, seed):
         optimizer.zero_grad()
         part = slice(place * 24 // count, (place + 1) * 24 // count)
-        where = next(network.parameters()).device
-        (network(x[part].to(where)) - y[part].to(where)).square().mean().backward()
+        like = next(network.parameters())
+        (network(x[part].to(like)) - y[part].to(like)).square().mean().backward()
         optimizer.step()
 
 
-def distance(network: nn.Module, name: str, steps: int) -> float:
-    """Largest difference from a model that one process trains."""
+def distance(network: nn.Module, name: str, steps: int, **keys: Any) -> float:
+    """Largest distance of a parameter from that of a model that one process trains, relative to its way."""
     reference = model()
-    train(reference, optimizer_of(reference, name), steps)
-    pairs = zip(network.parameters(), reference.parameters(), strict=True)
-    return max(float((whole(a).cpu() - b.detach()).abs().max()) for a, b in pairs)
+    train(reference, optimizer_of(reference, name, **keys), steps)
+    trained = [whole(param).cpu() for param in network.parameters()]
+    return furthest(trained, [param.detach() for param in reference.parameters()])
+
+
+def furthest(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Largest distance of two weights of the model, relative to the way of the others from its first ones."""
+    start = [param.detach() for param in model().parameters()]
+    rows = zip(some, others, start, strict=True)
+    return max(float((a - b).norm() / (b - c.to(b)).norm()) for a, b, c in rows)

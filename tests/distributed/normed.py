@@ -34,10 +34,11 @@ def sharded(count: int, axes: dict[str, int], placements: list[Any]) -> list[nn.
     return params
 
 
-def collectives(name: str, count: int) -> tuple[int, int]:
-    """Collectives that a step starts, and those in its plan."""
-    params = sharded(count, {"fs": 4}, [Shard(0)])
-    optimizer = getattr(oxidion, name)(params, **SETTINGS[name])
+def collectives(name: str, count: int, plane: bool = False) -> tuple[int, int]:
+    """Collectives that a step on one axis or two starts, and those in its plan."""
+    one = ({"fs": 4}, [Shard(0)])
+    params = sharded(count, *(({"fs": 2, "tp": 2}, [Shard(0), Shard(1)]) if plane else one))
+    optimizer = getattr(oxidion, name)(params, **SETTINGS.get(name, {}))
     optimizer.step()
     with CommDebugMode() as counted:
         optimizer.step()

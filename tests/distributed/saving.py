@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import oxidion
-from oxidion._reference import dion_step
+from oxidion._reference import REFERENCE, dion_step
 from support.inputs import gaussian
 
 from . import jobs
@@ -23,9 +23,11 @@ from .wrapped import _other_dim
 BEFORE, AFTER = 3, 3
 
 
-def build(layout: str, name: str, keys: dict[str, Any]) -> tuple[nn.Module, Any, tuple[int, int]]:
+def build(
+    layout: str, name: str, keys: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Any, tuple[int, int]]:
     """A model and optimizer on a layout, and this rank's share of each batch."""
-    network = jobs.model()
+    network = jobs.model(dtype)
     if layout == "one":
         return network, jobs.optimizer_of(network, name, **keys), (0, 1)
     world = dist.get_world_size()
@@ -53,10 +55,10 @@ def weights(network: nn.Module) -> list[Tensor]:
 
 
 def save(
-    folder: str, layout: str, name: str, keys: dict[str, Any], asynchronous: bool = False
+    folder: str, layout: str, name: str, keys: dict[str, Any], dtype: torch.dtype, asynchronous: bool = False
 ) -> list[Tensor]:
     """Trains, saves, and trains on; the weights at the end."""
-    network, optimizer, share = build(layout, name, keys)
+    network, optimizer, share = build(layout, name, keys, dtype)
     jobs.train(network, optimizer, BEFORE, share, seed=1)
     optimizer.synchronize_for_checkpoint()
     model_state, optimizer_state = get_state_dict(network, optimizer)
@@ -72,9 +74,11 @@ def save(
     return weights(network)
 
 
-def load(folder: str, layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Tensor], dict[str, str]]:
+def load(
+    folder: str, layout: str, name: str, keys: dict[str, Any], dtype: torch.dtype
+) -> tuple[list[Tensor], dict[str, str]]:
     """Loads into a new model and trains on; the weights at the end, and the dtypes of the states."""
-    network, optimizer, share = build(layout, name, keys)
+    network, optimizer, share = build(layout, name, keys, dtype)
     with torch.no_grad():
         for param in network.parameters():
             param.mul_(0.5)  # nothing may come from the initial weights
@@ -197,5 +201,36 @@ def of_the_reference(named: bool) -> list[float]:
         # The sign of a column is that of P's, which no factorization fixes.
         got = jobs.whole(optimizer.state[param]["Q"]).double().abs()
         errors.append(float((got - kept["Q"].abs()).norm() / kept["Q"].norm()))
+        assert optimizer.param_groups[0]["step"] == 8
+    return errors
+
+
+def orthonormal_of_the_reference(algorithm: str) -> list[float]:
+    """The same of Muon and NorMuon, whose states lie as the parameter does."""
+    mesh = jobs.mesh_of({"fs": dist.get_world_size()})
+    shard = {"fs": ("S", 0)}
+    keys: dict[str, Any] = {"lr": 0.02, "mu": 0.9, "weight_decay": 0.01, "epsilon": 1e-8, "nesterov": True}
+    if algorithm == "normuon":
+        keys["muon_beta2"] = 0.9
+    cls = {"muon": oxidion.Muon, "normuon": oxidion.NorMuon}[algorithm]
+    saved = {**keys, "beta1": 0.9, "beta2": 0.95, "cautious_wd": False, "algorithm": algorithm, "step": 7}
+    saved |= {"flatten": False, "adjust_lr": "spectral_norm", "params": [0]}
+    errors = []
+    for rows, cols in ((12, 8), (6, 10)):
+        weight, grad, momentum = (gaussian((rows, cols), rows, i) for i in range(3))
+        state = {"momentum": momentum}
+        if algorithm == "normuon":
+            state["variance_neuron"] = gaussian((rows, 1), rows, 3).square()
+        param = nn.Parameter(jobs.placed(weight, mesh, shard, ["fs"]))
+        optimizer = cls([param], orth_dtype="float64")
+        placed = {name: jobs.placed(value, mesh, shard, ["fs"]) for name, value in state.items()}
+        optimizer.load_state_dict({"state": {0: placed}, "param_groups": [saved]})
+        param.grad = jobs.placed(grad, mesh, shard, ["fs"])
+        optimizer.step()
+        wanted, kept = weight.clone(), {name: value.clone() for name, value in state.items()}
+        REFERENCE[algorithm](wanted, grad, kept, {**optimizer.param_groups[0], "lr": 0.02})
+        errors.append(float((jobs.whole(param) - wanted).norm() / (wanted - weight).norm()))
+        for name, value in kept.items():
+            errors.append(float((jobs.whole(optimizer.state[param][name]) - value).norm() / value.norm()))
         assert optimizer.param_groups[0]["step"] == 8
     return errors

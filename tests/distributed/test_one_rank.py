@@ -192,6 +192,14 @@ def test_local_tensor_that_is_no_contiguous_chunk_is_refused(two_ranks: DeviceMe
         oxidion.Muon([param]).plan()
 
 
+def test_flattened_columns_that_do_not_lie_together_are_refused(two_ranks: DeviceMesh) -> None:
+    kernel = distribute_tensor(torch.randn(4, 3, 2, 2), two_ranks, [Shard(2)])
+    way_out = "cuts the columns of the flattened matrix.*Shard dimension 0 or 1 instead"
+    with pytest.raises(oxidion.LayoutError, match=way_out):
+        oxidion.Muon([nn.Parameter(kernel)], flatten=True).plan()
+    oxidion.Muon([nn.Parameter(kernel)]).plan()
+
+
 def test_mesh_of_one_rank_is_accepted(mesh: DeviceMesh) -> None:
     param = nn.Parameter(torch.randn(4, 4))
     optimizer = oxidion.Dion([param], replicate_mesh=dist.group.WORLD, outer_shard_mesh=mesh)

@@ -12,7 +12,7 @@ import oxidion
 from oxidion._reference import REFERENCE
 from support.cases import ALL_CASES, MATRIX_ALGORITHMS, Case, Group, case_named
 from support.inputs import Shape, gradients
-from support.layouts import SETTINGS, Setting, fsdp, setting_named
+from support.layouts import SETTINGS, WIDE, Setting, setting_named
 from support.sim_mesh import Layout, R, Rank, S, cut
 
 from .comparison import Comparison, on_grid
@@ -57,11 +57,11 @@ def test_every_case_meets_every_setting() -> None:
     assert len(PAIRS) > 500
 
 
-def run_beside_one_process(comparison: Comparison, orth_dtype: str) -> None:
+def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int = STEPS) -> None:
     """Steps of all ranks, of one process and of the reference on the same gradients."""
     case = comparison.case
     single = case.build(comparison.single, orth_dtype=orth_dtype)
-    for exact in gradients(case.shapes, STEPS, 0, flatten=bool(case.kwargs.get("flatten", False))):
+    for exact in gradients(case.shapes, steps, 0, flatten=bool(case.kwargs.get("flatten", False))):
         # A mean of rounded gradients would not be the rounded gradient that one process has.
         grads = [on_grid(grad) for grad in exact]
         comparison.step(grads)
@@ -97,19 +97,13 @@ def test_float32_step_on_any_layout_equals_one_process(case: Case, setting: Sett
     comparison.check(2e-6)
 
 
-def test_sixty_four_ranks_equal_one_process() -> None:
-    for axes in ({"fs": 64}, {"dp": 2, "fs": 8, "tp": 4}):
-        place = (
-            fsdp(0)
-            if "tp" not in axes
-            else lambda s: {"dp": R, "fs": S(0), "tp": S(1)} if len(s) > 1 else {"dp": R, "fs": R, "tp": R}
-        )
-        for name in ("dion-half-multiple4", "muon-default"):
-            case = case_named(name)
-            comparison = Comparison(case, Setting("wide", axes, place), torch.float64, "float64")
-            for grads in gradients(case.shapes, 2, 0):
-                comparison.step(grads)
-            comparison.check(1e-10)
+@pytest.mark.parametrize("name", ["dion-quarter", *(f"{name}-default" for name in DEFAULTS)])
+@pytest.mark.parametrize("setting", WIDE, ids=str)
+def test_sixty_four_ranks_equal_one_process(name: str, setting: Setting) -> None:
+    comparison = Comparison(case_named(name), setting, torch.float64, "float64")
+    run_beside_one_process(comparison, "float64", 2)
+    comparison.expected = [p.detach() for p in comparison.single]
+    comparison.check(1e-12)
 
 
 def held(rank: Rank) -> list[list[Tensor]]:

@@ -127,6 +127,15 @@ def test_train_fsdp2_four_processes_have_the_losses_of_one(alone: list[float], w
 
 
 @pytest.mark.dist
+def test_train_fsdp2_compare_fails_where_losses_are_further_apart(tmp_path: Path) -> None:
+    options = ["--mesh", "fs=2", "--stop-at", "2", "--compare", "--tolerance", "-1"]
+    done = torchrun(2, [*TINY, *options, "--json", str(tmp_path / "report.json")])
+    assert done.returncode != 0
+    assert "against one process, 2 steps" in done.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["largest_difference"] >= 0.0
+
+
+@pytest.mark.dist
 def test_train_fsdp2_compressed_sync_has_the_losses_of_averaged_gradients(
     alone: list[float], tmp_path: Path
 ) -> None:

@@ -78,6 +78,14 @@ SETTINGS = (
         "dp2-fsdp2-tp2-compressed", {"dp": 2, "fs": 2, "tp": 2}, plane(tp=0, fs=1, dp=True), {"dp": False}
     ),
     Setting(
+        "dp2-fsdp2-tp2-all-named",
+        {"dp": 2, "fs": 2, "tp": 2},
+        plane(tp=0, fs=1, dp=True),
+        {"dp": False},
+        outer="fs",
+        inner="tp",
+    ),
+    Setting(
         "experts2-tp2",
         {"ep": 2, "tp": 2},
         lambda s: {"ep": S(0) if s else R, "tp": S(len(s) - 1) if len(s) > 1 else R},
@@ -90,8 +98,27 @@ SETTINGS = (
 )
 """Every layout that a step is compared on."""
 
+PAIRS = (
+    Setting("fsdp2-dim0", {"fs": 2}, fsdp(0)),
+    Setting("fsdp2-dim1", {"fs": 2}, fsdp(1)),
+    Setting("ddp2", {"dp": 2}, copies, {"dp": True}),
+    Setting("ddp2-compressed", {"dp": 2}, copies, {"dp": False}),
+    Setting("tp2-columns", {"tp": 2}, lambda s: {"tp": S(0) if len(s) > 1 else R}),
+    Setting("tp2-rows", {"tp": 2}, lambda s: {"tp": S(1) if len(s) > 1 else R}),
+)
+"""The simplest ones on two ranks, for real processes."""
+
+WIDE = (
+    Setting("fsdp64", {"fs": 64}, fsdp(0)),
+    Setting("fsdp64-dim1", {"fs": 64}, fsdp(1)),
+    Setting("ddp64", {"dp": 64}, copies, {"dp": True}),
+    Setting("hsdp64-compressed", {"dp": 4, "fs": 16}, lambda s: {"dp": R, **fsdp(0)(s)}, {"dp": False}),
+    Setting("dp2-fsdp8-tp4", {"dp": 2, "fs": 8, "tp": 4}, plane(tp=1, fs=0, dp=True)),
+)
+"""Some on 64 ranks, more than most of the shapes have rows."""
+
 
 def setting_named(name: str) -> Setting:
     """The row with this name."""
-    (setting,) = (setting for setting in SETTINGS if setting.name == name)
+    (setting,) = (setting for setting in (*SETTINGS, *PAIRS, *WIDE) if setting.name == name)
     return setting

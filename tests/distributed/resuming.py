@@ -1,0 +1,71 @@
+"""Checkpoints that go on: written by some ranks on one layout, read by others on another."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.workers import Workers, workers
+
+from . import jobs, saving
+
+Groups = dict[int, Workers]
+Place = tuple[int, str]
+"""How many ranks, and their layout."""
+
+
+@contextmanager
+def two_and_four() -> Iterator[Groups]:
+    """Processes for the length of a block, by their number."""
+    with workers(2) as two, workers(4) as four:
+        yield {2: two, 4: four}
+
+
+def run(groups: Groups, ranks: int, job: Any, *args: Any) -> Any:
+    """The answer of rank 0; in this process where one rank is wanted."""
+    if ranks > 1:
+        return groups[ranks].run(job, *args)[0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        return job(*args)
+
+
+def goes_on(
+    groups: Groups, folder: Path, source: Place, target: Place, name: str, keys: dict[str, Any]
+) -> tuple[float, dict[str, str]]:
+    """Float64 training that went on elsewhere beside the training that was not interrupted.
+
+    Returns:
+        The largest distance of their weights, relative to the way from the first ones, and the dtypes of the
+        states that were loaded.
+    """
+    where = str(folder / "checkpoint")
+    wanted = run(groups, source[0], saving.save, where, source[1], name, keys, torch.float64)
+    got, dtypes = run(groups, target[0], saving.load, where, target[1], name, keys, torch.float64)
+    return jobs.furthest(got, wanted), dtypes
+
+
+def resumes_bit_equal(
+    groups: Groups, folder: Path, layout: str, name: str, keys: dict[str, Any], asynchronous: bool = False
+) -> bool:
+    """Whether float32 training on four ranks goes on from a checkpoint as if it had not been interrupted."""
+    where = str(folder / "checkpoint")
+    wanted = run(groups, 4, saving.save, where, layout, name, keys, torch.float32, asynchronous)
+    got, _ = run(groups, 4, saving.load, where, layout, name, keys, torch.float32)
+    return equal(got, wanted)
+
+
+def plain_state_resumes_bit_equal(groups: Groups, layout: str, name: str, keys: dict[str, Any]) -> bool:
+    """The same with ``state_dict`` and no files."""
+    return equal(*run(groups, 4, saving.plain_resume, layout, name, keys))
+
+
+def equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether all bits are the same."""
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
