@@ -33,6 +33,11 @@ FIRST_STEP = 1.5
 #: Extra memory of a step as a share of the peer's.
 MEMORY = {TORCH_MUON: 1.0, "dion.Muon eager": 0.5, "dion.Dion eager": 0.5}
 
+#: Whose updates ours must be as near to orthonormal ones as.
+BASELINE = {MUON: TORCH_MUON, DION_4: "dion.Dion eager", DION_16: "dion.Dion eager"}
+#: Distances that are rounding in float32.
+ROUNDING = 1e-5
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -134,3 +139,23 @@ def extra_memory(result: dict[str, Any]) -> Iterator[tuple[str, str, float, floa
         for peer, most in MEMORY.items():
             if ours is not None and rows.get(peer):
                 yield f"{ours}, {workload}, {family}", peer, most, rows[ours] / rows[peer]
+
+
+def quality(result: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, tuple[float, float]]]]:
+    """How far updates are from orthonormal ones, ours and the baseline's, by measure."""
+    for entry in result["qualities"]:
+        rows = {name: row for name, row in entry.get("rows", {}).items() if "cosine" in row}
+        theirs = rows.get(BASELINE.get(entry.get("family"), ""))
+        for name, row in rows.items():
+            if theirs is not None and name.startswith("oxidion.") and name != HALF:
+                both = zip(_defects(row).items(), _defects(theirs).values(), strict=True)
+                found = {measure: (own, other) for (measure, own), other in both}
+                yield f"{name}, {entry['workload']}, {entry['family']}", BASELINE[entry["family"]], found
+
+
+def _defects(row: dict[str, float]) -> dict[str, float]:
+    return {
+        "sigma max - 1": abs(row["sigma_max"] - 1),
+        "ortho error": row["orthogonality"],
+        "1 - cosine": 1 - row["cosine"],
+    }

@@ -77,6 +77,15 @@ def _bars(result: dict[str, Any]) -> str:
         (f"extra memory, {what}", f"at most {most:g} of {peer}", f"{share:.2f}", share <= most)
         for what, peer, most, share in bars.extra_memory(result)
     ]
+    rows += [
+        (
+            f"quality, {what}",
+            f"as near to orthonormal as {peer}",
+            "; ".join(f"{measure} {own:.2g}, there {other:.2g}" for measure, (own, other) in found.items()),
+            all(own <= max(other, bars.ROUNDING) for own, other in found.values()),
+        )
+        for what, peer, found in bars.quality(result)
+    ]
     if not rows:
         return ""
     lines = ["## Bars\n", "| what | must be | measured | |", "|---|---|---|---|"]

@@ -115,14 +115,14 @@ def exponent(default: float) -> Field:
 
 
 def count(default: int | None, low: int = 1, *, optional: bool = False) -> Field:
-    """An integer of at least ``low``."""
+    """An integer of at least ``low`` that the core can hold."""
 
     def check(value: object) -> bool:
         if value is None:
             return optional
-        return isinstance(value, int) and not isinstance(value, bool) and value >= low
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
 
-    return Field(default, f"an integer >= {low}" + (" or None" if optional else ""), check)
+    return Field(default, f"an integer >= {low} and < 2**63" + (" or None" if optional else ""), check)
 
 
 def flag(default: bool | None) -> Field:

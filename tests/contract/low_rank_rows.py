@@ -40,6 +40,7 @@ BAD = (
     ("decay_order", "first"),
     ("state_bits", 16),
     ("seed", -1),
+    ("seed", 2**63),
 )
 OTHER = {"lr": 0.03, "betas": (0.5, 0.6), "weight_decay": 0.3, "eps": 0.1, "scale": 0.5}
 

@@ -77,6 +77,7 @@ CASES = (
             *_BAD_MATRIX,
             *(("rank_fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             *(("rank_multiple_of", value) for value in (0, -1)),
+            *(("seed", value) for value in (-1, 2**63, 1.5)),
         ),
         other={"lr": 0.03, "mu": 0.5, "betas": (0.5, 0.6), "weight_decay": 0.3, "epsilon": 0.1},
         kwargs={"rank_fraction": 0.5},

@@ -85,6 +85,19 @@ def test_bars_of_first_step_and_memory_are_shares() -> None:
     assert [(peer, share) for _, peer, _, share in extra_memory(of)] == [("torch.optim.Muon", 0.25)]
 
 
+def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
+    from bars import quality
+
+    def row(sigma: float, error: float, cosine: float) -> dict[str, float]:
+        return {"sigma_max": sigma, "orthogonality": error, "cosine": cosine}
+
+    rows = {"oxidion.Muon": row(0.75, 0.25, 0.5), "torch.optim.Muon": row(1.5, 0.125, 0.75), "other": {}}
+    entry = {"workload": "one", "family": "muon", "rows": rows}
+    found = list(quality({"qualities": [entry, {"workload": "two", "family": "adamw", "rows": rows}]}))
+    distances = {"sigma max - 1": (0.25, 0.5), "ortho error": (0.25, 0.125), "1 - cosine": (0.5, 0.25)}
+    assert found == [("oxidion.Muon, one, muon", "torch.optim.Muon", distances)]
+
+
 def test_every_bar_names_a_race_and_contenders_that_exist() -> None:
     from bars import BARS
     from contenders import contenders
