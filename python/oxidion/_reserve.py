@@ -59,7 +59,7 @@ def zeros(
         return ahead
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device=device)
     return torch.frombuffer(_mapped(size), dtype=dtype).view(shape)
 
 

@@ -17,7 +17,7 @@ const PIECE: usize = 1 << 14;
 
 /// Writes the standard normal numbers of a stream (`stream`) from number `first` on, each at most 6.8 in absolute value.
 pub fn gaussian(out: &mut [f32], stream: [u32; 4], first: u64) {
-    if out.len() <= PIECE {
+    if out.len() <= PIECE || threads::get() == 1 {
         return vectorised(out, stream, first);
     }
     threads::run(|| {
