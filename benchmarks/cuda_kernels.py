@@ -1,0 +1,183 @@
+"""The kernels of symmetric products, launched alone: compiled by NVRTC from the sources of this checkout."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "kernels" / "cuda"
+MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76
+SHARED_LIMIT = 8
+
+#: Tile, threads and dynamic shared memory of either kernel, as `symmetric.rs` launches them.
+MMA = ("symmetric_mma", 128, 256, 65536)
+GROUPS = ("symmetric_wgmma", 256, 384, 229440)
+#: Rows and columns of what a tensor copy moves: of the left matrix, the right one, the result.
+BOXES = ((256, 64), (128, 64), (64, 64))
+
+
+class Matrices(ctypes.Structure):
+    """Mirror of ``MatrixBatch``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("first", "each")),
+        *((name, ctypes.c_longlong) for name in ("matrix_stride", "row_stride")),
+    )
+
+    @classmethod
+    def of(cls, x: Tensor) -> Matrices:
+        """A tensor ``[batch, rows, cols]`` with contiguous rows."""
+        return cls(x.data_ptr(), None, x.stride(0), x.stride(1))
+
+
+class Factor(ctypes.Structure):
+    """Mirror of ``Factor``."""
+
+    _fields_ = (("live", ctypes.c_void_p), ("value", ctypes.c_float))
+
+
+class Terms(ctypes.Structure):
+    """Mirror of ``SymmetricTerms``: by default the product alone."""
+
+    _fields_ = (("addend", Matrices * 2), ("alpha", Factor), ("beta", Factor * 2), ("gamma", Factor))
+
+
+class Product(ctypes.Structure):
+    """Mirror of ``SymmetricProduct``."""
+
+    _fields_ = (
+        *((name, Matrices) for name in ("left", "right", "out")),
+        ("terms", Terms),
+        *((name, ctypes.c_int) for name in ("size", "depth", "tiles")),
+    )
+
+
+class GroupProduct(ctypes.Structure):
+    """Mirror of ``SymmetricTensorProduct``; tensor maps start at multiples of 64 bytes."""
+
+    _fields_ = (
+        ("maps", (ctypes.c_ubyte * 128) * 3),
+        ("each", ctypes.c_void_p * 3),
+        ("terms", Terms),
+        *((name, ctypes.c_int) for name in ("size", "depth", "tiles", "batch")),
+        ("rest", ctypes.c_ubyte * 88),
+    )
+
+
+def _compiler() -> ModuleType:
+    """``tests/cuda/compile.py``, which has NVRTC compile a source."""
+    path = ROOT / "tests" / "cuda" / "compile.py"
+    spec = importlib.util.spec_from_file_location("oxidion_compile", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _aligned(kind: type[ctypes.Structure]) -> Any:
+    """A structure at a multiple of 128 bytes."""
+    memory = ctypes.create_string_buffer(ctypes.sizeof(kind) + 128)
+    start = -ctypes.addressof(memory) % 128
+    made = kind.from_buffer(memory, start)
+    made.memory = memory
+    return made
+
+
+class SymmetricKernels:
+    """Launches ``X X^T`` of bfloat16 matrices on the current stream of a device."""
+
+    def __init__(self, stream: int = 0) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._stream = ctypes.c_void_p(stream)
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._call("cuInit", 0)
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        self._device = device
+        self.multiprocessors = self._attribute(MULTIPROCESSORS)
+        self._capability = self._attribute(MAJOR), self._attribute(MINOR)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._driver, name)(*arguments)
+        if code:
+            raise RuntimeError(f"{name}: error {code} of the driver")
+
+    def _attribute(self, which: int) -> int:
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), which, self._device)
+        return value.value
+
+    @property
+    def names(self) -> list[str]:
+        """The kernels that this device runs."""
+        return [MMA[0], *([GROUPS[0]] if self._capability[0] == 9 else [])]
+
+    def _function(self, name: str, shared: int) -> ctypes.c_void_p:
+        if name not in self._functions:
+            major, minor = self._capability
+            architecture = "sm_90a" if major == 9 else "sm_80" if major == 8 else f"sm_{major}{minor}"
+            code, _ = _compiler().machine_code(SOURCES / f"{name}.cu", architecture)
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            self._call("cuModuleLoadData", ctypes.byref(module), code)
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, f"{name}_bfloat16".encode())
+            self._call("cuFuncSetAttribute", function, SHARED_LIMIT, shared)
+            self._functions[name] = function
+        return self._functions[name]
+
+    def multiply(self, name: str, x: Tensor, out: Tensor) -> None:
+        """``out = x x^T`` for ``[batch, rows, cols]``.
+
+        Raises:
+            RuntimeError: with the driver's number of an error.
+        """
+        batch, size, depth = x.shape
+        kernel, tile, threads, shared = MMA if name == MMA[0] else GROUPS
+        function = self._function(kernel, shared)
+        down = -(-size // tile)
+        tiles = down * (down + 1) // 2 * (tile // 128)
+        terms = Terms(alpha=Factor(None, 1.0))
+        blocks = batch * tiles
+        if kernel == MMA[0]:
+            what: Any = Product(Matrices.of(x), Matrices.of(x), Matrices.of(out), terms, size, depth, tiles)
+        else:
+            what = _aligned(GroupProduct)
+            what.terms, what.size, what.depth, what.tiles, what.batch = terms, size, depth, tiles, batch
+            for to, matrices, box in zip(what.maps, (x, x, out), BOXES, strict=True):
+                self._map(to, matrices, box)
+            blocks = min(blocks, self.multiprocessors)
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(what))
+        grid = (blocks, 1, 1, threads, 1, 1, shared)
+        self._call("cuLaunchKernel", function, *grid, self._stream, arguments, None)
+
+    def _map(self, to: Any, x: Tensor, box: Sequence[int]) -> None:
+        """A tensor map with boxes of so many rows and columns, swizzled by 128 bytes."""
+        three, two = ctypes.c_uint32 * 3, ctypes.c_uint64 * 2
+        extent = (ctypes.c_uint64 * 3)(x.shape[2], x.shape[1], x.shape[0])
+        strides = two(2 * x.stride(1), 2 * x.stride(0))
+        rows, cols = box
+        self._call(
+            "cuTensorMapEncodeTiled",
+            ctypes.byref(to),
+            *(9, 3, ctypes.c_void_p(x.data_ptr()), extent, strides, three(cols, rows, 1), three(1, 1, 1)),
+            *(0, 3, 3, 0),  # no interleaving, the swizzle, 256 bytes to L2, zeros outside
+        )
+
+
+def is_product(x: Tensor, out: Tensor) -> bool:
+    """Whether ``out`` is ``x x^T`` within the rounding of bfloat16, and equal to its transpose."""
+    exact = torch.bmm(x.float(), x.float().mT)
+    off = (out.float() - exact).abs().max() / exact.abs().max()
+    return bool(off <= 2.0**-8) and torch.equal(out, out.mT)
