@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,17 @@ from .compile import ARCHITECTURES, missing
 from .emulator.library import FLAGS, HERE, Emulated
 
 TESTS = Path(__file__).resolve().parents[1]
-needs_nvrtc = pytest.mark.skipif(bool(missing()), reason=f"not installed: {missing()}")
+REQUIRED = os.environ.get("OXIDION_REQUIRE_EMULATOR") == "1"
+"""Whether tests fail, not skip, where what the emulator is built with is missing."""
+
+
+def unless(absent: str) -> pytest.MarkDecorator:
+    """Skips tests that need what is absent, unless the emulator is required: they run then, and fail."""
+    return pytest.mark.skipif(bool(absent) and not REQUIRED, reason=f"not installed: {absent}")
+
+
+needs_nvrtc = unless(missing())
+needs_compiler = unless("" if shutil.which("g++") else "g++")
 
 PREAMBLE = """
 import ctypes, logging, torch, oxidion

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .columns import MOST_MATRICES, ROWS, ColumnJobs, Matrix, launch, sum_squares
+from .driver import needs_compiler
 from .emulator.arrays import Guarded
 from .emulator.library import Edit, Emulated, KernelFault
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+pytestmark = needs_compiler
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 ROUNDOFF = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24, F64: 2.0**-53}
 SHAPES = ((1, 1), (ROWS + 1, 33), (700, 7), (40, 70), (3, 200))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from .driver import needs_compiler
 from .emulator.library import Emulated
 from .symmetric import Problem, run_mma, run_wgmma
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+pytestmark = needs_compiler
 MMA = [
     Problem(1, 128, 64, same=True),
     Problem(2, 136, 200, same=True, addends=1),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
+from .driver import needs_compiler
 from .emulator.library import Emulated
 from .panel_checks import (
     Shape,
@@ -20,7 +20,7 @@ from .panel_checks import (
 )
 from .panels import Kernels
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+pytestmark = needs_compiler
 SHAPES = [(2, 150, 100, False), (1, 97, 64, False), (1, 200, 131, True), (2, 33, 7, True), (1, 5, 1, False)]
 
 

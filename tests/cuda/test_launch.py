@@ -36,12 +36,12 @@ def test_recorded_trajectories_are_followed(environment: dict[str, str]) -> None
 @needs_nvrtc
 @pytest.mark.parametrize(("chosen", "place"), CHOSEN)
 def test_results_equal_those_of_the_cpu(environment: dict[str, str], chosen: str, place: str) -> None:
-    """Some tests of the optimizers."""
     passed, skipped = on_the_device(environment, chosen, place)
     assert passed > skipped
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs_nvrtc
 def test_all_results_equal_those_of_the_cpu(environment: dict[str, str]) -> None:
     """As above, all tests of the optimizers: a quarter of an hour."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from .driver import needs_compiler
 from .emulator.library import SOURCES, Emulated, KernelFault
 from .faults import CHOLESKY_FAULTS, GRAM_FAULTS, MMA_FAULTS, WGMMA_FAULTS, Fault
 from .panel_checks import (
@@ -22,7 +22,7 @@ from .panel_checks import (
 from .panels import Kernels
 from .symmetric import Problem, run_mma, run_wgmma
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+pytestmark = needs_compiler
 Launch = Callable[[], object]
 SEEDS = (0, 1, 2)
 MMA_PROBLEMS = (

@@ -43,8 +43,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> SourceKernels:
     return SourceKernels(tmp_path_factory)
 
 
-def launch(kernels: Emulated, name: str, what: ctypes.Structure, blocks: int) -> None:
-    kernels.launch(name, what, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
+def launch(kernels: Emulated, name: str, what: ctypes.Structure, blocks: int, seed: int = 0) -> None:
+    kernels.launch(name, what, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[], seed=seed)
 
 
 class PieceSums(ctypes.Structure):
@@ -101,7 +101,13 @@ class LambFactors(ctypes.Structure):
 
 
 def summed(
-    kernels: SourceKernels, name: str, form: str, runs: Sequence[list[Tensor]], count: int, factor: float = 1
+    kernels: SourceKernels,
+    name: str,
+    form: str,
+    runs: Sequence[list[Tensor]],
+    count: int,
+    factor: float = 1,
+    seed: int = 0,
 ) -> Tensor:
     """The sums of each job, by both kernels."""
     live = [torch.tensor(LIVE_LAMB, dtype=F64) for _ in runs]
@@ -110,12 +116,12 @@ def summed(
     fields = (("jobs", type(made)), ("partial", ctypes.c_void_p))
     jobs = type("SumJobs", (ctypes.Structure,), {"_fields_": fields})(made, partial.data_ptr())
     assert ctypes.sizeof(jobs) <= 32764
-    launch(kernels.sums, f"{name}_{form}", jobs, blocks)
+    launch(kernels.sums, f"{name}_{form}", jobs, blocks, seed)
     total = torch.full((len(runs), count), float("nan"), dtype=F64)
     what = PieceSums(partial.data_ptr(), factor, sums=count)
     for i in range(len(runs)):
         what.total[i], what.end[i] = total[i].data_ptr(), sum(pieces(len(run[0])) for run in runs[: i + 1])
-    launch(kernels.totals, "add_pieces", what, len(runs))
+    launch(kernels.totals, "add_pieces", what, len(runs), seed)
     return total
 
 

@@ -298,9 +298,15 @@ extern "C" __attribute__((visibility("default"))) long emulator_end_capture() {
     return static_cast<long>(graph.size());
 }
 
-DRIVER_CALL emulator_replay() {
-    for (const Recorded& what : graph) {
-        if (const int failed = run(what)) return failed;
+// Runs the launches of a captured graph from number `first` to before `last`.
+DRIVER_CALL emulator_replay_some(long first, long last) {
+    if (first < 0 || first > last || last > static_cast<long>(graph.size())) return INVALID_VALUE;
+    for (long i = first; i < last; ++i) {
+        if (const int failed = run(graph[i])) return failed;
     }
     return SUCCESS;
+}
+
+DRIVER_CALL emulator_replay() {
+    return emulator_replay_some(0, static_cast<long>(graph.size()));
 }

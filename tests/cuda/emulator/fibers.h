@@ -144,6 +144,20 @@ inline void prepare_fibers() {
     shuffle_warps();
 }
 
+// Static arrays of shared memory that this block has come to.
+constexpr int MAX_STATIC = 32;
+inline void* found_static[MAX_STATIC];
+inline int statics;
+
+// Where a static array is declared: the first fiber of a block finds there what is no number.
+inline void leave_unwritten(void* array, size_t bytes) {
+    for (int i = 0; i < statics; ++i)
+        if (found_static[i] == array) return;
+    if (statics == MAX_STATIC) fail("more than %d static arrays", MAX_STATIC);
+    found_static[statics++] = array;
+    memset(array, 0xFF, bytes);
+}
+
 void begin_block();  // forgets barriers and pending operations
 void end_block();    // finishes what a block may leave behind, or fails
 
@@ -159,6 +173,7 @@ inline int launch(const Launch& how, void (*kernel)(const void*), const void* pa
     for (block = 0; block < blocks; ++block) {
         memset(shared_memory, 0xFF, sizeof shared_memory);  // not a number in every floating-point format
         rounds = last_event = 0;
+        statics = 0;
         begin_block();
         prepare_fibers();
         position = -1;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ SOURCES = HERE.parents[2] / "src" / "kernels" / "cuda"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
 TWINS = "twins.h"
 SHARED_BYTES = 227 * 1024
+# A static array of a block, which begins with what nobody wrote: the emulator fills it.
+SHARED = re.compile(r"^(\s*)__shared__ ([\w<>]+) (\w+)((?:\[[^;]*\])?);$", re.MULTILINE)
 
 # Elementwise passes, and what each takes: jobs in a small table, in a large one, in float64.
 UPDATES = (
@@ -113,7 +116,7 @@ class Launch(ctypes.Structure):
 
 
 def _write_sources(folder: Path, edits: Sequence[Edit]) -> None:
-    """Copies the sources without their PTX: the emulator's twins are found by the include path."""
+    """Copies the sources, edited, without their PTX: the emulator's twins are found by the include path."""
     texts = {path.name: path.read_text() for path in SOURCES.glob("*.cu*")}
     for name, old, new in edits:
         if texts[name].count(old) != 1:
@@ -122,7 +125,8 @@ def _write_sources(folder: Path, edits: Sequence[Edit]) -> None:
     twins = {path.name for path in HERE.glob("*.cuh")}
     for name, text in texts.items():
         if name not in twins:
-            (folder / name).write_text(text)
+            filled = SHARED.sub(r"\1static \2 \3\4; emulator::leave_unwritten(&\3, sizeof \3);", text)
+            (folder / name).write_text(filled)
 
 
 def _compile(*arguments: str) -> None:

@@ -1,0 +1,37 @@
+"""What ``test_device_cases.py`` asks of a device, asked of the driver without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from .driver import needs_nvrtc, on_the_device
+
+pytestmark = needs_nvrtc
+PLACE = "cuda/test_device_cases.py"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "least"),
+    [
+        ("codes and (adamw or dion2 or came)", 6),
+        ("bfloat16_parameters and (normuon or apollo)", 2),
+        ("float32 and (lamb or galore)", 2),
+        ("waits_for_nothing and True", 12),
+        ("graph_of_torch and (dion or adafactor or muon)", 6),
+        ("polar_factor", 2),
+    ],
+)
+def test_device_cases_hold_there(environment: dict[str, str], chosen: str, least: int) -> None:
+    """Some of them."""
+    passed, skipped = on_the_device(environment, chosen, PLACE)
+    assert passed >= least
+    assert skipped == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_device_cases_hold_there(environment: dict[str, str]) -> None:
+    """All of them: five minutes."""
+    passed, skipped = on_the_device(environment, "", PLACE)
+    assert passed > 80
+    assert skipped == 0
