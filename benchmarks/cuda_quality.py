@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from contenders import LR, Contender
 from harness import stepper
-from quality import DION_WARM_STEPS, MAX_SIDE
+from quality import DION_WARM_STEPS, MAX_SIDE, worst
 from workloads import DION2, DION_4, DION_16, MUON, Shape, Tensors, Workload, gradient
 
 MAX_SHAPES = 2
@@ -36,14 +36,7 @@ def quality(entry: Contender, workload: Workload, device: torch.device) -> dict[
     shapes = distinct(workload.matrices)
     if entry.family not in measures or not shapes:
         return {}
-    rows = [measures[entry.family](entry, shape, device) for shape in shapes]
-    sigma, orthogonality, cosine = zip(*rows, strict=True)
-    return {
-        "sigma_max": max(sigma),
-        "orthogonality": max(orthogonality),
-        "cosine": min(cosine),
-        "shapes": [list(shape) for shape in shapes],
-    }
+    return worst([measures[entry.family](entry, shape, device) for shape in shapes], shapes)
 
 
 def distinct(shapes: Sequence[Shape]) -> list[Shape]:

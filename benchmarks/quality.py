@@ -36,7 +36,11 @@ def quality(entry: Contender, workload: Workload, fraction: float) -> dict[str, 
     """
     shapes = _distinct(workload.matrices)
     measure = _muon if entry.family == MUON else _dion
-    rows = [measure(entry, shape, fraction) for shape in shapes]
+    return worst([measure(entry, shape, fraction) for shape in shapes], shapes)
+
+
+def worst(rows: Sequence[tuple[float, float, float]], shapes: Sequence[Shape]) -> dict[str, Any]:
+    """The worst of each figure over shapes."""
     sigma, orthogonality, cosine = zip(*rows, strict=True)
     return {
         "sigma_max": max(sigma),
