@@ -105,6 +105,10 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     if let Some(kernel) = tiled.first().and_then(|p| Kernel::of(p.out.dtype())) {
         kernel.thin_products(&tiled)?;
     }
+    let (kept, products): (Vec<_>, Vec<_>) = products.into_iter().partition(is_scaled);
+    if let Some(kernel) = kept.first().and_then(|p| Kernel::of(p.out.dtype())) {
+        kernel.thin_products(&kept)?;
+    }
     let (own, others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
     let (turned, straight): (Vec<_>, Vec<_>) = own.into_iter().partition(|p| p.left.1 && p.work() > SMALL);
@@ -114,6 +118,16 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
         None => turned.iter().try_for_each(by_library)?,
     }
     others.iter().try_for_each(by_library)
+}
+
+/// Whether a product scales what it is added to, which libtorch and faer do in a pass of its own: with decay that is a
+/// quarter of the time of an update of rank 64, and less than libtorch gains where the rank is larger.
+#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
+fn is_scaled(product: &ThinProduct) -> bool {
+    let dtype = product.out.dtype();
+    let scaled = product.keep != 0.0 && product.keep != 1.0;
+    let thin = product.inner() <= THIN && product.work() > SMALL && !product.left.1;
+    scaled && thin && !dtype.is_narrow() && Kernel::of(dtype).is_some()
 }
 
 /// Whether a product in bfloat16 is one for the tiles of AMX, or so small that libtorch would take longer to compile code
@@ -240,3 +254,8 @@ pub fn sketches(keys: &[(Key, usize)], rows: usize, cols: usize, tag: u32, step:
     let _ = sketch.f_mul_scalar_(1.0 / (rows.max(1) as f64).sqrt())?;
     Ok(sketch)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
+#[path = "low_rank_tests.rs"]
+mod tests;

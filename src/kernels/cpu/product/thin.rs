@@ -16,6 +16,9 @@ const PIECE: usize = 1 << 19;
 const LINE: usize = 8;
 /// Rows of a result at most that are one task's.
 const ROWS: usize = 256;
+/// Tiles of rows that are one task's where the result is read too: its pages then are few at a time. Of 4096 x 1024 with
+/// an inner dimension of 48, 1 to 3 take 3.0 to 3.2 ms, 19 take 4.0.
+const TILES_READ: usize = 2;
 
 thread_local! {
     // Memory of the panels of both factors, of that which all tasks read and of a part of the other; its pages stay with the
@@ -84,7 +87,8 @@ impl Kernel {
         with(&WHOLE, self.elements(Side::Right, cols, inner), self, |whole| {
             self.pack(Side::Right, &right, whole, spread)?;
             let unit = self.tile_rows();
-            let height = (PIECE / (inner * self.dtype().bytes()).max(1)).min(ROWS) / unit;
+            let most = if product.keep == 0.0 { ROWS } else { TILES_READ * unit };
+            let height = (PIECE / (inner * self.dtype().bytes()).max(1)).min(most) / unit;
             let height = height.max(1) * unit;
             try_each(rows.div_ceil(height), spread, |i| {
                 let (first, count) = (i * height, height.min(rows - i * height));
