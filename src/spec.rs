@@ -245,6 +245,8 @@ pub struct UnitShape {
     pub transposed: bool,
     /// Among how many processes rows and columns are cut.
     pub ways: [usize; 2],
+    /// Whether no other process has a part or a copy of them.
+    pub alone: bool,
     /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
     /// than two.
     pub inner: Vec<usize>,

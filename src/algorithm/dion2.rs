@@ -175,7 +175,7 @@ impl Algorithm for Dion2 {
             (SPREAD, _) => Self::spread(io, selection.side),
             (SELECT, _) => self.choose(io, &selection, h[MU]),
             (ORTHONORMALIZE, _) if selection.global => self.orthonormalize_chosen(io, &selection, h[EPSILON]),
-            (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON]),
+            (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], None),
             (SQUARES, Some(neuron)) => neuron.squares(io, rows),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], rows),
             (APPLY, neuron) => {

@@ -5,12 +5,13 @@
 
 use super::Algorithm;
 use super::neuron::{NORMALIZE, Neuron, SQUARES};
-use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
+use super::orthonormal::{APPLY, BETA2, EPSILON, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::options::Options;
-use crate::plan::{BufferSpec, Program, Stage, Target};
+use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
 
@@ -35,6 +36,12 @@ impl Muon {
 
     pub(super) fn normalized(options: &Options) -> Result<Self> {
         Ok(Self { neuron: Some(Neuron::new(options, NEURON_BUFFERS)?), ..Self::new(options)? })
+    }
+
+    /// The buffer of the squared norms that the momentum's pass leaves, the last one, where it does.
+    fn norms(&self, shape: &UnitShape) -> Option<BufferId> {
+        let last = NEURON_BUFFERS + if self.neuron.is_some() { Neuron::BUFFERS } else { 0 };
+        self.common.knows_norms(shape).then_some(last)
     }
 }
 
@@ -67,6 +74,9 @@ impl Algorithm for Muon {
         if self.neuron.is_some() {
             program = Neuron::buffers(program, shape, rows, along[0]);
         }
+        if self.norms(shape).is_some() {
+            program = program.buffer(BufferSpec::new("squared_norm", 1, 1, DType::F64));
+        }
         program = program
             .local(PREPARE, "prepare")
             .redistribute(U, Target::Whole)
@@ -82,13 +92,11 @@ impl Algorithm for Muon {
         let every = |_: &StageIo<'_>, _: usize| Ok(None);
         match (stage, &self.neuron) {
             (PREPARE, _) => {
-                let update =
+                let momentum =
                     kernels::Momentum { mu: h[MU], grad_factor: io.grad_factor, nesterov: self.nesterov };
-                let units = io.units.iter().enumerate();
-                let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(U, i)?]));
-                kernels::run(&update, &jobs(all)?)
+                Orthonormal::prepare(io, momentum, self.norms(io.class))
             }
-            (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON]),
+            (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], self.norms(io.class)),
             (SQUARES, Some(neuron)) => neuron.squares(io, every),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], every),
             (APPLY, neuron) => {

@@ -35,6 +35,9 @@ pub(super) struct Neuron {
 }
 
 impl Neuron {
+    /// How many buffers it declares.
+    pub(super) const BUFFERS: usize = 2;
+
     pub(super) fn new(options: &Options, squares: BufferId) -> Result<Self> {
         let shard = options.either("norm_scope", "global", "shard")?;
         let dtype = options.dtype("variance_dtype")?.or(options.dtype("state_dtype")?);

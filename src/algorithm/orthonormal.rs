@@ -8,13 +8,13 @@ use super::neuron::Neuron;
 use crate::dtype::{DType, product_dtype};
 use crate::error::Result;
 use crate::hyper::Hyper;
-use crate::kernels;
+use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::adjust::AdjustLr;
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, Options};
 use crate::plan::{BufferId, Program, Stage};
-use crate::spec::{Block, Description, ParamSpec, StateSpec};
-use crate::stage::{StageIo, UnitIo, orthogonality_error};
+use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::stage::{StageIo, UnitIo, jobs, orthogonality_error};
 use crate::storage::StateStorage;
 use crate::view::View;
 
@@ -105,6 +105,27 @@ impl Orthonormal {
         add(program, name, elements, dtype)
     }
 
+    /// Whether the momentum's pass leaves the norms of matrices of this class, which no other process has a part of.
+    pub(super) fn knows_norms(&self, shape: &UnitShape) -> bool {
+        shape.alone && !self.by_library
+    }
+
+    /// The momentum of all units, and the update that is orthonormalized; `squares`: with the sums of its squares.
+    pub(super) fn prepare(io: &StageIo<'_>, momentum: Momentum, squares: Option<BufferId>) -> Result<()> {
+        let units = io.units.iter().enumerate();
+        let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(U, i)?]));
+        let Some(squares) = squares else { return kernels::run(&momentum, &jobs(all)?) };
+        let each = all.map(|operands| jobs([operands])).collect::<Result<Vec<_>>>()?;
+        let Some(first) = each.iter().flatten().next() else { return Ok(()) };
+        let pass = MomentumSquares { momentum, stored: first[2].dtype() };
+        let mut sums = kernels::fold_on_cpu(&pass, &each.concat()).into_iter();
+        for (i, jobs) in each.iter().enumerate() {
+            let total = sums.by_ref().take(jobs.len()).map(|[sum]| sum).sum();
+            io.slab(squares, i)?.numbers().iter_mut().for_each(|square| *square = total);
+        }
+        Ok(())
+    }
+
     /// For how many of so many matrices there is such memory at once.
     pub(super) fn at_once(&self, count: usize) -> usize {
         if self.by_library { count } else { 1 }
@@ -115,13 +136,21 @@ impl Orthonormal {
         self.orthonormalizer.run(batch, epsilon, scratch)
     }
 
-    /// Orthonormalizes buffer `U` of all units.
-    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, epsilon: f64) -> Result<()> {
+    /// Orthonormalizes buffer `U` of all units, `squares`: with these sums of the squares of each.
+    pub(super) fn orthonormalize(
+        &self,
+        io: &mut StageIo<'_>,
+        epsilon: f64,
+        squares: Option<BufferId>,
+    ) -> Result<()> {
         if io.units.is_empty() {
             return Ok(());
         }
         let mut batch = io.matrices(U, io.units.len())?;
-        self.run(&mut batch, epsilon, &io.scratch(SCRATCH)?)?;
+        let known = |i| Ok(io.slab(squares.unwrap_or(U), i)?.numbers().first().copied().unwrap_or(0.0));
+        let known =
+            squares.map(|_| (0..io.units.len()).map(known).collect::<Result<Vec<_>>>()).transpose()?;
+        self.orthonormalizer.run_with(&mut batch, epsilon, known.as_deref(), &io.scratch(SCRATCH)?)?;
         for i in 0..io.units.len() {
             let matrix = io.matrix(U, i)?;
             io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;

@@ -35,6 +35,7 @@ pub use cpu::isa::{Isa, best as best_isa, limit as isa_limit};
 pub use cpu::lamb::{Lamb, LambNorms};
 pub use cpu::low_rank::{ApplyLate, Direction};
 pub use cpu::means::{Means, NewShare, Squares};
+pub use cpu::momentum::MomentumSquares;
 pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{

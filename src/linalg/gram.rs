@@ -121,7 +121,7 @@ pub fn gram_newton_schulz(
     epsilon: f64,
     scratch: &Tensor,
 ) -> Result<()> {
-    Iteration { polynomial, restarts: Some(restarts), epsilon }.run(x_bmn, scratch)
+    Iteration { polynomial, restarts: Some(restarts), epsilon, squares: None }.run(x_bmn, scratch)
 }
 
 /// As [`newton_schulz::iterate`](super::newton_schulz::iterate).

@@ -3,6 +3,7 @@
 //!
 //! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
 
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
 use tch::{Device, Kind, Tensor};
@@ -35,6 +36,8 @@ const SPREAD_FROM: usize = 1 << 23;
 /// standard form. Exact polar factors have 1 and what the polynomials leave is below 1.2; every explosion that was seen
 /// with unsafe restarts was above.
 const GUARD: f64 = 1.35;
+/// Norms of matrices whose products neither overflow nor lose digits: they are divided by it with the first ones.
+const PLAIN: RangeInclusive<f64> = 1e-12..=1e12;
 
 /// A polynomial in one of its forms.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,8 @@ pub(super) struct Iteration<'a> {
     /// Those of the Gram form; `None` for the standard form.
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
+    /// Of each matrix the sum of the squares of its elements, where they are known.
+    pub(super) squares: Option<&'a [f64]>,
 }
 
 /// The kernel for matrices of this shape, `None` where libtorch's products are used. With AMX they never are: libtorch may
@@ -160,7 +165,9 @@ impl Iteration<'_> {
         let failed = Mutex::new(None);
         let one = |slot: usize, i: usize| {
             let memory = memory.part(slot * each, each);
-            if let Err(error) = self.one(kernel, x.part(i * m * n, m * n), shape, &memory, spread)
+            let squares = self.squares.and_then(|squares| squares.get(i)).copied();
+            let matrix = (x.part(i * m * n, m * n), squares);
+            if let Err(error) = self.one(kernel, matrix, shape, &memory, spread)
                 && let Ok(mut failed) = failed.lock()
             {
                 *failed = Some(error);
@@ -176,8 +183,15 @@ impl Iteration<'_> {
         failed.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
 
-    fn one(&self, kernel: Kernel, x: Slab, shape: [usize; 2], memory: &Slab, spread: bool) -> Result<()> {
-        let norm = packed::norm(&x);
+    fn one(
+        &self,
+        kernel: Kernel,
+        (x, squares): (Slab, Option<f64>),
+        shape: [usize; 2],
+        memory: &Slab,
+        spread: bool,
+    ) -> Result<()> {
+        let norm = squares.map_or_else(|| packed::norm(&x), f64::sqrt);
         if norm == 0.0 {
             return Ok(());
         }
@@ -187,8 +201,12 @@ impl Iteration<'_> {
         }
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
-        packed::scale(&x, ((norm * factor + self.epsilon) * scale).max(TINY).recip());
-        let products = |squares: usize| Packed::new(kernel, x, shape, squares, memory, spread);
+        let mut by = ((norm * factor + self.epsilon) * scale).max(TINY).recip();
+        if steps.is_empty() || !PLAIN.contains(&norm) {
+            packed::scale(&x, by);
+            by = 1.0;
+        }
+        let products = |squares: usize| Packed::new(kernel, (x, by), shape, squares, memory, spread);
         if !self.guarded(kernel.dtype()) {
             return self.iterate(&mut products(self.squares())?, &steps, start);
         }

@@ -42,7 +42,7 @@ pub fn newton_schulz(
     epsilon: f64,
     scratch: &Tensor,
 ) -> Result<()> {
-    Iteration { polynomial, restarts: None, epsilon }.run(x_bmn, scratch)
+    Iteration { polynomial, restarts: None, epsilon, squares: None }.run(x_bmn, scratch)
 }
 
 /// One step in terms of `Y`: `Y <- linear Y + gamma (ratio G + square G G) Y` with `G = Y Yᵀ`.

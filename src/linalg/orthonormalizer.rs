@@ -5,9 +5,9 @@ use tch::Tensor;
 use super::coefficients::{
     NEWTON_SCHULZ, POLAR_EXPRESS, POLAR_EXPRESS_FAST, Polynomial, Preconditioner, by_name,
 };
-use super::gram::{self, gram_newton_schulz, require_positive, restarts, unit_roundoff};
-use super::iteration::elements_of_each;
-use super::newton_schulz::{self, newton_schulz};
+use super::gram::{self, require_positive, restarts, unit_roundoff};
+use super::iteration::{Iteration, elements_of_each};
+use super::newton_schulz;
 use super::polar::{self, polar_factor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -167,10 +167,30 @@ impl Orthonormalizer {
     /// Whatever the method says; for a user's function [`Error::Value`] when it returns another shape, and what it
     /// raises as [`Error::Foreign`].
     pub fn run(&self, x_bmn: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
-        frozen(|| self.run_now(x_bmn, epsilon, scratch))
+        self.run_with(x_bmn, epsilon, None, scratch)
     }
 
-    fn run_now(&self, x_bmn: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
+    /// As [`run`](Self::run), of matrices for each of which the sum of the squares of its elements is known.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_with(
+        &self,
+        x_bmn: &mut Tensor,
+        epsilon: f64,
+        squares: Option<&[f64]>,
+        scratch: &Tensor,
+    ) -> Result<()> {
+        frozen(|| self.run_now(x_bmn, epsilon, squares, scratch))
+    }
+
+    fn run_now(
+        &self,
+        x_bmn: &mut Tensor,
+        epsilon: f64,
+        squares: Option<&[f64]>,
+        scratch: &Tensor,
+    ) -> Result<()> {
         match &self.0 {
             Kind::Polar => polar_factor(x_bmn),
             Kind::Function(callback) => call(callback, x_bmn, epsilon),
@@ -181,10 +201,8 @@ impl Orthonormalizer {
                     .ok_or_else(|| Error::Internal("no floating-point batch".into()))?;
                 // The Gram form of bfloat16 matrices needs the guard, which devices do not have.
                 let unguarded = *form == Form::Auto && dtype == DType::BF16 && on_device();
-                match self.gram_restarts(side(m), side(n), dtype).filter(|_| !unguarded) {
-                    None => newton_schulz(x_bmn, polynomial, epsilon, scratch),
-                    Some(restarts) => gram_newton_schulz(x_bmn, polynomial, &restarts, epsilon, scratch),
-                }
+                let restarts = self.gram_restarts(side(m), side(n), dtype).filter(|_| !unguarded);
+                Iteration { polynomial, restarts: restarts.as_deref(), epsilon, squares }.run(x_bmn, scratch)
             }
         }
     }

@@ -198,6 +198,7 @@ pub(super) fn buckets(
                 cols,
                 transposed,
                 ways,
+                alone: member.layout.distributed_axes().next().is_none(),
                 inner: match leading.map(|leading| &member.spec.shape[leading..]) {
                     None => Vec::new(),
                     Some(behind) if joint => vec![0; behind.len()],

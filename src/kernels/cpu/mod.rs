@@ -14,6 +14,7 @@ pub(super) mod lamb;
 mod lanes;
 pub(super) mod low_rank;
 pub(super) mod means;
+pub(super) mod momentum;
 pub(super) mod neuron;
 pub(super) mod pack;
 pub(super) mod philox;
