@@ -34,7 +34,14 @@ FIRST_STEP = 1.5
 MEMORY = {TORCH_MUON: 1.0, "dion.Muon eager": 0.5, "dion.Dion eager": 0.5}
 
 #: Whose updates ours must be as near to orthonormal ones as.
-BASELINE = {MUON: TORCH_MUON, DION_4: "dion.Dion eager", DION_16: "dion.Dion eager"}
+BASELINE = {
+    MUON: TORCH_MUON,
+    DION_4: "dion.Dion eager",
+    DION_16: "dion.Dion eager",
+    NORMUON: "dion.NorMuon eager",
+    DION2: "dion.Dion2 eager",
+    NORDION2: "dion.NorDion2 eager",
+}
 #: Distances that are rounding in float32.
 ROUNDING = 1e-5
 

@@ -24,7 +24,7 @@ def ratios(result: dict[str, Any]) -> dict[Key, dict[str, float]]:
 
 
 def append(result: dict[str, Any], path: Path) -> None:
-    """Adds a line: date, machine, load, versions, and the medians of what was measured on that date."""
+    """Adds a line: date, machine, load, versions, and the medians of the races that were run, if any were."""
     day = result["machine"]["date"]
     fresh = {
         race["workload"]
@@ -36,6 +36,8 @@ def append(result: dict[str, Any], path: Path) -> None:
         for key, value in ratios(result).items()
         if key[0] in fresh
     }
+    if not medians:
+        return
     machine = {key: result["machine"][key] for key in ("cpu", "cores")}
     load = [round(result[key], 1) for key in ("load_at_start", "load_at_end")]
     line = {"date": day, **machine, "load": load, "versions": result["versions"], "ratios": medians}

@@ -7,6 +7,7 @@ The scale that a library puts on its learning rate is switched off, or divided o
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from contenders import FAST, HALF, OURS, Contender
 from harness import stepper
-from workloads import MUON, Shape, Workload, gradient
+from workloads import DION2, MUON, NORDION2, NORMUON, Shape, Workload, gradient
 
 #: Largest side of a matrix whose float64 SVD is taken here.
 MAX_SIDE = 4096
@@ -29,13 +30,17 @@ def quality(entry: Contender, workload: Workload, fraction: float) -> dict[str, 
     """Worst figures over the distinct shapes of a workload.
 
     Returns:
-        ``sigma_max``: largest singular value of U (Muon) or of P (Dion);
-        ``orthogonality``: largest ``||U U^T - I||_F / sqrt(rank)``, short side of U (Muon) or P^T P (Dion);
-        ``cosine``: smallest cosine to the exact result, computed in float64: the polar factor of the gradient
-        (Muon), or P Q^T from the same momentum and Q (Dion); ``shapes``: what was looked at.
+        ``sigma_max``: largest singular value of U or of P (Dion);
+        ``orthogonality``: largest ``||U U^T - I||_F / sqrt(rank)``, short side of U or P^T P (Dion);
+        ``cosine``: smallest cosine to the exact result, computed in float64: the polar factor of what U was
+        made of, or P Q^T from the same momentum and Q (Dion); ``shapes``: what was looked at.
+
+        U is the update; of Dion2 and NorDion2 its rows or columns that moved; of NorMuon and NorDion2 as it
+        was before the normalization of its rows.
     """
     shapes = _distinct(workload.matrices)
-    measure = _muon if entry.family == MUON else _dion
+    relatives = {MUON: _muon, NORMUON: _relative, DION2: _relative, NORDION2: _relative}
+    measure = relatives.get(entry.family, _dion)
     return worst([measure(entry, shape, fraction) for shape in shapes], shapes)
 
 
@@ -71,7 +76,11 @@ def _muon(entry: Contender, shape: Shape, _fraction: float) -> tuple[float, floa
 @functools.cache
 def _polar_factor(shape: Shape) -> Tensor:
     """The exact polar factor of the gradient that `_muon` steps with."""
-    left, _, right = torch.linalg.svd(gradient(shape, seed=1).double(), full_matrices=False)
+    return _polar(gradient(shape, seed=1).double())
+
+
+def _polar(matrix: Tensor) -> Tensor:
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     return left @ right
 
 
@@ -86,10 +95,11 @@ def _plain_muon(entry: Contender, weight: Tensor) -> Optimizer:
         import pytorch_optimizer
 
         return pytorch_optimizer.Muon([{"params": [weight], "use_muon": True, **settings}])
-    import importlib
+    return _module(entry).Muon([weight], adjust_lr=None, **settings)
 
-    module = importlib.import_module("oxidion" if source == OURS else "dion")
-    return module.Muon([weight], adjust_lr=None, **settings)
+
+def _module(entry: Contender) -> Any:
+    return importlib.import_module("oxidion" if entry.source == OURS else "dion")
 
 
 def _muon_scale(source: str, shape: Shape) -> float:
@@ -97,13 +107,39 @@ def _muon_scale(source: str, shape: Shape) -> float:
     return math.sqrt(max(1.0, shape[0] / shape[1])) if source in ("torch", "pytorch_optimizer") else 1.0
 
 
-def _dion(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float, float]:
-    import importlib
+def _relative(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float, float]:
+    """Of what NorMuon, Dion2 or NorDion2 orthonormalized."""
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = gradient(shape, seed=1)
+    settings: dict[str, Any] = {} if entry.family == NORMUON else {"fraction": fraction}
+    name = {NORMUON: "NorMuon", DION2: "Dion2", NORDION2: "NorDion2"}[entry.family]
+    optimizer = getattr(_module(entry), name)([weight], lr=1.0, weight_decay=0.0, adjust_lr=None, **settings)
+    _step([optimizer], entry)
+    variance = optimizer.state[weight].get("variance_neuron")
+    beta2 = optimizer.param_groups[0].get("muon_beta2", 0.0)
+    update, rows, columns = moved(-weight.detach().double())
+    if variance is not None:
+        update = before_normalization(update, variance.detach().double()[rows], beta2)
+    exact = _polar_factor(shape) if update.shape == shape else _polar(weight.grad[rows][:, columns].double())
+    return *_orthonormality(update), _cosine(update, exact)
 
-    module = importlib.import_module("oxidion" if entry.source == OURS else "dion")
+
+def moved(update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows and columns of an update that are not zero, and which they are."""
+    rows, columns = ((update != 0).any(dim).nonzero()[:, 0] for dim in (1, 0))
+    return update[rows][:, columns], rows, columns
+
+
+def before_normalization(update: Tensor, variance: Tensor, beta2: float) -> Tensor:
+    """What NorMuon's first step made an update of: V then holds ``(1 - beta2) mean_j U_ij^2``."""
+    squares = variance / (1 - beta2) * update.shape[1]
+    return update / update.norm(dim=1, keepdim=True) * squares.sqrt()
+
+
+def _dion(entry: Contender, shape: Shape, fraction: float) -> tuple[float, float, float]:
     weight = torch.nn.Parameter(torch.zeros(shape))
     settings = {"orth_dtype": "bfloat16"} if entry.name == HALF else {}
-    optimizer = module.Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction, **settings)
+    optimizer = _module(entry).Dion([weight], lr=1.0, weight_decay=0.0, rank_fraction=fraction, **settings)
     for step in range(DION_WARM_STEPS):
         weight.grad = gradient(shape, seed=step)
         _step([optimizer], entry)

@@ -81,7 +81,7 @@ def _bars(result: dict[str, Any]) -> str:
         (
             f"quality, {what}",
             f"as near to orthonormal as {peer}",
-            "; ".join(f"{measure} {own:.2g}, there {other:.2g}" for measure, (own, other) in found.items()),
+            "; ".join(f"{measure} {own:.3g}, there {other:.3g}" for measure, (own, other) in found.items()),
             all(own <= max(other, bars.ROUNDING) for own, other in found.values()),
         )
         for what, peer, found in bars.quality(result)
@@ -203,7 +203,9 @@ def _qualities(result: dict[str, Any]) -> str:
     if not result["qualities"]:
         return ""
     return (
-        "Quality, worst over the shapes of the list: largest singular value of the update (of P for Dion); "
+        "Quality, worst over the shapes of the list: largest singular value of the update (of P for Dion; of "
+        "the rows or columns that moved for Dion2 and NorDion2; before the normalization of rows for NorMuon "
+        "and NorDion2); "
         "the orthogonality error `||U U^T - I||_F / sqrt(rank)` on the short side (of P^T P for Dion); the "
         "cosine to the exact polar factor (for Dion to P Q^T from the same momentum and Q), in float64.\n"
     )

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 import contenders as registry
 from harness import load_average, machine, ratio, series_of
-from workloads import ORTHONORMAL, Workload, catalogue
+from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
 
 HERE = Path(__file__).resolve().parent
 IMPORT_RUNS = 7
@@ -128,9 +128,10 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
     result["settings"] = {
         key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()
     }
-    measured = [ask("rates.py", {"threads": threads}) for threads in options.threads]
-    others = [row for row in result.get("rates", []) if row["threads"] not in options.threads]
-    result["rates"] = sorted([*others, *measured], key=lambda row: row["threads"])
+    if "race" not in skip:
+        measured = [ask("rates.py", {"threads": threads}) for threads in options.threads]
+        others = [row for row in result.get("rates", []) if row["threads"] not in options.threads]
+        result["rates"] = sorted([*others, *measured], key=lambda row: row["threads"])
     if "import" not in skip and result["versions"][registry.OURS] != registry.NOT_INSTALLED:
         result["imports"] = [ask("fresh.py", {"job": "import", **shared}) for _ in range(IMPORT_RUNS)]
     for workload, family in tqdm(pairs, desc="races", file=sys.stderr):
@@ -140,7 +141,7 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
             for threads in options.threads:
                 answer = ask("race.py", {**request, **settings, "threads": threads})
                 result["races"].append(with_ratios(answer))
-        if "quality" not in skip and family in ORTHONORMAL:
+        if "quality" not in skip and family in (*ORTHONORMAL, *RELATIVES):
             result["qualities"].append(ask("race.py", {**request, "job": "quality"}))
         if "first" not in skip:
             result["first_steps"] += first_steps(request, workload, options, result["versions"])

@@ -98,6 +98,40 @@ def test_bars_of_quality_compare_each_measure_with_the_baseline() -> None:
     assert found == [("oxidion.Muon, one, muon", "torch.optim.Muon", distances)]
 
 
+def test_quality_of_the_relatives_is_that_of_what_they_orthonormalize() -> None:
+    import torch
+
+    import oxidion
+    from contenders import contenders
+    from quality import before_normalization, moved, quality
+    from workloads import Workload, gradient
+
+    shape = (48, 64)
+    updates, variance = [], torch.zeros(())
+    for cls in (oxidion.Muon, oxidion.NorMuon):
+        weight = torch.nn.Parameter(torch.zeros(shape))
+        weight.grad = gradient(shape, seed=1)
+        optimizer = cls([weight], lr=1.0, weight_decay=0.0, adjust_lr=None, orth_dtype="float32")
+        optimizer.step()
+        updates.append(-weight.detach().double())
+        variance = optimizer.state[weight].get("variance_neuron", variance).double()
+    muon, normuon = updates
+    assert (muon - normuon).norm() > 0.01 * muon.norm()
+    torch.testing.assert_close(before_normalization(normuon, variance, 0.95), muon, rtol=1e-4, atol=1e-6)
+
+    part = torch.zeros(5, 6)
+    part[[[1], [4]], [0, 2, 3]] = 1.0
+    found, rows, columns = moved(part)
+    assert (found.shape, rows.tolist(), columns.tolist()) == ((2, 3), [1, 4], [0, 2, 3])
+
+    one = Workload("one", "", (shape,), (), ())
+    for family in ("normuon", "dion2 1/4", "nordion2 1/4"):
+        figures = quality(contenders(family, compiled=False)[0], one, 1 / 4)
+        assert 1 < figures["sigma_max"] < 1.2
+        assert 0.01 < figures["orthogonality"] < 0.4
+        assert 0.97 < figures["cosine"] < 0.9999
+
+
 def test_every_bar_names_a_race_and_contenders_that_exist() -> None:
     from bars import BARS
     from contenders import contenders
