@@ -156,7 +156,41 @@ def test_floors_of_one_matrix_are_the_formula() -> None:
     dion = 8 * m * n * 256 + 2 * n * 256**2 + 256**3 / 3
     assert floor_seconds(named("1024x4096"), "dion r=1/4", rates) == pytest.approx((dion + 32 * m * n) / 1e9)
     assert floor_seconds(named("flat-100m"), "adamw", rates) == pytest.approx(2.8)
-    assert floor_seconds(named("memory-100m"), "came", rates) is None
+    assert floor_seconds(named("memory-1024x4096"), "galore r=128 refresh", rates) is None
+
+
+def test_floors_of_the_relatives_take_what_they_select() -> None:
+    from floors import floor_seconds
+    from workloads import Workload, named
+
+    rates = {"float32": 1e9, "bfloat16": 2e9, "bytes": 1e9}
+    one, m, n, k = named("1024x4096"), 1024, 4096, 256
+    assert floor_seconds(one, "normuon", rates) == floor_seconds(one, "muon", rates)
+    part = (9 * k * k * n + 11 * k**3) / 2e9 + 23 * m * n / 1e9
+    assert floor_seconds(one, "dion2 1/4", rates) == floor_seconds(one, "nordion2 1/4", rates)
+    assert floor_seconds(one, "dion2 1/4", rates) == pytest.approx(part)
+    # Of a tall matrix Dion2 takes columns, NorDion2 rows, here a square.
+    tall = Workload("tall", "", ((4 * m, m),), (), ())
+    assert floor_seconds(tall, "dion2 1/4", rates) == pytest.approx(part)
+    square = 20 * m**3 / 2e9 + 23 * 4 * m * m / 1e9
+    assert floor_seconds(tall, "nordion2 1/4", rates) == pytest.approx(square)
+
+
+@pytest.mark.parametrize(
+    ("family", "matrices", "others"),
+    [("lamb", 40, 40), ("adafactor", 24, 32), ("came", 32, 36), ("adamw 8-bit", 16, 28)],
+)
+def test_floors_of_the_memory_efficient_ones_are_their_bytes(family: str, matrices: int, others: int) -> None:
+    from floors import floor_seconds
+    from workloads import Workload, named
+
+    rates = {"float32": 1e9, "bfloat16": 2e9, "bytes": 1e9}
+    both = Workload("both", "", ((30, 10),), ((7,),), ())
+    assert floor_seconds(both, family, rates) == pytest.approx((300 * matrices + 7 * others) / 1e9)
+    assert family in named("memory-100m").families
+    m, n, rank = 1024, 4096, 128
+    galore = (4 * m * n * rank + 12 * m * n + 4 * rank * n) / 1e9
+    assert floor_seconds(named("memory-1024x4096"), "galore r=128", rates) == pytest.approx(galore)
 
 
 def test_history_names_what_fell_and_keeps_a_line_for_each_run(tmp_path: Path) -> None:
