@@ -5,12 +5,14 @@
 #   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, _abi.py, Cargo.lock)
 #   MARKERS="not slow"  with `test`: which tests pytest selects
 #   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
+#   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
 #   ARGS=...            with `demo`, `demo-dist`, `test` and `bench`: more arguments for the script or for pytest
 
 PYTHON ?= python3
 MARKERS ?= not slow
 PEERS ?= .cache/peers
 ARGS ?=
+GUARD ?=
 
 VENV := $(CURDIR)/.venv
 RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock .cargo/config.toml
@@ -55,9 +57,10 @@ lint: build ## Check formatting, lints, types and the stub of the extension
 	mypy
 	python -m mypy.stubtest oxidion._oxidion
 
-bench: build ## Time every class against torch's optimizers and all peers (an hour on two cores)
+bench: build ## Time every class against torch's optimizers and all peers, compiled too, and train the guard (four hours on two cores)
 	python benchmarks/peers.py $(PEERS)
-	python benchmarks/step.py --peer-path $(PEERS)/packages $(ARGS)
+	python benchmarks/step.py --peer-path $(PEERS)/packages --compiled $(ARGS)
+	python benchmarks/guard.py $(GUARD)
 
 test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) -m pytest -q tests/cuda -m cuda $(ARGS)

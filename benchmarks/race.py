@@ -44,7 +44,8 @@ def start(
         for _ in range(COMPILED_WARM_STEPS if entry.compiled else WARM_STEPS):
             step()
     except Exception as error:
-        row["status"] = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        what = "not compiled" if entry.compiled else "failed"
+        row["status"] = f"{what}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
         return
     row.update(status="ok", state_bytes=state_bytes(optimizers))
     steps[entry.name] = step

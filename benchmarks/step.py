@@ -34,6 +34,8 @@ from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
 HERE = Path(__file__).resolve().parent
 IMPORT_RUNS = 7
 FRESH_RUNS = 3
+#: Seconds that a process may take; compiling takes minutes.
+LIMIT = 1800
 #: Lists of a result, and the part of a run that fills each.
 KINDS = {"imports": "import", "races": "race", "qualities": "quality", "first_steps": "first"}
 
@@ -92,7 +94,12 @@ def ask(script: str, request: dict[str, Any], *, compiled: bool = True) -> dict[
         if not compiled:
             environment["TORCHDYNAMO_DISABLE"] = "1"
         command = [sys.executable, str(HERE / script), json.dumps(request)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment, timeout=LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            return {"status": f"failed: took longer than {LIMIT} s"}
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return {"status": f"failed: {last[:200]}"}
@@ -139,7 +146,7 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
         if "race" not in skip:
             settings = {"job": "race", "rounds": options.rounds, "compiled": options.compiled}
             for threads in options.threads:
-                answer = ask("race.py", {**request, **settings, "threads": threads})
+                answer = raced({**request, **settings, "threads": threads})
                 result["races"].append(with_ratios(answer))
         if "quality" not in skip and family in (*ORTHONORMAL, *RELATIVES):
             result["qualities"].append(ask("race.py", {**request, "job": "quality"}))
@@ -150,6 +157,19 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
             result[kind].sort(key=lambda row: order.get((row.get("workload"), row.get("family")), len(order)))
         target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def raced(request: dict[str, Any]) -> dict[str, Any]:
+    """A race; where compiling ends its process or takes for ever, the race of the others."""
+    answer = ask("race.py", request)
+    if "contenders" in answer or not request["compiled"]:
+        return answer
+    others = ask("race.py", {**request, "compiled": False})
+    for entry in registry.contenders(request["family"], compiled=True):
+        if "contenders" in others and entry.compiled:
+            row = {"source": entry.source, "note": entry.note, "status": f"not compiled: {answer['status']}"}
+            others["contenders"][entry.name] = row
+    return others
 
 
 def earlier(target: Path, pairs: list[tuple[Workload, str]], options: argparse.Namespace) -> dict[str, Any]:

@@ -208,6 +208,31 @@ def test_history_names_what_fell_and_keeps_a_line_for_each_run(tmp_path: Path) -
     assert [line["ratios"]["4000x768/adamw/1/torch.optim.AdamW fused"] for line in lines] == [5.0, 4.0]
 
 
+def test_race_goes_on_without_what_ends_its_process_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    import step
+
+    asked: list[bool] = []
+
+    def ask(_script: str, request: dict[str, Any], **_: Any) -> dict[str, Any]:
+        asked.append(request["compiled"])
+        return {"status": "failed: crash"} if request["compiled"] else {"contenders": {"oxidion.Dion2": {}}}
+
+    monkeypatch.setattr(step, "ask", ask)
+    rows = step.raced({"family": "dion2 1/4", "compiled": True})["contenders"]
+    assert asked == [True, False]
+    assert list(rows) == ["oxidion.Dion2", "dion.Dion2 compiled"]
+    assert rows["dion.Dion2 compiled"]["status"] == "not compiled: failed: crash"
+    monkeypatch.setattr(step, "ask", lambda *_, **__: {"status": "failed: other"})
+    assert step.raced({"family": "dion2 1/4", "compiled": True}) == {"status": "failed: other"}
+
+
+def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
+    makefile = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.split("\nbench:")[1].split("\n\n")[0]
+    assert "benchmarks/step.py --peer-path $(PEERS)/packages --compiled $(ARGS)" in recipe
+    assert "benchmarks/guard.py $(GUARD)" in recipe
+
+
 def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
     arguments = ["--only", "mixed/lion", "--threads", "1", "--rounds", "7", "--skip", "import,first"]
     command = [sys.executable, str(BENCHMARKS / "step.py"), *arguments, "--out", str(tmp_path)]
