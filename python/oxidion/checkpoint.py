@@ -43,8 +43,9 @@ def import_state_dict(
         state_dict: of the other optimizer: ``{"state": ..., "param_groups": ...}``.
         source: "hf-adafactor" (``transformers.Adafactor``, fairseq's) for `Adafactor`; "came-pytorch" for
             `CAME`; "galore-torch" (``GaLoreAdamW``) for `GaLoreAdamW`; "colossalai-lamb" (``Lamb``,
-            ``DistributedLamb``) for `Lamb`; "torch-muon" (``torch.optim.Muon``) for `Muon`; "microsoft-dion"
-            for its namesakes.
+            ``DistributedLamb``) for `Lamb`; "torch-muon" (``torch.optim.Muon``) and "keller-jordan-muon"
+            (``SingleDeviceMuon``, ``SingleDeviceMuonWithAuxAdam``; of ``Muon`` and ``MuonWithAuxAdam`` what
+            a process has) for `Muon`; "microsoft-dion" for its namesakes.
         optimizer: where the result will be loaded. Its groups give the keys that the other package does not
             know, and its parameters' shapes are compared with the states'.
 
@@ -132,7 +133,8 @@ def _shape(name: str, param: tuple[int, ...], group: Group) -> tuple[int, ...] |
     if name.endswith(("_row", "_col", "_mean")):
         return {"row": param[:-1], "col": (*param[:-2], *param[-1:]), "mean": param[:-2]}[name.split("_")[-1]]
     projected = group.get("rank") is not None
-    return param if name in ("momentum", "exp_avg", "exp_avg_sq") and not projected else None
+    whole = ("momentum", "variance", "exp_avg", "exp_avg_sq")
+    return param if name in whole and not projected else None
 
 
 # ------------------------------------------------------------------ formats
@@ -217,9 +219,35 @@ def _torch_muon_group(group: Group) -> Group:
 
 def _torch_muon_state(state: State, group: Group) -> State:
     """An average of gradients there, their decayed sum here."""
-    if group["mu"] == 1.0:
+    share = _share_taken_in(group["mu"])
+    return {"momentum": _pick(state, "momentum_buffer")["momentum_buffer"] / share}
+
+
+def _share_taken_in(mu: float) -> float:
+    """What an average takes in of a gradient."""
+    if mu == 1.0:
         raise ValueError("a momentum of 1 never takes a gradient in")
-    return {"momentum": _pick(state, "momentum_buffer")["momentum_buffer"] / (1.0 - group["mu"])}
+    return 1.0 - mu
+
+
+def _keller_jordan_group(group: Group) -> Group:
+    muon = group.pop("use_muon", True)
+    _require(group, ("momentum",) if muon else ("betas", "eps"), "a group", "keller-jordan-muon")
+    if not muon:
+        return {"epsilon": group.pop("eps"), "algorithm": "adamw", **group}
+    mu = group.pop("momentum")
+    fixed = {"nesterov": True, "adjust_lr": "original", "ns_coefficients": "keller_jordan"}
+    # Added to the norm of an average there, of a sum here.
+    epsilon = 1e-7 / _share_taken_in(mu)
+    return {"mu": mu, "epsilon": epsilon, "algorithm": "muon", **fixed, **group}
+
+
+def _keller_jordan_state(state: State, group: Group) -> State:
+    if group["algorithm"] == "muon":
+        return _torch_muon_state(state, group)
+    made = _pick(state, *_MOMENTS)
+    step = torch.tensor(float(made["step"]), dtype=torch.float32)
+    return {"momentum": made["exp_avg"], "variance": made["exp_avg_sq"], "step_dev": step}
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -244,6 +272,7 @@ SOURCES: dict[str, Source] = {
     "galore-torch": Source("galore_adamw", (*_ADAM_KEYS, "correct_bias"), _galore_group, _galore_state),
     "colossalai-lamb": Source("lamb", _ADAM_KEYS, _lamb_group, lambda state, _: _pick(state, *_MOMENTS)),
     "torch-muon": Source("muon", _TORCH_MUON_KEYS, _torch_muon_group, _torch_muon_state),
+    "keller-jordan-muon": Source(None, ("lr", "weight_decay"), _keller_jordan_group, _keller_jordan_state),
     "microsoft-dion": Source(None, ("algorithm", "lr"), dict, lambda state, _: state),
 }
 """The formats, by the name that `import_state_dict` takes."""
