@@ -17,7 +17,7 @@ from oxidion._abi import check_torch
 
 check_torch(torch.__version__)
 
-from oxidion import _oxidion, checkpoint, functional, qk_clip  # noqa: E402
+from oxidion import _oxidion, checkpoint, functional, hf, qk_clip  # noqa: E402
 from oxidion._env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
@@ -63,6 +63,7 @@ __all__ = [
     "env_report",
     "functional",
     "galore_param_groups",
+    "hf",
     "param_groups",
     "qk_clip",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from .snapshot import assert_params_equal, assert_same, params_of, snapshot
-from .table import Case, every_case, make_model, run_steps, set_grads
+from .table import Case, every_case, every_matrix_case, make_model, run_steps, set_grads
 
 
 class LightningLike:
@@ -136,3 +137,23 @@ def test_groups_split_by_weight_decay_as_in_the_hugging_face_trainer_step(case: 
     optimizer.step()
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.0]
     assert all(not torch.equal(p, b) for p, b in zip(params_of(optimizer), before, strict=True))
+
+
+@every_case
+def test_parameters_of_deepspeed_zero_3_are_refused_by_name(case: Case) -> None:
+    kept = torch.nn.Parameter(torch.randn(4, 3))
+    taken: Any = torch.nn.Parameter(torch.empty(0))
+    taken.ds_id, taken.ds_shape = 7, torch.Size((4, 3))  # as deepspeed.zero.Init leaves them
+    message = r"block\.weight: DeepSpeed ZeRO-3 flattens.*use FSDP2"
+    with pytest.raises(TypeError, match=message):
+        case.new([("head.weight", kept), ("block.weight", taken)], lr=0.125)
+    optimizer = case.new([("head.weight", kept)], lr=0.125)
+    with pytest.raises(TypeError, match=message):
+        optimizer.add_param_group({"params": [("block.weight", taken)]})
+    assert len(optimizer.param_groups) == 1
+
+
+@every_matrix_case
+def test_parameters_that_deepspeed_flattened_are_no_matrices(case: Case) -> None:
+    with pytest.raises(ValueError, match=r"needs parameters with at least 2 dimensions, got shape \(12,\)"):
+        case.new([torch.nn.Parameter(torch.randn(4, 3).flatten())], lr=0.125)

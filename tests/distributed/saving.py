@@ -8,7 +8,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -110,6 +116,25 @@ def plain_resume(layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Ten
     for one, other in ((network, optimizer), (again, second)):
         jobs.train(one, other, AFTER, share, seed=2)
     return weights(network), weights(again)
+
+
+def broadcast_resume(layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Tensor], list[Tensor], int]:
+    """A whole state dict that only rank 0 has, into fresh ones on all; weights of both runs, and its size."""
+    network, optimizer, share = build(layout, name, keys)
+    jobs.train(network, optimizer, BEFORE, share, seed=1)
+    optimizer.synchronize_for_checkpoint()
+    gathered = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model_state, optimizer_state = get_state_dict(network, optimizer, options=gathered)
+    again, second, _ = build(layout, name, keys)
+    with torch.no_grad():
+        for param in again.parameters():
+            param.mul_(0.5)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(again, model_state, options=options)
+    set_optimizer_state_dict(again, second, optimizer_state, options=options)
+    for one, other in ((network, optimizer), (again, second)):
+        jobs.train(one, other, AFTER, share, seed=2)
+    return weights(network), weights(again), len(optimizer_state)
 
 
 def jobs_local(tensor: Tensor) -> Tensor:

@@ -63,6 +63,22 @@ def test_plain_state_dict_resumes_bit_equal(groups: Groups, name: str, layout: s
     assert plain_state_resumes_bit_equal(groups, layout, name, {})
 
 
+@pytest.mark.parametrize(
+    "name", ["Dion", "Muon", "NorMuon", "NorDion2", "AdamW", "Lion", "Adafactor", "CAME"]
+)
+@pytest.mark.parametrize("layout", ["fsdp", "plane"])
+def test_state_dict_of_rank_0_is_broadcast_and_resumes_bit_equal(
+    groups: Groups, layout: str, name: str
+) -> None:
+    sizes = []
+    keys = {"lr": None} if name == "Adafactor" else {}
+    for went_on, resumed, size in groups[4].run(saving.broadcast_resume, layout, name, keys):
+        sizes.append(size)
+        assert all(torch.equal(one, other) for one, other in zip(went_on, resumed, strict=True))
+    assert sizes[0] > 0
+    assert sizes[1:] == [0, 0, 0], "more ranks than the first have the state dict"
+
+
 def test_compressed_sync_is_still_compressed_after_a_plain_resume(groups: Groups) -> None:
     assert plain_state_resumes_bit_equal(groups, "hsdp", "Dion", {"rank_fraction": 0.25})
 

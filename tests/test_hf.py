@@ -1,0 +1,114 @@
+"""The factory that transformers' Trainer calls: by its protocol, and by its code where it is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oxidion
+from oxidion.hf import OptimizerFactory
+
+
+class Tiny(nn.Module):
+    """What a language model has: an embedding, a block, a norm, an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 6)
+        self.block = nn.Linear(6, 8)
+        self.norm = nn.LayerNorm(8)
+        self.lm_head = nn.Linear(8, 10, bias=False)
+        self.frozen = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.lm_head(self.norm(self.block(self.embed(tokens))))
+        return logits
+
+
+def names(model: nn.Module, group: dict[str, Any]) -> set[str]:
+    held = {id(param) for param in group["params"]}
+    return {name for name, param in model.named_parameters() if id(param) in held}
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.arange(10)).square().sum().backward()
+    optimizer.step()
+
+
+SCALARS = {"embed.weight", "block.bias", "norm.weight", "norm.bias", "lm_head.weight"}
+
+
+@pytest.mark.parametrize("optimizer", ["Dion", oxidion.Muon], ids=["by name", "by class"])
+def test_matrices_go_to_the_class_and_the_rest_to_adamw(optimizer: Any) -> None:
+    model = Tiny()
+    made = OptimizerFactory()(model, optimizer=optimizer, lr=0.02, groups={"scalar_lr": 0.001})
+    assert type(made) is (oxidion.Dion if optimizer == "Dion" else oxidion.Muon)
+    matrices, rest = made.param_groups
+    assert names(model, matrices) == {"block.weight"}
+    assert names(model, rest) == SCALARS
+    assert (matrices["algorithm"], matrices["lr"]) == (made.ALGORITHM, 0.02)
+    assert (rest["algorithm"], rest["lr"], rest["weight_decay"]) == ("adamw", 0.001, 0.0)
+    before = model.block.weight.detach().clone()
+    step(model, made)
+    assert not torch.equal(before, model.block.weight)
+
+
+def test_classes_for_any_shape_step_everything_themselves() -> None:
+    made = OptimizerFactory()(Tiny(), "Lion", lr=0.01, weight_decay=0.5)
+    assert [group["algorithm"] for group in made.param_groups] == ["lion", "lion"]
+    assert [group["weight_decay"] for group in made.param_groups] == [0.5, 0.0]
+    assert [group["lr"] for group in made.param_groups] == [0.01, 0.01]
+
+
+def test_keys_of_the_groups_and_arguments_of_the_class_arrive() -> None:
+    groups = {"scalar_algorithm": "lion", "scalar_patterns": ["block"], "rank_fraction": 0.5}
+    model = Tiny()
+    made = OptimizerFactory()(model, lr=0.01, groups=groups)
+    (rest,) = made.param_groups
+    assert (rest["algorithm"], names(model, rest)) == ("lion", SCALARS | {"block.weight"})
+    matrices, _ = OptimizerFactory()(model, lr=0.01, mu=0.5, groups={"rank_fraction": 0.5}).param_groups
+    assert (matrices["mu"], matrices["rank_fraction"]) == (0.5, 0.5)
+    assert "scalar_patterns" in groups
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "error"), [("Sgd", ValueError), ("LayoutError", ValueError), (torch.optim.SGD, TypeError)]
+)
+def test_what_is_no_class_of_the_package_is_refused(optimizer: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="must be a class of oxidion or its name"):
+        OptimizerFactory()(Tiny(), optimizer, lr=0.01)
+
+
+def test_trainer_of_transformers_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    if folder := os.environ.get("OXIDION_PEERS"):
+        monkeypatch.setattr(sys, "path", [*sys.path, str(Path(folder).expanduser().resolve())])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = pytest.importorskip(
+            "transformers.trainer", exc_type=ImportError, reason="no transformers: see test_import_peers.py"
+        )
+    model, kwargs = Tiny(), {"optimizer": "Muon", "lr": 0.02, "groups": {"scalar_lr": 0.001}}
+    # What the method reads of a Trainer, whose constructor needs accelerate.
+    part = types.SimpleNamespace(
+        model=model,
+        optimizer=None,
+        optimizer_cls_and_kwargs=(OptimizerFactory, kwargs),
+        args=types.SimpleNamespace(weight_decay=0.1),
+        get_decay_parameter_names=lambda _: ["block.weight"],
+    )
+    made = trainer.Trainer.create_optimizer(part)
+    assert type(made) is oxidion.Muon
+    assert [names(model, group) for group in made.param_groups] == [{"block.weight"}, SCALARS]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(made, lambda done: 1.0 / (1 + done))
+    step(model, made)
+    scheduler.step()
+    assert [group["lr"] for group in made.param_groups] == [0.01, 0.0005]
