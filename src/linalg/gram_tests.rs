@@ -204,12 +204,12 @@ fn stressed_matrices_keep_their_singular_values_bounded() {
             }
         }
     }
-    // Without the restarts one of them leaves the bound by far.
+    // The same matrices do explode without the restarts.
     let free = matrices.iter().map(|x| {
         let out = run_with(&x.to_kind(Kind::BFloat16), &POLAR_EXPRESS_GRAM, &[], 1e-8);
         if out.isfinite().all().int64_value(&[]) == 1 { spectral_norm(&out) } else { f64::INFINITY }
     });
-    assert!(free.fold(0.0, f64::max) > 1.6);
+    assert!(free.fold(0.0, f64::max) > 2.0);
 }
 
 #[test]

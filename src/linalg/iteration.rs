@@ -3,7 +3,6 @@
 //!
 //! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
 
-use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
 use tch::{Device, Kind, Tensor};
@@ -36,8 +35,6 @@ const SPREAD_FROM: usize = 1 << 23;
 /// standard form. Exact polar factors have 1 and what the polynomials leave is below 1.2; every explosion that was seen
 /// with unsafe restarts was above.
 const GUARD: f64 = 1.35;
-/// Norms of matrices whose products neither overflow nor lose digits: they are divided by it with the first ones.
-const PLAIN: RangeInclusive<f64> = 1e-12..=1e12;
 
 /// A polynomial in one of its forms.
 #[derive(Clone, Copy, Debug)]
@@ -201,12 +198,8 @@ impl Iteration<'_> {
         }
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
-        let mut by = ((norm * factor + self.epsilon) * scale).max(TINY).recip();
-        if steps.is_empty() || !PLAIN.contains(&norm) {
-            packed::scale(&x, by);
-            by = 1.0;
-        }
-        let products = |squares: usize| Packed::new(kernel, (x, by), shape, squares, memory, spread);
+        packed::scale(&x, ((norm * factor + self.epsilon) * scale).max(TINY).recip());
+        let products = |squares: usize| Packed::new(kernel, x, shape, squares, memory, spread);
         if !self.guarded(kernel.dtype()) {
             return self.iterate(&mut products(self.squares())?, &steps, start);
         }

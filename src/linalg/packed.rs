@@ -62,10 +62,10 @@ impl Packed {
         left + right + squares * square
     }
 
-    /// For the row-major matrix `x` times `by`, which it gets with the first product. `spread` over the threads of the pool that the products run in.
+    /// For the row-major matrix `x`. `spread` over the threads of the pool that the products run in.
     pub(super) fn new(
         kernel: Kernel,
-        (x, by): (Slab, f64),
+        x: Slab,
         shape: [usize; 2],
         squares: usize,
         memory: &Slab,
@@ -78,7 +78,7 @@ impl Packed {
         let k = shape[0].min(shape[1]);
         let panels = [memory.part(0, left), memory.part(left, right)];
         let squares = (0..squares).map(|i| memory.part(left + right + i * square, k * k)).collect();
-        Ok(Self { kernel, x, shape, squares, panels, held: [None; 2], pending: by, spread })
+        Ok(Self { kernel, x, shape, squares, panels, held: [None; 2], pending: 1.0, spread })
     }
 
     fn short(&self) -> usize {
@@ -135,7 +135,7 @@ impl Products for Packed {
             self.product(&Product {
                 out: self.squares[out],
                 size: [k, k, end - start],
-                factor: self.pending * self.pending,
+                factor: 1.0,
                 keep: if start == 0 { 0.0 } else { 1.0 },
                 stride: k,
                 add: &[],
