@@ -99,7 +99,11 @@ BARS = (
             (ADAMW8, "oxidion.AdamW 8-bit", ("torchao AdamW8bit eager", "torchao AdamW8bit compiled"), 10),
         )
     ),
-    Bar("memory-1024x4096", GALORE_REFRESH, "oxidion.GaLoreAdamW gram", ("galore_torch.GaLoreAdamW",), 10),
+    *(
+        Bar(list_, GALORE_REFRESH, ours, ("galore_torch.GaLoreAdamW",), 10)
+        for list_ in ("memory-1024x4096", "memory-100m")
+        for ours in ("oxidion.GaLoreAdamW gram", "oxidion.GaLoreAdamW random")
+    ),
 )
 
 

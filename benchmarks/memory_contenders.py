@@ -98,7 +98,12 @@ def _low_rank(family: str, gap: int) -> Callable[[], list[Contender]]:
         return [
             Contender("oxidion.GaLoreAdamW gram", OURS, family, ours("gram")),
             Contender(
-                "oxidion.GaLoreAdamW exact", OURS, family, ours("exact"), "a singular value decomposition"
+                "oxidion.GaLoreAdamW exact",
+                OURS,
+                family,
+                ours("exact"),
+                "a singular value decomposition",
+                max_tensors=10,
             ),
             Contender("oxidion.GaLoreAdamW random", OURS, family, ours("random"), "of a sketch"),
             Contender("galore_torch.GaLoreAdamW", "galore-torch", family, theirs),

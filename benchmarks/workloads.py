@@ -145,7 +145,7 @@ def catalogue() -> tuple[Workload, ...]:
             "100 million in 83 tensors: ten layers of GPT-160M width, two embeddings, gains",
             (*wide_matrices, (32_000, 768), (6_400, 768)),
             wide_gains,
-            MEMORY,
+            (*MEMORY, GALORE_REFRESH),
         ),
         Workload("flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE),
     )
