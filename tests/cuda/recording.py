@@ -88,6 +88,43 @@ class Recorder(TorchDispatchMode):
         return made
 
 
+class Recording:
+    """What a stream was given while it was captured."""
+
+    def __init__(self, driver: ctypes.CDLL) -> None:
+        self._driver = driver
+        self._recorder: Recorder | None = None
+        self._launches = 0
+
+    def begin(self, stream: int = 0) -> None:
+        """Captures what the stream is given, and what torch does between."""
+        before = self._driver.emulator_launches()
+        self._driver.emulator_begin_capture_on(ctypes.c_void_p(stream))
+        self._recorder = Recorder(lambda: self._driver.emulator_launches() - before)
+        self._recorder.__enter__()
+
+    def end(self) -> None:
+        """Ends the capture."""
+        assert self._recorder is not None
+        self._recorder.__exit__(None, None, None)
+        self._launches = self._driver.emulator_end_capture()
+
+    def replay(self, stream: int = 0) -> None:
+        """Gives a stream everything again, in its order."""
+        assert self._recorder is not None
+        done = 0
+        for operation in self._recorder.operations:
+            self._launch(stream, done, operation.launches)
+            done = operation.launches
+            operation.repeat()
+        self._launch(stream, done, self._launches)
+
+    def _launch(self, stream: int, first: int, last: int) -> None:
+        some = (ctypes.c_void_p(stream), ctypes.c_long(first), ctypes.c_long(last))
+        if self._driver.emulator_replay_some_on(*some):
+            raise RuntimeError("a launch of the graph failed")
+
+
 class Capture:
     """Takes the place of ``oxidion._replay.Capture``."""
 
@@ -98,8 +135,7 @@ class Capture:
         Capture.made.append(self)
         self.replays = 0
         self.released = False
-        self.launches = 0
-        self.recorder: Recorder | None = None
+        self._recording: Recording | None = Recording(self.driver)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -108,14 +144,12 @@ class Capture:
 
     def record(self, work: Callable[[], None]) -> None:
         """Records what `work` launches and what torch does between."""
-        before = self.driver.emulator_launches()
-        self.recorder = Recorder(lambda: self.driver.emulator_launches() - before)
-        self.driver.emulator_begin_capture()
+        assert self._recording is not None
+        self._recording.begin()
         try:
-            with self.recorder:
-                work()
+            work()
         finally:
-            self.launches = self.driver.emulator_end_capture()
+            self._recording.end()
 
     def handle(self) -> int:
         """Anything but 0."""
@@ -123,20 +157,11 @@ class Capture:
 
     def replay(self) -> None:
         """Does everything again, in its order."""
-        assert self.recorder is not None
+        assert self._recording is not None
         self.replays += 1
-        done = 0
-        for operation in self.recorder.operations:
-            self._launch(done, operation.launches)
-            done = operation.launches
-            operation.repeat()
-        self._launch(done, self.launches)
-
-    def _launch(self, first: int, last: int) -> None:
-        if self.driver.emulator_replay_some(ctypes.c_long(first), ctypes.c_long(last)):
-            raise RuntimeError("a launch of the graph failed")
+        self._recording.replay()
 
     def release(self) -> None:
         """Gives memory back."""
         self.released = True
-        self.recorder = None
+        self._recording = None

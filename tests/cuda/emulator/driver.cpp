@@ -1,5 +1,6 @@
 // A driver without a device, as libcuda.so.1: memory of the device is memory of the host, and kernels run on the
 // emulator, at once or when a captured graph is replayed. Has the calls that the package makes, and their rules.
+// Whatever is launched is taken to use the same memory: a launch has to come after all that streams were given before.
 #include "tensor_copies.h"
 #include <dlfcn.h>
 #include <map>
@@ -21,6 +22,7 @@ enum Result {
     NOT_FOUND = 500,
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_IMPLICIT = 906,
 };
 
 constexpr int DEVICES = 2;
@@ -49,12 +51,20 @@ struct Module {
     int device;
 };
 
+// How many launches and replays a stream was given, and which of other streams come before what it is given next.
+struct Stream {
+    long given, launches;
+    std::map<void*, long> after;
+};
+
 bool initialized, capturing;
 thread_local int current_device = -1;
 int contexts[DEVICES];  // how often each was retained
 std::map<std::string, Kernel> kernels[DEVICES];
 std::vector<void*> libraries;
 std::vector<Recorded> graph;
+std::map<void*, Stream> streams{{nullptr, {}}};
+void* capturing_on;
 long launches, loads, updates;
 std::map<std::string, long> launched_by_name;
 unsigned seed;
@@ -84,6 +94,33 @@ int run(const Recorded& what) {
 
 void* context_of(int device) {
     return &contexts[device];
+}
+
+bool is_capturing(void* stream) {
+    return capturing && stream == capturing_on;
+}
+
+// Has a stream wait for what another was given.
+void wait_for(Stream& stream, void* other) {
+    auto reach = [&](void* name, long count) {
+        if (stream.after[name] < count) stream.after[name] = count;
+    };
+    const Stream before = streams[other];
+    for (const auto& [name, count] : before.after) reach(name, count);
+    reach(other, before.given);
+}
+
+// Gives a stream something to do. Its own order is that in which it was given; that among streams has to be said.
+int give(void* name, const char* what) {
+    Stream& stream = streams[name];
+    for (const auto& [other, state] : streams) {
+        if (other == name || stream.after[other] >= state.given) continue;
+        snprintf(last_failure, sizeof last_failure, "%s on stream %ld: what stream %ld was given may still run", what,
+                 reinterpret_cast<long>(name), reinterpret_cast<long>(other));
+        return LAUNCH_FAILED;
+    }
+    ++stream.given;
+    return SUCCESS;
 }
 
 }  // namespace
@@ -133,19 +170,21 @@ DRIVER_CALL cuCtxSetCurrent(void* context) {
     return SUCCESS;
 }
 
-DRIVER_CALL cuStreamIsCapturing(void*, int* status) {
-    *status = capturing;
+DRIVER_CALL cuStreamIsCapturing(void* stream, int* status) {
+    if (!streams.count(stream)) return INVALID_HANDLE;
+    *status = is_capturing(stream);
     return SUCCESS;
 }
 
 // A node is its place in the graph, counted from 1.
-DRIVER_CALL cuStreamGetCaptureInfo_v3(void*, int* status, unsigned long*, void**, void*** nodes, void**,
+DRIVER_CALL cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long*, void**, void*** nodes, void**,
                                       size_t* count) {
+    if (!streams.count(stream)) return INVALID_HANDLE;
     static void* last;
     last = reinterpret_cast<void*>(graph.size());
-    *status = capturing;
+    *status = is_capturing(stream);
     *nodes = &last;
-    *count = graph.empty() ? 0 : 1;
+    *count = graph.empty() || !*status ? 0 : 1;
     return SUCCESS;
 }
 
@@ -206,8 +245,10 @@ DRIVER_CALL cuFuncSetAttribute(void* function, int attribute, int value) {
 }
 
 DRIVER_CALL cuLaunchKernel(void* function, unsigned blocks, unsigned blocks_y, unsigned blocks_z, unsigned threads,
-                           unsigned threads_y, unsigned threads_z, unsigned shared, void*, void** parameters, void**) {
-    if (!function) return INVALID_HANDLE;
+                           unsigned threads_y, unsigned threads_z, unsigned shared, void* stream, void** parameters,
+                           void**) {
+    if (!function || !streams.count(stream)) return INVALID_HANDLE;
+    if (capturing && stream != capturing_on) return CAPTURE_IMPLICIT;
     Kernel& kernel = *static_cast<Kernel*>(function);
     if (current_device < 0 || &kernels[current_device][kernel.name] != &kernel) return INVALID_CONTEXT;
     if (!blocks || blocks_y != 1 || blocks_z != 1 || !threads || threads > emulator::MAX_THREADS) return INVALID_VALUE;
@@ -217,9 +258,13 @@ DRIVER_CALL cuLaunchKernel(void* function, unsigned blocks, unsigned blocks_y, u
     const Recorded what{&kernel, how, {bytes, bytes + kernel.parameter_bytes}};
     ++launches;
     ++launched_by_name[kernel.name];
-    if (!capturing) return run(what);
-    graph.push_back(what);
-    return SUCCESS;
+    ++streams[stream].launches;
+    if (capturing) {
+        graph.push_back(what);
+        return SUCCESS;
+    }
+    const int refused = give(stream, kernel.name.c_str());
+    return refused ? refused : run(what);
 }
 
 // What the encoding says, in the form in which the emulator reads a map. A row of a box is a period of the swizzle.
@@ -257,6 +302,7 @@ DRIVER_CALL cuGetErrorName(int code, const char** name) {
         case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
         case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
         case CAPTURE_UNSUPPORTED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
+        case CAPTURE_IMPLICIT: *name = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"; break;
         case LAUNCH_FAILED: *name = last_failure; break;
         default: return INVALID_VALUE;
     }
@@ -288,9 +334,36 @@ extern "C" __attribute__((visibility("default"))) int emulator_current_device() 
     return current_device;
 }
 
-extern "C" __attribute__((visibility("default"))) void emulator_begin_capture() {
+// Launches that were given to a stream, also those that were captured.
+extern "C" __attribute__((visibility("default"))) long emulator_launches_on(void* stream) {
+    return streams.count(stream) ? streams[stream].launches : -1;
+}
+
+// A stream that waits for no other. The default one is 0.
+extern "C" __attribute__((visibility("default"))) long emulator_make_stream() {
+    const long number = static_cast<long>(streams.size());
+    streams[reinterpret_cast<void*>(number)] = {};
+    return number;
+}
+
+extern "C" __attribute__((visibility("default"))) void emulator_wait(void* stream, void* other) {
+    wait_for(streams[stream], other);
+}
+
+// The host waits for the device: all streams are after everything.
+extern "C" __attribute__((visibility("default"))) void emulator_synchronize() {
+    for (auto& [name, stream] : streams)
+        for (const auto& [other, state] : streams) stream.after[other] = state.given;
+}
+
+extern "C" __attribute__((visibility("default"))) void emulator_begin_capture_on(void* stream) {
     graph.clear();
     capturing = true;
+    capturing_on = stream;
+}
+
+extern "C" __attribute__((visibility("default"))) void emulator_begin_capture() {
+    emulator_begin_capture_on(nullptr);
 }
 
 extern "C" __attribute__((visibility("default"))) long emulator_end_capture() {
@@ -299,8 +372,9 @@ extern "C" __attribute__((visibility("default"))) long emulator_end_capture() {
 }
 
 // Runs the launches of a captured graph from number `first` to before `last`.
-DRIVER_CALL emulator_replay_some(long first, long last) {
+DRIVER_CALL emulator_replay_some_on(void* stream, long first, long last) {
     if (first < 0 || first > last || last > static_cast<long>(graph.size())) return INVALID_VALUE;
+    if (const int refused = give(stream, "a graph")) return refused;
     for (long i = first; i < last; ++i) {
         if (const int failed = run(graph[i])) return failed;
     }
@@ -308,5 +382,5 @@ DRIVER_CALL emulator_replay_some(long first, long last) {
 }
 
 DRIVER_CALL emulator_replay() {
-    return emulator_replay_some(0, static_cast<long>(graph.size()));
+    return emulator_replay_some_on(nullptr, 0, static_cast<long>(graph.size()));
 }
