@@ -57,40 +57,59 @@ pub(super) fn key(source: &Source, architecture: &str) -> String {
     key
 }
 
-/// Where machine code may be found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// In the package.
-    Shipped,
-    /// In the user's folder.
-    Kept,
+/// Where machine code may be found, and what makes it.
+struct Places<'a> {
+    /// In the package: key and bytes.
+    shipped: &'a [(&'a str, &'a [u8])],
+    /// The user's folder.
+    folder: Option<PathBuf>,
+    compile: fn(&Source, &str) -> Result<Vec<u8>>,
 }
 
-/// The machine code of a source, where there is some.
-pub(super) fn found(source: &Source, architecture: &str, origin: Origin) -> Option<Vec<u8>> {
-    let key = key(source, architecture);
-    match origin {
-        Origin::Shipped => SHIPPED.iter().find(|(name, _)| *name == key).map(|(_, image)| image.to_vec()),
-        Origin::Kept => fs::read(file(&key)?).ok().filter(|image| is_whole(image)),
+/// Has the machine code of a source loaded: that of the package, else what is kept in the user's folder, else what is
+/// compiled now, which is kept. What a driver does not take, as that of another major version, gives way to the next.
+///
+/// # Errors
+/// Those of `load` and [`compile`] for what is compiled.
+pub(super) fn loaded<Module>(
+    source: &Source,
+    architecture: &str,
+    load: impl FnMut(&[u8]) -> Result<Module>,
+) -> Result<Module> {
+    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Places { shipped: SHIPPED, folder, compile }.loaded(source, architecture, load)
+}
+
+impl Places<'_> {
+    fn loaded<Module>(
+        &self,
+        source: &Source,
+        architecture: &str,
+        mut load: impl FnMut(&[u8]) -> Result<Module>,
+    ) -> Result<Module> {
+        let key = key(source, architecture);
+        let file = self.folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")));
+        let shipped = || Some(self.shipped.iter().find(|(name, _)| *name == key)?.1.to_vec());
+        let kept = || fs::read(file.as_ref()?).ok().filter(|image| is_whole(image));
+        let found: [(_, &dyn Fn() -> Option<Vec<u8>>); 2] = [("shipped", &shipped), ("kept", &kept)];
+        for (origin, image) in found {
+            match image().map(|image| load(&image)) {
+                Some(Ok(module)) => return Ok(module),
+                Some(Err(error)) => {
+                    log::info!(target: "oxidion.cuda", "{} as {origin}: {error}", source.name);
+                }
+                None => {}
+            }
+        }
+        log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
+        let image = (self.compile)(source, architecture)?;
+        if let Some(file) = file
+            && let Err(error) = store(&file, &image)
+        {
+            log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
+        }
+        load(&image)
     }
-}
-
-/// Compiles a source and keeps its machine code in the user's folder.
-pub(super) fn compiled(source: &Source, architecture: &str) -> Result<Vec<u8>> {
-    log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
-    let image = compile(source, architecture)?;
-    if let Some(file) = file(&key(source, architecture))
-        && let Err(error) = store(&file, &image)
-    {
-        log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
-    }
-    Ok(image)
-}
-
-/// Where the user's folder has machine code.
-fn file(key: &str) -> Option<PathBuf> {
-    let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")))
 }
 
 /// Whether a file is an ELF whose tables of sections and segments lie inside of it: the driver trusts them.
@@ -121,7 +140,7 @@ fn store(file: &Path, image: &[u8]) -> std::io::Result<()> {
 }
 
 /// Compiles a source by NVRTC.
-pub(super) fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
     // SAFETY: loading NVRTC does nothing that is seen.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::Cuda(format!(
@@ -205,12 +224,123 @@ mod tests {
     #[test]
     fn architecture_of_a_device_is_one_that_it_runs() {
         for (capability, expected) in
-            [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90a"), ((10, 3), "sm_100")]
+            [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 7), "sm_87"), ((8, 9), "sm_80"), ((11, 0), "sm_110")]
         {
             assert_eq!(architecture(capability).unwrap(), expected);
         }
-        assert_eq!(architecture((12, 0)).unwrap(), "sm_120");
+        for (capability, expected) in [
+            ((9, 0), "sm_90a"),
+            ((10, 0), "sm_100"),
+            ((10, 3), "sm_100"),
+            ((12, 0), "sm_120"),
+            ((12, 1), "sm_120"),
+        ] {
+            assert_eq!(architecture(capability).unwrap(), expected);
+        }
         assert!(architecture((7, 5)).is_err());
+    }
+
+    /// An ELF of no sections that ends in a text.
+    fn image(text: &str) -> Vec<u8> {
+        let mut image = vec![0_u8; 64];
+        image[..4].copy_from_slice(b"\x7fELF");
+        image.extend_from_slice(text.as_bytes());
+        image
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "takes the place of what may fail")]
+    fn made(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+        Ok(image(&format!("{} compiled for {architecture}", source.name)))
+    }
+
+    fn never(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+        Err(Error::Internal(format!("{} for {architecture} is compiled", source.name)))
+    }
+
+    fn text(image: &[u8]) -> String {
+        String::from_utf8_lossy(&image[64..]).into_owned()
+    }
+
+    /// What is loaded where all but the first `refused` are.
+    fn chosen(places: &Places, source: &Source, architecture: &str, mut refused: usize) -> Result<String> {
+        places.loaded(source, architecture, |image| {
+            if refused > 0 {
+                refused -= 1;
+                return Err(Error::Cuda(format!("{} is refused", text(image))));
+            }
+            Ok(text(image))
+        })
+    }
+
+    /// A folder that is not there yet.
+    fn folder(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("oxidion-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn every_device_loads_the_shipped_code_that_it_runs_and_nothing_is_compiled() {
+        let names = ["sm_80", "sm_90a", "sm_100"];
+        let images: Vec<_> = SOURCES
+            .iter()
+            .flat_map(|source| {
+                names.map(|name| (key(source, name), image(&format!("{} {name}", source.name))))
+            })
+            .collect();
+        let shipped: Vec<_> = images.iter().map(|(key, image)| (&**key, &**image)).collect();
+        let places = Places { shipped: &shipped, folder: None, compile: never };
+        for (capability, expected) in [
+            ((8, 0), "sm_80"),
+            ((8, 6), "sm_80"),
+            ((8, 9), "sm_80"),
+            ((9, 0), "sm_90a"),
+            ((10, 0), "sm_100"),
+            ((10, 3), "sm_100"),
+        ] {
+            for source in SOURCES {
+                let loaded = chosen(&places, source, &architecture(capability).unwrap(), 0).unwrap();
+                assert_eq!(loaded, format!("{} {expected}", source.name), "{capability:?}");
+            }
+        }
+        let places = Places { compile: made, ..places };
+        let loaded = chosen(&places, &UPDATES, &architecture((12, 0)).unwrap(), 0).unwrap();
+        assert_eq!(loaded, "updates.cu compiled for sm_120");
+    }
+
+    #[test]
+    fn refused_code_gives_way_to_what_is_kept_and_that_to_what_is_compiled() {
+        let folder = folder("refused");
+        let (key, shipped) = (key(&UPDATES, "sm_80"), image("shipped"));
+        let shipped: [(&str, &[u8]); 1] = [(&key, &shipped)];
+        let places = Places { shipped: &shipped, folder: Some(folder.clone()), compile: made };
+        let compiled = "updates.cu compiled for sm_80";
+        assert_eq!(chosen(&places, &UPDATES, "sm_80", 0).unwrap(), "shipped");
+        assert_eq!(chosen(&places, &UPDATES, "sm_80", 1).unwrap(), compiled);
+        let refused = chosen(&places, &UPDATES, "sm_80", 3).unwrap_err().to_string();
+        assert!(refused.contains(&format!("{compiled} is refused")), "{refused}");
+        store(&folder.join(format!("{key}.cubin")), &image("kept")).unwrap();
+        assert_eq!(chosen(&places, &UPDATES, "sm_80", 0).unwrap(), "shipped");
+        assert_eq!(chosen(&places, &UPDATES, "sm_80", 1).unwrap(), "kept");
+        assert_eq!(chosen(&places, &UPDATES, "sm_80", 2).unwrap(), compiled);
+        // What is compiled takes the place of what was refused.
+        let places = Places { shipped: &[], compile: never, ..places };
+        assert_eq!(chosen(&places, &UPDATES, "sm_80", 0).unwrap(), compiled);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn code_of_other_sources_is_not_loaded() {
+        let folder = folder("stale");
+        let old = Source { text: "an older text", ..UPDATES };
+        let (key, image) = (key(&old, "sm_80"), image("stale"));
+        store(&folder.join(format!("{key}.cubin")), &image).unwrap();
+        let shipped: [(&str, &[u8]); 1] = [(&key, &image)];
+        let places = Places { shipped: &shipped, folder: Some(folder.clone()), compile: made };
+        assert_eq!(chosen(&places, &old, "sm_80", 1).unwrap(), "stale");
+        for (source, architecture) in [(&UPDATES, "sm_80"), (&old, "sm_90a"), (&SYMMETRIC_MMA, "sm_80")] {
+            let expected = format!("{} compiled for {architecture}", source.name);
+            assert_eq!(chosen(&places, source, architecture, 0).unwrap(), expected);
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use super::compile::{self, Origin};
-use super::driver::{self, Context, Function, Grid, Module, Stream};
+use super::compile;
+use super::driver::{self, Context, Function, Grid, Stream};
 use super::sources::{SOURCES, Source, When};
 use super::table::number_of;
 use super::tape;
@@ -113,7 +113,7 @@ impl Device {
             )));
         }
         for source in missing {
-            let module = self.module(source)?;
+            let module = compile::loaded(source, &self.architecture, driver::load)?;
             for name in source.kernels() {
                 let function = driver::function(module, &name, source.shared)?;
                 loaded.functions.insert(name, function);
@@ -121,18 +121,6 @@ impl Device {
             loaded.sources.push(source.name);
         }
         Ok(())
-    }
-
-    /// Loads the machine code of a source: what a driver does not take, as that of another major version, is compiled.
-    fn module(&self, source: &'static Source) -> Result<Module> {
-        for origin in [Origin::Shipped, Origin::Kept] {
-            let Some(image) = compile::found(source, &self.architecture, origin) else { continue };
-            match driver::load(&image) {
-                Ok(module) => return Ok(module),
-                Err(error) => log::info!(target: "oxidion.cuda", "{} as {origin:?}: {error}", source.name),
-            }
-        }
-        driver::load(&compile::compiled(source, &self.architecture)?)
     }
 }
 

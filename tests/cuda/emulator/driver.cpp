@@ -18,6 +18,7 @@ enum Result {
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
+    NO_BINARY = 209,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
     LAUNCH_FAILED = 719,
@@ -81,6 +82,24 @@ void open_libraries() {
             path.clear();
         }
     }
+}
+
+// Compute capability, as 90 for 9.0.
+int capability() {
+    const char* said = getenv("OXIDION_EMULATED_CAPABILITY");
+    return said ? atoi(said) : 90;
+}
+
+// Whether an image is an ELF for CUDA devices of the same major capability, with the same minor one or a lower.
+bool runs_here(const void* image) {
+    constexpr int MACHINE_AT = 18, FLAGS_AT = 48, CUDA_MACHINE = 190;
+    uint16_t machine;
+    uint32_t flags;
+    memcpy(&machine, static_cast<const char*>(image) + MACHINE_AT, sizeof machine);
+    memcpy(&flags, static_cast<const char*>(image) + FLAGS_AT, sizeof flags);
+    const int built_for = flags >> 8 & 255;
+    return !memcmp(image, "\x7f" "ELF", 4) && machine == CUDA_MACHINE && built_for / 10 == capability() / 10 &&
+           built_for <= capability();
 }
 
 int run(const Recorded& what) {
@@ -147,7 +166,7 @@ DRIVER_CALL cuDeviceGetName(char* name, int length, int device) {
 DRIVER_CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
     if (device >= DEVICES) return INVALID_DEVICE;
     // Multiprocessors, compute capability major and minor.
-    *value = attribute == 16 ? MULTIPROCESSORS : attribute == 75 ? 9 : 0;
+    *value = attribute == 16 ? MULTIPROCESSORS : attribute == 75 ? capability() / 10 : capability() % 10;
     return SUCCESS;
 }
 
@@ -214,7 +233,8 @@ DRIVER_CALL cuModuleLoadData(void** module, const void* image) {
     if (current_device < 0) return INVALID_CONTEXT;
     if (capturing) return CAPTURE_UNSUPPORTED;
     static long refusals = getenv("OXIDION_EMULATED_REFUSALS") ? atol(getenv("OXIDION_EMULATED_REFUSALS")) : 0;
-    if (memcmp(image, "\x7f" "ELF", 4) || refusals-- > 0) return INVALID_IMAGE;
+    if (!runs_here(image)) return NO_BINARY;
+    if (refusals-- > 0) return INVALID_IMAGE;
     ++loads;
     *module = new Module{current_device};
     return SUCCESS;
@@ -299,6 +319,7 @@ DRIVER_CALL cuGetErrorName(int code, const char** name) {
         case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; break;
         case INVALID_IMAGE: *name = "CUDA_ERROR_INVALID_IMAGE"; break;
         case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
+        case NO_BINARY: *name = "CUDA_ERROR_NO_BINARY_FOR_GPU"; break;
         case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
         case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
         case CAPTURE_UNSUPPORTED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
