@@ -28,6 +28,10 @@ def test_device_cases_hold_there(environment: dict[str, str], chosen: str, least
     assert skipped == 0
 
 
+def test_gram_form_in_float16_is_accurate_there(environment: dict[str, str]) -> None:
+    assert on_the_device(environment, "", "cuda/test_half_gram.py") == (4, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_device_cases_hold_there(environment: dict[str, str]) -> None:
