@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .driver import needs_nvrtc, run
+from .driver import TESTS, needs_nvrtc, run
 
 pytestmark = needs_nvrtc
 
@@ -139,3 +139,39 @@ def test_rate_of_a_group_that_is_not_captured_is_read_by_the_host(environment: d
         """,
     )
     assert said.startswith("refused")
+
+
+def test_decay_on_the_device_is_read_by_the_host_and_cannot_be_captured(environment: dict[str, str]) -> None:
+    said = run(
+        environment,
+        PAIR,
+        f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
+        from cuda.recording import Recording
+        decay = torch.tensor(0.5)
+        make = lambda p, lr: oxidion.AdamW(p, lr=lr, capturable=True, weight_decay=decay.clone())
+        ours, optimizer, lr, theirs, reference = pair(make, [0.5], torch.float32)
+        optimizer.param_groups[0]["weight_decay"] = decay
+        for number in (0.5, 0.25):
+            decay.fill_(number)
+            reference.param_groups[0]["weight_decay"] = number
+            optimizer.step()
+            reference.step()
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs)), number
+        before = [p.detach().clone() for p in ours]
+        recording = Recording(driver)
+        recording.begin()
+        try:
+            optimizer.step()
+        except Exception as error:
+            print("refused", error)
+        finally:
+            recording.end()
+        assert all(torch.equal(a, b) for a, b in zip(ours, before))
+        optimizer.step()
+        assert optimizer.param_groups[0]["step"] == 3
+        """,
+    )
+    assert said.startswith("refused")
+    assert "weight_decay" in said
