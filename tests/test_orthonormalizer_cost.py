@@ -55,6 +55,7 @@ SAMPLE = 0.01
 ATTEMPTS = 3
 CHOICES = [((128, 128), False), ((128, 512), True), ((256, 512), False), ((512, 512), False)]
 CHOICES += [((512, 768), False), ((512, 2048), True), ((1024, 256), True)]
+CHOICES += [((64, 64), False), ((64, 256), False), ((64, 1024), True), ((96, 768), True)]
 """Shapes, and whether one form is so much faster that the other would be a wrong choice."""
 
 

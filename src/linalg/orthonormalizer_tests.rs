@@ -100,7 +100,9 @@ fn auto_takes_the_gram_form_for_long_matrices() {
         (1024, 2048, DType::F32, &gram),
         (1024, 1280, DType::F32, &standard),
         (1024, 1024, DType::F32, &standard),
-        (64, 4096, DType::F32, &standard),
+        (64, 4096, DType::F32, &gram),
+        (48, 4096, DType::F32, &standard),
+        (64, 4096, DType::BF16, &standard),
     ] {
         assert_eq!(auto.flops(rows, cols, dtype), expected.flops(rows, cols, dtype), "{rows}x{cols}");
         let elements = |o: &Orthonormalizer| o.scratch_elements(rows, cols, dtype, false).unwrap();
