@@ -93,31 +93,31 @@ class Recording:
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         self._driver = driver
-        self._recorder: Recorder | None = None
-        self._launches = 0
+        self.recorder: Recorder | None = None
+        self.launches = 0
 
     def begin(self, stream: int = 0) -> None:
         """Captures what the stream is given, and what torch does between."""
         before = self._driver.emulator_launches()
         self._driver.emulator_begin_capture_on(ctypes.c_void_p(stream))
-        self._recorder = Recorder(lambda: self._driver.emulator_launches() - before)
-        self._recorder.__enter__()
+        self.recorder = Recorder(lambda: self._driver.emulator_launches() - before)
+        self.recorder.__enter__()
 
     def end(self) -> None:
         """Ends the capture."""
-        assert self._recorder is not None
-        self._recorder.__exit__(None, None, None)
-        self._launches = self._driver.emulator_end_capture()
+        assert self.recorder is not None
+        self.recorder.__exit__(None, None, None)
+        self.launches = self._driver.emulator_end_capture()
 
     def replay(self, stream: int = 0) -> None:
         """Gives a stream everything again, in its order."""
-        assert self._recorder is not None
+        assert self.recorder is not None
         done = 0
-        for operation in self._recorder.operations:
+        for operation in self.recorder.operations:
             self._launch(stream, done, operation.launches)
             done = operation.launches
             operation.repeat()
-        self._launch(stream, done, self._launches)
+        self._launch(stream, done, self.launches)
 
     def _launch(self, stream: int, first: int, last: int) -> None:
         some = (ctypes.c_void_p(stream), ctypes.c_long(first), ctypes.c_long(last))
@@ -135,7 +135,7 @@ class Capture:
         Capture.made.append(self)
         self.replays = 0
         self.released = False
-        self._recording: Recording | None = Recording(self.driver)
+        self.recording: Recording | None = Recording(self.driver)
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
@@ -144,12 +144,12 @@ class Capture:
 
     def record(self, work: Callable[[], None]) -> None:
         """Records what `work` launches and what torch does between."""
-        assert self._recording is not None
-        self._recording.begin()
+        assert self.recording is not None
+        self.recording.begin()
         try:
             work()
         finally:
-            self._recording.end()
+            self.recording.end()
 
     def handle(self) -> int:
         """Anything but 0."""
@@ -157,11 +157,11 @@ class Capture:
 
     def replay(self) -> None:
         """Does everything again, in its order."""
-        assert self._recording is not None
+        assert self.recording is not None
         self.replays += 1
-        self._recording.replay()
+        self.recording.replay()
 
     def release(self) -> None:
         """Gives memory back."""
         self.released = True
-        self._recording = None
+        self.recording = None

@@ -94,7 +94,7 @@ def test_replays_have_the_numbers_of_steps_with_settings_of_their_own(
             assert_alike(ours, optimizer, expected, reference, step)
         [capture] = Capture.made
         assert capture.replays == 6
-        assert capture.launches > 0 and capture.recorder.operations
+        assert capture.recording.launches > 0 and capture.recording.recorder.operations
         """,
     )
 
