@@ -27,7 +27,12 @@ def steps(environment: dict[str, str], *arguments: str) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-@pytest.mark.parametrize("how", ["default", "side", "graph", "replays"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("default", marks=SLOW), "side", pytest.param("graph", marks=SLOW), "replays"]
+)
 def test_every_launch_goes_to_the_current_stream(environment: dict[str, str], how: str) -> None:
     done = steps(environment, how)
     assert done.returncode == 0, done.stderr[-3000:]
