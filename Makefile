@@ -4,12 +4,14 @@
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
 #   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, _abi.py, Cargo.lock)
 #   MARKERS="not slow"  with `test`: which tests pytest selects
+#   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
 #   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
 #   ARGS=...            with `demo`, `demo-dist`, `test` and `bench`: more arguments for the script or for pytest
 
 PYTHON ?= python3
 MARKERS ?= not slow
+JOBS ?= 2
 PEERS ?= .cache/peers
 ARGS ?=
 GUARD ?=
@@ -45,7 +47,8 @@ build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install th
 
 test: build ## Run the tests of the Rust core and of the Python package
 	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda
-	python -m pytest -m "$(MARKERS)" $(ARGS)
+	OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist worksteal -m "($(MARKERS)) and not alone" $(ARGS) || [ $$? = 5 ]
+	python -m pytest -m "($(MARKERS)) and alone" $(ARGS) || [ $$? = 5 ]
 
 lint: build ## Check formatting, lints, types and the stub of the extension
 	cargo fmt --check

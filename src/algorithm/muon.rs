@@ -38,10 +38,11 @@ impl Muon {
         Ok(Self { neuron: Some(Neuron::new(options, NEURON_BUFFERS)?), ..Self::new(options)? })
     }
 
-    /// The buffer of the squared norms that the momentum's pass leaves, the last one, where it does.
+    /// The buffer of the squared norms that the momentum's pass leaves, the last one: where no other process has a part
+    /// of a matrix.
     fn norms(&self, shape: &UnitShape) -> Option<BufferId> {
         let last = NEURON_BUFFERS + if self.neuron.is_some() { Neuron::BUFFERS } else { 0 };
-        self.common.knows_norms(shape).then_some(last)
+        shape.alone.then_some(last)
     }
 }
 

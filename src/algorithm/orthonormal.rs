@@ -13,7 +13,7 @@ use crate::linalg::adjust::AdjustLr;
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, Options};
 use crate::plan::{BufferId, Program, Stage};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
+use crate::spec::{Block, Description, ParamSpec, StateSpec};
 use crate::stage::{StageIo, UnitIo, jobs, orthogonality_error};
 use crate::storage::StateStorage;
 use crate::view::View;
@@ -105,11 +105,6 @@ impl Orthonormal {
         add(program, name, elements, dtype)
     }
 
-    /// Whether the momentum's pass leaves the norms of matrices of this class, which no other process has a part of.
-    pub(super) fn knows_norms(&self, shape: &UnitShape) -> bool {
-        shape.alone && !self.by_library
-    }
-
     /// The momentum of all units, and the update that is orthonormalized; `squares`: with the sums of its squares.
     pub(super) fn prepare(io: &StageIo<'_>, momentum: Momentum, squares: Option<BufferId>) -> Result<()> {
         let units = io.units.iter().enumerate();
@@ -118,12 +113,8 @@ impl Orthonormal {
         let each = all.map(|operands| jobs([operands])).collect::<Result<Vec<_>>>()?;
         let Some(first) = each.iter().flatten().next() else { return Ok(()) };
         let pass = MomentumSquares { momentum, stored: first[2].dtype() };
-        let mut sums = kernels::fold_on_cpu(&pass, &each.concat()).into_iter();
-        for (i, jobs) in each.iter().enumerate() {
-            let total = sums.by_ref().take(jobs.len()).map(|[sum]| sum).sum();
-            io.slab(squares, i)?.numbers().iter_mut().for_each(|square| *square = total);
-        }
-        Ok(())
+        let sums = (0..each.len()).map(|i| io.slab(squares, i)).collect::<Result<Vec<_>>>()?;
+        kernels::fold_units(&pass, &each, &sums)
     }
 
     /// For how many of so many matrices there is such memory at once.
@@ -147,10 +138,8 @@ impl Orthonormal {
             return Ok(());
         }
         let mut batch = io.matrices(U, io.units.len())?;
-        let known = |i| Ok(io.slab(squares.unwrap_or(U), i)?.numbers().first().copied().unwrap_or(0.0));
-        let known =
-            squares.map(|_| (0..io.units.len()).map(known).collect::<Result<Vec<_>>>()).transpose()?;
-        self.orthonormalizer.run_with(&mut batch, epsilon, known.as_deref(), &io.scratch(SCRATCH)?)?;
+        let squares = squares.map(|squares| io.matrices(squares, io.units.len())).transpose()?;
+        self.orthonormalizer.run_with(&mut batch, epsilon, squares.as_ref(), &io.scratch(SCRATCH)?)?;
         for i in 0..io.units.len() {
             let matrix = io.matrix(U, i)?;
             io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;

@@ -141,6 +141,15 @@ pub(super) fn fold<const N: usize>(
     refuse()
 }
 
+pub(super) fn fold_units<const N: usize>(
+    _pass: &Pass<'_>,
+    _factor: f64,
+    _units: &[Vec<[Slab; N]>],
+    _sums: &[Slab],
+) -> Result<()> {
+    refuse()
+}
+
 pub(super) fn rows<const N: usize>(_call: &RowPassCall<'_>, _jobs: &[Stack<N>]) -> Result<()> {
     refuse()
 }

@@ -50,8 +50,8 @@ pub use low_rank::{clear_without_basis, is_finite};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use normals::{Normals, fill_normals};
 pub use place::{
-    copy, count_steps, fold, frozen, has_symmetric_product, is_capturing, measured_squares, move_down,
-    on_device, rows, run, sum, symmetric_product,
+    copy, count_steps, fold, fold_units, frozen, has_symmetric_product, is_capturing, measured_squares,
+    move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
 };
 pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};
 pub use trust::{Debias, Trust};

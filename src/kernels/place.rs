@@ -54,6 +54,34 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
     }
 }
 
+/// As [`fold`], of units that have some jobs each: one sum of each unit.
+///
+/// # Errors
+/// As [`run`].
+pub fn fold_units<const N: usize, F: Fold<N, 1>>(
+    pass: &F,
+    units: &[Vec<[Slab; N]>],
+    sums: &[Slab],
+) -> Result<()> {
+    let jobs = units.concat();
+    if units.iter().all(|jobs| jobs.len() == 1) {
+        return fold(pass, &jobs, sums);
+    }
+    match common(jobs.iter().flatten())? {
+        Place::Cpu => {
+            let mut totals = cpu::fold::fold(pass, &jobs).into_iter();
+            for (jobs, sum) in units.iter().zip(sums) {
+                sum.numbers().fill(totals.by_ref().take(jobs.len()).map(|[total]| total).sum());
+            }
+            Ok(())
+        }
+        Place::Cuda(_) => {
+            let call = pass.on_cuda().ok_or_else(no_kernel::<F>)?;
+            super::cuda::fold_units(&call, pass.factor(), units, sums)
+        }
+    }
+}
+
 /// Runs a pass over the rows of all jobs, and writes its sums where they say.
 ///
 /// # Errors
@@ -180,6 +208,21 @@ pub fn measured_squares(x: &Slab) -> Result<f64> {
     }
     let wide = x.tensor(&[x.len()])?.f_to_kind(Kind::Double)?;
     Ok(f64::try_from(wide.f_dot(&wide)?)?)
+}
+
+/// Σ x² of each of `count` equal parts of memory of a device, as float64 `[count]` there.
+///
+/// # Errors
+/// As [`run`].
+pub fn squares_of_parts(x: &Slab, count: usize) -> Result<Tensor> {
+    let (squares, sums) = super::cuda::scratch(count, DType::F64, x.place())?;
+    let each = x.len() / count.max(1);
+    let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
+    let places: Vec<_> = (0..count).map(|i| sums.part(i, 1)).collect();
+    // Who works on a device has no other memory, whatever place a tensor's own is.
+    let pass = Fold::<1, 1>::on_cuda(&cpu::fold::SumOfSquares { factor: 1.0 });
+    super::cuda::fold(&pass.ok_or_else(no_kernel::<cpu::fold::SumOfSquares>)?, 1.0, &jobs, &places)?;
+    Ok(squares)
 }
 
 /// Whether this thread works on a device.

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::coefficients::{Polynomial, Preconditioner};
 use super::gram;
-use super::library::{Library, normalize};
+use super::library::{Divisor, Library, normalize};
 use super::newton_schulz::{self, Step, plan};
 use super::packed::{self, Packed, TINY};
 use super::products::Products;
@@ -43,8 +43,8 @@ pub(super) struct Iteration<'a> {
     /// Those of the Gram form; `None` for the standard form.
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
-    /// Of each matrix the sum of the squares of its elements, where they are known.
-    pub(super) squares: Option<&'a [f64]>,
+    /// Of each matrix the sum of the squares of its elements, float64, where they are known.
+    pub(super) squares: Option<Slab>,
 }
 
 /// The kernel for matrices of this shape, `None` where libtorch's products are used. With AMX they never are: libtorch may
@@ -159,10 +159,11 @@ impl Iteration<'_> {
         let threads = threads::get();
         let workers = slots(each, kernel.dtype(), b).min(threads);
         let spread = workers < threads && m * n * m.min(n) >= SPREAD_FROM;
+        let known = self.squares.map(|squares| squares.numbers());
         let failed = Mutex::new(None);
         let one = |slot: usize, i: usize| {
             let memory = memory.part(slot * each, each);
-            let squares = self.squares.and_then(|squares| squares.get(i)).copied();
+            let squares = known.as_deref().and_then(|squares| squares.get(i)).copied();
             let matrix = (x.part(i * m * n, m * n), squares);
             if let Err(error) = self.one(kernel, matrix, shape, &memory, spread)
                 && let Ok(mut failed) = failed.lock()
@@ -244,15 +245,19 @@ impl Iteration<'_> {
         for first in (0..b).step_by(to_usize(group).max(1)) {
             let g = group.min(b - first);
             let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
+            let [at, count] = [first, g].map(to_usize);
+            let known =
+                self.squares.map(|squares| squares.part(at, count).tensor(&[count, 1, 1])).transpose()?;
+            let divisor = Divisor { factor, epsilon: self.epsilon, start: scale, squares: known.as_ref() };
             if turned {
                 let part_gnm = part_gmn.f_view([g, n, m])?;
                 let mut to_gmn = part_gnm.f_transpose(1, 2)?;
-                normalize(&mut part_gmn, &mut to_gmn, factor, self.epsilon, scale, scratch)?;
+                normalize(&mut part_gmn, &mut to_gmn, true, divisor, scratch)?;
                 compute(self, &part_gnm, Some(&mut part_gmn))?;
                 continue;
             }
             let mut to_gmn = part_gmn.f_alias()?;
-            normalize(&mut part_gmn, &mut to_gmn, factor, self.epsilon, scale, scratch)?;
+            normalize(&mut part_gmn, &mut to_gmn, false, divisor, scratch)?;
             if !guarded {
                 compute(self, &part_gmn, None)?;
                 continue;

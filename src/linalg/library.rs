@@ -4,8 +4,9 @@ use tch::{Kind, Tensor};
 
 use super::products::Products;
 use super::symmetric::{Symmetric, accumulate, number};
+use crate::batch::Slab;
 use crate::error::{Error, Result};
-use crate::kernels::symmetric_product;
+use crate::kernels::{on_device, squares_of_parts, symmetric_product};
 
 /// Matrices and their workspace.
 pub(super) struct Library {
@@ -137,7 +138,7 @@ impl Products for Library {
 
     fn divide(&mut self, gram: usize, square: usize, factor: f64) -> Result<f64> {
         let (mut gram, mut square) = (self.square(gram)?, self.square(square)?);
-        let norm = square.f_norm_scalaropt_dim_dtype(2.0, [-2, -1], true, Kind::Double)?;
+        let norm = norms(&square)?;
         // Zero divided by zero stays zero.
         let by = norm.f_pow_tensor_scalar(0.25)?.f_mul_scalar(factor)?.f_reciprocal()?;
         let by = by.f_masked_fill(&norm.f_eq(0.0)?, 0.0)?;
@@ -164,34 +165,64 @@ fn gram_kind(x: &Tensor) -> Result<Kind> {
     Ok(if x.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float })
 }
 
-/// `to <- X / ((factor ||X||_F + epsilon) start)`, with one rounding to the dtype of `X`. `to` is `X`, or in a 16-bit type
-/// another view of its memory.
+/// The norm of each matrix `[.., m, n]`, contiguous, as `[.., 1, 1]`: in float64, so that no finite matrix overflows.
+fn norms(x: &Tensor) -> Result<Tensor> {
+    if !on_device() {
+        return Ok(x.f_norm_scalaropt_dim_dtype(2.0, [-2, -1], true, Kind::Double)?);
+    }
+    // libtorch would make a copy in float64 there.
+    let mut size = x.size();
+    let last = size.len().saturating_sub(2);
+    size[last..].fill(1);
+    let count = usize::try_from(size.iter().product::<i64>()).unwrap_or(0);
+    Ok(squares_of_parts(&Slab::of(x)?, count)?.f_view(size.as_slice())?.f_sqrt()?)
+}
+
+/// What matrices are divided by before the first step: `(factor ||X||_F + epsilon) start`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Divisor<'a> {
+    pub(super) factor: f64,
+    pub(super) epsilon: f64,
+    pub(super) start: f64,
+    /// The squares of the norms, float64 `[g, 1, 1]`, where they are known.
+    pub(super) squares: Option<&'a Tensor>,
+}
+
+impl Divisor<'_> {
+    fn inverse(&self, x_gmn: &Tensor) -> Result<Tensor> {
+        let norm_g11 = self.squares.map_or_else(|| norms(x_gmn), |squares| Ok(squares.f_sqrt()?))?;
+        // The smallest divisor keeps a zero matrix zero when epsilon is zero. NaN stays NaN.
+        let divisor_g11 = norm_g11.f_mul_scalar(self.factor * self.start)?;
+        let divisor_g11 = divisor_g11.f_add_scalar(self.epsilon * self.start)?.f_clamp_min(1e-37)?;
+        Ok(divisor_g11.f_reciprocal()?.f_to_kind(gram_kind(x_gmn)?)?)
+    }
+}
+
+/// `to <- X / divisor`, with one rounding to the dtype of `X`. `to` is `X`, or where `turns`, in a 16-bit type, another
+/// view of its memory.
 pub(super) fn normalize(
     x_gmn: &mut Tensor,
     to_gmn: &mut Tensor,
-    factor: f64,
-    epsilon: f64,
-    start: f64,
+    turns: bool,
+    divisor: Divisor<'_>,
     scratch: &Tensor,
 ) -> Result<()> {
-    let (g, m, n) = x_gmn.size3()?;
-    // In float64, so that no finite matrix overflows; the smallest divisor keeps a zero matrix zero when epsilon is
-    // zero. NaN stays NaN.
-    let inverse = |x: &Tensor| -> Result<Tensor> {
-        let mut norm_g11 = x.f_norm_scalaropt_dim_dtype(2.0, [1, 2], true, Kind::Double)?;
-        let _ =
-            norm_g11.f_mul_scalar_(factor * start)?.f_add_scalar_(epsilon * start)?.f_clamp_min_(1e-37)?;
-        Ok(norm_g11.f_reciprocal()?.f_to_kind(x.f_kind()?)?)
-    };
-    if matches!(x_gmn.f_kind()?, Kind::Half | Kind::BFloat16) {
-        let elements = g * m * n;
-        let mut wide_gmn =
-            scratch.f_narrow(0, 0, 2 * elements)?.f_view_dtype(Kind::Float)?.f_view([g, m, n])?;
-        wide_gmn.f_copy_(x_gmn)?;
-        let _ = wide_gmn.f_mul_(&inverse(&wide_gmn)?)?;
-        to_gmn.f_copy_(&wide_gmn)?;
+    let elements = i64::try_from(x_gmn.numel()).unwrap_or(0);
+    let inverse_g11 = divisor.inverse(x_gmn)?;
+    let is_narrow = matches!(x_gmn.f_kind()?, Kind::Half | Kind::BFloat16);
+    if !is_narrow || (on_device() && !turns) {
+        let _ = x_gmn.f_mul_(&inverse_g11)?;
+    } else if on_device() {
+        let scaled_gmn = scratch.f_narrow(0, 0, elements)?.f_view(x_gmn.size().as_slice())?;
+        let _ = x_gmn.f_mul_out(&scaled_gmn, &inverse_g11)?;
+        to_gmn.f_copy_(&scaled_gmn)?;
     } else {
-        let _ = x_gmn.f_mul_(&inverse(x_gmn)?)?;
+        // Both types in one product would take copies that libtorch makes.
+        let wide = scratch.f_narrow(0, 0, 2 * elements)?.f_view_dtype(Kind::Float)?;
+        let mut wide_gmn = wide.f_view(x_gmn.size().as_slice())?;
+        wide_gmn.f_copy_(x_gmn)?;
+        let _ = wide_gmn.f_mul_(&inverse_g11)?;
+        to_gmn.f_copy_(&wide_gmn)?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use super::gram::{self, require_positive, restarts, unit_roundoff};
 use super::iteration::{Iteration, elements_of_each};
 use super::newton_schulz;
 use super::polar::{self, polar_factor};
+use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::{frozen, on_device};
@@ -174,7 +175,8 @@ impl Orthonormalizer {
         self.run_with(x_bmn, epsilon, None, scratch)
     }
 
-    /// As [`run`](Self::run), of matrices for each of which the sum of the squares of its elements is known.
+    /// As [`run`](Self::run), of matrices for each of which the sum of the squares of its elements is known, float64
+    /// `[B, 1, 1]`.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -182,7 +184,7 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&[f64]>,
+        squares: Option<&Tensor>,
         scratch: &Tensor,
     ) -> Result<()> {
         frozen(|| self.run_now(x_bmn, epsilon, squares, scratch))
@@ -192,7 +194,7 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&[f64]>,
+        squares: Option<&Tensor>,
         scratch: &Tensor,
     ) -> Result<()> {
         match &self.0 {
@@ -206,6 +208,7 @@ impl Orthonormalizer {
                 // The Gram form of bfloat16 matrices needs the guard, which devices do not have.
                 let unguarded = *form == Form::Auto && dtype == DType::BF16 && on_device();
                 let restarts = self.gram_restarts(side(m), side(n), dtype).filter(|_| !unguarded);
+                let squares = squares.map(Slab::of).transpose()?;
                 Iteration { polynomial, restarts: restarts.as_deref(), epsilon, squares }.run(x_bmn, scratch)
             }
         }

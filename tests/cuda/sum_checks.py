@@ -67,6 +67,27 @@ def check_norms(kernels: Kernels, seed: int = 0) -> None:
     torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=1e-6, atol=0)  # float32 before it is summed
 
 
+def check_momentum(kernels: Kernels, form: str = "few") -> None:
+    """The momentum and its update, and the sums of the squares of what is stored of that."""
+    torch.manual_seed(8)
+    arithmetic = F64 if form == "wide" else F32
+    for stored, nesterov in ((torch.bfloat16, 1), (torch.float16, 0), (F32, 1), (F64, 1)):
+        jobs = [
+            [_run(n, shift).bfloat16(), _run(n, shift).to(arithmetic), torch.full((n,), NAN, dtype=stored)]
+            for n, shift in ((5, 1), (PIECE + 9, 0), (1023, 0))
+        ]
+        before = [[x.double().clone() for x in job[:2]] for job in jobs]
+        scalars = (0.95, -0.5, float(nesterov), *[0.0] * 9)
+        found = sums.summed(kernels, "momentum_squares", form, jobs, 1, scalars=scalars)
+        for (g, m), job, total in zip(before, jobs, found, strict=True):
+            m = 0.95 * m - 0.5 * g
+            u = 0.95 * m - 0.5 * g if nesterov else m
+            for x, want in ((job[1], m), (job[2], u)):
+                epsilon = torch.finfo(x.dtype).eps + torch.finfo(arithmetic).eps
+                torch.testing.assert_close(x.double(), want, rtol=epsilon, atol=4 * epsilon)
+            torch.testing.assert_close(total[0], job[2].double().square().sum(), rtol=EXACT, atol=0)
+
+
 def check_pieces(totals: Emulated) -> None:
     """Totals of jobs with no piece, one, a few, and more than a block has threads."""
     torch.manual_seed(2)

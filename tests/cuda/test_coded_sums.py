@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -20,11 +21,19 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated("coded_sums.cu", tmp_path_factory.mktemp("coded_sums"))
 
 
-def summed(kernels: Emulated, name: str, form: str, jobs: list[list[Operand]], lanes: int = 0) -> Tensor:
+def summed(
+    kernels: Emulated,
+    name: str,
+    form: str,
+    jobs: list[list[Operand]],
+    lanes: int = 0,
+    count: int = 2,
+    scalars: Sequence[float] = LAMB,
+) -> Tensor:
     """What the pieces of each job leave, added up."""
     live = torch.tensor(LIVE_LAMB, dtype=F64)
-    made, blocks = coded_table(form, jobs, LAMB, [(0.0, 0.0)] * len(jobs), lanes, live)
-    partial = torch.full((blocks, 2), float("nan"), dtype=F64)
+    made, blocks = coded_table(form, jobs, scalars, [(0.0, 0.0)] * len(jobs), lanes, live)
+    partial = torch.full((blocks, count), float("nan"), dtype=F64)
     fields = (("jobs", type(made)), ("partial", ctypes.c_void_p))
     what = type("CodedSumJobs", (ctypes.Structure,), {"_fields_": fields})(made, partial.data_ptr())
     assert ctypes.sizeof(what) <= 32764
@@ -62,6 +71,20 @@ def test_sums_equal_those_of_the_numbers(kernels: Emulated, kinds: str, form: st
                 torch.testing.assert_close(operand.values, (m, v)[n - 2], rtol=1e-6, atol=1e-7)
             else:
                 assert torch.equal(operand.values, was), f"operand {n} was written"
+
+
+@pytest.mark.parametrize("form", ["many", "wide"])
+def test_coded_momentum_leaves_the_squares_of_its_update(kernels: Emulated, form: str) -> None:
+    plain = F64 if form == "wide" else BF16
+    sizes = ((1, 5, 8), (3, 257, 256), (7, 64, 16))
+    jobs = [operands_of("gmg", *size, slice(0, size[0] * size[1]), plain) for size in sizes]
+    numbers = [[operand.read().double() for operand in operands] for operands in jobs]
+    found = summed(kernels, "momentum_squares", form, jobs, count=1, scalars=(0.9, 2.0, 1.0, *[0.0] * 9))
+    for (g, m, _), (_, coded, u), total in zip(numbers, jobs, found, strict=True):
+        m = 0.9 * m + 2 * g
+        torch.testing.assert_close(u.values.double(), 0.9 * m + 2 * g, rtol=2.0**-8, atol=1e-6)
+        assert float((coded.read().double() - m).norm() / m.norm()) < 0.02
+        torch.testing.assert_close(total[0], u.values.double().square().sum(), rtol=1e-12, atol=0)
 
 
 def test_sums_of_any_number_of_threads_to_a_block_are_close(kernels: Emulated) -> None:

@@ -231,8 +231,8 @@ def test_launches_between_products_stay_as_they_were_captured(environment: dict[
         Capture.replay = lambda self: None
         launches, updates = driver.emulator_launches(), driver.emulator_updates()
         optimizer.step()
-        # The gradient goes in and the update comes out: the orthonormalization is as it was.
-        assert driver.emulator_launches() == launches and driver.emulator_updates() == updates + 2
+        # The gradient goes in, its norm and the update come out: the orthonormalization is as it was.
+        assert driver.emulator_launches() == launches and driver.emulator_updates() == updates + 3
         after = [ours[0], *optimizer.state[ours[0]].values()]
         assert all(torch.equal(a, b) for a, b in zip(before, after))
         """,

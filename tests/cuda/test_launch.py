@@ -276,7 +276,7 @@ def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fil
             made.step()
             mma, wgmma, everything = [now - then for now, then in zip(launched(), start)]
             assert [mma, wgmma] == [10 * (1 - by_groups), 10 * by_groups], (shape, mma, wgmma)
-            assert everything == 12  # with the momentum before and the update after
+            assert everything == 13  # with the momentum and its norm before and the update after
             for old, new, grad in zip(before, params, grads):
                 update = (old - new.detach()).double()
                 cosine = (update * polar(grad)).sum() / update.norm() / polar(grad).norm()

@@ -67,8 +67,8 @@ for step in range(2):
     print(driver.emulator_launches() - before)
 """,
     )
-    # On each of four ranks: momentum, what came, what goes, and the update.
-    assert said.split() == ["16", "16"]
+    # On each of four ranks: momentum, what came, two for the norms of whole matrices, what goes, and the update.
+    assert said.split() == ["24", "24"]
 
 
 @needs_nvrtc

@@ -12,6 +12,7 @@ from .sum_checks import (
     Kernels,
     check_lamb_factors,
     check_means,
+    check_momentum,
     check_norms,
     check_numbers,
     check_pieces,
@@ -24,7 +25,7 @@ from .sum_checks import (
 SEEDS = range(12)
 #: Kernels of each source that are compiled for its checks.
 KERNELS = {
-    "sums.cu": ["sum_of_squares_few", "lamb_norms_only_few"],
+    "sums.cu": ["sum_of_squares_few", "momentum_squares_few", "lamb_norms_only_few"],
     "totals.cu": ["add_pieces", "add_numbers", "add_strips_few", "add_tiles_few"],
     "factors.cu": ["lamb_factors", "update_factors"],
     "means.cu": ["means_few", "squares_few"],
@@ -48,6 +49,16 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "summed.cuh",
             "sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]); }",
             "sum[0] += static_cast<double>(x[0] * x[0]); }",
+        ),
+        "squares are those of what is not yet rounded": (
+            "summed.cuh",
+            "as_stored(stored, x[2])",
+            "static_cast<double>(x[2])",
+        ),
+        "squares are rounded as the gradient is": (
+            "summed.cuh",
+            "stored(job.type[2])",
+            "stored(job.type[0])",
         ),
         "warps are added before all have left their sum": (
             "block_sum.cuh",
@@ -224,6 +235,7 @@ def checks(source: str, kernels: Emulated, sound: dict[str, Emulated]) -> None:
     """All checks of a source."""
     if source == "sums.cu":
         check_squares(Kernels(kernels, sound["totals.cu"]))
+        check_momentum(Kernels(kernels, sound["totals.cu"]))
         for seed in SEEDS:
             check_norms(Kernels(kernels, sound["totals.cu"]), seed)
     elif source == "totals.cu":

@@ -108,10 +108,11 @@ def summed(
     count: int,
     factor: float = 1,
     seed: int = 0,
+    scalars: Sequence[float] = LAMB,
 ) -> Tensor:
     """The sums of each job, by both kernels."""
     live = [torch.tensor(LIVE_LAMB, dtype=F64) for _ in runs]
-    made, blocks = table(MOST[form], runs, LAMB, [(0.0, 0.0)] * len(runs), live=live)
+    made, blocks = table(MOST[form], runs, scalars, [(0.0, 0.0)] * len(runs), live=live)
     partial = torch.full((blocks * count,), float("nan"), dtype=F64)
     fields = (("jobs", type(made)), ("partial", ctypes.c_void_p))
     jobs = type("SumJobs", (ctypes.Structure,), {"_fields_": fields})(made, partial.data_ptr())

@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
+use super::super::pass::{Pass, flag};
 use super::elementwise::Momentum;
 use super::{Fold, Op, Real};
 use crate::dtype::DType;
@@ -25,6 +26,11 @@ impl Fold<3, 1> for MomentumSquares {
     fn apply<C: Real>(&self, job: usize, [g, m, u]: [&mut [C]; 3]) -> [f64; 1] {
         self.momentum.apply(job, [g, m, u]);
         if self.stored == DType::BF16 { sum(u, to_bfloat16) } else { sum(u, |x| x) }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        let Momentum { mu, grad_factor, nesterov } = self.momentum;
+        Some(Pass::new("momentum_squares", [mu, grad_factor, flag(nesterov)]))
     }
 }
 

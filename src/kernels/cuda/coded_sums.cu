@@ -30,5 +30,6 @@ __device__ __forceinline__ void sum_coded(const CodedSumJobs<Most>& what) {
         sum_coded<double, Op>(table);                                               \
     }
 
+SUM_CODED(momentum_squares, MomentumSquares)
 SUM_CODED(lamb_norms, LambNormsKept)
 SUM_CODED(lamb_norms_only, LambNormsOnly)

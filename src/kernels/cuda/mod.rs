@@ -30,7 +30,7 @@ pub(super) use neurons::neurons;
 pub(super) use panel::orthonormal_columns;
 pub(super) use rows::rows;
 pub(super) use select::{apply_slices, choose, line_sums, move_slices};
-pub(super) use sums::fold;
+pub(super) use sums::{fold, fold_units};
 pub(super) use symmetric::{has_symmetric_product, symmetric_product};
 pub(super) use table::run;
 pub(super) use tape::frozen;

@@ -131,7 +131,7 @@ pub(super) static CODED: Source = Source {
 pub(super) static CODED_SUMS: Source = Source {
     name: "coded_sums.cu",
     text: include_str!("coded_sums.cu"),
-    stems: &["lamb_norms_coded", "lamb_norms_only_coded"],
+    stems: &["momentum_squares_coded", "lamb_norms_coded", "lamb_norms_only_coded"],
     forms: &["many", "wide"],
     shared: 0,
     when: When::Formed,
@@ -210,7 +210,7 @@ pub(super) static SELECT: Source = Source {
 pub(super) static SUMS: Source = Source {
     name: "sums.cu",
     text: include_str!("sums.cu"),
-    stems: &["sum_of_squares", "lamb_norms", "lamb_norms_only"],
+    stems: &["sum_of_squares", "momentum_squares", "lamb_norms", "lamb_norms_only"],
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,

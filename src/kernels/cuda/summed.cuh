@@ -18,6 +18,36 @@ struct SumOfSquares {
     __device__ void operator()(C (&x)[1]) { sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]); }
 };
 
+// What is read of a number that was stored in a type.
+template <typename C>
+__device__ __forceinline__ double as_stored(Type type, C x) {
+    const float single = static_cast<float>(x);
+    if (type == Type::float64) return static_cast<double>(x);
+    if (type == Type::bfloat16) return to_float(bfloat16{static_cast<u16>(pack(single, 0.0f, bfloat16{}))});
+    if (type == Type::float16) return to_float(float16{static_cast<u16>(pack(single, 0.0f, float16{}))});
+    return single;
+}
+
+// Momentum that also sums u^2, of what is stored. Scalars and operands as Momentum has them.
+template <typename C>
+struct MomentumSquares {
+    static constexpr int OPERANDS = Momentum<C>::OPERANDS;
+    static constexpr u32 READS = Momentum<C>::READS;
+    static constexpr u32 WRITES = Momentum<C>::WRITES;
+    static constexpr int SUMS = 1;
+    Momentum<C> momentum;
+    Type stored;
+    double sum[SUMS] = {0};
+
+    __device__ MomentumSquares(const Scalars& s, const Job& job) : momentum(s, job), stored(job.type[2]) {}
+
+    __device__ void operator()(C (&x)[OPERANDS]) {
+        momentum(x);
+        const double u = as_stored(stored, x[2]);
+        sum[0] += u * u;
+    }
+};
+
 // Sums of x^2 and u^2 of LAMB. Scalars as LambDirection has them. Operands: x, g, m, v. Where `Store`, the
 // moments are written.
 template <typename C, bool Store>

@@ -20,5 +20,6 @@ __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
 #define SUM(name, Op) EACH_FORM(name, SumJobs, sum_pieces, Op)
 
 SUM(sum_of_squares, SumOfSquares)
+SUM(momentum_squares, MomentumSquares)
 SUM(lamb_norms, LambNormsKept)
 SUM(lamb_norms_only, LambNormsOnly)

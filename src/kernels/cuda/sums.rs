@@ -92,6 +92,26 @@ pub(in super::super) fn fold<const N: usize>(
     Ok(())
 }
 
+/// As [`fold`], of units that have some jobs each: one sum of each unit.
+pub(in super::super) fn fold_units<const N: usize>(
+    pass: &Pass<'_>,
+    factor: f64,
+    units: &[Vec<[Slab; N]>],
+    sums: &[Slab],
+) -> Result<()> {
+    let jobs = units.concat();
+    let Some(first) = sums.first() else { return Ok(()) };
+    let (_memory, each) = scratch(jobs.len(), DType::F64, first.place())?;
+    let places: Vec<Slab> = (0..jobs.len()).map(|i| each.part(i, 1)).collect();
+    fold(pass, factor, &jobs, &places)?;
+    let mut at = 0;
+    for (jobs, to) in units.iter().zip(sums) {
+        add_numbers(&[each.part(at, jobs.len())], to)?;
+        at += jobs.len();
+    }
+    Ok(())
+}
+
 /// Memory for the sums of so many pieces, and its address.
 fn room(pieces: u32, to: &[Slab]) -> Result<((Tensor, Slab), usize)> {
     let first = to.first().ok_or_else(|| Error::Internal("sums of no job".into()))?;

@@ -28,7 +28,7 @@ UPDATES = (
     *("apply", "apply_late", "convert", "release", "decay"),
     *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
 )
-SUMS = ("sum_of_squares", "lamb_norms", "lamb_norms_only")
+SUMS = ("sum_of_squares", "momentum_squares", "lamb_norms", "lamb_norms_only")
 COLUMNS = (
     *("column_squares_few", "column_squares_wide", "column_totals"),
     *("normalize_columns_few", "normalize_columns_wide", "unit_columns"),
@@ -64,7 +64,7 @@ KERNELS = {
     },
     "coded_sums.cu": {
         f"{name}_coded_{form}": f"CodedSumJobs<{most}>"
-        for name in ("lamb_norms", "lamb_norms_only")
+        for name in SUMS[1:]
         for form, most in CODED_FORMS.items()
     },
     "sums.cu": {f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
