@@ -67,7 +67,7 @@ for step in range(2):
     print(driver.emulator_launches() - before)
 """,
     )
-    # On each of four ranks: momentum, what came, two for the norms of whole matrices, what goes, and the update.
+    # On each of four ranks: momentum, what came, two for the norms, what goes, and the update.
     assert said.split() == ["24", "24"]
 
 
