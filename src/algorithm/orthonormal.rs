@@ -138,8 +138,10 @@ impl Orthonormal {
             return Ok(());
         }
         let mut batch = io.matrices(U, io.units.len())?;
-        let squares = squares.map(|squares| io.matrices(squares, io.units.len())).transpose()?;
-        self.orthonormalizer.run_with(&mut batch, epsilon, squares.as_ref(), &io.scratch(SCRATCH)?)?;
+        // Where the work is dealt out, the units of this stage are some of those whose norms are known.
+        let each = |squares| (0..io.units.len()).map(|i| io.slab(squares, i)).collect::<Result<Vec<_>>>();
+        let squares = squares.map(each).transpose()?;
+        self.orthonormalizer.run_with(&mut batch, epsilon, squares.as_deref(), &io.scratch(SCRATCH)?)?;
         for i in 0..io.units.len() {
             let matrix = io.matrix(U, i)?;
             io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;

@@ -43,8 +43,8 @@ pub(super) struct Iteration<'a> {
     /// Those of the Gram form; `None` for the standard form.
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
-    /// Of each matrix the sum of the squares of its elements, float64, where they are known.
-    pub(super) squares: Option<Slab>,
+    /// Of each matrix where the sum of the squares of its elements is, one float64, if it is known.
+    pub(super) squares: Option<&'a [Slab]>,
 }
 
 /// The kernel for matrices of this shape, `None` where libtorch's products are used. With AMX they never are: libtorch may
@@ -159,11 +159,10 @@ impl Iteration<'_> {
         let threads = threads::get();
         let workers = slots(each, kernel.dtype(), b).min(threads);
         let spread = workers < threads && m * n * m.min(n) >= SPREAD_FROM;
-        let known = self.squares.map(|squares| squares.numbers());
         let failed = Mutex::new(None);
         let one = |slot: usize, i: usize| {
             let memory = memory.part(slot * each, each);
-            let squares = known.as_deref().and_then(|squares| squares.get(i)).copied();
+            let squares = self.squares.and_then(|squares| squares.get(i)?.numbers().first().copied());
             let matrix = (x.part(i * m * n, m * n), squares);
             if let Err(error) = self.one(kernel, matrix, shape, &memory, spread)
                 && let Ok(mut failed) = failed.lock()
@@ -245,9 +244,7 @@ impl Iteration<'_> {
         for first in (0..b).step_by(to_usize(group).max(1)) {
             let g = group.min(b - first);
             let mut part_gmn = x_bmn.f_narrow(0, first, g)?;
-            let [at, count] = [first, g].map(to_usize);
-            let known =
-                self.squares.map(|squares| squares.part(at, count).tensor(&[count, 1, 1])).transpose()?;
+            let known = self.known_squares([first, g].map(to_usize))?;
             let divisor = Divisor { factor, epsilon: self.epsilon, start: scale, squares: known.as_ref() };
             if turned {
                 let part_gnm = part_gmn.f_view([g, n, m])?;
@@ -277,6 +274,15 @@ impl Iteration<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The squares of some matrices, `[count, 1, 1]`, where they are known.
+    fn known_squares(&self, [first, count]: [usize; 2]) -> Result<Option<Tensor>> {
+        let Some(squares) = self.squares.and_then(|all| all.get(first..first + count)) else {
+            return Ok(None);
+        };
+        let each = squares.iter().map(|one| one.tensor(&[1, 1, 1])).collect::<Result<Vec<_>>>()?;
+        Ok(Some(Tensor::f_cat(&each, 0)?))
     }
 
     fn standard(&self) -> Self {

@@ -175,8 +175,7 @@ impl Orthonormalizer {
         self.run_with(x_bmn, epsilon, None, scratch)
     }
 
-    /// As [`run`](Self::run), of matrices for each of which the sum of the squares of its elements is known, float64
-    /// `[B, 1, 1]`.
+    /// As [`run`](Self::run), of matrices for each of which the sum of the squares of its elements is known: one float64.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -184,7 +183,7 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&Tensor>,
+        squares: Option<&[Slab]>,
         scratch: &Tensor,
     ) -> Result<()> {
         frozen(|| self.run_now(x_bmn, epsilon, squares, scratch))
@@ -194,7 +193,7 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&Tensor>,
+        squares: Option<&[Slab]>,
         scratch: &Tensor,
     ) -> Result<()> {
         match &self.0 {
@@ -208,7 +207,6 @@ impl Orthonormalizer {
                 // The Gram form of bfloat16 matrices needs the guard, which devices do not have.
                 let unguarded = *form == Form::Auto && dtype == DType::BF16 && on_device();
                 let restarts = self.gram_restarts(side(m), side(n), dtype).filter(|_| !unguarded);
-                let squares = squares.map(Slab::of).transpose()?;
                 Iteration { polynomial, restarts: restarts.as_deref(), epsilon, squares }.run(x_bmn, scratch)
             }
         }

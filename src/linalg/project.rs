@@ -3,13 +3,19 @@
 //! A = matrix `[d, e]` whose columns are projected, r = rank, s = columns of a sketch. All arithmetic is float64, so that
 //! a basis does not depend on the order in which parts of a sum came together.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::symmetric::Symmetric;
+use super::symmetric::{Symmetric, accumulate};
 use crate::error::Result;
+use crate::kernels::on_device;
 
 /// Columns that a sketch has beyond the rank.
 const OVERSAMPLING: usize = 16;
+
+/// Bytes of what is converted at a time, for products of few columns.
+const SKETCH_BYTES: i64 = 4 << 20;
+/// For a Gram matrix, which is read and written with every part, more.
+const GRAM_BYTES: i64 = 16 << 20;
 
 /// The columns of a sketch for `rank` of `d` directions.
 #[must_use]
@@ -22,12 +28,18 @@ pub fn sketch_columns(rank: usize, d: usize) -> usize {
 /// # Errors
 /// Whatever libtorch says.
 pub fn gram(a_de: &Tensor) -> Result<Tensor> {
-    let wide_de = a_de.f_to_kind(Kind::Double)?;
-    let d = wide_de.size()[0];
-    let mut out_dd = Tensor::f_empty([d, d], (Kind::Double, wide_de.device()))?;
-    let free = Tensor::f_empty([d * d], (Kind::Double, wide_de.device()))?;
-    Symmetric::new(1, d).gram(&mut out_dd, &wide_de, &free)?;
-    Ok(out_dd)
+    let d = a_de.size()[0];
+    let options = (Kind::Double, a_de.device());
+    let (mut out_dd, free) = (Tensor::f_empty([d, d], options)?, Tensor::f_empty([d * d], options)?);
+    let symmetric = Symmetric::new(1, d);
+    let mut is_first = true;
+    in_float64(a_de, GRAM_BYTES, |part_dw| {
+        if std::mem::take(&mut is_first) {
+            return symmetric.gram(&mut out_dd, part_dw, &free);
+        }
+        symmetric.accumulate(&mut out_dd, part_dw, &part_dw.f_tr()?, &free)
+    })?;
+    Ok(if is_first { out_dd.f_zero_()? } else { out_dd })
 }
 
 /// `A (Aᵀ Ω)` in float64, for a random matrix Ω `[d, s]`.
@@ -35,8 +47,34 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Whatever libtorch says.
 pub fn sketch(a_de: &Tensor, omega_ds: &Tensor) -> Result<Tensor> {
-    let wide_de = a_de.f_to_kind(Kind::Double)?;
-    Ok(wide_de.f_mm(&wide_de.f_tr()?.f_mm(&omega_ds.f_to_kind(Kind::Double)?)?)?)
+    let omega_ds = omega_ds.f_to_kind(Kind::Double)?;
+    let (d, s) = omega_ds.size2()?;
+    let mut out_ds = Tensor::f_zeros([d, s], (Kind::Double, a_de.device()))?;
+    in_float64(a_de, SKETCH_BYTES, |part_dw| {
+        accumulate(&mut out_ds, part_dw, &part_dw.f_tr()?.f_mm(&omega_ds)?)
+    })?;
+    Ok(out_ds)
+}
+
+/// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of the
+/// whole matrix is made. On a device there is one part.
+fn in_float64(a_de: &Tensor, bytes: i64, mut work: impl FnMut(&Tensor) -> Result<()>) -> Result<()> {
+    let (d, e) = a_de.size2()?;
+    if on_device() || a_de.device() != Device::Cpu {
+        return work(&a_de.f_to_kind(Kind::Double)?);
+    }
+    let width = (bytes / (8 * d.max(1))).clamp(1, e.max(1));
+    // Elements lie as those of A do.
+    let turned = a_de.stride()[0] == 1;
+    let room = Tensor::f_empty([d * width], (Kind::Double, Device::Cpu))?;
+    for first in (0..e).step_by(usize::try_from(width).unwrap_or(1)) {
+        let w = width.min(e - first);
+        let flat = room.f_narrow(0, 0, d * w)?;
+        let mut part_dw = if turned { flat.f_view([w, d])?.f_tr()? } else { flat.f_view([d, w])? };
+        part_dw.f_copy_(&a_de.f_narrow(1, first, w)?)?;
+        work(&part_dw)?;
+    }
+    Ok(())
 }
 
 /// What a basis is made of.
@@ -107,7 +145,6 @@ fn signed(vectors_dr: &Tensor) -> Result<Tensor> {
 #[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
 mod tests {
     use super::*;
-    use tch::Device;
 
     /// `[d, e]` with singular values `values` and known vectors.
     #[allow(clippy::many_single_char_names)] // as the equation has them
@@ -143,6 +180,24 @@ mod tests {
             assert_eq!(found.size(), [7, 3]);
             let error = f64::try_from((projector(&found) - &wanted).norm()).unwrap();
             assert!(error < 1e-12, "{source:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn matrices_of_many_parts_have_the_sums_of_whole_ones() {
+        tch::manual_seed(0);
+        for [d, e] in [[600, 7000], [40, 9001], [3, 1]] {
+            let a = Tensor::randn([d, e], (Kind::Float, Device::Cpu));
+            let wide = a.to_kind(Kind::Double);
+            let omega = Tensor::randn([d, 2], (Kind::Double, Device::Cpu));
+            let turned = a.tr().contiguous().tr();
+            for a in [&a, &turned] {
+                let expected = [wide.mm(&wide.tr()), wide.mm(&wide.tr().mm(&omega))];
+                for (found, expected) in [gram(a).unwrap(), sketch(a, &omega).unwrap()].iter().zip(expected) {
+                    let error = f64::try_from((found - &expected).norm() / expected.norm()).unwrap();
+                    assert!(error < 1e-14, "{d} {e}: {error}");
+                }
+            }
         }
     }
 

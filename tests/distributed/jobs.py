@@ -67,7 +67,8 @@ def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, nam
     layouts = [setting.place(tuple(p.shape)) for p in full]
 
     def shard(tensor: Tensor, layout: Any) -> Tensor:
-        return tensor.clone() if sub is None else placed(tensor, sub, layout, tensor_dims)
+        own = tensor.clone()  # where nothing is cut, a DTensor has the memory that it was made of
+        return own if sub is None else placed(own, sub, layout, tensor_dims)
 
     params = [nn.Parameter(shard(p, layout)) for p, layout in zip(full, layouts, strict=True)]
     single = [nn.Parameter(p.clone()) for p in full]
