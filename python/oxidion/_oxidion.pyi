@@ -19,6 +19,7 @@ __all__ = [
     "cpu_features",
     "dequantize_blockwise",
     "fill_normal",
+    "fill_signs",
     "forget_threads_after_fork",
     "orthonormal_columns",
     "orthonormalize",
@@ -41,8 +42,6 @@ class PoisonedOptimizer(RuntimeError): ...
 
 @final
 class Plan:
-    """The schedule of one step: buckets, buffers, instructions."""
-
     def __new__(
         cls,
         groups: _Groups,
@@ -73,8 +72,6 @@ class Plan:
 
 @final
 class Session:
-    """A plan bound to the parameters and states of an optimizer."""
-
     def __new__(
         cls, plan: Plan, groups: _Groups, states: Sequence[Sequence[Tensor]], state: _State, arena: Tensor
     ) -> Session: ...
@@ -111,6 +108,7 @@ def fill_normal(
     tag: int = 0,
     step: int = 0,
 ) -> None: ...
+def fill_signs(tensor: Tensor, seed: int, stream: int, tag: int, step: int, index: int) -> None: ...
 def forget_threads_after_fork() -> None: ...
 def cpu_features() -> list[str]: ...
 def prepare_devices(folder: str | PathLike[str] | None, *, emulated: bool = False) -> None: ...

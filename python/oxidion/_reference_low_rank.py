@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oxidion._orthogonalize import epsilon_of
-from oxidion._oxidion import fill_normal
+from oxidion._oxidion import fill_normal, fill_signs
 from oxidion._reference import REFERENCE, Group, State, _packed, adamw_step, betas_of, decay
 
 OVERSAMPLING = 16
@@ -47,24 +47,27 @@ def is_due(steps: int, group: Group) -> bool:
     return steps == 0 or (steps + offset) % gap == 0
 
 
-def leading_vectors(grad: Tensor, side: int, group: Group, normal_ds: Tensor | None) -> Tensor | None:
-    """The first singular vectors [d, r] of a side, or of a sketch; None where the gradient is not finite.
+def leading_vectors(grad: Tensor, side: int, group: Group, omega_ds: Tensor | None) -> Tensor | None:
+    """The first singular vectors [d, r] of a side, or of what a sketch tells; None where it is not finite.
 
-    Of each the entry of largest magnitude is positive; with ``svd="exact"`` signs are those of torch.
+    A sketch ``Y = G G^T Omega`` stands for ``Y (Omega^T Y)^+ Y^T``. Of each vector the entry of largest
+    magnitude is positive; with ``svd="exact"`` and not ``on_device`` signs are those of torch.
     """
     if not bool(grad.isfinite().all()):
         return None
     rank, a_de = int(group["rank"]), grad.mT if side == 1 else grad
-    if normal_ds is not None:
-        vectors, values, _ = torch.linalg.svd(a_de @ (a_de.mT @ normal_ds), full_matrices=False)
+    if omega_ds is not None:
+        y_ds = a_de @ (a_de.mT @ omega_ds)
+        middle = torch.linalg.pinv(omega_ds.mT @ y_ds, rtol=1e-13, hermitian=True)
+        vectors, values, _ = torch.linalg.svd(y_ds @ middle @ y_ds.mT)
     else:
         left, values, right = torch.linalg.svd(grad, full_matrices=False)
         vectors = right.mT if side == 1 else left
     vectors, values = vectors[:, :rank], values[:rank]
     largest = vectors.abs().argmax(dim=0, keepdim=True)
     # Twice the size that rounding of the squares in a Gram matrix leaves.
-    alive = values > 1e-7 * values.max() if normal_ds is None else values > 1e-12 * values.max()
-    if group.get("svd") != "exact":
+    alive = values > 1e-7 * values.max() if omega_ds is None else values > 1e-12 * values.max()
+    if group.get("svd") != "exact" or group.get("on_device"):
         vectors = vectors * vectors.gather(0, largest).sign()
     found: Tensor = vectors * alive
     return found
@@ -84,14 +87,12 @@ def new_bases(grad: Tensor, steps: int, block: int, group: Group) -> list[Tensor
     """The projections of one matrix, None where one of them does not exist."""
     found = []
     for side in sides_of(grad.shape[0], grad.shape[1], group):
-        normal = None
-        if group.get("svd", "gram") == "random":
-            d = grad.shape[side]
-            cols = min(int(group["rank"]) + OVERSAMPLING, d)
-            normal = normal_numbers(
-                d, cols, group, tag=SKETCH_TAG + side, step=steps, block=block, scale=d**-0.5
-            )
-        basis = leading_vectors(grad, side, group, normal)
+        d, cols, omega = grad.shape[side], int(group["rank"]) + OVERSAMPLING, None
+        if group.get("svd", "gram") == "random" and 2 * cols < d:
+            omega = torch.zeros(d, cols, dtype=torch.float64)
+            seed, index = int(group.get("seed", 0)), int(group.get("index", 0))
+            fill_signs(omega, seed, index, SKETCH_TAG + side, steps, block)
+        basis = leading_vectors(grad, side, group, omega)
         if basis is None:
             return None
         found.append(basis)

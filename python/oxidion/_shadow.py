@@ -29,8 +29,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The whole tensor in float64, on every rank."""
-    return full(tensor).detach().double().clone()
+    """A copy of the whole tensor in float64, on the CPU of every rank."""
+    return full(tensor).detach().double().cpu().clone()
 
 
 def _twin(optimizer: OxOptimizer) -> OxOptimizer:
@@ -160,7 +160,8 @@ def verify(optimizer: OxOptimizer) -> Table:
             }
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
-            settings = {**group, **twin._functions, "transposed": row["transposed"], "index": index}
+            told = {"transposed": row["transposed"], "index": index, "on_device": param.is_cuda}
+            settings = {**group, **twin._functions, **told}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)
     twin._take_step()
@@ -175,7 +176,7 @@ def verify(optimizer: OxOptimizer) -> Table:
 
 
 def _mean(optimizer: OxOptimizer, tensor: Tensor) -> Tensor:
-    """The whole tensor in float64: the mean over replicas whose gradients the optimizer averages."""
-    whole = _wide(tensor)
+    """Like `_wide`, and the mean over replicas whose gradients the optimizer averages."""
+    whole = full(tensor).detach().double().clone()
     average([whole], optimizer._meshes.pending.values())
-    return whole
+    return whole.cpu()

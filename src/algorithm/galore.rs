@@ -7,21 +7,20 @@
 mod compose;
 mod refresh;
 mod stages;
-
-use std::collections::BTreeSet;
-use std::sync::Mutex;
+mod warned;
 
 use super::low_rank::LowRank;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
-use crate::kernels;
-use crate::linalg::project::sketch_columns;
+use crate::kernels::{self, SIGNS};
+use crate::linalg::sketch::sketch_columns;
 use crate::options::Options;
 use crate::plan::{BufferId, Program, Stage};
 use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;
+use warned::Warned;
 
 pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
 
@@ -84,16 +83,6 @@ pub(super) struct GaLore {
     warned: Warned,
 }
 
-/// The parameters about whose gradients something was said already. Prints as nothing: plans are compared as text.
-#[derive(Default)]
-struct Warned(Mutex<BTreeSet<usize>>);
-
-impl std::fmt::Debug for Warned {
-    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Ok(())
-    }
-}
-
 impl GaLore {
     pub(super) fn new(options: &Options) -> Result<Self> {
         let svd = match options.word("svd")?.unwrap_or("gram") {
@@ -123,6 +112,11 @@ impl GaLore {
 
     fn sides(&self, class: &UnitShape) -> &'static [Side] {
         self.common.sides(class.rows, class.cols, class.transposed)
+    }
+
+    /// The columns of a sketch of `d` directions, if there is one.
+    fn sketch_columns(&self, d: usize) -> Option<usize> {
+        sketch_columns(self.common.rank(), d).filter(|_| self.svd == Svd::Random)
     }
 
     /// The basis of one side for each matrix.
@@ -217,10 +211,10 @@ impl Algorithm for GaLore {
         let refresh = |b: &Block| -> usize {
             let one = |&side: &Side| {
                 let d = [b.rows, b.cols][side.index()];
-                match self.svd {
-                    Svd::Gram => 2 * b.numel() * d + 9 * d * d * d,
-                    Svd::Exact => 6 * b.numel() * d + 22 * d * d * d,
-                    Svd::Random => (4 * b.numel() + 6 * d * d) * sketch_columns(self.common.rank(), d),
+                match (self.svd, self.sketch_columns(d)) {
+                    (Svd::Exact, _) => 6 * b.numel() * d + 22 * d * d * d,
+                    (Svd::Random, Some(s)) => 2 * b.numel() * (s + SIGNS) + (6 * d + 9 * s) * s * s,
+                    (Svd::Gram | Svd::Random, _) => 2 * b.numel() * d + 9 * d * d * d,
                 }
             };
             sides.iter().map(one).sum()

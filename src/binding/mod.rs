@@ -29,6 +29,7 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::algorithms, module)?)?;
     module.add_function(wrap_pyfunction!(handles::axes_of, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;
+    module.add_function(wrap_pyfunction!(tensor::fill_signs, module)?)?;
     module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::prepare_devices, module)?)?;

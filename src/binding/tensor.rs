@@ -14,6 +14,7 @@ use super::error::to_python;
 use crate::batch::{Place, Slab, prefetch};
 use crate::error::Error;
 use crate::linalg::random::{Key, fill_normal as normals};
+use crate::linalg::sketch::Omega;
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -181,6 +182,29 @@ pub(super) fn fill_normal(
             normals(out, Key { seed, stream }, tag, step, first_index(row, &shape, &spans));
         }
         Ok(())
+    })
+}
+
+/// Writes matrix `index` of the sparse sign matrices of this shape that belong to seed, stream, tag and step to a contiguous
+/// float64 CPU tensor of two dimensions.
+#[pyfunction]
+pub(super) fn fill_signs(
+    tensor: &Bound<'_, PyAny>,
+    seed: u64,
+    stream: u64,
+    tag: u32,
+    step: u64,
+    index: usize,
+) -> PyResult<()> {
+    let target = unpack(tensor, "tensor")?;
+    require_cpu(&target, "tensor")?;
+    tensor.py().enter(move || {
+        let slab = Slab::of(&target)?;
+        let (Ok((rows, cols)), crate::dtype::DType::F64) = (target.size2(), slab.dtype()) else {
+            return Err(Error::Type("signs are written to float64 matrices".into()));
+        };
+        let shape = [rows, cols].map(|n| usize::try_from(n).unwrap_or(0));
+        Omega { key: Key { seed, stream }, tag, step, index, shape }.write(&slab)
     })
 }
 

@@ -181,6 +181,14 @@ pub(super) fn normals(_factor: f64, _all: &[Normals]) -> Result<()> {
     refuse()
 }
 
+pub(super) fn orthogonal_rows(_w: &Slab, _j: &Slab, _norms: &Slab, _shape: [usize; 2]) -> Result<()> {
+    refuse()
+}
+
+pub(super) fn signs(_out: &Slab, _shape: [usize; 2], _stream: [u32; 4], _first: u64) -> Result<()> {
+    refuse()
+}
+
 pub(super) fn clear_without_basis(_all: &[(Area, Slab)]) -> Result<()> {
     refuse()
 }

@@ -1,5 +1,7 @@
 //! What projections by a basis need beside their products.
 
+use tch::{Kind, Tensor};
+
 use super::{cpu, cuda};
 use crate::batch::{Area, Place, Slab};
 use crate::error::Result;
@@ -16,13 +18,40 @@ pub fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> {
     all.iter().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
 }
 
-/// Whether all elements are finite. The host waits for a device.
-///
-/// # Errors
-/// Whatever libtorch says.
-pub fn is_finite(x: &Slab) -> Result<bool> {
-    if x.place() == Place::Cpu {
-        return Ok(cpu::reduce::sum_of_squares(x).is_finite());
+/// Whether all elements are finite: as far as the host is told, or on a device as a number there.
+#[derive(Debug)]
+pub enum Finite {
+    /// What the host knows.
+    Known(bool),
+    /// A tensor of one truth value.
+    There(Tensor),
+}
+
+impl Finite {
+    /// Of all elements of some slabs.
+    ///
+    /// # Errors
+    /// Whatever libtorch says.
+    pub fn of(all: &[Slab]) -> Result<Self> {
+        if all.first().is_none_or(|first| first.place() == Place::Cpu) {
+            return Ok(Self::Known(all.iter().all(|x| cpu::reduce::sum_of_squares(x).is_finite())));
+        }
+        let mut flag = Tensor::f_ones([], (Kind::Bool, all[0].place().device()))?;
+        for x in all {
+            let _ = flag.f_logical_and_(&x.tensor(&[x.len()])?.f_isfinite()?.f_all()?)?;
+        }
+        Ok(Self::There(flag))
     }
-    Ok(bool::try_from(x.tensor(&[x.len()])?.f_isfinite()?.f_all()?)?)
+
+    /// `new` where all is finite, else `old`; none where the host knows that nothing is new.
+    ///
+    /// # Errors
+    /// Whatever libtorch says.
+    pub fn choose(&self, new: &Tensor, old: &Tensor) -> Result<Option<Tensor>> {
+        Ok(match self {
+            Self::Known(false) => None,
+            Self::Known(true) => Some(new.shallow_clone()),
+            Self::There(flag) => Some(new.f_where_self(flag, old)?),
+        })
+    }
 }

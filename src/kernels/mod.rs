@@ -15,6 +15,8 @@ mod neurons;
 mod normals;
 mod pass;
 mod place;
+mod rotations;
+mod signs;
 mod slices;
 mod staged;
 mod trust;
@@ -45,13 +47,16 @@ pub use cpu::product::{
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
+pub use cpu::signs::{NONZEROS as SIGNS, Signs};
 pub use factors::{Factors, Steps};
-pub use low_rank::{clear_without_basis, is_finite};
+pub use low_rank::{Finite, clear_without_basis};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use normals::{Normals, fill_normals};
 pub use place::{
     copy, count_steps, fold, fold_units, frozen, has_symmetric_product, is_capturing, measured_squares,
     move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
 };
+pub use rotations::{ROTATED_SIZES, orthogonal_rows};
+pub use signs::sign_matrix;
 pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};
 pub use trust::{Debias, Trust};

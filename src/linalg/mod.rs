@@ -8,6 +8,7 @@
 pub mod adjust;
 pub mod basis;
 pub mod coefficients;
+mod decompose;
 pub mod gram;
 mod iteration;
 mod library;
@@ -20,4 +21,5 @@ mod products;
 pub mod project;
 pub mod qr;
 pub mod random;
+pub mod sketch;
 mod symmetric;

@@ -5,23 +5,14 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::symmetric::{Symmetric, accumulate};
-use crate::error::Result;
+use super::decompose::{singular, symmetric};
+use super::sketch::nystrom;
+use super::symmetric::Symmetric;
+use crate::error::{Error, Result};
 use crate::kernels::on_device;
 
-/// Columns that a sketch has beyond the rank.
-const OVERSAMPLING: usize = 16;
-
-/// Bytes of what is converted at a time, for products of few columns.
-const SKETCH_BYTES: i64 = 4 << 20;
-/// For a Gram matrix, which is read and written with every part, more.
+/// Bytes of what is converted at a time for a Gram matrix, which is read and written with every part.
 const GRAM_BYTES: i64 = 16 << 20;
-
-/// The columns of a sketch for `rank` of `d` directions.
-#[must_use]
-pub fn sketch_columns(rank: usize, d: usize) -> usize {
-    (rank + OVERSAMPLING).min(d)
-}
 
 /// `A Aᵀ` in float64.
 ///
@@ -33,7 +24,7 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     let (mut out_dd, free) = (Tensor::f_empty([d, d], options)?, Tensor::f_empty([d * d], options)?);
     let symmetric = Symmetric::new(1, d);
     let mut is_first = true;
-    in_float64(a_de, GRAM_BYTES, |part_dw| {
+    in_float64(a_de, GRAM_BYTES, |part_dw, _| {
         if std::mem::take(&mut is_first) {
             return symmetric.gram(&mut out_dd, part_dw, &free);
         }
@@ -42,37 +33,30 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     Ok(if is_first { out_dd.f_zero_()? } else { out_dd })
 }
 
-/// `A (Aᵀ Ω)` in float64, for a random matrix Ω `[d, s]`.
-///
-/// # Errors
-/// Whatever libtorch says.
-pub fn sketch(a_de: &Tensor, omega_ds: &Tensor) -> Result<Tensor> {
-    let omega_ds = omega_ds.f_to_kind(Kind::Double)?;
-    let (d, s) = omega_ds.size2()?;
-    let mut out_ds = Tensor::f_zeros([d, s], (Kind::Double, a_de.device()))?;
-    in_float64(a_de, SKETCH_BYTES, |part_dw| {
-        accumulate(&mut out_ds, part_dw, &part_dw.f_tr()?.f_mm(&omega_ds)?)
-    })?;
-    Ok(out_ds)
-}
-
 /// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of the
-/// whole matrix is made. On a device there is one part.
-fn in_float64(a_de: &Tensor, bytes: i64, mut work: impl FnMut(&Tensor) -> Result<()>) -> Result<()> {
+/// whole matrix is made, and with each whether it lies in memory as its transpose does. On a device there is one part.
+pub(super) fn in_float64(
+    a_de: &Tensor,
+    bytes: i64,
+    mut work: impl FnMut(&Tensor, bool) -> Result<()>,
+) -> Result<()> {
     let (d, e) = a_de.size2()?;
     if on_device() || a_de.device() != Device::Cpu {
-        return work(&a_de.f_to_kind(Kind::Double)?);
+        return work(&a_de.f_to_kind(Kind::Double)?, false);
     }
-    let width = (bytes / (8 * d.max(1))).clamp(1, e.max(1));
+    let most = (bytes / (8 * d.max(1))).max(1);
+    // Parts of about one size.
+    let parts = ((e + most - 1) / most).max(1);
+    let width = (e + parts - 1) / parts;
     // Elements lie as those of A do.
     let turned = a_de.stride()[0] == 1;
     let room = Tensor::f_empty([d * width], (Kind::Double, Device::Cpu))?;
-    for first in (0..e).step_by(usize::try_from(width).unwrap_or(1)) {
+    for first in (0..e).step_by(usize::try_from(width).unwrap_or(1).max(1)) {
         let w = width.min(e - first);
         let flat = room.f_narrow(0, 0, d * w)?;
         let mut part_dw = if turned { flat.f_view([w, d])?.f_tr()? } else { flat.f_view([d, w])? };
         part_dw.f_copy_(&a_de.f_narrow(1, first, w)?)?;
-        work(&part_dw)?;
+        work(&part_dw, turned)?;
     }
     Ok(())
 }
@@ -82,43 +66,45 @@ fn in_float64(a_de: &Tensor, bytes: i64, mut work: impl FnMut(&Tensor) -> Result
 pub enum Source<'a> {
     /// `A Aᵀ`.
     Gram(&'a Tensor),
-    /// `A Aᵀ Ω`.
-    Sketch(&'a Tensor),
+    /// `A Aᵀ Ω` and Ω.
+    Sketch(&'a Tensor, &'a Tensor),
     /// A itself, or with `true` its transpose.
     Matrix(&'a Tensor, bool),
 }
 
 /// The first `rank` left singular vectors of A by falling singular value, `[d, rank]` in float64, or none where A is
-/// not finite or does not decompose.
+/// not finite or does not decompose. On a device, where the host is told nothing, it is NaN then.
 ///
 /// Of each vector the entry of largest magnitude, the first of several, is positive; those of a matrix itself have the
-/// signs that LAPACK gives them, as in `torch.linalg.svd`. Vectors of singular values at
+/// signs that LAPACK gives them, as in `torch.linalg.svd`, on devices those of the others. Vectors of singular values at
 /// rounding level are zero: at most `longest` units of roundoff (of float32, unless A is `double`) of the largest one,
 /// or what the squares in a Gram matrix resolve.
 ///
 /// # Errors
-/// Whatever libtorch says, except of the decomposition.
+/// Whatever libtorch or a kernel says, except of the decomposition.
 pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> Result<Option<Tensor>> {
-    let (Source::Gram(x) | Source::Sketch(x) | Source::Matrix(x, _)) = source;
+    let (Source::Gram(x) | Source::Sketch(x, _) | Source::Matrix(x, _)) = source;
     let wide = x.f_to_kind(Kind::Double)?;
-    if !bool::try_from(wide.f_isfinite()?.f_all()?)? {
+    // A sum is finite where all is and far below the largest number; it takes a fifth of the time of asking each element.
+    let is_finite =
+        |x: &Tensor| Ok::<_, Error>(on_device() || f64::try_from(x.f_sum(Kind::Double)?)?.is_finite());
+    if !is_finite(&wide)? {
         return Ok(None);
     }
-    let decomposed = match source {
-        Source::Gram(_) => wide
-            .f_linalg_eigh("L")
-            .and_then(|(values, vectors)| Ok((values.f_flip([0])?.f_clamp_min(0.0)?, vectors.f_flip([1])?))),
-        Source::Sketch(_) => Tensor::f_linalg_qr(&wide, "reduced")
-            .and_then(|(q, r)| r.f_svd(true, true).and_then(|(u, values, _)| Ok((values, q.f_mm(&u)?)))),
-        Source::Matrix(_, transposed) => {
-            wide.f_svd(true, true).map(|(u, values, v)| (values, if *transposed { v } else { u }))
-        }
+    let found = match source {
+        Source::Gram(_) => symmetric(&wide)?,
+        Source::Sketch(_, omega_ds) => nystrom(&wide, omega_ds, rank)?,
+        Source::Matrix(_, transposed) => singular(&wide, *transposed)?,
     };
-    let Ok((values, vectors)) = decomposed else { return Ok(None) };
+    let Some((values, vectors)) = found else { return Ok(None) };
     let kept = i64::try_from(rank).unwrap_or(i64::MAX).min(values.size()[0]);
-    let (values_r, vectors_dr) = (values.f_narrow(0, 0, kept)?, vectors.f_narrow(1, 0, kept)?);
-    if !bool::try_from(vectors_dr.f_isfinite()?.f_all()?)? {
+    let (values_r, mut vectors_dr) = (values.f_narrow(0, 0, kept)?, vectors.f_narrow(1, 0, kept)?);
+    if !is_finite(&vectors_dr)? {
         return Ok(None);
+    }
+    if double && matches!(source, Source::Sketch(..)) {
+        // Orthogonal to λ₁/λ roundoffs only, of which float32 sees nothing.
+        vectors_dr = Tensor::f_linalg_qr(&vectors_dr, "reduced")?.0;
     }
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let roundoffs = |unit: f64| longest as f64 * unit;
@@ -129,8 +115,9 @@ pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> 
     };
     // The values fall: the first is the largest.
     let bound_1 = values_r.f_narrow(0, 0, kept.min(1))?.f_mul_scalar(share)?;
-    let alive_r = values_r.f_gt_tensor(&bound_1)?.f_to_kind(Kind::Double)?;
-    let signed_dr = if matches!(source, Source::Matrix(..)) { vectors_dr } else { signed(&vectors_dr)? };
+    let alive_r = values_r.f_gt_tensor(&bound_1)?;
+    let is_lapacks = matches!(source, Source::Matrix(..)) && !on_device();
+    let signed_dr = if is_lapacks { vectors_dr } else { signed(&vectors_dr)? };
     Ok(Some(signed_dr.f_mul(&alive_r)?))
 }
 
@@ -167,11 +154,10 @@ mod tests {
     fn every_source_gives_the_leading_left_singular_vectors() {
         let (a, u) = matrix(7, 11, &[5.0, 3.0, 2.0, 1.0, 0.5]);
         let wanted = projector(&u.narrow(1, 0, 3));
-        let omega = Tensor::eye(7, (Kind::Double, Device::Cpu));
-        let sums = [gram(&a).unwrap(), sketch(&a, &omega).unwrap()];
+        let (omega, sum) = (Tensor::eye(7, (Kind::Double, Device::Cpu)), gram(&a).unwrap());
         let sources = [
-            Source::Gram(&sums[0]),
-            Source::Sketch(&sums[1]),
+            Source::Gram(&sum),
+            Source::Sketch(&sum, &omega),
             Source::Matrix(&a, false),
             Source::Matrix(&a.tr(), true),
         ];
@@ -188,15 +174,10 @@ mod tests {
         tch::manual_seed(0);
         for [d, e] in [[600, 7000], [40, 9001], [3, 1]] {
             let a = Tensor::randn([d, e], (Kind::Float, Device::Cpu));
-            let wide = a.to_kind(Kind::Double);
-            let omega = Tensor::randn([d, 2], (Kind::Double, Device::Cpu));
-            let turned = a.tr().contiguous().tr();
-            for a in [&a, &turned] {
-                let expected = [wide.mm(&wide.tr()), wide.mm(&wide.tr().mm(&omega))];
-                for (found, expected) in [gram(a).unwrap(), sketch(a, &omega).unwrap()].iter().zip(expected) {
-                    let error = f64::try_from((found - &expected).norm() / expected.norm()).unwrap();
-                    assert!(error < 1e-14, "{d} {e}: {error}");
-                }
+            let expected = a.to_kind(Kind::Double).mm(&a.to_kind(Kind::Double).tr());
+            for a in [&a, &a.tr().contiguous().tr()] {
+                let error = f64::try_from((gram(a).unwrap() - &expected).norm() / expected.norm()).unwrap();
+                assert!(error < 1e-14, "{d} {e}: {error}");
             }
         }
     }

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.cases import LOW_RANK_ALGORITHMS
+
 from .snapshot import assert_params_equal, assert_same, snapshot
 from .table import Case, every_case, make_model, run_steps, set_grads
 
@@ -127,6 +129,11 @@ def test_gradient_of_any_strides_gives_the_step_of_its_contiguous_copy(case: Cas
             twin.grad = param.grad.clone(memory_format=torch.contiguous_format)
         optimizer.step()
         reference.step()
+    if layout == "offset" and case.algorithm in LOW_RANK_ALGORITHMS:
+        # A library multiplies the gradient where it lies, and may sum otherwise where that is not aligned.
+        for param, twin in zip(model.parameters(), same.parameters(), strict=True):
+            torch.testing.assert_close(param, twin, rtol=1e-12, atol=1e-15)
+        return
     assert_params_equal(model.parameters(), same.parameters())
 
 

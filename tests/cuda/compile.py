@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "symmetric_wgmma.cu": ("sm_90a",),
     "gram.cu": EVERYWHERE,
     "cholesky.cu": EVERYWHERE,
+    "jacobi.cu": EVERYWHERE,
     "updates.cu": EVERYWHERE,
     "sums.cu": EVERYWHERE,
     "columns.cu": EVERYWHERE,

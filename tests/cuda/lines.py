@@ -150,6 +150,24 @@ def untouched(matrix: Tensor, whole: Tensor) -> bool:
     return int(whole.isnan().sum()) - int(matrix.isnan().sum()) == whole.numel() - matrix.numel()
 
 
+class SignOf(ctypes.Structure):
+    """Mirror of ``SignOf``."""
+
+    _fields_ = (("none", ctypes.c_int),)
+
+
+class SignJob(ctypes.Structure):
+    """Mirror of ``SignJob``."""
+
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("stream", ctypes.c_uint * 4),
+        ("first", ctypes.c_ulonglong),
+        *((name, ctypes.c_int) for name in ("rows", "cols")),
+        ("end", ctypes.c_uint),
+    )
+
+
 class NormalScale(ctypes.Structure):
     """Mirror of ``NormalScale``."""
 

@@ -11,7 +11,7 @@ pytestmark = needs_nvrtc
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536
-WRITE_ONLY = {"low_rank_normals"}
+WRITE_ONLY = {"low_rank_normals", "low_rank_signs"}
 # Threads of a block, and how many blocks an SM has to hold at least.
 OCCUPANCY = {
     "symmetric_mma": (256, 2),
@@ -19,6 +19,7 @@ OCCUPANCY = {
     "gram_product": (128, 3),
     "cholesky_factor": (128, 2),
     "cholesky_solve": (128, 2),
+    "jacobi": (256, 1),
     # Elementwise: two blocks with 8 chunks of 16 bytes a thread have 64 KiB under way.
     "few": (256, 2),
     "many": (256, 2),

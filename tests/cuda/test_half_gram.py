@@ -14,9 +14,10 @@ from torch.nn import Parameter
 
 import oxidion
 from oxidion._orthogonalize import orthogonalize
+from support.cases import EMULATED
 from test_orthonormalizer_stress import momentum_like, quality, stress
 
-from .device_steps import DEVICE, EMULATED
+from .device_steps import DEVICE
 
 pytestmark = [] if EMULATED else pytest.mark.cuda
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .device_steps import ALGORITHMS
 from .driver import needs_nvrtc, on_the_device
 
 pytestmark = needs_nvrtc
@@ -26,6 +27,14 @@ def test_device_cases_hold_there(environment: dict[str, str], chosen: str, least
     passed, skipped = on_the_device(environment, chosen, PLACE)
     assert passed >= least
     assert skipped == 0
+
+
+def test_new_bases_wait_for_nothing_there(environment: dict[str, str]) -> None:
+    assert on_the_device(environment, "", "cuda/test_device_bases.py") == (22, 0)
+
+
+def test_verify_finds_the_reference_there(environment: dict[str, str]) -> None:
+    assert on_the_device(environment, "", "cuda/test_device_verify.py") == (len(ALGORITHMS) + 1, 0)
 
 
 def test_gram_form_in_float16_is_accurate_there(environment: dict[str, str]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
 import torch
 
+from oxidion._oxidion import fill_signs
+
+from .coded import philox
 from .emulator.library import Emulated, KernelFault
-from .jobs import TYPES, Rate
+from .jobs import THREADS, TYPES, Rate
 from .lines import (
     ChannelJob,
     ChannelOf,
@@ -16,6 +20,8 @@ from .lines import (
     GuardOf,
     NormalJob,
     NormalScale,
+    SignJob,
+    SignOf,
     blocks_of,
     inside,
     launch,
@@ -53,6 +59,24 @@ def test_normals_do_not_depend_on_the_part_and_are_normal(kernels: Emulated) -> 
     # Five standard errors of mean and variance; half of a standard normal number.
     assert abs(whole.mean()) < 2.5 / len(whole) ** 0.5
     assert abs(whole.var() - 0.25) < 5 * 0.25 * (2 / len(whole)) ** 0.5
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (5, 7), (300, 8), (257, 20), (40, 145)])
+def test_signs_are_those_of_the_cpu(kernels: Emulated, rows: int, cols: int) -> None:
+    seed, index, tag, step = 3, 1, 7, 5
+    expected = torch.zeros(rows, cols, dtype=F64)
+    fill_signs(expected, seed, 9, tag, step, index)
+    # The words that name the stream: a block of the generator, keyed by the seed.
+    words = philox([9, 0, step, 0], [seed, 0])
+    words[3] ^= tag
+    whole = torch.full((1, rows * cols + 16), float("nan"), dtype=F64)
+    out = whole[0, 8:-8].zero_()
+    job = SignJob(out.data_ptr(), (ctypes.c_uint * 4)(*words), index * rows, rows, cols, 0)
+    launch(kernels, "low_rank_signs", SignOf(), [(job, -(-rows // THREADS))])
+    assert untouched(out, whole)
+    assert torch.equal(out.view(rows, cols), expected)
+    assert (expected.abs().sum(dim=1) == min(cols, 8)).all()
+    assert rows * cols < 9 or 0 < (expected < 0).sum() < expected.count_nonzero()
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import oxidion
 from oxidion._matrices import is_split, matrices, split_dim
 from oxidion._reference import REFERENCE
-from support.cases import Case
+from support.cases import EMULATED, Case
 from support.inputs import Shape, gaussian
 from support.layouts import Setting
 from support.sim_mesh import Rank, SimMesh, cut, layouts_for
@@ -56,7 +56,7 @@ class Comparison:
         optimizer.init_state()
         self.expected = [p.double().clone() for p in self.full]
         self.states = [as_float64(role_state(optimizer, p)) for p in self.single]
-        self.groups = case.reference_groups()
+        self.groups = case.reference_groups(on_device=EMULATED)
         self.seed_swapped_q(optimizer)
 
     def seed_swapped_q(self, optimizer: Any) -> None:

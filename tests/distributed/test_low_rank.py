@@ -58,10 +58,10 @@ STEPS: dict[str, Any] = {
     "fsdp-exact": (FSDP, TALL, {"svd": "exact"}, [], [(A2A, GRADIENT), (AG, BASIS)]),
     "fsdp-random": (
         FSDP,
-        (48, 40),
+        (48, 44),
         {"svd": "random"},
         [],
-        [(RS, COUNT * 40 * 20 * 8), (AG, 40 * RANK * 4)],
+        [(RS, COUNT * 44 * 20 * 8), (AG, 44 * RANK * 4)],
     ),
     "fsdp-unsharded": (
         FSDP,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from .inputs import Shape, gaussian
 LR = 2.0**-6
 WEIGHT_DECAY = 2.0**-3
 BASE = {"lr": LR, "weight_decay": WEIGHT_DECAY}
+
+EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
+"""Whether memory of the host counts as that of the emulated CUDA device."""
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
 LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")

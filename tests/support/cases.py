@@ -12,6 +12,7 @@ import oxidion
 
 from .case import (
     BASE,
+    EMULATED,
     LOW_RANK_ALGORITHMS,
     LR,
     MATRIX_ALGORITHMS,
@@ -28,6 +29,7 @@ __all__ = [
     "ALL_CASES",
     "BASE",
     "EMPTY",
+    "EMULATED",
     "LOW_RANK_ALGORITHMS",
     "LR",
     "MATRIX_ALGORITHMS",

@@ -14,6 +14,7 @@ BASE = {"lr": 2.0**-6, "weight_decay": 2.0**-3}
 
 SHAPES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (17, 5), (5, 17))
 EXPERTS: tuple[Shape, ...] = ((3, 6, 7), (2, 7, 6), (2, 2, 6, 5), (3, 5, 5))
+SKETCHED: tuple[Shape, ...] = ((40, 48), (48, 40), (44, 44), (2, 40, 43))
 OTHERS: tuple[Shape, ...] = ((5,), (), (12, 8), (3, 4), (8, 12))
 
 
@@ -42,6 +43,8 @@ GALORE_CASES: tuple[Case, ...] = (
     _galore("exact-full", svd="exact", update_proj_gap=3, **FULL),
     _galore("random", svd="random", update_proj_gap=3),
     _galore("random-full", svd="random", rank=2, **FULL),
+    _galore("sketch", Group(SKETCHED), svd="random", rank=3, update_proj_gap=3),
+    _galore("sketch-full", Group(SKETCHED), svd="random", rank=2, **FULL),
     _galore("rank1", rank=1),
     _galore("every-step", update_proj_gap=1),
     _galore("rotate", rotate_moments=True),

@@ -1,8 +1,7 @@
 //! The program of `GaLore`.
 
-use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM, Svd};
+use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM};
 use crate::dtype::DType;
-use crate::linalg::project::sketch_columns;
 use crate::plan::{BufferSpec, Program, Target};
 use crate::spec::{Cut, Side, UnitShape};
 
@@ -24,7 +23,7 @@ impl GaLore {
             Origin::Here => none("source"),
             Origin::Sums(over) => {
                 let d = size[sides[0].index()];
-                let cols = if self.svd == Svd::Random { sketch_columns(rank, d) } else { d };
+                let cols = self.sketch_columns(d).unwrap_or(d);
                 BufferSpec::new("source", d, cols, DType::F64).summed(over)
             }
             Origin::Sent => BufferSpec::new("source", size[0], size[1], product).cut(with[0], with[1]),

@@ -1,7 +1,5 @@
 //! How `GaLore` finds new bases.
 
-use std::sync::PoisonError;
-
 use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
@@ -9,11 +7,11 @@ use super::{BASES, DECOMPOSE, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, SOURCE, S
 use crate::batch::{Area, Slab};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels;
-use crate::linalg::low_rank::sketches;
-use crate::linalg::project::{Source, basis, gram, sketch, sketch_columns};
+use crate::kernels::{self, Finite};
+use crate::linalg::project::{Source, basis, gram};
 use crate::linalg::random::Key;
-use crate::plan::{Program, Target};
+use crate::linalg::sketch::Omega;
+use crate::plan::{BufferId, Program, Target};
 use crate::spec::Side;
 use crate::stage::{StageIo, jobs};
 
@@ -59,9 +57,9 @@ impl GaLore {
                 kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok(pair)])?)?;
             } else {
                 let part = oriented(&unit.grad.tensor()?, sides[0])?;
-                let sum = match self.svd {
-                    Svd::Random => sketch(&part, &self.omega(io, i, sides[0])?)?,
-                    Svd::Gram | Svd::Exact => gram(&part)?,
+                let sum = match self.omega(io, i, sides[0]) {
+                    Some(omega) => omega.sketch(&part, io.slab(SOURCE, i)?.place())?,
+                    None => gram(&part)?,
                 };
                 io.matrix(SOURCE, i)?.f_copy_(&sum)?;
             }
@@ -80,16 +78,10 @@ impl GaLore {
             };
             let mut found = Vec::with_capacity(sides.len());
             for &side in sides {
-                found.push(match from {
-                    Origin::Sums(_) => self.solve(io, &matrix, None)?,
-                    Origin::Here | Origin::Sent => self.solve(io, &matrix, Some((i, side)))?,
-                });
+                found.push(self.solve(io, i, side, &matrix, matches!(from, Origin::Sums(_)))?);
             }
             // One without the other is of no use.
             let complete = found.iter().all(Option::is_some);
-            if !complete {
-                self.warn(unit.param_index);
-            }
             for (&buffer, new) in BASES.iter().zip(found) {
                 let mut out = io.matrix(buffer, i)?;
                 match new.filter(|_| complete) {
@@ -97,51 +89,58 @@ impl GaLore {
                     None => drop(out.f_fill_(f64::NAN)?),
                 }
             }
+            if !complete {
+                self.warned.say(unit.param_index);
+            } else if let Finite::There(flag) = Finite::of(&slabs(io, &BASES[..sides.len()], i)?)? {
+                for &buffer in &BASES[..sides.len()] {
+                    let _ = io.matrix(buffer, i)?.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
+                }
+                self.warned.ask(unit.param_index, &flag)?;
+            }
         }
         Ok(())
     }
 
-    /// The basis of a side of a matrix of a unit, or of the sums that stand for it.
-    fn solve(&self, io: &StageIo<'_>, x: &Tensor, of: Option<(usize, Side)>) -> Result<Option<Tensor>> {
+    /// The basis of a side of a matrix of a unit, given the matrix or the sums that stand for it.
+    fn solve(
+        &self,
+        io: &StageIo<'_>,
+        i: usize,
+        side: Side,
+        x: &Tensor,
+        summed: bool,
+    ) -> Result<Option<Tensor>> {
         let (rank, longest) = (self.common.rank(), io.class.rows.max(io.class.cols));
         let double = io.class.param == DType::F64;
-        match (self.svd, of) {
-            (Svd::Exact, of) => {
-                let columns = of.is_some_and(|(_, side)| side == Side::Cols);
-                basis(&Source::Matrix(x, columns), rank, longest, double)
-            }
-            (Svd::Gram, None) => basis(&Source::Gram(x), rank, longest, double),
-            (Svd::Random, None) => basis(&Source::Sketch(x), rank, longest, double),
-            (Svd::Gram, Some((_, side))) => {
-                basis(&Source::Gram(&gram(&oriented(x, side)?)?), rank, longest, double)
-            }
-            (Svd::Random, Some((i, side))) => {
-                let sum = sketch(&oriented(x, side)?, &self.omega(io, i, side)?)?;
-                basis(&Source::Sketch(&sum), rank, longest, double)
-            }
+        let of = |source: &Source<'_>| basis(source, rank, longest, double);
+        if self.svd == Svd::Exact {
+            return of(&Source::Matrix(x, side == Side::Cols));
         }
+        // Whoever has a part of the gradient only is told none of it here.
+        let place = io.slab(BASES[0], i)?.place();
+        let Some(omega) = self.omega(io, i, side) else {
+            return if summed {
+                of(&Source::Gram(x))
+            } else {
+                of(&Source::Gram(&gram(&oriented(x, side)?)?))
+            };
+        };
+        let dense = omega.dense(x.device(), place)?;
+        if summed {
+            return of(&Source::Sketch(x, &dense));
+        }
+        of(&Source::Sketch(&omega.sketch(&oriented(x, side)?, place)?, &dense))
     }
 
-    /// The random matrix of a sketch: a function of seed, parameter, matrix, step and side.
-    fn omega(&self, io: &StageIo<'_>, i: usize, side: Side) -> Result<Tensor> {
+    /// The random matrix of a sketch, if there is one: a function of seed, parameter, matrix, step and side.
+    fn omega(&self, io: &StageIo<'_>, i: usize, side: Side) -> Option<Omega> {
         let unit = &io.units[i];
         let d = [unit.rows, unit.cols][side.index()];
+        let cols = self.sketch_columns(d)?;
         let key = Key { seed: self.common.seed, stream: unit.param_index as u64 };
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
         let (tag, step) = (SKETCH_TAG + u32::from(side == Side::Cols), unit.steps as u64);
-        let columns = sketch_columns(self.common.rank(), d);
-        let omega = sketches(&[(key, unit.block_index)], d, columns, tag, step)?.f_squeeze_dim(0)?;
-        Ok(omega.f_to(unit.grad.tensor()?.device())?)
-    }
-
-    fn warn(&self, param: usize) {
-        let mut warned = self.warned.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned.insert(param) {
-            log::warn!(
-                target: "oxidion.galore",
-                "parameter {param}: the gradient is not finite or does not decompose; its old projection is kept"
-            );
-        }
+        Some(Omega { key, tag, step, index: unit.block_index, shape: [d, cols] })
     }
 
     /// `Vᵀ_old·V_new`, as far as it is stored here.
@@ -162,9 +161,11 @@ impl GaLore {
     pub(super) fn take(&self, io: &StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
         for (i, unit) in io.units.iter().enumerate() {
-            if self.has_new(io, i)? {
-                for (at, &basis) in BASES[..sides.len()].iter().enumerate() {
-                    unit.state[PROJ + at].tensor()?.f_copy_(&io.matrix(basis, i)?)?;
+            let has_new = self.has_new(io, i)?;
+            for (at, &basis) in BASES[..sides.len()].iter().enumerate() {
+                let mut old = unit.state[PROJ + at].tensor()?;
+                if let Some(new) = has_new.choose(&io.matrix(basis, i)?, &old)? {
+                    old.f_copy_(&new)?;
                 }
             }
         }
@@ -172,11 +173,13 @@ impl GaLore {
     }
 
     /// Whether a unit has new bases in this step.
-    fn has_new(&self, io: &StageIo<'_>, i: usize) -> Result<bool> {
+    fn has_new(&self, io: &StageIo<'_>, i: usize) -> Result<Finite> {
+        if !io.units[i].due {
+            return Ok(Finite::Known(false));
+        }
         let count = self.sides(io.class).len();
-        let buffers = BASES[..count].iter().chain(&OVERLAPS[..if self.rotate { count } else { 0 }]);
-        let finite = |&buffer: &usize| kernels::is_finite(&io.slab(buffer, i)?);
-        Ok(io.units[i].due && !buffers.map(finite).collect::<Result<Vec<bool>>>()?.contains(&false))
+        let turned = if self.rotate { count } else { 0 };
+        Finite::of(&slabs(io, &[&BASES[..count], &OVERLAPS[..turned]].concat(), i)?)
     }
 
     /// The moments of the units that are to be turned into new bases, turned, in the type of products. They are stored
@@ -184,7 +187,8 @@ impl GaLore {
     pub(super) fn turned(&self, io: &StageIo<'_>) -> Result<Vec<Option<[Tensor; 2]>>> {
         let sides = self.sides(io.class);
         let one = |i: usize| {
-            if !self.rotate || !self.has_new(io, i)? {
+            let has_new = if self.rotate { self.has_new(io, i)? } else { Finite::Known(false) };
+            if matches!(has_new, Finite::Known(false)) {
                 return Ok(None);
             }
             let turns = OVERLAPS[..sides.len()].iter().map(|&overlap| io.matrix(overlap, i));
@@ -192,10 +196,16 @@ impl GaLore {
             let squares: Vec<_> =
                 turns.iter().map(Tensor::f_square).collect::<std::result::Result<_, _>>()?;
             let state = io.units[i].state;
-            Ok(Some([rotate(state[MOMENTUM], sides, &turns)?, rotate(state[VARIANCE], sides, &squares)?]))
+            let of = |role: usize, turns: &[Tensor]| rotate(state[role], sides, turns, &has_new);
+            Ok(of(MOMENTUM, &turns)?.zip(of(VARIANCE, &squares)?).map(|(m, v)| [m, v]))
         };
         (0..io.units.len()).map(one).collect()
     }
+}
+
+/// Buffers of a unit.
+fn slabs(io: &StageIo<'_>, buffers: &[BufferId], i: usize) -> Result<Vec<Slab>> {
+    buffers.iter().map(|&buffer| io.slab(buffer, i)).collect()
 }
 
 /// The matrix, transposed where its columns are projected.
@@ -203,16 +213,17 @@ fn oriented(matrix: &Tensor, side: Side) -> Result<Tensor> {
     Ok(if side == Side::Rows { matrix.shallow_clone() } else { matrix.f_tr()? })
 }
 
-/// For each side `moment·turn` where columns are projected, `turnᵀ·moment` where rows are.
-fn rotate(moment: Area, sides: &[Side], turns: &[Tensor]) -> Result<Tensor> {
+/// For each side `moment·turn` where columns are projected, `turnᵀ·moment` where rows are, if there are new bases.
+fn rotate(moment: Area, sides: &[Side], turns: &[Tensor], has_new: &Finite) -> Result<Option<Tensor>> {
     let [rows, cols] = moment.shape();
     let size = [rows, cols].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-    let mut wide = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
-    kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([moment, beside(&moment, &wide)?])])?)?;
+    let old = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
+    kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([moment, beside(&moment, &old)?])])?)?;
+    let mut wide = old.shallow_clone();
     for (turn, &side) in turns.iter().zip(sides) {
         wide = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
     }
-    Ok(wide.f_contiguous()?)
+    has_new.choose(&wide.f_contiguous()?, &old)
 }
 
 /// A contiguous matrix that was made where a moment is.

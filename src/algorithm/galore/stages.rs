@@ -43,6 +43,7 @@ impl GaLore {
 
     /// Projects the gradients, as far as they are stored here.
     pub(super) fn project(&self, io: &StageIo<'_>) -> Result<()> {
+        self.warned.listen()?;
         let sides = self.sides(io.class);
         for i in 0..io.units.len() {
             let out = io.matrix(LOW, i)?;

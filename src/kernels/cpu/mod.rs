@@ -25,6 +25,7 @@ pub(super) mod rows;
 #[cfg(target_arch = "x86_64")]
 mod search;
 pub(super) mod select;
+pub(super) mod signs;
 
 use rayon::prelude::*;
 

@@ -61,6 +61,14 @@ pub(super) struct Grid {
     pub(super) shared: u32,
 }
 
+impl Grid {
+    /// Of a number of blocks that was computed.
+    pub(super) fn of(blocks: usize, threads: u32, shared: u32) -> Result<Self> {
+        let blocks = u32::try_from(blocks).map_err(|_| Error::Internal(format!("{blocks} blocks")))?;
+        Ok(Self { blocks, threads, shared })
+    }
+}
+
 /// How tensor copies see matrices: as the driver encodes it, and as `hopper.cuh` lays it out.
 #[repr(C, align(128))]
 #[derive(Clone, Copy, Debug)]

@@ -42,6 +42,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+constexpr int NONZEROS = 8;  // of a row of signs, if there are as many columns
+
+struct SignJob {
+    void* out;  // [rows, cols], float64, zeros
+    Stream stream;
+    u64 first;  // the place of the first row among those of the stream
+    int rows, cols;
+    u32 end;
+};
+
+struct SignOf {
+    int none;
+};
+using SignJobs = Lines<SignOf, SignJob>;
+
+// Sparse sign matrices as src/kernels/cpu/signs.rs has them: the columns are cut into NONZEROS blocks, and a
+// row has 1 or -1 at one place of each: row i in column i, if that is one of the block. A thread for each row.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    low_rank_signs(const __grid_constant__ SignJobs table) {
+    const int number = job_of(table, blockIdx.x);
+    const SignJob& job = table.job[number];
+    const long long row = static_cast<long long>(piece_of(table, number, blockIdx.x)) * THREADS + threadIdx.x;
+    if (row >= job.rows) return;
+    double* out = static_cast<double*>(in_global_memory(job.out)) + row * job.cols;
+    const int blocks = min(job.cols, NONZEROS);
+    for (int half = 0; half < 2; ++half) {
+        const u64 block = 2 * (job.first + row) + half;
+        const Stream& of = job.stream;
+        u32 words[4] = {static_cast<u32>(block), static_cast<u32>(block >> 32), of.high[0], of.high[1]};
+        philox(words, of.key[0], of.key[1]);
+#pragma unroll
+        for (int lane = 0; lane < 4; ++lane) {
+            const long long at = 4 * half + lane;
+            if (at >= blocks) return;
+            const u64 begin = at * job.cols / blocks, length = (at + 1) * job.cols / blocks - begin;
+            const u64 own = static_cast<u64>(row) - begin;
+            const u64 place = own < length ? own : words[lane] * length >> 32;
+            out[begin + place] = words[lane] & 1 ? -1.0 : 1.0;
+        }
+    }
+}
+
 struct GuardJob {
     void* basis;  // [rows, cols]
     void* out;    // of `count` elements

@@ -14,6 +14,9 @@ use crate::spec::Side;
 /// Normal numbers of a block.
 const NUMBERS: usize = 4096;
 
+/// Threads of a block, each of which makes a row of signs.
+const THREADS: usize = 256;
+
 /// As `low_rank.cu` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +27,18 @@ struct NormalJob {
     count: i64,
     end: u32,
     kind: u8,
+}
+
+/// As `low_rank.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct SignJob {
+    out: usize,
+    stream: [u32; 4],
+    first: u64,
+    rows: i32,
+    cols: i32,
+    end: u32,
 }
 
 /// As `low_rank.cu` lays it out.
@@ -80,11 +95,18 @@ struct ChannelOf {
 }
 
 const _: () = {
-    assert!(size_of::<NormalJob>() == 48 && size_of::<GuardJob>() == 48);
+    assert!(size_of::<NormalJob>() == 48 && size_of::<SignJob>() == 48);
+    assert!(size_of::<GuardJob>() == 48);
     assert!(size_of::<ChannelJob>() == 120 && size_of::<ChannelOf>() == 48);
 };
 
 impl Job for NormalJob {
+    fn end(&mut self) -> &mut u32 {
+        &mut self.end
+    }
+}
+
+impl Job for SignJob {
     fn end(&mut self) -> &mut u32 {
         &mut self.end
     }
@@ -115,6 +137,19 @@ pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
     });
     // SAFETY: the layout is asserted above; what is written is memory of the device, which the session keeps.
     unsafe { launch_lines("low_rank_normals", factor as f32, jobs) }
+}
+
+/// See [`super::super::sign_matrix`].
+pub(in super::super) fn signs(
+    out: &Slab,
+    [rows, cols]: [usize; 2],
+    stream: [u32; 4],
+    first: u64,
+) -> Result<()> {
+    let (address, sizes) = (out.device_address()?, [to_i32(rows)?, to_i32(cols)?]);
+    let job = SignJob { out: address, stream, first, rows: sizes[0], cols: sizes[1], end: 0 };
+    // SAFETY: as above.
+    unsafe { launch_lines("low_rank_signs", 0_i32, [Ok((job, rows.div_ceil(THREADS)))]) }
 }
 
 /// See [`super::super::clear_without_basis`].

@@ -7,6 +7,7 @@ mod device;
 mod driver;
 mod exchange;
 mod factors;
+mod jacobi;
 mod lines;
 mod low_rank;
 mod neurons;
@@ -25,7 +26,10 @@ pub use device::{Entered, Following, emulate, enter, follow};
 pub(super) use device::{is_capturing, is_entered, scratch};
 pub(super) use exchange::{copy, move_down, sum};
 pub(super) use factors::{lamb_factors, update_factors};
-pub(super) use low_rank::{channel_ratios, channel_steps, channel_totals, clear_without_basis, normals};
+pub(super) use jacobi::orthogonal_rows;
+pub(super) use low_rank::{
+    channel_ratios, channel_steps, channel_totals, clear_without_basis, normals, signs,
+};
 pub(super) use neurons::neurons;
 pub(super) use panel::orthonormal_columns;
 pub(super) use rows::rows;

@@ -11,7 +11,7 @@ use super::symmetric::{Factor, MatrixBatch};
 use super::table::to_i32;
 use crate::batch::{Slab, to_i64};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Rows and columns of a tile, threads of a block.
 const TILE: usize = 64;
@@ -145,11 +145,6 @@ pub(in super::super) fn orthonormal_columns(
     Ok(())
 }
 
-fn grid(blocks: usize, shared: u32) -> Result<Grid> {
-    let blocks = u32::try_from(blocks).map_err(|_| Error::Internal(format!("{blocks} blocks")))?;
-    Ok(Grid { blocks, threads: THREADS, shared })
-}
-
 impl Panels {
     /// Parts of the rows, each with a Gram matrix of its own: by the shape of one panel alone, so that what else is in
     /// the batch changes no bit.
@@ -219,9 +214,9 @@ impl Panels {
         // SAFETY: the layouts are asserted above; panels and scratch are memory of the device, which torch's allocator
         // gives to others only after what is on the stream.
         unsafe {
-            launch("gram_product", grid(count * parts * tiles, GRAM.shared)?, &product)?;
-            launch("cholesky_factor", grid(count, CHOLESKY.shared)?, &factorization)?;
-            launch("cholesky_solve", grid(count * row_tiles, CHOLESKY.shared)?, &solve)
+            launch("gram_product", Grid::of(count * parts * tiles, THREADS, GRAM.shared)?, &product)?;
+            launch("cholesky_factor", Grid::of(count, THREADS, CHOLESKY.shared)?, &factorization)?;
+            launch("cholesky_solve", Grid::of(count * row_tiles, THREADS, CHOLESKY.shared)?, &solve)
         }
     }
 }

@@ -154,6 +154,15 @@ pub(super) static CHOLESKY: Source = Source {
     shared: 90624,
     when: When::Always,
 };
+/// Rows made orthogonal.
+pub(super) static JACOBI: Source = Source {
+    name: "jacobi.cu",
+    text: include_str!("jacobi.cu"),
+    stems: &["jacobi"],
+    forms: &["angles", "turn", "end"],
+    shared: 84488,
+    when: When::Always,
+};
 /// Passes over the columns of thin matrices.
 pub(super) static COLUMNS: Source = Source {
     name: "columns.cu",
@@ -271,7 +280,7 @@ pub(super) static LOW_RANK: Source = Source {
     name: "low_rank.cu",
     text: include_str!("low_rank.cu"),
     stems: &["low_rank"],
-    forms: &["normals", "guard", "ratios", "measure", "total", "limit", "step"],
+    forms: &["normals", "signs", "guard", "ratios", "measure", "total", "limit", "step"],
     shared: 0,
     when: When::Always,
 };
@@ -284,6 +293,7 @@ pub(super) static SOURCES: &[&Source] = &[
     &CODED_SUMS,
     &GRAM,
     &CHOLESKY,
+    &JACOBI,
     &COLUMNS,
     &COPIES,
     &MESSAGES,

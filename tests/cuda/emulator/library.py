@@ -85,6 +85,7 @@ KERNELS = {
     "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
     "low_rank.cu": {
         "low_rank_normals": "NormalJobs",
+        "low_rank_signs": "SignJobs",
         "low_rank_guard": "GuardJobs",
         **{f"low_rank_{form}": "ChannelJobs" for form in ("ratios", "measure", "total", "limit", "step")},
     },
@@ -94,6 +95,7 @@ KERNELS = {
         **{f"slice_{form}": "SliceJobs" for form in ("take", "apply")},
     },
     "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
+    "jacobi.cu": {f"jacobi_{form}": "Jacobi" for form in ("angles", "turn", "end")},
     "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),
 }
 

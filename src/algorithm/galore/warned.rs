@@ -1,0 +1,118 @@
+//! What is said of gradients that give no projection.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Result;
+use crate::kernels;
+
+/// The parameters about whose gradients something was said already, and what is not known yet. Prints as nothing: plans
+/// are compared as text.
+#[derive(Default)]
+pub(super) struct Warned(Mutex<Told>);
+
+#[derive(Default)]
+struct Told {
+    said: BTreeSet<usize>,
+    /// Numbers that are on their way to the host, nobody waiting for them.
+    asked: Vec<Asked>,
+}
+
+/// A truth value of a parameter. Memory that it has not come to yet holds anything, also earlier answers, so it comes with
+/// a number that no other has.
+struct Asked {
+    param: usize,
+    number: i64,
+    answer: Tensor,
+}
+
+/// The next number, far from what memory holds by chance.
+static NEXT: AtomicI64 = AtomicI64::new(0x2A5C_71E9_0000_0000);
+
+impl std::fmt::Debug for Warned {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Ok(())
+    }
+}
+
+impl Warned {
+    /// Says that a parameter keeps its projection.
+    pub(super) fn say(&self, param: usize) {
+        say(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).said, param);
+    }
+
+    /// Says so if the flag is false, once the host gets to know it: when `listen` is called at some later time. What is
+    /// captured says nothing: no one knows when it runs.
+    pub(super) fn ask(&self, param: usize, flag: &Tensor) -> Result<()> {
+        if kernels::is_capturing()? {
+            return Ok(());
+        }
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let signed = flag.f_to_kind(Kind::Int64)?.f_mul_scalar(2)?.f_sub_scalar(1)?.f_mul_scalar(number)?;
+        let answer = signed.f_internal_to_copy((Kind::Int64, Device::Cpu), true)?;
+        told.asked.push(Asked { param, number, answer });
+        Ok(())
+    }
+
+    /// Says what has come to be known, but not during a capture, which freeing the memory of an answer could spoil.
+    pub(super) fn listen(&self) -> Result<()> {
+        if kernels::is_capturing()? {
+            return Ok(());
+        }
+        let told = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for Asked { param, number, answer } in std::mem::take(&mut told.asked) {
+            match i64::try_from(&answer)? {
+                known if known == number => {}
+                known if known == -number => say(&mut told.said, param),
+                _ => told.asked.push(Asked { param, number, answer }),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn say(said: &mut BTreeSet<usize>, param: usize) {
+    if said.insert(param) {
+        log::warn!(
+            target: "oxidion.galore",
+            "parameter {param}: the gradient is not finite or does not decompose; its old projection is kept"
+        );
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    fn said(warned: &Warned) -> Vec<usize> {
+        warned.0.lock().unwrap().said.iter().copied().collect()
+    }
+
+    #[test]
+    fn what_is_not_known_yet_is_said_when_it_is() {
+        let warned = Warned::default();
+        for (param, flag) in [(3, true), (5, false), (7, false)] {
+            warned.ask(param, &Tensor::from(flag)).unwrap();
+        }
+        // The answer to one is not there yet.
+        let late = {
+            let told = &mut warned.0.lock().unwrap().asked;
+            let late = told[1].answer.copy();
+            let _ = told[1].answer.fill_(77);
+            late
+        };
+        warned.listen().unwrap();
+        assert_eq!(said(&warned), [7]);
+        warned.listen().unwrap();
+        assert_eq!(said(&warned), [7]);
+        warned.0.lock().unwrap().asked[0].answer.copy_(&late);
+        warned.listen().unwrap();
+        assert_eq!(said(&warned), [5, 7]);
+        assert!(warned.0.lock().unwrap().asked.is_empty());
+    }
+}

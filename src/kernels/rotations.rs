@@ -1,0 +1,27 @@
+//! Rows of matrices on a device made orthogonal.
+
+use super::cuda;
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// What the sizes of matrices must be multiples of.
+pub const ROTATED_SIZES: usize = 64;
+
+/// Makes the rows of square matrices on a device orthogonal by rotations: `W <- J W` for `w`, `[count, size, size]` in
+/// float64, and `J <- J₁ J` for `j`, which begins as the identity. `norms` are the Frobenius norms of the matrices.
+/// J is NaN where W is not finite or its rows do not become orthogonal; the host is not told.
+///
+/// # Errors
+/// [`Error::Cuda`] where the device refuses.
+pub fn orthogonal_rows(w: &Slab, j: &Slab, norms: &Slab, shape @ [count, size]: [usize; 2]) -> Result<()> {
+    let square = count * size * size;
+    let fits = w.len() == square && j.len() == square && norms.len() == count;
+    let wide = [w, j, norms].iter().all(|slab| slab.dtype() == DType::F64);
+    if !fits || !wide || !size.is_multiple_of(ROTATED_SIZES) {
+        return Err(Error::Internal(format!(
+            "{w:?}, {j:?} and {norms:?} as {count} matrices of size {size}"
+        )));
+    }
+    cuda::orthogonal_rows(w, j, norms, shape)
+}

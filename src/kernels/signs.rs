@@ -1,0 +1,22 @@
+//! Sparse sign matrices where they are needed.
+
+use super::{cpu, cuda, on_device};
+use crate::batch::{Place, Slab};
+use crate::error::{Error, Result};
+
+/// Writes the rows of a sparse sign matrix ([`cpu::signs::Signs`]) from row `first` of a stream on to memory of float64
+/// zeros.
+///
+/// # Errors
+/// `Error::Cuda` where the device refuses it, `Error::Internal` where a device's matrix is said to be the host's.
+pub fn sign_matrix(out: &Slab, shape: [usize; 2], stream: [u32; 4], first: u64) -> Result<()> {
+    if out.place() != Place::Cpu {
+        return cuda::signs(out, shape, stream, first);
+    }
+    if on_device() {
+        return Err(Error::Internal(format!("signs at {out:?}, by a thread that works on a device")));
+    }
+    // SAFETY: the caller owns it.
+    cpu::signs::Signs::new(shape, stream, first).write(unsafe { out.slice::<f64>() });
+    Ok(())
+}
