@@ -65,7 +65,7 @@ lint: build ## Check formatting, lints, types and the stub of the extension
 
 bench: build ## Time every class against torch's optimizers and all peers, compiled too, and train the guard (four hours on two cores)
 	python benchmarks/peers.py $(PEERS)
-	python benchmarks/step.py --peer-path $(PEERS)/packages --compiled $(ARGS)
+	python benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)
 	python benchmarks/guard.py $(GUARD)
 
 test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed

@@ -30,6 +30,8 @@ from workloads import (
 
 TORCH_MUON, FUSED = "torch.optim.Muon", "torch.optim.AdamW fused"
 FIRST_STEP = 1.5
+#: The race whose first steps are compared with those of peers that compile.
+FIRST_STEP_OF = ("1024x4096", MUON)
 #: Extra memory of a step as a share of the peer's.
 MEMORY = {TORCH_MUON: 1.0, "dion.Muon eager": 0.5, "dion.Dion eager": 0.5}
 
@@ -105,6 +107,12 @@ BARS = (
         for ours in ("oxidion.GaLoreAdamW gram", "oxidion.GaLoreAdamW random")
     ),
 )
+
+
+def against_compiled(workload: str, family: str) -> bool:
+    """Whether a bar of this race is against a peer under its own ``torch.compile``."""
+    peers = {peer for bar in BARS if (bar.workload, bar.family) == (workload, family) for peer in bar.peers}
+    return (workload, family) == FIRST_STEP_OF or any(peer.endswith(" compiled") for peer in peers)
 
 
 def held(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:

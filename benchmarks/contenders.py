@@ -37,6 +37,7 @@ SOURCES = {
     "came-pytorch": ("came_pytorch", "came-pytorch"),
     "torchao": ("torchao", "torchao"),
     "galore-torch": ("galore_torch", "galore-torch"),
+    "heavyball": ("heavyball", "heavyball"),
 }
 
 
@@ -146,6 +147,13 @@ def _muon() -> list[Contender]:
             groups.append({"params": tensors.others, "use_muon": False, "lr": LR, "weight_decay": WD})
         return [pytorch_optimizer.Muon(groups)]
 
+    def heavyball_muon(tensors: Tensors) -> list[Optimizer]:
+        import heavyball
+
+        settings = {"lr": LR, "weight_decay": WD, "consume_grad": False}
+        made: list[Optimizer] = [heavyball.Muon(tensors.matrices, nesterov=True, **settings)]
+        return [*made, heavyball.AdamW(tensors.others, **settings)] if tensors.others else made
+
     polar = "Polar Express, 5 iterations, bfloat16 eager rounding"
     return [
         Contender("oxidion.Muon", OURS, MUON, ours(), "exact-5: Polar Express, 5 iterations"),
@@ -156,7 +164,21 @@ def _muon() -> list[Contender]:
             "dion.Muon compiled", "microsoft/dion", MUON, dion_muon, polar, compiled=True, max_tensors=200
         ),
         Contender(
-            "pytorch_optimizer.Muon", "pytorch_optimizer", MUON, po_muon, "fixed quintic, 5 iterations"
+            "pytorch_optimizer.Muon",
+            "pytorch_optimizer",
+            MUON,
+            po_muon,
+            "fixed quintic, 5 iterations",
+            max_tensors=50,
+        ),
+        Contender(
+            "heavyball.Muon compiled",
+            "heavyball",
+            MUON,
+            heavyball_muon,
+            "five different quintics, bfloat16",
+            compiled=True,
+            max_tensors=10,
         ),
     ]
 

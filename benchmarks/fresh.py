@@ -13,7 +13,8 @@ import sys
 import time
 from typing import Any
 
-WARM_STEPS = 9
+#: Steps after the first: so many at most, and at least, where they take longer than so many seconds.
+WARM_STEPS, LEAST_WARM_STEPS, WARM_SECONDS = 9, 3, 10.0
 
 #: Seconds before each step in which memory is worked on, as training computes gradients: those of a layer of
 #: GPT-160M for a sequence of 1024 tokens take one core as long.
@@ -60,8 +61,11 @@ def first_step(request: dict[str, Any]) -> dict[str, Any]:
     optimizers = entry.build(tensors)
     built = time.perf_counter()
     step = stepper(optimizers, compiled=True)  # eager contenders run under TORCHDYNAMO_DISABLE=1 here
-    samples = []
-    for _ in range(1 + WARM_STEPS):
+    samples: list[tuple[float, float]] = []
+    while len(samples) <= WARM_STEPS:
+        warm = [wall for wall, _ in samples[1:]]
+        if len(warm) >= LEAST_WARM_STEPS and sum(warm) > WARM_SECONDS:
+            break
         computed = time.perf_counter() + FORWARD_AND_BACKWARD
         while time.perf_counter() < computed:
             activations.add_(1.0)

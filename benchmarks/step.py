@@ -28,6 +28,7 @@ from typing import Any
 from tqdm import tqdm
 
 import contenders as registry
+from bars import against_compiled
 from harness import load_average, machine, ratio, series_of
 from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
 
@@ -54,12 +55,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--only", default="", help="run races whose 'workload/family' contains one of these, by comma"
     )
     parser.add_argument("--threads", default="1,all", help="thread counts by comma; 'all' is every core")
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds, at least 7")
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, at least 7")
     parser.add_argument(
         "--peer-path", action="append", default=[], metavar="DIR", help="folder to import peers from"
     )
     parser.add_argument(
-        "--compiled", action="store_true", help="also run peers under their own torch.compile"
+        "--compiled",
+        nargs="?",
+        const="all",
+        choices=("bars", "all"),
+        help="also run peers under their own torch.compile, all or where a bar is against them",
     )
     parser.add_argument(
         "--skip", default="", help="of race,first,import,quality: parts to leave out, by comma"
@@ -143,15 +148,18 @@ def run(options: argparse.Namespace, target: Path) -> dict[str, Any]:
         result["imports"] = [ask("fresh.py", {"job": "import", **shared}) for _ in range(IMPORT_RUNS)]
     for workload, family in tqdm(pairs, desc="races", file=sys.stderr):
         request = {**shared, "workload": workload.name, "family": family, "threads": options.threads[-1]}
+        compiled = options.compiled == "all" or (
+            options.compiled == "bars" and against_compiled(workload.name, family)
+        )
         if "race" not in skip:
-            settings = {"job": "race", "rounds": options.rounds, "compiled": options.compiled}
-            for threads in options.threads:
+            settings = {"job": "race", "rounds": options.rounds, "compiled": compiled}
+            for threads in options.threads if workload.one_thread else options.threads[-1:]:
                 answer = raced({**request, **settings, "threads": threads})
                 result["races"].append(with_ratios(answer))
         if "quality" not in skip and family in (*ORTHONORMAL, *RELATIVES):
             result["qualities"].append(ask("race.py", {**request, "job": "quality"}))
         if "first" not in skip:
-            result["first_steps"] += first_steps(request, workload, options, result["versions"])
+            result["first_steps"] += first_steps(request, workload, compiled, result["versions"])
         result["load_at_end"] = load_average()
         for kind in ("races", "qualities", "first_steps"):
             result[kind].sort(key=lambda row: order.get((row.get("workload"), row.get("family")), len(order)))
@@ -191,18 +199,18 @@ def earlier(target: Path, pairs: list[tuple[Workload, str]], options: argparse.N
 
 
 def first_steps(
-    request: dict[str, Any], workload: Workload, options: argparse.Namespace, versions: dict[str, str]
+    request: dict[str, Any], workload: Workload, compiled: bool, versions: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """First-step measurements of the contenders of one race, each in fresh processes."""
+    """First-step measurements of the contenders of one race in fresh processes, one each for others."""
     rows = []
     count = len(workload.matrices) + len(workload.others)
-    for entry in registry.contenders(request["family"], compiled=options.compiled):
+    for entry in registry.contenders(request["family"], compiled=compiled):
         if " " in versions[entry.source] and not versions[entry.source].startswith("commit"):
             continue  # absent or failing: the race row says so
         if count > entry.max_tensors:
             continue
         job = {**request, "job": "first", "contender": entry.name}
-        runs = 1 if options.quick or entry.compiled else FRESH_RUNS
+        runs = FRESH_RUNS if entry.source == registry.OURS else 1
         samples = [ask("fresh.py", job, compiled=entry.compiled) for _ in range(runs)]
         names = {key: job[key] for key in ("workload", "family", "threads", "contender")}
         rows.append({**names, "samples": samples})

@@ -38,6 +38,7 @@ class Workload:
         others: Shapes that its AdamW group takes (norm gains, biases).
         families: Families that run on this list.
         quick: Families that ``--quick`` keeps.
+        one_thread: Whether it is run at one thread too, or at all threads only.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Workload:
     others: tuple[Shape, ...]
     families: tuple[str, ...]
     quick: tuple[str, ...] = ()
+    one_thread: bool = True
 
     @property
     def numel(self) -> int:
@@ -80,11 +82,11 @@ MIXED: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
-def gpt(layers: int, families: tuple[str, ...], quick: tuple[str, ...] = ()) -> Workload:
+def gpt(layers: int, families: tuple[str, ...], *, one_thread: bool = True) -> Workload:
     """Matrices and gains of a GPT of 160 million parameters, some of its 12 layers, without embeddings."""
     matrices, gains = gpt_layers(768, layers)
     summary = f"GPT-160M width (d=768), {layers} of its 12 layers; gains by AdamW"
-    return Workload(f"gpt160m-l{layers}", summary, matrices, gains, families, quick)
+    return Workload(f"gpt160m-l{layers}", summary, matrices, gains, families, (), one_thread)
 
 
 def single(rows: int, cols: int, families: tuple[str, ...], quick: tuple[str, ...] = ()) -> Workload:
@@ -106,8 +108,8 @@ def catalogue() -> tuple[Workload, ...]:
     wide_matrices, wide_gains = gpt_layers(768, 10)
     return (
         gpt(1, (*ORTHONORMAL, *RELATIVES, *ELEMENTWISE)),
-        gpt(2, (MUON, DION_4)),
-        gpt(4, (MUON, DION_4)),
+        gpt(2, (MUON, DION_4), one_thread=False),
+        gpt(4, (MUON, DION_4), one_thread=False),
         gpt(12, (MUON, DION_4, DION_16)),
         gpt2(),
         Workload(
@@ -146,6 +148,7 @@ def catalogue() -> tuple[Workload, ...]:
             (*wide_matrices, (32_000, 768), (6_400, 768)),
             wide_gains,
             (*MEMORY, GALORE_REFRESH),
+            one_thread=False,
         ),
         Workload("flat-100m", "one tensor of 100 million elements", (), ((100_000_000,),), ELEMENTWISE),
     )

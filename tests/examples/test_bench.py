@@ -226,10 +226,30 @@ def test_race_goes_on_without_what_ends_its_process_when_compiled(monkeypatch: p
     assert step.raced({"family": "dion2 1/4", "compiled": True}) == {"status": "failed: other"}
 
 
+def test_peers_are_compiled_where_a_bar_is_against_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import contenders
+    import step
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        step, "ask", lambda _script, request, **_: asked.append(request) or {**request, "contenders": {}}
+    )
+    monkeypatch.setattr(contenders, "availability", lambda: dict.fromkeys(contenders.SOURCES, "1.0"))
+    only = ["--only", "memory-100m/lamb,1024x4096/dion2", "--skip", "import,quality", "--threads", "1,2"]
+    step.run(step.parse([*only, "--compiled", "bars"]), tmp_path / "step.json")
+    races = [(r["workload"], r["threads"], r["compiled"]) for r in asked if r.get("job") == "race"]
+    assert races == [("1024x4096", 1, True), ("1024x4096", 2, True), ("memory-100m", 2, False)]
+    firsts = [request["contender"] for request in asked if request.get("job") == "first"]
+    assert firsts.count("oxidion.Dion2") == 3
+    assert firsts.count("dion.Dion2 compiled") == firsts.count("dion.Dion2 eager") == 1
+
+
 def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
     makefile = (BENCHMARKS.parent / "Makefile").read_text(encoding="utf-8")
     recipe = makefile.split("\nbench:")[1].split("\n\n")[0]
-    assert "benchmarks/step.py --peer-path $(PEERS)/packages --compiled $(ARGS)" in recipe
+    assert "benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)" in recipe
     assert "benchmarks/guard.py $(GUARD)" in recipe
 
 
