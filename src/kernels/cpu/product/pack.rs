@@ -1,7 +1,7 @@
 //! Panels: operands in the order in which tiles read them.
 
 use super::tiles::Tile;
-use super::transpose::transpose;
+use super::transpose::{interleave, transpose};
 
 /// The rows of an operand that are multiplied along their elements: element `p` of row `i` is
 /// `i * steps[0] + p * steps[1]` elements behind the first.
@@ -57,6 +57,16 @@ pub(super) unsafe fn panel<T: Tile, const WIDTH: usize>(
                 }
             }
             done = end;
+        } else if x.steps[0] == 1 && T::TRANSPOSES && T::DEPTH == 2 {
+            while done + T::DEPTH <= end {
+                let row = from.add(done * x.steps[1]);
+                let pair = [row, row.wrapping_add(x.steps[1])].map(<*const T::Element>::cast);
+                interleave(pair, rows, to.add(done * WIDTH).cast());
+                for i in rows * T::DEPTH..WIDTH * T::DEPTH {
+                    *to.add(done * WIDTH + i) = T::Element::default();
+                }
+                done += T::DEPTH;
+            }
         } else if x.steps[0] == 1 && rows == WIDTH {
             while done + T::DEPTH <= end {
                 let group = to.add(done * WIDTH);

@@ -54,19 +54,45 @@ pub(super) unsafe fn mirror_f32(sums: *const f32, width: usize, to: &Mirror, out
 /// As [`Tile::mirror`], on a machine with AVX-512.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw")]
 pub(super) unsafe fn mirror_bf16(sums: *const f32, width: usize, to: &Mirror, out: *mut bf16) {
-    let mut wide = [0.0_f32; 16];
-    let mut rounded = [bf16::default(); 16];
     for part in (0..to.cols).step_by(16) {
         // SAFETY: as in `mirror_f32`.
         unsafe {
             let columns = transposed(sums.add(part).cast(), width * 4, to.rows);
             for (j, column) in columns.iter().enumerate().take(to.cols - part) {
-                _mm512_storeu_ps(wide.as_mut_ptr(), _mm512_castsi512_ps(*column));
-                rounded.iter_mut().zip(&wide).for_each(|(to, x)| *to = bf16::narrow(*x));
                 let mask = lanes(to.first(part + j), to.rows);
                 let at = out.wrapping_add((part + j) * to.stride);
-                _mm256_mask_storeu_epi16(at.cast(), mask, _mm256_loadu_si256(rounded.as_ptr().cast()));
+                _mm256_mask_storeu_epi16(at.cast(), mask, narrowed(*column));
             }
+        }
+    }
+}
+
+/// 16 sums as [`Number::narrow`] rounds them: the compiler makes no vectors of that.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn narrowed(sums: __m512i) -> __m256i {
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(sums), _mm512_set1_epi32(1));
+    let up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    let rounded = _mm512_srli_epi32::<16>(_mm512_add_epi32(sums, up));
+    let float = _mm512_castsi512_ps(sums);
+    let nan = _mm512_cmpunord_ps_mask(float, float);
+    _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(rounded, nan, 0x7fc0))
+}
+
+/// Stores `count` pairs of an element of one row and the element below it, in the next row.
+///
+/// # Safety
+/// The machine has AVX-512. `count` elements are behind both rows and as many pairs behind `to`.
+#[target_feature(enable = "avx512f,avx512vl,avx512bw")]
+pub(super) unsafe fn interleave([row, next]: [*const u16; 2], count: usize, to: *mut i32) {
+    for part in (0..count).step_by(16) {
+        let mask = lanes(0, count - part);
+        // SAFETY: the mask leaves out what is beyond the rows and the pairs.
+        unsafe {
+            let low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.add(part).cast()));
+            let high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, next.add(part).cast()));
+            let pairs = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+            _mm512_mask_storeu_epi32(to.add(part), mask, pairs);
         }
     }
 }
@@ -100,11 +126,36 @@ pub(super) unsafe fn transpose(
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn transposed(from: *const u8, stride: usize, rows: usize) -> [__m512i; 16] {
+    // SAFETY: the caller's. Where their number is known the rows stay in registers: those of a panel of columns, and of
+    // one of rows.
+    unsafe {
+        match rows {
+            16 => exchanged(loaded(from, stride, 16)),
+            13 => exchanged(loaded(from, stride, 13)),
+            _ => exchanged(loaded(from, stride, rows)),
+        }
+    }
+}
+
+/// Rows, with zeros for those that there are not.
+///
+/// # Safety
+/// As [`transposed`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn loaded(from: *const u8, stride: usize, rows: usize) -> [__m512i; 16] {
     let mut r = [_mm512_setzero_si512(); 16];
     for (i, row) in r.iter_mut().enumerate().take(rows) {
         // SAFETY: the caller has this row.
         *row = unsafe { _mm512_loadu_si512(from.add(i * stride).cast()) };
     }
+    r
+}
+
+/// Rows for columns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn exchanged(mut r: [__m512i; 16]) -> [__m512i; 16] {
     let mut t = [_mm512_setzero_si512(); 16];
     for i in 0..8 {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -129,4 +180,43 @@ unsafe fn transposed(from: *const u8, stride: usize, rows: usize) -> [__m512i; 1
         r[8 + i] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[8 + i]);
     }
     r
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::kernels::cpu::product::Features;
+
+    /// Ties, all exponents, subnormal numbers, infinities and NaN of both signs, with lower halves around a half.
+    fn numbers() -> Vec<f32> {
+        let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+        (0..=u16::MAX)
+            .step_by(61)
+            .chain([0x7f80, 0xff80, 0x7fff, 0xffff, 0x7f7f, 1, 0x8000])
+            .flat_map(|upper| lower.map(|low| f32::from_bits(u32::from(upper) << 16 | low)))
+            .collect()
+    }
+
+    #[test]
+    fn a_mirrored_tile_is_rounded_as_every_other() {
+        if !Features::detect(DType::F32).avx512 {
+            return;
+        }
+        let numbers = numbers();
+        for (tile, [rows, cols]) in
+            numbers.chunks_exact(16 * 32).zip([[13, 32], [16, 32], [5, 17]].iter().cycle())
+        {
+            let to = Mirror { rows: *rows, cols: *cols, below: -cols.cast_signed(), stride: 16 };
+            let mut out = [bf16::from_bits(7); 16 * 32];
+            // SAFETY: the machine has AVX-512; the tile has 16 rows of 32 sums, `out` 32 rows of 16.
+            unsafe { mirror_bf16(tile.as_ptr(), 32, &to, out.as_mut_ptr()) };
+            for (place, found) in out.iter().enumerate() {
+                let (j, i) = (place / 16, place % 16);
+                let inside = i < *rows && j < *cols;
+                let expected = if inside { bf16::narrow(tile[i * 32 + j]) } else { bf16::from_bits(7) };
+                assert_eq!(found.to_bits(), expected.to_bits(), "{:?} {i} {j}", tile[i * 32 + j]);
+            }
+        }
+    }
 }
