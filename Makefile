@@ -63,7 +63,7 @@ lint: build ## Check formatting, lints, types and the stub of the extension
 	mypy
 	python -m mypy.stubtest oxidion._oxidion
 
-bench: build ## Time every class against torch's optimizers and all peers, compiled too, and train the guard (four hours on two cores)
+bench: build ## Time every class against torch's optimizers and all peers, compiled too, and train the guard (two hours on two cores)
 	python benchmarks/peers.py $(PEERS)
 	python benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)
 	python benchmarks/guard.py $(GUARD)
