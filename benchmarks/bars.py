@@ -110,7 +110,7 @@ BARS = (
 
 
 def against_compiled(workload: str, family: str) -> bool:
-    """Whether a bar of this race is against a peer under its own ``torch.compile``."""
+    """Whether this race is compared with a peer under its own ``torch.compile``, by a bar or first steps."""
     peers = {peer for bar in BARS if (bar.workload, bar.family) == (workload, family) for peer in bar.peers}
     return (workload, family) == FIRST_STEP_OF or any(peer.endswith(" compiled") for peer in peers)
 

@@ -61,20 +61,7 @@ pub(super) unsafe fn panel<T: Tile, const WIDTH: usize>(
             while done + T::DEPTH <= end {
                 let row = from.add(done * x.steps[1]);
                 let pair = [row, row.wrapping_add(x.steps[1])].map(<*const T::Element>::cast);
-                interleave(pair, rows, to.add(done * WIDTH).cast());
-                for i in rows * T::DEPTH..WIDTH * T::DEPTH {
-                    *to.add(done * WIDTH + i) = T::Element::default();
-                }
-                done += T::DEPTH;
-            }
-        } else if x.steps[0] == 1 && rows == WIDTH {
-            while done + T::DEPTH <= end {
-                let group = to.add(done * WIDTH);
-                for i in 0..WIDTH {
-                    for q in 0..T::DEPTH {
-                        *group.add(i * T::DEPTH + q) = *from.add((done + q) * x.steps[1] + i);
-                    }
-                }
+                interleave(pair, [rows, WIDTH], to.add(done * WIDTH).cast());
                 done += T::DEPTH;
             }
         }

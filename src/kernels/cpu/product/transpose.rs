@@ -79,20 +79,22 @@ fn narrowed(sums: __m512i) -> __m256i {
     _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(rounded, nan, 0x7fc0))
 }
 
-/// Stores `count` pairs of an element of one row and the element below it, in the next row.
+/// Stores `all` pairs of an element of one row and the element below it, in the next row; zeros for all but the first
+/// `count`.
 ///
 /// # Safety
-/// The machine has AVX-512. `count` elements are behind both rows and as many pairs behind `to`.
+/// The machine has AVX-512. `count` elements are behind both rows and `all` pairs behind `to`.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw")]
-pub(super) unsafe fn interleave([row, next]: [*const u16; 2], count: usize, to: *mut i32) {
-    for part in (0..count).step_by(16) {
-        let mask = lanes(0, count - part);
-        // SAFETY: the mask leaves out what is beyond the rows and the pairs.
+pub(super) unsafe fn interleave(rows: [*const u16; 2], [count, all]: [usize; 2], to: *mut i32) {
+    for part in (0..all).step_by(16) {
+        let there = lanes(0, count.saturating_sub(part));
+        // SAFETY: the masks leave out what is beyond the rows and the pairs.
         unsafe {
-            let low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.add(part).cast()));
-            let high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, next.add(part).cast()));
+            let upper = _mm256_maskz_loadu_epi16(there, rows[0].wrapping_add(part).cast());
+            let lower = _mm256_maskz_loadu_epi16(there, rows[1].wrapping_add(part).cast());
+            let (low, high) = (_mm512_cvtepu16_epi32(upper), _mm512_cvtepu16_epi32(lower));
             let pairs = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
-            _mm512_mask_storeu_epi32(to.add(part), mask, pairs);
+            _mm512_mask_storeu_epi32(to.add(part), lanes(0, all - part), pairs);
         }
     }
 }
