@@ -30,6 +30,7 @@ from cuda_contenders import contenders
 from cuda_lists import lists
 from cuda_quality import quality
 from cuda_report import TRIAL, stem_of, table, write
+from eligible import absent
 from harness import Step, in_turns, machine
 from race import start
 from workloads import Workload, gradients, make_tensors
@@ -43,14 +44,14 @@ def race(
     """One list, one family: rows of contenders with their samples and, where `judged`, their quality."""
     versions = availability()
     matrices, others = gradients(workload)
-    count = len(matrices) + len(others)
     grads = [g.to(clock.device) for g in matrices], [g.to(clock.device) for g in others]
     rows: dict[str, dict[str, Any]] = {}
     steps: dict[str, Step] = {}
     entries = contenders(family, compiled=compiled, device=clock.device.type)
     for entry in entries:
         rows[entry.name] = {"source": entry.source, "note": entry.note}
-        start(entry, versions[entry.source], count, lambda: make_tensors(grads), rows[entry.name], steps)
+        refused = absent(entry, versions[entry.source], workload)
+        start(entry, refused, lambda: make_tensors(grads), rows[entry.name], steps)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for name in in_turns(steps, rounds):
         samples[name].append(clock.sample(steps[name]))

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contenders import NOT_INSTALLED, OURS, availability
+from contenders import OURS, availability
 from cuda_clock import Clock
 from cuda_kernels import SymmetricKernels, is_product
+from eligible import missing
 from harness import in_turns
 
 #: Matrices, rows and columns of each.
@@ -52,7 +53,7 @@ def multipliers(device: torch.device) -> dict[str, tuple[str, Multiply | str]]:
     except (OSError, RuntimeError) as error:
         found["oxidion"] = OURS, f"failed: {error}"
     theirs, version = "microsoft/dion", versions["microsoft/dion"]
-    if version == NOT_INSTALLED or version.startswith("import failed"):
+    if missing(version):
         return found | {"dion ns_line_1": (theirs, version)}
     line = importlib.import_module("dion.newton_schulz_triton").ns_line_1
     return found | {"dion ns_line_1": (theirs, lambda x, out: line(x, out=out))}

@@ -22,21 +22,16 @@ COMPILED_WARM_STEPS = 3
 
 def start(
     entry: Contender,
-    version: str,
-    count: int,
+    refused: str,
     make: Callable[[], Tensors],
     row: dict[str, Any],
     steps: dict[str, Step],
 ) -> None:
-    """Builds a contender for ``count`` tensors and warms its step up; why not, if not, is in its row."""
-    from contenders import NOT_INSTALLED
+    """Builds a contender that is not ``refused`` and warms its step up; why not, if not, is in its row."""
     from harness import state_bytes, stepper
 
-    row["status"] = version
-    if version == NOT_INSTALLED or version.startswith("import failed"):
-        return
-    if count > entry.max_tensors:
-        row["status"] = f"not run: more than {entry.max_tensors} tensors"
+    if refused:
+        row["status"] = refused
         return
     try:
         optimizers = entry.build(make())
@@ -56,6 +51,7 @@ def race(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from contenders import availability, contenders
+    from eligible import reason
     from harness import interleave, load_average, machine
     from workloads import gradients, make_tensors, named
 
@@ -63,14 +59,14 @@ def race(request: dict[str, Any]) -> dict[str, Any]:
     workload = named(request["workload"])
     versions = availability()
     grads = gradients(workload)
-    count = len(workload.matrices) + len(workload.others)
     steps: dict[str, Step] = {}
     entries: dict[str, dict[str, Any]] = {}
     load_before = load_average()
     for entry in contenders(request["family"], compiled=request["compiled"]):
         row: dict[str, Any] = {"source": entry.source, "note": entry.note}
         entries[entry.name] = row
-        start(entry, versions[entry.source], count, lambda: make_tensors(grads), row, steps)
+        refused = reason(entry, versions[entry.source], workload)
+        start(entry, refused, lambda: make_tensors(grads), row, steps)
     for name, series in interleave(steps, request["rounds"]).items():
         entries[name].update(inner=series.inner, wall=series.wall, cpu=series.cpu)
     return {
@@ -90,6 +86,7 @@ def qualities(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from contenders import availability, contenders
+    from eligible import emulated, missing
     from quality import quality
     from workloads import DION_16, named
 
@@ -98,7 +95,10 @@ def qualities(request: dict[str, Any]) -> dict[str, Any]:
     versions, rows = availability(), {}
     fraction = 1 / 16 if request["family"] == DION_16 else 1 / 4
     for entry in contenders(request["family"], compiled=False):
-        if versions[entry.source] == "not installed" or versions[entry.source].startswith("import failed"):
+        if missing(versions[entry.source]):
+            continue
+        if refused := emulated(entry, workload):
+            rows[entry.name] = {"status": refused}
             continue
         try:
             rows[entry.name] = quality(entry, workload, fraction)

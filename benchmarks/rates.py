@@ -5,13 +5,12 @@ Run by `step.py` with one JSON argument; prints one JSON line last.
 
 from __future__ import annotations
 
+import functools
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
+#: Of the products; that of `eligible.py` where a type is emulated.
 SIDE = 2048
 ELEMENTS = 1 << 25
 REPEATS = 7
@@ -21,27 +20,22 @@ def rates(threads: int) -> dict[str, Any]:
     """Operations a second of products in float32 and bfloat16, bytes a second of `a + b -> c` in memory."""
     import torch
 
+    from eligible import EMULATED, rate, seconds_of
+
     torch.set_num_threads(threads)
     found: dict[str, Any] = {"threads": threads}
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        if rate(dtype) * EMULATED < rate(torch.float32):
+            found[name] = rate(dtype)  # a larger product takes minutes
+            continue
         left, right = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
         out = torch.empty(SIDE, SIDE, dtype=dtype)
-        found[name] = 2 * SIDE**3 / _seconds(lambda a=left, b=right, c=out: torch.mm(a, b, out=c))
+        multiply = functools.partial(torch.mm, left, right, out=out)
+        found[name] = 2 * SIDE**3 / seconds_of(multiply, REPEATS)
     one, two = (torch.ones(ELEMENTS) for _ in range(2))
     total = torch.zeros(ELEMENTS)
-    found["bytes"] = 12 * ELEMENTS / _seconds(lambda: torch.add(one, two, out=total))
+    found["bytes"] = 12 * ELEMENTS / seconds_of(functools.partial(torch.add, one, two, out=total), REPEATS)
     return found
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    """Median wall time of a call, after one that is not counted."""
-    work()
-    samples = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        work()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
 
 
 def main() -> None:

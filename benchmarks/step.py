@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 import contenders as registry
 from bars import against_compiled
+from eligible import reason
 from harness import load_average, machine, ratio, series_of
 from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
 
@@ -203,12 +204,9 @@ def first_steps(
 ) -> list[dict[str, Any]]:
     """First-step measurements of the contenders of one race in fresh processes, one each for others."""
     rows = []
-    count = len(workload.matrices) + len(workload.others)
     for entry in registry.contenders(request["family"], compiled=compiled):
-        if " " in versions[entry.source] and not versions[entry.source].startswith("commit"):
-            continue  # absent or failing: the race row says so
-        if count > entry.max_tensors:
-            continue
+        if reason(entry, versions[entry.source], workload):
+            continue  # the race row says why
         job = {**request, "job": "first", "contender": entry.name}
         runs = FRESH_RUNS if entry.source == registry.OURS else 1
         samples = [ask("fresh.py", job, compiled=entry.compiled) for _ in range(runs)]

@@ -47,10 +47,9 @@ pub(super) struct Iteration<'a> {
     pub(super) squares: Option<&'a [Slab]>,
 }
 
-/// The kernel for matrices of this shape, `None` where libtorch's products are used. With AMX they never are: libtorch may
-/// have to do without, and is slow then.
+/// The kernel for matrices of this shape, `None` where libtorch's products are used.
 fn kernel_for(dtype: DType, [m, n]: [usize; 2]) -> Option<Kernel> {
-    Kernel::of(dtype).filter(|&kernel| m.min(n) >= KERNEL_FROM || kernel == Kernel::Bf16Amx)
+    Kernel::of(dtype).filter(|&kernel| m.min(n) >= KERNEL_FROM || kernel.is_alone())
 }
 
 /// Matrices that libtorch computes together.

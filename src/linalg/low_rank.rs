@@ -130,11 +130,11 @@ fn is_scaled(product: &ThinProduct) -> bool {
     scaled && thin && !dtype.is_narrow() && Kernel::of(dtype).is_some()
 }
 
-/// Whether a product in bfloat16 is one for the tiles of AMX, or so small that libtorch would take longer to compile code
-/// for its sizes, as it does for every new one, than many of them take.
+/// Whether a product is in bfloat16 and libtorch gets none of them, or so small a one that it would take longer to compile
+/// code for its sizes, as it does for every new one, than many of them take.
 fn is_tiled(product: &ThinProduct) -> bool {
     let tiles = match Kernel::of(product.out.dtype()) {
-        Some(Kernel::Bf16Amx) => true,
+        Some(kernel) if kernel.is_alone() => true,
         Some(Kernel::Bf16Avx512) => product.work() <= SMALL,
         _ => false,
     };

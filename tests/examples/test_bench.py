@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-
-@pytest.fixture(autouse=True)
-def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The scripts by their plain names; the examples have a `report` too, so none may stay loaded."""
-    scripts = [path.stem for path in BENCHMARKS.glob("*.py")]
-    loaded = {name: sys.modules.pop(name) for name in scripts if name in sys.modules}
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in scripts:
-        sys.modules.pop(name, None)
-    sys.modules.update(loaded)
+pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 def race(ours: list[float], peers: dict[str, list[float]], *, threads: int = 1) -> dict[str, Any]:

@@ -9,7 +9,7 @@ fn kernels() -> Vec<Kernel> {
     let features = Features::detect(DType::BF16);
     let mut found = Vec::new();
     if features.avx2 {
-        found.extend([Kernel::F32Avx2, Kernel::F64Avx2]);
+        found.extend([Kernel::F32Avx2, Kernel::F64Avx2, Kernel::Bf16Avx2]);
     }
     if features.avx512 {
         found.extend([Kernel::F32Avx512, Kernel::F64Avx512]);
@@ -77,8 +77,8 @@ fn features_choose_the_kernel() {
     let amx = Features { amx_bf16: true, ..bf16 };
     for (features, expected) in [
         (none, [None, None, None]),
-        (avx2, [Some(Kernel::F32Avx2), Some(Kernel::F64Avx2), None]),
-        (avx512, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), None]),
+        (avx2, [Some(Kernel::F32Avx2), Some(Kernel::F64Avx2), Some(Kernel::Bf16Avx2)]),
+        (avx512, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), Some(Kernel::Bf16Avx2)]),
         (bf16, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), Some(Kernel::Bf16Avx512)]),
         (amx, [Some(Kernel::F32Avx512), Some(Kernel::F64Avx512), Some(Kernel::Bf16Amx)]),
     ] {

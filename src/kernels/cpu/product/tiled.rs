@@ -60,8 +60,8 @@ impl<E: Number> Call<'_, E> {
         for row in first.max(chunk * CHUNK)..last {
             // SAFETY: panel `row` of the rows and `column` of the columns are there, and `sums` has room for a tile.
             unsafe {
-                let a = self.left.add(row * T::ROWS * depth);
-                let b = self.right.add(column * T::COLS * depth);
+                let a = self.left.add(row * T::ROWS * depth * T::UNITS);
+                let b = self.right.add(column * T::COLS * depth * T::UNITS);
                 let place = [row * T::ROWS, column * T::COLS];
                 let size = [T::ROWS.min(m - place[0]), T::COLS.min(n - place[1])];
                 if self.size[0] * n * size_of::<E>() > CACHED {

@@ -64,6 +64,8 @@ pub(super) trait Tile: Sized {
     const COLS: usize;
     /// Neighbours along the inner dimension that lie together in a panel.
     const DEPTH: usize;
+    /// Elements of a panel's memory that one of the operand takes there: 2 where it is widened.
+    const UNITS: usize = 1;
     /// Whether rows of 16 units of 32 bits are transposed in registers.
     const TRANSPOSES: bool;
 
@@ -71,7 +73,7 @@ pub(super) trait Tile: Sized {
     ///
     /// # Safety
     /// The machine has the instruction set; `a`, `b` and `out` point at `steps * ROWS * DEPTH`, `steps * COLS * DEPTH`
-    /// and `ROWS * COLS` elements.
+    /// and `ROWS * COLS` elements, `UNITS` times as many in panels.
     unsafe fn multiply(
         steps: usize,
         a: *const Self::Element,

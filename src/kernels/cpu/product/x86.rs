@@ -4,6 +4,7 @@ use super::amx::Bf16Amx;
 use super::pack::{self, Rows};
 use super::tiled::Call;
 use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
+use super::widened::Bf16Avx2;
 use super::{Kernel, Operand, Product, Side, each};
 use crate::batch::Slab;
 
@@ -22,6 +23,7 @@ macro_rules! with_tile {
             Kernel::F32Avx512 => $function::<F32Avx512>($($argument),*),
             Kernel::F64Avx512 => $function::<F64Avx512>($($argument),*),
             Kernel::Bf16Avx512 => $function::<Bf16Avx512>($($argument),*),
+            Kernel::Bf16Avx2 => $function::<Bf16Avx2>($($argument),*),
             Kernel::Bf16Amx => $function::<Bf16Amx>($($argument),*),
             Kernel::F32Avx2 => $function::<F32Avx2>($($argument),*),
             Kernel::F64Avx2 => $function::<F64Avx2>($($argument),*),
@@ -31,7 +33,7 @@ macro_rules! with_tile {
 
 pub(super) fn elements(kernel: Kernel, side: Side, count: usize, inner: usize) -> usize {
     fn of<T: Tile>(side: Side, count: usize, inner: usize) -> usize {
-        pack::elements(count, width::<T>(side), inner, T::DEPTH)
+        T::UNITS * pack::elements(count, width::<T>(side), inner, T::DEPTH)
     }
     with_tile!(kernel, of, side, count, inner)
 }
@@ -79,7 +81,7 @@ fn pack_with<T: Tile>(side: Side, from: &Operand, to: &Slab, spread: bool) {
     let rows = Rows { first: x.as_ptr(), count: from.count, inner: from.inner, steps: from.steps };
     let target = Target(panels.as_mut_ptr());
     let width = width::<T>(side);
-    let each_elements = width * from.inner.next_multiple_of(T::DEPTH);
+    let each_elements = T::UNITS * width * from.inner.next_multiple_of(T::DEPTH);
     let panel = |i: usize, range: [usize; 2]| {
         // SAFETY: the kernel was chosen by the features of this machine; the panel is inside `panels`.
         unsafe { T::pack(side == Side::Left, &rows, i * width, range, target.panel(i * each_elements)) };
