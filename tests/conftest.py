@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ pytest.register_assert_rewrite("support")
 import torch  # noqa: E402
 
 MAX_THREADS = 2
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 """Whether memory of the host is to count as that of the emulated CUDA device."""
 
@@ -40,3 +43,15 @@ def _same_start_for_every_test() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def benchmark_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The benchmarks by their plain names; the examples have a `report` too, so none may stay loaded."""
+    scripts = [path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "cuda"]  # a folder of tests
+    loaded = {name: sys.modules.pop(name) for name in scripts if name in sys.modules}
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield
+    for name in scripts:
+        sys.modules.pop(name, None)
+    sys.modules.update(loaded)

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,17 +17,7 @@ from .driver import TESTS, needs_nvrtc, run
 
 BENCHMARKS = TESTS.parent / "benchmarks"
 
-
-@pytest.fixture(autouse=True)
-def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The scripts by their plain names; none may stay loaded."""
-    scripts = [path.stem for path in BENCHMARKS.glob("*.py") if path.stem != "cuda"]
-    loaded = {name: sys.modules.pop(name) for name in scripts if name in sys.modules}
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in scripts:
-        sys.modules.pop(name, None)
-    sys.modules.update(loaded)
+pytestmark = pytest.mark.usefixtures("benchmark_scripts")
 
 
 class Told:

@@ -1,4 +1,4 @@
-"""What the tests of the examples and benchmarks share: their modules by plain names."""
+"""What the tests of the examples share: their modules by plain names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES, BENCHMARKS = ROOT / "examples", ROOT / "benchmarks"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +31,3 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def benchmark_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The benchmarks by their plain names; the examples have a `report` too, so none may stay loaded."""
-    scripts = [path.stem for path in BENCHMARKS.glob("*.py")]
-    loaded = {name: sys.modules.pop(name) for name in scripts if name in sys.modules}
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield
-    for name in scripts:
-        sys.modules.pop(name, None)
-    sys.modules.update(loaded)
