@@ -115,6 +115,11 @@ def against_compiled(workload: str, family: str) -> bool:
     return (workload, family) == FIRST_STEP_OF or any(peer.endswith(" compiled") for peer in peers)
 
 
+def first_step_counts(workload: str, family: str, peer: str) -> bool:
+    """Whether a peer's first step or extra memory on this list is compared with ours."""
+    return (workload, family) == FIRST_STEP_OF or peer in MEMORY
+
+
 def held(result: dict[str, Any]) -> Iterator[tuple[str, str, float, float]]:
     """What was demanded, against whom, how much, and what was measured, of the races that were run."""
     for bar in BARS:

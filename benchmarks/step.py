@@ -28,7 +28,7 @@ from typing import Any
 from tqdm import tqdm
 
 import contenders as registry
-from bars import against_compiled
+from bars import against_compiled, first_step_counts
 from eligible import reason
 from harness import load_average, machine, ratio, series_of
 from workloads import ORTHONORMAL, RELATIVES, Workload, catalogue
@@ -202,13 +202,16 @@ def earlier(target: Path, pairs: list[tuple[Workload, str]], options: argparse.N
 def first_steps(
     request: dict[str, Any], workload: Workload, compiled: bool, versions: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """First-step measurements of the contenders of one race in fresh processes, one each for others."""
+    """First steps in fresh processes: our classes, and the peers that one of the bars names."""
     rows = []
-    for entry in registry.contenders(request["family"], compiled=compiled):
+    for place, entry in enumerate(registry.contenders(request["family"], compiled=compiled)):
+        ours = entry.source == registry.OURS
+        if not ours and not first_step_counts(workload.name, request["family"], entry.name):
+            continue
         if reason(entry, versions[entry.source], workload):
             continue  # the race row says why
         job = {**request, "job": "first", "contender": entry.name}
-        runs = FRESH_RUNS if entry.source == registry.OURS else 1
+        runs = FRESH_RUNS if place == 0 else 1
         samples = [ask("fresh.py", job, compiled=entry.compiled) for _ in range(runs)]
         names = {key: job[key] for key in ("workload", "family", "threads", "contender")}
         rows.append({**names, "samples": samples})

@@ -87,6 +87,19 @@ def test_states_are_in_memory_that_is_there_before_the_first_step(sizes: list[in
     assert all(state.data_ptr() % 64 == 0 for state in states)
 
 
+def test_large_states_begin_at_different_lines_of_a_page() -> None:
+    """Processors find lines by their place in a page: AdamW takes a fifth longer where four have the same."""
+    params = [parameter(LARGE) for _ in range(4)]
+    optimizer = oxidion.AdamW(params)
+    optimizer.step()
+    for param in params:
+        places = [optimizer.state[param][key].data_ptr() % 4096 // 64 for key in ("exp_avg", "exp_avg_sq")]
+        assert abs(places[0] - places[1]) >= 7
+        assert min(places) >= 7, "torch's own begin at 0 or 1"
+    own = [zeros([LARGE], torch.uint8, CPU).data_ptr() % 4096 // 64 for _ in range(2)]
+    assert abs(own[0] - own[1]) >= 7
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon", "Dion", "Lamb", "CAME", "GaLoreAdamW"])
 @pytest.mark.parametrize("settings", [{}, {"state_dtype": torch.bfloat16}, {"state_bits": 8}])
 def test_steps_are_those_without_a_reserve(name: str, settings: dict[str, object]) -> None:

@@ -14,7 +14,7 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,6 +28,12 @@ Like = tuple[tuple[int, ...], torch.dtype]
 
 LINE = 64
 """Bytes at whose multiples the parts of a shared mapping begin."""
+
+PAGE, STAGGER = 4096, 7 * LINE
+"""Mappings begin at other lines of a page, so many bytes apart. A step reads and writes several of them at once;
+where all have the same place in their page, they have the same few places in the first-level cache."""
+
+_mappings = count()
 
 SHARE = 4
 """One part in so many of the memory that is free is asked for ahead at most."""
@@ -60,14 +66,16 @@ def zeros(
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(_mapped(size), dtype=dtype).view(shape)
+    memory, start = _mapped(size)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
 
 
-def _mapped(size: int) -> mmap.mmap:
-    """Bytes of a mapping of their own, zeros that have no memory yet."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _mapped(size: int) -> tuple[mmap.mmap, int]:
+    """A mapping of zeros that have no memory yet, and where in it to begin."""
+    start = STAGGER * (1 + next(_mappings) % ((PAGE - 1) // STAGGER))  # torch's own begin at 0 or one line on
+    memory = mmap.mmap(-1, start + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _advised(memory, mmap.MADV_HUGEPAGE)  # there are systems without
-    return memory
+    return memory, start
 
 
 def _advised(memory: mmap.mmap, advice: int) -> bool:
@@ -114,12 +122,12 @@ class Reserve:
     def _map(self, wanted: list[Like]) -> Tensor:
         """A mapping with room for these, which are listed."""
         counts = [math.prod(shape) for shape, _ in wanted]
-        sizes = [count * dtype.itemsize for count, (_, dtype) in zip(counts, wanted, strict=True)]
-        starts = [0, *accumulate(-(-size // LINE) * LINE for size in sizes)]
-        memory = _mapped(starts[-1])
+        sizes = [many * dtype.itemsize for many, (_, dtype) in zip(counts, wanted, strict=True)]
+        *starts, end = accumulate((-(-size // LINE) * LINE for size in sizes), initial=0)
+        memory, first = _mapped(end)
         memory.madvise(WIPE_ON_FORK)  # Linux 4.14; an older one does not fill mappings ahead either
-        for (shape, dtype), count, start in zip(wanted, counts, starts, strict=False):
-            part = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+        for (shape, dtype), many, start in zip(wanted, counts, starts, strict=True):
+            part = torch.frombuffer(memory, dtype=dtype, count=many, offset=first + start).view(shape)
             self._parts[shape, dtype].append((memory, part))
         self._count(sum(sizes))
         return torch.frombuffer(memory, dtype=torch.uint8)

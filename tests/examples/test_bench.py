@@ -226,13 +226,21 @@ def test_peers_are_compiled_where_a_bar_is_against_them(
         step, "ask", lambda _script, request, **_: asked.append(request) or {**request, "contenders": {}}
     )
     monkeypatch.setattr(contenders, "availability", lambda: dict.fromkeys(contenders.SOURCES, "1.0"))
-    only = ["--only", "memory-100m/lamb,1024x4096/dion2", "--skip", "import,quality", "--threads", "1,2"]
+    only = ["--only", "memory-100m/lamb,1024x4096/dion2,mixed/muon,1024x4096/muon"]
+    only += ["--skip", "import,quality", "--threads", "1,2"]
     step.run(step.parse([*only, "--compiled", "bars"]), tmp_path / "step.json")
-    races = [(r["workload"], r["threads"], r["compiled"]) for r in asked if r.get("job") == "race"]
+    races = [
+        (r["workload"], r["threads"], r["compiled"])
+        for r in asked
+        if r.get("job") == "race" and r["family"] != "muon"
+    ]
     assert races == [("1024x4096", 1, True), ("1024x4096", 2, True), ("memory-100m", 2, False)]
-    firsts = [request["contender"] for request in asked if request.get("job") == "first"]
-    assert firsts.count("oxidion.Dion2") == 3
-    assert firsts.count("dion.Dion2 compiled") == firsts.count("dion.Dion2 eager") == 1
+    firsts = [(r["workload"], r["contender"]) for r in asked if r.get("job") == "first"]
+    assert firsts.count(("1024x4096", "oxidion.Dion2")) == firsts.count(("mixed", "oxidion.Muon")) == 3
+    assert firsts.count(("1024x4096", "oxidion.Muon fast")) == 1
+    assert firsts.count(("1024x4096", "dion.Muon compiled")) == 1
+    assert firsts.count(("mixed", "dion.Muon eager")) == 1  # extra memory
+    assert not {("1024x4096", "dion.Dion2 eager"), ("mixed", "pytorch_optimizer.Muon")} & {*firsts}
 
 
 def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
