@@ -30,7 +30,7 @@ LINE = 64
 """Bytes at whose multiples the parts of a shared mapping begin."""
 
 PAGE, STAGGER = 4096, 7 * LINE
-"""Mappings begin at other lines of a page, so many bytes apart. A step reads and writes several of them at once;
+"""Mappings begin at other lines of a page, so many bytes apart. A step works on several of them at once;
 where all have the same place in their page, they have the same few places in the first-level cache."""
 
 _mappings = count()
