@@ -58,5 +58,7 @@ pub use place::{
 };
 pub use rotations::{ROTATED_SIZES, orthogonal_rows};
 pub use signs::sign_matrix;
-pub use slices::{Chosen, Sliced, absolute_sums, apply_slices, choose, put_back, take};
+pub use slices::{
+    Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,
+};
 pub use trust::{Debias, Trust};

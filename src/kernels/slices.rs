@@ -89,11 +89,28 @@ fn place(all: &[Sliced]) -> Place {
 pub fn absolute_sums(side: Side, all: &[(Area, Slab)]) -> Result<()> {
     if all.first().is_none_or(|(_, sums)| sums.place() == Place::Cpu) {
         for (x, sums) in all {
-            cpu::select::absolute_sums(x, side, sums);
+            cpu::lines::absolute_sums(x, side, sums);
         }
         return Ok(());
     }
     cuda::line_sums(side, true, all)
+}
+
+/// `m ← m + factor·g` and in the same pass the sums of `absolute_sums` over m. `all` are g, m and the sums. Returns whether
+/// it was done: it is not on devices, nor where what is summed up has to be rounded for storage first.
+#[must_use]
+pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(Area, Area, Slab)]) -> bool {
+    let in_one_pass = |(g, m, sums): &(Area, Area, Slab)| {
+        let wide = g.dtype() == DType::F64;
+        sums.place() == Place::Cpu && (m.dtype() == DType::F64 || (m.dtype() == DType::F32 && !wide))
+    };
+    let done = all.iter().all(in_one_pass);
+    if done {
+        for (g, m, sums) in all {
+            cpu::lines::add_with_absolute_sums(g, factor, m, side, sums);
+        }
+    }
+    done
 }
 
 /// The numbers of the `count` largest scores (float64, compared in float32, NaN before all, ties to the lowest number),

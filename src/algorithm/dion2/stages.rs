@@ -33,6 +33,11 @@ impl Dion2 {
             let each = |i: usize| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], self.momentum(io, i)?]);
             kernels::run(&add, &jobs(units.clone().map(each))?)?;
         } else {
+            let each =
+                units.clone().map(|i| Ok((io.units[i].grad, self.momentum(io, i)?, io.slab(SUMS, i)?)));
+            if kernels::add_with_absolute_sums(side, io.grad_factor, &each.collect::<Result<Vec<_>>>()?) {
+                return Ok(());
+            }
             let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
             kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?)?;
         }

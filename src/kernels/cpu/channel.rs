@@ -1,7 +1,5 @@
 //! Updates whose rows or columns ("channels") have factors of their own.
 
-use rayon::prelude::*;
-
 use super::super::channels::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
 use super::convert::{self, Real};
 use crate::batch::Area;
@@ -102,10 +100,10 @@ impl ChannelStep {
 /// What `work` returns of every row.
 fn each_row<T: Send>(area: &Area, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let [rows, cols] = area.shape();
-    if rows * cols < PARALLEL || threads::get() == 1 {
+    if rows * cols < PARALLEL {
         return (0..rows).map(work).collect();
     }
-    threads::run(|| (0..rows).into_par_iter().with_min_len(16).map(&work).collect())
+    threads::map(rows, work)
 }
 
 /// The sum of squares of each row, or of each column.

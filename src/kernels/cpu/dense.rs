@@ -3,11 +3,12 @@
 //! Work is cut by the sizes of a matrix alone, so neither the number of threads nor the other matrices of a call
 //! change a bit of the result.
 
+use std::sync::{Mutex, PoisonError};
+
 use faer::linalg::cholesky::llt::factor::{LltRegularization, cholesky_in_place, cholesky_in_place_scratch};
 use faer::linalg::matmul::matmul;
 use faer::linalg::triangular_inverse::invert_lower_triangular;
 use faer::{Accum, MatMut, MatRef, Par, Spec};
-use rayon::prelude::*;
 
 use super::Real;
 use super::product::ThinProduct;
@@ -54,10 +55,10 @@ pub fn multiply(products: &[ThinProduct]) {
         _ => rows_of::<f32>(product, *row),
     };
     let cost: usize = products.iter().map(|p| p.out.shape().iter().product::<usize>() * p.inner()).sum();
-    if tasks.len() < 2 || threads::get() == 1 || cost < ALONE {
+    if cost < ALONE {
         tasks.iter().for_each(work);
     } else {
-        threads::run(|| tasks.par_iter().for_each(work));
+        threads::each(tasks.len(), |i| work(&tasks[i]));
     }
 }
 
@@ -106,7 +107,7 @@ pub fn cholesky_qr(matrices: &[Slab], cols: usize, twice: bool) -> Vec<bool> {
         _ => false,
     };
     if several && !inside {
-        threads::run(|| matrices.par_iter().map(work).collect())
+        threads::map(matrices.len(), |i| work(&matrices[i]))
     } else {
         matrices.iter().map(work).collect()
     }
@@ -137,7 +138,7 @@ fn basis<T: Dense>(slab: &Slab, cols: usize, twice: bool, parallel: bool) -> boo
 /// of the inverse of `XᵀX` with its columns scaled to norm 1, where there is a factor.
 fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -> Option<f64> {
     let mut gram = vec![T::default(); cols * cols];
-    let panel = |(number, out): (usize, &mut [T])| {
+    let panel = |number: usize, out: &mut [T]| {
         let (start, width) = (number * PANEL, out.len() / cols);
         let seen = start + width;
         let mut out = MatMut::from_row_major_slice_mut(out, width, cols).get_mut(.., ..seen);
@@ -149,9 +150,9 @@ fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -
         }
     };
     if parallel {
-        threads::run(|| gram.par_chunks_mut(PANEL * cols).enumerate().for_each(panel));
+        threads::chunks(&mut gram, PANEL * cols, panel);
     } else {
-        gram.chunks_mut(PANEL * cols).enumerate().for_each(panel);
+        gram.chunks_mut(PANEL * cols).enumerate().for_each(|(number, out)| panel(number, out));
     }
     // Columns of norm 1: neither their sizes nor the scale of the matrix matter.
     let mut factors = Vec::with_capacity(cols);
@@ -202,7 +203,14 @@ fn apply<T: Dense>(x: &mut [T], cols: usize, lower: &[T], parallel: bool) {
         }
     };
     if parallel {
-        threads::run(|| x.par_chunks_mut(ROWS * cols).for_each_init(Vec::new, rows));
+        // Memory that threads hand on.
+        let spare = Mutex::new(Vec::new());
+        let lend = || spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        threads::chunks(x, ROWS * cols, |_, x| {
+            let mut scratch = lend();
+            rows(&mut scratch, x);
+            spare.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+        });
     } else {
         let mut scratch = Vec::new();
         x.chunks_mut(ROWS * cols).for_each(|x| rows(&mut scratch, x));

@@ -1,8 +1,6 @@
 //! Normal numbers from counters. Box–Muller with polynomial logarithm, sine and cosine made of single-precision additions
 //! and multiplications, so every machine and every slicing of a stream gives the same bits.
 
-use rayon::prelude::*;
-
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use super::philox;
@@ -17,13 +15,8 @@ const PIECE: usize = 1 << 14;
 
 /// Writes the standard normal numbers of a stream (`stream`) from number `first` on, each at most 6.8 in absolute value.
 pub fn gaussian(out: &mut [f32], stream: [u32; 4], first: u64) {
-    if out.len() <= PIECE || threads::get() == 1 {
-        return vectorised(out, stream, first);
-    }
-    threads::run(|| {
-        out.par_chunks_mut(PIECE).enumerate().for_each(|(piece, part)| {
-            vectorised(part, stream, first.wrapping_add((piece * PIECE) as u64));
-        });
+    threads::chunks(out, PIECE, |piece, part| {
+        vectorised(part, stream, first.wrapping_add((piece * PIECE) as u64));
     });
 }
 

@@ -1,4 +1,4 @@
-//! CPU kernels: rayon over pieces of slices, vectorised for the instruction set found at run time.
+//! CPU kernels: threads over pieces of slices, vectorised for the instruction set found at run time.
 
 pub(super) mod blocks;
 pub(super) mod channel;
@@ -12,6 +12,7 @@ pub(super) mod gaussian;
 pub(super) mod isa;
 pub(super) mod lamb;
 mod lanes;
+pub(super) mod lines;
 pub(super) mod low_rank;
 pub(super) mod means;
 pub(super) mod momentum;
@@ -26,8 +27,6 @@ pub(super) mod rows;
 mod search;
 pub(super) mod select;
 pub(super) mod signs;
-
-use rayon::prelude::*;
 
 use super::pass::Pass;
 use crate::batch::{Element, Slab};
@@ -67,8 +66,9 @@ struct Piece<const N: usize> {
 }
 
 /// Elements of a short piece that are worked on before memory of the next piece is asked for: the hardware finds out
-/// about a run of memory only after some lines of it. Long runs it finds by itself.
-const STRETCH: usize = 256;
+/// about a run of memory only after some lines of it. Long runs it finds by itself. As many lines as a core waits for at
+/// once: AdamW of 4000 vectors of 768 takes a fifth less time than with 256.
+const STRETCH: usize = 64;
 /// Elements of a short piece at most.
 const SHORT: usize = 1 << 12;
 
@@ -86,10 +86,10 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
     let pieces = pieces(jobs);
     // Long runs of memory for each thread: finer tasks cost a few percent of the bandwidth on 100 M elements.
     let share = pieces.len().div_ceil(threads::get() * 2).max(1);
-    threads::run(|| {
-        pieces.par_iter().enumerate().with_min_len(share).for_each(|(at, piece)| {
-            dispatch(op, piece, pieces.get(at + 1).map(|next| &next.operands));
-        });
+    threads::each(pieces.len().div_ceil(share), |task| {
+        for at in (task * share..pieces.len()).take(share) {
+            dispatch(op, &pieces[at], pieces.get(at + 1).map(|next| &next.operands));
+        }
     });
 }
 

@@ -1,7 +1,5 @@
 //! Normalization by neuron on the CPU.
 
-use rayon::prelude::*;
-
 use super::super::Neurons;
 use crate::batch::Area;
 use crate::error::Result;
@@ -13,6 +11,8 @@ const EPSILON: f64 = 1e-8;
 const SMALLEST: f64 = 1e-8;
 /// Elements from which rows are spread over threads.
 const PARALLEL: usize = 1 << 16;
+/// Rows that one task handles.
+const TOGETHER: usize = 16;
 
 /// The rows of the matrix that take part, each with the row of V that is its own.
 fn rows(neurons: &Neurons) -> Vec<(usize, usize)> {
@@ -25,12 +25,13 @@ fn rows(neurons: &Neurons) -> Vec<(usize, usize)> {
 
 /// Does something for every row that takes part, and the row of V that is its own.
 fn each_row(u: &Area, rows: &[(usize, usize)], work: impl Fn(usize, usize) + Sync) {
-    if rows.len() * u.shape()[1] < PARALLEL || threads::get() == 1 {
-        for (row, own) in rows {
-            work(*row, *own);
-        }
+    let one = |&(row, own): &(usize, usize)| work(row, own);
+    if rows.len() * u.shape()[1] < PARALLEL {
+        rows.iter().for_each(one);
     } else {
-        threads::run(|| rows.par_iter().with_min_len(16).for_each(|(row, own)| work(*row, *own)));
+        threads::each(rows.len().div_ceil(TOGETHER), |i| {
+            rows.chunks(TOGETHER).skip(i).take(1).flatten().for_each(one)
+        });
     }
 }
 

@@ -1,7 +1,5 @@
 //! Copies of rectangles between areas, and sums of messages.
 
-use rayon::prelude::*;
-
 use crate::batch::Slab;
 use crate::threads;
 
@@ -48,10 +46,10 @@ pub struct Messages {
 /// Carries out copies between areas that do not overlap.
 pub(crate) fn copy(copies: &[Copy]) {
     let total: usize = copies.iter().map(|c| c.rows * c.cols).sum();
-    if total < PARALLEL || threads::get() == 1 {
+    if total < PARALLEL {
         copies.iter().for_each(one);
     } else {
-        threads::run(|| copies.par_iter().for_each(one));
+        threads::each(copies.len(), |i| one(&copies[i]));
     }
 }
 
@@ -82,10 +80,10 @@ pub(crate) fn sum(messages: &Messages, factor: f64, to: &Slab) {
         total[..n].iter_mut().for_each(|x| *x *= factor);
         super::convert::store(&total[..n], &out);
     };
-    if to.len() * count < PARALLEL || threads::get() == 1 {
+    if to.len() * count < PARALLEL {
         (0..tiles).for_each(one);
     } else {
-        threads::run(|| (0..tiles).into_par_iter().for_each(one));
+        threads::each(tiles, one);
     }
 }
 

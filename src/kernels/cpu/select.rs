@@ -2,70 +2,10 @@
 
 use std::cmp::Ordering;
 
-use rayon::prelude::*;
-
 use super::elementwise::{Apply, Decay, Release};
+use super::lines::in_pieces;
 use crate::batch::{Area, Slab};
 use crate::spec::Side;
-use crate::threads;
-
-/// Elements of the rows that one task handles.
-const PIECE: usize = 1 << 16;
-/// Sums that are added to at a time.
-const LANES: usize = 16;
-
-/// The rows that each task handles: the same whatever the number of threads, so that sums do not depend on it.
-fn pieces([rows, cols]: [usize; 2]) -> Vec<(usize, usize)> {
-    let step = (PIECE / cols.max(1)).max(1);
-    (0..rows).step_by(step).map(|start| (start, step.min(rows - start))).collect()
-}
-
-/// Works on every piece, in parallel, and returns the results in order.
-fn in_pieces<T: Send>(shape: [usize; 2], work: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
-    let pieces = pieces(shape);
-    if pieces.len() < 2 || threads::get() == 1 {
-        return pieces.into_iter().map(|(start, rows)| work(start, rows)).collect();
-    }
-    threads::run(|| pieces.par_iter().map(|&(start, rows)| work(start, rows)).collect())
-}
-
-/// Σ |x|, in several sums at a time: one alone waits for each of its additions.
-fn absolute_sum(line: &[f64]) -> f64 {
-    let (parts, rest) = line.as_chunks::<LANES>();
-    let mut sums = [0.0_f64; LANES];
-    for part in parts {
-        sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x.abs());
-    }
-    sums.iter().sum::<f64>() + rest.iter().map(|x| x.abs()).sum::<f64>()
-}
-
-/// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
-pub(in super::super) fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
-    let cols = x.shape()[1];
-    let parts = in_pieces(x.shape(), |start, rows| {
-        let mut line = vec![0.0_f64; cols];
-        let mut found = vec![0.0_f64; if side == Side::Rows { rows } else { cols }];
-        for row in 0..rows {
-            super::convert::load(&x.row(start + row), &mut line);
-            match side {
-                Side::Rows => found[row] = absolute_sum(&line),
-                Side::Cols => found.iter_mut().zip(&line).for_each(|(sum, x)| *sum += x.abs()),
-            }
-        }
-        found
-    });
-    // SAFETY: the caller owns it for this stage.
-    let sums = unsafe { sums.slice::<f64>() };
-    sums.fill(0.0);
-    match side {
-        Side::Rows => sums.iter_mut().zip(parts.into_iter().flatten()).for_each(|(sum, x)| *sum = x),
-        Side::Cols => {
-            for part in parts {
-                sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-            }
-        }
-    }
-}
 
 /// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
 /// number), ascending and counted from 1, into the float64 slab `chosen`, which is filled up with 0: a cleared slab is

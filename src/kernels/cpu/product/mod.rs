@@ -26,13 +26,12 @@ mod x86;
 pub use combine::{Combine, Scale, WideSquares, divide_rows};
 pub use thin::ThinProduct;
 
-use rayon::prelude::*;
-
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::threads;
 
 /// What the products of an element type are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,11 +266,11 @@ pub fn multiplies_bf16() -> bool {
     }
 }
 
-/// Runs tasks, over the threads of the pool that this runs in where `spread`.
+/// Runs tasks, over all threads where `spread`.
 #[allow(dead_code, reason = "no kernel uses it on other processors than x86-64")]
 fn each(count: usize, spread: bool, task: impl Fn(usize) + Sync + Send) {
-    if spread && count > 1 {
-        (0..count).into_par_iter().with_max_len(1).for_each(task);
+    if spread {
+        threads::each(count, task);
     } else {
         (0..count).for_each(task);
     }

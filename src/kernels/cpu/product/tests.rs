@@ -149,7 +149,6 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
 
 #[test]
 fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads() {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     for kernel in kernels() {
         for size in [1, 12, 13, 32, 33, 100, 417] {
             let x = random(size, 29, kernel, 7);
@@ -167,11 +166,9 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
                     outcome: Outcome::Symmetric,
                 };
                 let operands = [rows_of(&x); 2];
-                if spread {
-                    pool.install(|| multiply(kernel, operands, &product, true));
-                } else {
-                    multiply(kernel, operands, &product, false);
-                }
+                crate::threads::set(if spread { 3 } else { 1 });
+                multiply(kernel, operands, &product, spread);
+                crate::threads::set(1);
                 out.view_as(&wide)
             };
             let out = run(false);

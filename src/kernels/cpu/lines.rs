@@ -1,0 +1,144 @@
+//! Sums of absolute values over rows or columns, in float64: which lines are the largest must not depend on how a matrix
+//! is cut.
+
+use super::Real;
+#[cfg(target_arch = "x86_64")]
+use super::isa::{self, Isa};
+use super::lanes::LANES;
+use crate::batch::{Area, Element, Slab};
+use crate::dtype::DType;
+use crate::spec::Side;
+use crate::threads;
+
+/// Elements of the rows that one task handles.
+const PIECE: usize = 1 << 16;
+
+/// The rows that each task handles: the same whatever the number of threads, so that sums do not depend on it.
+fn pieces([rows, cols]: [usize; 2]) -> Vec<(usize, usize)> {
+    let step = (PIECE / cols.max(1)).max(1);
+    (0..rows).step_by(step).map(|start| (start, step.min(rows - start))).collect()
+}
+
+/// Works on the rows of every piece, in parallel, and returns the results in order.
+pub(super) fn in_pieces<T: Send>(shape: [usize; 2], work: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
+    let pieces = pieces(shape);
+    threads::map(pieces.len(), |i| work(pieces[i].0, pieces[i].1))
+}
+
+/// The elements of a matrix, to which `factor · added` may be added first.
+struct Lines<'a> {
+    x: &'a Area,
+    added: Option<(&'a Area, f64)>,
+    side: Side,
+}
+
+/// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
+pub(in super::super) fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
+    all_sums(&Lines { x, added: None, side }, sums);
+}
+
+/// `x ← x + factor·g`, and `sums` as in `absolute_sums`, for x of the type in which is computed: float64 if g has it, else
+/// float32.
+pub(in super::super) fn add_with_absolute_sums(g: &Area, factor: f64, x: &Area, side: Side, sums: &Slab) {
+    all_sums(&Lines { x, added: Some((g, factor)), side }, sums);
+}
+
+fn all_sums(lines: &Lines<'_>, sums: &Slab) {
+    let parts = in_pieces(lines.x.shape(), |start, rows| {
+        let count = [rows, lines.x.shape()[1]][lines.side.index()];
+        let mut found = vec![0.0_f64; count];
+        if lines.x.dtype() == DType::F64 {
+            vectorised::<f64>(lines, start..start + rows, &mut found);
+        } else {
+            vectorised::<f32>(lines, start..start + rows, &mut found);
+        }
+        found
+    });
+    // SAFETY: the caller owns it for this stage.
+    let sums = unsafe { sums.slice::<f64>() };
+    sums.fill(0.0);
+    match lines.side {
+        Side::Rows => sums.iter_mut().zip(parts.into_iter().flatten()).for_each(|(sum, x)| *sum = x),
+        Side::Cols => {
+            for part in parts {
+                sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+            }
+        }
+    }
+}
+
+/// The best instruction set that may be used.
+fn vectorised<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let best = isa::best();
+        if best >= Isa::Avx512 {
+            // SAFETY: the processor has it.
+            return unsafe { with_avx512::<C>(lines, rows, found) };
+        }
+        if best == Isa::Avx2 {
+            // SAFETY: the processor has it.
+            return unsafe { with_avx2::<C>(lines, rows, found) };
+        }
+    }
+    body::<C>(lines, rows, found);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+fn with_avx512<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
+    body::<C>(lines, rows, found);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn with_avx2<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
+    body::<C>(lines, rows, found);
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+fn body<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
+    let cols = lines.x.shape()[1];
+    let (mut xs, mut gs) = (vec![C::default(); cols], vec![C::default(); cols]);
+    let first = rows.start;
+    for row in rows {
+        let slab = lines.x.row(row);
+        let x = if slab.dtype() == <C as Element>::DTYPE {
+            // SAFETY: the caller owns the matrices for this stage; this task alone has these rows.
+            unsafe { slab.slice::<C>() }
+        } else {
+            super::convert::load(&slab, &mut xs);
+            &mut xs[..]
+        };
+        if let Some((g, factor)) = lines.added {
+            let (slab, factor) = (g.row(row), C::of(factor));
+            let g = if slab.dtype() == <C as Element>::DTYPE {
+                // SAFETY: as above.
+                &*unsafe { slab.slice::<C>() }
+            } else {
+                super::convert::load(&slab, &mut gs);
+                &gs[..]
+            };
+            x.iter_mut().zip(g).for_each(|(x, g)| *x = *x + factor * *g);
+        }
+        match lines.side {
+            Side::Rows => found[row - first] = absolute_sum(x),
+            Side::Cols => found.iter_mut().zip(&*x).for_each(|(sum, x)| *sum += x.wide().abs()),
+        }
+    }
+}
+
+/// Σ |x|, in several sums at a time: one alone waits for each of its additions.
+#[inline(always)]
+#[allow(clippy::inline_always)] // as above
+fn absolute_sum<C: Real>(line: &[C]) -> f64 {
+    let (parts, rest) = line.as_chunks::<LANES>();
+    let mut sums = [0.0_f64; LANES];
+    for part in parts {
+        for j in 0..LANES {
+            sums[j] += part[j].wide().abs();
+        }
+    }
+    sums.iter().sum::<f64>() + rest.iter().map(|x| x.wide().abs()).sum::<f64>()
+}
