@@ -47,6 +47,40 @@ def test_forked_child_takes_steps_with_a_pool_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+THREADS = """
+import os, pathlib, torch, oxidion
+from torch import nn
+
+def pool():
+    tasks = pathlib.Path("/proc/self/task").iterdir()
+    return sum((task / "comm").read_text().startswith("oxidion-") for task in tasks)
+
+torch.set_num_threads(2)
+params = [nn.Parameter(torch.randn(400, 400)) for _ in range(3)]
+for param in params:
+    param.grad = torch.randn(400, 400)
+optimizer = oxidion.Muon([{"params": params[:1]}, {"params": params[1:], "algorithm": "adamw"}])
+optimizer.step()
+here = pool()
+if (child := os.fork()) == 0:
+    optimizer.step()
+    os._exit(pool())
+print(here, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_steps_use_the_threads_of_torch_and_a_pool_only_in_a_forked_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", THREADS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "0 2\n"), done.stderr
+
+
 def test_number_of_threads_does_not_change_elementwise_results() -> None:
     assert step_once(1) == step_once(2) == step_once(3)
 

@@ -7,6 +7,9 @@ use crate::batch::{Slab, to_i64};
 use crate::error::Result;
 use crate::kernels;
 
+/// Bytes of the matrices that libtorch orthonormalizes together.
+const TOGETHER: usize = 4 << 20;
+
 /// Makes the columns of every matrix of `p_bmr`, `[B, m, r]` with `m >= r`, orthonormal: what [`orthonormalize`] gives,
 /// up to rounding and the signs of columns, in place.
 ///
@@ -20,7 +23,7 @@ use crate::kernels;
 pub fn orthonormal_basis(
     p_bmr: &mut Tensor,
     method: QrMethod,
-    sketch: impl FnOnce(&[usize]) -> Result<Tensor>,
+    mut sketch: impl FnMut(&[usize]) -> Result<Tensor>,
 ) -> Result<Report> {
     let (b, m, r) = p_bmr.size3()?;
     if b == 0 || m == 0 || r == 0 {
@@ -41,14 +44,19 @@ pub fn orthonormal_basis(
         let done = kernels::cholesky_qr(&slabs, cols, method == QrMethod::Cqr2);
         rest.retain(|i| !done[*i]);
     }
-    if rest.is_empty() {
-        return Ok(Report::default());
+    // Some at a time: a copy of each with its sketch and a handful of results lie in memory at once.
+    let bytes =
+        usize::try_from(m * r).unwrap_or(usize::MAX).saturating_mul(p_bmr.f_kind()?.elt_size_in_bytes());
+    let mut report = Report::default();
+    for some in rest.chunks((TOGETHER / bytes.max(1)).max(1)) {
+        let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(some)?) } else { None };
+        let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
+        let index = Tensor::f_from_slice(&indices)?;
+        let (q_bmr, found) = orthonormalize(&p_bmr.f_index_select(0, &index)?, method, sketch.as_ref())?;
+        let _ = p_bmr.f_index_copy_(0, &index, &q_bmr)?;
+        report.shifted += found.shifted;
+        report.householder += found.householder;
     }
-    let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(&rest)?) } else { None };
-    let indices = rest.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
-    let index = Tensor::f_from_slice(&indices)?;
-    let (q_bmr, report) = orthonormalize(&p_bmr.f_index_select(0, &index)?, method, sketch.as_ref())?;
-    let _ = p_bmr.f_index_copy_(0, &index, &q_bmr)?;
     Ok(report)
 }
 
@@ -63,7 +71,7 @@ pub fn orthonormal_basis(
 pub fn orthonormal_or_zero(
     p_bmr: &mut Tensor,
     method: QrMethod,
-    sketch: impl FnOnce(&[usize]) -> Result<Tensor>,
+    sketch: impl FnMut(&[usize]) -> Result<Tensor>,
 ) -> Result<Report> {
     let (b, m, r) = p_bmr.size3()?;
     if b == 0 || m == 0 || r == 0 {

@@ -142,3 +142,51 @@ fn absolute_sum<C: Real>(line: &[C]) -> f64 {
     }
     sums.iter().sum::<f64>() + rest.iter().map(|x| x.wide().abs()).sum::<f64>()
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::super::elementwise::Momentum;
+    use super::*;
+
+    fn area(t: &Tensor) -> Area {
+        let [rows, cols] = [0, 1].map(|d| usize::try_from(t.size()[d]).unwrap());
+        Slab::of(t).unwrap().area(0, [rows, cols], cols)
+    }
+
+    #[test]
+    fn one_pass_has_the_bits_of_an_addition_and_sums_of_what_it_left() {
+        for (kind, grad_kind) in [
+            (Kind::Float, Kind::Float),
+            (Kind::Float, Kind::BFloat16),
+            (Kind::Double, Kind::Double),
+            (Kind::Double, Kind::Float),
+        ] {
+            for (rows, cols) in [(1, 1), (3, 700), (500, 333), (70, 2100)] {
+                let random = |kind| Tensor::randn([rows, cols], (Kind::Float, Device::Cpu)).to_kind(kind);
+                let (g, start) = (random(grad_kind), random(kind));
+                let (apart, add) = (start.copy(), Momentum { mu: 1.0, grad_factor: -0.3, nesterov: false });
+                super::super::run(&add, &[[area(&g).all(), area(&apart).all()]]);
+                for (side, count) in [(Side::Rows, rows), (Side::Cols, cols)] {
+                    for threads in [1, 3] {
+                        threads::set(threads);
+                        let sums = || Tensor::ones([count], (Kind::Double, Device::Cpu));
+                        let (together, found, alone) = (start.copy(), sums(), sums());
+                        let slab = |t: &Tensor| Slab::of(t).unwrap();
+                        add_with_absolute_sums(&area(&g), -0.3, &area(&together), side, &slab(&found));
+                        absolute_sums(&area(&together), side, &slab(&alone));
+                        threads::set(1);
+                        let what = format!("{kind:?} {grad_kind:?} {rows} {cols} {side:?} {threads}");
+                        assert!(together.equal(&apart), "{what}");
+                        assert!(found.equal(&alone), "{what}");
+                        let dim = if side == Side::Rows { 1 } else { 0 };
+                        let wide = apart.to_kind(Kind::Double).abs();
+                        let expected = wide.sum_dim_intlist(dim, false, None::<Kind>);
+                        assert!(found.allclose(&expected, 1e-13, 0.0, false), "{what}");
+                    }
+                }
+            }
+        }
+    }
+}

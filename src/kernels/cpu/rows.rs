@@ -85,9 +85,11 @@ struct Task {
     rows: std::ops::Range<usize>,
     /// Which part of a matrix that is cut; its sums by column are added up at the end.
     part: Option<usize>,
+    /// Rows that are worked on side by side.
+    together: usize,
 }
 
-fn tasks<const N: usize>(jobs: &[Stack<N>]) -> Vec<Task> {
+fn tasks<const N: usize>(jobs: &[Stack<N>], together: usize) -> Vec<Task> {
     let mut tasks = Vec::new();
     for (job, stack) in jobs.iter().enumerate() {
         let (matrix, cols) = (stack.rows * stack.cols, stack.cols.max(1));
@@ -96,14 +98,14 @@ fn tasks<const N: usize>(jobs: &[Stack<N>]) -> Vec<Task> {
             for first in (0..stack.stack).map(|m| m * stack.rows) {
                 for (part, start) in (0..stack.rows).step_by(height).enumerate() {
                     let end = (start + height).min(stack.rows);
-                    tasks.push(Task { job, rows: first + start..first + end, part: Some(part) });
+                    tasks.push(Task { job, rows: first + start..first + end, part: Some(part), together });
                 }
             }
         } else {
             let each = TASK.div_ceil(matrix.max(1));
             for first in (0..stack.stack).step_by(each) {
                 let rows = first * stack.rows..(first + each).min(stack.stack) * stack.rows;
-                tasks.push(Task { job, rows, part: None });
+                tasks.push(Task { job, rows, part: None, together });
             }
         }
     }
@@ -119,12 +121,16 @@ struct Left {
 
 /// Runs a pass over all jobs, with its sums.
 pub(in super::super) fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) {
+    rows_side_by_side(pass, jobs, together());
+}
+
+fn rows_side_by_side<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>], together: usize) {
     for stack in jobs {
         // No row writes what has none.
         stack.row_sums.numbers().fill(0.0);
         stack.col_sums.numbers().fill(0.0);
     }
-    let totals = pass_over(pass, jobs);
+    let totals = pass_over(pass, jobs, together);
     for (stack, total) in jobs.iter().zip(totals) {
         stack.total.numbers().fill(total);
         let (all, rows) = (stack.all_sums.numbers(), stack.row_sums.numbers());
@@ -136,8 +142,8 @@ pub(in super::super) fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[St
 }
 
 /// Runs a pass over all jobs; returns its own sum of each.
-fn pass_over<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Vec<f64> {
-    let tasks = tasks(jobs);
+fn pass_over<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>], together: usize) -> Vec<f64> {
+    let tasks = tasks(jobs, together);
     let left: Vec<Mutex<Left>> = tasks.iter().map(|_| Mutex::default()).collect();
     let work = |(task, left): (&Task, &Mutex<Left>)| {
         let stack = &jobs[task.job];
@@ -205,7 +211,7 @@ fn with_avx2<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>,
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
 fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
     let Stack { operands, rows, cols, row_sums, col_sums, .. } = stack;
-    let together = together();
+    let together = task.together;
     let (rows, cols) = ((*rows).max(1), *cols);
     let wanted = if col_sums.is_empty() { 0 } else { cols };
     let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
@@ -288,4 +294,41 @@ fn tile<C: Real, const N: usize, P: RowPass<N>>(
         }
     }
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::super::factored::GradientSquares;
+    use super::*;
+
+    #[test]
+    fn sums_are_the_same_for_any_rows_side_by_side_and_any_threads() {
+        let pass = GradientSquares { grad_factor: 0.5 };
+        for (stack, rows, cols) in [(1, 700, 523), (3, 9, 64), (1, 1, 5), (2, 300, 1100)] {
+            let shape = [stack, rows, cols].map(|n| i64::try_from(n).unwrap());
+            let g = Tensor::randn(shape, (Kind::Float, Device::Cpu));
+            let sums = |together: usize, threads: usize| {
+                threads::set(threads);
+                let zeros = |n: i64| Tensor::ones([n], (Kind::Double, Device::Cpu));
+                let made = [shape[0] * shape[1], shape[0] * shape[2], shape[0], 1].map(zeros);
+                let slab = |t: &Tensor| Slab::of(t).unwrap();
+                let [row_sums, col_sums, all_sums, _] = made.each_ref().map(slab);
+                let (operands, total) = ([slab(&g)], Slab::EMPTY);
+                let job = Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total };
+                rows_side_by_side(&pass, &[job], together);
+                threads::set(1);
+                Tensor::cat(&made, 0)
+            };
+            let first = sums(1, 1);
+            for (together, threads) in [(TOGETHER, 1), (2, 1), (1, 3), (TOGETHER, 3)] {
+                assert!(first.equal(&sums(together, threads)), "{stack} {rows} {cols}: {together} {threads}");
+            }
+            let wide = g.to_kind(Kind::Double).square() * 0.25;
+            let expected = wide.sum_dim_intlist(2, false, None::<Kind>).flatten(0, -1);
+            let off = (first.narrow(0, 0, shape[0] * shape[1]) - &expected).abs().max() / expected.max();
+            assert!(f64::try_from(off).unwrap() < 1e-6);
+        }
+    }
 }
