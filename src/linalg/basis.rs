@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::kernels;
 
 /// Bytes of the matrices that libtorch orthonormalizes together.
-const TOGETHER: usize = 4 << 20;
+const TOGETHER: usize = 1 << 20;
 
 /// Makes the columns of every matrix of `p_bmr`, `[B, m, r]` with `m >= r`, orthonormal: what [`orthonormalize`] gives,
 /// up to rounding and the signs of columns, in place.

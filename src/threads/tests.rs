@@ -58,7 +58,7 @@ fn every_item_is_done_once_in_jobs_of_jobs() {
                     team(outer, &|i| {
                         team(inner, &|j| {
                             counts[i][j].fetch_add(1, Ordering::Relaxed);
-                        })
+                        });
                     });
                 });
                 let all = counts.iter().flatten().all(|n| n.load(Ordering::Relaxed) == round);

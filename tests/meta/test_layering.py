@@ -56,7 +56,9 @@ DISTRIBUTION = re.compile(
     r"\b(mesh|meshes|dtensor|device_?mesh|process_?group|world|world_size|ranks|num_ranks|nccl|gloo)\b",
     re.IGNORECASE,
 )
-UNSAFE_ALLOWED = re.compile(r"src/(batch|batch/watch|binding/tensor|threads/(team|openmp))\.rs|src/kernels/.*")
+UNSAFE_ALLOWED = re.compile(
+    r"src/(batch|batch/watch|binding/tensor|threads/(team|openmp))\.rs|src/kernels/.*"
+)
 TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
     "src", "python", "tests", "benchmarks", "examples", "docs",
@@ -152,7 +154,7 @@ def test_a_library_is_named_only_where_it_belongs(pattern: str, only: str) -> No
 
 
 def test_nothing_on_the_threads_of_the_kernels_calls_libtorch() -> None:
-    """Its threads would come on top, or it would do with one: a region of OpenMP inside another has no more."""
+    """Inside a region of OpenMP it would have one thread, and in the pool its threads would come on top."""
     files = [file for file in rust_files(tests=False) if "kernels/cpu/" in relative(file)]
     files.append(RUST / "linalg" / "packed.rs")  # what `linalg/iteration.rs` shares out
     assert len(files) > 20

@@ -180,7 +180,7 @@ mod tests {
                         let what = format!("{kind:?} {grad_kind:?} {rows} {cols} {side:?} {threads}");
                         assert!(together.equal(&apart), "{what}");
                         assert!(found.equal(&alone), "{what}");
-                        let dim = if side == Side::Rows { 1 } else { 0 };
+                        let dim = i64::from(side == Side::Rows);
                         let wide = apart.to_kind(Kind::Double).abs();
                         let expected = wide.sum_dim_intlist(dim, false, None::<Kind>);
                         assert!(found.allclose(&expected, 1e-13, 0.0, false), "{what}");

@@ -30,7 +30,7 @@ fn each_row(u: &Area, rows: &[(usize, usize)], work: impl Fn(usize, usize) + Syn
         rows.iter().for_each(one);
     } else {
         threads::each(rows.len().div_ceil(TOGETHER), |i| {
-            rows.chunks(TOGETHER).skip(i).take(1).flatten().for_each(one)
+            rows.chunks(TOGETHER).skip(i).take(1).flatten().for_each(one);
         });
     }
 }
