@@ -176,8 +176,8 @@ impl Team {
     /// # Panics
     /// As one of the items did.
     pub(super) fn each(&self, count: usize, task: Task<'_>) {
-        let job = self.jobs.iter().position(|job| !job.taken.swap(true, Ordering::Acquire));
-        let (Some(at), Ok(items)) = (job, u32::try_from(count)) else {
+        let free = || self.jobs.iter().position(|job| !job.taken.swap(true, Ordering::Acquire));
+        let Some((items, at)) = u32::try_from(count).ok().and_then(|items| Some((items, free()?))) else {
             return (0..count).for_each(task);
         };
         let job = &self.jobs[at];

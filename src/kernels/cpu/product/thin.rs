@@ -165,7 +165,7 @@ fn try_each(count: usize, spread: bool, task: impl Fn(usize) -> Result<()> + Syn
     failed.into_inner().ok().flatten().map_or(Ok(()), Err)
 }
 
-/// Lends memory that the calling thread keeps. A task that the thread takes up meanwhile gets memory of its own.
+/// Lends memory that the calling thread keeps.
 fn with<R>(
     kept: &'static LocalKey<RefCell<Vec<u64>>>,
     elements: usize,
