@@ -50,10 +50,18 @@ pub fn orthonormal_basis(
     let mut report = Report::default();
     for some in rest.chunks((TOGETHER / bytes.max(1)).max(1)) {
         let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(some)?) } else { None };
-        let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
-        let index = Tensor::f_from_slice(&indices)?;
-        let (q_bmr, found) = orthonormalize(&p_bmr.f_index_select(0, &index)?, method, sketch.as_ref())?;
-        let _ = p_bmr.f_index_copy_(0, &index, &q_bmr)?;
+        let found = if let &[only] = some {
+            let mut p_1mr = p_bmr.f_narrow(0, to_i64(only)?, 1)?;
+            let (q_1mr, found) = orthonormalize(&p_1mr, method, sketch)?;
+            p_1mr.f_copy_(&q_1mr)?;
+            found
+        } else {
+            let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
+            let index = Tensor::f_from_slice(&indices)?;
+            let (q_bmr, found) = orthonormalize(&p_bmr.f_index_select(0, &index)?, method, sketch)?;
+            let _ = p_bmr.f_index_copy_(0, &index, &q_bmr)?;
+            found
+        };
         report.shifted += found.shifted;
         report.householder += found.householder;
     }

@@ -26,7 +26,7 @@ const GROUP_ELEMENTS: i64 = 1 << 17;
 /// 1024 x 8 take 17 ms by libtorch and 37 ms by tiles on one thread.
 const KERNEL_FROM: usize = 32;
 /// Memory for matrices that threads compute side by side, in bytes. What takes more is computed one by one, by all threads.
-const SLOT_BYTES: usize = 8 << 20;
+const SLOT_BYTES: usize = 4 << 20;
 /// Most matrices that are computed side by side.
 const SLOTS: usize = 32;
 /// Products of fewer multiplications are not spread over threads: 8 million take 0.1 ms, a fork and join 10 µs.

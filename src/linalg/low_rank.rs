@@ -130,21 +130,26 @@ fn is_scaled(product: &ThinProduct) -> bool {
     scaled && thin && !dtype.is_narrow() && Kernel::of(dtype).is_some()
 }
 
-/// Whether a product is in bfloat16 and libtorch gets none of them, or so small a one that it would take longer to compile
-/// code for its sizes, as it does for every new one, than many of them take.
+/// Whether the tiles of a kernel take a product whatever its rank: where libtorch gets none of this type or is slower than
+/// they are, or in bfloat16 would take longer to compile code for these sizes, as it does for every new one, than many
+/// such products take.
 fn is_tiled(product: &ThinProduct) -> bool {
     let tiles = match Kernel::of(product.out.dtype()) {
         Some(kernel) if kernel.is_alone() => true,
         Some(Kernel::Bf16Avx512) => product.work() <= SMALL,
-        _ => false,
+        Some(kernel) => kernel.outruns_library() && product.work() > SMALL && !is_thin(product),
+        None => false,
     };
     tiles && product.work() > 0 && (!product.left.1 || product.is_turned())
 }
 
+fn is_thin(product: &ThinProduct) -> bool {
+    product.out.shape()[1].min(product.inner()) <= THIN
+}
+
 /// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.
 fn own(product: &ThinProduct) -> bool {
-    let thin = product.out.shape()[1].min(product.inner()) <= THIN;
-    !product.out.dtype().is_narrow() && (thin || product.work() <= SMALL)
+    !product.out.dtype().is_narrow() && (is_thin(product) || product.work() <= SMALL)
 }
 
 /// Products by libtorch, those of matrices at equal distances in one call; what is added to stays as it is.

@@ -22,4 +22,5 @@ pub mod project;
 pub mod qr;
 pub mod random;
 pub mod sketch;
+mod sums;
 mod symmetric;

@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::decompose::{singular, symmetric};
 use super::sketch::nystrom;
+use super::sums::Sums;
 use super::symmetric::Symmetric;
 use crate::error::{Error, Result};
 use crate::kernels::on_device;
@@ -23,8 +24,13 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     let options = (Kind::Double, a_de.device());
     let (mut out_dd, free) = (Tensor::f_empty([d, d], options)?, Tensor::f_empty([d * d], options)?);
     let symmetric = Symmetric::new(1, d);
+    let mut tiles = if on_device() { None } else { Sums::in_float64()? };
     let mut is_first = true;
     in_float64(a_de, GRAM_BYTES, |part_dw, _| {
+        if let Some(sums) = &mut tiles {
+            let keep = if std::mem::take(&mut is_first) { 0.0 } else { 1.0 };
+            return sums.square(&out_dd, part_dw, keep);
+        }
         if std::mem::take(&mut is_first) {
             return symmetric.gram(&mut out_dd, part_dw, &free);
         }

@@ -97,7 +97,7 @@ const ACCEPTED: f64 = 8.0;
 pub fn orthonormalize(
     p_bmr: &Tensor,
     method: QrMethod,
-    sketch_bkm: Option<&Tensor>,
+    sketch_bkm: Option<Tensor>,
 ) -> Result<(Tensor, Report)> {
     let (b, m, r) = p_bmr.size3()?;
     if m < r {
@@ -110,7 +110,7 @@ pub fn orthonormalize(
         return Ok((p_bmr.f_zeros_like()?, report));
     }
     let (scaled_bmr, finite_b) = scale_columns(p_bmr)?;
-    let q_bmr = if m == r || method == QrMethod::Qr {
+    let mut q_bmr = if m == r || method == QrMethod::Qr {
         householder(&scaled_bmr)?
     } else {
         let attempt = match method {
@@ -124,13 +124,13 @@ pub fn orthonormalize(
         };
         settle(&scaled_bmr, attempt, &finite_b, &mut report)?
     };
-    let finite_b11 = finite_b.f_view([b, 1, 1])?;
-    let nan = Tensor::f_scalar_tensor(f64::NAN, (q_bmr.f_kind()?, q_bmr.device()))?;
-    Ok((q_bmr.f_where_self(&finite_b11, &nan)?.f_totype(p_bmr.f_kind()?)?, report))
+    let bad_b11 = finite_b.f_logical_not()?.f_view([b, 1, 1])?;
+    let _ = q_bmr.f_masked_fill_(&bad_b11, f64::NAN)?;
+    Ok((q_bmr.f_totype(p_bmr.f_kind()?)?, report))
 }
 
 /// The sketch, if it fits a batch of `b` matrices `m x r`.
-fn fitting(sketch_bkm: Option<&Tensor>, b: i64, m: i64, r: i64) -> Result<&Tensor> {
+fn fitting(sketch_bkm: Option<Tensor>, b: i64, m: i64, r: i64) -> Result<Tensor> {
     let sketch = sketch_bkm.ok_or_else(|| Error::Value("qr_method rcqr needs a sketch".to_owned()))?;
     let (batch, rows, columns) = sketch.size3()?;
     if (batch != b && batch != 1) || rows < r || columns != m {
@@ -152,9 +152,10 @@ fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
     let finite_b1r = largest_b1r.f_isfinite()?;
     let finite_b = finite_b1r.f_all_dims([1, 2].as_slice(), false)?;
     let divisor_b1r = largest_b1r.f_masked_fill(&largest_b1r.f_eq(0.0)?, 1.0)?;
-    let scaled_bmr = wide_bmr.f_div(&divisor_b1r)?;
+    let mut scaled_bmr = wide_bmr.f_div(&divisor_b1r)?;
     let bad_b11 = finite_b.f_logical_not()?.f_view([-1, 1, 1])?;
-    Ok((scaled_bmr.f_masked_fill(&bad_b11, 0.0)?, finite_b))
+    let _ = scaled_bmr.f_masked_fill_(&bad_b11, 0.0)?;
+    Ok((scaled_bmr, finite_b))
 }
 
 /// The reduced `Q` of Householder QR.
@@ -168,9 +169,10 @@ struct Attempt {
     info_b: Tensor,
 }
 
-/// Randomized Cholesky QR.
-fn randomized(p_bmr: &Tensor, sketch_bkm: &Tensor) -> Result<Attempt> {
+/// Randomized Cholesky QR. The sketch is dropped before there is a result: it may be the largest of all.
+fn randomized(p_bmr: &Tensor, sketch_bkm: Tensor) -> Result<Attempt> {
     let sketched_bkr = sketch_bkm.f_totype(p_bmr.f_kind()?)?.f_matmul(p_bmr)?;
+    drop(sketch_bkm);
     let (_, upper_brr) = Tensor::f_linalg_qr(&sketched_bkr, "r")?;
     let first_bmr = upper_brr.f_linalg_solve_triangular(p_bmr, true, false, false)?;
     cholesky_pass(&first_bmr, None)

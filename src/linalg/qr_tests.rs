@@ -20,7 +20,7 @@ fn sketch(batch: i64, m: i64, r: i64, kind: Kind) -> Tensor {
 
 fn run(p: &Tensor, method: QrMethod) -> (Tensor, Report) {
     let (_, m, r) = p.size3().unwrap();
-    let (q, report) = orthonormalize(p, method, Some(&sketch(1, m, r, p.kind()))).unwrap();
+    let (q, report) = orthonormalize(p, method, Some(sketch(1, m, r, p.kind()))).unwrap();
     assert_eq!((q.size(), q.kind()), (p.size(), p.kind()));
     (q, report)
 }
@@ -175,8 +175,8 @@ fn scale_of_a_matrix_or_column_does_not_matter() {
 #[test]
 fn sketch_may_differ_per_matrix_and_changes_signs_only() {
     let p = gaussian(&[3, 60, 10], 7);
-    let (one, _) = orthonormalize(&p, QrMethod::Rcqr, Some(&sketch(1, 60, 10, Kind::Float))).unwrap();
-    let (each, _) = orthonormalize(&p, QrMethod::Rcqr, Some(&sketch(3, 60, 10, Kind::Double))).unwrap();
+    let (one, _) = orthonormalize(&p, QrMethod::Rcqr, Some(sketch(1, 60, 10, Kind::Float))).unwrap();
+    let (each, _) = orthonormalize(&p, QrMethod::Rcqr, Some(sketch(3, 60, 10, Kind::Double))).unwrap();
     assert!(largest(&(one.abs() - each.abs())) < 1e-12);
     // The first matrix has the same sketch up to its precision, so the same signs.
     assert!(largest(&(one.get(0) - each.get(0))) < 1e-12);
@@ -197,7 +197,7 @@ fn empty_batch_and_unfit_arguments() {
     for unfit in
         [None, Some(gaussian(&[1, 3, 9], 1)), Some(gaussian(&[1, 5, 8], 1)), Some(gaussian(&[3, 5, 9], 1))]
     {
-        assert!(matches!(orthonormalize(&p, QrMethod::Rcqr, unfit.as_ref()), Err(Error::Value(_))));
+        assert!(matches!(orthonormalize(&p, QrMethod::Rcqr, unfit), Err(Error::Value(_))));
     }
     assert_eq!(QrMethod::parse("cqr").unwrap(), QrMethod::Cqr);
     assert_eq!(QrMethod::parse("cqr2").unwrap(), QrMethod::Cqr2);

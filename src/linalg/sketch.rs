@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::decompose::{Vectors, symmetric};
 use super::project::in_float64;
 use super::random::Key;
+use super::sums::Sums;
 use super::symmetric::accumulate;
 use crate::batch::{Place, Slab};
 use crate::error::Result;
@@ -85,6 +86,7 @@ impl Omega {
         let signs = Signs::new(self.shape, self.stream(), self.first());
         let mut out_ds = Tensor::f_zeros([d, s], options)?;
         let mut room = Tensor::f_empty([0], options)?;
+        let mut tiles = Sums::in_float64()?;
         in_float64(a_de, PART_BYTES, |part_dw, turned| {
             let w = part_dw.size()[1];
             if room.size()[0] < s * w {
@@ -93,6 +95,9 @@ impl Omega {
             let product_sw = room.f_narrow(0, 0, s * w)?.f_view([s, w])?;
             let memory = if turned { part_dw.f_tr()? } else { part_dw.shallow_clone() };
             signs.product(&Slab::of(&product_sw)?, &Slab::of(&memory)?, turned);
+            if let Some(sums) = &mut tiles {
+                return sums.product(&out_ds, part_dw, &product_sw, 1.0);
+            }
             accumulate(&mut out_ds, part_dw, &product_sw.f_tr()?)
         })?;
         Ok(out_ds)

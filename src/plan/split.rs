@@ -10,6 +10,9 @@ use super::program::BufferSpec;
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
+/// The same for each bucket's own matrices where no other process waits for it: fewer at a time, of which every core still
+/// has several.
+const ALONE_BATCH_BYTES: usize = 2 << 20;
 /// The same on a device, which small batches do not fill.
 const DEVICE_BATCH_BYTES: usize = 256 << 20;
 /// The same where matrices are dealt out: a bucket should have one for every process that could take one.
@@ -20,6 +23,8 @@ const DEALT_BATCH_BYTES: usize = 1 << 30;
 pub(super) struct Limit {
     /// Unless matrices are dealt out.
     most: usize,
+    /// Of what is not shared by a bucket's matrices, where no other process has to do with it.
+    alone: usize,
     /// Where they are, for one that every process could take.
     dealt: usize,
 }
@@ -27,9 +32,17 @@ pub(super) struct Limit {
 impl Limit {
     /// What the user sets with `max_batch_bytes`, or the default.
     pub(super) fn from_options(options: &Options) -> Result<Self> {
-        let usual = if options.flag(LIBRARY_PRODUCTS)? { DEVICE_BATCH_BYTES } else { DEFAULT_BATCH_BYTES };
+        let (usual, alone) = if options.flag(LIBRARY_PRODUCTS)? {
+            (DEVICE_BATCH_BYTES, DEVICE_BATCH_BYTES)
+        } else {
+            (DEFAULT_BATCH_BYTES, ALONE_BATCH_BYTES)
+        };
         let given = options.optional_count("max_batch_bytes")?;
-        Ok(Self { most: given.unwrap_or(usual), dealt: given.unwrap_or(DEALT_BATCH_BYTES) })
+        Ok(Self {
+            most: given.unwrap_or(usual),
+            alone: given.unwrap_or(alone),
+            dealt: given.unwrap_or(DEALT_BATCH_BYTES),
+        })
     }
 }
 
@@ -60,6 +73,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
     let wanted = fit(limit.most).max(1).next_multiple_of(all);
     let bound = fit(limit.dealt).max(1).next_multiple_of(cut);
+    let wanted = if bucket.distributed() { wanted } else { wanted.min((limit.alone / each.max(1)).max(1)) };
     let most = if all == 1 { wanted } else { wanted.min(bound) };
     stacks_of(&bucket.units, most.max(1))
         .into_iter()

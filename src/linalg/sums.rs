@@ -1,0 +1,118 @@
+//! Products that are summed up over parts of their inner dimension, by tiles of our own.
+//!
+//! W = matrix `[m, w]`, V = matrix `[n, w]`: parts of the columns of larger ones.
+
+use tch::{Device, Tensor};
+
+use crate::batch::Slab;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::kernels::{Kernel, Operand, Outcome, Product, Side};
+use crate::threads;
+
+/// `Σ W Vᵀ` over parts, with memory for the panels of both.
+pub(super) struct Sums {
+    kernel: Kernel,
+    panels: [Tensor; 2],
+}
+
+impl Sums {
+    /// In float64, where tiles are faster than libtorch's products.
+    pub(super) fn in_float64() -> Result<Option<Self>> {
+        Kernel::of(DType::F64).filter(|kernel| kernel.outruns_library()).map(Self::by).transpose()
+    }
+
+    fn by(kernel: Kernel) -> Result<Self> {
+        let none = || Tensor::f_empty([0], (kernel.dtype().kind(), Device::Cpu));
+        Ok(Self { kernel, panels: [none()?, none()?] })
+    }
+
+    /// `out <- keep out + W Wᵀ` for a symmetric `out` `[m, m]`.
+    pub(super) fn square(&mut self, out: &Tensor, w: &Tensor, keep: f64) -> Result<()> {
+        self.run(out, [w, w], keep, Outcome::Symmetric)
+    }
+
+    /// `out <- keep out + W Vᵀ` for `out` `[m, n]`.
+    pub(super) fn product(&mut self, out: &Tensor, w: &Tensor, v: &Tensor, keep: f64) -> Result<()> {
+        self.run(out, [w, v], keep, Outcome::General)
+    }
+
+    fn run(&mut self, out: &Tensor, factors: [&Tensor; 2], keep: f64, outcome: Outcome) -> Result<()> {
+        let kernel = self.kernel;
+        let [left, right] = [operand(factors[0])?, operand(factors[1])?];
+        let [left_panels, right_panels] = [(Side::Left, &left, 0), (Side::Right, &right, 1)]
+            .map(|(side, from, at)| self.room(at, kernel.elements(side, from.count, from.inner)));
+        let (left_panels, right_panels) = (left_panels?, right_panels?);
+        let product = Product {
+            out: Slab::of(out)?,
+            size: [left.count, right.count, left.inner],
+            stride: right.count,
+            factor: 1.0,
+            keep,
+            add: &[],
+            outcome,
+        };
+        let spread = threads::get() > 1;
+        threads::run(|| {
+            kernel.pack(Side::Left, &left, &left_panels, spread)?;
+            kernel.pack(Side::Right, &right, &right_panels, spread)?;
+            kernel.multiply(&left_panels, &right_panels, &product, spread)
+        })
+    }
+
+    /// Memory of so many elements for one of the operands.
+    fn room(&mut self, at: usize, elements: usize) -> Result<Slab> {
+        if self.panels[at].numel() < elements {
+            let size = i64::try_from(elements).unwrap_or(i64::MAX);
+            self.panels[at] = Tensor::f_empty([size], (self.kernel.dtype().kind(), Device::Cpu))?;
+        }
+        Slab::of(&self.panels[at])
+    }
+}
+
+/// A matrix that lies in memory row by row or column by column.
+fn operand(matrix: &Tensor) -> Result<Operand> {
+    let [count, inner] = <[i64; 2]>::from(matrix.size2()?).map(|n| usize::try_from(n).unwrap_or(0));
+    let (x, steps) = if matrix.is_contiguous() {
+        (Slab::of(matrix)?, [inner, 1])
+    } else {
+        (Slab::of(&matrix.f_tr()?)?, [1, count])
+    };
+    Ok(Operand { x, count, inner, steps })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+
+    #[test]
+    fn sums_over_parts_are_the_products_of_whole_matrices() {
+        let Some(kernel) = Kernel::of(DType::F64) else { return };
+        tch::manual_seed(0);
+        let random = |rows, cols| Tensor::randn([rows, cols], (Kind::Double, Device::Cpu));
+        for [m, n, inner] in [[70, 33, 200], [1, 5, 4], [40, 2, 3]] {
+            let (a, b) = (random(m, inner), random(n, inner));
+            let half = inner / 2;
+            for turned in [false, true] {
+                let (mut sums, square, product) =
+                    (Sums::by(kernel).unwrap(), random(m, m), random(m, n));
+                for (first, keep) in [(0, 0.0), (half, 1.0)] {
+                    let width = if first == 0 { half } else { inner - half };
+                    let part = |x: &Tensor| {
+                        let part = x.narrow(1, first, width);
+                        if turned { part.tr().contiguous().tr() } else { part.contiguous() }
+                    };
+                    sums.square(&square, &part(&a), keep).unwrap();
+                    sums.product(&product, &part(&a), &part(&b), keep).unwrap();
+                }
+                for (found, expected) in [(square, a.mm(&a.tr())), (product, a.mm(&b.tr()))] {
+                    let error = f64::try_from((found - &expected).abs().max()).unwrap();
+                    assert!(error < 1e-11, "{m} {n} {inner}: {error}");
+                }
+            }
+        }
+    }
+}
