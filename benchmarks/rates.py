@@ -12,15 +12,24 @@ from typing import Any
 
 #: Of the products; that of `eligible.py` where a type is emulated.
 SIDE = 2048
+#: Of the matrix of an iteration, all of which stays in a second-level cache or nearly so.
+OWN_SIDE = 1024
 ELEMENTS = 1 << 25
 REPEATS = 7
 
 
 def rates(threads: int) -> dict[str, Any]:
-    """Operations a second of products in float32 and bfloat16, bytes a second of `a + b -> c` in memory."""
+    """Operations a second of products in float32 and bfloat16, bytes a second of `a + b -> c` in memory.
+
+    Products are those of torch or of this package's iterations, whichever are faster: no floor is above what a
+    contender does.
+    """
     import torch
+    from oxidion.functional import newton_schulz
 
     from eligible import EMULATED, rate, seconds_of
+    from floors import OPERATIONS
+    from workloads import MUON
 
     torch.set_num_threads(threads)
     found: dict[str, Any] = {"threads": threads}
@@ -31,7 +40,12 @@ def rates(threads: int) -> dict[str, Any]:
         left, right = (torch.randn(SIDE, SIDE).to(dtype) for _ in range(2))
         out = torch.empty(SIDE, SIDE, dtype=dtype)
         multiply = functools.partial(torch.mm, left, right, out=out)
-        found[name] = 2 * SIDE**3 / seconds_of(multiply, REPEATS)
+        square = torch.randn(OWN_SIDE, OWN_SIDE).to(dtype)
+        iterate = functools.partial(newton_schulz, square, steps=5)
+        operations = OPERATIONS[MUON]((OWN_SIDE, OWN_SIDE))
+        found[name] = max(
+            2 * SIDE**3 / seconds_of(multiply, REPEATS), operations / seconds_of(iterate, REPEATS)
+        )
     one, two = (torch.ones(ELEMENTS) for _ in range(2))
     total = torch.zeros(ELEMENTS)
     found["bytes"] = 12 * ELEMENTS / seconds_of(functools.partial(torch.add, one, two, out=total), REPEATS)

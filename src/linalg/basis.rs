@@ -51,9 +51,9 @@ pub fn orthonormal_basis(
     for some in rest.chunks((TOGETHER / bytes.max(1)).max(1)) {
         let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(some)?) } else { None };
         let found = if let &[only] = some {
-            let mut p_1mr = p_bmr.f_narrow(0, to_i64(only)?, 1)?;
-            let (q_1mr, found) = orthonormalize(&p_1mr, method, sketch)?;
-            p_1mr.f_copy_(&q_1mr)?;
+            let mut only_1mr = p_bmr.f_narrow(0, to_i64(only)?, 1)?;
+            let (basis_1mr, found) = orthonormalize(&only_1mr, method, sketch)?;
+            only_1mr.f_copy_(&basis_1mr)?;
             found
         } else {
             let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;

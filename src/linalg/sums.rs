@@ -97,8 +97,7 @@ mod tests {
             let (a, b) = (random(m, inner), random(n, inner));
             let half = inner / 2;
             for turned in [false, true] {
-                let (mut sums, square, product) =
-                    (Sums::by(kernel).unwrap(), random(m, m), random(m, n));
+                let (mut sums, square, product) = (Sums::by(kernel).unwrap(), random(m, m), random(m, n));
                 for (first, keep) in [(0, 0.0), (half, 1.0)] {
                     let width = if first == 0 { half } else { inner - half };
                     let part = |x: &Tensor| {

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
@@ -58,6 +61,18 @@ def test_plan_max_batch_bytes_bounds_the_arena_and_keeps_the_result() -> None:
     assert bounded <= 8_000 < whole
     for a, b in zip(wanted, got, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [oxidion.Muon, oxidion.Dion])
+def test_plan_many_small_matrices_need_little_memory_at_a_time(
+    make: Callable[..., oxidion.Muon | oxidion.Dion],
+) -> None:
+    """200 of them at once would take 26 MB and more."""
+
+    def arena(count: int) -> int:
+        return make([nn.Parameter(torch.zeros(256, 256)) for _ in range(count)]).plan().arena_bytes
+
+    assert arena(400) == arena(200) < 10e6
 
 
 def test_plan_dtype_changed_between_steps_is_planned_anew() -> None:
