@@ -21,14 +21,14 @@ REPEATS = 7
 def rates(threads: int) -> dict[str, Any]:
     """Operations a second of products in float32 and bfloat16, bytes a second of `a + b -> c` in memory.
 
-    Products are those of torch or of this package's iterations, whichever are faster: no floor is above what a
-    contender does.
+    Products are those of torch or of this package's iterations, whichever are faster: no floor is above what
+    a contender does.
     """
     import torch
-    from oxidion.functional import newton_schulz
 
     from eligible import EMULATED, rate, seconds_of
     from floors import OPERATIONS
+    from oxidion.functional import newton_schulz
     from workloads import MUON
 
     torch.set_num_threads(threads)

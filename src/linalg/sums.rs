@@ -8,7 +8,6 @@ use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{Kernel, Operand, Outcome, Product, Side};
-use crate::threads;
 
 /// `Σ W Vᵀ` over parts, with memory for the panels of both.
 pub(super) struct Sums {
@@ -40,9 +39,10 @@ impl Sums {
     fn run(&mut self, out: &Tensor, factors: [&Tensor; 2], keep: f64, outcome: Outcome) -> Result<()> {
         let kernel = self.kernel;
         let [left, right] = [operand(factors[0])?, operand(factors[1])?];
-        let [left_panels, right_panels] = [(Side::Left, &left, 0), (Side::Right, &right, 1)]
-            .map(|(side, from, at)| self.room(at, kernel.elements(side, from.count, from.inner)));
-        let (left_panels, right_panels) = (left_panels?, right_panels?);
+        let panels = [
+            self.room(0, kernel.elements(Side::Left, left.count, left.inner))?,
+            self.room(1, kernel.elements(Side::Right, right.count, right.inner))?,
+        ];
         let product = Product {
             out: Slab::of(out)?,
             size: [left.count, right.count, left.inner],
@@ -52,12 +52,7 @@ impl Sums {
             add: &[],
             outcome,
         };
-        let spread = threads::get() > 1;
-        threads::run(|| {
-            kernel.pack(Side::Left, &left, &left_panels, spread)?;
-            kernel.pack(Side::Right, &right, &right_panels, spread)?;
-            kernel.multiply(&left_panels, &right_panels, &product, spread)
-        })
+        kernel.pack_and_multiply([&left, &right], &panels, &product)
     }
 
     /// Memory of so many elements for one of the operands.

@@ -231,6 +231,24 @@ impl Kernel {
         Ok(())
     }
 
+    /// Brings a left and a right operand into panels and multiplies them, all in one parallel region.
+    ///
+    /// # Errors
+    /// As [`pack`](Self::pack).
+    pub fn pack_and_multiply(
+        self,
+        [left, right]: [&Operand; 2],
+        panels: &[Slab; 2],
+        product: &Product<'_>,
+    ) -> Result<()> {
+        let spread = threads::get() > 1;
+        threads::run(|| {
+            self.pack(Side::Left, left, &panels[0], spread)?;
+            self.pack(Side::Right, right, &panels[1], spread)?;
+            self.multiply(&panels[0], &panels[1], product, spread)
+        })
+    }
+
     /// Whether operands are packed faster from rows than from columns: 16 MiB in 2 ms and 4 to 6 ms with AVX-512.
     #[must_use]
     pub fn prefers_rows(self) -> bool {
