@@ -74,8 +74,8 @@ def test_orthonormal_steps_are_the_same_but_for_rounding(
 ) -> None:
     ways = [steps[which][name][: len(MATRICES)] for which in (limit, None)]
     errors = [float((one - other).norm() / other.norm()) for one, other in zip(*ways, strict=True)]
-    # A polynomial passes rounding on 160 times, and that of the parameters alone takes the way of Dion 1.5e-4 from the
-    # one in float64, with every set; in bfloat16 Dion2 may choose between rows that are as strong.
+    # A polynomial passes rounding on 160 times, and that of the parameters alone takes the way of Dion 1.5e-4
+    # from the one in float64, with every set; in bfloat16 Dion2 may choose between rows that are as strong.
     assert max(errors) <= (0.1 if name.endswith("bfloat16") else 3e-4)
 
 
