@@ -24,7 +24,7 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     let options = (Kind::Double, a_de.device());
     let (mut out_dd, free) = (Tensor::f_empty([d, d], options)?, Tensor::f_empty([d * d], options)?);
     let symmetric = Symmetric::new(1, d);
-    let mut tiles = if on_device() { None } else { Sums::in_float64()? };
+    let mut tiles = Sums::in_float64(a_de.device())?;
     let mut is_first = true;
     in_float64(a_de, GRAM_BYTES, |part_dw, _| {
         if let Some(sums) = &mut tiles {

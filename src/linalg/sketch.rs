@@ -86,7 +86,7 @@ impl Omega {
         let signs = Signs::new(self.shape, self.stream(), self.first());
         let mut out_ds = Tensor::f_zeros([d, s], options)?;
         let mut room = Tensor::f_empty([0], options)?;
-        let mut tiles = Sums::in_float64()?;
+        let mut tiles = Sums::in_float64(a_de.device())?;
         in_float64(a_de, PART_BYTES, |part_dw, turned| {
             let w = part_dw.size()[1];
             if room.size()[0] < s * w {

@@ -7,7 +7,7 @@ use tch::{Device, Tensor};
 use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::kernels::{Kernel, Operand, Outcome, Product, Side};
+use crate::kernels::{Kernel, Operand, Outcome, Product, Side, on_device};
 
 /// `Σ W Vᵀ` over parts, with memory for the panels of both.
 pub(super) struct Sums {
@@ -16,9 +16,11 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// In float64, where tiles are faster than libtorch's products.
-    pub(super) fn in_float64() -> Result<Option<Self>> {
-        Kernel::of(DType::F64).filter(|kernel| kernel.outruns_library()).map(Self::by).transpose()
+    /// In float64 for matrices on the CPU, where tiles are faster than libtorch's products.
+    pub(super) fn in_float64(device: Device) -> Result<Option<Self>> {
+        let here = device == Device::Cpu && !on_device();
+        let kernel = Kernel::of(DType::F64).filter(|kernel| here && kernel.outruns_library());
+        kernel.map(Self::by).transpose()
     }
 
     fn by(kernel: Kernel) -> Result<Self> {

@@ -1,5 +1,5 @@
-//! Products with a thin matrix. Those of the transpose of a large row-major one libraries are slow at: they bring the large
-//! one into another order first.
+//! Products with a thin matrix, or with one of any rank where libtorch is slower. Those of the transpose of a large row-major
+//! one libraries are slow at: they bring the large one into another order first.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
