@@ -21,8 +21,7 @@ REPEATS = 7
 def rates(threads: int) -> dict[str, Any]:
     """Operations a second of products in float32 and bfloat16, bytes a second of `a + b -> c` in memory.
 
-    Products are those of torch or of this package's iterations, whichever are faster: no floor is above what
-    a contender does.
+    Products are those of torch or of this package's iterations, whichever are faster.
     """
     import torch
 

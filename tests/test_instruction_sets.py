@@ -74,9 +74,10 @@ def test_orthonormal_steps_are_the_same_but_for_rounding(
 ) -> None:
     ways = [steps[which][name][: len(MATRICES)] for which in (limit, None)]
     errors = [float((one - other).norm() / other.norm()) for one, other in zip(*ways, strict=True)]
-    # A polynomial passes rounding on 160 times, and that of the parameters alone takes the way of Dion 1.5e-4
-    # from the one in float64, with every set; in bfloat16 Dion2 may choose between rows that are as strong.
-    assert max(errors) <= (0.1 if name.endswith("bfloat16") else 3e-4)
+    # A polynomial passes rounding on 160 times; in bfloat16 Dion2 may choose between rows that are as strong.
+    # Rounding of the parameters takes the way of a full Dion 1.5e-4 from the one in float64, with every set.
+    bound = 0.1 if name.endswith("bfloat16") else 3e-4 if name == "Dion-full-float32" else 1e-4
+    assert max(errors) <= bound
 
 
 def test_golden_trajectories_without_any_of_them() -> None:

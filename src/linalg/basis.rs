@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::qr::{QrMethod, Report, orthonormalize};
+use super::qr::{QrMethod, Report, orthonormalize, rows};
 use crate::batch::{Slab, to_i64};
 use crate::error::Result;
 use crate::kernels;
@@ -50,18 +50,9 @@ pub fn orthonormal_basis(
     let mut report = Report::default();
     for some in rest.chunks((TOGETHER / bytes.max(1)).max(1)) {
         let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(some)?) } else { None };
-        let found = if let &[only] = some {
-            let mut only_1mr = p_bmr.f_narrow(0, to_i64(only)?, 1)?;
-            let (basis_1mr, found) = orthonormalize(&only_1mr, method, sketch)?;
-            only_1mr.f_copy_(&basis_1mr)?;
-            found
-        } else {
-            let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
-            let index = Tensor::f_from_slice(&indices)?;
-            let (q_bmr, found) = orthonormalize(&p_bmr.f_index_select(0, &index)?, method, sketch)?;
-            let _ = p_bmr.f_index_copy_(0, &index, &q_bmr)?;
-            found
-        };
+        let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
+        let (q_bmr, found) = orthonormalize(&rows(p_bmr, &indices)?, method, sketch)?;
+        let _ = p_bmr.f_index_copy_(0, &Tensor::f_from_slice(&indices)?, &q_bmr)?;
         report.shifted += found.shifted;
         report.householder += found.householder;
     }

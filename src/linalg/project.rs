@@ -27,11 +27,11 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     let mut tiles = Sums::in_float64(a_de.device())?;
     let mut is_first = true;
     in_float64(a_de, GRAM_BYTES, |part_dw, _| {
+        let begins = std::mem::take(&mut is_first);
         if let Some(sums) = &mut tiles {
-            let keep = if std::mem::take(&mut is_first) { 0.0 } else { 1.0 };
-            return sums.square(&out_dd, part_dw, keep);
+            return sums.square(&out_dd, part_dw, if begins { 0.0 } else { 1.0 });
         }
-        if std::mem::take(&mut is_first) {
+        if begins {
             return symmetric.gram(&mut out_dd, part_dw, &free);
         }
         symmetric.accumulate(&mut out_dd, part_dw, &part_dw.f_tr()?, &free)

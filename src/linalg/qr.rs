@@ -274,8 +274,11 @@ fn select(deviations: &[f64], wanted: impl Fn(f64) -> bool) -> Vec<i64> {
     (0..).zip(deviations).filter(|&(_, &d)| wanted(d)).map(|(i, _)| i).collect()
 }
 
-/// The matrices with these indices.
-fn rows(x_bmr: &Tensor, indices: &[i64]) -> Result<Tensor> {
+/// The matrices with these indices, to be read: a view of one or of all, else a copy.
+pub(super) fn rows(x_bmr: &Tensor, indices: &[i64]) -> Result<Tensor> {
+    if let &[only] = indices {
+        return Ok(x_bmr.f_narrow(0, only, 1)?);
+    }
     if usize::try_from(x_bmr.size3()?.0) == Ok(indices.len()) {
         return Ok(x_bmr.f_alias()?);
     }

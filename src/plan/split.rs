@@ -23,10 +23,10 @@ const DEALT_BATCH_BYTES: usize = 1 << 30;
 pub(super) struct Limit {
     /// Unless matrices are dealt out.
     most: usize,
-    /// Of what is not shared by a bucket's matrices, where no other process has to do with it.
-    alone: usize,
     /// Where they are, for one that every process could take.
     dealt: usize,
+    /// Of what is not shared by a bucket's matrices, where no other process has to do with it.
+    alone: usize,
 }
 
 impl Limit {
@@ -40,8 +40,8 @@ impl Limit {
         let given = options.optional_count("max_batch_bytes")?;
         Ok(Self {
             most: given.unwrap_or(usual),
-            alone: given.unwrap_or(alone),
             dealt: given.unwrap_or(DEALT_BATCH_BYTES),
+            alone: given.unwrap_or(alone),
         })
     }
 }
