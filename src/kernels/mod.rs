@@ -42,7 +42,7 @@ pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
     Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, divide_rows,
-    multiplies_bf16,
+    multiplies_bf16, trace,
 };
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;

@@ -168,6 +168,55 @@ fn restarts_and_degrees_do_not_change_the_polynomial() {
     }
 }
 
+/// A decaying signal of rank 32 and noise.
+fn gradient(m: i64, n: i64, seed: i64) -> Tensor {
+    let decay = (Tensor::arange(32, DOUBLE) + 1.0).reciprocal();
+    let left = random(&[1, m, 32], seed) * decay;
+    left.matmul(&random(&[1, 32, n], seed + 100)) + random(&[1, m, n], seed + 200) * 0.5
+}
+
+#[test]
+fn largest_singular_values_in_bfloat16_are_those_of_the_standard_form() {
+    if crate::kernels::Kernel::of(DType::BF16).is_none() {
+        return;
+    }
+    for (m, n) in [(256, 1024), (1024, 256), (300, 768)] {
+        let (mut largest, mut standard, mut error) = (0.0, 0.0, 0.0);
+        for seed in 0..4 {
+            let x = gradient(m, n, seed);
+            let narrow = x.to_kind(Kind::BFloat16);
+            let gram = run(&narrow, &POLAR_EXPRESS, 0.0);
+            largest += spectral_norm(&gram) / 4.0;
+            error += relative(&gram, &expected(&narrow, &POLAR_EXPRESS)) / 4.0;
+            let elements = super::super::newton_schulz::scratch_elements(1, m, n, DType::BF16);
+            let scratch = Tensor::zeros([elements], (Kind::BFloat16, Device::Cpu));
+            let mut other = narrow.copy();
+            super::super::newton_schulz::newton_schulz(&mut other, &POLAR_EXPRESS, 0.0, &scratch).unwrap();
+            standard += spectral_norm(&other) / 4.0;
+        }
+        // 0.009 and 0.034 where diagonals are rounded with the rest.
+        assert!(largest < standard + 0.002, "{m}x{n}: {largest}, standard form {standard}");
+        assert!(error < 0.031, "{m}x{n}: {error}");
+    }
+}
+
+#[test]
+fn preconditioners_in_bfloat16_see_the_whole_gram_matrix() {
+    for polynomial in [&POLAR_EXPRESS_FAST, &AOL] {
+        for (m, n) in [(40, 160), (160, 40), (200, 500)] {
+            // One row is small: nothing of it may be lost beside the others.
+            let x = gradient(m, n, 5);
+            let _ = x.get(0).get(3).f_mul_scalar_(0.02).unwrap();
+            let wide = run_with(&x, polynomial, &[], 0.0);
+            for method in [&[1, 2][..], &[1]] {
+                let narrow = run_with(&x.to_kind(Kind::BFloat16), polynomial, method, 0.0);
+                let error = relative(&narrow, &wide);
+                assert!(error < 0.06, "{} {m}x{n} {method:?}: {error}", polynomial.name);
+            }
+        }
+    }
+}
+
 /// Rank 1 plus noise at many levels, and momentum as it is early in training: few large directions that have been
 /// there for some steps, much small noise, and rows that have seen nothing yet.
 fn stress() -> Vec<Tensor> {
@@ -187,6 +236,9 @@ fn stress() -> Vec<Tensor> {
             momentum = momentum * 0.95 + grad;
         }
         let _ = momentum.narrow(1, 0, m / 4).zero_();
+        // Rows that differ in size, as those of an embedding do.
+        let scales = (random(&[1, m, 1], 700 + i64::from(seed)) * f64::from(1 + seed % 2)).exp();
+        matrices.push((random(&[1, m, n], 800 + i64::from(seed)) * level + &momentum) * scales);
         matrices.push(momentum);
     }
     matrices
@@ -195,7 +247,7 @@ fn stress() -> Vec<Tensor> {
 #[test]
 fn stressed_matrices_keep_their_singular_values_bounded() {
     let matrices = stress();
-    assert_eq!(matrices.len(), 48);
+    assert_eq!(matrices.len(), 72);
     for kind in [Kind::BFloat16, Kind::Float] {
         for polynomial in [&POLAR_EXPRESS_GRAM, &POLAR_EXPRESS] {
             for x in &matrices {
@@ -209,7 +261,9 @@ fn stressed_matrices_keep_their_singular_values_bounded() {
         let out = run_with(&x.to_kind(Kind::BFloat16), &POLAR_EXPRESS_GRAM, &[], 1e-8);
         if out.isfinite().all().int64_value(&[]) == 1 { spectral_norm(&out) } else { f64::INFINITY }
     });
-    assert!(free.fold(0.0, f64::max) > 2.0);
+    let free: Vec<f64> = free.collect();
+    eprintln!("FREE {free:?}");
+    assert!(free.iter().copied().fold(0.0, f64::max) > 2.0);
 }
 
 #[test]

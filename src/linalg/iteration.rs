@@ -302,7 +302,6 @@ impl Iteration<'_> {
         let by = match self.polynomial.preconditioner {
             Preconditioner::Frobenius => None,
             Preconditioner::Aol => {
-                products.gram(0)?;
                 products.divide_rows(0, start)?;
                 None
             }

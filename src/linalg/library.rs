@@ -152,6 +152,7 @@ impl Products for Library {
     }
 
     fn divide_rows(&mut self, gram: usize, factor: f64) -> Result<()> {
+        self.gram(gram)?;
         let kind = if self.current.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
         let sums = self.square(gram)?.f_abs_()?.f_sum_dim_intlist([-1].as_slice(), true, kind)?;
         let scale = sums.f_rsqrt()?.f_masked_fill(&sums.f_eq(0.0)?, 0.0)?.f_mul_scalar(factor.recip())?;

@@ -8,7 +8,7 @@ pub(super) trait Products {
     /// `S[out] <- X Xᵀ`, by the short side.
     fn gram(&mut self, out: usize) -> Result<()>;
 
-    /// `S[out] <- factor (Σ S[add] + S[a] S[b])`; `out` is none of the others, and of the addends there are at most two.
+    /// `S[out] <- factor (Σ S[add] + S[a] S[b])`; `out` is none of the others, and what is added is among the operands.
     fn multiply(&mut self, out: usize, operands: [usize; 2], add: &[(f64, usize)], factor: f64)
     -> Result<()>;
 
@@ -22,6 +22,7 @@ pub(super) trait Products {
     /// `d²` and `d⁴` times the second and fourth power of the returned number.
     fn divide(&mut self, gram: usize, square: usize, factor: f64) -> Result<f64>;
 
-    /// Divides row `i` of the short side of `X` by `factor sqrt(Σ_j |S[gram]_ij|)`; a row whose sum is zero becomes zero.
+    /// Divides row `i` of the short side of `X` by `factor sqrt(Σ_j |(X Xᵀ)_ij|)`; a row whose sum is zero becomes zero.
+    /// `S[gram]` is overwritten.
     fn divide_rows(&mut self, gram: usize, factor: f64) -> Result<()>;
 }

@@ -52,6 +52,7 @@ impl Sums {
             factor: 1.0,
             keep,
             add: &[],
+            diagonal: 0.0,
             outcome,
         };
         kernel.pack_and_multiply([&left, &right], &panels, &product)

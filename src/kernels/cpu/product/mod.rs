@@ -6,6 +6,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod combine;
+mod diagonal;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 mod thin;
@@ -24,6 +25,7 @@ mod x86;
 mod x86;
 
 pub use combine::{Combine, Scale, WideSquares, divide_rows};
+pub use diagonal::trace;
 pub use thin::ThinProduct;
 
 #[cfg(target_arch = "x86_64")]
@@ -119,7 +121,7 @@ pub struct Operand {
     pub steps: [usize; 2],
 }
 
-/// `out <- factor A B + keep out + Σ weight addend`.
+/// `out <- factor A B + keep out + Σ weight addend + diagonal I`.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     /// A row-major matrix, or a part of one.
@@ -134,6 +136,8 @@ pub struct Product<'a> {
     pub keep: f64,
     /// Matrices of the size of `out`, other than it, with their factors.
     pub add: &'a [(f64, Slab)],
+    /// What is added to every element of the diagonal, where the product is symmetric.
+    pub diagonal: f64,
     /// What is done with the product.
     pub outcome: Outcome,
 }
@@ -223,6 +227,7 @@ impl Kernel {
             || product.add.len() > x86::ADDENDS
             || product.stride < cols
             || (product.outcome == Outcome::Symmetric && m != n)
+            || (product.outcome != Outcome::Symmetric && product.diagonal != 0.0)
             || (product.outcome == Outcome::Transposed && product.is_combined())
         {
             return Err(Error::Internal(format!("{product:?} does not fit its operands")));

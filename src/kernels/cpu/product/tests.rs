@@ -107,6 +107,7 @@ fn every_layout_and_size_gives_the_product() {
                         factor: 1.0,
                         keep: 0.0,
                         add: &[],
+                        diagonal: 0.0,
                         outcome: Outcome::General,
                     };
                     multiply(kernel, [left, right], &product, false);
@@ -137,6 +138,7 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
             factor: 0.5,
             keep: -2.0,
             add: &[(3.0, slab(&one)), (0.25, slab(&two))],
+            diagonal: 0.0,
             outcome: Outcome::General,
         };
         multiply(kernel, [rows_of(&a), columns_of(&b)], &product, false);
@@ -163,6 +165,7 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
                     factor: 1.0,
                     keep: 0.0,
                     add: &[],
+                    diagonal: 0.0,
                     outcome: Outcome::Symmetric,
                 };
                 let operands = [rows_of(&x); 2];
@@ -180,6 +183,98 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
 }
 
 #[test]
+fn the_diagonal_is_shifted_before_anything_is_rounded() {
+    for kernel in kernels() {
+        for size in [1, 12, 13, 31, 33, 100, 417] {
+            let (x, one) = (random(size, 29, kernel, 7), random(size, 29, kernel, 8));
+            let d = |x: &Tensor| x.to_kind(Kind::Double);
+            let square = |x: &Tensor| d(x).matmul(&d(x).transpose(0, 1));
+            let one = square(&one).to_kind(kernel.dtype().kind());
+            let eye = Tensor::eye(i64::try_from(size).unwrap(), (Kind::Double, Device::Cpu));
+            // Elements of the diagonal are small then: what is left is of the size of the others.
+            let wide = square(&x) * 0.5 + d(&one) * 2.0 - &eye * 72.5;
+            let out = blank(size * size, kernel);
+            let product = Product {
+                out: Slab::of(&out).unwrap(),
+                size: [size, size, 29],
+                stride: size,
+                factor: 0.5,
+                keep: 0.0,
+                add: &[(2.0, Slab::of(&one).unwrap())],
+                diagonal: -72.5,
+                outcome: Outcome::Symmetric,
+            };
+            multiply(kernel, [rows_of(&x); 2], &product, false);
+            let out = out.view_as(&wide);
+            assert!(out.equal(&out.transpose(0, 1)), "{kernel:?} {size}");
+            // Of bfloat16 only what is left is rounded to it.
+            let sums = if kernel.dtype() == DType::F64 { 1e-13 } else { 1e-4 };
+            let bound = wide.abs() * tolerance(kernel) + sums;
+            let beyond = ((d(&out) - &wide).abs() - bound).max().double_value(&[]);
+            assert!(beyond <= 0.0, "{kernel:?} {size}: {beyond}");
+            let plain = Product { outcome: Outcome::General, ..product };
+            let panels = [Side::Left, Side::Right].map(|side| blank(kernel.elements(side, size, 29), kernel));
+            let [left, right] = panels.each_ref().map(|x| Slab::of(x).unwrap());
+            assert!(kernel.multiply(&left, &right, &plain, false).is_err(), "only symmetric products");
+        }
+    }
+}
+
+#[test]
+fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
+    let kernel = Kernel::Bf16Avx2;
+    for size in [1_usize, 5, 32, 100] {
+        for rows_are_columns in [false, true] {
+            let mut x = random(size, 40, kernel, 3);
+            // One of those that are looked at.
+            let _ = x.get(i64::try_from(size / 4).unwrap()).fill_(1e3);
+            let x_t = x.transpose(0, 1).contiguous();
+            let from = if rows_are_columns { columns_of(&x_t) } else { rows_of(&x) };
+            let out = blank(size * size, kernel);
+            let add = random(size, size, kernel, 4);
+            let product = Product {
+                out: Slab::of(&out).unwrap(),
+                size: [size, size, 40],
+                stride: size,
+                factor: 0.5,
+                keep: 0.0,
+                add: &[(-2.0, Slab::of(&add).unwrap())],
+                diagonal: 3.0,
+                outcome: Outcome::Symmetric,
+            };
+            let usual = product.usual_diagonal([&from; 2]);
+            let d = |x: &Tensor| x.to_kind(Kind::Double);
+            let whole = (d(&x) * d(&x)).sum_dim_intlist([1].as_slice(), false, Kind::Double) * 0.5
+                - d(&add).diagonal(0, 0, 1) * 2.0
+                + 3.0;
+            if size >= 32 {
+                // A row that is unlike the others does not count.
+                let middle = whole.median().double_value(&[]);
+                assert!((usual - middle).abs() < 8.0, "{size}: {usual} {middle}");
+            } else if size == 1 {
+                assert!((usual / whole.double_value(&[0]) - 1.0).abs() < 4e-3, "{usual} {whole}");
+            }
+            let rounded = half::bf16::from_f64(usual).to_f64();
+            assert!(rounded.to_bits() == usual.to_bits(), "a number of its type");
+            let _ = x.fill_(f64::NAN);
+            assert!(product.usual_diagonal([&rows_of(&x); 2]) == 0.0);
+        }
+    }
+    let x = random(40, 40, Kernel::F32Avx2, 3);
+    let product = Product {
+        out: Slab::of(&x).unwrap(),
+        size: [40; 3],
+        stride: 40,
+        factor: 1.0,
+        keep: 0.0,
+        add: &[],
+        diagonal: 3.0,
+        outcome: Outcome::Symmetric,
+    };
+    assert!(product.usual_diagonal([&rows_of(&x); 2]) == 0.0, "wider types have the digits");
+}
+
+#[test]
 fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
     for kernel in kernels() {
         let x = random(3, 4, kernel, 1);
@@ -192,6 +287,7 @@ fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
             factor: 1.0,
             keep: 0.0,
             add: &[],
+            diagonal: 0.0,
             outcome: Outcome::Symmetric,
         };
         multiply(kernel, [rows_of(&x); 2], &product, false);

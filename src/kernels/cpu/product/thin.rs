@@ -101,6 +101,7 @@ impl Kernel {
                         factor: 1.0,
                         keep: product.keep,
                         add: &[],
+                        diagonal: 0.0,
                         outcome: Outcome::General,
                     };
                     self.multiply(part, whole, &product, false)
@@ -130,6 +131,7 @@ impl Kernel {
                         factor: 1.0,
                         keep: 0.0,
                         add: &[],
+                        diagonal: 0.0,
                         outcome: Outcome::Transposed,
                     };
                     self.multiply(thin, large, &product, false)

@@ -27,6 +27,7 @@ pub(super) struct Call<'a, E> {
     pub(super) factor: f64,
     pub(super) keep: f64,
     pub(super) add: &'a [(f64, *const E)],
+    pub(super) diagonal: f64,
     pub(super) outcome: Outcome,
 }
 
@@ -102,7 +103,7 @@ impl<E: Number> Call<'_, E> {
         }
     }
 
-    /// `out <- factor sums + keep out + Σ weight addend` in the tile at `place`.
+    /// `out <- factor sums + keep out + Σ weight addend + diagonal I` in the tile at `place`.
     ///
     /// # Safety
     /// As [`task`](Self::task).
@@ -117,6 +118,14 @@ impl<E: Number> Call<'_, E> {
         let stride = self.stride;
         let symmetric = self.outcome == Outcome::Symmetric;
         let below = !symmetric || top + 1 >= left + cols;
+        if symmetric && self.diagonal != 0.0 {
+            // Where the tile meets the diagonal; `row` multiplies by the factor.
+            let by = E::Wide::of(self.diagonal / self.factor);
+            for i in left.saturating_sub(top)..rows.min((left + cols).saturating_sub(top)) {
+                let sum = &mut sums[i * T::COLS + top + i - left];
+                *sum = *sum + by;
+            }
+        }
         for i in 0..rows {
             let at = (top + i) * stride + left;
             // SAFETY: what is on and below the diagonal of this row is inside all matrices of the size of `out`. Most

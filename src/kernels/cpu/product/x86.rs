@@ -119,6 +119,7 @@ fn multiply_with<T: Tile>(left: &Slab, right: &Slab, product: &Product<'_>, spre
         factor: product.factor,
         keep: product.keep,
         add: &add[..product.add.len()],
+        diagonal: product.diagonal,
         outcome: product.outcome,
     };
     each(call.tasks::<T>(), spread, |task| {
