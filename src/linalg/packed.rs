@@ -148,16 +148,9 @@ impl Packed {
             let from = Operand { x, count: k, inner: end - start, steps };
             self.bring(Side::Left, &from)?;
             self.bring(Side::Right, &from)?;
-            let product = Product {
-                out: self.squares[out],
-                size: [k, k, end - start],
-                factor: 1.0,
-                keep: if start == 0 { 0.0 } else { 1.0 },
-                stride: k,
-                add: &[],
-                diagonal: 0.0,
-                outcome: Outcome::Symmetric,
-            };
+            let keep = if start == 0 { 0.0 } else { 1.0 };
+            let plain = Product::plain(self.squares[out], [k, k, end - start], k, Outcome::Symmetric);
+            let product = Product { keep, ..plain };
             if shifts {
                 self.shifted(out, [&from; 2], product)?;
             } else {
@@ -195,16 +188,8 @@ impl Products for Packed {
         }
         let addends: Vec<_> =
             addends.into_iter().map(|(weight, square)| (weight * factor, self.squares[square])).collect();
-        let product = Product {
-            out: self.squares[out],
-            size: [k; 3],
-            stride: k,
-            factor,
-            keep: 0.0,
-            add: &addends,
-            diagonal: factor * diagonal,
-            outcome: Outcome::Symmetric,
-        };
+        let plain = Product::plain(self.squares[out], [k; 3], k, Outcome::Symmetric);
+        let product = Product { factor, add: &addends, diagonal: factor * diagonal, ..plain };
         let (a, b) = (self.rows(a), self.rows(b));
         self.shifted(out, [&a, &b], product)
     }
@@ -235,17 +220,7 @@ impl Products for Packed {
                 self.bring(Side::Right, &part([1, cols]))?;
                 [rows, count, k]
             };
-            let outcome = Outcome::General;
-            self.product(&Product {
-                out,
-                size,
-                stride: cols,
-                factor,
-                keep,
-                add: &[],
-                diagonal: 0.0,
-                outcome,
-            })?;
+            self.product(&Product { factor, keep, ..Product::plain(out, size, cols, Outcome::General) })?;
         }
         Ok(())
     }

@@ -45,16 +45,8 @@ impl Sums {
             self.room(0, kernel.elements(Side::Left, left.count, left.inner))?,
             self.room(1, kernel.elements(Side::Right, right.count, right.inner))?,
         ];
-        let product = Product {
-            out: Slab::of(out)?,
-            size: [left.count, right.count, left.inner],
-            stride: right.count,
-            factor: 1.0,
-            keep,
-            add: &[],
-            diagonal: 0.0,
-            outcome,
-        };
+        let size = [left.count, right.count, left.inner];
+        let product = Product { keep, ..Product::plain(Slab::of(out)?, size, right.count, outcome) };
         kernel.pack_and_multiply([&left, &right], &panels, &product)
     }
 

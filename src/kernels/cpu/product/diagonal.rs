@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::super::convert::widen;
 use super::{Operand, Product};
 use crate::batch::Slab;
 use crate::dtype::DType;
@@ -78,11 +79,6 @@ fn dot(a: &[bf16], b: &[bf16]) -> f32 {
     }
     let rest = rest_of_a.iter().zip(rest_of_b);
     lanes.iter().sum::<f32>() + rest.map(|(&a, &b)| widen(a) * widen(b)).sum::<f32>()
-}
-
-/// Without the question whether it is NaN, which keeps a loop from being vectorized.
-fn widen(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 fn numbers(x: &Slab) -> &[bf16] {

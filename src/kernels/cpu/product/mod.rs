@@ -154,6 +154,12 @@ pub enum Outcome {
 }
 
 impl Product<'_> {
+    /// `out <- A B`; what else is to be done with it is for the caller to set.
+    #[must_use]
+    pub fn plain(out: Slab, size: [usize; 3], stride: usize, outcome: Outcome) -> Self {
+        Self { out, size, stride, factor: 1.0, keep: 0.0, add: &[], diagonal: 0.0, outcome }
+    }
+
     #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
     fn is_combined(&self) -> bool {
         self.factor != 1.0 || self.keep != 0.0 || !self.add.is_empty()

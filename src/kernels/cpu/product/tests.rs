@@ -100,16 +100,7 @@ fn every_layout_and_size_gives_the_product() {
             for left in [rows_of(&a), columns_of(&a_t)] {
                 for right in [columns_of(&b), rows_of(&b_t)] {
                     let out = blank(m * n, kernel);
-                    let product = Product {
-                        out: Slab::of(&out).unwrap(),
-                        size: [m, n, k],
-                        stride: n,
-                        factor: 1.0,
-                        keep: 0.0,
-                        add: &[],
-                        diagonal: 0.0,
-                        outcome: Outcome::General,
-                    };
+                    let product = Product::plain(Slab::of(&out).unwrap(), [m, n, k], n, Outcome::General);
                     multiply(kernel, [left, right], &product, false);
                     let error = relative(&out.view_as(&wide), &wide);
                     assert!(error < tolerance(kernel), "{kernel:?} {m}x{n}x{k}: {error}");
@@ -158,16 +149,8 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
             let wide = wide.matmul(&wide.transpose(0, 1));
             let run = |spread: bool| {
                 let out = blank(size * size, kernel);
-                let product = Product {
-                    out: Slab::of(&out).unwrap(),
-                    size: [size, size, 29],
-                    stride: size,
-                    factor: 1.0,
-                    keep: 0.0,
-                    add: &[],
-                    diagonal: 0.0,
-                    outcome: Outcome::Symmetric,
-                };
+                let product =
+                    Product::plain(Slab::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric);
                 let operands = [rows_of(&x); 2];
                 crate::threads::set(if spread { 3 } else { 1 });
                 multiply(kernel, operands, &product, spread);
@@ -195,14 +178,10 @@ fn the_diagonal_is_shifted_before_anything_is_rounded() {
             let wide = square(&x) * 0.5 + d(&one) * 2.0 - &eye * 72.5;
             let out = blank(size * size, kernel);
             let product = Product {
-                out: Slab::of(&out).unwrap(),
-                size: [size, size, 29],
-                stride: size,
                 factor: 0.5,
-                keep: 0.0,
                 add: &[(2.0, Slab::of(&one).unwrap())],
                 diagonal: -72.5,
-                outcome: Outcome::Symmetric,
+                ..Product::plain(Slab::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric)
             };
             multiply(kernel, [rows_of(&x); 2], &product, false);
             let out = out.view_as(&wide);
@@ -233,14 +212,10 @@ fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
             let out = blank(size * size, kernel);
             let add = random(size, size, kernel, 4);
             let product = Product {
-                out: Slab::of(&out).unwrap(),
-                size: [size, size, 40],
-                stride: size,
                 factor: 0.5,
-                keep: 0.0,
                 add: &[(-2.0, Slab::of(&add).unwrap())],
                 diagonal: 3.0,
-                outcome: Outcome::Symmetric,
+                ..Product::plain(Slab::of(&out).unwrap(), [size, size, 40], size, Outcome::Symmetric)
             };
             let usual = product.usual_diagonal([&from; 2]);
             let d = |x: &Tensor| x.to_kind(Kind::Double);
@@ -261,16 +236,8 @@ fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
         }
     }
     let x = random(40, 40, Kernel::F32Avx2, 3);
-    let product = Product {
-        out: Slab::of(&x).unwrap(),
-        size: [40; 3],
-        stride: 40,
-        factor: 1.0,
-        keep: 0.0,
-        add: &[],
-        diagonal: 3.0,
-        outcome: Outcome::Symmetric,
-    };
+    let product =
+        Product { diagonal: 3.0, ..Product::plain(Slab::of(&x).unwrap(), [40; 3], 40, Outcome::Symmetric) };
     assert!(product.usual_diagonal([&rows_of(&x); 2]) == 0.0, "wider types have the digits");
 }
 
@@ -280,16 +247,7 @@ fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
         let x = random(3, 4, kernel, 1);
         let _ = x.get(1).get(2).fill_(f64::NAN);
         let out = blank(9, kernel);
-        let product = Product {
-            out: Slab::of(&out).unwrap(),
-            size: [3, 3, 4],
-            stride: 3,
-            factor: 1.0,
-            keep: 0.0,
-            add: &[],
-            diagonal: 0.0,
-            outcome: Outcome::Symmetric,
-        };
+        let product = Product::plain(Slab::of(&out).unwrap(), [3, 3, 4], 3, Outcome::Symmetric);
         multiply(kernel, [rows_of(&x); 2], &product, false);
         assert_eq!(out.isnan().to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 5, "{kernel:?}");
     }

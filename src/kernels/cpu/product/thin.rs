@@ -94,16 +94,9 @@ impl Kernel {
                 let (first, count) = (i * height, height.min(rows - i * height));
                 with(&PART, self.elements(Side::Left, count, inner), self, |part| {
                     self.pack(Side::Left, &lines(product.left.0, [first, count], inner), part, false)?;
-                    let product = Product {
-                        out: out.part(first * stride, (count - 1) * stride + cols),
-                        size: [count, cols, inner],
-                        stride,
-                        factor: 1.0,
-                        keep: product.keep,
-                        add: &[],
-                        diagonal: 0.0,
-                        outcome: Outcome::General,
-                    };
+                    let out = out.part(first * stride, (count - 1) * stride + cols);
+                    let plain = Product::plain(out, [count, cols, inner], stride, Outcome::General);
+                    let product = Product { keep: product.keep, ..plain };
                     self.multiply(part, whole, &product, false)
                 })
             })
@@ -123,17 +116,7 @@ impl Kernel {
                 with(&PART, self.elements(Side::Right, count, inner), self, |large| {
                     self.pack(Side::Right, &columns(product.left.0, [first, count], inner), large, false)?;
                     let out = out.part(first * stride, (count - 1) * stride + cols);
-                    let size = [cols, count, inner];
-                    let product = Product {
-                        out,
-                        size,
-                        stride,
-                        factor: 1.0,
-                        keep: 0.0,
-                        add: &[],
-                        diagonal: 0.0,
-                        outcome: Outcome::Transposed,
-                    };
+                    let product = Product::plain(out, [cols, count, inner], stride, Outcome::Transposed);
                     self.multiply(thin, large, &product, false)
                 })
             })

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::super::Real;
+use super::super::{Real, convert};
 use super::pack::{Rows, panel};
 use super::tiled::{Call, Mirror};
 use super::transpose::{mirror_any, mirror_bf16, mirror_f32};
@@ -46,7 +46,7 @@ impl Number for f64 {
 impl Number for bf16 {
     type Wide = f32;
     fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
+        convert::widen(self)
     }
     /// To the nearest, ties to even, without a branch.
     #[allow(clippy::cast_possible_truncation)] // the upper half
