@@ -15,6 +15,7 @@ pub mod layout;
 pub mod linalg;
 pub mod options;
 pub mod plan;
+pub mod program;
 pub mod session;
 pub mod spec;
 pub mod stage;

@@ -7,7 +7,7 @@ use tch::Tensor;
 
 use crate::batch::{Area, Slab};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, BufferSpec};
+use crate::program::{BufferId, BufferSpec};
 use crate::spec::UnitShape;
 
 /// Most states that one algorithm keeps for a parameter.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels::{self, Clipping, GradientSquares, NewShare, Rates, ScaledApply, Steps};
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::StateStorage;

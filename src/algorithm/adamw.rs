@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::options::Options;
-use crate::plan::{Program, Stage};
+use crate::program::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
 use crate::storage::{Code, StateStorage};

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;

@@ -14,7 +14,7 @@ use crate::kernels::{
     self, Clipping, ConfidentApply, Factors, GradientSquares, NewShare, Rates, Residual, Scales, Steps,
 };
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::StateStorage;

@@ -14,7 +14,7 @@ use crate::hyper::Hyper;
 use crate::linalg::adjust::AdjustLr;
 use crate::linalg::qr::QrMethod;
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::StateStorage;

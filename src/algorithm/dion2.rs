@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 

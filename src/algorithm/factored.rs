@@ -8,7 +8,7 @@ use crate::batch::Slab;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{self, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
-use crate::plan::{BufferId, BufferSpec, Program, Target};
+use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::{StageIo, UnitIo};
 

@@ -16,7 +16,7 @@ use crate::hyper::Hyper;
 use crate::kernels::{self, SIGNS};
 use crate::linalg::sketch::sketch_columns;
 use crate::options::Options;
-use crate::plan::{BufferId, Program, Stage};
+use crate::program::{BufferId, Program, Stage};
 use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::linalg::orthonormalizer::OPTIONS as METHOD;
 use crate::options::Options;
-use crate::plan::{Program, Stage};
+use crate::program::{Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::storage::OPTIONS as STATES;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
 use crate::stage::{StageIo, jobs};
 

@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{self, Chosen, Neurons};
 use crate::options::Options;
-use crate::plan::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::stage::StageIo;
 use crate::view::View;

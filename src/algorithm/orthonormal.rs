@@ -12,7 +12,7 @@ use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::adjust::AdjustLr;
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, Options};
-use crate::plan::{BufferId, Program, Stage};
+use crate::program::{BufferId, Program, Stage};
 use crate::spec::{Block, Description, ParamSpec, StateSpec};
 use crate::stage::{StageIo, UnitIo, jobs, orthogonality_error};
 use crate::storage::StateStorage;

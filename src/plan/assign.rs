@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::spec::{Cut, Side};
 
 use super::bucket::Bucket;
-use super::program::{BufferSpec, ProgramOp, Target};
+use crate::program::{BufferSpec, ProgramOp, Target};
 
 /// How a buffer comes to be whole along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use crate::spec::{Cut, Side, UnitShape};
 use super::assign::Loads;
 use super::member::Member;
 use super::place::{Extent, Piece};
-use super::program::{BufferSpec, Program};
 use super::split::{Limit, linear_bytes, split, stored_bytes};
+use crate::program::{BufferSpec, Program};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]

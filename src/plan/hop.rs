@@ -9,7 +9,7 @@ use crate::spec::{Cut, Side};
 
 use super::assign::{Way, ways};
 use super::bucket::{Bucket, Unit};
-use super::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
+use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
 
 /// What this process holds of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]

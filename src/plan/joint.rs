@@ -8,7 +8,7 @@ use crate::layout::Reduction;
 
 use super::bucket::Bucket;
 use super::hop::{Held, Hop, HopKind, Segment, StagePoint, Step};
-use super::program::{BufferId, ProgramOp};
+use crate::program::{BufferId, ProgramOp};
 
 /// The segments of a bucket.
 ///

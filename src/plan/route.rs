@@ -6,7 +6,7 @@ use crate::spec::{Rect, Side};
 
 use super::bucket::{Bucket, Unit};
 use super::hop::{Held, Hop, HopKind, owned_by};
-use super::program::BufferSpec;
+use crate::program::BufferSpec;
 
 /// Elements to and from each rank of the axis. Messages lie one after the other in the order of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use crate::options::{LIBRARY_PRODUCTS, Options};
 use crate::spec::Cut;
 
 use super::bucket::{Bucket, Unit};
-use super::program::BufferSpec;
+use crate::program::BufferSpec;
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::plan::{Bucket, BufferSpec, Held, Step};
+use crate::plan::{Bucket, Held, Step};
+use crate::program::BufferSpec;
 use crate::stage::Part;
 
 /// The matrices of every buffer for a step, if it is a stage.

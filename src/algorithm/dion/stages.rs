@@ -12,7 +12,7 @@ use crate::linalg::low_rank::{
 };
 use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
-use crate::plan::BufferId;
+use crate::program::BufferId;
 use crate::stage::{StageIo, jobs, orthogonality_error};
 
 /// Separates the random numbers of the sketch from those of the initial Q.

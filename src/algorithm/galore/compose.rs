@@ -2,7 +2,7 @@
 
 use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM};
 use crate::dtype::DType;
-use crate::plan::{BufferSpec, Program, Target};
+use crate::program::{BufferSpec, Program, Target};
 use crate::spec::{Cut, Side, UnitShape};
 
 impl GaLore {

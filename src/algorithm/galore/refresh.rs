@@ -11,7 +11,7 @@ use crate::kernels::{self, Finite};
 use crate::linalg::project::{Source, basis, gram};
 use crate::linalg::random::Key;
 use crate::linalg::sketch::Omega;
-use crate::plan::{BufferId, Program, Target};
+use crate::program::{BufferId, Program, Target};
 use crate::spec::Side;
 use crate::stage::{StageIo, jobs};
 

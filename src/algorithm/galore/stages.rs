@@ -9,7 +9,7 @@ use crate::batch::Area;
 use crate::error::{Error, Result};
 use crate::hyper::Hyper;
 use crate::kernels;
-use crate::plan::BufferId;
+use crate::program::BufferId;
 use crate::spec::Side;
 use crate::stage::{StageIo, jobs};
 

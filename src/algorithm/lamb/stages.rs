@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::hyper::Hyper;
 use crate::kernels::{self, LambNorms, Steps, SumOfSquares};
-use crate::plan::BufferId;
+use crate::program::BufferId;
 use crate::stage::{StageIo, jobs};
 
 /// Whether the moments are stored in the type in which they are computed, so that nothing is lost by writing them first.
