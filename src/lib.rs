@@ -6,22 +6,16 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod algorithm;
-pub mod batch;
-pub mod dtype;
 pub mod error;
-pub mod hyper;
 pub mod kernels;
 pub mod layout;
 pub mod linalg;
-pub mod options;
 pub mod plan;
 pub mod program;
 pub mod session;
 pub mod spec;
-pub mod stage;
-pub mod storage;
+pub mod tensor;
 pub mod threads;
-pub mod view;
 
 #[cfg(feature = "python")]
 mod binding;

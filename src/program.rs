@@ -1,7 +1,7 @@
 //! What an algorithm does to a bucket: local stages, separated by placement changes of named buffers.
 
-use crate::dtype::DType;
 use crate::spec::{Cut, Side};
+use crate::tensor::DType;
 
 /// A local stage, by its number within the algorithm.
 pub type Stage = usize;

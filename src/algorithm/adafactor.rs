@@ -4,17 +4,13 @@
 //! finished step a·u is averaged.
 
 use super::factored::{self, Factored, counters, is_matrix, sums};
+use super::stage::StageIo;
 use super::{Algorithm, flops, whole_matrices};
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels::{self, Clipping, GradientSquares, NewShare, Rates, ScaledApply, Steps};
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::storage::StateStorage;
+use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::tensor::{DType, Slab};
 
 pub(super) const OPTIONS: [&str; 7] = [
     "beta1",

@@ -2,16 +2,13 @@
 //!
 //! m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², x ← (1-lr·λ)x - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
 
+use super::stage::{StageIo, jobs};
 use super::{Algorithm, flops, whole};
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels;
-use crate::options::Options;
 use crate::program::{Program, Stage};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::{StageIo, jobs};
-use crate::storage::{Code, StateStorage};
+use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 6] =
     ["amsgrad", "capturable", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"];

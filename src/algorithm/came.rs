@@ -5,19 +5,15 @@
 //! β₃, x ← x - lr·λ·x - lr·m/√Q. A parameter of fewer than two dimensions takes m as it is.
 
 use super::factored::{self, Factored, counters, is_matrix, sums};
+use super::stage::StageIo;
 use super::{Algorithm, flops, whole_matrices};
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels::{
     self, Clipping, ConfidentApply, Factors, GradientSquares, NewShare, Rates, Residual, Scales, Steps,
 };
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::storage::StateStorage;
+use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::tensor::{DType, Slab};
 
 pub(super) const OPTIONS: [&str; 3] = ["capturable", "cautious_wd", "momentum_dtype"];
 

@@ -4,13 +4,12 @@
 //! With s the squares plus ε, R and C their running means over columns and rows, and S that over all: 1/√V = √S/(√R·√C).
 //! S is the mean of R and of C; kept beside them, it needs no sum over what others store.
 
-use crate::batch::Slab;
-use crate::dtype::DType;
+use super::stage::{StageIo, UnitIo};
 use crate::error::Result;
 use crate::kernels::{self, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
 use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::stage::{StageIo, UnitIo};
+use crate::tensor::{DType, Slab};
 
 /// The moments of one quantity: where its states and buffers begin. Of states there are R, C, S, or one by element; of
 /// buffers the sums by row, by column and of all.

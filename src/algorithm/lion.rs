@@ -2,16 +2,13 @@
 //!
 //! u = sign(β₁m + (1-β₁)g), m ← β₂m + (1-β₂)g, x ← (1-lr·λ)x - lr·u.
 
+use super::stage::{StageIo, jobs};
 use super::{Algorithm, flops, whole};
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels;
-use crate::options::Options;
 use crate::program::{Program, Stage};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::{StageIo, jobs};
-use crate::storage::StateStorage;
+use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["cautious_wd", "momentum_dtype"];
 

@@ -1,12 +1,10 @@
 //! What the optimizers with moments of a projected gradient share: which sides are projected, the states, when the
 //! projection changes, the update.
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels;
-use crate::options::Options;
-use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec};
-use crate::storage::{Code, StateStorage};
+use crate::spec::{Block, Code, Cut, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage};
+use crate::tensor::DType;
 
 /// The settings that it reads.
 pub(super) const OPTIONS: [&str; 8] = [
@@ -156,7 +154,7 @@ impl LowRank {
     }
 
     /// The last step where the update is spelled out: `X ← X - rate·U` and decay.
-    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::batch::Slab; 2]]) -> Result<()> {
+    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::tensor::Slab; 2]]) -> Result<()> {
         if self.late {
             kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs)
         } else {

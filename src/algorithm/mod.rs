@@ -11,9 +11,11 @@ mod galore;
 mod lamb;
 mod lion;
 mod low_rank;
+mod lr_scale;
 mod muon;
 mod neuron;
 mod orthonormal;
+pub mod stage;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -21,16 +23,14 @@ use std::sync::Arc;
 use dion2::Dion2;
 use muon::Muon;
 use orthonormal::OPTIONS as ORTH;
+use stage::StageIo;
 
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::linalg::orthonormalizer::OPTIONS as METHOD;
-use crate::options::Options;
 use crate::program::{Program, Stage};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::storage::OPTIONS as STATES;
-use crate::view::OPTIONS as VIEW;
+use crate::spec::matrices::OPTIONS as VIEW;
+use crate::spec::storage::OPTIONS as STATES;
+use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, UnitShape};
 
 /// Mathematics of one optimizer with the structural settings of one group.
 pub trait Algorithm: Debug + Send + Sync {

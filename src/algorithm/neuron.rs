@@ -8,14 +8,12 @@
 //! flattened parameter too.
 
 use super::orthonormal::U;
-use crate::dtype::DType;
+use super::stage::StageIo;
 use crate::error::Result;
 use crate::kernels::{self, Chosen, Neurons};
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::view::View;
+use crate::spec::{Block, Cut, Init, Options, ParamSpec, Share, Side, StateSpec, UnitShape, View};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["norm_scope", "variance_dtype"];
 

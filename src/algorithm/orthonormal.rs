@@ -4,19 +4,17 @@
 use tch::Tensor;
 
 use super::flops;
+use super::lr_scale::AdjustLr;
 use super::neuron::Neuron;
-use crate::dtype::{DType, product_dtype};
+use super::stage::{StageIo, UnitIo, jobs};
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels::{self, Momentum, MomentumSquares};
-use crate::linalg::adjust::AdjustLr;
+use crate::linalg::orthogonality::orthogonality_error;
 use crate::linalg::orthonormalizer::Orthonormalizer;
-use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, Options};
 use crate::program::{BufferId, Program, Stage};
-use crate::spec::{Block, Description, ParamSpec, StateSpec};
-use crate::stage::{StageIo, UnitIo, jobs, orthogonality_error};
-use crate::storage::StateStorage;
-use crate::view::View;
+use crate::spec::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS};
+use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, View};
+use crate::tensor::{DType, product_dtype};
 
 /// The settings that it reads, beside those of the view and of the orthonormalization.
 pub(super) const OPTIONS: [&str; 4] = ["adjust_lr", "cautious_wd", "orth_dtype", "momentum_dtype"];

@@ -45,7 +45,7 @@ pub(super) fn forget_threads_after_fork() {
 /// user says goes first.
 pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
     const LIMIT: [&str; 2] = ["ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"];
-    if crate::dtype::cpu_hides_tiles() {
+    if crate::tensor::cpu_hides_tiles() {
         let environment = py.import("os")?.getattr("environ")?;
         if environment.contains("DNNL_MAX_CPU_ISA")? {
             return Ok(()); // its older name
@@ -65,8 +65,8 @@ pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
 pub(super) fn cpu_features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     let known = {
-        use crate::dtype::DType;
         use crate::kernels::{Isa, Kernel, best_isa};
+        use crate::tensor::DType;
         let best = best_isa();
         [
             ("avx2", best >= Isa::Avx2),

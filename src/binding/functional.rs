@@ -8,18 +8,16 @@ use tch::{Kind, Tensor};
 
 use super::enter::Enter;
 use super::{group, tensor};
-use crate::batch::{Blocks, Form as Stored, Slab};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernels;
 use crate::linalg::basis::orthonormal_basis;
 use crate::linalg::low_rank::sketches;
 use crate::linalg::orthonormalizer::{OPTIONS, Orthonormalizer};
 use crate::linalg::qr::{self, QrMethod};
 use crate::linalg::random::Key;
-use crate::options::Options;
-use crate::storage::MOST_BLOCK;
-use crate::threads;
+use crate::spec::Options;
+use crate::spec::storage::MOST_BLOCK;
+use crate::tensor::{Blocks, DType, Form as Stored, Slab};
+use crate::{kernels, threads};
 
 /// A batch of matrices that came from Python, and how to send one back.
 enum Form {

@@ -4,18 +4,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString};
-
 use tch::Tensor;
 
 use super::tensor;
 use crate::algorithm::{AnyAlgorithm, option_keys};
-use crate::batch::{Place, is_emulated};
-use crate::dtype::DType;
 use crate::error::Error;
-use crate::hyper::Hyper;
 use crate::linalg::orthonormalizer::Function;
-use crate::options::{Callback, OptionValue, Options};
 use crate::plan::GroupSpec;
+use crate::spec::{Callback, Hyper, OptionValue, Options};
+use crate::tensor::{DType, Place, is_emulated};
 
 /// The parameters of a group.
 pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {

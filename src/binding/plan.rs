@@ -10,12 +10,12 @@ use pyo3::types::{PyDict, PyList};
 use super::enter::Enter;
 use super::{group, handles, tensor};
 use crate::algorithm;
-use crate::dtype::DType;
 use crate::error::Error;
 use crate::layout::{Collective, local_shape};
 use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
 use crate::session::{check_gradient, place_of};
 use crate::spec::{Description, Init, ParamSpec};
+use crate::tensor::DType;
 
 /// The schedule of one step: buckets, buffers, instructions.
 #[pyclass(name = "Plan", module = "oxidion", frozen)]
@@ -107,7 +107,7 @@ fn inputs(
 impl PyPlan {
     fn compile(py: Python<'_>, groups: &[Bound<'_, PyDict>], params: Vec<ParamInput>) -> PyResult<Self> {
         let on_devices = groups.iter().map(group::is_on_device).collect::<PyResult<Vec<_>>>()?;
-        let emulated = crate::batch::is_emulated();
+        let emulated = crate::tensor::is_emulated();
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
         let settings = groups.iter().cloned().zip(on_devices);
         let settings: Vec<GroupSpec> = settings

@@ -15,11 +15,11 @@ use super::enter::Enter;
 use super::error::to_python;
 use super::plan::PyPlan;
 use super::{group, handles, tensor};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
 use crate::session::{Look, Session};
+use crate::tensor::DType;
 use crate::threads;
 
 /// A plan bound to the parameters and states of an optimizer.

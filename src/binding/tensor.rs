@@ -1,20 +1,19 @@
 //! Python tensors to libtorch tensors that share their memory, and back. All unsafe handling of objects is here.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
-use pyo3::{Borrowed, ffi};
+use pyo3::{Borrowed, ffi, intern};
 use tch::Tensor;
 use tch::python::CPyObject;
 
 use super::enter::Enter;
 use super::error::to_python;
-use crate::batch::{Place, Slab, prefetch};
 use crate::error::Error;
 use crate::linalg::random::{Key, fill_normal as normals};
 use crate::linalg::sketch::Omega;
+use crate::tensor::{Place, Slab, prefetch};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -156,7 +155,7 @@ pub(super) fn fill_normal(
     require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
         let slab = Slab::of(&target)?;
-        if slab.dtype() != crate::dtype::DType::F32 {
+        if slab.dtype() != crate::tensor::DType::F32 {
             return Err(Error::Type("normal numbers are made in float32".into()));
         }
         let mut shape = shape.unwrap_or_else(|| vec![slab.len()]);
@@ -200,7 +199,7 @@ pub(super) fn fill_signs(
     require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
         let slab = Slab::of(&target)?;
-        let (Ok((rows, cols)), crate::dtype::DType::F64) = (target.size2(), slab.dtype()) else {
+        let (Ok((rows, cols)), crate::tensor::DType::F64) = (target.size2(), slab.dtype()) else {
             return Err(Error::Type("signs are written to float64 matrices".into()));
         };
         let shape = [rows, cols].map(|n| usize::try_from(n).unwrap_or(0));

@@ -15,10 +15,9 @@ use super::pass::{Pass, RowPassCall};
 use super::slices::Move;
 use super::trust::Trust;
 use super::{Copy, Messages, Neurons, Sliced};
-use crate::batch::{Area, Place, Slab};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::spec::Side;
+use crate::tensor::{Area, DType, Place, Slab};
 
 /// A thread's stay on a device: there is none.
 #[derive(Debug)]

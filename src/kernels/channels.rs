@@ -2,10 +2,9 @@
 
 use super::staged::{formed_elements, staged};
 use super::{cpu, cuda};
-use crate::batch::{Area, Place, Slab};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::spec::Side;
+use crate::tensor::{Area, DType, Place, Slab};
 
 /// By how much the norm of an update may exceed that of the one before.
 pub(super) const GROWTH: f64 = 1.01;

@@ -1,8 +1,8 @@
 //! By what updates with factored second moments are multiplied: rates, and the clipping of their root mean square.
 
 use super::factors::{Factors, Steps};
-use crate::batch::{Place, Slab};
 use crate::error::Result;
+use crate::tensor::{Place, Slab};
 
 /// The rates of parameters before they are clipped.
 #[derive(Clone, Copy, Debug)]

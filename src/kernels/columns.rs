@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::{cpu, cuda};
-use crate::batch::{Area, Place, Slab};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{Area, DType, Place, Slab};
 
 /// A row-major matrix with as many columns as it has sums.
 #[derive(Clone, Copy, Debug)]

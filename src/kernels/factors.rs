@@ -5,9 +5,8 @@ use std::sync::Mutex;
 use tch::Tensor;
 
 use super::cpu::elementwise::Count;
-use crate::batch::{Place, Slab};
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::{DType, Place, Slab};
 
 /// `K` factors of each job.
 #[derive(Debug, Default)]

@@ -3,8 +3,8 @@
 use tch::{Kind, Tensor};
 
 use super::{cpu, cuda};
-use crate::batch::{Area, Place, Slab};
 use crate::error::Result;
+use crate::tensor::{Area, Place, Slab};
 
 /// Clears each run of elements whose basis has only zeros.
 ///

@@ -2,10 +2,9 @@
 //!
 //! Neurons are numbered through the matrix in row-major order; some of them share a norm.
 
-use super::Chosen;
-use super::{cpu, cuda};
-use crate::batch::{Area, Place, Slab};
+use super::{Chosen, cpu, cuda};
 use crate::error::Result;
+use crate::tensor::{Area, Place, Slab};
 
 /// An update with its neurons.
 #[derive(Clone, Copy, Debug)]

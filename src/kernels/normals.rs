@@ -1,8 +1,8 @@
 //! Normal numbers on a device.
 
 use super::cuda;
-use crate::batch::{Place, Slab};
 use crate::error::Result;
+use crate::tensor::{Place, Slab};
 
 /// A part of a stream of normal numbers.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::cpu::factored::Scales;
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// Scalars of an operation at most.
 pub(super) const MOST_SCALARS: usize = 12;

@@ -10,9 +10,8 @@ use super::cpu::{self, Op};
 use super::factors::Steps;
 use super::pass::RowPassCall;
 use super::staged::staged;
-use crate::batch::{Place, Slab};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Place, Slab};
 
 /// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs, all in one place.
 ///

@@ -1,9 +1,8 @@
 //! Rows of matrices on a device made orthogonal.
 
 use super::cuda;
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab};
 
 /// What the sizes of matrices must be multiples of.
 pub const ROTATED_SIZES: usize = 64;

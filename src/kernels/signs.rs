@@ -1,8 +1,8 @@
 //! Sparse sign matrices where they are needed.
 
 use super::{cpu, cuda, on_device};
-use crate::batch::{Place, Slab};
 use crate::error::{Error, Result};
+use crate::tensor::{Place, Slab};
 
 /// Writes the rows of a sparse sign matrix ([`cpu::signs::Signs`]) from row `first` of a stream on to memory of float64
 /// zeros.

@@ -3,10 +3,9 @@
 use super::cpu::elementwise::Apply;
 use super::staged::{formed_elements, staged};
 use super::{cpu, cuda};
-use crate::batch::{Area, Place, Slab};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::spec::Side;
+use crate::tensor::{Area, DType, Place, Slab};
 
 /// Slices that [`choose`] chose of a matrix: on the host as soon as it has returned, on a device when that gets there.
 #[derive(Clone, Copy, Debug)]

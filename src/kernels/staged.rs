@@ -8,9 +8,8 @@ use std::ops::Range;
 use tch::Tensor;
 
 use super::cpu::elementwise::Convert;
-use crate::batch::{Area, Slab};
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::{Area, DType, Slab};
 
 /// Elements for which there is memory at once, if not one operand has more.
 const AT_ONCE: usize = 1 << 24;

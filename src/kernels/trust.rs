@@ -1,8 +1,8 @@
 //! By what LAMB scales the steps of parameters.
 
 use super::factors::{Factors, Steps};
-use crate::batch::{Place, Slab};
 use crate::error::Result;
+use crate::tensor::{Place, Slab};
 
 /// What is done about moments that start at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use tch::{Kind, Tensor};
 
 use super::qr::{QrMethod, Report, orthonormalize, rows};
-use crate::batch::{Slab, to_i64};
 use crate::error::Result;
 use crate::kernels;
+use crate::tensor::{Slab, to_i64};
 
 /// Bytes of the matrices that libtorch orthonormalizes together.
 const TOGETHER: usize = 1 << 20;

@@ -1,9 +1,10 @@
+use tch::Device;
+
 use super::*;
 use crate::linalg::low_rank::sketches;
 use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::threads;
-use tch::Device;
 
 const METHODS: [QrMethod; 4] = [QrMethod::Rcqr, QrMethod::Cqr, QrMethod::Cqr2, QrMethod::Qr];
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use crate::batch::Slab;
 use crate::error::Result;
 use crate::kernels::{ROTATED_SIZES, on_device, orthogonal_rows};
+use crate::tensor::Slab;
 
 /// Values by falling size, and for each the column that belongs to it.
 pub(super) type Vectors = (Tensor, Tensor);

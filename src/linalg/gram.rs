@@ -11,8 +11,8 @@ use super::coefficients::Polynomial;
 use super::iteration::{self, Iteration};
 use super::newton_schulz::{Step, quadratic, quadratic_of_both};
 use super::products::Products;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
 
 /// By which share, in total, the factors may come out larger on a spurious eigenvalue than at zero: see [`restarts`].
 /// In 16-bit types what stays bounded: a tenth is less than what the polynomials leave.

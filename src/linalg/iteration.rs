@@ -13,10 +13,9 @@ use super::library::{Divisor, Library, normalize};
 use super::newton_schulz::{self, Step, plan};
 use super::packed::{self, Packed, TINY};
 use super::products::Products;
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Kernel, has_symmetric_product};
+use crate::tensor::{DType, Slab};
 use crate::threads;
 
 /// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a

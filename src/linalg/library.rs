@@ -4,9 +4,9 @@ use tch::{Kind, Tensor};
 
 use super::products::Products;
 use super::symmetric::{Symmetric, accumulate, number};
-use crate::batch::Slab;
 use crate::error::{Error, Result};
 use crate::kernels::{on_device, squares_of_parts, symmetric_product};
+use crate::tensor::Slab;
 
 /// Matrices and their workspace.
 pub(super) struct Library {

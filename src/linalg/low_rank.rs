@@ -4,11 +4,11 @@
 use tch::Tensor;
 
 use super::random::{Key, fill_normal};
-use crate::batch::{Area, Stack};
 use crate::error::{Error, Result};
 use crate::kernels::{
     self, Decay, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
 };
+use crate::tensor::{Area, Stack};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]

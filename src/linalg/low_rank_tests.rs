@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 fn area(x: &Tensor) -> Area {
     let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());

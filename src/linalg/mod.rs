@@ -5,7 +5,6 @@
 //! optimizers, and treat the matrices of a batch independently: a non-finite matrix never changes another
 //! one.
 
-pub mod adjust;
 pub mod basis;
 pub mod coefficients;
 mod decompose;
@@ -14,6 +13,7 @@ mod iteration;
 mod library;
 pub mod low_rank;
 pub mod newton_schulz;
+pub mod orthogonality;
 pub mod orthonormalizer;
 mod packed;
 pub mod polar;

@@ -10,8 +10,8 @@ use tch::Tensor;
 use super::coefficients::Polynomial;
 use super::iteration::{self, Iteration};
 use super::products::Products;
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::DType;
 
 /// Elements of scratch, in the dtype of `x`, that [`newton_schulz`] needs for `b` matrices `m x n`.
 #[must_use]

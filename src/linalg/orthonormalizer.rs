@@ -9,11 +9,10 @@ use super::gram::{self, require_positive, restarts, unit_roundoff};
 use super::iteration::{Iteration, elements_of_each};
 use super::newton_schulz;
 use super::polar::{self, polar_factor};
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::{frozen, on_device};
-use crate::options::{Callback, Options};
+use crate::spec::{Callback, Options};
+use crate::tensor::{DType, Slab};
 
 /// The settings that [`Orthonormalizer::from_options`] reads.
 pub const OPTIONS: [&str; 6] =

@@ -3,7 +3,7 @@ use std::any::Any;
 use tch::{Device, Kind as Element};
 
 use super::*;
-use crate::options::OptionValue;
+use crate::spec::OptionValue;
 
 fn options(entries: &[(&str, OptionValue)]) -> Options {
     let mut options = Options::default();

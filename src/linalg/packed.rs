@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::products::Products;
-use crate::batch::Slab;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Combine, Kernel, Operand, Outcome, Product, Scale, Side, WideSquares};
+use crate::tensor::Slab;
 
 /// Elements of the long side of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
 /// elements, and for `P X`: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of `X Xᵀ`.

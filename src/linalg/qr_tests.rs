@@ -1,5 +1,6 @@
-use super::*;
 use tch::Device;
+
+use super::*;
 
 const METHODS: [QrMethod; 4] = [QrMethod::Rcqr, QrMethod::Cqr, QrMethod::Cqr2, QrMethod::Qr];
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);

@@ -10,9 +10,9 @@ use super::project::in_float64;
 use super::random::Key;
 use super::sums::Sums;
 use super::symmetric::accumulate;
-use crate::batch::{Place, Slab};
 use crate::error::Result;
 use crate::kernels::{Signs, on_device, sign_matrix, stream};
+use crate::tensor::{Place, Slab};
 
 /// Columns that a sketch has beyond the rank.
 const OVERSAMPLING: usize = 16;

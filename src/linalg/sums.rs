@@ -4,10 +4,9 @@
 
 use tch::{Device, Tensor};
 
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::kernels::{Kernel, Operand, Outcome, Product, Side, on_device};
+use crate::tensor::{DType, Slab};
 
 /// `Σ W Vᵀ` over parts, with memory for the panels of both.
 pub(super) struct Sums {

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::spec::{Cut, Side};
-
 use super::bucket::Bucket;
 use crate::program::{BufferSpec, ProgramOp, Target};
+use crate::spec::{Cut, Side};
 
 /// How a buffer comes to be whole along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

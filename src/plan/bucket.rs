@@ -2,16 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::algorithm::AnyAlgorithm;
-use crate::error::Result;
-use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
-use crate::spec::{Cut, Side, UnitShape};
-
 use super::assign::Loads;
 use super::member::Member;
 use super::place::{Extent, Piece};
 use super::split::{Limit, linear_bytes, split, stored_bytes};
+use crate::algorithm::AnyAlgorithm;
+use crate::error::Result;
+use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
 use crate::program::{BufferSpec, Program};
+use crate::spec::{Cut, Side, UnitShape};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]

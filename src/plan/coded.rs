@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::place::{LocalState, SCALES};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout};
-use crate::options::Options;
-use crate::spec::{Block, Coded, Cut, Init, ParamSpec, Share, StateSpec};
+use crate::spec::{Block, Coded, Cut, Init, Options, ParamSpec, Share, StateSpec};
+use crate::tensor::DType;
 
 /// The smallest block that is worth its scale.
 const LEAST_BLOCK: usize = 8;
@@ -168,7 +167,7 @@ mod tests {
 
     use super::*;
     use crate::layout::{Axis, Mesh, Placement};
-    use crate::storage::{Code, StateStorage};
+    use crate::spec::{Code, StateStorage};
 
     fn layout(cuts: &[(usize, usize, Placement)]) -> Layout {
         let axis = |&(n, at, _): &(usize, usize, Placement)| Axis {
@@ -186,7 +185,7 @@ mod tests {
     fn laid_out(shape: &[usize], block: i64, layout: &Layout) -> Result<Vec<LocalState>> {
         let mut options = Options::default();
         for (key, value) in [("state_bits", 8), ("block_size", block), ("min_quant_numel", 0)] {
-            options.insert(key, crate::options::OptionValue::Int(value));
+            options.insert(key, crate::spec::OptionValue::Int(value));
         }
         let storage = StateStorage::from_options(&options)?;
         let (shape, name) = (shape.to_vec(), String::from("weight"));

@@ -2,14 +2,13 @@
 
 use std::ops::Range;
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::layout::{Collective, Placement, Reduction, lower};
-use crate::spec::{Cut, Side};
-
 use super::assign::{Way, ways};
 use super::bucket::{Bucket, Unit};
+use crate::error::{Error, Result};
+use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
+use crate::spec::{Cut, Side};
+use crate::tensor::DType;
 
 /// What this process holds of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,11 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::error::{Error, Result};
-use crate::layout::Reduction;
-
 use super::bucket::Bucket;
 use super::hop::{Held, Hop, HopKind, Segment, StagePoint, Step};
+use crate::error::{Error, Result};
+use crate::layout::Reduction;
 use crate::program::{BufferId, ProgramOp};
 
 /// The segments of a bucket.

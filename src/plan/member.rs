@@ -1,10 +1,9 @@
 //! A parameter as the plan knows it.
 
+use super::place::{LocalState, Piece};
 use crate::algorithm::AnyAlgorithm;
 use crate::layout::{Cutters, Layout};
 use crate::spec::{ParamSpec, Side};
-
-use super::place::{LocalState, Piece};
 
 /// A parameter with all that the plan knows of it.
 #[derive(Clone, Debug)]

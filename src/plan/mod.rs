@@ -16,6 +16,8 @@ mod train;
 mod verify;
 mod work;
 
+use std::collections::BTreeMap;
+
 pub use arena::{Arena, Place};
 pub use bucket::{Bucket, BucketAxis, Unit};
 pub use fmt::placements;
@@ -27,14 +29,12 @@ pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
 pub use work::Work;
 
-use std::collections::BTreeMap;
-
 use crate::algorithm::{self, AnyAlgorithm};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout, Placement, Reduction, local_shape};
-use crate::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS, OptionValue, Options};
-use crate::spec::{Block, ParamSpec, StateSpec};
+use crate::spec::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS};
+use crate::spec::{Block, OptionValue, Options, ParamSpec, StateSpec};
+use crate::tensor::DType;
 
 /// What the plan needs to know of a group.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use crate::spec::{Rect, Side};
-
 use super::bucket::{Bucket, Unit};
 use super::hop::{Held, Hop, HopKind, owned_by};
 use crate::program::BufferSpec;
+use crate::spec::{Rect, Side};
 
 /// Elements to and from each rank of the axis. Messages lie one after the other in the order of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use super::bucket::Bucket;
 use super::hop::{Hop, HopKind, Step};
 use super::route::Route;
 use super::train::{Call, Train};
-use crate::dtype::DType;
 use crate::layout::{Axis, Collective};
+use crate::tensor::DType;
 
 /// Trains whose collectives are in flight at a time.
 const LANES: usize = 2;

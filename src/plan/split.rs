@@ -1,11 +1,10 @@
 //! Cuts buckets so that their buffers fit a bound.
 
-use crate::error::Result;
-use crate::options::{LIBRARY_PRODUCTS, Options};
-use crate::spec::Cut;
-
 use super::bucket::{Bucket, Unit};
+use crate::error::Result;
 use crate::program::BufferSpec;
+use crate::spec::options::LIBRARY_PRODUCTS;
+use crate::spec::{Cut, Options};
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.

@@ -4,8 +4,8 @@ use super::arena::{Place, sizes};
 use super::bucket::Bucket;
 use super::hop::{Hop, HopKind, Segment, Step};
 use super::route::Route;
-use crate::dtype::DType;
 use crate::layout::{Axis, Reduction};
+use crate::tensor::DType;
 
 /// A collective: one hop, or the sums of several buffers in one message.
 #[derive(Clone, Debug, PartialEq)]

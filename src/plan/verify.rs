@@ -48,8 +48,9 @@ pub fn verify(schedule: &[Instr], prints: &Footprints) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use Instr::{Compute, Issue, Wait};
+
+    use super::*;
 
     fn prints() -> Footprints {
         let at = |offset| vec![Place { offset, bytes: 64 }];

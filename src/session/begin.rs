@@ -4,9 +4,9 @@ use tch::Tensor;
 
 use super::Session;
 use super::bound::{Bound, Look, Slot, check_gradient, check_written};
-use crate::batch::{Place, Slab, Watch};
 use crate::error::Result;
-use crate::hyper::Hyper;
+use crate::spec::Hyper;
+use crate::tensor::{Place, Slab, Watch};
 
 /// How many parameters ahead of the one that is looked at the memory is asked for; half as many ahead, what that
 /// points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.

@@ -2,12 +2,11 @@
 
 use tch::Tensor;
 
-use crate::batch::{Blocks, Form, Gradient, Place, Places, Rounding, Slab, Watch};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
 use crate::plan::Member;
+use crate::tensor::{Blocks, DType, Form, Gradient, Place, Places, Rounding, Slab, Watch};
 
 /// Separates the random numbers of rounding from those of other uses.
 const ROUNDING_TAG: u32 = 2;

@@ -1,11 +1,11 @@
 //! Puts together what a hop sends, and puts where it belongs what came.
 
-use crate::batch::Slab;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::Reduction;
 use crate::plan::{Bucket, Hop, HopKind, Route};
 use crate::spec::Rect;
+use crate::tensor::Slab;
 
 /// The buffer of a hop and the messages, seen as the type that travels.
 struct Areas {

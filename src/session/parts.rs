@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use crate::algorithm::stage::Part;
 use crate::plan::{Bucket, Held, Step};
 use crate::program::BufferSpec;
-use crate::stage::Part;
 
 /// The matrices of every buffer for a step, if it is a stage.
 pub(super) fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {

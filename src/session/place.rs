@@ -3,12 +3,12 @@
 use tch::Tensor;
 
 use super::bound::places;
-use crate::batch::{MOST_SPANS, Place, is_emulated};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::cuda::{self, Entered};
 use crate::plan::{Member, Plan};
 use crate::spec::StateSpec;
+use crate::tensor::{MOST_SPANS, Place, is_emulated};
 
 /// The one place where all parameters are.
 ///

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use super::bound::Bound;
 use super::{Session, area};
-use crate::batch::{Area, Place};
+use crate::algorithm::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
 use crate::error::Result;
 use crate::plan::{Bucket, Plan, StagePoint, Step};
 use crate::spec::Rect;
-use crate::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
+use crate::tensor::{Area, Place};
 use crate::threads;
 
 /// Elementwise units that are handed to a kernel together: what describes them stays in the nearest cache, which for

@@ -5,14 +5,13 @@ use super::{
     Apollo, BETA1, BETA2, EPSILON, FACTORS, LOW, LR, NORMS, P, SCALE, TOTAL, TOTAL_ALL, UPDATE_NORM,
     WEIGHT_DECAY, WIDE,
 };
-use crate::batch::Slab;
+use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels::{self, ChannelStep, Channels, Limited, Projected};
 use crate::linalg::low_rank::{GaussianRows, gaussian_rows};
 use crate::linalg::random::Key;
-use crate::spec::Side;
-use crate::stage::{StageIo, jobs};
+use crate::spec::{Hyper, Side};
+use crate::tensor::Slab;
 
 /// Separates these random numbers from others of the same parameter.
 const TAG: u32 = 4;

@@ -1,19 +1,19 @@
 //! The stages of Dion on one bucket.
 
 use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
-use crate::batch::Area;
-use crate::dtype::DType;
+use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels::{self, Columns, Kept, measured_squares};
 use crate::linalg::basis::orthonormal_or_zero;
 use crate::linalg::low_rank::{
     Factored, add_product, back_project, decay_and_add_product, project, set_product, sketches,
 };
+use crate::linalg::orthogonality::orthogonality_error;
 use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::program::BufferId;
-use crate::stage::{StageIo, jobs, orthogonality_error};
+use crate::spec::Hyper;
+use crate::tensor::{Area, DType};
 
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
@@ -112,7 +112,7 @@ impl Dion {
         let (tall, rank) = (p.size()[1], p.size()[2]);
         // Zero where Q sees nothing of the momentum: there is no direction to step along.
         let report = orthonormal_or_zero(&mut p, self.method(h[STEP]), |which| {
-            let key = |u: &crate::stage::UnitIo| {
+            let key = |u: &crate::algorithm::stage::UnitIo| {
                 (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index)
             };
             let keys: Vec<_> = which.iter().map(|&i| key(&io.units[i])).collect();

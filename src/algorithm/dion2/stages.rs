@@ -2,12 +2,12 @@
 
 use super::super::orthonormal::{MOMENTUM, SCRATCH, U};
 use super::{CHOSEN, Dion2, NEURON_BUFFERS, SCORES, SUBMATRIX, SUMS, Selection};
-use crate::batch::Area;
+use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels::{self, Chosen, Sliced};
-use crate::spec::Side;
-use crate::stage::{StageIo, jobs, orthogonality_error};
+use crate::linalg::orthogonality::orthogonality_error;
+use crate::spec::{Hyper, Side};
+use crate::tensor::Area;
 
 impl Dion2 {
     /// The chosen slices that are stored here.

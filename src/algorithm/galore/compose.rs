@@ -1,9 +1,9 @@
 //! The program of `GaLore`.
 
 use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM};
-use crate::dtype::DType;
 use crate::program::{BufferSpec, Program, Target};
 use crate::spec::{Cut, Side, UnitShape};
+use crate::tensor::DType;
 
 impl GaLore {
     /// Buffers and stages for matrices of a class.

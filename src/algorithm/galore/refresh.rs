@@ -4,8 +4,7 @@ use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::{BASES, DECOMPOSE, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, SOURCE, STATISTIC, Svd, TAKE};
-use crate::batch::{Area, Slab};
-use crate::dtype::DType;
+use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, Finite};
 use crate::linalg::project::{Source, basis, gram};
@@ -13,7 +12,7 @@ use crate::linalg::random::Key;
 use crate::linalg::sketch::Omega;
 use crate::program::{BufferId, Program, Target};
 use crate::spec::Side;
-use crate::stage::{StageIo, jobs};
+use crate::tensor::{Area, DType, Slab};
 
 /// Separates these random numbers from others of the same parameter.
 const SKETCH_TAG: u32 = 2;

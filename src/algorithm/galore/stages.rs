@@ -5,13 +5,12 @@ use tch::Tensor;
 use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::refresh::beside;
 use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
-use crate::batch::Area;
+use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels;
 use crate::program::BufferId;
-use crate::spec::Side;
-use crate::stage::{StageIo, jobs};
+use crate::spec::{Hyper, Side};
+use crate::tensor::Area;
 
 impl GaLore {
     /// The buffer with the finished projected gradient.

@@ -1,13 +1,12 @@
 //! The stages of LAMB on one bucket.
 
 use super::{GRADIENT, Lamb, MOMENTUM, NORMS, STEP, VARIANCE};
-use crate::batch::Slab;
-use crate::dtype::DType;
+use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::Result;
-use crate::hyper::Hyper;
 use crate::kernels::{self, LambNorms, Steps, SumOfSquares};
 use crate::program::BufferId;
-use crate::stage::{StageIo, jobs};
+use crate::spec::Hyper;
+use crate::tensor::{DType, Slab};
 
 /// Whether the moments are stored in the type in which they are computed, so that nothing is lost by writing them first.
 fn exact(io: &StageIo<'_>) -> bool {

@@ -9,13 +9,11 @@
 //! in each decade, and 1. Entry j of a decade is the middle of part j of [0.1, 1] in equal parts, times 10^(i-6).
 //! A scale that is not finite makes its whole block NaN.
 
-use super::{Real, TILE};
-use crate::batch::{Form, Slab};
-use crate::dtype::DType;
-use crate::storage::MOST_BLOCK;
-
 #[cfg(target_arch = "x86_64")]
 use super::search::{Tables, decode, search};
+use super::{Real, TILE};
+use crate::spec::storage::MOST_BLOCK;
+use crate::tensor::{DType, Form, Slab};
 
 /// Decades of a code book.
 pub(super) const DECADES: usize = 7;

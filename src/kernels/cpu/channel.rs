@@ -2,9 +2,8 @@
 
 use super::super::channels::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
 use super::convert::{self, Real};
-use crate::batch::Area;
-use crate::dtype::DType;
 use crate::spec::Side;
+use crate::tensor::{Area, DType};
 use crate::threads;
 
 /// Elements from which rows are spread over threads.

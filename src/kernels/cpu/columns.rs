@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::Real;
-use crate::batch::{Area, Element, Slab};
-use crate::dtype::DType;
+use crate::tensor::{Area, DType, Element, Slab};
 
 /// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
 /// last place of float32.

@@ -3,8 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::batch::{Element, Slab};
-use crate::dtype::DType;
+use crate::tensor::{DType, Element, Slab};
 
 /// An arithmetic type: float32 or float64.
 pub trait Real:

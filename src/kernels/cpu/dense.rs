@@ -12,8 +12,7 @@ use faer::{Accum, MatMut, MatRef, Par, Spec};
 
 use super::Real;
 use super::product::ThinProduct;
-use crate::batch::{Area, Slab};
-use crate::dtype::DType;
+use crate::tensor::{Area, DType, Slab};
 use crate::threads;
 
 /// Columns that are multiplied together: products with one triangle are cut into panels of this width. On 4096 x 256

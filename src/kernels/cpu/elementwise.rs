@@ -4,7 +4,7 @@
 
 use super::super::pass::{Pass, flag};
 use super::{Op, Real};
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use super::Real;
 use super::lanes::{LANES, sums};
 use super::reduce::values;
 use super::rows::{At, RowPass};
-use crate::batch::{Place, Slab};
+use crate::tensor::{Place, Slab};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::super::pass::Pass;
 use super::lanes::{LANES, sums};
 use super::{Op, Real, run};
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
 pub(super) const RUN: usize = 256;

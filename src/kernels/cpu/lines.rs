@@ -5,9 +5,8 @@ use super::Real;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use super::lanes::LANES;
-use crate::batch::{Area, Element, Slab};
-use crate::dtype::DType;
 use crate::spec::Side;
+use crate::tensor::{Area, DType, Element, Slab};
 use crate::threads;
 
 /// Elements of the rows that one task handles.

@@ -5,7 +5,7 @@
 use super::super::factors::Steps;
 use super::super::pass::Pass;
 use super::{Op, Real};
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// The share of what is new in running means.
 #[derive(Clone, Copy, Debug)]

@@ -28,16 +28,15 @@ mod search;
 pub(super) mod select;
 pub(super) mod signs;
 
-use super::pass::Pass;
-use crate::batch::{Element, Slab};
-use crate::dtype::DType;
-use crate::threads;
-
 pub(super) use convert::Real;
 use fold::Fold;
 #[cfg(target_arch = "x86_64")]
 use isa::Isa;
 use philox::philox;
+
+use super::pass::Pass;
+use crate::tensor::{DType, Element, Slab};
+use crate::threads;
 
 /// Elements that one task handles.
 const PIECE: usize = 1 << 16;

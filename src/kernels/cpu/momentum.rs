@@ -5,7 +5,7 @@
 use super::super::pass::{Pass, flag};
 use super::elementwise::Momentum;
 use super::{Fold, Op, Real};
-use crate::dtype::DType;
+use crate::tensor::DType;
 
 /// Sums of squares that are gathered side by side.
 const LANES: usize = 16;
@@ -65,8 +65,8 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     use super::*;
-    use crate::batch::Slab;
     use crate::kernels::{Momentum, fold_on_cpu, run_on_cpu};
+    use crate::tensor::Slab;
 
     #[test]
     fn sums_are_those_of_what_the_pass_stores() {

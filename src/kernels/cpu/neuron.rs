@@ -1,8 +1,8 @@
 //! Normalization by neuron on the CPU.
 
 use super::super::Neurons;
-use crate::batch::Area;
 use crate::error::Result;
+use crate::tensor::Area;
 use crate::threads;
 
 /// Added to the root of the running mean square.

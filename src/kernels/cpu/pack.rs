@@ -1,6 +1,6 @@
 //! Copies of rectangles between areas, and sums of messages.
 
-use crate::batch::Slab;
+use crate::tensor::Slab;
 use crate::threads;
 
 /// Elements from which copies are spread over threads.

@@ -1,6 +1,6 @@
 //! Sums over elements, accumulated in float64.
 
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// Σ x² over all elements.
 #[must_use]

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::{Real, philox};
-use crate::batch::{Form, Rounding, Slab};
+use crate::tensor::{Form, Rounding, Slab};
 
 /// Numbers of 16 bits that one block of the generator gives.
 const LANES: usize = 8;
@@ -70,7 +70,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Places;
+    use crate::tensor::Places;
 
     #[test]
     fn bits_representable_infinite_and_nan_stay() {

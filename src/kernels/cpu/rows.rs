@@ -7,8 +7,7 @@ use super::super::pass::RowPassCall;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use super::{Real, convert};
-use crate::batch::{Element, Slab};
-use crate::dtype::DType;
+use crate::tensor::{DType, Element, Slab};
 use crate::threads;
 
 /// Elements that one task should have at least.
@@ -76,7 +75,7 @@ pub trait RowPass<const N: usize>: Sync {
 /// with one: CAME on 1024 x 4096 takes 14.6 ms by four rows on a Zen 3 and 9.6 by one. The order of all sums is the same.
 fn together() -> usize {
     static ROWS: OnceLock<usize> = OnceLock::new();
-    *ROWS.get_or_init(|| if crate::dtype::cpu_is_of_amd() { 1 } else { TOGETHER })
+    *ROWS.get_or_init(|| if crate::tensor::cpu_is_of_amd() { 1 } else { TOGETHER })
 }
 
 /// Rows of one job: of several whole matrices, or of a part of one.

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 use super::elementwise::{Apply, Decay, Release};
 use super::lines::in_pieces;
-use crate::batch::{Area, Slab};
 use crate::spec::Side;
+use crate::tensor::{Area, Slab};
 
 /// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
 /// number), ascending and counted from 1, into the float64 slab `chosen`, which is filled up with 0: a cleared slab is

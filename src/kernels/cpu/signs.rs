@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use super::philox;
-use crate::batch::Slab;
+use crate::tensor::Slab;
 use crate::threads;
 
 /// Entries of a row that are not zero, if there are as many columns.
@@ -250,7 +250,7 @@ fn list([first, end]: [usize; 2], row: u64, word: u32) -> usize {
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
+    use crate::tensor::DType;
 
     const STREAM: [u32; 4] = [1, 2, 3, 4];
 

@@ -4,8 +4,8 @@ use super::super::pass::Pass;
 use super::device::launch;
 use super::driver::Grid;
 use super::table::{FEW, Job, MOST_OPERANDS, PIECE, Scalars, add_pieces};
-use crate::batch::{Blocks, Form, MOST_SPANS, Rounding, Slab};
 use crate::error::{Error, Result};
+use crate::tensor::{Blocks, Form, MOST_SPANS, Rounding, Slab};
 
 const THREADS: u32 = 128;
 const WARPS: usize = THREADS as usize / 32;
@@ -250,8 +250,7 @@ pub(super) fn sum<T>(
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
-    use crate::batch::Places;
-    use crate::dtype::DType;
+    use crate::tensor::{DType, Places};
 
     #[test]
     fn blocks_of_a_cut_equal_those_of_the_form() {

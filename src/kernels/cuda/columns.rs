@@ -4,9 +4,8 @@ use super::super::columns::{Columns, Kept};
 use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::table::{add_pieces, number_of, to_i32};
-use crate::batch::{Slab, to_i64};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab, to_i64};
 
 const THREADS: u32 = 256;
 /// Columns and rows of one block.

@@ -7,14 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use super::compile;
 use super::driver::{self, Context, Function, Grid, Stream};
 use super::sources::{SOURCES, Source, When};
 use super::table::number_of;
-use super::tape;
-use crate::batch::{self, Place, Slab};
-use crate::dtype::DType;
+use super::{compile, tape};
 use crate::error::{Error, Result};
+use crate::tensor::{self, DType, Place, Slab};
 
 /// How the driver names a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
@@ -205,7 +203,7 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
 /// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is
 /// on the stream.
 pub(in super::super) fn scratch(elements: usize, dtype: DType, place: Place) -> Result<(Tensor, Slab)> {
-    let room = Tensor::f_empty([batch::to_i64(elements)?], (dtype.kind(), place.device()))?;
+    let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), place.device()))?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
         && device.emulated
@@ -242,6 +240,6 @@ pub fn emulate() -> Result<()> {
     if !Device::get(0)?.emulated {
         return Err(Error::Cuda("only the emulator of the tests has the memory of the host".into()));
     }
-    batch::emulate();
+    tensor::emulate();
     Ok(())
 }

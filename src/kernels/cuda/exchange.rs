@@ -4,8 +4,8 @@ use super::super::{Copy, Messages};
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::number_of;
-use crate::batch::{Slab, to_i64};
 use crate::error::{Error, Result};
+use crate::tensor::{Slab, to_i64};
 
 const THREADS: u32 = 256;
 /// Units of one block of `copies.cu`, and elements of one block of `messages.cu`.

@@ -7,9 +7,8 @@ use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::sums::{add_numbers, blocks_of};
 use super::table::THREADS;
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab};
 
 /// Jobs of one launch.
 const MOST: usize = 384;

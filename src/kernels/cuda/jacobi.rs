@@ -4,9 +4,8 @@ use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::sources::JACOBI;
 use super::table::to_i32;
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::{DType, Slab};
 
 /// Rows that are turned together.
 const PAIR: usize = 64;

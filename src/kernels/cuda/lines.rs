@@ -4,8 +4,8 @@ use super::super::Chosen;
 use super::device::launch;
 use super::driver::Grid;
 use super::table::{number_of, to_i32};
-use crate::batch::{Area, to_i64};
 use crate::error::{Error, Result};
+use crate::tensor::{Area, to_i64};
 
 pub(super) const THREADS: u32 = 256;
 /// Jobs of one launch.

@@ -6,10 +6,9 @@ use super::device::{Rate, scratch};
 use super::lines::{Job, Matrix, blocks_of, launch_lines};
 use super::select::line_sums;
 use super::table::{number_of, to_i32};
-use crate::batch::{Area, Slab, to_i64};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::spec::Side;
+use crate::tensor::{Area, DType, Slab, to_i64};
 
 /// Normal numbers of a block.
 const NUMBERS: usize = 4096;

@@ -3,8 +3,8 @@
 use super::super::Neurons;
 use super::lines::{self, Job, Matrix, Numbers, launch_lines};
 use super::table::{number_of, to_i32};
-use crate::batch::to_i64;
 use crate::error::Result;
+use crate::tensor::to_i64;
 
 /// Neurons that share a norm from which a block sums them up, not a warp.
 const LARGE: usize = 33;

@@ -9,9 +9,8 @@ use super::driver::Grid;
 use super::sources::{CHOLESKY, GRAM};
 use super::symmetric::{Factor, MatrixBatch};
 use super::table::to_i32;
-use crate::batch::{Slab, to_i64};
-use crate::dtype::DType;
 use crate::error::Result;
+use crate::tensor::{DType, Slab, to_i64};
 
 /// Rows and columns of a tile, threads of a block.
 const TILE: usize = 64;

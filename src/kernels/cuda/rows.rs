@@ -8,9 +8,8 @@ use super::super::pass::RowPassCall;
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
-use crate::batch::{Slab, to_i64};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab, to_i64};
 
 const MOST_OPERANDS: usize = 3;
 const MOST_SCALES: usize = 2;

@@ -5,10 +5,9 @@ use super::super::slices::{Move, Sliced};
 use super::device::{Rate, scratch};
 use super::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
 use super::table::to_i32;
-use crate::batch::{Area, Slab};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::spec::Side;
+use crate::tensor::{Area, DType, Slab};
 
 /// Columns and rows of which a block leaves sums.
 const STRIP: usize = 128;

@@ -7,9 +7,8 @@ use super::coded::{self, CodedJob};
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab};
 
 /// As `sums.cu` lays it out.
 #[repr(C)]

@@ -6,8 +6,8 @@ use super::device::{is_entered, launch, multiprocessors};
 use super::driver::{Boxes, Grid, TensorMap, tensor_map};
 use super::sources::{SYMMETRIC_MMA, SYMMETRIC_WGMMA};
 use super::table::to_i32;
-use crate::batch::{address_of, is_emulated, to_i64};
 use crate::error::{Error, Result};
+use crate::tensor::{address_of, is_emulated, to_i64};
 
 /// Rows and columns of a tile of `symmetric_mma.cu`, threads of its block.
 const TILE: usize = 128;

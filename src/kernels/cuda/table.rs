@@ -5,9 +5,8 @@ use super::super::pass::{MOST_SCALARS, Pass};
 use super::coded::{self, CodedJob};
 use super::device::{Rate, launch};
 use super::driver::Grid;
-use crate::batch::{Slab, to_i64};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab, to_i64};
 
 pub(super) const MOST_OPERANDS: usize = 5;
 pub(super) const THREADS: u32 = 256;

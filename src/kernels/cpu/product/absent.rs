@@ -1,7 +1,7 @@
 //! Products where there is no kernel: nothing here is reached, as `Features::kernel` names none.
 
 use super::{Kernel, Operand, Product, Side};
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 pub(super) const ADDENDS: usize = 0;
 

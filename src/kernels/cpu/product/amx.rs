@@ -39,7 +39,7 @@ static SHAPES: Shapes = Shapes {
 /// What a virtual machine says of its tiles (CPUID leaf 0x1D) does not count: some say nothing and have them.
 pub(super) fn is_usable() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
-    *USABLE.get_or_init(|| crate::dtype::cpu_names_amx() && are_saved() && is_permitted() && multiplies())
+    *USABLE.get_or_init(|| crate::tensor::cpu_names_amx() && are_saved() && is_permitted() && multiplies())
 }
 
 /// Whether the system saves the tile registers when it switches threads.

@@ -4,7 +4,7 @@
 use super::super::fold::Fold;
 use super::super::reduce::{set_values, values};
 use super::super::{Op, Real};
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// Sums of squares that are gathered side by side.
 const LANES: usize = 16;

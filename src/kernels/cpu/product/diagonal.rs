@@ -4,8 +4,7 @@ use half::bf16;
 
 use super::super::convert::widen;
 use super::{Operand, Product};
-use crate::batch::Slab;
-use crate::dtype::DType;
+use crate::tensor::{DType, Slab};
 
 /// Elements of the diagonal that are looked at.
 const SAMPLES: usize = 8;

@@ -30,9 +30,8 @@ pub use thin::ThinProduct;
 
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
-use crate::batch::Slab;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::{DType, Slab};
 use crate::threads;
 
 /// What the products of an element type are computed with.
@@ -277,7 +276,7 @@ impl Kernel {
     /// on a Zen 5 does 110 GFLOP/s a core in float32 where the tiles do 220.
     #[must_use]
     pub fn outruns_library(self) -> bool {
-        matches!(self, Self::F32Avx512 | Self::F64Avx512) && crate::dtype::cpu_is_of_amd()
+        matches!(self, Self::F32Avx512 | Self::F64Avx512) && crate::tensor::cpu_is_of_amd()
     }
 
     /// The element type.
@@ -297,7 +296,7 @@ impl Kernel {
 pub fn multiplies_bf16() -> bool {
     match Kernel::of(DType::BF16) {
         Some(Kernel::Bf16Amx) => true,
-        Some(Kernel::Bf16Avx512) => crate::dtype::cpu_is_of_amd(),
+        Some(Kernel::Bf16Avx512) => crate::tensor::cpu_is_of_amd(),
         _ => false,
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::thread::LocalKey;
 
 use super::{Kernel, Operand, Outcome, Product, Side, each};
-use crate::batch::{Area, Slab};
 use crate::error::{Error, Result};
+use crate::tensor::{Area, Slab};
 use crate::threads;
 
 /// Bytes of the columns or rows of the large factor that one task brings into panels: a part of the second-level cache.

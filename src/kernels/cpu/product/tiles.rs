@@ -11,7 +11,7 @@ use super::super::{Real, convert};
 use super::pack::{Rows, panel};
 use super::tiled::{Call, Mirror};
 use super::transpose::{mirror_any, mirror_bf16, mirror_f32};
-use crate::batch::Element;
+use crate::tensor::Element;
 
 /// The largest tile.
 pub(super) const MOST: usize = 32 * 32;

@@ -187,8 +187,8 @@ fn exchanged(mut r: [__m512i; 16]) -> [__m512i; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
     use crate::kernels::cpu::product::Features;
+    use crate::tensor::DType;
 
     /// Ties, all exponents, subnormal numbers, infinities and NaN of both signs, with lower halves around a half.
     fn numbers() -> Vec<f32> {

@@ -6,7 +6,7 @@ use super::tiled::Call;
 use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
 use super::widened::Bf16Avx2;
 use super::{Kernel, Operand, Product, Side, each};
-use crate::batch::Slab;
+use crate::tensor::Slab;
 
 /// Most matrices that are added to a product.
 pub(super) const ADDENDS: usize = 2;

@@ -2,8 +2,7 @@
 
 use tch::Tensor;
 
-use super::Slab;
-use crate::dtype::DType;
+use super::{DType, Slab};
 use crate::error::Result;
 
 /// A matrix inside the storage of a tensor: rows of equal length at equal distances.

@@ -12,13 +12,11 @@ mod stages;
 use super::Algorithm;
 use super::neuron::{NORMALIZE, Neuron, SQUARES};
 use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
-use crate::dtype::DType;
+use super::stage::StageIo;
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
-use crate::stage::StageIo;
+use crate::spec::{Block, Cut, Description, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["fraction", "selection_scope"];
 

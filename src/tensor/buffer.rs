@@ -1,32 +1,22 @@
-//! Checked views of tensors: the only place that turns a tensor into memory and back.
-
-mod area;
-mod form;
-mod place;
-mod watch;
-
-pub use area::{Area, Stack};
-pub use form::{Blocks, Form, MOST_SPANS, Places, Rounding};
-pub use place::{Place, emulate, is_emulated};
-pub use watch::{Gradient, Watch, prefetch};
+//! Elements in the memory of a tensor or of the arena.
 
 use half::{bf16, f16};
 use tch::Tensor;
 
-use crate::dtype::DType;
+use super::{DType, Form, Place, prefetch};
 use crate::error::{Error, Result};
 
 /// A contiguous run of elements, borrowed from a tensor that the session keeps alive.
 #[derive(Clone, Copy, Debug)]
 pub struct Slab {
-    address: usize,
-    len: usize,
-    dtype: DType,
-    place: Place,
+    pub(super) address: usize,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
+    pub(super) place: Place,
     /// Address of a `Form`, where the elements are more than numbers of their type; else 0.
-    form: usize,
+    pub(super) form: usize,
     /// Place of the first element in the tensor that the form is about.
-    first: usize,
+    pub(super) first: usize,
 }
 
 /// An element type of Rust that stands for a `DType`.
@@ -306,7 +296,7 @@ impl Slab {
     }
 
     /// A matrix whose rows begin `step` elements apart, as a tensor that shares its memory.
-    fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
+    pub(super) fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
         let size = [to_i64(rows)?, to_i64(cols)?];
         if rows * cols == 0 {
             return Ok(Tensor::f_empty(size, (self.dtype.kind(), self.place.device()))?);
@@ -320,7 +310,7 @@ impl Slab {
     }
 
     /// The first of matrices that begin `distance` elements apart in one tensor, with the others: `[count, rows, cols]`.
-    fn stacked(&self, sizes: [usize; 3], [distance, step]: [usize; 2]) -> Result<Tensor> {
+    pub(super) fn stacked(&self, sizes: [usize; 3], [distance, step]: [usize; 2]) -> Result<Tensor> {
         let [count, rows, cols] = sizes.map(to_i64);
         let (size, stride) = ([count?, rows?, cols?], [to_i64(distance)?, to_i64(step)?, 1]);
         // SAFETY: as in `tensor`; a `Stack` has been given each of the matrices as a slab of the same tensor.

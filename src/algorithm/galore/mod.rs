@@ -9,18 +9,18 @@ mod refresh;
 mod stages;
 mod warned;
 
+use warned::Warned;
+
 use super::low_rank::LowRank;
+use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels::{self, SIGNS};
 use crate::linalg::sketch::sketch_columns;
-use crate::options::Options;
 use crate::program::{BufferId, Program, Stage};
-use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::view::View;
-use warned::Warned;
+use crate::spec::{
+    Block, Cut, Description, Hyper, Init, Options, ParamSpec, Share, Side, StateSpec, UnitShape, View,
+};
 
 pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
 

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::ThreadPool;
-
 use team::Team;
 
 static POOL: Mutex<Option<(usize, Arc<ThreadPool>)>> = Mutex::new(None);
@@ -127,5 +126,4 @@ pub fn share(slots: usize, items: usize, task: impl Fn(usize, usize) + Sync) {
 }
 
 #[cfg(test)]
-#[path = "threads/tests.rs"]
 mod tests;

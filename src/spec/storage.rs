@@ -1,9 +1,9 @@
 //! How a group stores states: in which type, and whether in 8 bits.
 
-use crate::dtype::DType;
+use super::Options;
 use crate::error::{Error, Result};
-use crate::options::Options;
 use crate::spec::{Coded, ParamSpec, StateSpec};
+use crate::tensor::DType;
 
 /// The option keys that say so.
 pub const OPTIONS: [&str; 4] = ["state_dtype", "state_bits", "block_size", "min_quant_numel"];

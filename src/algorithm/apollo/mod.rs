@@ -8,16 +8,15 @@
 mod stages;
 
 use super::low_rank::LowRank;
+use super::stage::StageIo;
 use super::{Algorithm, flops};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels;
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Description, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::view::View;
+use crate::spec::{
+    Block, Cut, Description, Hyper, Init, Options, ParamSpec, Share, Side, StateSpec, UnitShape, View,
+};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 1] = ["scale_type"];
 

@@ -7,18 +7,16 @@
 mod basis;
 mod stages;
 
+use super::lr_scale::AdjustLr;
+use super::stage::StageIo;
 use super::{Algorithm, flops};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
-use crate::linalg::adjust::AdjustLr;
 use crate::linalg::qr::QrMethod;
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Description, ParamSpec, Side, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::storage::StateStorage;
-use crate::view::View;
+use crate::spec::{
+    Block, Cut, Description, Hyper, Options, ParamSpec, Side, StateSpec, StateStorage, UnitShape, View,
+};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 12] = [
     "adjust_lr",

@@ -4,8 +4,8 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
 
 /// One setting as it came from the group.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Parameters read as matrices: flattened, stacked, per head, or in row blocks. Shapes only.
 
+use super::Options;
 use crate::error::{Error, Result};
-use crate::options::Options;
 use crate::spec::{Block, ParamSpec, Side};
 
 /// The option keys that choose a view.

@@ -8,27 +8,23 @@ mod parts;
 mod place;
 mod units;
 
-pub use bound::{Look, check_gradient};
-pub use place::of as place_of;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bound::{Bound, Slot};
+pub use bound::{Look, check_gradient};
+use parts::stage_parts;
+pub use place::of as place_of;
 use tch::Tensor;
+use units::{Fixed, fixed};
 
-use crate::batch::{Area, Place, Slab};
-use crate::dtype::DType;
+use crate::algorithm::stage::{MAX_STATES, Part, Probe, UnitIo, jobs};
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels::cuda;
 use crate::plan::{Bucket, Member, Plan, Step};
-use crate::spec::Rect;
-use crate::stage::{MAX_STATES, Part, Probe, UnitIo, jobs};
-
-use bound::{Bound, Slot};
-use parts::stage_parts;
-use units::{Fixed, fixed};
+use crate::spec::{Hyper, Rect};
+use crate::tensor::{Area, DType, Place, Slab};
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
 pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);

@@ -8,8 +8,7 @@ use std::sync::OnceLock;
 
 use tch::Tensor;
 
-use super::Slab;
-use crate::dtype::DType;
+use super::{DType, Slab};
 
 /// Dimensions that a watched tensor has at most.
 const DIMS: usize = 4;

@@ -5,16 +5,13 @@
 
 mod stages;
 
+use super::stage::StageIo;
 use super::{Algorithm, flops, whole};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::hyper::Hyper;
 use crate::kernels::{self, Debias, Factors, Trust};
-use crate::options::Options;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Description, ParamSpec, StateSpec, UnitShape};
-use crate::stage::StageIo;
-use crate::storage::{Code, StateStorage};
+use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 9] = [
     "capturable",

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 ///
 /// With an update whose singular values are all 1, the effective learning rate is `lr * factor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AdjustLr {
+pub(super) enum AdjustLr {
     /// `1`: `lr` is the spectral norm of an update. 4096 x 1024: 1.
     None,
     /// `sqrt(fan_out / fan_in)`: `lr` is the RMS-to-RMS operator norm of an update. 4096 x 1024: 2; 1024 x
@@ -27,7 +27,7 @@ impl AdjustLr {
     ///
     /// # Errors
     /// [`Error::Value`] for an unknown name.
-    pub fn parse(name: Option<&str>) -> Result<Self> {
+    pub(super) fn parse(name: Option<&str>) -> Result<Self> {
         match name {
             None => Ok(Self::None),
             Some("spectral_norm") => Ok(Self::SpectralNorm),
@@ -43,7 +43,7 @@ impl AdjustLr {
     /// The factor for a matrix with `fan_out` rows and `fan_in` columns. A matrix without elements has factor
     /// 1.
     #[must_use]
-    pub fn factor(self, fan_out: u64, fan_in: u64) -> f64 {
+    pub(super) fn factor(self, fan_out: u64, fan_in: u64) -> f64 {
         if fan_out == 0 || fan_in == 0 {
             return 1.0;
         }

@@ -1,0 +1,112 @@
+//! Blocks, the matrices of parameters: their sides, how they are sharded, and what those of a bucket have in common.
+
+use std::ops::Range;
+
+use crate::tensor::DType;
+
+/// One side of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Its rows.
+    Rows,
+    /// Its columns.
+    Cols,
+}
+
+impl Side {
+    /// Its place in an array of rows and columns.
+    #[must_use]
+    pub fn index(self) -> usize {
+        match self {
+            Self::Rows => 0,
+            Self::Cols => 1,
+        }
+    }
+}
+
+/// How one dimension of a tensor goes along with the parameter when that is spread over several processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut<T> {
+    /// Never cut.
+    Whole,
+    /// It is that side (or dimension) of the parameter and is cut as that is.
+    With(T),
+    /// It is none of the parameter's, and is cut evenly among the processes that cut that side (or dimension).
+    Spread(T),
+    /// One for each matrix that is stored of a parameter that is taken whole.
+    Stack,
+}
+
+/// A matrix inside a row-major area: its first element, size, and the distance of its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rect {
+    /// First element.
+    pub offset: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
+
+impl Rect {
+    /// A matrix whose elements all lie together.
+    #[must_use]
+    pub fn packed(offset: usize, rows: usize, cols: usize) -> Self {
+        Self { offset, rows, cols, stride: cols }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.rows * self.cols
+    }
+}
+
+/// A matrix inside the row-major storage of a parameter: `rows × cols` elements from `offset`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Block {
+    /// First element.
+    pub offset: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+impl Block {
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// The elements of the block.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.numel()
+    }
+}
+
+/// The class of a bucket: what all its units have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitShape {
+    /// Rows of each block (1 for flat units).
+    pub rows: usize,
+    /// Columns of each block (0 for flat units, whose lengths differ).
+    pub cols: usize,
+    /// Whether a low-rank algorithm works on the transpose.
+    pub transposed: bool,
+    /// Among how many processes rows and columns are cut.
+    pub ways: [usize; 2],
+    /// Whether no other process has a part or a copy of them.
+    pub alone: bool,
+    /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
+    /// than two.
+    pub inner: Vec<usize>,
+    /// Element type of the parameters.
+    pub param: DType,
+    /// Element types of the states, in the order of `Algorithm::state`.
+    pub state: Vec<DType>,
+}

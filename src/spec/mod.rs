@@ -1,0 +1,17 @@
+//! Facts about parameters, states, blocks and settings. No tensors.
+
+mod block;
+mod hyper;
+pub mod matrices;
+pub mod options;
+mod param;
+mod state;
+pub mod storage;
+
+pub use block::{Block, Cut, Rect, Side, UnitShape};
+pub use hyper::Hyper;
+pub use matrices::View;
+pub use options::{Callback, OptionValue, Options};
+pub use param::{Description, ParamSpec};
+pub use state::{Coded, Init, Share, StateSpec};
+pub use storage::{Code, StateStorage};

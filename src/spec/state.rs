@@ -1,0 +1,115 @@
+//! States: shapes, types, initial values, and which of their elements belong to a block.
+
+use super::{Cut, ParamSpec, Side};
+use crate::tensor::DType;
+
+/// How a state tensor begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Init {
+    /// All zero.
+    Zeros,
+    /// Independent N(0, 1), a function of (seed, parameter, element) only.
+    Normal {
+        /// The group's seed.
+        seed: u64,
+    },
+}
+
+/// Which elements of a state belong to a block of the parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Element i belongs to element i of the parameter.
+    Like,
+    /// Behind `leading` dimensions that number the matrices, rows go along a side of the matrix: those of the block.
+    Side {
+        /// The side.
+        side: Side,
+        /// How many dimensions number the matrices.
+        leading: usize,
+        /// Whether the block has one column only, at its place among the blocks of its parameter.
+        column: bool,
+    },
+    /// Behind the dimensions that number the matrices, a matrix for each block, whose columns go along a side of it.
+    Each {
+        /// The side, if any.
+        cols: Option<Side>,
+    },
+    /// The matrix over the last two dimensions at the block's place among the blocks of its parameter.
+    Block,
+    /// One element for each block.
+    Number,
+    /// Everything belongs to all blocks.
+    All,
+}
+
+/// How a state is stored in 8 bits: codes, and a scale for each block of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coded {
+    /// Type of the codes.
+    pub dtype: DType,
+    /// Elements of a block.
+    pub block: usize,
+}
+
+impl Coded {
+    /// The shape of the scales of a state of shape `shape`.
+    #[must_use]
+    pub fn scales(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        shape.iter_mut().next_back().into_iter().for_each(|last| *last = last.div_ceil(self.block));
+        shape
+    }
+}
+
+/// A state tensor that an algorithm keeps for one parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Canonical name; a class may show it under another one.
+    pub role: &'static str,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+    /// Initial value.
+    pub init: Init,
+    /// How each dimension goes along with the parameter's dimensions.
+    pub cuts: Vec<Cut<usize>>,
+    /// The elements of each block.
+    pub share: Share,
+    /// How it is stored when it is stored in 8 bits; none where it never is.
+    pub coded: Option<Coded>,
+    /// Whether it is in the memory of the host, wherever the parameter is.
+    pub on_host: bool,
+}
+
+impl StateSpec {
+    /// A state of the parameter's own shape.
+    #[must_use]
+    pub fn like(role: &'static str, p: &ParamSpec, dtype: DType) -> Self {
+        Self {
+            role,
+            shape: p.shape.clone(),
+            dtype,
+            init: Init::Zeros,
+            cuts: (0..p.shape.len()).map(Cut::With).collect(),
+            share: Share::Like,
+            coded: None,
+            on_host: false,
+        }
+    }
+
+    /// A counter: one float32 element shared by all blocks.
+    #[must_use]
+    pub fn counter(role: &'static str) -> Self {
+        Self {
+            role,
+            shape: Vec::new(),
+            dtype: DType::F32,
+            init: Init::Zeros,
+            cuts: Vec::new(),
+            share: Share::All,
+            coded: None,
+            on_host: true,
+        }
+    }
+}

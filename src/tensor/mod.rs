@@ -1,0 +1,15 @@
+//! Memory of tensors and what lies in it: the only room that turns a tensor into addresses and back.
+
+mod buffer;
+mod device;
+mod dtype;
+mod encoding;
+mod fast_path;
+mod matrix;
+
+pub use buffer::{Element, Slab, address_of, to_i64};
+pub use device::{Place, emulate, is_emulated};
+pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dtype};
+pub use encoding::{Blocks, Form, MOST_SPANS, Places, Rounding};
+pub use fast_path::{Gradient, Watch, prefetch};
+pub use matrix::{Area, Stack};
