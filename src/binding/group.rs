@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::linalg::orthonormalizer::Function;
 use crate::plan::GroupSpec;
 use crate::spec::{Callback, Hyper, OptionValue, Options};
-use crate::tensor::{DType, Place, is_emulated};
+use crate::tensor::{DType, Device, is_emulated};
 
 /// The parameters of a group.
 pub(super) fn params<'py>(group: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyList>> {
@@ -96,8 +96,8 @@ pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm, rate_re
 
 /// The learning rate of a group that is `capturable`, where it is a number on the device of the parameters: the step
 /// reads it there when it runs.
-pub(super) fn rate_at(group: &Bound<'_, PyDict>, place: Place) -> PyResult<Option<Tensor>> {
-    if place == Place::Cpu {
+pub(super) fn rate_at(group: &Bound<'_, PyDict>, device: Device) -> PyResult<Option<Tensor>> {
+    if device == Device::Cpu {
         return Ok(None);
     }
     let flag = group.get_item(intern!(group.py(), "capturable"))?;
@@ -106,9 +106,9 @@ pub(super) fn rate_at(group: &Bound<'_, PyDict>, place: Place) -> PyResult<Optio
         return Ok(None);
     }
     let rate = tensor::unpack(&lr, "lr")?;
-    let is_there = match Place::of(&rate) {
-        Ok(Place::Cpu) => is_emulated(),
-        other => other.is_ok_and(|own| own == place),
+    let is_there = match Device::of(&rate) {
+        Ok(Device::Cpu) => is_emulated(),
+        other => other.is_ok_and(|own| own == device),
     };
     Ok(Some(rate).filter(|rate| is_there && rate.numel() == 1 && DType::from_kind(rate.kind()).is_some()))
 }

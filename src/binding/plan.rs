@@ -13,7 +13,7 @@ use crate::algorithm;
 use crate::error::Error;
 use crate::layout::{Collective, local_shape};
 use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
-use crate::session::{check_gradient, place_of};
+use crate::session::{check_gradient, device_of};
 use crate::spec::{Description, Init, ParamSpec};
 use crate::tensor::DType;
 
@@ -172,7 +172,7 @@ impl PyPlan {
         let objects: Vec<_> = lists.iter().flat_map(PyListMethods::iter).collect();
         let local = |object| tensor::unpack(&handles::local(object)?, "parameter");
         let locals = objects.iter().map(local).collect::<PyResult<Vec<_>>>()?;
-        place_of(&self.plan, &locals).map_err(super::error::to_python)?;
+        device_of(&self.plan, &locals).map_err(super::error::to_python)?;
         if !gradients {
             return Ok(());
         }

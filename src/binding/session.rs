@@ -293,7 +293,7 @@ impl PySession {
         }
         threads::set(num_threads);
         let plan = &self.plan;
-        let place = self.lock().map_err(to_python)?.place();
+        let place = self.lock().map_err(to_python)?.device();
         let (mut hypers, mut rates, mut factors, mut steps) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {

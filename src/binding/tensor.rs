@@ -13,7 +13,7 @@ use super::error::to_python;
 use crate::error::Error;
 use crate::linalg::random::{Key, fill_normal as normals};
 use crate::linalg::sketch::Omega;
-use crate::tensor::{Place, Slab, prefetch};
+use crate::tensor::{Device, Slab, prefetch};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -230,5 +230,5 @@ pub(super) fn require_cpu(tensor: &Tensor, name: &str) -> PyResult<()> {
 
 /// `ValueError` unless the tensor is on the CPU or on a CUDA device.
 pub(super) fn require_place(tensor: &Tensor, name: &str) -> PyResult<()> {
-    Place::of(tensor).map(|_| ()).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
+    Device::of(tensor).map(|_| ()).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
 }

@@ -1,10 +1,10 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
-use super::staged::{formed_elements, staged};
+use super::decode::{formed_elements, staged};
 use super::{cpu, cuda};
 use crate::error::Result;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Place, Slab};
+use crate::tensor::{Area, DType, Device, Slab};
 
 /// By how much the norm of an update may exceed that of the one before.
 pub(super) const GROWTH: f64 = 1.01;
@@ -70,7 +70,7 @@ pub struct Limited {
 pub fn channel_squares(all: &[Projected]) -> Result<()> {
     let Some(one) = all.first() else { return Ok(()) };
     let side = one.channels.side;
-    if one.channels.factors.place() == Place::Cpu {
+    if one.channels.factors.device() == Device::Cpu {
         for one in all {
             let sums = cpu::channel::channel_squares(&one.low, side == Side::Rows);
             one.channels.factors.numbers().copy_from_slice(&sums);
@@ -87,15 +87,15 @@ pub fn channel_squares(all: &[Projected]) -> Result<()> {
 /// # Errors
 /// As `channel_squares`.
 pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
-    match all.first().map(|one| one.channels.factors.place()) {
+    match all.first().map(|one| one.channels.factors.device()) {
         None => Ok(()),
-        Some(Place::Cpu) => {
+        Some(Device::Cpu) => {
             for one in all {
                 cpu::channel::ratios(grad_factor, one);
             }
             Ok(())
         }
-        Some(Place::Cuda(_)) => cuda::channel_ratios(grad_factor, all),
+        Some(Device::Cuda(_)) => cuda::channel_ratios(grad_factor, all),
     }
 }
 
@@ -104,15 +104,15 @@ pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
 /// # Errors
 /// As `channel_squares`.
 pub fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
-    match all.first().map(|(channels, ..)| channels.factors.place()) {
+    match all.first().map(|(channels, ..)| channels.factors.device()) {
         None => Ok(()),
-        Some(Place::Cpu) => {
+        Some(Device::Cpu) => {
             for (channels, grad, total) in all {
                 total.numbers().fill(cpu::channel::Factors::of(channels).sum_of_squares(grad));
             }
             Ok(())
         }
-        Some(Place::Cuda(_)) => cuda::channel_totals(all),
+        Some(Device::Cuda(_)) => cuda::channel_totals(all),
     }
 }
 
@@ -121,15 +121,15 @@ pub fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
 /// # Errors
 /// As `channel_squares`.
 pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
-    match all.first().map(|one| one.total.place()) {
+    match all.first().map(|one| one.total.device()) {
         None => Ok(()),
-        Some(Place::Cpu) => {
+        Some(Device::Cpu) => {
             for one in all {
                 cpu::channel::limited_step(step, one);
             }
             Ok(())
         }
-        Some(Place::Cuda(_)) => {
+        Some(Device::Cuda(_)) => {
             let wide = |one: &Limited| [one.param, one.grad].iter().any(|area| area.dtype() == DType::F64);
             staged(
                 all,

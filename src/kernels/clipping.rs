@@ -2,7 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
-use crate::tensor::{Place, Slab};
+use crate::tensor::{Device, Slab};
 
 /// The rates of parameters before they are clipped.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +50,9 @@ impl Clipping {
     /// # Errors
     /// Whatever a device says.
     pub fn factors(&self, rates: &Rates<'_>, sums: &[UpdateSums]) -> Result<Factors<2>> {
-        let place = sums.first().map_or(Place::Cpu, |sums| sums.update.place());
-        if place != Place::Cpu {
-            let factors = Factors::room(sums.len(), place)?;
+        let device = sums.first().map_or(Device::Cpu, |sums| sums.update.device());
+        if device != Device::Cpu {
+            let factors = Factors::room(sums.len(), device)?;
             super::cuda::update_factors(self, rates, sums, factors.left())?;
             return Ok(factors);
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
-use crate::tensor::{Area, DType, Place, Slab};
+use crate::tensor::{Area, DType, Device, Slab};
 
 /// A row-major matrix with as many columns as it has sums.
 #[derive(Clone, Copy, Debug)]
@@ -37,22 +37,22 @@ impl Columns {
     }
 
     /// Where it is.
-    fn place(&self) -> Result<Place> {
-        let place = self.x.place();
+    fn device(&self) -> Result<Device> {
+        let device = self.x.device();
         if self.sums.dtype() != DType::F64 || self.scaled.len() != self.x.len() {
             return Err(Error::Internal("column sums need one float64 each".into()));
         }
-        if [self.sums, self.scaled].iter().any(|slab| slab.place() != place) {
+        if [self.sums, self.scaled].iter().any(|slab| slab.device() != device) {
             return Err(Error::Internal("a matrix and its column sums are in different places".into()));
         }
-        Ok(place)
+        Ok(device)
     }
 }
 
 /// Splits by place: what is on the host, and what is on a device.
 fn on_host<T>(all: &[T], columns: impl Fn(&T) -> Columns) -> Result<bool> {
-    let places = all.iter().map(|one| columns(one).place()).collect::<Result<Vec<_>>>()?;
-    let on_host = places.iter().filter(|place| **place == Place::Cpu).count();
+    let places = all.iter().map(|one| columns(one).device()).collect::<Result<Vec<_>>>()?;
+    let on_host = places.iter().filter(|device| **device == Device::Cpu).count();
     if on_host != 0 && on_host != places.len() {
         return Err(Error::Internal("the matrices of one pass are in different places".into()));
     }

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::cpu::elementwise::Count;
 use crate::error::Result;
-use crate::tensor::{DType, Place, Slab};
+use crate::tensor::{DType, Device, Slab};
 
 /// `K` factors of each job.
 #[derive(Debug, Default)]
@@ -26,8 +26,8 @@ impl<const K: usize> Factors<K> {
     }
 
     /// Room on a device for the factors of `count` jobs, one after the other.
-    pub(super) fn room(count: usize, place: Place) -> Result<Self> {
-        let (memory, all) = super::cuda::scratch(count * K, DType::F64, place)?;
+    pub(super) fn room(count: usize, device: Device) -> Result<Self> {
+        let (memory, all) = super::cuda::scratch(count * K, DType::F64, device)?;
         let left = (0..count).map(|job| all.part(job * K, K)).collect();
         Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
     }
@@ -59,7 +59,7 @@ impl Steps {
     /// # Errors
     /// As [`super::run`].
     pub fn count(counters: Vec<Slab>) -> Result<Self> {
-        if counters.iter().all(|counter| counter.place() == Place::Cpu) {
+        if counters.iter().all(|counter| counter.device() == Device::Cpu) {
             return Ok(Self::Counted(counters.iter().map(Slab::increment).collect()));
         }
         super::run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
@@ -69,7 +69,7 @@ impl Steps {
     /// Those that were counted.
     #[must_use]
     pub fn counted(counters: Vec<Slab>) -> Self {
-        if counters.iter().all(|counter| counter.place() == Place::Cpu) {
+        if counters.iter().all(|counter| counter.device() == Device::Cpu) {
             return Self::Counted(counters.iter().map(Slab::count).collect());
         }
         Self::Counters(counters)

@@ -4,14 +4,14 @@ use tch::{Kind, Tensor};
 
 use super::{cpu, cuda};
 use crate::error::Result;
-use crate::tensor::{Area, Place, Slab};
+use crate::tensor::{Area, Device, Slab};
 
 /// Clears each run of elements whose basis has only zeros.
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
 pub fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> {
-    if all.first().is_some_and(|(_, out)| out.place() != Place::Cpu) {
+    if all.first().is_some_and(|(_, out)| out.device() != Device::Cpu) {
         return cuda::clear_without_basis(all);
     }
     let without = |basis: &Area| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
@@ -33,10 +33,10 @@ impl Finite {
     /// # Errors
     /// Whatever libtorch says.
     pub fn of(all: &[Slab]) -> Result<Self> {
-        if all.first().is_none_or(|first| first.place() == Place::Cpu) {
+        if all.first().is_none_or(|first| first.device() == Device::Cpu) {
             return Ok(Self::Known(all.iter().all(|x| cpu::reduce::sum_of_squares(x).is_finite())));
         }
-        let mut flag = Tensor::f_ones([], (Kind::Bool, all[0].place().device()))?;
+        let mut flag = Tensor::f_ones([], (Kind::Bool, all[0].device().torch()))?;
         for x in all {
             let _ = flag.f_logical_and_(&x.tensor(&[x.len()])?.f_isfinite()?.f_all()?)?;
         }

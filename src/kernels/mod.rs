@@ -7,18 +7,18 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(not(feature = "cuda"))]
-#[path = "absent.rs"]
+#[path = "cuda_stub.rs"]
 pub mod cuda;
+mod cuda_call;
+mod decode;
+mod dispatch;
 mod factors;
 mod low_rank;
 mod neurons;
 mod normals;
-mod pass;
-mod place;
 mod rotations;
 mod signs;
 mod slices;
-mod staged;
 mod trust;
 
 pub use channels::{
@@ -48,14 +48,14 @@ pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 pub use cpu::signs::{NONZEROS as SIGNS, Signs};
+pub use dispatch::{
+    copy, count_steps, fold, fold_units, frozen, has_symmetric_product, is_capturing, measured_squares,
+    move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
+};
 pub use factors::{Factors, Steps};
 pub use low_rank::{Finite, clear_without_basis};
 pub use neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use normals::{Normals, fill_normals};
-pub use place::{
-    copy, count_steps, fold, fold_units, frozen, has_symmetric_product, is_capturing, measured_squares,
-    move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
-};
 pub use rotations::{ROTATED_SIZES, orthogonal_rows};
 pub use signs::sign_matrix;
 pub use slices::{

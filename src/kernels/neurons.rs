@@ -4,7 +4,7 @@
 
 use super::{Chosen, cpu, cuda};
 use crate::error::Result;
-use crate::tensor::{Area, Place, Slab};
+use crate::tensor::{Area, Device, Slab};
 
 /// An update with its neurons.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +25,8 @@ pub struct Neurons {
     pub totals: Slab,
 }
 
-fn place(all: &[Neurons]) -> Place {
-    all.first().map_or(Place::Cpu, |one| one.squares.place())
+fn device(all: &[Neurons]) -> Device {
+    all.first().map_or(Device::Cpu, |one| one.squares.device())
 }
 
 /// The sum of squares of every neuron, into `squares`.
@@ -34,7 +34,7 @@ fn place(all: &[Neurons]) -> Place {
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
 pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
-    if place(all) == Place::Cpu {
+    if device(all) == Device::Cpu {
         return all.iter().try_for_each(cpu::neuron::squares);
     }
     cuda::neurons("neuron_squares", [0.0; 2], all)
@@ -48,7 +48,7 @@ pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
 #[allow(clippy::cast_precision_loss)] // a matrix side
 pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()> {
     let length = length.max(1) as f64;
-    if place(all) == Place::Cpu {
+    if device(all) == Device::Cpu {
         for one in all {
             cpu::neuron::variance(beta2, length, one);
         }
@@ -62,7 +62,7 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()>
 /// # Errors
 /// As `neuron_squares`.
 pub fn normalize_neurons(all: &[Neurons]) -> Result<()> {
-    if place(all) == Place::Cpu {
+    if device(all) == Device::Cpu {
         all.iter().for_each(cpu::neuron::normalize);
         return Ok(());
     }

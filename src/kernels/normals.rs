@@ -2,7 +2,7 @@
 
 use super::cuda;
 use crate::error::Result;
-use crate::tensor::{Place, Slab};
+use crate::tensor::{Device, Slab};
 
 /// A part of a stream of normal numbers.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub struct Normals {
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
 pub fn fill_normals(factor: f64, all: &[Normals]) -> Result<bool> {
-    if all.first().is_none_or(|one| one.out.place() == Place::Cpu) {
+    if all.first().is_none_or(|one| one.out.device() == Device::Cpu) {
         return Ok(false);
     }
     cuda::normals(factor, all)?;

@@ -2,7 +2,7 @@
 
 use super::{cpu, cuda, on_device};
 use crate::error::{Error, Result};
-use crate::tensor::{Place, Slab};
+use crate::tensor::{Device, Slab};
 
 /// Writes the rows of a sparse sign matrix ([`cpu::signs::Signs`]) from row `first` of a stream on to memory of float64
 /// zeros.
@@ -10,7 +10,7 @@ use crate::tensor::{Place, Slab};
 /// # Errors
 /// `Error::Cuda` where the device refuses it, `Error::Internal` where a device's matrix is said to be the host's.
 pub fn sign_matrix(out: &Slab, shape: [usize; 2], stream: [u32; 4], first: u64) -> Result<()> {
-    if out.place() != Place::Cpu {
+    if out.device() != Device::Cpu {
         return cuda::signs(out, shape, stream, first);
     }
     if on_device() {

@@ -1,11 +1,11 @@
 //! Rows or columns ("slices") of matrices that are chosen by their absolute sums.
 
 use super::cpu::elementwise::Apply;
-use super::staged::{formed_elements, staged};
+use super::decode::{formed_elements, staged};
 use super::{cpu, cuda};
 use crate::error::Result;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Place, Slab};
+use crate::tensor::{Area, DType, Device, Slab};
 
 /// Slices that [`choose`] chose of a matrix: on the host as soon as it has returned, on a device when that gets there.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Chosen {
     /// Whether it is known that there are none: of a device that is not known.
     #[must_use]
     pub fn is_known_empty(&self) -> bool {
-        self.numbers.place() == Place::Cpu && cpu::select::chosen(&self.numbers).is_empty()
+        self.numbers.device() == Device::Cpu && cpu::select::chosen(&self.numbers).is_empty()
     }
 
     /// On the host: a slice of the matrix and that of `U` which belong together, of `stored` slices.
@@ -77,8 +77,8 @@ pub(super) enum Move {
     Return,
 }
 
-fn place(all: &[Sliced]) -> Place {
-    all.first().map_or(Place::Cpu, |one| one.chosen.numbers.place())
+fn device(all: &[Sliced]) -> Device {
+    all.first().map_or(Device::Cpu, |one| one.chosen.numbers.device())
 }
 
 /// `sums[i] = Σ |x|` over row i or column i of each matrix. `sums` are float64.
@@ -86,7 +86,7 @@ fn place(all: &[Sliced]) -> Place {
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
 pub fn absolute_sums(side: Side, all: &[(Area, Slab)]) -> Result<()> {
-    if all.first().is_none_or(|(_, sums)| sums.place() == Place::Cpu) {
+    if all.first().is_none_or(|(_, sums)| sums.device() == Device::Cpu) {
         for (x, sums) in all {
             cpu::lines::absolute_sums(x, side, sums);
         }
@@ -101,7 +101,7 @@ pub fn absolute_sums(side: Side, all: &[(Area, Slab)]) -> Result<()> {
 pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(Area, Area, Slab)]) -> bool {
     let in_one_pass = |(g, m, sums): &(Area, Area, Slab)| {
         let wide = g.dtype() == DType::F64;
-        sums.place() == Place::Cpu && (m.dtype() == DType::F64 || (m.dtype() == DType::F32 && !wide))
+        sums.device() == Device::Cpu && (m.dtype() == DType::F64 || (m.dtype() == DType::F32 && !wide))
     };
     let done = all.iter().all(in_one_pass);
     if done {
@@ -119,7 +119,7 @@ pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(Area, Area, Slab)
 /// # Errors
 /// As `absolute_sums`.
 pub fn choose(count: usize, all: &[(Slab, Slab)]) -> Result<()> {
-    if all.first().is_none_or(|(_, chosen)| chosen.place() == Place::Cpu) {
+    if all.first().is_none_or(|(_, chosen)| chosen.device() == Device::Cpu) {
         for (scores, chosen) in all {
             cpu::select::choose(scores, count, chosen);
         }
@@ -133,7 +133,7 @@ pub fn choose(count: usize, all: &[(Slab, Slab)]) -> Result<()> {
 /// # Errors
 /// As `absolute_sums`.
 pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
-    if place(all) != Place::Cpu {
+    if device(all) != Device::Cpu {
         return cuda::move_slices(side, Move::Take(keep), all);
     }
     all.iter().try_for_each(|one| {
@@ -148,7 +148,7 @@ pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
 /// # Errors
 /// As `absolute_sums`.
 pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
-    if place(all) != Place::Cpu {
+    if device(all) != Device::Cpu {
         return cuda::move_slices(side, Move::Return, all);
     }
     for one in all {
@@ -163,7 +163,7 @@ pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
 /// # Errors
 /// As `absolute_sums`.
 pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
-    if place(all) != Place::Cpu {
+    if device(all) != Device::Cpu {
         let wide = |one: &Sliced| [one.x, one.u].iter().any(|area| area.dtype() == DType::F64);
         return staged(
             all,

@@ -2,7 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
-use crate::tensor::{Place, Slab};
+use crate::tensor::{Device, Slab};
 
 /// What is done about moments that start at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +43,9 @@ impl Trust {
     /// # Errors
     /// Whatever a device says.
     pub fn factors(&self, steps: &Steps, norms: &[Slab], summed: bool, group: &[Slab]) -> Result<Factors<4>> {
-        let place = norms.first().map_or(Place::Cpu, Slab::place);
-        let (Place::Cpu, Steps::Counted(steps)) = (place, steps) else {
-            let factors = Factors::room(norms.len(), place)?;
+        let device = norms.first().map_or(Device::Cpu, Slab::device);
+        let (Device::Cpu, Steps::Counted(steps)) = (device, steps) else {
+            let factors = Factors::room(norms.len(), device)?;
             super::cuda::lamb_factors(self, steps, summed.then_some(norms), group, factors.left())?;
             return Ok(factors);
         };

@@ -12,7 +12,7 @@ use super::sums::Sums;
 use super::symmetric::accumulate;
 use crate::error::Result;
 use crate::kernels::{Signs, on_device, sign_matrix, stream};
-use crate::tensor::{Place, Slab};
+use crate::tensor::Slab;
 
 /// Columns that a sketch has beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -52,14 +52,14 @@ impl Omega {
         (self.index * self.shape[0]) as u64
     }
 
-    /// All of it in float64, at a place.
+    /// All of it in float64, at a at.
     ///
     /// # Errors
     /// Whatever libtorch or a kernel says.
-    pub fn dense(&self, device: Device, place: Place) -> Result<Tensor> {
+    pub fn dense(&self, device: Device, at: crate::tensor::Device) -> Result<Tensor> {
         let size = self.shape.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
         let omega_ds = Tensor::f_zeros(size, (Kind::Double, device))?;
-        self.write(&Slab::of(&omega_ds)?.at(place))?;
+        self.write(&Slab::of(&omega_ds)?.at(at))?;
         Ok(omega_ds)
     }
 
@@ -71,16 +71,16 @@ impl Omega {
         sign_matrix(out, self.shape, self.stream(), self.first())
     }
 
-    /// `A (Aᵀ Ω)` in float64 for a matrix at a place.
+    /// `A (Aᵀ Ω)` in float64 for a matrix at a at.
     ///
     /// # Errors
     /// As `dense`.
-    pub fn sketch(&self, a_de: &Tensor, place: Place) -> Result<Tensor> {
+    pub fn sketch(&self, a_de: &Tensor, at: crate::tensor::Device) -> Result<Tensor> {
         let (d, _) = a_de.size2()?;
         let options = (Kind::Double, a_de.device());
         let s = i64::try_from(self.shape[1]).unwrap_or(i64::MAX);
         if on_device() {
-            let (a_de, omega_ds) = (a_de.f_to_kind(Kind::Double)?, self.dense(a_de.device(), place)?);
+            let (a_de, omega_ds) = (a_de.f_to_kind(Kind::Double)?, self.dense(a_de.device(), at)?);
             return Ok(a_de.f_mm(&a_de.f_tr()?.f_mm(&omega_ds)?)?);
         }
         let signs = Signs::new(self.shape, self.stream(), self.first());

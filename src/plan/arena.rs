@@ -1,23 +1,23 @@
 //! Places the buffers of all buckets in one block of bytes.
 
 use super::bucket::Bucket;
-use super::hop::{Hop, HopKind, Segment, Step, shared};
+use super::coalesce::Train;
+use super::redistribute::{Hop, HopKind, Segment, Step, shared};
 use super::route::{Counts, Route};
-use super::train::Train;
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
 const ALIGN: usize = 64;
 
 /// A buffer's bytes in the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct ArenaRange {
     /// First byte.
     pub offset: usize,
     /// Length in bytes.
     pub bytes: usize,
 }
 
-impl Place {
+impl ArenaRange {
     /// Whether two places share a byte.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -33,9 +33,9 @@ impl Place {
 pub struct Arena {
     /// `places[bucket][buffer]`; after the buffers comes the place where messages are put together, and then the parts
     /// of the messages that the bucket shares with others.
-    pub places: Vec<Vec<Place>>,
+    pub places: Vec<Vec<ArenaRange>>,
     /// For each train its common messages.
-    pub(super) common: Vec<Vec<Place>>,
+    pub(super) common: Vec<Vec<ArenaRange>>,
     /// Size of the arena in bytes.
     pub bytes: usize,
 }
@@ -48,7 +48,7 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
     let mut grow = |at: usize, bytes: usize| sizes[at] = bytes.max(sizes[at]);
     let messages = buffers.len();
     for (at, spec) in buffers.iter().enumerate() {
-        let stored = super::hop::Held { units: 0..bucket.units.len(), depth: bucket.depth() };
+        let stored = super::redistribute::Held { units: 0..bucket.units.len(), depth: bucket.depth() };
         let times = if spec.taken { shared(bucket, bucket.dealt.len()).len().max(1) } else { 1 };
         grow(at, times * Hop::area(bucket, spec, &stored) * spec.dtype.bytes());
     }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::assign::Loads;
-use super::member::Member;
-use super::place::{Extent, Piece};
+use super::local::{Extent, Piece};
+use super::owners::Loads;
+use super::param::Member;
 use super::split::{Limit, linear_bytes, split, stored_bytes};
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;

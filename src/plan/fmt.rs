@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-use super::hop::Step;
+use super::redistribute::Step;
 use super::{Bucket, Compute, Instr, Member, Plan, Transfer};
 use crate::layout::{Collective, Layout, Reduction};
 use crate::spec::Side;

@@ -1,33 +1,33 @@
 //! Joins algorithms and layouts: parameters in, a frozen schedule over buffers out.
 
 mod arena;
-mod assign;
 mod bucket;
-mod coded;
+mod coalesce;
+mod cost;
 mod fmt;
-mod hop;
-mod joint;
-mod member;
-mod place;
+mod local;
+mod owners;
+mod param;
+mod quantized;
+mod redistribute;
+mod reductions;
 mod route;
 mod schedule;
 mod split;
-mod train;
 mod verify;
-mod work;
 
 use std::collections::BTreeMap;
 
-pub use arena::{Arena, Place};
+pub use arena::{Arena, ArenaRange};
 pub use bucket::{Bucket, BucketAxis, Unit};
+pub use cost::Work;
 pub use fmt::placements;
-pub use hop::{Held, Hop, HopKind, StagePoint, Step, owned_by};
-pub use member::Member;
-pub use place::{Extent, LocalState, Piece};
+pub use local::{Extent, LocalState, Piece};
+pub use param::Member;
+pub use redistribute::{Held, Hop, HopKind, StagePoint, Step, owned_by};
 pub use route::{Counts, Route};
 pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
-pub use work::Work;
 
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
@@ -132,17 +132,17 @@ impl Plan {
                 turn(&mut spec, algorithm, &blocks, &existing)?;
                 let states = algorithm.state(&spec, &blocks)?;
                 let (pieces, whole) = if algorithm.flat() {
-                    (vec![place::flat_piece(&spec, &layout)], None)
+                    (vec![local::flat_piece(&spec, &layout)], None)
                 } else if algorithm.joint() {
-                    (vec![place::whole_piece(&spec, leading, &layout)], None)
+                    (vec![local::whole_piece(&spec, leading, &layout)], None)
                 } else {
-                    let whole = place::whole_blocks(&spec, &blocks, leading, &layout, &states);
-                    (place::pieces(&spec, &blocks, leading, &layout, whole)?, whole)
+                    let whole = local::whole_blocks(&spec, &blocks, leading, &layout, &states);
+                    (local::pieces(&spec, &blocks, leading, &layout, whole)?, whole)
                 };
-                let states = coded::taken(&spec, states, &existing)?;
-                (pieces, whole, coded::local(&spec, &blocks, states, &layout)?)
+                let states = quantized::taken(&spec, states, &existing)?;
+                (pieces, whole, quantized::local(&spec, &blocks, states, &layout)?)
             };
-            let rounding = coded::rounding(&spec, &settings.options)?;
+            let rounding = quantized::rounding(&spec, &settings.options)?;
             members.push(Member {
                 spec,
                 layout,
@@ -159,8 +159,8 @@ impl Plan {
         let limits =
             groups.iter().map(|g| split::Limit::from_options(&g.options)).collect::<Result<Vec<_>>>()?;
         let buckets = bucket::buckets(&members, &algorithms, &limits)?;
-        let segments = buckets.iter().map(hop::segments).collect::<Result<Vec<_>>>()?;
-        let trains = train::trains(&buckets, &segments);
+        let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
+        let trains = coalesce::trains(&buckets, &segments);
         let scheduled = schedule::schedule(&trains);
         let arena = Arena::lay_out(&trains, &scheduled.slots);
         let transfers = scheduled.transfers(&buckets, &arena);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::bucket::{Bucket, Unit};
-use super::hop::{Held, Hop, HopKind, owned_by};
+use super::redistribute::{Held, Hop, HopKind, owned_by};
 use crate::program::BufferSpec;
 use crate::spec::{Rect, Side};
 

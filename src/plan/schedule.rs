@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::arena::{Arena, Place};
+use super::arena::{Arena, ArenaRange};
 use super::bucket::Bucket;
-use super::hop::{Hop, HopKind, Step};
+use super::coalesce::{Call, Train};
+use super::redistribute::{Hop, HopKind, Step};
 use super::route::Route;
-use super::train::{Call, Train};
 use crate::layout::{Axis, Collective};
 use crate::tensor::DType;
 
@@ -63,9 +63,9 @@ pub struct Transfer {
     /// Their type.
     pub dtype: DType,
     /// Where they are taken from.
-    pub send: Place,
+    pub send: ArenaRange,
     /// Where they arrive.
-    pub recv: Place,
+    pub recv: ArenaRange,
     /// Bytes to each rank; one entry where all get the same.
     pub send_bytes: Vec<usize>,
     /// Bytes from each rank.
@@ -76,7 +76,12 @@ pub struct Transfer {
 
 impl Transfer {
     /// The transfer of a collective of a train whose common messages have these places.
-    fn of(buckets: &[Bucket], call: &Call, places: &[Vec<Place>], common: &[Place]) -> Option<Self> {
+    fn of(
+        buckets: &[Bucket],
+        call: &Call,
+        places: &[Vec<ArenaRange>],
+        common: &[ArenaRange],
+    ) -> Option<Self> {
         let (number, hop) = call.hops.first()?;
         let mut transfer = Self::of_hop(&buckets[*number], *number, (hop, &call.axis), &places[*number]);
         transfer.lines.clone_from(&call.lines);
@@ -100,7 +105,7 @@ impl Transfer {
     }
 
     /// The transfer of one hop; `places` are those of the bucket's buffers and messages.
-    fn of_hop(bucket: &Bucket, number: usize, (hop, axis): (&Hop, &Axis), places: &[Place]) -> Self {
+    fn of_hop(bucket: &Bucket, number: usize, (hop, axis): (&Hop, &Axis), places: &[ArenaRange]) -> Self {
         let spec = &bucket.program.buffers[hop.buffer];
         let counts = Route::new(bucket, hop).counts();
         let (main, messages) = (places[hop.buffer], places[bucket.program.buffers.len()]);
@@ -121,8 +126,8 @@ impl Transfer {
             lines: vec![axis.ranks.clone()],
             collective: hop.kind.collective(),
             dtype,
-            send: Place { bytes: send_bytes.iter().sum(), ..from },
-            recv: Place { bytes: recv_bytes.iter().sum(), ..to },
+            send: ArenaRange { bytes: send_bytes.iter().sum(), ..from },
+            recv: ArenaRange { bytes: recv_bytes.iter().sum(), ..to },
             send_bytes,
             recv_bytes,
             guarded: hop.guarded,

@@ -60,7 +60,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
             vec![bucket.clone()]
         };
     }
-    let (all, cut) = super::assign::takers(bucket);
+    let (all, cut) = super::owners::takers(bucket);
     let (mut shared, mut each) = (0, 0);
     for spec in &bucket.program.buffers {
         let bytes = stored_bytes(bucket, spec);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::arena::Place;
+use super::arena::ArenaRange;
 use super::schedule::Instr;
 use crate::error::{Error, Result};
 
@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, Default)]
 pub struct Footprints {
     /// Bytes of `Instr::Compute(k)`.
-    pub computes: Vec<Vec<Place>>,
+    pub computes: Vec<Vec<ArenaRange>>,
     /// Bytes of `Instr::Issue(k)` until its wait.
-    pub collectives: Vec<Vec<Place>>,
+    pub collectives: Vec<Vec<ArenaRange>>,
 }
 
 /// Checks a schedule.
@@ -21,10 +21,10 @@ pub struct Footprints {
 /// `Error::Internal` that names the instruction: a collective waited for before it was issued, issued twice, never
 /// waited for, or whose bytes another instruction touches in flight.
 pub fn verify(schedule: &[Instr], prints: &Footprints) -> Result<()> {
-    let mut flying: BTreeMap<usize, &[Place]> = BTreeMap::new();
+    let mut flying: BTreeMap<usize, &[ArenaRange]> = BTreeMap::new();
     let broken = |at: usize, what: &str| Err(Error::Internal(format!("instruction {at} of the plan {what}")));
     for (at, instr) in schedule.iter().enumerate() {
-        let touched: &[Place] = match *instr {
+        let touched: &[ArenaRange] = match *instr {
             Instr::Wait(k) => {
                 if flying.remove(&k).is_none() {
                     return broken(at, "waits for a collective that is not in flight");
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     fn prints() -> Footprints {
-        let at = |offset| vec![Place { offset, bytes: 64 }];
+        let at = |offset| vec![ArenaRange { offset, bytes: 64 }];
         Footprints { computes: vec![at(0), at(64), at(32)], collectives: vec![at(0), at(64)] }
     }
 

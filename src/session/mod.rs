@@ -1,30 +1,30 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
-mod begin;
-mod bound;
-mod due;
+mod buffers;
+mod cadence;
+mod device;
 mod exchange;
-mod parts;
-mod place;
-mod units;
+mod execute;
+mod step;
+mod tensors;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bound::{Bound, Slot};
-pub use bound::{Look, check_gradient};
-use parts::stage_parts;
-pub use place::of as place_of;
+use buffers::stage_parts;
+pub use device::of as device_of;
+use execute::{Fixed, fixed};
 use tch::Tensor;
-use units::{Fixed, fixed};
+use tensors::{Bound, Slot};
+pub use tensors::{Look, check_gradient};
 
 use crate::algorithm::stage::{MAX_STATES, Part, Probe, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::cuda;
 use crate::plan::{Bucket, Member, Plan, Step};
 use crate::spec::{Hyper, Rect};
-use crate::tensor::{Area, DType, Place, Slab};
+use crate::tensor::{Area, DType, Device, Slab};
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
 pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
@@ -34,7 +34,7 @@ pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
 pub struct Session {
     plan: Arc<Plan>,
     /// Where the parameters are.
-    place: Place,
+    device: Device,
     /// The stream of the device that the step which has begun runs on.
     stream: usize,
     /// Whether a parameter or a state is more than numbers of its type.
@@ -75,13 +75,13 @@ impl Session {
         if params.len() != plan.members.len() || states.len() != params.len() {
             return Err(Error::Internal("a session needs every parameter of its plan".into()));
         }
-        let place = place::of(&plan, &params)?;
+        let device = device::of(&plan, &params)?;
         let mut slots = Vec::with_capacity(params.len());
         for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
             let states: Vec<Bound> = states
                 .into_iter()
                 .zip(&member.states)
-                .map(|(s, l)| Bound::watched(s, l.spec.dtype, place::of_state(place, &l.spec)))
+                .map(|(s, l)| Bound::watched(s, l.spec.dtype, device::of_state(device, &l.spec)))
                 .collect();
             for (state, local) in states.iter().zip(&member.states) {
                 let spec = &local.spec;
@@ -92,7 +92,7 @@ impl Session {
                         local.name(),
                         spec.dtype.name(),
                         local.shape(),
-                        place::of_state(place, spec).device(),
+                        device::of_state(device, spec).torch(),
                         state.tensor.kind(),
                         state.tensor.size(),
                         state.tensor.device()
@@ -109,7 +109,7 @@ impl Session {
                     states.len()
                 )));
             }
-            let param = Bound::watched(param, member.spec.dtype, place);
+            let param = Bound::watched(param, member.spec.dtype, device);
             let mut slot = Slot {
                 param,
                 states,
@@ -124,11 +124,11 @@ impl Session {
             slot.quick = numbers && slot.fits(member);
             slots.push(slot);
         }
-        let memory = Slab::of(&arena)?.at(place);
-        let carve = |(at, place): (usize, &crate::plan::Place), bucket: &Bucket| {
+        let memory = Slab::of(&arena)?.at(device);
+        let carve = |(at, device): (usize, &crate::plan::ArenaRange), bucket: &Bucket| {
             // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
             let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
-            memory.carve(place.offset, place.bytes / dtype.bytes(), dtype)
+            memory.carve(device.offset, device.bytes / dtype.bytes(), dtype)
         };
         let buffers = plan
             .buckets
@@ -146,10 +146,10 @@ impl Session {
         let due = vec![false; plan.buckets.len()];
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
         let room = vec![Vec::new(); plan.buckets.len()];
-        let formed = place::has_forms(&plan);
+        let formed = device::has_forms(&plan);
         Ok(Self {
             plan,
-            place,
+            device,
             stream: 0,
             formed,
             due,
@@ -216,7 +216,7 @@ impl Session {
     /// Whatever the algorithm says; parameters may have been written by then.
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
-        let _there = place::enter(self.place, self.stream, self.formed)?;
+        let _there = device::enter(self.device, self.stream, self.formed)?;
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tch::Tensor;
 
-use super::{DType, Form, Place, prefetch};
+use super::{DType, Device, Form, prefetch};
 use crate::error::{Error, Result};
 
 /// A contiguous run of elements, borrowed from a tensor that the session keeps alive.
@@ -12,7 +12,7 @@ pub struct Slab {
     pub(super) address: usize,
     pub(super) len: usize,
     pub(super) dtype: DType,
-    pub(super) place: Place,
+    pub(super) device: Device,
     /// Address of a `Form`, where the elements are more than numbers of their type; else 0.
     pub(super) form: usize,
     /// Place of the first element in the tensor that the form is about.
@@ -40,7 +40,7 @@ impl Element for f64 {
 impl Slab {
     /// No elements.
     pub const EMPTY: Self =
-        Self { address: 0, len: 0, dtype: DType::F32, place: Place::Cpu, form: 0, first: 0 };
+        Self { address: 0, len: 0, dtype: DType::F32, device: Device::Cpu, form: 0, first: 0 };
 
     /// The elements of a contiguous tensor.
     ///
@@ -64,12 +64,12 @@ impl Slab {
                 dtype.name()
             )));
         }
-        let place = Place::of(tensor)?;
+        let device = Device::of(tensor)?;
         if !tensor.is_contiguous() {
             return Err(Error::Internal("a tensor that is not contiguous reached a kernel".into()));
         }
         let address = address_of(tensor);
-        let slab = Self { address, len: tensor.numel(), dtype, place, ..Self::EMPTY };
+        let slab = Self { address, len: tensor.numel(), dtype, device, ..Self::EMPTY };
         if slab.address == 0 && slab.len > 0 {
             return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
         }
@@ -96,7 +96,7 @@ impl Slab {
                 "a buffer of {len} elements at byte {offset} is outside the arena"
             )));
         }
-        Ok(Self { address, len, dtype, place: self.place, ..Self::EMPTY })
+        Ok(Self { address, len, dtype, device: self.device, ..Self::EMPTY })
     }
 
     /// Number of elements.
@@ -119,14 +119,14 @@ impl Slab {
 
     /// Where the elements are.
     #[must_use]
-    pub fn place(&self) -> Place {
-        self.place
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// The same elements, as memory of this place.
     #[must_use]
-    pub fn at(&self, place: Place) -> Self {
-        Self { place, ..*self }
+    pub fn at(&self, device: Device) -> Self {
+        Self { device, ..*self }
     }
 
     /// Where plain numbers are, for a kernel of a device that knows no others.
@@ -136,7 +136,7 @@ impl Slab {
     pub fn device_address(&self) -> Result<usize> {
         if self.form != 0 {
             return Err(Error::Cuda(
-                "there is no kernel for 8-bit states or stochastic rounding in this place".into(),
+                "there is no kernel for 8-bit states or stochastic rounding in this device".into(),
             ));
         }
         Ok(self.address)
@@ -157,7 +157,7 @@ impl Slab {
     /// A slice may be made of memory of the host only.
     #[inline]
     fn check_place(&self) {
-        assert!(self.place == Place::Cpu, "a kernel of the CPU was given memory of a device");
+        assert!(self.device == Device::Cpu, "a kernel of the CPU was given memory of a device");
     }
 
     /// `len` elements from `offset`, cut to what there is.
@@ -269,7 +269,7 @@ impl Slab {
     /// # Errors
     /// Whatever libtorch says of memory of a device.
     pub fn clear(&self) -> Result<()> {
-        if self.place != Place::Cpu {
+        if self.device != Device::Cpu {
             let _ = self.tensor(&[self.len])?.f_zero_()?;
         } else if self.len > 0 {
             // SAFETY: the slab is live memory of this length, which the running step alone uses.
@@ -299,7 +299,7 @@ impl Slab {
     pub(super) fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
         let size = [to_i64(rows)?, to_i64(cols)?];
         if rows * cols == 0 {
-            return Ok(Tensor::f_empty(size, (self.dtype.kind(), self.place.device()))?);
+            return Ok(Tensor::f_empty(size, (self.dtype.kind(), self.device.torch()))?);
         }
         if (rows - 1) * step + cols > self.len {
             return Err(Error::Internal(format!("{} elements viewed as {size:?}", self.len)));
@@ -324,7 +324,7 @@ impl Slab {
     unsafe fn view(&self, size: &[i64], stride: &[i64]) -> Result<Tensor> {
         let (data, kind) = (self.address as *const u8, self.dtype.kind());
         // SAFETY: the caller upholds it.
-        Ok(unsafe { Tensor::f_from_blob(data, size, stride, kind, self.place.device()) }?)
+        Ok(unsafe { Tensor::f_from_blob(data, size, stride, kind, self.device.torch()) }?)
     }
 
     /// The elements as a row-major tensor of this shape that shares their memory.
@@ -337,7 +337,7 @@ impl Slab {
         }
         let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
         if self.len == 0 {
-            return Ok(Tensor::f_empty(&size, (self.dtype.kind(), self.place.device()))?);
+            return Ok(Tensor::f_empty(&size, (self.dtype.kind(), self.device.torch()))?);
         }
         let mut stride = vec![1_i64; size.len()];
         for d in (1..size.len()).rev() {

@@ -1,29 +1,29 @@
-//! Where memory is.
+//! Devices that memory is on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::error::{Error, Result};
 
 /// The host, or a CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Device {
     /// Memory of the host.
     Cpu,
     /// Memory of the device with this number.
     Cuda(u8),
 }
 
-impl Place {
+impl Device {
     /// Where the elements of a tensor are.
     ///
     /// # Errors
     /// `Error::Value` for a tensor that is neither on the host nor on a CUDA device.
     pub fn of(tensor: &Tensor) -> Result<Self> {
         match tensor.device() {
-            Device::Cpu => Ok(Self::Cpu),
-            Device::Cuda(number) => u8::try_from(number)
+            tch::Device::Cpu => Ok(Self::Cpu),
+            tch::Device::Cuda(number) => u8::try_from(number)
                 .map(Self::Cuda)
                 .map_err(|_| Error::Value(format!("there is no CUDA device {number}"))),
             other => {
@@ -34,11 +34,11 @@ impl Place {
 
     /// As libtorch names it.
     #[must_use]
-    pub fn device(self) -> Device {
+    pub fn torch(self) -> tch::Device {
         match self {
             // An emulated device has the memory of the host.
-            Self::Cuda(number) if !is_emulated() => Device::Cuda(usize::from(number)),
-            _ => Device::Cpu,
+            Self::Cuda(number) if !is_emulated() => tch::Device::Cuda(usize::from(number)),
+            _ => tch::Device::Cpu,
         }
     }
 }

@@ -24,34 +24,34 @@ const AUTOGRAD: usize = 3;
 const COUNTER: usize = 5;
 
 /// Where a libtorch `Tensor`, which is one pointer to a counted object, is: what its C interface takes.
-type Place = *const *const c_void;
+type TensorPtr = *const *const c_void;
 
 // SAFETY: as libtorch's `shim.h` and the wrappers of `torch-sys` declare them.
 unsafe extern "C" {
-    fn aoti_torch_get_layout(tensor: Place, layout: *mut i32) -> i32;
+    fn aoti_torch_get_layout(tensor: TensorPtr, layout: *mut i32) -> i32;
     fn aoti_torch_layout_strided() -> i32;
-    fn aoti_torch_get_device_type(tensor: Place, device: *mut i32) -> i32;
+    fn aoti_torch_get_device_type(tensor: TensorPtr, device: *mut i32) -> i32;
     fn aoti_torch_device_type_cpu() -> i32;
-    fn aoti_torch_get_dtype(tensor: Place, dtype: *mut i32) -> i32;
-    fn aoti_torch_get_dim(tensor: Place, dim: *mut i64) -> i32;
-    fn aoti_torch_get_sizes(tensor: Place, sizes: *mut *const i64) -> i32;
-    fn aoti_torch_is_contiguous(tensor: Place, contiguous: *mut bool) -> i32;
-    fn aoti_torch_get_data_ptr(tensor: Place, address: *mut *mut c_void) -> i32;
-    fn aoti_torch_is_defined(tensor: Place, defined: *mut bool) -> i32;
-    fn atg_is_neg(tensor: Place) -> c_int;
-    fn atg_is_inference(tensor: Place) -> c_int;
+    fn aoti_torch_get_dtype(tensor: TensorPtr, dtype: *mut i32) -> i32;
+    fn aoti_torch_get_dim(tensor: TensorPtr, dim: *mut i64) -> i32;
+    fn aoti_torch_get_sizes(tensor: TensorPtr, sizes: *mut *const i64) -> i32;
+    fn aoti_torch_is_contiguous(tensor: TensorPtr, contiguous: *mut bool) -> i32;
+    fn aoti_torch_get_data_ptr(tensor: TensorPtr, address: *mut *mut c_void) -> i32;
+    fn aoti_torch_is_defined(tensor: TensorPtr, defined: *mut bool) -> i32;
+    fn atg_is_neg(tensor: TensorPtr) -> c_int;
+    fn atg_is_inference(tensor: TensorPtr) -> c_int;
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
 /// # Safety
 /// The object is alive.
-type OfObject = unsafe extern "C" fn(*const c_void) -> Place;
+type OfObject = unsafe extern "C" fn(*const c_void) -> TensorPtr;
 /// # Safety
 /// The tensor is alive.
-type Asks = unsafe extern "C" fn(Place) -> bool;
+type Asks = unsafe extern "C" fn(TensorPtr) -> bool;
 /// # Safety
 /// The tensor is alive.
-type Tells = unsafe extern "C" fn(Place);
+type Tells = unsafe extern "C" fn(TensorPtr);
 
 /// Functions of libtorch that its C interface does not have.
 struct Functions {
@@ -127,14 +127,14 @@ impl Watch {
         for (to, size) in sizes.iter_mut().zip(&size) {
             *to = u32::try_from(*size).ok()?;
         }
-        let place: Place = tensor.as_ptr().cast();
+        let ptr: TensorPtr = tensor.as_ptr().cast();
         // SAFETY: the tensor is alive.
-        let object = unsafe { aoti_torch_get_dtype(place, &raw mut kind).eq(&0).then_some(*place) }?;
+        let object = unsafe { aoti_torch_get_dtype(ptr, &raw mut kind).eq(&0).then_some(*ptr) }?;
         let dims = u8::try_from(size.len()).ok()?;
         Some(Self { object, kind, dtype, dims, sizes })
     }
 
-    fn place(&self) -> Place {
+    fn ptr(&self) -> TensorPtr {
         &raw const self.object
     }
 
@@ -143,7 +143,7 @@ impl Watch {
     #[inline]
     pub fn memory(&self) -> Option<Slab> {
         // SAFETY: the tensor is alive.
-        unsafe { self.memory_at(self.place()) }
+        unsafe { self.memory_at(self.ptr()) }
     }
 
     /// As `memory`, of a tensor that should be as this one.
@@ -151,25 +151,25 @@ impl Watch {
     /// # Safety
     /// The tensor is alive.
     #[inline]
-    unsafe fn memory_at(&self, place: Place) -> Option<Slab> {
+    unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<Slab> {
         let (mut layout, mut device, mut kind, mut dim) = (-1, -1, -1, -1);
         let (mut sizes, mut address) = (std::ptr::null(), std::ptr::null_mut());
         let mut contiguous = false;
         // SAFETY: the caller upholds that the tensor is alive; libtorch writes what it is asked for.
         let plain = unsafe {
-            aoti_torch_get_layout(place, &raw mut layout) == 0
+            aoti_torch_get_layout(ptr, &raw mut layout) == 0
                 && layout == aoti_torch_layout_strided()
-                && aoti_torch_get_device_type(place, &raw mut device) == 0
+                && aoti_torch_get_device_type(ptr, &raw mut device) == 0
                 && device == aoti_torch_device_type_cpu()
-                && aoti_torch_get_dtype(place, &raw mut kind) == 0
+                && aoti_torch_get_dtype(ptr, &raw mut kind) == 0
                 && kind == self.kind
-                && aoti_torch_get_dim(place, &raw mut dim) == 0
+                && aoti_torch_get_dim(ptr, &raw mut dim) == 0
                 && dim == i64::from(self.dims)
-                && aoti_torch_is_contiguous(place, &raw mut contiguous) == 0
+                && aoti_torch_is_contiguous(ptr, &raw mut contiguous) == 0
                 && contiguous
-                && atg_is_neg(place) == 0
-                && atg_is_inference(place) == 0
-                && aoti_torch_get_sizes(place, &raw mut sizes) == 0
+                && atg_is_neg(ptr) == 0
+                && atg_is_inference(ptr) == 0
+                && aoti_torch_get_sizes(ptr, &raw mut sizes) == 0
         };
         if !plain {
             return None;
@@ -183,7 +183,7 @@ impl Watch {
             len *= *expected as usize;
         }
         // SAFETY: as above.
-        let known = unsafe { aoti_torch_get_data_ptr(place, &raw mut address) } == 0;
+        let known = unsafe { aoti_torch_get_data_ptr(ptr, &raw mut address) } == 0;
         (known && !address.is_null() && len > 0).then_some(Slab {
             address: address as usize,
             len,
@@ -199,18 +199,18 @@ impl Watch {
         let (Some(functions), mut defined) = (functions(), false) else { return Gradient::Other };
         // SAFETY: the tensor is alive, and with it its gradient, which the caller keeps from being replaced.
         unsafe {
-            let place = (functions.grad)(self.object);
-            if aoti_torch_is_defined(place, &raw mut defined) != 0 {
+            let ptr = (functions.grad)(self.object);
+            if aoti_torch_is_defined(ptr, &raw mut defined) != 0 {
                 return Gradient::Other;
             }
             if !defined {
                 return Gradient::Absent;
             }
-            if (functions.has_dispatch)(place) {
+            if (functions.has_dispatch)(ptr) {
                 return Gradient::Other;
             }
-            let Some(slab) = self.memory_at(place) else { return Gradient::Other };
-            Gradient::Plain(Tensor::clone_from_ptr(place.cast_mut().cast()), slab)
+            let Some(slab) = self.memory_at(ptr) else { return Gradient::Other };
+            Gradient::Plain(Tensor::clone_from_ptr(ptr.cast_mut().cast()), slab)
         }
     }
 
@@ -221,7 +221,7 @@ impl Watch {
     pub fn bump_version(&self) -> bool {
         let Some(functions) = functions() else { return false };
         // SAFETY: the tensor is alive, and has a counter.
-        unsafe { (functions.bump_version)(self.place()) };
+        unsafe { (functions.bump_version)(self.ptr()) };
         true
     }
 

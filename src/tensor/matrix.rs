@@ -113,7 +113,7 @@ impl Stack {
         let (other, bytes) = (next.slab, slab.dtype.bytes());
         let start = |slab: &Slab| slab.address.wrapping_sub(slab.first * slab.dtype.bytes());
         let alike = [next.rows, next.cols, next.stride] == [rows, cols, stride]
-            && (other.dtype, other.place, other.form) == (slab.dtype, slab.place, slab.form)
+            && (other.dtype, other.device, other.form) == (slab.dtype, slab.device, slab.form)
             && start(&other) == start(&slab)
             && rows * cols > 0;
         let last = slab.address + (self.count - 1) * self.distance * bytes;

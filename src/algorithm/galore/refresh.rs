@@ -57,7 +57,7 @@ impl GaLore {
             } else {
                 let part = oriented(&unit.grad.tensor()?, sides[0])?;
                 let sum = match self.omega(io, i, sides[0]) {
-                    Some(omega) => omega.sketch(&part, io.slab(SOURCE, i)?.place())?,
+                    Some(omega) => omega.sketch(&part, io.slab(SOURCE, i)?.device())?,
                     None => gram(&part)?,
                 };
                 io.matrix(SOURCE, i)?.f_copy_(&sum)?;
@@ -116,7 +116,7 @@ impl GaLore {
             return of(&Source::Matrix(x, side == Side::Cols));
         }
         // Whoever has a part of the gradient only is told none of it here.
-        let place = io.slab(BASES[0], i)?.place();
+        let place = io.slab(BASES[0], i)?.device();
         let Some(omega) = self.omega(io, i, side) else {
             return if summed {
                 of(&Source::Gram(x))
@@ -228,5 +228,5 @@ fn rotate(moment: Area, sides: &[Side], turns: &[Tensor], has_new: &Finite) -> R
 /// A contiguous matrix that was made where a moment is.
 pub(super) fn beside(moment: &Area, matrix: &Tensor) -> Result<Area> {
     let [rows, cols] = moment.shape();
-    Ok(Slab::of(matrix)?.at(moment.strided().0.place()).area(0, [rows, cols], cols))
+    Ok(Slab::of(matrix)?.at(moment.strided().0.device()).area(0, [rows, cols], cols))
 }

@@ -2,8 +2,8 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
-use super::super::pass::{Pass, flag};
 use super::{Op, Real};
+use crate::kernels::cuda_call::{Pass, flag};
 use crate::tensor::Slab;
 
 /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.

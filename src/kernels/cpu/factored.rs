@@ -3,12 +3,12 @@
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
 use super::super::factors::Factors;
-use super::super::pass::{Pass, RowPassCall, flag};
 use super::Real;
 use super::lanes::{LANES, sums};
 use super::reduce::values;
 use super::rows::{At, RowPass};
-use crate::tensor::{Place, Slab};
+use crate::kernels::cuda_call::{Pass, RowPassCall, flag};
+use crate::tensor::{Device, Slab};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,7 @@ impl Scales {
     /// From R, C and S: `√S / (√R·√C)`.
     #[must_use]
     pub fn of(moments: [Slab; 3]) -> Self {
-        if moments[1].place() != Place::Cpu {
+        if moments[1].device() != Device::Cpu {
             return Self { moments, ..Self::NONE };
         }
         let [rows, cols, all] = moments.map(|slab| values(&slab));
@@ -74,7 +74,7 @@ impl Scales {
     #[must_use]
     pub fn by_element(moments: Slab) -> Self {
         let all = [Slab::EMPTY, moments, Slab::EMPTY];
-        if moments.place() != Place::Cpu {
+        if moments.device() != Device::Cpu {
             return Self { moments: all, ..Self::NONE };
         }
         let cols = roots(values(&moments));
@@ -85,7 +85,7 @@ impl Scales {
     /// Scales that change none of these elements.
     #[must_use]
     pub fn ones(elements: &Slab) -> Self {
-        if elements.place() != Place::Cpu {
+        if elements.device() != Device::Cpu {
             return Self::NONE;
         }
         let (line, width) = (|count| vec![1.0; count].into(), elements.len());

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::pass::Pass;
 use super::lanes::{LANES, sums};
 use super::{Op, Real, run};
+use crate::kernels::cuda_call::Pass;
 use crate::tensor::Slab;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.

@@ -3,8 +3,8 @@
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
 use super::super::factors::Steps;
-use super::super::pass::Pass;
 use super::{Op, Real};
+use crate::kernels::cuda_call::Pass;
 use crate::tensor::Slab;
 
 /// The share of what is new in running means.

@@ -34,7 +34,7 @@ use fold::Fold;
 use isa::Isa;
 use philox::philox;
 
-use super::pass::Pass;
+use super::cuda_call::Pass;
 use crate::tensor::{DType, Element, Slab};
 use crate::threads;
 

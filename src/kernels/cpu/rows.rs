@@ -3,10 +3,10 @@
 
 use std::sync::{Mutex, OnceLock};
 
-use super::super::pass::RowPassCall;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use super::{Real, convert};
+use crate::kernels::cuda_call::RowPassCall;
 use crate::tensor::{DType, Element, Slab};
 use crate::threads;
 

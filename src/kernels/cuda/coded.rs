@@ -1,10 +1,10 @@
 //! Tables of jobs for `coded.cu`: of passes over codes of blocks, and over numbers that are rounded at random.
 
-use super::super::pass::Pass;
 use super::device::launch;
 use super::driver::Grid;
 use super::table::{FEW, Job, MOST_OPERANDS, PIECE, Scalars, add_pieces};
 use crate::error::{Error, Result};
+use crate::kernels::cuda_call::Pass;
 use crate::tensor::{Blocks, Form, MOST_SPANS, Rounding, Slab};
 
 const THREADS: u32 = 128;

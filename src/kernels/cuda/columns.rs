@@ -125,7 +125,7 @@ fn sum(jobs: &mut [ColumnJob], like: &Slab, factor: f64) -> Result<()> {
     let pieces = |job: &ColumnJob| usize::try_from(job.rows).unwrap_or(0).div_ceil(ROWS);
     let need = |job: &ColumnJob| pieces(job) * usize::try_from(job.cols).unwrap_or(0);
     let total = jobs.iter().map(need).sum();
-    let (_memory, partial) = scratch(total, DType::F64, like.place())?;
+    let (_memory, partial) = scratch(total, DType::F64, like.device())?;
     let mut start = 0;
     for job in &mut *jobs {
         let len = need(job);
@@ -169,7 +169,7 @@ pub(in super::super) fn normalize_columns(
 /// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place. A column of zeros stays one; one that
 /// is not finite becomes NaN.
 pub(super) fn scale_to_units(matrices: &Slab, [count, rows, cols]: [usize; 3]) -> Result<()> {
-    let (_memory, sums) = scratch(count * cols, DType::F64, matrices.place())?;
+    let (_memory, sums) = scratch(count * cols, DType::F64, matrices.device())?;
     let units = (0..count).map(|i| {
         let x = matrices.part(i * rows * cols, rows * cols);
         Ok(ColumnJob { scaled: 0, ..job(&Columns { x, sums: sums.part(i * cols, cols), scaled: x })? })

@@ -12,14 +12,14 @@ use super::sources::{SOURCES, Source, When};
 use super::table::number_of;
 use super::{compile, tape};
 use crate::error::{Error, Result};
-use crate::tensor::{self, DType, Place, Slab};
+use crate::tensor::{self, DType, Device, Slab};
 
 /// How the driver names a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
 
 /// A device that this process uses.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct LoadedDevice {
     ordinal: usize,
     context: Context,
     architecture: String,
@@ -35,11 +35,11 @@ struct Loaded {
     functions: BTreeMap<String, Function>,
 }
 
-static DEVICES: Mutex<BTreeMap<usize, &'static Device>> = Mutex::new(BTreeMap::new());
+static DEVICES: Mutex<BTreeMap<usize, &'static LoadedDevice>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     /// What the thread launches on.
-    static CURRENT: Cell<Option<(&'static Device, Stream)>> = const { Cell::new(None) };
+    static CURRENT: Cell<Option<(&'static LoadedDevice, Stream)>> = const { Cell::new(None) };
     /// The learning rate that its launches read when they run.
     static RATE: Cell<Rate> = const { Cell::new(Rate::NONE) };
 }
@@ -70,7 +70,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Device {
+impl LoadedDevice {
     /// The device, opened when it is asked for first. It stays for as long as the process.
     fn get(ordinal: usize) -> Result<&'static Self> {
         let mut devices = lock(&DEVICES);
@@ -128,7 +128,7 @@ pub struct Entered {
     /// It belongs to the thread.
     _thread: PhantomData<*const ()>,
     before: Option<Context>,
-    outer: Option<(&'static Device, Stream)>,
+    outer: Option<(&'static LoadedDevice, Stream)>,
 }
 
 /// Has the kernels of this thread launched on a stream of a device; `formed` says whether also those for what is more than
@@ -137,7 +137,7 @@ pub struct Entered {
 /// # Errors
 /// [`Error::Cuda`] where there is no driver or no such device.
 pub fn enter(ordinal: usize, stream: usize, formed: bool) -> Result<Entered> {
-    let (device, stream) = (Device::get(ordinal)?, Stream(stream));
+    let (device, stream) = (LoadedDevice::get(ordinal)?, Stream(stream));
     let current = driver::current()?;
     let before = (current != device.context).then_some(current);
     if before.is_some() {
@@ -202,8 +202,8 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
 
 /// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is
 /// on the stream.
-pub(in super::super) fn scratch(elements: usize, dtype: DType, place: Place) -> Result<(Tensor, Slab)> {
-    let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), place.device()))?;
+pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, Slab)> {
+    let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
         && device.emulated
@@ -211,7 +211,7 @@ pub(in super::super) fn scratch(elements: usize, dtype: DType, place: Place) -> 
     {
         std::mem::forget(room.shallow_clone());
     }
-    let slab = Slab::typed(&room, dtype)?.at(place);
+    let slab = Slab::typed(&room, dtype)?.at(device);
     Ok((room, slab))
 }
 
@@ -237,7 +237,7 @@ pub(in super::super) fn is_capturing() -> Result<bool> {
 /// # Errors
 /// [`Error::Cuda`] where device 0 is another.
 pub fn emulate() -> Result<()> {
-    if !Device::get(0)?.emulated {
+    if !LoadedDevice::get(0)?.emulated {
         return Err(Error::Cuda("only the emulator of the tests has the memory of the host".into()));
     }
     tensor::emulate();

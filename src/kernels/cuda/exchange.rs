@@ -151,7 +151,7 @@ pub(in super::super) fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
         return copy(&due.iter().map(|(from, to)| Copy::run(*from, *to)).collect::<Vec<_>>());
     }
     // The blocks of a launch have no order: what would be written over is put aside.
-    let (_memory, aside) = scratch(len, one.dtype(), one.place())?;
+    let (_memory, aside) = scratch(len, one.dtype(), one.device())?;
     let (mut away, mut home, mut offset) = (Vec::new(), Vec::new(), 0);
     for (from, to) in due {
         let room = aside.part(offset, from.len());

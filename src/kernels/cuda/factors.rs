@@ -81,8 +81,8 @@ pub(in super::super) fn lamb_factors(
     group: &[Slab],
     out: &[Slab],
 ) -> Result<()> {
-    let Some(place) = out.first().map(Slab::place) else { return Ok(()) };
-    let (_memory, total) = scratch(1, DType::F64, place)?;
+    let Some(device) = out.first().map(Slab::device) else { return Ok(()) };
+    let (_memory, total) = scratch(1, DType::F64, device)?;
     add_numbers(group, &total)?;
     let group = if group.is_empty() { 0 } else { total.device_address()? };
     for (number, out) in out.chunks(MOST).enumerate() {

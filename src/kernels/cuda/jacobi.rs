@@ -47,7 +47,7 @@ pub(in super::super) fn orthogonal_rows(
     if count * pairs == 0 {
         return Ok(());
     }
-    let room = |elements: usize| scratch(elements, DType::F64, w.place());
+    let room = |elements: usize| scratch(elements, DType::F64, w.device());
     let (_turns_memory, turns) = room(count * pairs * PAIR * PAIR)?;
     let (_is_turned_memory, is_turned) = room(count * pairs)?;
     let (mut moved_memory, moved) = room(count * SWEEPS)?;

@@ -200,7 +200,7 @@ pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> R
     let Some(first) = all.first() else { return Ok(()) };
     let (like, side) = (first.channels.factors, first.channels.side);
     let total = all.iter().map(|one| one.channels.factors.len()).sum();
-    let (_memory, squares) = scratch(total, DType::F64, like.place())?;
+    let (_memory, squares) = scratch(total, DType::F64, like.device())?;
     let parts = all.iter().scan(0, |next, one| {
         let length = one.channels.factors.len();
         *next += length;
@@ -220,7 +220,7 @@ pub(in super::super) fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result
     let Some((channels, _, total)) = all.first() else { return Ok(()) };
     let blocks = |grad: &Area| blocks_of(grad.shape()[0], grad.shape()[1]);
     let pieces = all.iter().map(|(_, grad, _)| blocks(grad)).sum();
-    let (_memory, squares) = scratch(pieces, DType::F64, total.place())?;
+    let (_memory, squares) = scratch(pieces, DType::F64, total.device())?;
     let mut next = 0;
     let jobs = all.iter().map(|(channels, grad, total)| {
         let pieces = blocks(grad);
@@ -241,7 +241,7 @@ pub(in super::super) fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result
 /// See [`super::super::channel_steps`].
 pub(in super::super) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
-    let (_memory, steps) = scratch(all.len(), DType::F64, first.total.place())?;
+    let (_memory, steps) = scratch(all.len(), DType::F64, first.total.device())?;
     let jobs = all.iter().enumerate().map(|(i, one)| {
         let job = ChannelJob {
             total: one.total.device_address()?,

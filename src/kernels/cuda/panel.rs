@@ -134,7 +134,7 @@ pub(in super::super) fn orthonormal_columns(
         Pass { selection: ill, shift: 0.0, left_out: rounding },
         Pass { selection: ill, shift: 0.0, left_out: rounding },
     ];
-    let (_memory, statuses) = scratch(passes.len() * count, DType::F64, matrices.place())?;
+    let (_memory, statuses) = scratch(passes.len() * count, DType::F64, matrices.device())?;
     let at = |pass: usize| statuses.part(pass * count, count).device_address();
     for (number, pass) in passes.into_iter().enumerate() {
         let before = if number == 0 { 0 } else { at(number - 1)? };
@@ -160,7 +160,7 @@ impl Panels {
     /// With memory for Gram matrices, factors and inverted tiles.
     fn new(matrices: &Slab, shape @ [count, rows, cols]: [usize; 3]) -> Result<Self> {
         let (square, tiles) = (cols * cols, cols.div_ceil(TILE) * TILE * TILE);
-        let room = |each: usize| scratch(count * each, DType::F32, matrices.place());
+        let room = |each: usize| scratch(count * each, DType::F32, matrices.device());
         let panel = MatrixBatch {
             first: matrices.device_address()?,
             each: 0,

@@ -4,11 +4,11 @@ use tch::Tensor;
 
 use super::super::cpu::factored::Scales;
 use super::super::cpu::rows::Stack;
-use super::super::pass::RowPassCall;
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
 use crate::error::{Error, Result};
+use crate::kernels::cuda_call::RowPassCall;
 use crate::tensor::{DType, Slab, to_i64};
 
 const MOST_OPERANDS: usize = 3;
@@ -77,7 +77,7 @@ struct Planned {
 /// Runs a pass over all jobs, with its sums.
 pub(in super::super) fn rows<const N: usize>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
     const { assert!(N <= MOST_OPERANDS) };
-    let Some(place) = jobs.first().map(|stack| stack.operands[0].place()) else { return Ok(()) };
+    let Some(place) = jobs.first().map(|stack| stack.operands[0].device()) else { return Ok(()) };
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     for (number, stack) in jobs.iter().enumerate() {
         let list = if is_wide(&stack.operands) { &mut wide } else { &mut narrow };

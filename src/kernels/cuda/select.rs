@@ -113,7 +113,7 @@ pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab
     let Some((_, first)) = all.first() else { return Ok(()) };
     let pieces = |x: &Area| x.shape()[1].div_ceil(STRIP) * x.shape()[0].div_ceil(CHUNK);
     let total = all.iter().map(|(x, _)| pieces(x)).sum::<usize>() * STRIP;
-    let (_memory, partial) = scratch(total, DType::F64, first.place())?;
+    let (_memory, partial) = scratch(total, DType::F64, first.device())?;
     let starts = all.iter().scan(partial.device_address()?, |next, (x, _)| {
         let start = *next;
         *next += pieces(x) * STRIP * DType::F64.bytes();

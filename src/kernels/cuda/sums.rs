@@ -2,12 +2,12 @@
 
 use tch::Tensor;
 
-use super::super::pass::Pass;
 use super::coded::{self, CodedJob};
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
 use crate::error::{Error, Result};
+use crate::kernels::cuda_call::Pass;
 use crate::tensor::{DType, Slab};
 
 /// As `sums.cu` lays it out.
@@ -100,7 +100,7 @@ pub(in super::super) fn fold_units<const N: usize>(
 ) -> Result<()> {
     let jobs = units.concat();
     let Some(first) = sums.first() else { return Ok(()) };
-    let (_memory, each) = scratch(jobs.len(), DType::F64, first.place())?;
+    let (_memory, each) = scratch(jobs.len(), DType::F64, first.device())?;
     let places: Vec<Slab> = (0..jobs.len()).map(|i| each.part(i, 1)).collect();
     fold(pass, factor, &jobs, &places)?;
     let mut at = 0;
@@ -114,7 +114,7 @@ pub(in super::super) fn fold_units<const N: usize>(
 /// Memory for the sums of so many pieces, and its address.
 fn room(pieces: u32, to: &[Slab]) -> Result<((Tensor, Slab), usize)> {
     let first = to.first().ok_or_else(|| Error::Internal("sums of no job".into()))?;
-    let (memory, partial) = scratch(pieces as usize * first.len(), DType::F64, first.place())?;
+    let (memory, partial) = scratch(pieces as usize * first.len(), DType::F64, first.device())?;
     Ok(((memory, partial), partial.device_address()?))
 }
 

@@ -1,11 +1,11 @@
 //! Tables of jobs: what the elementwise kernels of `updates.cu` are launched with. Jobs whose operands are more than
 //! numbers of their type go to those of `coded.cu`.
 
-use super::super::pass::{MOST_SCALARS, Pass};
 use super::coded::{self, CodedJob};
 use super::device::{Rate, launch};
 use super::driver::Grid;
 use crate::error::{Error, Result};
+use crate::kernels::cuda_call::{MOST_SCALARS, Pass};
 use crate::tensor::{DType, Slab, to_i64};
 
 pub(super) const MOST_OPERANDS: usize = 5;

@@ -3,10 +3,10 @@
 use tch::Tensor;
 
 use super::Session;
-use super::bound::{Bound, Look, Slot, check_gradient, check_written};
+use super::tensors::{Bound, Look, Slot, check_gradient, check_written};
 use crate::error::Result;
 use crate::spec::Hyper;
-use crate::tensor::{Place, Slab, Watch};
+use crate::tensor::{Device, Slab, Watch};
 
 /// How many parameters ahead of the one that is looked at the memory is asked for; half as many ahead, what that
 /// points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
@@ -52,8 +52,8 @@ impl Session {
 
     /// Where the parameters are.
     #[must_use]
-    pub fn place(&self) -> Place {
-        self.place
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// Starts a step with the parameters that `look` took and those of `grads`, gradients by parameter; `hypers[k]`,
@@ -73,9 +73,9 @@ impl Session {
         steps: &[u64],
     ) -> Result<()> {
         // What a device refuses, it refuses here.
-        let opened = super::place::enter(self.place, self.stream, self.formed)
-            .and_then(|_there| super::place::require_capturable(&self.plan));
-        let element = |rate: Tensor| Slab::of(&rate).map(|slab| (rate, slab.at(self.place)));
+        let opened = super::device::enter(self.device, self.stream, self.formed)
+            .and_then(|_there| super::device::require_capturable(&self.plan));
+        let element = |rate: Tensor| Slab::of(&rate).map(|slab| (rate, slab.at(self.device)));
         let read = rates.into_iter().map(|rate| rate.map(element).transpose()).collect::<Result<_>>();
         let read = match opened.and(read).and_then(|read| self.take(grads, steps).map(|()| read)) {
             Ok(read) => read,

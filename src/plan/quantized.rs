@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::place::{LocalState, SCALES};
+use super::local::{LocalState, SCALES};
 use crate::error::{Error, Result};
 use crate::layout::{Cutters, Layout};
 use crate::spec::{Block, Coded, Cut, Init, Options, ParamSpec, Share, StateSpec};

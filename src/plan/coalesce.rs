@@ -1,8 +1,8 @@
 //! Buckets that go together: their sums are made at the same places of their programs and share a message.
 
-use super::arena::{Place, sizes};
+use super::arena::{ArenaRange, sizes};
 use super::bucket::Bucket;
-use super::hop::{Hop, HopKind, Segment, Step};
+use super::redistribute::{Hop, HopKind, Segment, Step};
 use super::route::Route;
 use crate::layout::{Axis, Reduction};
 use crate::tensor::DType;
@@ -189,21 +189,25 @@ impl Train {
 
     /// The places of every bucket's buffers and messages from byte `offset` on, by bucket, those of the common messages,
     /// and the end.
-    pub(super) fn places(&self, mut offset: usize, align: usize) -> (Vec<Vec<Place>>, Vec<Place>, usize) {
+    pub(super) fn places(
+        &self,
+        mut offset: usize,
+        align: usize,
+    ) -> (Vec<Vec<ArenaRange>>, Vec<ArenaRange>, usize) {
         let mut take = |bytes: usize| {
-            let place = Place { offset, bytes };
+            let place = ArenaRange { offset, bytes };
             offset += bytes.next_multiple_of(align);
             place
         };
-        let mut places: Vec<Vec<Place>> =
+        let mut places: Vec<Vec<ArenaRange>> =
             self.sizes.iter().map(|sizes| sizes.iter().map(|&bytes| take(bytes)).collect()).collect();
         let mut common = Vec::with_capacity(self.messages.len());
-        let mut parts: Vec<(usize, usize, Place)> = Vec::new();
+        let mut parts: Vec<(usize, usize, ArenaRange)> = Vec::new();
         for message in &self.messages {
             let whole = take(message.iter().map(|(_, _, bytes)| bytes).sum());
             let mut at = whole.offset;
             for &(bucket, number, bytes) in message {
-                parts.push((bucket, number, Place { offset: at, bytes }));
+                parts.push((bucket, number, ArenaRange { offset: at, bytes }));
                 at += bytes;
             }
             common.push(whole);

@@ -7,11 +7,11 @@ use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
+use super::cuda_call::RowPassCall;
+use super::decode::staged;
 use super::factors::Steps;
-use super::pass::RowPassCall;
-use super::staged::staged;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Place, Slab};
+use crate::tensor::{DType, Device, Slab};
 
 /// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs, all in one place.
 ///
@@ -21,11 +21,11 @@ use crate::tensor::{DType, Place, Slab};
 /// [`Error::Cuda`] where there is no kernel of the operation on the device, or the device refuses it.
 pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
     match common(jobs.iter().flatten())? {
-        Place::Cpu => {
+        Device::Cpu => {
             cpu::run(op, jobs);
             Ok(())
         }
-        Place::Cuda(_) => super::cuda::run(&op.on_cuda().ok_or_else(no_kernel::<O>)?, jobs),
+        Device::Cuda(_) => super::cuda::run(&op.on_cuda().ok_or_else(no_kernel::<O>)?, jobs),
     }
 }
 
@@ -42,12 +42,12 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
         return Err(Error::Internal(format!("{} jobs with {K} sums have {} places", jobs.len(), sums.len())));
     }
     match common(jobs.iter().flatten())? {
-        Place::Cpu => {
+        Device::Cpu => {
             let totals = cpu::fold::fold(pass, jobs);
             totals.iter().zip(sums).for_each(|(totals, to)| to.numbers().copy_from_slice(totals));
             Ok(())
         }
-        Place::Cuda(_) => {
+        Device::Cuda(_) => {
             super::cuda::fold(&pass.on_cuda().ok_or_else(no_kernel::<F>)?, pass.factor(), jobs, sums)
         }
     }
@@ -67,14 +67,14 @@ pub fn fold_units<const N: usize, F: Fold<N, 1>>(
         return fold(pass, &jobs, sums);
     }
     match common(jobs.iter().flatten())? {
-        Place::Cpu => {
+        Device::Cpu => {
             let mut totals = cpu::fold::fold(pass, &jobs).into_iter();
             for (jobs, sum) in units.iter().zip(sums) {
                 sum.numbers().fill(totals.by_ref().take(jobs.len()).map(|[total]| total).sum());
             }
             Ok(())
         }
-        Place::Cuda(_) => {
+        Device::Cuda(_) => {
             let call = pass.on_cuda().ok_or_else(no_kernel::<F>)?;
             super::cuda::fold_units(&call, pass.factor(), units, sums)
         }
@@ -87,11 +87,11 @@ pub fn fold_units<const N: usize, F: Fold<N, 1>>(
 /// As [`run`].
 pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Result<()> {
     match common(jobs.iter().flat_map(|stack| &stack.operands))? {
-        Place::Cpu => {
+        Device::Cpu => {
             cpu::rows::rows(pass, jobs);
             Ok(())
         }
-        Place::Cuda(_) => rows_staged::<N, P>(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
+        Device::Cuda(_) => rows_staged::<N, P>(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
     }
 }
 
@@ -114,13 +114,13 @@ fn rows_staged<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[St
 }
 
 /// The place of all operands.
-fn common<'a>(operands: impl IntoIterator<Item = &'a Slab>) -> Result<Place> {
+fn common<'a>(operands: impl IntoIterator<Item = &'a Slab>) -> Result<Device> {
     let mut operands = operands.into_iter();
-    let place = operands.next().map_or(Place::Cpu, Slab::place);
-    if operands.any(|slab| slab.place() != place) {
+    let device = operands.next().map_or(Device::Cpu, Slab::device);
+    if operands.any(|slab| slab.device() != device) {
         return Err(Error::Internal("the operands of one pass are in different places".into()));
     }
-    Ok(place)
+    Ok(device)
 }
 
 /// Carries out copies between areas that do not overlap.
@@ -129,8 +129,8 @@ fn common<'a>(operands: impl IntoIterator<Item = &'a Slab>) -> Result<Place> {
 /// [`Error::Cuda`] where the device refuses it.
 pub fn copy(copies: &[Copy]) -> Result<()> {
     match common(copies.iter().flat_map(|copy| [&copy.from, &copy.to]))? {
-        Place::Cpu => pack::copy(copies),
-        Place::Cuda(_) => return super::cuda::copy(copies),
+        Device::Cpu => pack::copy(copies),
+        Device::Cuda(_) => return super::cuda::copy(copies),
     }
     Ok(())
 }
@@ -142,8 +142,8 @@ pub fn copy(copies: &[Copy]) -> Result<()> {
 /// As [`copy`].
 pub fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
     match common(moves.iter().flat_map(|(from, to)| [from, to]))? {
-        Place::Cpu => moves.iter().for_each(|(from, to)| from.copy_to(to)),
-        Place::Cuda(_) => return super::cuda::move_down(moves),
+        Device::Cpu => moves.iter().for_each(|(from, to)| from.copy_to(to)),
+        Device::Cuda(_) => return super::cuda::move_down(moves),
     }
     Ok(())
 }
@@ -154,8 +154,8 @@ pub fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
 /// As [`copy`].
 pub fn sum(messages: &Messages, factor: f64, to: &Slab) -> Result<()> {
     match common([&messages.all, to])? {
-        Place::Cpu => pack::sum(messages, factor, to),
-        Place::Cuda(_) => return super::cuda::sum(messages, factor, to),
+        Device::Cpu => pack::sum(messages, factor, to),
+        Device::Cuda(_) => return super::cuda::sum(messages, factor, to),
     }
     Ok(())
 }
@@ -202,7 +202,7 @@ pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec
 /// # Errors
 /// Whatever libtorch says of memory of a device.
 pub fn measured_squares(x: &Slab) -> Result<f64> {
-    if x.place() == Place::Cpu {
+    if x.device() == Device::Cpu {
         return Ok(cpu::reduce::sum_of_squares(x));
     }
     let wide = x.tensor(&[x.len()])?.f_to_kind(Kind::Double)?;
@@ -214,7 +214,7 @@ pub fn measured_squares(x: &Slab) -> Result<f64> {
 /// # Errors
 /// As [`run`].
 pub fn squares_of_parts(x: &Slab, count: usize) -> Result<Tensor> {
-    let (squares, sums) = super::cuda::scratch(count, DType::F64, x.place())?;
+    let (squares, sums) = super::cuda::scratch(count, DType::F64, x.device())?;
     let each = x.len() / count.max(1);
     let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
     let places: Vec<_> = (0..count).map(|i| sums.part(i, 1)).collect();

@@ -1,6 +1,6 @@
 //! A parameter as the plan knows it.
 
-use super::place::{LocalState, Piece};
+use super::local::{LocalState, Piece};
 use crate::algorithm::AnyAlgorithm;
 use crate::layout::{Cutters, Layout};
 use crate::spec::{ParamSpec, Side};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Session;
-use super::bound::{Bound, Slot};
+use super::tensors::{Bound, Slot};
 
 impl Slot {
     /// Counts the step that was taken. All matrices of a parameter share the counter, and processes that store none of

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
 use crate::plan::Member;
-use crate::tensor::{Blocks, DType, Form, Gradient, Place, Places, Rounding, Slab, Watch};
+use crate::tensor::{Blocks, DType, Device, Form, Gradient, Places, Rounding, Slab, Watch};
 
 /// Separates the random numbers of rounding from those of other uses.
 const ROUNDING_TAG: u32 = 2;
@@ -16,7 +16,7 @@ const ROUNDING_TAG: u32 = 2;
 pub(super) struct Bound {
     pub(super) tensor: Tensor,
     dtype: DType,
-    place: Place,
+    device: Device,
     staged: Option<Tensor>,
     pub(super) slab: Slab,
     /// What `slab` points to: it must stay where it is.
@@ -26,14 +26,14 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub(super) fn new(tensor: Tensor, dtype: DType, place: Place) -> Self {
-        Self { tensor, dtype, place, staged: None, slab: Slab::EMPTY, form: None, watch: None }
+    pub(super) fn new(tensor: Tensor, dtype: DType, device: Device) -> Self {
+        Self { tensor, dtype, device, staged: None, slab: Slab::EMPTY, form: None, watch: None }
     }
 
     /// As `new`, of a tensor that is looked at in every step.
-    pub(super) fn watched(tensor: Tensor, dtype: DType, place: Place) -> Self {
-        let watch = if place == Place::Cpu { Watch::of(&tensor, dtype) } else { None };
-        Self { watch, ..Self::new(tensor, dtype, place) }
+    pub(super) fn watched(tensor: Tensor, dtype: DType, device: Device) -> Self {
+        let watch = if device == Device::Cpu { Watch::of(&tensor, dtype) } else { None };
+        Self { watch, ..Self::new(tensor, dtype, device) }
     }
 
     /// Finds the memory anew, where a quick look suffices for that.
@@ -58,10 +58,10 @@ impl Bound {
             Some(self.tensor.f_contiguous()?)
         };
         let tensor = self.staged.as_ref().unwrap_or(&self.tensor);
-        if tensor.device() != self.place.device() {
+        if tensor.device() != self.device.torch() {
             return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
         }
-        self.slab = Slab::typed(tensor, self.dtype)?.at(self.place);
+        self.slab = Slab::typed(tensor, self.dtype)?.at(self.device);
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl Bound {
     /// Whether it has its type and this shape, and is in its place.
     pub(super) fn is(&self, shape: &[usize]) -> bool {
         self.tensor.kind() == self.dtype.kind()
-            && self.tensor.device() == self.place.device()
+            && self.tensor.device() == self.device.torch()
             && same_shape(&self.tensor, shape)
     }
 }
@@ -134,7 +134,7 @@ impl Slot {
             Gradient::Other => Look::Unknown,
             Gradient::Plain(tensor, slab) => {
                 self.looked = true;
-                self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype, Place::Cpu) });
+                self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype, Device::Cpu) });
                 Look::Ready
             }
         }
@@ -157,8 +157,8 @@ impl Slot {
     /// As `Bound::refresh`.
     pub(super) fn take(&mut self, grad: Option<Tensor>, member: &Member, step: u64) -> Result<()> {
         // Its type may be another than the parameter's.
-        let place = self.param.place;
-        self.grad = grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| Bound::new(g, dtype, place)));
+        let device = self.param.device;
+        self.grad = grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| Bound::new(g, dtype, device)));
         let Some(grad) = &mut self.grad else { return Ok(()) };
         let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
         { all }.try_for_each(Bound::refresh).map_err(|e| match e {

@@ -9,15 +9,15 @@ use super::clipping::{Clipping, Rates, UpdateSums};
 use super::columns::{Columns, Kept};
 use super::cpu::elementwise::Apply;
 use super::cpu::rows::Stack;
+use super::cuda_call::{Pass, RowPassCall};
 use super::factors::Steps;
 use super::normals::Normals;
-use super::pass::{Pass, RowPassCall};
 use super::slices::Move;
 use super::trust::Trust;
 use super::{Copy, Messages, Neurons, Sliced};
 use crate::error::{Error, Result};
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Place, Slab};
+use crate::tensor::{Area, DType, Device, Slab};
 
 /// A thread's stay on a device: there is none.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ pub(super) fn update_factors(
     refuse()
 }
 
-pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Place) -> Result<(Tensor, Slab)> {
+pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Device) -> Result<(Tensor, Slab)> {
     refuse()
 }
 

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::bound::Bound;
+use super::tensors::Bound;
 use super::{Session, area};
 use crate::algorithm::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
 use crate::error::Result;
 use crate::plan::{Bucket, Plan, StagePoint, Step};
 use crate::spec::Rect;
-use crate::tensor::{Area, Place};
+use crate::tensor::{Area, Device};
 use crate::threads;
 
 /// Elementwise units that are handed to a kernel together: what describes them stays in the nearest cache, which for
@@ -59,7 +59,7 @@ impl Session {
         let bucket = &self.plan.buckets[number];
         let all = bucket.units.len();
         let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
-        let here = self.place == Place::Cpu;
+        let here = self.device == Device::Cpu;
         let alone = here && bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
         if !alone || steps.len() < 2 || !steps.iter().all(stage) {
             return std::iter::once(0..usize::MAX).collect();
@@ -88,7 +88,7 @@ impl Session {
         let bucket = &plan.buckets[number];
         let alone = !bucket.distributed() && !bucket.joint && bucket.program.buffers.is_empty();
         let apart = alone && plan.algorithms[bucket.algorithm].flat();
-        let apart = apart && self.place == Place::Cpu;
+        let apart = apart && self.device == Device::Cpu;
         let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
         let mut room = std::mem::take(&mut self.room[number]);
         let (mut next, mut done) = (positions.start, Ok(()));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::assign::tally;
+use super::owners::tally;
 use super::{Bucket, Plan};
 use crate::error::Result;
 

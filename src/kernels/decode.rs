@@ -32,10 +32,10 @@ impl Staged {
             return Ok(x);
         }
         if rows * cols == 0 {
-            return Ok(Slab::EMPTY.at(slab.place()).area(0, [rows, cols], cols));
+            return Ok(Slab::EMPTY.at(slab.device()).area(0, [rows, cols], cols));
         }
         let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (memory, numbers) = super::cuda::scratch(rows * cols, dtype, slab.place())?;
+        let (memory, numbers) = super::cuda::scratch(rows * cols, dtype, slab.device())?;
         self.memory.push(memory);
         let mut start = 0;
         for stored in x.runs() {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::bucket::Bucket;
-use super::hop::{Held, Hop, HopKind, Segment, StagePoint, Step};
+use super::redistribute::{Held, Hop, HopKind, Segment, StagePoint, Step};
 use crate::error::{Error, Result};
 use crate::layout::Reduction;
 use crate::program::{BufferId, ProgramOp};

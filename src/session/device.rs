@@ -2,40 +2,40 @@
 
 use tch::Tensor;
 
-use super::bound::places;
+use super::tensors::places;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::cuda::{self, Entered};
 use crate::plan::{Member, Plan};
 use crate::spec::StateSpec;
-use crate::tensor::{MOST_SPANS, Place, is_emulated};
+use crate::tensor::{Device, MOST_SPANS, is_emulated};
 
 /// The one place where all parameters are.
 ///
 /// # Errors
 /// `Error::Value` for parameters in several places, and for a device where something of the plan cannot be done there.
-pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Place> {
-    let mut place = None;
+pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Device> {
+    let mut device = None;
     for (param, member) in params.iter().zip(&plan.members) {
-        let here = Place::of(param)?;
-        if *place.get_or_insert(here) != here {
+        let here = Device::of(param)?;
+        if *device.get_or_insert(here) != here {
             return Err(Error::Value(format!(
                 "{}: all parameters of an optimizer must be on one device, got {:?} after {:?}. Make an optimizer for \
                  each device",
                 member.spec.name,
-                here.device(),
-                place.unwrap_or(here).device()
+                here.torch(),
+                device.unwrap_or(here).torch()
             )));
         }
     }
-    let place = match place {
-        Some(Place::Cpu) if is_emulated() => Place::Cuda(0),
-        other => other.unwrap_or(Place::Cpu),
+    let device = match device {
+        Some(Device::Cpu) if is_emulated() => Device::Cuda(0),
+        other => other.unwrap_or(Device::Cpu),
     };
-    if place != Place::Cpu {
+    if device != Device::Cpu {
         require_supported(plan)?;
     }
-    Ok(place)
+    Ok(device)
 }
 
 fn require_supported(plan: &Plan) -> Result<()> {
@@ -66,16 +66,16 @@ pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
 }
 
 /// Where a state is: counters stay where the core counts.
-pub(super) fn of_state(place: Place, spec: &StateSpec) -> Place {
-    if spec.on_host { Place::Cpu } else { place }
+pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
+    if spec.on_host { Device::Cpu } else { device }
 }
 
 /// Has the kernels of this thread launched on a stream of the place, until the result is dropped. `formed`: also those
 /// for what is more than numbers of its type.
-pub(super) fn enter(place: Place, stream: usize, formed: bool) -> Result<Option<Entered>> {
-    match place {
-        Place::Cpu => Ok(None),
-        Place::Cuda(number) => cuda::enter(usize::from(number), stream, formed).map(Some),
+pub(super) fn enter(device: Device, stream: usize, formed: bool) -> Result<Option<Entered>> {
+    match device {
+        Device::Cpu => Ok(None),
+        Device::Cuda(number) => cuda::enter(usize::from(number), stream, formed).map(Some),
     }
 }
 

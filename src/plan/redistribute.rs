@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::assign::{Way, ways};
 use super::bucket::{Bucket, Unit};
+use super::owners::{Way, ways};
 use crate::error::{Error, Result};
 use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
@@ -177,7 +177,7 @@ struct Writer<'a> {
 /// `Error::Internal` for a placement change that no collective makes.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     if bucket.joint {
-        return super::joint::segments(bucket);
+        return super::reductions::segments(bucket);
     }
     let stored = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
     let held = vec![stored.clone(); bucket.program.buffers.len()];
