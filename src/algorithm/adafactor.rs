@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{self, Clipping, GradientSquares, NewShare, Rates, ScaledApply, Steps};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 pub(super) const OPTIONS: [&str; 7] = [
     "beta1",
@@ -87,10 +87,10 @@ impl Adafactor {
         let units = io.units.iter().enumerate();
         if self.scale_parameter {
             let stacks = units
-                .map(|(i, u)| SECOND.stack(io, i, [u.grad.all(), u.param.all()], (true, io.slab(PARAM, i)?)));
+                .map(|(i, u)| SECOND.stack(io, i, [u.grad.all(), u.param.all()], (true, io.flat(PARAM, i)?)));
             kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
         } else if is_matrix(io.class) {
-            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, Slab::EMPTY)));
+            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, FlatView::EMPTY)));
             kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
         } else {
             Ok(())
@@ -116,7 +116,7 @@ impl Adafactor {
         let factors = clipping.factors(&rates, &sums(io, UPDATES, self.scale_parameter.then_some(PARAM))?)?;
         let (cautious, beta1) = (self.cautious, h[BETA1]);
         let pass = ScaledApply { scales: &SECOND.scales(io), factors: &factors, cautious, beta1 };
-        let (units, none) = (io.units.iter().enumerate(), (false, Slab::EMPTY));
+        let (units, none) = (io.units.iter().enumerate(), (false, FlatView::EMPTY));
         if self.momentum {
             let stacks = units.map(|(i, u)| {
                 let operands = [u.param.all(), u.grad.all(), u.state[moments + 1].all()];

@@ -13,7 +13,7 @@ use crate::kernels::{
 };
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 pub(super) const OPTIONS: [&str; 3] = ["capturable", "cautious_wd", "momentum_dtype"];
 
@@ -65,7 +65,7 @@ impl Came {
         }
         let pass = GradientSquares { grad_factor: io.grad_factor };
         let units = io.units.iter().enumerate();
-        let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, Slab::EMPTY)));
+        let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, FlatView::EMPTY)));
         kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
     }
 
@@ -90,7 +90,7 @@ impl Came {
         let pass = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
         let units = io.units.iter().enumerate();
         let stacks = units.map(|(i, u)| {
-            INSTABILITY.stack(io, i, [u.grad.all(), u.state[MOMENTUM].all()], (true, Slab::EMPTY))
+            INSTABILITY.stack(io, i, [u.grad.all(), u.state[MOMENTUM].all()], (true, FlatView::EMPTY))
         });
         kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
     }
@@ -108,7 +108,7 @@ impl Came {
         let step = ConfidentApply { update, scales: &scales, rate, decay, cautious };
         let stacks = io.units.iter().enumerate().map(|(i, u)| {
             let operands = [u.param.all(), u.grad.all(), u.state[MOMENTUM].all()];
-            INSTABILITY.stack(io, i, operands, (false, Slab::EMPTY))
+            INSTABILITY.stack(io, i, operands, (false, FlatView::EMPTY))
         });
         kernels::rows(&step, &stacks.collect::<Result<Vec<_>>>()?)
     }

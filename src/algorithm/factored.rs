@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::kernels::{self, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
 use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// The moments of one quantity: where its states and buffers begin. Of states there are R, C, S, or one by element; of
 /// buffers the sums by row, by column and of all.
@@ -75,16 +75,16 @@ impl Factored {
         &self,
         io: &StageIo<'_>,
         i: usize,
-        operands: [Slab; N],
-        (summed, total): (bool, Slab),
+        operands: [FlatView; N],
+        (summed, total): (bool, FlatView),
     ) -> Result<Stack<N>> {
-        let [mut row_sums, mut col_sums, mut all_sums] = [Slab::EMPTY; 3];
+        let [mut row_sums, mut col_sums, mut all_sums] = [FlatView::EMPTY; 3];
         let [mut stack, mut rows, mut cols] = [1, 1, operands[0].len()];
         if is_matrix(io.class) {
             [stack, rows] = io.shape(self.buffers, i)?;
             cols = io.shape(self.buffers + 1, i)?[1];
             if summed {
-                let sums = |at| io.slab(self.buffers + at, i);
+                let sums = |at| io.flat(self.buffers + at, i);
                 (row_sums, col_sums, all_sums) = (sums(0)?, sums(1)?, sums(2)?);
             }
         }
@@ -105,7 +105,7 @@ impl Factored {
             let [rows, cols] = [unit.rows, unit.cols].map(|n| n.max(1) as f64);
             for (at, count) in [cols, rows, rows * cols].into_iter().enumerate() {
                 means.push((i, count));
-                jobs.push([state(unit, at), io.slab(self.buffers + at, i)?]);
+                jobs.push([state(unit, at), io.flat(self.buffers + at, i)?]);
             }
         }
         kernels::run(&Means::new(epsilon, share, &means), &jobs)
@@ -128,21 +128,21 @@ impl Factored {
     pub(super) fn update_squares(&self, io: &StageIo<'_>, buffer: BufferId) -> Result<()> {
         let pass = UpdateSquares { scales: &self.scales(io), grad_factor: io.grad_factor };
         let units = io.units.iter().enumerate();
-        let stacks = units.map(|(i, u)| self.stack(io, i, [u.grad.all()], (false, io.slab(buffer, i)?)));
+        let stacks = units.map(|(i, u)| self.stack(io, i, [u.grad.all()], (false, io.flat(buffer, i)?)));
         kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
     }
 }
 
 /// Where the steps of each parameter are counted.
-pub(super) fn counters(io: &StageIo<'_>, state: usize) -> Vec<Slab> {
+pub(super) fn counters(io: &StageIo<'_>, state: usize) -> Vec<FlatView> {
     io.units.iter().map(|u| u.state[state].row(0)).collect()
 }
 
 /// The sums from which the factors of each parameter follow; `param` where its rate follows its own size.
 pub(super) fn sums(io: &StageIo<'_>, update: BufferId, param: Option<BufferId>) -> Result<Vec<UpdateSums>> {
     let of = |i: usize| {
-        let param = param.map_or(Ok(Slab::EMPTY), |buffer| io.slab(buffer, i))?;
-        Ok(UpdateSums { update: io.slab(update, i)?, param, numel: io.units[i].numel })
+        let param = param.map_or(Ok(FlatView::EMPTY), |buffer| io.flat(buffer, i))?;
+        Ok(UpdateSums { update: io.flat(update, i)?, param, numel: io.units[i].numel })
     };
     (0..io.units.len()).map(of).collect()
 }

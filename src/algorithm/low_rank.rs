@@ -154,7 +154,7 @@ impl LowRank {
     }
 
     /// The last step where the update is spelled out: `X ← X - rate·U` and decay.
-    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::tensor::Slab; 2]]) -> Result<()> {
+    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::tensor::FlatView; 2]]) -> Result<()> {
         if self.late {
             kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs)
         } else {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 ///
 /// With an update whose singular values are all 1, the effective learning rate is `lr * factor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum AdjustLr {
+pub(super) enum LrScale {
     /// `1`: `lr` is the spectral norm of an update. 4096 x 1024: 1.
     None,
     /// `sqrt(fan_out / fan_in)`: `lr` is the RMS-to-RMS operator norm of an update. 4096 x 1024: 2; 1024 x
@@ -18,12 +18,12 @@ pub(super) enum AdjustLr {
     RmsNorm,
     /// `sqrt(max(1, fan_out / fan_in))`, torch's default for Muon. 4096 x 1024: 2; 1024 x 4096: 1.
     Original,
-    /// `0.2 * sqrt(max(fan_out, fan_in))`, torch's name for [`AdjustLr::RmsNorm`]. 4096 x 1024: 12.8.
+    /// `0.2 * sqrt(max(fan_out, fan_in))`, torch's name for [`LrScale::RmsNorm`]. 4096 x 1024: 12.8.
     MatchRmsAdamw,
 }
 
-impl AdjustLr {
-    /// The variant called `name`; no name is [`AdjustLr::None`].
+impl LrScale {
+    /// The variant called `name`; no name is [`LrScale::None`].
     ///
     /// # Errors
     /// [`Error::Value`] for an unknown name.
@@ -67,11 +67,11 @@ mod tests {
     fn factor_has_the_documented_values() {
         // (variant, 4096 x 1024, 1024 x 4096), by hand: sqrt(4) = 2, 0.2 * sqrt(4096) = 12.8.
         let table = [
-            (AdjustLr::None, 1.0, 1.0),
-            (AdjustLr::SpectralNorm, 2.0, 0.5),
-            (AdjustLr::RmsNorm, 12.8, 12.8),
-            (AdjustLr::Original, 2.0, 1.0),
-            (AdjustLr::MatchRmsAdamw, 12.8, 12.8),
+            (LrScale::None, 1.0, 1.0),
+            (LrScale::SpectralNorm, 2.0, 0.5),
+            (LrScale::RmsNorm, 12.8, 12.8),
+            (LrScale::Original, 2.0, 1.0),
+            (LrScale::MatchRmsAdamw, 12.8, 12.8),
         ];
         for (adjust, tall, wide) in table {
             assert!((adjust.factor(4096, 1024) - tall).abs() < 1e-14, "{adjust:?}");
@@ -83,16 +83,16 @@ mod tests {
     #[test]
     fn parse_knows_every_name_and_refuses_others() {
         let names = [
-            (None, AdjustLr::None),
-            (Some("spectral_norm"), AdjustLr::SpectralNorm),
-            (Some("rms_norm"), AdjustLr::RmsNorm),
-            (Some("original"), AdjustLr::Original),
-            (Some("match_rms_adamw"), AdjustLr::MatchRmsAdamw),
+            (None, LrScale::None),
+            (Some("spectral_norm"), LrScale::SpectralNorm),
+            (Some("rms_norm"), LrScale::RmsNorm),
+            (Some("original"), LrScale::Original),
+            (Some("match_rms_adamw"), LrScale::MatchRmsAdamw),
         ];
         for (name, expected) in names {
-            assert_eq!(AdjustLr::parse(name).unwrap(), expected);
+            assert_eq!(LrScale::parse(name).unwrap(), expected);
         }
-        let message = AdjustLr::parse(Some("spectral")).unwrap_err().to_string();
+        let message = LrScale::parse(Some("spectral")).unwrap_err().to_string();
         assert!(message.contains("adjust_lr must be") && message.contains("spectral"), "{message}");
     }
 }

@@ -12,7 +12,7 @@ use super::stage::StageIo;
 use crate::error::Result;
 use crate::kernels::{self, Chosen, Neurons};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Init, Options, ParamSpec, Share, Side, StateSpec, UnitShape, View};
+use crate::spec::{Block, Cut, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["norm_scope", "variance_dtype"];
@@ -43,7 +43,7 @@ impl Neuron {
     }
 
     /// One number for each row over the last dimension; for each column block of its own.
-    pub(super) fn state(&self, p: &ParamSpec, view: &View, blocks: &[Block]) -> StateSpec {
+    pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
         let split = view.splits() == Some(Side::Cols);
         let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype));
         if let (Some(last), Some(cut)) = (spec.shape.last_mut(), spec.cuts.last_mut()) {
@@ -111,8 +111,8 @@ impl Neuron {
                 length,
                 group,
                 variance: io.units[i].state[VARIANCE],
-                squares: io.slab(self.squares, i)?,
-                totals: io.slab(self.squares + 1, i)?,
+                squares: io.flat(self.squares, i)?,
+                totals: io.flat(self.squares + 1, i)?,
             })
         };
         (0..io.units.len()).map(one).collect()

@@ -4,7 +4,7 @@
 use tch::Tensor;
 
 use super::flops;
-use super::lr_scale::AdjustLr;
+use super::lr_scale::LrScale;
 use super::neuron::Neuron;
 use super::stage::{StageIo, UnitIo, jobs};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::linalg::orthogonality::orthogonality_error;
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::program::{BufferId, Program, Stage};
 use crate::spec::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS};
-use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, View};
+use crate::spec::{Block, Description, Hyper, Matrices, Options, ParamSpec, StateSpec, StateStorage};
 use crate::tensor::{DType, product_dtype};
 
 /// The settings that it reads, beside those of the view and of the orthonormalization.
@@ -39,9 +39,9 @@ pub(super) const SCRATCH: BufferId = 1;
 
 #[derive(Debug)]
 pub(super) struct Orthonormal {
-    pub(super) view: View,
+    pub(super) view: Matrices,
     cautious: bool,
-    adjust: AdjustLr,
+    adjust: LrScale,
     orthonormalizer: Orthonormalizer,
     momentum_dtype: Option<DType>,
     orth_dtype: Option<DType>,
@@ -55,9 +55,9 @@ pub(super) struct Orthonormal {
 impl Orthonormal {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            view: View::from_options(options)?,
+            view: Matrices::from_options(options)?,
             cautious: options.flag("cautious_wd")?,
-            adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
+            adjust: LrScale::parse(options.word("adjust_lr")?)?,
             orthonormalizer: Orthonormalizer::from_options(options)?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             storage: StateStorage::from_options(options)?,
@@ -111,7 +111,7 @@ impl Orthonormal {
         let each = all.map(|operands| jobs([operands])).collect::<Result<Vec<_>>>()?;
         let Some(first) = each.iter().flatten().next() else { return Ok(()) };
         let pass = MomentumSquares { momentum, stored: first[2].dtype() };
-        let sums = (0..each.len()).map(|i| io.slab(squares, i)).collect::<Result<Vec<_>>>()?;
+        let sums = (0..each.len()).map(|i| io.flat(squares, i)).collect::<Result<Vec<_>>>()?;
         kernels::fold_units(&pass, &each, &sums)
     }
 
@@ -137,7 +137,7 @@ impl Orthonormal {
         }
         let mut batch = io.matrices(U, io.units.len())?;
         // Where the work is dealt out, the units of this stage are some of those whose norms are known.
-        let each = |squares| (0..io.units.len()).map(|i| io.slab(squares, i)).collect::<Result<Vec<_>>>();
+        let each = |squares| (0..io.units.len()).map(|i| io.flat(squares, i)).collect::<Result<Vec<_>>>();
         let squares = squares.map(each).transpose()?;
         self.orthonormalizer.run_with(&mut batch, epsilon, squares.as_deref(), &io.scratch(SCRATCH)?)?;
         for i in 0..io.units.len() {

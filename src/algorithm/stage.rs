@@ -8,7 +8,7 @@ use tch::Tensor;
 use crate::error::{Error, Result};
 use crate::program::{BufferId, BufferSpec};
 use crate::spec::UnitShape;
-use crate::tensor::{Area, Slab};
+use crate::tensor::{FlatView, MatrixView};
 
 /// Most states that one algorithm keeps for a parameter.
 pub const MAX_STATES: usize = 8;
@@ -35,11 +35,11 @@ pub struct UnitIo {
     /// The steps that its parameter has taken before this one, where the session counts them (`Algorithm::counted`).
     pub steps: f64,
     /// The block's parameters, written in place.
-    pub param: Area,
+    pub param: MatrixView,
     /// The block's gradient, read only; for a stage on whole matrices where this process has all of it.
-    pub grad: Area,
+    pub grad: MatrixView,
     /// The block's states in the order of `Algorithm::state`, written in place.
-    pub state: [Area; MAX_STATES],
+    pub state: [MatrixView; MAX_STATES],
 }
 
 impl UnitIo {
@@ -54,9 +54,9 @@ impl UnitIo {
         position: 0,
         due: false,
         steps: 0.0,
-        param: Area::EMPTY,
-        grad: Area::EMPTY,
-        state: [Area::EMPTY; MAX_STATES],
+        param: MatrixView::EMPTY,
+        grad: MatrixView::EMPTY,
+        state: [MatrixView::EMPTY; MAX_STATES],
     };
 }
 
@@ -64,7 +64,9 @@ impl UnitIo {
 ///
 /// # Errors
 /// Whatever an operand's lookup returned.
-pub fn jobs<const N: usize>(operands: impl IntoIterator<Item = Result<[Area; N]>>) -> Result<Vec<[Slab; N]>> {
+pub fn jobs<const N: usize>(
+    operands: impl IntoIterator<Item = Result<[MatrixView; N]>>,
+) -> Result<Vec<[FlatView; N]>> {
     let operands = operands.into_iter();
     let mut jobs = Vec::with_capacity(operands.size_hint().0);
     for areas in operands {
@@ -97,7 +99,7 @@ pub struct BufferIo<'a> {
     /// Its declaration.
     pub spec: &'a BufferSpec,
     /// Its memory.
-    pub slab: Slab,
+    pub flat: FlatView,
     /// Its matrices by position; a scratch buffer has none.
     pub parts: &'a [Part],
 }
@@ -115,7 +117,7 @@ pub struct StageIo<'a> {
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
     /// The bucket's group buffer of all parameters of the group, where its program has one.
-    pub group: Vec<Slab>,
+    pub group: Vec<FlatView>,
     /// Where measurements go, when asked for.
     pub probe: Option<&'a mut Probe>,
     pub(crate) buffers: &'a [BufferIo<'a>],
@@ -136,19 +138,19 @@ impl StageIo<'_> {
     ///
     /// # Errors
     /// `Error::Internal` for a buffer that the program did not declare.
-    pub fn slab(&self, buffer: BufferId, unit: usize) -> Result<Slab> {
+    pub fn flat(&self, buffer: BufferId, unit: usize) -> Result<FlatView> {
         let io = self.buffer(buffer)?;
         if io.spec.shared {
-            return Ok(io.slab);
+            return Ok(io.flat);
         }
         let Part { offset, shape, .. } = self.part(buffer, unit)?;
-        Ok(io.slab.part(*offset, shape[0] * shape[1]))
+        Ok(io.flat.part(*offset, shape[0] * shape[1]))
     }
 
     /// Rows and columns of unit `unit`'s matrix of a buffer.
     ///
     /// # Errors
-    /// As `slab`.
+    /// As `view`.
     pub fn shape(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
         Ok(self.part(buffer, unit)?.shape)
     }
@@ -156,7 +158,7 @@ impl StageIo<'_> {
     /// The first row and column of unit `unit`'s matrix of a buffer within the whole one.
     ///
     /// # Errors
-    /// As `slab`.
+    /// As `view`.
     pub fn origin(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
         Ok(self.part(buffer, unit)?.origin)
     }
@@ -164,16 +166,16 @@ impl StageIo<'_> {
     /// Unit `unit`'s matrix of a buffer, as an area.
     ///
     /// # Errors
-    /// As `slab`.
-    pub fn area(&self, buffer: BufferId, unit: usize) -> Result<Area> {
+    /// As `view`.
+    pub fn area(&self, buffer: BufferId, unit: usize) -> Result<MatrixView> {
         let shape = self.shape(buffer, unit)?;
-        Ok(self.slab(buffer, unit)?.area(0, shape, shape[1]))
+        Ok(self.flat(buffer, unit)?.area(0, shape, shape[1]))
     }
 
     /// The columns that unit `unit`'s matrix of a buffer has as declared, among all.
     ///
     /// # Errors
-    /// As `slab`.
+    /// As `view`.
     pub fn declared_cols(&self, buffer: BufferId, unit: usize) -> Result<Range<usize>> {
         Ok(self.part(buffer, unit)?.declared_cols.clone())
     }
@@ -181,27 +183,27 @@ impl StageIo<'_> {
     /// Unit `unit`'s matrix of a buffer, as a tensor `[rows, cols]`.
     ///
     /// # Errors
-    /// As `slab`.
+    /// As `view`.
     pub fn matrix(&self, buffer: BufferId, unit: usize) -> Result<Tensor> {
-        self.slab(buffer, unit)?.tensor(&self.shape(buffer, unit)?)
+        self.flat(buffer, unit)?.tensor(&self.shape(buffer, unit)?)
     }
 
     /// The matrices of the first `count` units of a buffer, all of one shape, as a tensor `[count, rows, cols]`.
     ///
     /// # Errors
-    /// As `slab`.
+    /// As `view`.
     pub fn matrices(&self, buffer: BufferId, count: usize) -> Result<Tensor> {
         let [rows, cols] = if count == 0 { [0, 0] } else { self.shape(buffer, 0)? };
-        self.buffer(buffer)?.slab.part(0, count * rows * cols).tensor(&[count, rows, cols])
+        self.buffer(buffer)?.flat.part(0, count * rows * cols).tensor(&[count, rows, cols])
     }
 
     /// A shared buffer as a flat tensor.
     ///
     /// # Errors
-    /// As `slab`.
+    /// As `view`.
     pub fn scratch(&self, buffer: BufferId) -> Result<Tensor> {
-        let slab = self.slab(buffer, 0)?;
-        slab.tensor(&[slab.len()])
+        let flat = self.flat(buffer, 0)?;
+        flat.tensor(&[flat.len()])
     }
 
     /// Notes a measurement of the stored matrix of unit `unit`, when somebody asked for them and all of the matrix is

@@ -16,7 +16,7 @@ use crate::linalg::qr::{self, QrMethod};
 use crate::linalg::random::Key;
 use crate::spec::Options;
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::{Blocks, DType, Form as Stored, Slab};
+use crate::tensor::{Blocks, DType, Encoding as Stored, FlatView};
 use crate::{kernels, threads};
 
 /// A batch of matrices that came from Python, and how to send one back.
@@ -181,9 +181,9 @@ fn convert(
     to: bool,
 ) -> Result<()> {
     let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
-    let form = Stored::Blocks(Blocks { scales: Slab::of(scales)?, width, block });
-    let codes = Slab::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.formed(&form);
-    let other = Slab::of(other)?;
+    let form = Stored::Blocks(Blocks { scales: FlatView::of(scales)?, width, block });
+    let codes = FlatView::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.encoded_as(&form);
+    let other = FlatView::of(other)?;
     if !codes.is_empty() {
         let job = if to { [other, codes] } else { [codes, other] };
         kernels::run(&kernels::Convert { factor: 1.0 }, &[job])?;

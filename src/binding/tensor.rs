@@ -13,7 +13,7 @@ use super::error::to_python;
 use crate::error::Error;
 use crate::linalg::random::{Key, fill_normal as normals};
 use crate::linalg::sketch::Omega;
-use crate::tensor::{Device, Slab, prefetch};
+use crate::tensor::{Device, FlatView, prefetch};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -154,12 +154,12 @@ pub(super) fn fill_normal(
     let target = unpack(tensor, "tensor")?;
     require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
-        let slab = Slab::of(&target)?;
-        if slab.dtype() != crate::tensor::DType::F32 {
+        let flat = FlatView::of(&target)?;
+        if flat.dtype() != crate::tensor::DType::F32 {
             return Err(Error::Type("normal numbers are made in float32".into()));
         }
-        let mut shape = shape.unwrap_or_else(|| vec![slab.len()]);
-        let mut spans = spans.unwrap_or_else(|| vec![(0, slab.len())]);
+        let mut shape = shape.unwrap_or_else(|| vec![flat.len()]);
+        let mut spans = spans.unwrap_or_else(|| vec![(0, flat.len())]);
         // Whole rows lie together: they count as one dimension with the one before.
         while let ([.., _, size], [.., _, (0, len)]) = (shape.as_slice(), spans.as_slice())
             && size == len
@@ -175,7 +175,7 @@ pub(super) fn fill_normal(
                 .for_each(|(start, n)| (*start, *n) = (*start * size, *n * size));
         }
         // SAFETY: `target` is alive, contiguous float32 on the CPU, and Python's caller does not touch it meanwhile.
-        let numbers = unsafe { slab.slice::<f32>() };
+        let numbers = unsafe { flat.slice::<f32>() };
         let run = spans.last().map_or(1, |(_, len)| *len).max(1);
         for (row, out) in numbers.chunks_mut(run).enumerate() {
             normals(out, Key { seed, stream }, tag, step, first_index(row, &shape, &spans));
@@ -198,12 +198,12 @@ pub(super) fn fill_signs(
     let target = unpack(tensor, "tensor")?;
     require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
-        let slab = Slab::of(&target)?;
-        let (Ok((rows, cols)), crate::tensor::DType::F64) = (target.size2(), slab.dtype()) else {
+        let flat = FlatView::of(&target)?;
+        let (Ok((rows, cols)), crate::tensor::DType::F64) = (target.size2(), flat.dtype()) else {
             return Err(Error::Type("signs are written to float64 matrices".into()));
         };
         let shape = [rows, cols].map(|n| usize::try_from(n).unwrap_or(0));
-        Omega { key: Key { seed, stream }, tag, step, index, shape }.write(&slab)
+        Omega { key: Key { seed, stream }, tag, step, index, shape }.write(&flat)
     })
 }
 

@@ -1,10 +1,10 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
-use super::decode::{formed_elements, staged};
+use super::decode::{decoded, encoded_elements};
 use super::{cpu, cuda};
 use crate::error::Result;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// By how much the norm of an update may exceed that of the one before.
 pub(super) const GROWTH: f64 = 1.01;
@@ -17,16 +17,16 @@ pub struct Channels {
     /// What the channels are.
     pub side: Side,
     /// One for each.
-    pub factors: Slab,
+    pub factors: FlatView,
     /// The squared norms of N and R, where these give all channels one factor; else empty.
-    pub norms: Slab,
+    pub norms: FlatView,
 }
 
 /// A projected gradient R before its moments were updated, N afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Projected {
     /// R or N.
-    pub low: Area,
+    pub low: MatrixView,
     /// What its channels give.
     pub channels: Channels,
 }
@@ -50,13 +50,13 @@ pub struct Limited {
     /// f.
     pub channels: Channels,
     /// x.
-    pub param: Area,
+    pub param: MatrixView,
     /// g.
-    pub grad: Area,
+    pub grad: MatrixView,
     /// The squared norm of f·g, in float64.
-    pub total: Slab,
+    pub total: FlatView,
     /// The norm of the update before, which becomes that of this one.
-    pub last: Slab,
+    pub last: FlatView,
     /// The rate, unless that is too much.
     pub rate: f64,
     /// Whether there was no update before.
@@ -103,7 +103,7 @@ pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
 ///
 /// # Errors
 /// As `channel_squares`.
-pub fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
+pub fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
     match all.first().map(|(channels, ..)| channels.factors.device()) {
         None => Ok(()),
         Some(Device::Cpu) => {
@@ -131,10 +131,10 @@ pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
         }
         Some(Device::Cuda(_)) => {
             let wide = |one: &Limited| [one.param, one.grad].iter().any(|area| area.dtype() == DType::F64);
-            staged(
+            decoded(
                 all,
-                |one| formed_elements(&one.param),
-                |staged, one| Ok(Limited { param: staged.operand(one.param, wide(one), true)?, ..*one }),
+                |one| encoded_elements(&one.param),
+                |decoded, one| Ok(Limited { param: decoded.operand(one.param, wide(one), true)?, ..*one }),
                 |_, part| cuda::channel_steps(step, part),
             )
         }

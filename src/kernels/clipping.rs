@@ -2,7 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
-use crate::tensor::{Device, Slab};
+use crate::tensor::{Device, FlatView};
 
 /// The rates of parameters before they are clipped.
 #[derive(Clone, Copy, Debug)]
@@ -24,9 +24,9 @@ pub enum Rates<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateSums {
     /// Σ u².
-    pub update: Slab,
+    pub update: FlatView,
     /// Σ x²; empty where the rate does not follow the parameter.
-    pub param: Slab,
+    pub param: FlatView,
     /// Elements.
     pub numel: usize,
 }
@@ -91,7 +91,7 @@ impl Rates<'_> {
 
     /// Where a device counts the steps of a job.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(super) fn counter(&self, job: usize) -> Option<Slab> {
+    pub(super) fn counter(&self, job: usize) -> Option<FlatView> {
         match self {
             Self::Learning(_) | Self::Unit => None,
             Self::Relative { steps, .. } => steps.counter(job),

@@ -4,17 +4,17 @@ use std::ops::Range;
 
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
-use crate::tensor::{Area, DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// A row-major matrix with as many columns as it has sums.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns {
     /// The matrix.
-    pub x: Slab,
+    pub x: FlatView,
     /// The sum of squares of each column, float64.
-    pub sums: Slab,
+    pub sums: FlatView,
     /// A matrix like it, for what it is scaled to.
-    pub scaled: Slab,
+    pub scaled: FlatView,
 }
 
 /// A matrix, and where some of its columns are kept when they are normalized.
@@ -23,7 +23,7 @@ pub struct Kept {
     /// The matrix.
     pub columns: Columns,
     /// The kept columns.
-    pub q: Area,
+    pub q: MatrixView,
     /// Which they are.
     pub own: Range<usize>,
 }
@@ -42,7 +42,7 @@ impl Columns {
         if self.sums.dtype() != DType::F64 || self.scaled.len() != self.x.len() {
             return Err(Error::Internal("column sums need one float64 each".into()));
         }
-        if [self.sums, self.scaled].iter().any(|slab| slab.device() != device) {
+        if [self.sums, self.scaled].iter().any(|flat| flat.device() != device) {
             return Err(Error::Internal("a matrix and its column sums are in different places".into()));
         }
         Ok(device)
@@ -97,7 +97,7 @@ pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64, per_rate: bool
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses.
-pub fn orthonormal_columns(matrices: &Slab, shape: [usize; 3], twice: bool) -> Result<()> {
+pub fn orthonormal_columns(matrices: &FlatView, shape: [usize; 3], twice: bool) -> Result<()> {
     if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
     }

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::cpu::factored::Scales;
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Scalars of an operation at most.
 pub(super) const MOST_SCALARS: usize = 12;
@@ -22,9 +22,9 @@ pub struct Pass<'a> {
     /// Two factors of each job's own; none where the operation has none.
     pub(super) factors: &'a [[f64; 2]],
     /// Where the steps of each job are counted, if that is on the device: its factors depend on them.
-    pub(super) steps: &'a [Slab],
+    pub(super) steps: &'a [FlatView],
     /// Where the device left factors of each job; none where the operation has none of that kind.
-    pub(super) live: &'a [Slab],
+    pub(super) live: &'a [FlatView],
     /// Whether arithmetic is float64 whatever the operands are.
     pub(super) double: bool,
 }
@@ -58,12 +58,12 @@ impl<'a> Pass<'a> {
     }
 
     /// The same with the steps of each job.
-    pub(super) fn after(self, steps: &'a [Slab]) -> Self {
+    pub(super) fn after(self, steps: &'a [FlatView]) -> Self {
         Self { steps, ..self }
     }
 
     /// The same with factors of each job's own that the device left.
-    pub(super) fn reading(self, live: &'a [Slab]) -> Self {
+    pub(super) fn reading(self, live: &'a [FlatView]) -> Self {
         Self { live, ..self }
     }
 

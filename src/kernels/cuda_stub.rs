@@ -17,7 +17,7 @@ use super::trust::Trust;
 use super::{Copy, Messages, Neurons, Sliced};
 use crate::error::{Error, Result};
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// A thread's stay on a device: there is none.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Following;
 ///
 /// # Errors
 /// Never.
-pub fn follow(_rate: Option<&Slab>) -> Result<Following> {
+pub fn follow(_rate: Option<&FlatView>) -> Result<Following> {
     Ok(Following)
 }
 
@@ -95,7 +95,7 @@ pub(super) fn is_capturing() -> Result<bool> {
     Ok(false)
 }
 
-pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[Slab; N]]) -> Result<()> {
+pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[FlatView; N]]) -> Result<()> {
     refuse()
 }
 
@@ -103,11 +103,11 @@ pub(super) fn copy(_copies: &[Copy]) -> Result<()> {
     refuse()
 }
 
-pub(super) fn move_down(_moves: &[(Slab, Slab)]) -> Result<()> {
+pub(super) fn move_down(_moves: &[(FlatView, FlatView)]) -> Result<()> {
     refuse()
 }
 
-pub(super) fn sum(_messages: &Messages, _factor: f64, _to: &Slab) -> Result<()> {
+pub(super) fn sum(_messages: &Messages, _factor: f64, _to: &FlatView) -> Result<()> {
     refuse()
 }
 
@@ -115,11 +115,11 @@ pub(super) fn neurons(_kernel: &'static str, _mean: [f64; 2], _all: &[Neurons]) 
     refuse()
 }
 
-pub(super) fn line_sums(_side: Side, _absolute: bool, _all: &[(Area, Slab)]) -> Result<()> {
+pub(super) fn line_sums(_side: Side, _absolute: bool, _all: &[(MatrixView, FlatView)]) -> Result<()> {
     refuse()
 }
 
-pub(super) fn choose(_count: usize, _all: &[(Slab, Slab)]) -> Result<()> {
+pub(super) fn choose(_count: usize, _all: &[(FlatView, FlatView)]) -> Result<()> {
     refuse()
 }
 
@@ -134,8 +134,8 @@ pub(super) fn apply_slices(_side: Side, _apply: &Apply, _all: &[Sliced]) -> Resu
 pub(super) fn fold<const N: usize>(
     _pass: &Pass<'_>,
     _factor: f64,
-    _jobs: &[[Slab; N]],
-    _sums: &[Slab],
+    _jobs: &[[FlatView; N]],
+    _sums: &[FlatView],
 ) -> Result<()> {
     refuse()
 }
@@ -143,8 +143,8 @@ pub(super) fn fold<const N: usize>(
 pub(super) fn fold_units<const N: usize>(
     _pass: &Pass<'_>,
     _factor: f64,
-    _units: &[Vec<[Slab; N]>],
-    _sums: &[Slab],
+    _units: &[Vec<[FlatView; N]>],
+    _sums: &[FlatView],
 ) -> Result<()> {
     refuse()
 }
@@ -157,21 +157,21 @@ pub(super) fn update_factors(
     _clipping: &Clipping,
     _rates: &Rates<'_>,
     _sums: &[UpdateSums],
-    _out: &[Slab],
+    _out: &[FlatView],
 ) -> Result<()> {
     refuse()
 }
 
-pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Device) -> Result<(Tensor, Slab)> {
+pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Device) -> Result<(Tensor, FlatView)> {
     refuse()
 }
 
 pub(super) fn lamb_factors(
     _trust: &Trust,
     _steps: &Steps,
-    _norms: Option<&[Slab]>,
-    _group: &[Slab],
-    _out: &[Slab],
+    _norms: Option<&[FlatView]>,
+    _group: &[FlatView],
+    _out: &[FlatView],
 ) -> Result<()> {
     refuse()
 }
@@ -180,15 +180,20 @@ pub(super) fn normals(_factor: f64, _all: &[Normals]) -> Result<()> {
     refuse()
 }
 
-pub(super) fn orthogonal_rows(_w: &Slab, _j: &Slab, _norms: &Slab, _shape: [usize; 2]) -> Result<()> {
+pub(super) fn orthogonal_rows(
+    _w: &FlatView,
+    _j: &FlatView,
+    _norms: &FlatView,
+    _shape: [usize; 2],
+) -> Result<()> {
     refuse()
 }
 
-pub(super) fn signs(_out: &Slab, _shape: [usize; 2], _stream: [u32; 4], _first: u64) -> Result<()> {
+pub(super) fn signs(_out: &FlatView, _shape: [usize; 2], _stream: [u32; 4], _first: u64) -> Result<()> {
     refuse()
 }
 
-pub(super) fn clear_without_basis(_all: &[(Area, Slab)]) -> Result<()> {
+pub(super) fn clear_without_basis(_all: &[(MatrixView, FlatView)]) -> Result<()> {
     refuse()
 }
 
@@ -196,7 +201,7 @@ pub(super) fn channel_ratios(_factor: f64, _all: &[Projected]) -> Result<()> {
     refuse()
 }
 
-pub(super) fn channel_totals(_all: &[(Channels, Area, Slab)]) -> Result<()> {
+pub(super) fn channel_totals(_all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
     refuse()
 }
 
@@ -226,6 +231,6 @@ pub(super) fn normalize_columns(_all: &[Kept], _epsilon: f64, _factor: f64, _per
     refuse()
 }
 
-pub(super) fn orthonormal_columns(_matrices: &Slab, _shape: [usize; 3], _twice: bool) -> Result<()> {
+pub(super) fn orthonormal_columns(_matrices: &FlatView, _shape: [usize; 3], _twice: bool) -> Result<()> {
     refuse()
 }

@@ -9,33 +9,33 @@ use tch::Tensor;
 
 use super::cpu::elementwise::Convert;
 use crate::error::Result;
-use crate::tensor::{Area, DType, Slab};
+use crate::tensor::{DType, FlatView, MatrixView};
 
 /// Elements for which there is memory at once, if not one operand has more.
 const AT_ONCE: usize = 1 << 24;
 
 /// Operands in memory of their own.
 #[derive(Debug, Default)]
-pub(super) struct Staged {
+pub(super) struct Decoded {
     memory: Vec<Tensor>,
     /// Runs where they are stored, and their numbers.
-    read: Vec<[Slab; 2]>,
-    written: Vec<[Slab; 2]>,
+    read: Vec<[FlatView; 2]>,
+    written: Vec<[FlatView; 2]>,
 }
 
-impl Staged {
+impl Decoded {
     /// Where the numbers of an operand are, which the pass may write: in memory of their own, in the type of the arithmetic,
-    /// where the operand has a form.
-    pub(super) fn operand(&mut self, x: Area, wide: bool, is_written: bool) -> Result<Area> {
-        let ([rows, cols], (slab, _)) = (x.shape(), x.strided());
-        if !slab.has_form() {
+    /// where the operand has an encoding.
+    pub(super) fn operand(&mut self, x: MatrixView, wide: bool, is_written: bool) -> Result<MatrixView> {
+        let ([rows, cols], (flat, _)) = (x.shape(), x.strided());
+        if !flat.is_encoded() {
             return Ok(x);
         }
         if rows * cols == 0 {
-            return Ok(Slab::EMPTY.at(slab.device()).area(0, [rows, cols], cols));
+            return Ok(FlatView::EMPTY.at(flat.device()).area(0, [rows, cols], cols));
         }
         let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (memory, numbers) = super::cuda::scratch(rows * cols, dtype, slab.device())?;
+        let (memory, numbers) = super::cuda::scratch(rows * cols, dtype, flat.device())?;
         self.memory.push(memory);
         let mut start = 0;
         for stored in x.runs() {
@@ -59,33 +59,33 @@ impl Staged {
     }
 }
 
-/// Does a pass over jobs, as many at once as there is memory for, with the operands that `stage` puts aside. `formed` says
+/// Does a pass over jobs, as many at once as there is memory for, with the operands that `stage` puts aside. `encoded` says
 /// how many elements of a job those have; `work` gets which jobs it does, and them.
-pub(super) fn staged<T>(
+pub(super) fn decoded<T>(
     jobs: &[T],
-    formed: impl Fn(&T) -> usize,
-    stage: impl Fn(&mut Staged, &T) -> Result<T>,
+    encoded: impl Fn(&T) -> usize,
+    stage: impl Fn(&mut Decoded, &T) -> Result<T>,
     work: impl Fn(Range<usize>, &[T]) -> Result<()>,
 ) -> Result<()> {
-    for range in ranges(jobs.iter().map(formed)) {
-        let mut staged = Staged::default();
+    for range in ranges(jobs.iter().map(encoded)) {
+        let mut decoded = Decoded::default();
         let part =
-            jobs[range.clone()].iter().map(|job| stage(&mut staged, job)).collect::<Result<Vec<_>>>()?;
-        staged.around(|| work(range, &part))?;
+            jobs[range.clone()].iter().map(|job| stage(&mut decoded, job)).collect::<Result<Vec<_>>>()?;
+        decoded.around(|| work(range, &part))?;
     }
     Ok(())
 }
 
 /// The elements of an operand that is more than numbers of its type; of another one none.
-pub(super) fn formed_elements(x: &Area) -> usize {
+pub(super) fn encoded_elements(x: &MatrixView) -> usize {
     let [rows, cols] = x.shape();
-    if x.strided().0.has_form() { rows * cols } else { 0 }
+    if x.strided().0.is_encoded() { rows * cols } else { 0 }
 }
 
-/// Jobs, by the elements that have to be staged of each, in ranges that there is memory for at once.
-fn ranges(staged: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+/// Jobs, by the elements that have to be decoded of each, in ranges that there is memory for at once.
+fn ranges(decoded: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
     let (mut ranges, mut start, mut sum, mut end) = (Vec::new(), 0, 0, 0);
-    for elements in staged {
+    for elements in decoded {
         if sum + elements > AT_ONCE && end > start {
             ranges.push(start..end);
             (start, sum) = (end, 0);

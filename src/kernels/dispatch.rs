@@ -8,18 +8,18 @@ use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
 use super::cuda_call::RowPassCall;
-use super::decode::staged;
+use super::decode::decoded;
 use super::factors::Steps;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView};
 
-/// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs, all in one place.
+/// Runs `op` over all jobs: each is `N` views of equal length, disjoint from those of the other jobs, all in one place.
 ///
 /// Arithmetic is float64 for a job with a float64 operand, else float32.
 ///
 /// # Errors
 /// [`Error::Cuda`] where there is no kernel of the operation on the device, or the device refuses it.
-pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
+pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[FlatView; N]]) -> Result<()> {
     match common(jobs.iter().flatten())? {
         Device::Cpu => {
             cpu::run(op, jobs);
@@ -35,10 +35,10 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) -> Result<()> {
 /// As [`run`].
 pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
     pass: &F,
-    jobs: &[[Slab; N]],
-    sums: &[Slab],
+    jobs: &[[FlatView; N]],
+    sums: &[FlatView],
 ) -> Result<()> {
-    if sums.len() != jobs.len() || sums.iter().any(|slab| slab.len() != K) {
+    if sums.len() != jobs.len() || sums.iter().any(|flat| flat.len() != K) {
         return Err(Error::Internal(format!("{} jobs with {K} sums have {} places", jobs.len(), sums.len())));
     }
     match common(jobs.iter().flatten())? {
@@ -59,8 +59,8 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
 /// As [`run`].
 pub fn fold_units<const N: usize, F: Fold<N, 1>>(
     pass: &F,
-    units: &[Vec<[Slab; N]>],
-    sums: &[Slab],
+    units: &[Vec<[FlatView; N]>],
+    sums: &[FlatView],
 ) -> Result<()> {
     let jobs = units.concat();
     if units.iter().all(|jobs| jobs.len() == 1) {
@@ -91,21 +91,21 @@ pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Resul
             cpu::rows::rows(pass, jobs);
             Ok(())
         }
-        Device::Cuda(_) => rows_staged::<N, P>(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
+        Device::Cuda(_) => rows_decoded::<N, P>(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
     }
 }
 
-/// The pass on a device, on numbers of operands that have a form.
-fn rows_staged<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
-    staged(
+/// The pass on a device, on numbers of operands that are encoded.
+fn rows_decoded<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
+    decoded(
         jobs,
-        |stack| stack.operands.iter().filter(|o| o.has_form()).map(Slab::len).sum(),
-        |staged, stack| {
+        |stack| stack.operands.iter().filter(|o| o.is_encoded()).map(FlatView::len).sum(),
+        |decoded, stack| {
             let wide = stack.operands.iter().any(|o| o.dtype() == DType::F64);
             let mut operands = stack.operands;
             for (operand, is_written) in operands.iter_mut().zip(P::WRITES) {
                 let len = operand.len();
-                *operand = staged.operand(operand.area(0, [1, len], len), wide, is_written)?.all();
+                *operand = decoded.operand(operand.area(0, [1, len], len), wide, is_written)?.all();
             }
             Ok(Stack { operands, ..*stack })
         },
@@ -114,10 +114,10 @@ fn rows_staged<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[St
 }
 
 /// The place of all operands.
-fn common<'a>(operands: impl IntoIterator<Item = &'a Slab>) -> Result<Device> {
+fn common<'a>(operands: impl IntoIterator<Item = &'a FlatView>) -> Result<Device> {
     let mut operands = operands.into_iter();
-    let device = operands.next().map_or(Device::Cpu, Slab::device);
-    if operands.any(|slab| slab.device() != device) {
+    let device = operands.next().map_or(Device::Cpu, FlatView::device);
+    if operands.any(|flat| flat.device() != device) {
         return Err(Error::Internal("the operands of one pass are in different places".into()));
     }
     Ok(device)
@@ -140,7 +140,7 @@ pub fn copy(copies: &[Copy]) -> Result<()> {
 ///
 /// # Errors
 /// As [`copy`].
-pub fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
+pub fn move_down(moves: &[(FlatView, FlatView)]) -> Result<()> {
     match common(moves.iter().flat_map(|(from, to)| [from, to]))? {
         Device::Cpu => moves.iter().for_each(|(from, to)| from.copy_to(to)),
         Device::Cuda(_) => return super::cuda::move_down(moves),
@@ -152,7 +152,7 @@ pub fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
 ///
 /// # Errors
 /// As [`copy`].
-pub fn sum(messages: &Messages, factor: f64, to: &Slab) -> Result<()> {
+pub fn sum(messages: &Messages, factor: f64, to: &FlatView) -> Result<()> {
     match common([&messages.all, to])? {
         Device::Cpu => pack::sum(messages, factor, to),
         Device::Cuda(_) => return super::cuda::sum(messages, factor, to),
@@ -190,7 +190,11 @@ pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
 ///
 /// # Errors
 /// As [`run`].
-pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec<[f64; 2]>, Vec<Slab>)> {
+pub fn count_steps(
+    counters: Vec<FlatView>,
+    lr: f64,
+    betas: [f64; 2],
+) -> Result<(Vec<[f64; 2]>, Vec<FlatView>)> {
     Ok(match Steps::count(counters)? {
         Steps::Counted(steps) => (AdamW::corrections(lr, betas, steps.into_iter()), Vec::new()),
         Steps::Counters(counters) => (vec![[lr, 1.0]; counters.len()], counters),
@@ -201,7 +205,7 @@ pub fn count_steps(counters: Vec<Slab>, lr: f64, betas: [f64; 2]) -> Result<(Vec
 ///
 /// # Errors
 /// Whatever libtorch says of memory of a device.
-pub fn measured_squares(x: &Slab) -> Result<f64> {
+pub fn measured_squares(x: &FlatView) -> Result<f64> {
     if x.device() == Device::Cpu {
         return Ok(cpu::reduce::sum_of_squares(x));
     }
@@ -213,7 +217,7 @@ pub fn measured_squares(x: &Slab) -> Result<f64> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn squares_of_parts(x: &Slab, count: usize) -> Result<Tensor> {
+pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
     let (squares, sums) = super::cuda::scratch(count, DType::F64, x.device())?;
     let each = x.len() / count.max(1);
     let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();

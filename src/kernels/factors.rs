@@ -6,14 +6,14 @@ use tch::Tensor;
 
 use super::cpu::elementwise::Count;
 use crate::error::Result;
-use crate::tensor::{DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView};
 
 /// `K` factors of each job.
 #[derive(Debug, Default)]
 pub struct Factors<const K: usize> {
     known: Vec<[f64; K]>,
     /// Where a device left those of each job.
-    left: Vec<Slab>,
+    left: Vec<FlatView>,
     /// What owns that memory. Nobody else looks at it.
     _memory: Option<Mutex<Tensor>>,
 }
@@ -39,7 +39,7 @@ impl<const K: usize> Factors<K> {
     }
 
     /// Where a device left those of each job; empty where the host knows them.
-    pub(super) fn left(&self) -> &[Slab] {
+    pub(super) fn left(&self) -> &[FlatView] {
         &self.left
     }
 }
@@ -50,7 +50,7 @@ pub enum Steps {
     /// The host counts.
     Counted(Vec<f64>),
     /// A device does, here.
-    Counters(Vec<Slab>),
+    Counters(Vec<FlatView>),
 }
 
 impl Steps {
@@ -58,9 +58,9 @@ impl Steps {
     ///
     /// # Errors
     /// As [`super::run`].
-    pub fn count(counters: Vec<Slab>) -> Result<Self> {
+    pub fn count(counters: Vec<FlatView>) -> Result<Self> {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
-            return Ok(Self::Counted(counters.iter().map(Slab::increment).collect()));
+            return Ok(Self::Counted(counters.iter().map(FlatView::increment).collect()));
         }
         super::run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
         Ok(Self::Counters(counters))
@@ -68,9 +68,9 @@ impl Steps {
 
     /// Those that were counted.
     #[must_use]
-    pub fn counted(counters: Vec<Slab>) -> Self {
+    pub fn counted(counters: Vec<FlatView>) -> Self {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
-            return Self::Counted(counters.iter().map(Slab::count).collect());
+            return Self::Counted(counters.iter().map(FlatView::count).collect());
         }
         Self::Counters(counters)
     }
@@ -84,7 +84,7 @@ impl Steps {
     }
 
     /// Where a device counts those of a parameter.
-    pub(super) fn counter(&self, param: usize) -> Option<Slab> {
+    pub(super) fn counter(&self, param: usize) -> Option<FlatView> {
         match self {
             Self::Counted(_) => None,
             Self::Counters(counters) => counters.get(param).copied(),

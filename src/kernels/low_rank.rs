@@ -4,17 +4,17 @@ use tch::{Kind, Tensor};
 
 use super::{cpu, cuda};
 use crate::error::Result;
-use crate::tensor::{Area, Device, Slab};
+use crate::tensor::{Device, FlatView, MatrixView};
 
 /// Clears each run of elements whose basis has only zeros.
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> {
+pub fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
     if all.first().is_some_and(|(_, out)| out.device() != Device::Cpu) {
         return cuda::clear_without_basis(all);
     }
-    let without = |basis: &Area| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
+    let without = |basis: &MatrixView| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
     all.iter().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
 }
 
@@ -28,11 +28,11 @@ pub enum Finite {
 }
 
 impl Finite {
-    /// Of all elements of some slabs.
+    /// Of all elements of some views.
     ///
     /// # Errors
     /// Whatever libtorch says.
-    pub fn of(all: &[Slab]) -> Result<Self> {
+    pub fn of(all: &[FlatView]) -> Result<Self> {
         if all.first().is_none_or(|first| first.device() == Device::Cpu) {
             return Ok(Self::Known(all.iter().all(|x| cpu::reduce::sum_of_squares(x).is_finite())));
         }

@@ -1,4 +1,4 @@
-//! Fused passes over memory. One safe function per operation; every operand is a `Slab`.
+//! Fused passes over memory. One safe function per operation; every operand is a `FlatView`.
 
 mod channels;
 mod clipping;

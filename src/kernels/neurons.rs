@@ -4,13 +4,13 @@
 
 use super::{Chosen, cpu, cuda};
 use crate::error::Result;
-use crate::tensor::{Area, Device, Slab};
+use crate::tensor::{Device, FlatView, MatrixView};
 
 /// An update with its neurons.
 #[derive(Clone, Copy, Debug)]
 pub struct Neurons {
     /// The matrix.
-    pub u: Area,
+    pub u: MatrixView,
     /// Which rows of the parameter its rows are; none: all of them.
     pub chosen: Option<Chosen>,
     /// Elements of a neuron, as far as they are stored here.
@@ -18,11 +18,11 @@ pub struct Neurons {
     /// How many neurons share a norm: all, or parts of one row.
     pub group: usize,
     /// V of the neurons of the parameter.
-    pub variance: Area,
+    pub variance: MatrixView,
     /// Float64 numbers, one for each neuron of the matrix.
-    pub squares: Slab,
+    pub squares: FlatView,
     /// Float64 numbers, two for each norm.
-    pub totals: Slab,
+    pub totals: FlatView,
 }
 
 fn device(all: &[Neurons]) -> Device {

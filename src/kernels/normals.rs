@@ -2,13 +2,13 @@
 
 use super::cuda;
 use crate::error::Result;
-use crate::tensor::{Device, Slab};
+use crate::tensor::{Device, FlatView};
 
 /// A part of a stream of normal numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Normals {
     /// Where it goes.
-    pub out: Slab,
+    pub out: FlatView,
     /// The stream (`stream`).
     pub stream: [u32; 4],
     /// The place of the first number in the stream.

@@ -2,7 +2,7 @@
 
 use super::cuda;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// What the sizes of matrices must be multiples of.
 pub const ROTATED_SIZES: usize = 64;
@@ -13,10 +13,15 @@ pub const ROTATED_SIZES: usize = 64;
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses.
-pub fn orthogonal_rows(w: &Slab, j: &Slab, norms: &Slab, shape @ [count, size]: [usize; 2]) -> Result<()> {
+pub fn orthogonal_rows(
+    w: &FlatView,
+    j: &FlatView,
+    norms: &FlatView,
+    shape @ [count, size]: [usize; 2],
+) -> Result<()> {
     let square = count * size * size;
     let fits = w.len() == square && j.len() == square && norms.len() == count;
-    let wide = [w, j, norms].iter().all(|slab| slab.dtype() == DType::F64);
+    let wide = [w, j, norms].iter().all(|flat| flat.dtype() == DType::F64);
     if !fits || !wide || !size.is_multiple_of(ROTATED_SIZES) {
         return Err(Error::Internal(format!(
             "{w:?}, {j:?} and {norms:?} as {count} matrices of size {size}"

@@ -2,14 +2,14 @@
 
 use super::{cpu, cuda, on_device};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Slab};
+use crate::tensor::{Device, FlatView};
 
 /// Writes the rows of a sparse sign matrix ([`cpu::signs::Signs`]) from row `first` of a stream on to memory of float64
 /// zeros.
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it, `Error::Internal` where a device's matrix is said to be the host's.
-pub fn sign_matrix(out: &Slab, shape: [usize; 2], stream: [u32; 4], first: u64) -> Result<()> {
+pub fn sign_matrix(out: &FlatView, shape: [usize; 2], stream: [u32; 4], first: u64) -> Result<()> {
     if out.device() != Device::Cpu {
         return cuda::signs(out, shape, stream, first);
     }

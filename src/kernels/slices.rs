@@ -1,17 +1,17 @@
 //! Rows or columns ("slices") of matrices that are chosen by their absolute sums.
 
 use super::cpu::elementwise::Apply;
-use super::decode::{formed_elements, staged};
+use super::decode::{decoded, encoded_elements};
 use super::{cpu, cuda};
 use crate::error::Result;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// Slices that [`choose`] chose of a matrix: on the host as soon as it has returned, on a device when that gets there.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
     /// Their numbers in float64, counted from 1, ascending and filled up with 0.
-    pub(super) numbers: Slab,
+    pub(super) numbers: FlatView,
     /// The number of the first slice of the matrix, where chosen slices have the places in `U` that they have there; else
     /// they follow each other.
     pub(super) first: Option<usize>,
@@ -20,13 +20,13 @@ pub struct Chosen {
 impl Chosen {
     /// Slices that follow each other in `U`.
     #[must_use]
-    pub fn packed(numbers: Slab) -> Self {
+    pub fn packed(numbers: FlatView) -> Self {
         Self { numbers, first: None }
     }
 
     /// Slices at their own places in `U`. The first slice that is stored has the number `first`.
     #[must_use]
-    pub fn in_place(numbers: Slab, first: usize) -> Self {
+    pub fn in_place(numbers: FlatView, first: usize) -> Self {
         Self { numbers, first: Some(first) }
     }
 
@@ -53,11 +53,11 @@ impl Chosen {
 #[derive(Clone, Copy, Debug)]
 pub struct Sliced {
     /// The matrix.
-    pub x: Area,
+    pub x: MatrixView,
     /// Which slices.
     pub chosen: Chosen,
     /// The other one.
-    pub u: Area,
+    pub u: MatrixView,
 }
 
 impl Sliced {
@@ -85,7 +85,7 @@ fn device(all: &[Sliced]) -> Device {
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn absolute_sums(side: Side, all: &[(Area, Slab)]) -> Result<()> {
+pub fn absolute_sums(side: Side, all: &[(MatrixView, FlatView)]) -> Result<()> {
     if all.first().is_none_or(|(_, sums)| sums.device() == Device::Cpu) {
         for (x, sums) in all {
             cpu::lines::absolute_sums(x, side, sums);
@@ -98,8 +98,8 @@ pub fn absolute_sums(side: Side, all: &[(Area, Slab)]) -> Result<()> {
 /// `m ← m + factor·g` and in the same pass the sums of `absolute_sums` over m. `all` are g, m and the sums. Returns whether
 /// it was done: it is not on devices, nor where what is summed up has to be rounded for storage first.
 #[must_use]
-pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(Area, Area, Slab)]) -> bool {
-    let in_one_pass = |(g, m, sums): &(Area, Area, Slab)| {
+pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(MatrixView, MatrixView, FlatView)]) -> bool {
+    let in_one_pass = |(g, m, sums): &(MatrixView, MatrixView, FlatView)| {
         let wide = g.dtype() == DType::F64;
         sums.device() == Device::Cpu && (m.dtype() == DType::F64 || (m.dtype() == DType::F32 && !wide))
     };
@@ -113,12 +113,12 @@ pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(Area, Area, Slab)
 }
 
 /// The numbers of the `count` largest scores (float64, compared in float32, NaN before all, ties to the lowest number),
-/// ascending and counted from 1, into a float64 slab, which is filled up with 0: a cleared slab is one where nothing was
+/// ascending and counted from 1, into a float64 view, which is filled up with 0: a cleared view is one where nothing was
 /// chosen. `all` are scores, and where the numbers go.
 ///
 /// # Errors
 /// As `absolute_sums`.
-pub fn choose(count: usize, all: &[(Slab, Slab)]) -> Result<()> {
+pub fn choose(count: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
     if all.first().is_none_or(|(_, chosen)| chosen.device() == Device::Cpu) {
         for (scores, chosen) in all {
             cpu::select::choose(scores, count, chosen);
@@ -165,10 +165,10 @@ pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
 pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
     if device(all) != Device::Cpu {
         let wide = |one: &Sliced| [one.x, one.u].iter().any(|area| area.dtype() == DType::F64);
-        return staged(
+        return decoded(
             all,
-            |one| formed_elements(&one.x),
-            |staged, one| Ok(Sliced { x: staged.operand(one.x, wide(one), true)?, ..*one }),
+            |one| encoded_elements(&one.x),
+            |decoded, one| Ok(Sliced { x: decoded.operand(one.x, wide(one), true)?, ..*one }),
             |_, part| cuda::apply_slices(side, apply, part),
         );
     }

@@ -2,7 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
-use crate::tensor::{Device, Slab};
+use crate::tensor::{Device, FlatView};
 
 /// What is done about moments that start at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,14 @@ impl Trust {
     ///
     /// # Errors
     /// Whatever a device says.
-    pub fn factors(&self, steps: &Steps, norms: &[Slab], summed: bool, group: &[Slab]) -> Result<Factors<4>> {
-        let device = norms.first().map_or(Device::Cpu, Slab::device);
+    pub fn factors(
+        &self,
+        steps: &Steps,
+        norms: &[FlatView],
+        summed: bool,
+        group: &[FlatView],
+    ) -> Result<Factors<4>> {
+        let device = norms.first().map_or(Device::Cpu, FlatView::device);
         let (Device::Cpu, Steps::Counted(steps)) = (device, steps) else {
             let factors = Factors::room(norms.len(), device)?;
             super::cuda::lamb_factors(self, steps, summed.then_some(norms), group, factors.left())?;

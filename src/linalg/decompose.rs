@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use crate::error::Result;
 use crate::kernels::{ROTATED_SIZES, on_device, orthogonal_rows};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Values by falling size, and for each the column that belongs to it.
 pub(super) type Vectors = (Tensor, Tensor);
@@ -48,7 +48,7 @@ fn rotated(x_de: &Tensor) -> Result<Vectors> {
     let w = Tensor::f_zeros([padded, padded], options)?;
     w.f_narrow(0, 0, k)?.f_narrow(1, 0, k)?.f_copy_(&r_kk)?;
     let (j, norm) = (Tensor::f_eye(padded, options)?, w.f_norm()?);
-    orthogonal_rows(&Slab::of(&w)?, &Slab::of(&j)?, &Slab::of(&norm)?, [1, size])?;
+    orthogonal_rows(&FlatView::of(&w)?, &FlatView::of(&j)?, &FlatView::of(&norm)?, [1, size])?;
     let norms = w.f_square()?.f_sum_dim_intlist([1].as_slice(), false, Kind::Double)?.f_sqrt()?;
     // Of rows of zeros those that were added are the last.
     let (values, order) = norms.f_sort_stable(true, 0, true)?;

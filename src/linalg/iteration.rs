@@ -15,7 +15,7 @@ use super::packed::{self, Packed, TINY};
 use super::products::Products;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Kernel, has_symmetric_product};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 use crate::threads;
 
 /// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a
@@ -43,7 +43,7 @@ pub(super) struct Iteration<'a> {
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
     /// Of each matrix where the sum of the squares of its elements is, one float64, if it is known.
-    pub(super) squares: Option<&'a [Slab]>,
+    pub(super) squares: Option<&'a [FlatView]>,
 }
 
 /// The kernel for matrices of this shape, `None` where libtorch's products are used.
@@ -134,7 +134,7 @@ impl Iteration<'_> {
         }
         match kernel_for(dtype, [m, n].map(to_usize)) {
             Some(kernel) if here => {
-                let batch = [Slab::of(x_bmn)?, Slab::of(scratch)?];
+                let batch = [FlatView::of(x_bmn)?, FlatView::of(scratch)?];
                 self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
             }
             _ => self.by_library(x_bmn, dtype, scratch),
@@ -150,7 +150,13 @@ impl Iteration<'_> {
     }
 
     /// One matrix after the other, each by all threads; or, where they are small, as many side by side as there are threads.
-    fn by_kernel(&self, kernel: Kernel, [x, memory]: &[Slab; 2], b: usize, shape: [usize; 2]) -> Result<()> {
+    fn by_kernel(
+        &self,
+        kernel: Kernel,
+        [x, memory]: &[FlatView; 2],
+        b: usize,
+        shape: [usize; 2],
+    ) -> Result<()> {
         let [m, n] = shape;
         let kept = if self.guarded(kernel.dtype()) { m * n } else { 0 };
         let each = slot_elements(kernel, shape, self.squares(), kept);
@@ -181,9 +187,9 @@ impl Iteration<'_> {
     fn one(
         &self,
         kernel: Kernel,
-        (x, squares): (Slab, Option<f64>),
+        (x, squares): (FlatView, Option<f64>),
         shape: [usize; 2],
-        memory: &Slab,
+        memory: &FlatView,
         spread: bool,
     ) -> Result<()> {
         let norm = squares.map_or_else(|| packed::norm(&x), f64::sqrt);

@@ -8,19 +8,19 @@ use crate::error::{Error, Result};
 use crate::kernels::{
     self, Decay, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
 };
-use crate::tensor::{Area, Stack};
+use crate::tensor::{MatrixView, Stack};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
 #[derive(Clone, Copy, Debug)]
 pub struct Factored {
     /// B or its transpose.
-    pub stored: Area,
+    pub stored: MatrixView,
     /// Whether it is the transpose.
     pub transposed: bool,
     /// The factor with B's rows.
-    pub p: Area,
+    pub p: MatrixView,
     /// The factor with B's columns.
-    pub r: Area,
+    pub r: MatrixView,
 }
 
 impl Factored {
@@ -184,7 +184,7 @@ fn in_stacks(products: &[ThinProduct]) -> Result<()> {
 
 #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 fn by_library(product: &ThinProduct) -> Result<()> {
-    let matrix = |(area, transposed): (Area, bool)| -> Result<Tensor> {
+    let matrix = |(area, transposed): (MatrixView, bool)| -> Result<Tensor> {
         let stored = area.tensor()?;
         Ok(if transposed { stored.f_tr()? } else { stored })
     };
@@ -212,7 +212,7 @@ pub struct GaussianRows {
     /// The first row.
     pub first: usize,
     /// Where they go: a matrix whose rows lie together.
-    pub out: Area,
+    pub out: MatrixView,
 }
 
 /// Fills matrices of one width with entries N(0, 1/columns), rounded to float32.

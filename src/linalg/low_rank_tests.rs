@@ -3,11 +3,11 @@
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
-fn area(x: &Tensor) -> Area {
+fn area(x: &Tensor) -> MatrixView {
     let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
-    Slab::of(x).unwrap().area(0, [rows, cols], cols)
+    FlatView::of(x).unwrap().area(0, [rows, cols], cols)
 }
 
 fn relative(a: &Tensor, b: &Tensor) -> f64 {

@@ -12,7 +12,7 @@ use super::polar::{self, polar_factor};
 use crate::error::{Error, Result};
 use crate::kernels::{frozen, on_device};
 use crate::spec::{Callback, Options};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// The settings that [`Orthonormalizer::from_options`] reads.
 pub const OPTIONS: [&str; 6] =
@@ -182,7 +182,7 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&[Slab]>,
+        squares: Option<&[FlatView]>,
         scratch: &Tensor,
     ) -> Result<()> {
         frozen(|| self.run_now(x_bmn, epsilon, squares, scratch))
@@ -192,7 +192,7 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&[Slab]>,
+        squares: Option<&[FlatView]>,
         scratch: &Tensor,
     ) -> Result<()> {
         match &self.0 {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::products::Products;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Combine, Kernel, Operand, Outcome, Product, Scale, Side, WideSquares};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Elements of the long side of `X` that go into panels at a time for `X Xᵀ`, where the sums are kept in the type of the
 /// elements, and for `P X`: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of `X Xᵀ`.
@@ -21,11 +21,11 @@ type Held = Option<usize>;
 /// 1.150 without `s` and 1.142 with it where exact ones are 1.141.
 pub(super) struct Packed {
     kernel: Kernel,
-    x: Slab,
+    x: FlatView,
     shape: [usize; 2],
-    squares: Vec<Slab>,
+    squares: Vec<FlatView>,
     shifts: Vec<f64>,
-    panels: [Slab; 2],
+    panels: [FlatView; 2],
     held: [Held; 2],
     /// What `X` is still to be multiplied by.
     pending: f64,
@@ -70,10 +70,10 @@ impl Packed {
     /// For the row-major matrix `x`. `spread` over the threads of the pool that the products run in.
     pub(super) fn new(
         kernel: Kernel,
-        x: Slab,
+        x: FlatView,
         shape: [usize; 2],
         squares: usize,
-        memory: &Slab,
+        memory: &FlatView,
         spread: bool,
     ) -> Result<Self> {
         if x.len() != shape[0] * shape[1] || memory.len() < Self::elements(kernel, shape, squares) {
@@ -252,11 +252,11 @@ impl Products for Packed {
 pub(super) const TINY: f64 = 1e-37;
 
 /// Frobenius norm, in float64.
-pub(super) fn norm(x: &Slab) -> f64 {
+pub(super) fn norm(x: &FlatView) -> f64 {
     kernels::fold_on_cpu(&WideSquares, &[[*x]]).first().map_or(0.0, |[sum]| sum.sqrt())
 }
 
 /// `x <- factor x`.
-pub(super) fn scale(x: &Slab, factor: f64) {
+pub(super) fn scale(x: &FlatView, factor: f64) {
     kernels::run_on_cpu(&Scale(factor), &[[*x]]);
 }

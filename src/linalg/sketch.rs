@@ -12,7 +12,7 @@ use super::sums::Sums;
 use super::symmetric::accumulate;
 use crate::error::Result;
 use crate::kernels::{Signs, on_device, sign_matrix, stream};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Columns that a sketch has beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -59,7 +59,7 @@ impl Omega {
     pub fn dense(&self, device: Device, at: crate::tensor::Device) -> Result<Tensor> {
         let size = self.shape.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
         let omega_ds = Tensor::f_zeros(size, (Kind::Double, device))?;
-        self.write(&Slab::of(&omega_ds)?.at(at))?;
+        self.write(&FlatView::of(&omega_ds)?.at(at))?;
         Ok(omega_ds)
     }
 
@@ -67,7 +67,7 @@ impl Omega {
     ///
     /// # Errors
     /// Whatever a kernel says.
-    pub fn write(&self, out: &Slab) -> Result<()> {
+    pub fn write(&self, out: &FlatView) -> Result<()> {
         sign_matrix(out, self.shape, self.stream(), self.first())
     }
 
@@ -94,7 +94,7 @@ impl Omega {
             }
             let product_sw = room.f_narrow(0, 0, s * w)?.f_view([s, w])?;
             let memory = if turned { part_dw.f_tr()? } else { part_dw.shallow_clone() };
-            signs.product(&Slab::of(&product_sw)?, &Slab::of(&memory)?, turned);
+            signs.product(&FlatView::of(&product_sw)?, &FlatView::of(&memory)?, turned);
             if let Some(sums) = &mut tiles {
                 return sums.product(&out_ds, part_dw, &product_sw, 1.0);
             }

@@ -6,7 +6,7 @@ use tch::{Device, Tensor};
 
 use crate::error::Result;
 use crate::kernels::{Kernel, Operand, Outcome, Product, Side, on_device};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// `Σ W Vᵀ` over parts, with memory for the panels of both.
 pub(super) struct Sums {
@@ -45,17 +45,17 @@ impl Sums {
             self.room(1, kernel.elements(Side::Right, right.count, right.inner))?,
         ];
         let size = [left.count, right.count, left.inner];
-        let product = Product { keep, ..Product::plain(Slab::of(out)?, size, right.count, outcome) };
+        let product = Product { keep, ..Product::plain(FlatView::of(out)?, size, right.count, outcome) };
         kernel.pack_and_multiply([&left, &right], &panels, &product)
     }
 
     /// Memory of so many elements for one of the operands.
-    fn room(&mut self, at: usize, elements: usize) -> Result<Slab> {
+    fn room(&mut self, at: usize, elements: usize) -> Result<FlatView> {
         if self.panels[at].numel() < elements {
             let size = i64::try_from(elements).unwrap_or(i64::MAX);
             self.panels[at] = Tensor::f_empty([size], (self.kernel.dtype().kind(), Device::Cpu))?;
         }
-        Slab::of(&self.panels[at])
+        FlatView::of(&self.panels[at])
     }
 }
 
@@ -63,9 +63,9 @@ impl Sums {
 fn operand(matrix: &Tensor) -> Result<Operand> {
     let [count, inner] = <[i64; 2]>::from(matrix.size2()?).map(|n| usize::try_from(n).unwrap_or(0));
     let (x, steps) = if matrix.is_contiguous() {
-        (Slab::of(matrix)?, [inner, 1])
+        (FlatView::of(matrix)?, [inner, 1])
     } else {
-        (Slab::of(&matrix.f_tr()?)?, [1, count])
+        (FlatView::of(&matrix.f_tr()?)?, [1, count])
     };
     Ok(Operand { x, count, inner, steps })
 }

@@ -10,7 +10,7 @@ impl Slot {
     /// them have it too.
     pub(super) fn count(&mut self) {
         if let Some(counter) = self.counter {
-            let _ = self.states[counter].slab.increment();
+            let _ = self.states[counter].flat.increment();
         }
     }
 }
@@ -21,7 +21,7 @@ impl Session {
     pub(super) fn mark_due(&mut self) {
         for slot in &mut self.slots {
             if let (Some(counter), Some(_)) = (slot.counter, &slot.grad) {
-                slot.steps = slot.states[counter].slab.count();
+                slot.steps = slot.states[counter].flat.count();
             }
         }
         for (bucket, marked) in self.plan.buckets.iter().zip(&mut self.due) {
@@ -53,7 +53,7 @@ impl Session {
         let slots = self.slots.iter().zip(&self.plan.members);
         let taken = slots.map(|(slot, member)| {
             let stays = self.plan.algorithms[member.algorithm].multiplies_gradients();
-            slot.grad.as_ref().map_or(0, |grad| if stays { grad.slab.formed_address() } else { 1 })
+            slot.grad.as_ref().map_or(0, |grad| if stays { grad.flat.encoded_address() } else { 1 })
         });
         (taken.collect(), self.due.iter().any(|due| *due))
     }

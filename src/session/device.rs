@@ -70,12 +70,12 @@ pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
     if spec.on_host { Device::Cpu } else { device }
 }
 
-/// Has the kernels of this thread launched on a stream of the place, until the result is dropped. `formed`: also those
+/// Has the kernels of this thread launched on a stream of the device, until the result is dropped. `encoded`: also those
 /// for what is more than numbers of its type.
-pub(super) fn enter(device: Device, stream: usize, formed: bool) -> Result<Option<Entered>> {
+pub(super) fn enter(device: Device, stream: usize, encoded: bool) -> Result<Option<Entered>> {
     match device {
         Device::Cpu => Ok(None),
-        Device::Cuda(number) => cuda::enter(usize::from(number), stream, formed).map(Some),
+        Device::Cuda(number) => cuda::enter(usize::from(number), stream, encoded).map(Some),
     }
 }
 

@@ -5,15 +5,15 @@ use crate::kernels;
 use crate::layout::Reduction;
 use crate::plan::{Bucket, Hop, HopKind, Route};
 use crate::spec::Rect;
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// The buffer of a hop and the messages, seen as the type that travels.
 struct Areas {
-    main: Slab,
-    messages: Slab,
+    main: FlatView,
+    messages: FlatView,
 }
 
-fn areas(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<Areas> {
+fn areas(bucket: &Bucket, hop: &Hop, memory: &[FlatView]) -> Result<Areas> {
     let dtype = hop.dtype(&bucket.program.buffers[hop.buffer]);
     let messages = bucket.program.buffers.len() + hop.message;
     let (Some(main), Some(bytes)) = (memory.get(hop.buffer), memory.get(messages)) else {
@@ -25,7 +25,7 @@ fn areas(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<Areas> {
 
 /// Copies between messages and buffer: `(message, buffer)` pairs of places.
 fn copies(areas: &Areas, places: &[(Rect, Rect)], home: bool) -> Vec<kernels::Copy> {
-    let all = |area: &Slab, rect: &Rect| area.part(rect.offset, area.len() - rect.offset.min(area.len()));
+    let all = |area: &FlatView, rect: &Rect| area.part(rect.offset, area.len() - rect.offset.min(area.len()));
     let copy = |(there, here): &(Rect, Rect)| {
         let (there_slab, here_slab) = (all(&areas.messages, there), all(&areas.main, here));
         let (from, from_stride, to, to_stride) = if home {
@@ -42,7 +42,7 @@ fn copies(areas: &Areas, places: &[(Rect, Rect)], home: bool) -> Vec<kernels::Co
 ///
 /// # Errors
 /// `Error::Internal` for memory that the plan did not lay out.
-pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
+pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[FlatView]) -> Result<()> {
     let spec = &bucket.program.buffers[hop.buffer];
     let (areas, route) = (areas(bucket, hop, memory)?, Route::new(bucket, hop));
     match hop.kind {
@@ -76,7 +76,7 @@ pub(super) fn pack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
 ///
 /// # Errors
 /// As `pack`.
-pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[Slab]) -> Result<()> {
+pub(super) fn unpack(bucket: &Bucket, hop: &Hop, memory: &[FlatView]) -> Result<()> {
     let spec = &bucket.program.buffers[hop.buffer];
     let (areas, route) = (areas(bucket, hop, memory)?, Route::new(bucket, hop));
     match hop.kind {

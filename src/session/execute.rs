@@ -9,7 +9,7 @@ use crate::algorithm::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
 use crate::error::Result;
 use crate::plan::{Bucket, Plan, StagePoint, Step};
 use crate::spec::Rect;
-use crate::tensor::{Area, Device};
+use crate::tensor::{Device, MatrixView};
 use crate::threads;
 
 /// Elementwise units that are handed to a kernel together: what describes them stays in the nearest cache, which for
@@ -129,16 +129,16 @@ impl Session {
         let slot = &self.slots[fixed.param];
         let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
         let found = |grad: &Bound| match averaged {
-            Some((part, slab)) => slab.area(part.offset, part.shape, part.shape[1]),
-            None => area(&grad.slab, &fixed.local),
+            Some((part, flat)) => flat.area(part.offset, part.shape, part.shape[1]),
+            None => area(&grad.flat, &fixed.local),
         };
         let whole = point.whole && bucket.distributed();
         if !whole && slot.grad.is_none() {
             if bucket.distributed() || bucket.joint {
                 // It contributes zeros to every exchange.
-                for (slab, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
+                for (flat, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
                     let Part { offset, shape, .. } = &parts[position];
-                    slab.part(*offset, shape[0] * shape[1]).clear()?;
+                    flat.part(*offset, shape[0] * shape[1]).clear()?;
                 }
             }
             return Ok(false);
@@ -152,17 +152,17 @@ impl Session {
         (io.due, io.steps) = (slot.due, slot.steps);
         if whole {
             let complete = fixed.local.numel() == fixed.rows * fixed.cols;
-            io.grad = slot.grad.as_ref().filter(|_| complete).map_or(Area::EMPTY, found);
-            io.param = Area::EMPTY;
-            io.state = [Area::EMPTY; MAX_STATES];
+            io.grad = slot.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
+            io.param = MatrixView::EMPTY;
+            io.state = [MatrixView::EMPTY; MAX_STATES];
             return Ok(true);
         }
-        io.param = area(&slot.param.slab, &fixed.local);
-        io.grad = slot.grad.as_ref().map_or(Area::EMPTY, found);
+        io.param = area(&slot.param.flat, &fixed.local);
+        io.grad = slot.grad.as_ref().map_or(MatrixView::EMPTY, found);
         for (out, (at, rect)) in io.state.iter_mut().zip(&fixed.states) {
-            let slab = &slot.states[*at].slab;
-            slab.prefetch_number();
-            *out = area(slab, rect);
+            let flat = &slot.states[*at].flat;
+            flat.prefetch_number();
+            *out = area(flat, rect);
         }
         Ok(true)
     }
@@ -182,7 +182,7 @@ impl Session {
         let (memory, parts) = (&self.memory[number], &self.parts[compute][step]);
         let specs = bucket.program.buffers.iter().zip(memory).zip(parts);
         let buffers: Vec<BufferIo<'_>> =
-            specs.map(|((spec, slab), parts)| BufferIo { spec, slab: *slab, parts }).collect();
+            specs.map(|((spec, flat), parts)| BufferIo { spec, flat: *flat, parts }).collect();
         let mut io = StageIo {
             units,
             class: &bucket.shape,

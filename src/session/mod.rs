@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda;
 use crate::plan::{Bucket, Member, Plan, Step};
 use crate::spec::{Hyper, Rect};
-use crate::tensor::{Area, DType, Device, Slab};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
 pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
@@ -38,10 +38,10 @@ pub struct Session {
     /// The stream of the device that the step which has begun runs on.
     stream: usize,
     /// Whether a parameter or a state is more than numbers of its type.
-    formed: bool,
+    encoded: bool,
     slots: Vec<Slot>,
     /// The memory of each bucket's buffers, and after them that of its messages.
-    memory: Vec<Vec<Slab>>,
+    memory: Vec<Vec<FlatView>>,
     /// For each step of each compute instruction that is a stage, the matrices of every buffer.
     parts: Vec<Vec<Vec<Vec<Part>>>>,
     /// For each bucket what is the same of its units in every step.
@@ -51,7 +51,7 @@ pub struct Session {
     _arena: Tensor,
     hypers: Vec<Hyper>,
     /// For each algorithm the learning rate that a device reads, and where; none where the host has read it.
-    rates: Vec<Option<(Tensor, Slab)>>,
+    rates: Vec<Option<(Tensor, FlatView)>>,
     grad_factors: Vec<f64>,
     /// For each bucket whether a unit of it is due.
     due: Vec<bool>,
@@ -124,7 +124,7 @@ impl Session {
             slot.quick = numbers && slot.fits(member);
             slots.push(slot);
         }
-        let memory = Slab::of(&arena)?.at(device);
+        let memory = FlatView::of(&arena)?.at(device);
         let carve = |(at, device): (usize, &crate::plan::ArenaRange), bucket: &Bucket| {
             // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
             let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
@@ -146,12 +146,12 @@ impl Session {
         let due = vec![false; plan.buckets.len()];
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
         let room = vec![Vec::new(); plan.buckets.len()];
-        let formed = device::has_forms(&plan);
+        let encoded = device::has_forms(&plan);
         Ok(Self {
             plan,
             device,
             stream: 0,
-            formed,
+            encoded,
             due,
             slots,
             memory: buffers,
@@ -216,7 +216,7 @@ impl Session {
     /// Whatever the algorithm says; parameters may have been written by then.
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
-        let _there = device::enter(self.device, self.stream, self.formed)?;
+        let _there = device::enter(self.device, self.stream, self.encoded)?;
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
@@ -232,7 +232,7 @@ impl Session {
                     Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
                     Step::Stage(point) => {
                         let rate = self.rates.get(bucket.algorithm).and_then(Option::as_ref);
-                        let _following = cuda::follow(rate.map(|(_, slab)| slab))?;
+                        let _following = cuda::follow(rate.map(|(_, flat)| flat))?;
                         self.stage(&plan, number, point, (k, at), positions.clone())?;
                     }
                 }
@@ -243,7 +243,7 @@ impl Session {
     }
 
     /// Copies the gradients of a bucket to where they are averaged; a missing one contributes zeros.
-    fn average_in(&self, bucket: &Bucket, memory: &[Slab]) -> Result<()> {
+    fn average_in(&self, bucket: &Bucket, memory: &[FlatView]) -> Result<()> {
         let gradient = bucket.gradient.and_then(|b| memory.get(b));
         let target = gradient.ok_or_else(|| Error::Internal("no buffer to average gradients in".into()))?;
         let mut offset = 0;
@@ -255,7 +255,7 @@ impl Session {
             match &self.slots[unit.param].grad {
                 Some(grad) => {
                     pairs.push(Ok([
-                        area(&grad.slab, &local),
+                        area(&grad.flat, &local),
                         to.area(0, [local.rows, local.cols], local.cols),
                     ]));
                 }
@@ -267,7 +267,7 @@ impl Session {
     }
 
     /// A bucket's group buffer in all buckets of its group.
-    fn group(&self, plan: &Plan, bucket: &Bucket) -> Vec<Slab> {
+    fn group(&self, plan: &Plan, bucket: &Bucket) -> Vec<FlatView> {
         let Some(buffer) = bucket.program.group_buffer() else { return Vec::new() };
         let siblings = plan.buckets.iter().zip(&self.memory).filter(|(b, _)| b.algorithm == bucket.algorithm);
         siblings.map(|(_, memory)| memory[buffer]).collect()
@@ -296,6 +296,6 @@ impl Session {
 }
 
 /// A part of a tensor's memory.
-fn area(slab: &Slab, part: &Rect) -> Area {
-    slab.area(part.offset, [part.rows, part.cols], part.stride)
+fn area(flat: &FlatView, part: &Rect) -> MatrixView {
+    flat.area(part.offset, [part.rows, part.cols], part.stride)
 }

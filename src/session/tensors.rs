@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
 use crate::plan::Member;
-use crate::tensor::{Blocks, DType, Device, Form, Gradient, Places, Rounding, Slab, Watch};
+use crate::tensor::{Blocks, DType, Device, Encoding, FlatView, Gradient, Places, Rounding, Watch};
 
 /// Separates the random numbers of rounding from those of other uses.
 const ROUNDING_TAG: u32 = 2;
@@ -18,16 +18,16 @@ pub(super) struct Bound {
     dtype: DType,
     device: Device,
     staged: Option<Tensor>,
-    pub(super) slab: Slab,
-    /// What `slab` points to: it must stay where it is.
-    form: Option<Box<Form>>,
+    pub(super) flat: FlatView,
+    /// What `view` points to: it must stay where it is.
+    encoding: Option<Box<Encoding>>,
     /// A quick look at the tensor, where one suffices.
     pub(super) watch: Option<Watch>,
 }
 
 impl Bound {
     pub(super) fn new(tensor: Tensor, dtype: DType, device: Device) -> Self {
-        Self { tensor, dtype, device, staged: None, slab: Slab::EMPTY, form: None, watch: None }
+        Self { tensor, dtype, device, staged: None, flat: FlatView::EMPTY, encoding: None, watch: None }
     }
 
     /// As `new`, of a tensor that is looked at in every step.
@@ -39,8 +39,8 @@ impl Bound {
     /// Finds the memory anew, where a quick look suffices for that.
     #[inline]
     fn glance(&mut self) -> bool {
-        let Some(slab) = self.watch.as_ref().and_then(Watch::memory) else { return false };
-        self.slab = slab;
+        let Some(flat) = self.watch.as_ref().and_then(Watch::memory) else { return false };
+        self.flat = flat;
         true
     }
 
@@ -61,13 +61,13 @@ impl Bound {
         if tensor.device() != self.device.torch() {
             return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
         }
-        self.slab = Slab::typed(tensor, self.dtype)?.at(self.device);
+        self.flat = FlatView::typed(tensor, self.dtype)?.at(self.device);
         Ok(())
     }
 
     /// Says what the elements mean, until the next `refresh`.
-    fn set_form(&mut self, form: Form) {
-        self.slab = self.slab.formed(self.form.insert(Box::new(form)));
+    fn set_encoding(&mut self, encoding: Encoding) {
+        self.flat = self.flat.encoded_as(self.encoding.insert(Box::new(encoding)));
     }
 
     /// Whether a copy of it is worked on.
@@ -132,9 +132,9 @@ impl Slot {
         match self.param.watch.as_ref().map_or(Gradient::Other, Watch::gradient) {
             Gradient::Absent => Look::Absent,
             Gradient::Other => Look::Unknown,
-            Gradient::Plain(tensor, slab) => {
+            Gradient::Plain(tensor, flat) => {
                 self.looked = true;
-                self.grad = Some(Bound { slab, ..Bound::new(tensor, self.param.dtype, Device::Cpu) });
+                self.grad = Some(Bound { flat, ..Bound::new(tensor, self.param.dtype, Device::Cpu) });
                 Look::Ready
             }
         }
@@ -166,14 +166,18 @@ impl Slot {
             other => other,
         })?;
         for (at, scales) in member.states.iter().enumerate() {
-            let (Some(of), memory) = (scales.scales_of, self.states[at].slab) else { continue };
+            let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
             let (spec, shape) = (&member.states[of].spec, member.states[of].shape());
             if let (Some(coded), Some(&width)) = (spec.coded, shape.last()) {
-                self.states[of].set_form(Form::Blocks(Blocks { scales: memory, width, block: coded.block }));
+                self.states[of].set_encoding(Encoding::Blocks(Blocks {
+                    scales: memory,
+                    width,
+                    block: coded.block,
+                }));
             }
         }
         if let Some(seed) = member.rounding {
-            self.param.set_form(Form::Rounding(Rounding {
+            self.param.set_encoding(Encoding::Rounding(Rounding {
                 key: kernels::stream([seed, member.spec.index as u64, step], ROUNDING_TAG),
                 places: places(member),
             }));

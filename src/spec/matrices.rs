@@ -9,7 +9,7 @@ pub const OPTIONS: [&str; 4] = ["flatten", "num_heads", "split_sizes", "split_di
 
 /// How a parameter is cut into matrices.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct View {
+pub struct Matrices {
     /// Read `[d0, d1, ...]` as one `[d0, d1·d2·…]` matrix instead of a stack over the leading dimensions.
     pub flatten: bool,
     /// Cut a matrix into so many equal blocks.
@@ -20,7 +20,7 @@ pub struct View {
     pub split_dim: usize,
 }
 
-impl View {
+impl Matrices {
     /// The view that a group asks for.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ pub mod storage;
 
 pub use block::{Block, Cut, Rect, Side, UnitShape};
 pub use hyper::Hyper;
-pub use matrices::View;
+pub use matrices::Matrices;
 pub use options::{Callback, OptionValue, Options};
 pub use param::{Description, ParamSpec};
 pub use state::{Coded, Init, Share, StateSpec};

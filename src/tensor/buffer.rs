@@ -3,19 +3,19 @@
 use half::{bf16, f16};
 use tch::Tensor;
 
-use super::{DType, Device, Form, prefetch};
+use super::{DType, Device, Encoding, prefetch};
 use crate::error::{Error, Result};
 
 /// A contiguous run of elements, borrowed from a tensor that the session keeps alive.
 #[derive(Clone, Copy, Debug)]
-pub struct Slab {
+pub struct FlatView {
     pub(super) address: usize,
     pub(super) len: usize,
     pub(super) dtype: DType,
     pub(super) device: Device,
-    /// Address of a `Form`, where the elements are more than numbers of their type; else 0.
-    pub(super) form: usize,
-    /// Place of the first element in the tensor that the form is about.
+    /// Address of a `Encoding`, where the elements are more than numbers of their type; else 0.
+    pub(super) encoding: usize,
+    /// Place of the first element in the tensor that the encoding is about.
     pub(super) first: usize,
 }
 
@@ -37,10 +37,10 @@ impl Element for f64 {
     const DTYPE: DType = DType::F64;
 }
 
-impl Slab {
+impl FlatView {
     /// No elements.
     pub const EMPTY: Self =
-        Self { address: 0, len: 0, dtype: DType::F32, device: Device::Cpu, form: 0, first: 0 };
+        Self { address: 0, len: 0, dtype: DType::F32, device: Device::Cpu, encoding: 0, first: 0 };
 
     /// The elements of a contiguous tensor.
     ///
@@ -69,14 +69,14 @@ impl Slab {
             return Err(Error::Internal("a tensor that is not contiguous reached a kernel".into()));
         }
         let address = address_of(tensor);
-        let slab = Self { address, len: tensor.numel(), dtype, device, ..Self::EMPTY };
-        if slab.address == 0 && slab.len > 0 {
+        let flat = Self { address, len: tensor.numel(), dtype, device, ..Self::EMPTY };
+        if flat.address == 0 && flat.len > 0 {
             return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
         }
-        Ok(slab)
+        Ok(flat)
     }
 
-    /// Memory that is no tensor's, as elements of this type. It outlives the slab.
+    /// Memory that is no tensor's, as elements of this type. It outlives the view.
     #[must_use]
     pub fn over(memory: &mut [u64], dtype: DType) -> Self {
         let (address, len) = (memory.as_mut_ptr() as usize, size_of_val(memory) / dtype.bytes());
@@ -134,7 +134,7 @@ impl Slab {
     /// # Errors
     /// `Error::Cuda` for elements that are more than numbers of their type.
     pub fn device_address(&self) -> Result<usize> {
-        if self.form != 0 {
+        if self.encoding != 0 {
             return Err(Error::Cuda(
                 "there is no kernel for 8-bit states or stochastic rounding in this device".into(),
             ));
@@ -142,16 +142,16 @@ impl Slab {
         Ok(self.address)
     }
 
-    /// Where the elements are, for a kernel of a device that heeds their form.
+    /// Where the elements are, for a kernel of a device that heeds their encoding.
     #[must_use]
-    pub fn formed_address(&self) -> usize {
+    pub fn encoded_address(&self) -> usize {
         self.address
     }
 
     /// Whether the elements are more than numbers of their type.
     #[must_use]
-    pub fn has_form(&self) -> bool {
-        self.form != 0
+    pub fn is_encoded(&self) -> bool {
+        self.encoding != 0
     }
 
     /// A slice may be made of memory of the host only.
@@ -172,21 +172,21 @@ impl Slab {
         }
     }
 
-    /// The same elements, which begin the tensor that `form` is about.
+    /// The same elements, which begin the tensor that `encoding` describes.
     #[must_use]
-    pub fn formed(&self, form: &Form) -> Self {
-        Self { form: std::ptr::from_ref(form) as usize, first: 0, ..*self }
+    pub fn encoded_as(&self, encoding: &Encoding) -> Self {
+        Self { encoding: std::ptr::from_ref(encoding) as usize, first: 0, ..*self }
     }
 
-    /// The form of the elements, and the place of the first one in the tensor that it is about.
+    /// The encoding of the elements, and the place of the first one in the tensor that it is about.
     ///
     /// # Safety
-    /// The form given to `formed` is alive where it was, and `'a` ends before it does.
+    /// The encoding given to `encoded_as` is alive where it was, and `'a` ends before it does.
     #[must_use]
-    pub unsafe fn form<'a>(&self) -> Option<(&'a Form, usize)> {
-        // SAFETY: `formed` took the address of a form; the caller upholds its lifetime.
-        let form = unsafe { (self.form as *const Form).as_ref() };
-        form.map(|form| (form, self.first))
+    pub unsafe fn encoding<'a>(&self) -> Option<(&'a Encoding, usize)> {
+        // SAFETY: `encoded_as` took the address of an encoding; the caller upholds its lifetime.
+        let encoding = unsafe { (self.encoding as *const Encoding).as_ref() };
+        encoding.map(|encoding| (encoding, self.first))
     }
 
     /// The elements of a type of one byte.
@@ -194,7 +194,7 @@ impl Slab {
     /// # Safety
     /// As `slice`.
     #[must_use]
-    #[allow(clippy::mut_from_ref)] // the slab is a pointer, not the owner
+    #[allow(clippy::mut_from_ref)] // the flat is a pointer, not the owner
     pub unsafe fn codes<'a>(&self) -> &'a mut [u8] {
         if self.len == 0 || !self.dtype.is_coded() {
             return &mut [];
@@ -242,7 +242,7 @@ impl Slab {
         f64::from(unsafe { self.slice::<f32>() }[0])
     }
 
-    /// The elements of a float64 slab, none of another.
+    /// The elements of a float64 view, none of another.
     #[must_use]
     pub fn numbers<'a>(&self) -> &'a mut [f64] {
         if self.dtype != DType::F64 {
@@ -252,14 +252,14 @@ impl Slab {
         unsafe { self.slice::<f64>() }
     }
 
-    /// Copies the elements to a slab of the same type and length; the two may overlap.
+    /// Copies the elements to a view of the same type and length; the two may overlap.
     pub fn copy_to(&self, to: &Self) {
         debug_assert!(self.len == to.len && self.dtype == to.dtype);
         self.check_place();
         to.check_place();
         let bytes = self.len.min(to.len) * self.dtype.bytes();
         if bytes > 0 {
-            // SAFETY: both slabs are live memory of at least `bytes` bytes, which the running step alone uses.
+            // SAFETY: both views are live memory of at least `bytes` bytes, which the running step alone uses.
             unsafe { std::ptr::copy(self.address as *const u8, to.address as *mut u8, bytes) };
         }
     }
@@ -272,7 +272,7 @@ impl Slab {
         if self.device != Device::Cpu {
             let _ = self.tensor(&[self.len])?.f_zero_()?;
         } else if self.len > 0 {
-            // SAFETY: the slab is live memory of this length, which the running step alone uses.
+            // SAFETY: the view is live memory of this length, which the running step alone uses.
             unsafe { std::ptr::write_bytes(self.address as *mut u8, 0, self.len * self.dtype.bytes()) };
         }
         Ok(())
@@ -281,10 +281,10 @@ impl Slab {
     /// The elements as a slice.
     ///
     /// # Safety
-    /// The tensor behind the slab is alive, nobody else reads or writes these elements while the slice
+    /// The tensor behind the view is alive, nobody else reads or writes these elements while the slice
     /// lives, and `'a` ends before the stage does.
     #[must_use]
-    #[allow(clippy::mut_from_ref)] // the slab is a pointer, not the owner
+    #[allow(clippy::mut_from_ref)] // the flat is a pointer, not the owner
     pub unsafe fn slice<'a, T: Element>(&self) -> &'a mut [T] {
         debug_assert_eq!(T::DTYPE, self.dtype);
         if self.len == 0 {
@@ -313,14 +313,14 @@ impl Slab {
     pub(super) fn stacked(&self, sizes: [usize; 3], [distance, step]: [usize; 2]) -> Result<Tensor> {
         let [count, rows, cols] = sizes.map(to_i64);
         let (size, stride) = ([count?, rows?, cols?], [to_i64(distance)?, to_i64(step)?, 1]);
-        // SAFETY: as in `tensor`; a `Stack` has been given each of the matrices as a slab of the same tensor.
+        // SAFETY: as in `tensor`; a `Stack` has been given each of the matrices as a view of the same tensor.
         unsafe { self.view(&size, &stride) }
     }
 
     /// The memory as a tensor of these sizes and strides.
     ///
     /// # Safety
-    /// All of it lies within the slab, whose tensor outlives the result.
+    /// All of it lies within the view, whose tensor outlives the result.
     unsafe fn view(&self, size: &[i64], stride: &[i64]) -> Result<Tensor> {
         let (data, kind) = (self.address as *const u8, self.dtype.kind());
         // SAFETY: the caller upholds it.
@@ -343,7 +343,7 @@ impl Slab {
         for d in (1..size.len()).rev() {
             stride[d - 1] = stride[d] * size[d];
         }
-        // SAFETY: the slab's tensor outlives the stage (the session holds it) and the result does not leave it.
+        // SAFETY: the view's tensor outlives the stage (the session holds it) and the result does not leave it.
         unsafe { self.view(&size, &stride) }
     }
 }

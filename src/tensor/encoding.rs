@@ -1,10 +1,10 @@
-//! What stored elements mean where they are more than numbers of their type.
+//! Encoding of stored elements: 8-bit codes with a scale for each block, or stochastic rounding.
 
-use super::Slab;
+use super::FlatView;
 
 /// How a kernel reads and writes the elements of a tensor.
 #[derive(Clone, Debug)]
-pub enum Form {
+pub enum Encoding {
     /// Codes with one scale for each block of a row.
     Blocks(Blocks),
     /// Numbers of 16 bits that are rounded at random.
@@ -15,7 +15,7 @@ pub enum Form {
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The largest absolute value of each block, float32, by row.
-    pub scales: Slab,
+    pub scales: FlatView,
     /// Elements of a row.
     pub width: usize,
     /// Elements of a block, a power of two.
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn blocks_any_width_cover_each_row_by_itself() {
         for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (513, 256)] {
-            let blocks = Blocks { scales: Slab::EMPTY, width, block };
+            let blocks = Blocks { scales: FlatView::EMPTY, width, block };
             let (mut at, mut number) = (0, 0);
             while at < 3 * width {
                 let (found, end) = blocks.block_at(at);

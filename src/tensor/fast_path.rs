@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tch::Tensor;
 
-use super::{DType, Slab};
+use super::{DType, FlatView};
 
 /// Dimensions that a watched tensor has at most.
 const DIMS: usize = 4;
@@ -109,7 +109,7 @@ pub enum Gradient {
     /// There is none.
     Absent,
     /// Of the tensor's type and shape, contiguous on the CPU.
-    Plain(Tensor, Slab),
+    Plain(Tensor, FlatView),
     /// Anything else.
     Other,
 }
@@ -141,7 +141,7 @@ impl Watch {
     /// The memory of the tensor, if it still has its type and shape, is contiguous on the CPU and counts its changes.
     #[must_use]
     #[inline]
-    pub fn memory(&self) -> Option<Slab> {
+    pub fn memory(&self) -> Option<FlatView> {
         // SAFETY: the tensor is alive.
         unsafe { self.memory_at(self.ptr()) }
     }
@@ -151,7 +151,7 @@ impl Watch {
     /// # Safety
     /// The tensor is alive.
     #[inline]
-    unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<Slab> {
+    unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<FlatView> {
         let (mut layout, mut device, mut kind, mut dim) = (-1, -1, -1, -1);
         let (mut sizes, mut address) = (std::ptr::null(), std::ptr::null_mut());
         let mut contiguous = false;
@@ -184,11 +184,11 @@ impl Watch {
         }
         // SAFETY: as above.
         let known = unsafe { aoti_torch_get_data_ptr(ptr, &raw mut address) } == 0;
-        (known && !address.is_null() && len > 0).then_some(Slab {
+        (known && !address.is_null() && len > 0).then_some(FlatView {
             address: address as usize,
             len,
             dtype: self.dtype,
-            ..Slab::EMPTY
+            ..FlatView::EMPTY
         })
     }
 
@@ -209,8 +209,8 @@ impl Watch {
             if (functions.has_dispatch)(ptr) {
                 return Gradient::Other;
             }
-            let Some(slab) = self.memory_at(ptr) else { return Gradient::Other };
-            Gradient::Plain(Tensor::clone_from_ptr(ptr.cast_mut().cast()), slab)
+            let Some(flat) = self.memory_at(ptr) else { return Gradient::Other };
+            Gradient::Plain(Tensor::clone_from_ptr(ptr.cast_mut().cast()), flat)
         }
     }
 
@@ -334,8 +334,8 @@ mod tests {
         let watch = Watch::of(&x, DType::F32).unwrap();
         assert!(matches!(watch.gradient(), Gradient::Absent));
         (&x * 2.0).sum(Kind::Float).backward();
-        let Gradient::Plain(_, slab) = watch.gradient() else { panic!("a gradient") };
-        assert_eq!(slab.address, x.grad().data_ptr() as usize);
+        let Gradient::Plain(_, flat) = watch.gradient() else { panic!("a gradient") };
+        assert_eq!(flat.address, x.grad().data_ptr() as usize);
         let _ = x.grad().transpose_(0, 1);
         assert!(matches!(watch.gradient(), Gradient::Other));
     }

@@ -2,33 +2,33 @@
 
 use tch::Tensor;
 
-use super::{DType, Slab};
+use super::{DType, FlatView};
 use crate::error::Result;
 
 /// A matrix inside the storage of a tensor: rows of equal length at equal distances.
 #[derive(Clone, Copy, Debug)]
-pub struct Area {
+pub struct MatrixView {
     /// From its first element to its last.
-    slab: Slab,
+    flat: FlatView,
     rows: usize,
     cols: usize,
     stride: usize,
 }
 
-impl Slab {
+impl FlatView {
     /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
     #[must_use]
-    pub fn area(&self, offset: usize, [rows, cols]: [usize; 2], stride: usize) -> Area {
+    pub fn area(&self, offset: usize, [rows, cols]: [usize; 2], stride: usize) -> MatrixView {
         if rows * cols == 0 {
-            return Area { slab: self.part(0, 0), rows, cols, stride: cols };
+            return MatrixView { flat: self.part(0, 0), rows, cols, stride: cols };
         }
-        Area { slab: self.part(offset, (rows - 1) * stride + cols), rows, cols, stride }
+        MatrixView { flat: self.part(offset, (rows - 1) * stride + cols), rows, cols, stride }
     }
 }
 
-impl Area {
+impl MatrixView {
     /// No elements.
-    pub const EMPTY: Self = Self { slab: Slab::EMPTY, rows: 0, cols: 0, stride: 0 };
+    pub const EMPTY: Self = Self { flat: FlatView::EMPTY, rows: 0, cols: 0, stride: 0 };
 
     /// Rows and columns.
     #[must_use]
@@ -39,17 +39,17 @@ impl Area {
     /// Element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.slab.dtype
+        self.flat.dtype
     }
 
     /// All elements in a row, where they lie together.
     #[must_use]
-    pub fn flat(&self) -> Option<Slab> {
-        (self.stride == self.cols || self.rows <= 1).then_some(self.slab)
+    pub fn flat(&self) -> Option<FlatView> {
+        (self.stride == self.cols || self.rows <= 1).then_some(self.flat)
     }
 
     /// The elements in order, in as few runs as they lie in.
-    pub fn runs(&self) -> impl Iterator<Item = Slab> + use<> {
+    pub fn runs(&self) -> impl Iterator<Item = FlatView> + use<> {
         let (flat, area) = (self.flat(), *self);
         let rows = if flat.is_some() { 0 } else { self.rows };
         flat.into_iter().chain((0..rows).map(move |row| area.row(row)))
@@ -57,27 +57,27 @@ impl Area {
 
     /// All elements, from the first to the last: for an area whose elements lie together.
     #[must_use]
-    pub fn all(&self) -> Slab {
+    pub fn all(&self) -> FlatView {
         debug_assert!(self.flat().is_some());
-        self.slab
+        self.flat
     }
 
     /// The elements from the first to the last, with what lies between the rows, and the distance of the rows.
     #[must_use]
-    pub fn strided(&self) -> (Slab, usize) {
-        (self.slab, self.stride)
+    pub fn strided(&self) -> (FlatView, usize) {
+        (self.flat, self.stride)
     }
 
     /// One row.
     #[must_use]
-    pub fn row(&self, row: usize) -> Slab {
-        self.slab.part(row * self.stride, self.cols)
+    pub fn row(&self, row: usize) -> FlatView {
+        self.flat.part(row * self.stride, self.cols)
     }
 
     /// The first columns.
     #[must_use]
     pub fn first_cols(&self, cols: usize) -> Self {
-        self.slab.area(0, [self.rows, cols.min(self.cols)], self.stride)
+        self.flat.area(0, [self.rows, cols.min(self.cols)], self.stride)
     }
 
     /// The elements as a tensor `[rows, cols]` that shares their memory.
@@ -85,14 +85,14 @@ impl Area {
     /// # Errors
     /// Whatever libtorch says.
     pub fn tensor(&self) -> Result<Tensor> {
-        self.slab.strided([self.rows, self.cols], self.stride)
+        self.flat.strided([self.rows, self.cols], self.stride)
     }
 }
 
 /// Areas of one shape and type in one tensor or buffer, each as far behind the one before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
-    first: Area,
+    first: MatrixView,
     count: usize,
     /// Elements from one to the next; of a single one, 0.
     distance: usize,
@@ -101,22 +101,22 @@ pub struct Stack {
 impl Stack {
     /// One area.
     #[must_use]
-    pub fn new(first: Area) -> Self {
+    pub fn new(first: MatrixView) -> Self {
         Self { first, count: 1, distance: 0 }
     }
 
     /// The same with one more, where that lies as far behind the last as the others do. What is in another tensor does
     /// not, wherever that tensor happens to be: results would depend on it.
     #[must_use]
-    pub fn with(self, next: &Area) -> Option<Self> {
-        let Area { slab, rows, cols, stride } = self.first;
-        let (other, bytes) = (next.slab, slab.dtype.bytes());
-        let start = |slab: &Slab| slab.address.wrapping_sub(slab.first * slab.dtype.bytes());
+    pub fn with(self, next: &MatrixView) -> Option<Self> {
+        let MatrixView { flat, rows, cols, stride } = self.first;
+        let (other, bytes) = (next.flat, flat.dtype.bytes());
+        let start = |flat: &FlatView| flat.address.wrapping_sub(flat.first * flat.dtype.bytes());
         let alike = [next.rows, next.cols, next.stride] == [rows, cols, stride]
-            && (other.dtype, other.device, other.form) == (slab.dtype, slab.device, slab.form)
-            && start(&other) == start(&slab)
+            && (other.dtype, other.device, other.encoding) == (flat.dtype, flat.device, flat.encoding)
+            && start(&other) == start(&flat)
             && rows * cols > 0;
-        let last = slab.address + (self.count - 1) * self.distance * bytes;
+        let last = flat.address + (self.count - 1) * self.distance * bytes;
         let behind = other.address.checked_sub(last).filter(|gap| alike && *gap > 0 && gap % bytes == 0)?;
         let fits = self.count == 1 || behind == self.distance * bytes;
         fits.then_some(Self { count: self.count + 1, distance: behind / bytes, ..self })
@@ -127,8 +127,8 @@ impl Stack {
     /// # Errors
     /// Whatever libtorch says.
     pub fn tensor(&self) -> Result<Tensor> {
-        let Area { slab, rows, cols, stride } = self.first;
-        slab.stacked([self.count, rows, cols], [self.distance, stride])
+        let MatrixView { flat, rows, cols, stride } = self.first;
+        flat.stacked([self.count, rows, cols], [self.distance, stride])
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn stack_takes_areas_of_one_tensor_at_equal_distances() {
         let numbers = Tensor::arange(60, (tch::Kind::Double, tch::Device::Cpu));
-        let all = Slab::of(&numbers).unwrap();
+        let all = FlatView::of(&numbers).unwrap();
         // Blocks of two columns of a matrix with six.
         let blocks = [0, 2, 4].map(|col| all.area(col, [3, 2], 6));
         let stack = Stack::new(blocks[0]).with(&blocks[1]).unwrap().with(&blocks[2]).unwrap();
@@ -149,7 +149,7 @@ mod tests {
         assert!(Stack::new(blocks[1]).with(&blocks[0]).is_none());
         assert!(Stack::new(blocks[0]).with(&blocks[1]).unwrap().with(&all.area(5, [3, 2], 6)).is_none());
         assert!(Stack::new(blocks[0]).with(&all.area(20, [3, 2], 7)).is_none());
-        let other = Slab::of(&numbers.copy()).unwrap();
+        let other = FlatView::of(&numbers.copy()).unwrap();
         let [low, high] = if other.address > all.address { [all, other] } else { [other, all] };
         assert!(Stack::new(low.area(0, [3, 2], 6)).with(&high.area(0, [3, 2], 6)).is_none());
     }

@@ -7,9 +7,9 @@ mod encoding;
 mod fast_path;
 mod matrix;
 
-pub use buffer::{Element, Slab, address_of, to_i64};
+pub use buffer::{Element, FlatView, address_of, to_i64};
 pub use device::{Device, emulate, is_emulated};
 pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dtype};
-pub use encoding::{Blocks, Form, MOST_SPANS, Places, Rounding};
+pub use encoding::{Blocks, Encoding, MOST_SPANS, Places, Rounding};
 pub use fast_path::{Gradient, Watch, prefetch};
-pub use matrix::{Area, Stack};
+pub use matrix::{MatrixView, Stack};

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, Cut, Description, Hyper, Init, Options, ParamSpec, Share, Side, StateSpec, UnitShape, View,
+    Block, Cut, Description, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
 use crate::tensor::DType;
 
@@ -102,7 +102,7 @@ impl Algorithm for Apollo {
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        View::default().blocks(p)
+        Matrices::default().blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -173,7 +173,7 @@ impl Algorithm for Apollo {
             RATIO => self.ratio(io, h),
             MEASURE => self.measure(io),
             SUM => {
-                let pairs = (0..io.units.len()).map(|i| Ok([io.slab(TOTAL, i)?, io.slab(TOTAL_ALL, i)?]));
+                let pairs = (0..io.units.len()).map(|i| Ok([io.flat(TOTAL, i)?, io.flat(TOTAL_ALL, i)?]));
                 kernels::run(&kernels::Convert { factor: 1.0 }, &pairs.collect::<Result<Vec<_>>>()?)
             }
             APPLY => self.apply(io, h),
@@ -184,7 +184,7 @@ impl Algorithm for Apollo {
     fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
         let products: usize = blocks.iter().map(|b| b.numel() * (2 * self.common.rank() + 6)).sum();
         Description {
-            view: View::default().phrase(p),
+            view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
             flops: flops(products),

@@ -11,7 +11,7 @@ use crate::kernels::{self, ChannelStep, Channels, Limited, Projected};
 use crate::linalg::low_rank::{GaussianRows, gaussian_rows};
 use crate::linalg::random::Key;
 use crate::spec::{Hyper, Side};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Separates these random numbers from others of the same parameter.
 const TAG: u32 = 4;
@@ -40,7 +40,7 @@ impl Apollo {
                 unit.grad.tensor()?
             } else {
                 let [rows, cols] = unit.grad.shape();
-                let wide = io.slab(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols);
+                let wide = io.flat(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols);
                 kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([unit.grad, wide])])?)?;
                 wide.tensor()?
             };
@@ -78,13 +78,13 @@ impl Apollo {
 
     /// The factors of a unit's channels.
     fn channels(&self, io: &StageIo<'_>, i: usize) -> Result<Channels> {
-        let norms = if self.tensor { io.slab(NORMS, i)? } else { Slab::EMPTY };
-        Ok(Channels { side: self.channel_side(io.class), factors: io.slab(FACTORS, i)?, norms })
+        let norms = if self.tensor { io.flat(NORMS, i)? } else { FlatView::EMPTY };
+        Ok(Channels { side: self.channel_side(io.class), factors: io.flat(FACTORS, i)?, norms })
     }
 
     /// The squared norms of the updates, as far as they are stored here.
     pub(super) fn measure(&self, io: &StageIo<'_>) -> Result<()> {
-        let one = |i: usize| Ok((self.channels(io, i)?, io.units[i].grad, io.slab(TOTAL, i)?));
+        let one = |i: usize| Ok((self.channels(io, i)?, io.units[i].grad, io.flat(TOTAL, i)?));
         kernels::channel_totals(&(0..io.units.len()).map(one).collect::<Result<Vec<_>>>()?)
     }
 
@@ -103,7 +103,7 @@ impl Apollo {
                 channels: self.channels(io, i)?,
                 param: unit.param,
                 grad: unit.grad,
-                total: io.slab(TOTAL_ALL, i)?,
+                total: io.flat(TOTAL_ALL, i)?,
                 last: unit.state[UPDATE_NORM].row(0),
                 rate: h[LR] * corrected * h[SCALE].sqrt(),
                 fresh: unit.steps <= 0.0,

@@ -7,14 +7,14 @@
 mod basis;
 mod stages;
 
-use super::lr_scale::AdjustLr;
+use super::lr_scale::LrScale;
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::linalg::qr::QrMethod;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, Cut, Description, Hyper, Options, ParamSpec, Side, StateSpec, StateStorage, UnitShape, View,
+    Block, Cut, Description, Hyper, Matrices, Options, ParamSpec, Side, StateSpec, StateStorage, UnitShape,
 };
 use crate::tensor::DType;
 
@@ -67,8 +67,8 @@ pub(super) struct Dion {
     oversample: f64,
     seed: u64,
     cautious: bool,
-    view: View,
-    adjust: AdjustLr,
+    view: Matrices,
+    adjust: LrScale,
     momentum_dtype: Option<DType>,
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
@@ -86,8 +86,8 @@ impl Dion {
             oversample: options.real("oversample", 1.25)?,
             seed: options.count("seed", 0)? as u64,
             cautious: options.flag("cautious_wd")?,
-            view: View::from_options(options)?,
-            adjust: AdjustLr::parse(options.word("adjust_lr")?)?,
+            view: Matrices::from_options(options)?,
+            adjust: LrScale::parse(options.word("adjust_lr")?)?,
             momentum_dtype: options.dtype("momentum_dtype")?,
             q_dtype: options.dtype("Q_dtype")?,
             orth_dtype: options.dtype("orth_dtype")?,

@@ -13,7 +13,7 @@ use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::program::BufferId;
 use crate::spec::Hyper;
-use crate::tensor::{Area, DType};
+use crate::tensor::{DType, MatrixView};
 
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
@@ -30,7 +30,7 @@ enum Held {
 }
 
 /// Sum of the squares of all elements.
-fn energy(area: &Area) -> Result<f64> {
+fn energy(area: &MatrixView) -> Result<f64> {
     area.runs().map(|run| measured_squares(&run)).sum()
 }
 
@@ -48,14 +48,14 @@ impl Dion {
         let Some(unit) = io.units.first() else {
             return Ok(Held::State);
         };
-        Ok(Self::held(unit.state[MOMENTUM].dtype(), io.slab(P, 0)?.dtype()))
+        Ok(Self::held(unit.state[MOMENTUM].dtype(), io.flat(P, 0)?.dtype()))
     }
 
     /// Every matrix that `stored` tells, with the factors P and those in the buffer `right`.
     fn factored(
         io: &StageIo<'_>,
         right: BufferId,
-        stored: impl Fn(usize) -> Result<Area>,
+        stored: impl Fn(usize) -> Result<MatrixView>,
     ) -> Result<Vec<Factored>> {
         let units = io.units.iter().enumerate();
         units
@@ -134,7 +134,7 @@ impl Dion {
     /// R with the sums of its columns and the factor that is made of it.
     fn columns(io: &StageIo<'_>) -> Result<Vec<Columns>> {
         let columns =
-            |i| Ok(Columns { x: io.slab(R, i)?, sums: io.slab(NORMS, i)?, scaled: io.slab(WORK, i)? });
+            |i| Ok(Columns { x: io.flat(R, i)?, sums: io.flat(NORMS, i)?, scaled: io.flat(WORK, i)? });
         (0..io.units.len()).map(columns).collect()
     }
 
@@ -146,7 +146,7 @@ impl Dion {
         kernels::squares_and_scaled(&Self::columns(io)?, factor)?;
         let products = Self::momentum(io, WORK)?;
         for (i, product) in products.iter().enumerate() {
-            let r = io.slab(R, i)?;
+            let r = io.flat(R, i)?;
             io.record_stored("captured_energy", i, || {
                 Ok(measured_squares(&r)? / energy(&product.stored)?.max(f64::MIN_POSITIVE))
             })?;
@@ -180,7 +180,7 @@ impl Dion {
         let units = 0..io.units.len();
         let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
-        let direct = !self.in_two_steps(unit.param.dtype(), io.slab(P, 0)?.dtype());
+        let direct = !self.in_two_steps(unit.param.dtype(), io.flat(P, 0)?.dtype());
         let kept = Self::columns(io)?.into_iter().enumerate().map(|(i, columns)| {
             let own = io.declared_cols(WORK, i)?;
             Ok(Kept { columns, q: io.units[i].state[Q].first_cols(own.len()), own })

@@ -7,12 +7,12 @@ use crate::error::Result;
 use crate::kernels::{self, Chosen, Sliced};
 use crate::linalg::orthogonality::orthogonality_error;
 use crate::spec::{Hyper, Side};
-use crate::tensor::Area;
+use crate::tensor::MatrixView;
 
 impl Dion2 {
     /// The chosen slices that are stored here.
     pub(super) fn chosen(io: &StageIo<'_>, i: usize, selection: &Selection) -> Result<Chosen> {
-        let numbers = io.slab(CHOSEN, i)?;
+        let numbers = io.flat(CHOSEN, i)?;
         if !selection.global {
             return Ok(Chosen::packed(numbers));
         }
@@ -20,7 +20,7 @@ impl Dion2 {
     }
 
     /// The momentum while a step works on it: codes are read once and written once, so it is in a buffer then.
-    fn momentum(&self, io: &StageIo<'_>, i: usize) -> Result<Area> {
+    fn momentum(&self, io: &StageIo<'_>, i: usize) -> Result<MatrixView> {
         let stored = io.units[i].state[MOMENTUM];
         let full = NEURON_BUFFERS + if self.neuron.is_some() { 2 } else { 0 };
         if stored.dtype().is_coded() { io.area(full, i) } else { Ok(stored) }
@@ -34,21 +34,21 @@ impl Dion2 {
             kernels::run(&add, &jobs(units.clone().map(each))?)?;
         } else {
             let each =
-                units.clone().map(|i| Ok((io.units[i].grad, self.momentum(io, i)?, io.slab(SUMS, i)?)));
+                units.clone().map(|i| Ok((io.units[i].grad, self.momentum(io, i)?, io.flat(SUMS, i)?)));
             if kernels::add_with_absolute_sums(side, io.grad_factor, &each.collect::<Result<Vec<_>>>()?) {
                 return Ok(());
             }
             let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
             kernels::run(&add, &jobs(io.units.iter().map(|u| Ok([u.grad, u.state[MOMENTUM]])))?)?;
         }
-        let sums = units.map(|i| Ok((self.momentum(io, i)?, io.slab(SUMS, i)?)));
+        let sums = units.map(|i| Ok((self.momentum(io, i)?, io.flat(SUMS, i)?)));
         kernels::absolute_sums(side, &sums.collect::<Result<Vec<_>>>()?)
     }
 
     /// Puts the sums of the stored slices at their places among all.
     pub(super) fn spread(io: &StageIo<'_>, side: Side) -> Result<()> {
         let each = (0..io.units.len()).map(|i| {
-            let (sums, scores) = (io.slab(SUMS, i)?, io.slab(SCORES, i)?);
+            let (sums, scores) = (io.flat(SUMS, i)?, io.flat(SCORES, i)?);
             scores.clear()?;
             Ok([sums, scores.part(io.origin(SUMS, i)?[side.index()], sums.len())])
         });
@@ -58,7 +58,7 @@ impl Dion2 {
     pub(super) fn choose(&self, io: &StageIo<'_>, selection: &Selection, keep: f64) -> Result<()> {
         let scores = if selection.global { SCORES } else { SUMS };
         let units = 0..io.units.len();
-        let pairs = units.clone().map(|i| Ok((io.slab(scores, i)?, io.slab(CHOSEN, i)?)));
+        let pairs = units.clone().map(|i| Ok((io.flat(scores, i)?, io.flat(CHOSEN, i)?)));
         kernels::choose(selection.count, &pairs.collect::<Result<Vec<_>>>()?)?;
         let one = |i| {
             let (x, u) = (self.momentum(io, i)?, io.area(U, i)?);
@@ -81,7 +81,7 @@ impl Dion2 {
     ) -> Result<()> {
         let mut due = Vec::with_capacity(io.units.len());
         for i in 0..io.units.len() {
-            let chosen = Chosen::packed(io.slab(CHOSEN, i)?);
+            let chosen = Chosen::packed(io.flat(CHOSEN, i)?);
             if !chosen.is_known_empty() {
                 due.push((i, io.area(U, i)?, chosen)); // others are without a gradient
             }
@@ -91,7 +91,7 @@ impl Dion2 {
         let shape = if selection.side == Side::Rows { [count, cols] } else { [rows, count] };
         let len = shape[0] * shape[1];
         for part in due.chunks(self.common.at_once(due.len())) {
-            let memory = io.slab(SUBMATRIX, 0)?.part(0, part.len() * len);
+            let memory = io.flat(SUBMATRIX, 0)?.part(0, part.len() * len);
             let sliced = part.iter().enumerate().map(|(at, &(_, x, chosen))| {
                 let u = memory.part(at * len, len).area(0, shape, shape[1]);
                 Sliced { x, chosen, u }

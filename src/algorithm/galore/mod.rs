@@ -19,7 +19,7 @@ use crate::kernels::{self, SIGNS};
 use crate::linalg::sketch::sketch_columns;
 use crate::program::{BufferId, Program, Stage};
 use crate::spec::{
-    Block, Cut, Description, Hyper, Init, Options, ParamSpec, Share, Side, StateSpec, UnitShape, View,
+    Block, Cut, Description, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
 
 pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
@@ -175,7 +175,7 @@ impl Algorithm for GaLore {
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        View::default().blocks(p)
+        Matrices::default().blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -198,7 +198,7 @@ impl Algorithm for GaLore {
             TAKE => self.take(io),
             PROJECT => self.project(io),
             SUM => {
-                let pairs = (0..io.units.len()).map(|i| Ok([io.slab(LOW, i)?, io.slab(LOW_ALL, i)?]));
+                let pairs = (0..io.units.len()).map(|i| Ok([io.flat(LOW, i)?, io.flat(LOW_ALL, i)?]));
                 kernels::run(&kernels::Convert { factor: 1.0 }, &pairs.collect::<Result<Vec<_>>>()?)
             }
             APPLY => self.apply(io, h),
@@ -222,7 +222,7 @@ impl Algorithm for GaLore {
         let whole_flops = flops(blocks.iter().map(refresh).sum()) / flops(self.common.gap);
         let products: usize = blocks.iter().map(|b| 4 * b.numel() * self.common.rank()).sum();
         Description {
-            view: View::default().phrase(p),
+            view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
             flops: flops(products) + whole_flops,

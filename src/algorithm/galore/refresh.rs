@@ -12,7 +12,7 @@ use crate::linalg::random::Key;
 use crate::linalg::sketch::Omega;
 use crate::program::{BufferId, Program, Target};
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Slab};
+use crate::tensor::{DType, FlatView, MatrixView};
 
 /// Separates these random numbers from others of the same parameter.
 const SKETCH_TAG: u32 = 2;
@@ -50,14 +50,14 @@ impl GaLore {
         let sent = self.from(sides, io.class.ways) == Origin::Sent;
         for (i, unit) in io.units.iter().enumerate() {
             if !unit.due {
-                io.slab(SOURCE, i)?.clear()?;
+                io.flat(SOURCE, i)?.clear()?;
             } else if sent {
                 let pair = [unit.grad, io.area(SOURCE, i)?];
                 kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok(pair)])?)?;
             } else {
                 let part = oriented(&unit.grad.tensor()?, sides[0])?;
                 let sum = match self.omega(io, i, sides[0]) {
-                    Some(omega) => omega.sketch(&part, io.slab(SOURCE, i)?.device())?,
+                    Some(omega) => omega.sketch(&part, io.flat(SOURCE, i)?.device())?,
                     None => gram(&part)?,
                 };
                 io.matrix(SOURCE, i)?.f_copy_(&sum)?;
@@ -90,7 +90,7 @@ impl GaLore {
             }
             if !complete {
                 self.warned.say(unit.param_index);
-            } else if let Finite::There(flag) = Finite::of(&slabs(io, &BASES[..sides.len()], i)?)? {
+            } else if let Finite::There(flag) = Finite::of(&flats(io, &BASES[..sides.len()], i)?)? {
                 for &buffer in &BASES[..sides.len()] {
                     let _ = io.matrix(buffer, i)?.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
                 }
@@ -116,7 +116,7 @@ impl GaLore {
             return of(&Source::Matrix(x, side == Side::Cols));
         }
         // Whoever has a part of the gradient only is told none of it here.
-        let place = io.slab(BASES[0], i)?.device();
+        let place = io.flat(BASES[0], i)?.device();
         let Some(omega) = self.omega(io, i, side) else {
             return if summed {
                 of(&Source::Gram(x))
@@ -178,7 +178,7 @@ impl GaLore {
         }
         let count = self.sides(io.class).len();
         let turned = if self.rotate { count } else { 0 };
-        Finite::of(&slabs(io, &[&BASES[..count], &OVERLAPS[..turned]].concat(), i)?)
+        Finite::of(&flats(io, &[&BASES[..count], &OVERLAPS[..turned]].concat(), i)?)
     }
 
     /// The moments of the units that are to be turned into new bases, turned, in the type of products. They are stored
@@ -203,8 +203,8 @@ impl GaLore {
 }
 
 /// Buffers of a unit.
-fn slabs(io: &StageIo<'_>, buffers: &[BufferId], i: usize) -> Result<Vec<Slab>> {
-    buffers.iter().map(|&buffer| io.slab(buffer, i)).collect()
+fn flats(io: &StageIo<'_>, buffers: &[BufferId], i: usize) -> Result<Vec<FlatView>> {
+    buffers.iter().map(|&buffer| io.flat(buffer, i)).collect()
 }
 
 /// The matrix, transposed where its columns are projected.
@@ -213,7 +213,7 @@ fn oriented(matrix: &Tensor, side: Side) -> Result<Tensor> {
 }
 
 /// For each side `moment·turn` where columns are projected, `turnᵀ·moment` where rows are, if there are new bases.
-fn rotate(moment: Area, sides: &[Side], turns: &[Tensor], has_new: &Finite) -> Result<Option<Tensor>> {
+fn rotate(moment: MatrixView, sides: &[Side], turns: &[Tensor], has_new: &Finite) -> Result<Option<Tensor>> {
     let [rows, cols] = moment.shape();
     let size = [rows, cols].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
     let old = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
@@ -226,7 +226,7 @@ fn rotate(moment: Area, sides: &[Side], turns: &[Tensor], has_new: &Finite) -> R
 }
 
 /// A contiguous matrix that was made where a moment is.
-pub(super) fn beside(moment: &Area, matrix: &Tensor) -> Result<Area> {
+pub(super) fn beside(moment: &MatrixView, matrix: &Tensor) -> Result<MatrixView> {
     let [rows, cols] = moment.shape();
-    Ok(Slab::of(matrix)?.at(moment.strided().0.device()).area(0, [rows, cols], cols))
+    Ok(FlatView::of(matrix)?.at(moment.strided().0.device()).area(0, [rows, cols], cols))
 }

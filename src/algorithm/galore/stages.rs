@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::BufferId;
 use crate::spec::{Hyper, Side};
-use crate::tensor::Area;
+use crate::tensor::MatrixView;
 
 impl GaLore {
     /// The buffer with the finished projected gradient.
@@ -24,9 +24,9 @@ impl GaLore {
     }
 
     /// A matrix of a unit's size in `WIDE`.
-    fn wide(io: &StageIo<'_>, i: usize) -> Result<Area> {
+    fn wide(io: &StageIo<'_>, i: usize) -> Result<MatrixView> {
         let [rows, cols] = io.units[i].param.shape();
-        Ok(io.slab(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols))
+        Ok(io.flat(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols))
     }
 
     /// The gradient in the type of products: itself, or its copy.
@@ -60,7 +60,7 @@ impl GaLore {
         // Before there is a basis there is no direction, whatever the gradient holds.
         (0..sides.len()).try_for_each(|at| {
             let pairs = io.units.iter().enumerate();
-            let pairs = pairs.map(|(i, unit)| Ok((unit.state[PROJ + at], io.slab(LOW, i)?)));
+            let pairs = pairs.map(|(i, unit)| Ok((unit.state[PROJ + at], io.flat(LOW, i)?)));
             kernels::clear_without_basis(&pairs.collect::<Result<Vec<_>>>()?)
         })
     }

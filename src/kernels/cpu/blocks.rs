@@ -13,7 +13,7 @@
 use super::search::{Tables, decode, search};
 use super::{Real, TILE};
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::{DType, Form, Slab};
+use crate::tensor::{DType, Encoding, FlatView};
 
 /// Decades of a code book.
 pub(super) const DECADES: usize = 7;
@@ -209,12 +209,13 @@ fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &
     }
 }
 
-/// Decodes elements of any part of the blocks. Codes without a form decode to NaN: they have no meaning.
+/// Decodes elements of any part of the blocks. Codes without an encoding decode to NaN: they have no meaning.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
-    // SAFETY: the session keeps the form as long as the memory; the caller holds the only access to this piece.
-    let (Some((Form::Blocks(blocks), first)), codes) = (unsafe { from.form() }, unsafe { from.codes() })
+pub(super) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
+    // SAFETY: the session keeps the encoding as long as the memory; the caller holds the only access to this piece.
+    let (Some((Encoding::Blocks(blocks), first)), codes) =
+        (unsafe { from.encoding() }, unsafe { from.codes() })
     else {
         return to.fill(C::from_f32(f32::NAN));
     };
@@ -245,9 +246,10 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
 /// Encodes elements that are whole blocks. Others keep what they have: nobody else may know their neighbours.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
+pub(super) fn store<C: Real>(from: &[C], to: &FlatView) {
     // SAFETY: as in `load`; every block is written by one task.
-    let (Some((Form::Blocks(blocks), first)), codes) = (unsafe { to.form() }, unsafe { to.codes() }) else {
+    let (Some((Encoding::Blocks(blocks), first)), codes) = (unsafe { to.encoding() }, unsafe { to.codes() })
+    else {
         return;
     };
     let mut at = 0;
@@ -269,10 +271,10 @@ pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
 }
 
 /// How many elements from the first one of `operands` on may be handled at a time, `most` if no blocks are cut by that.
-pub(super) fn cut<const N: usize>(operands: &[Slab; N], most: usize) -> usize {
+pub(super) fn cut<const N: usize>(operands: &[FlatView; N], most: usize) -> usize {
     for operand in operands {
-        // SAFETY: the session keeps the form as long as the memory.
-        if let Some((Form::Blocks(blocks), first)) = unsafe { operand.form() } {
+        // SAFETY: the session keeps the encoding as long as the memory.
+        if let Some((Encoding::Blocks(blocks), first)) = unsafe { operand.encoding() } {
             return if operand.is_empty() { most } else { blocks.cut(first, most) - first };
         }
     }

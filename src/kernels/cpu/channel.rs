@@ -3,7 +3,7 @@
 use super::super::channels::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
 use super::convert::{self, Real};
 use crate::spec::Side;
-use crate::tensor::{Area, DType};
+use crate::tensor::{DType, MatrixView};
 use crate::threads;
 
 /// Elements from which rows are spread over threads.
@@ -28,7 +28,7 @@ impl Factors {
     }
 
     /// `Σ (f·g)²`, added row by row.
-    pub(in super::super) fn sum_of_squares(&self, g: &Area) -> f64 {
+    pub(in super::super) fn sum_of_squares(&self, g: &MatrixView) -> f64 {
         let sums: Vec<f64> = each_row(g, |row| {
             let mut wide = [0.0_f64; super::TILE];
             let mut sum = 0.0;
@@ -49,7 +49,7 @@ impl Factors {
     }
 
     /// Takes a step along `f·g`.
-    fn step(&self, step: &ChannelStep, rate: f64, x: &Area, g: &Area) {
+    fn step(&self, step: &ChannelStep, rate: f64, x: &MatrixView, g: &MatrixView) {
         if x.dtype() == DType::F64 || g.dtype() == DType::F64 {
             self.step_in::<f64>(step, rate, x, g);
         } else {
@@ -57,7 +57,7 @@ impl Factors {
         }
     }
 
-    fn step_in<C: Real>(&self, step: &ChannelStep, rate: f64, x: &Area, g: &Area) {
+    fn step_in<C: Real>(&self, step: &ChannelStep, rate: f64, x: &MatrixView, g: &MatrixView) {
         let factors: Vec<C> = self.factors.iter().map(|f| C::of(rate * f)).collect();
         each_row(x, |row| {
             let (mut xs, mut gs) = ([C::default(); super::TILE], [C::default(); super::TILE]);
@@ -97,7 +97,7 @@ impl ChannelStep {
 }
 
 /// What `work` returns of every row.
-fn each_row<T: Send>(area: &Area, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+fn each_row<T: Send>(area: &MatrixView, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let [rows, cols] = area.shape();
     if rows * cols < PARALLEL {
         return (0..rows).map(work).collect();
@@ -106,7 +106,7 @@ fn each_row<T: Send>(area: &Area, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
 }
 
 /// The sum of squares of each row, or of each column.
-pub(in super::super) fn channel_squares(x: &Area, by_row: bool) -> Vec<f64> {
+pub(in super::super) fn channel_squares(x: &MatrixView, by_row: bool) -> Vec<f64> {
     let [rows, cols] = x.shape();
     let mut sums = vec![0.0; if by_row { rows } else { cols }];
     let mut wide = vec![0.0_f64; cols];

@@ -3,15 +3,15 @@
 use std::ops::Range;
 
 use super::Real;
-use crate::tensor::{Area, DType, Element, Slab};
+use crate::tensor::{DType, Element, FlatView, MatrixView};
 
 /// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
 /// last place of float32.
 const DEAD: f64 = 2.4e-7;
 
 /// See [`super::super::squares_and_scaled`].
-pub(in super::super) fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, scaled: &Slab) {
-    // SAFETY: the caller owns all slabs for this stage, and they do not overlap.
+pub(in super::super) fn squares_and_scaled(x: &FlatView, sums: &FlatView, factor: f64, scaled: &FlatView) {
+    // SAFETY: the caller owns all views for this stage, and they do not overlap.
     let sums = unsafe { sums.slice::<f64>() };
     sums.fill(0.0);
     if wide(x) {
@@ -21,12 +21,12 @@ pub(in super::super) fn squares_and_scaled(x: &Slab, sums: &Slab, factor: f64, s
     }
 }
 
-/// Whether arithmetic on elements of a slab is float64.
-fn wide(x: &Slab) -> bool {
+/// Whether arithmetic on elements of a view is float64.
+fn wide(x: &FlatView) -> bool {
     x.dtype() == DType::F64
 }
 
-fn squares<C: Real>(x: &Slab, sums: &mut [f64], factor: f64, scaled: &Slab) {
+fn squares<C: Real>(x: &FlatView, sums: &mut [f64], factor: f64, scaled: &FlatView) {
     let (columns, factor) = (sums.len(), C::of(factor));
     let (mut xs, mut ys) = (vec![C::default(); columns], vec![C::default(); columns]);
     for start in (0..x.len()).step_by(columns.max(1)) {
@@ -42,41 +42,41 @@ fn squares<C: Real>(x: &Slab, sums: &mut [f64], factor: f64, scaled: &Slab) {
     }
 }
 
-/// The elements of a slab in arithmetic type: its own, or converted ones.
-fn row<'a, C: Real>(slab: &Slab, buffer: &'a mut [C]) -> &'a [C] {
-    if slab.dtype() == <C as Element>::DTYPE {
-        // SAFETY: the caller of the pass owns the slab for this stage.
-        return unsafe { slab.slice::<C>() };
+/// The elements of a view in arithmetic type: its own, or converted ones.
+fn row<'a, C: Real>(flat: &FlatView, buffer: &'a mut [C]) -> &'a [C] {
+    if flat.dtype() == <C as Element>::DTYPE {
+        // SAFETY: the caller of the pass owns the view for this stage.
+        return unsafe { flat.slice::<C>() };
     }
-    super::convert::load(slab, &mut buffer[..slab.len()]);
-    &buffer[..slab.len()]
+    super::convert::load(flat, &mut buffer[..flat.len()]);
+    &buffer[..flat.len()]
 }
 
-/// The elements of a slab to be written, or a buffer that [`stored`] puts there.
-fn row_to<'a, C: Real>(slab: &Slab, buffer: &'a mut [C]) -> &'a mut [C] {
-    if slab.dtype() == <C as Element>::DTYPE {
+/// The elements of a view to be written, or a buffer that [`stored`] puts there.
+fn row_to<'a, C: Real>(flat: &FlatView, buffer: &'a mut [C]) -> &'a mut [C] {
+    if flat.dtype() == <C as Element>::DTYPE {
         // SAFETY: as in `row`.
-        return unsafe { slab.slice::<C>() };
+        return unsafe { flat.slice::<C>() };
     }
-    &mut buffer[..slab.len()]
+    &mut buffer[..flat.len()]
 }
 
-fn stored<C: Real>(values: &[C], slab: &Slab) {
-    if slab.dtype() != <C as Element>::DTYPE {
-        super::convert::store(values, slab);
+fn stored<C: Real>(values: &[C], flat: &FlatView) {
+    if flat.dtype() != <C as Element>::DTYPE {
+        super::convert::store(values, flat);
     }
 }
 
 /// See [`super::super::normalize_columns`].
 pub(in super::super) fn normalize_columns(
-    x: &Slab,
-    sums: &Slab,
+    x: &FlatView,
+    sums: &FlatView,
     epsilon: f64,
     factor: f64,
-    (q, own): (&Area, Range<usize>),
-    scaled: &Slab,
+    (q, own): (&MatrixView, Range<usize>),
+    scaled: &FlatView,
 ) {
-    // SAFETY: the caller owns the slabs for this stage, and they do not overlap.
+    // SAFETY: the caller owns the views for this stage, and they do not overlap.
     let sums = unsafe { sums.slice::<f64>() };
     let largest = sums.iter().fold(0.0_f64, |a, &b| a.max(b)).sqrt();
     let divisors: Vec<Option<f64>> = sums
@@ -92,10 +92,10 @@ pub(in super::super) fn normalize_columns(
 }
 
 struct Normalized<'a> {
-    x: &'a Slab,
-    q: &'a Area,
+    x: &'a FlatView,
+    q: &'a MatrixView,
     own: Range<usize>,
-    scaled: &'a Slab,
+    scaled: &'a FlatView,
 }
 
 impl Normalized<'_> {
@@ -125,7 +125,7 @@ impl Normalized<'_> {
     }
 
     /// The old values of a row of `q` in some columns.
-    fn kept<C: Real>(&self, q: &Slab, dead: &[usize]) -> Vec<C> {
+    fn kept<C: Real>(&self, q: &FlatView, dead: &[usize]) -> Vec<C> {
         let mut old = vec![C::default(); q.len()];
         let old = row(q, &mut old);
         dead.iter().map(|j| old[j - self.own.start]).collect()
@@ -143,16 +143,16 @@ mod tests {
         let x = Tensor::from_slice(&[3.0_f64, 0.0, 1e-9, 4.0, 0.0, 0.0]).view([2, 3]);
         let q = Tensor::from_slice(&[9.0_f64, 8.0, 7.0, 6.0, 5.0, 4.0]).view([2, 3]);
         let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
-        let slab = |t: &Tensor| Slab::of(t).unwrap();
-        squares_and_scaled(&slab(&x), &slab(&sums), 0.5, &slab(&scaled));
+        let flat = |t: &Tensor| FlatView::of(t).unwrap();
+        squares_and_scaled(&flat(&x), &flat(&sums), 0.5, &flat(&scaled));
         assert_eq!(Vec::<f64>::try_from(sums.copy()).unwrap(), [25.0, 0.0, 1e-18]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [1.5, 0.0, 5e-10, 2.0, 0.0, 0.0]);
-        let area = |t: &Tensor, cols| slab(t).area(0, [2, cols], cols);
-        normalize_columns(&slab(&x), &slab(&sums), 0.0, -2.0, (&area(&q, 3), 0..3), &slab(&scaled));
+        let area = |t: &Tensor, cols| flat(t).area(0, [2, cols], cols);
+        normalize_columns(&flat(&x), &flat(&sums), 0.0, -2.0, (&area(&q, 3), 0..3), &flat(&scaled));
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
         let q = Tensor::from_slice(&[8.0_f64, 7.0, 5.0, 4.0]).view([2, 2]);
-        normalize_columns(&slab(&x), &slab(&sums), 0.0, 1.0, (&area(&q, 2), 0..2), &slab(&scaled));
+        normalize_columns(&flat(&x), &flat(&sums), 0.0, 1.0, (&area(&q, 2), 0..2), &flat(&scaled));
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 7.0, 0.8, 4.0]);
     }
 }

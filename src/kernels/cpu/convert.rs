@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::tensor::{DType, Element, Slab};
+use crate::tensor::{DType, Element, FlatView};
 
 /// An arithmetic type: float32 or float64.
 pub trait Real:
@@ -110,7 +110,7 @@ pub(super) fn widen(x: bf16) -> f32 {
 /// Elements of any type into arithmetic type. `to` is as long as `from`.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
+pub(super) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
     match from.dtype() {
         // SAFETY: the type was matched; the caller holds the only access to this piece.
         DType::F32 => unsafe { from.slice::<f32>() }.iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
@@ -133,11 +133,11 @@ pub(super) fn load<C: Real>(from: &Slab, to: &mut [C]) {
     }
 }
 
-/// Elements of arithmetic type into any type, rounded once: to nearest even unless `to` has another form. `to` is as
+/// Elements of arithmetic type into any type, rounded once: to nearest even unless `to` has another encoding. `to` is as
 /// long as `from`, and whole blocks where it has blocks.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(super) fn store<C: Real>(from: &[C], to: &Slab) {
+pub(super) fn store<C: Real>(from: &[C], to: &FlatView) {
     match to.dtype() {
         // SAFETY: the type was matched; the caller holds the only access to this piece.
         DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),

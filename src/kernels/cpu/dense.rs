@@ -12,7 +12,7 @@ use faer::{Accum, MatMut, MatRef, Par, Spec};
 
 use super::Real;
 use super::product::ThinProduct;
-use crate::tensor::{Area, DType, Slab};
+use crate::tensor::{DType, FlatView, MatrixView};
 use crate::threads;
 
 /// Columns that are multiplied together: products with one triangle are cut into panels of this width. On 4096 x 256
@@ -83,10 +83,10 @@ fn rows_of<T: Dense>(product: &ThinProduct, first: usize) {
     matmul(out, accumulate, left, factor::<T>(product.right), T::of(1.0), Par::Seq);
 }
 
-fn factor<'a, T: Dense>((area, transposed): (Area, bool)) -> MatRef<'a, T> {
-    let ([rows, cols], (slab, stride)) = (area.shape(), area.strided());
+fn factor<'a, T: Dense>((area, transposed): (MatrixView, bool)) -> MatRef<'a, T> {
+    let ([rows, cols], (flat, stride)) = (area.shape(), area.strided());
     // SAFETY: as in `rows_of`.
-    let elements: &[T] = unsafe { slab.slice::<T>() };
+    let elements: &[T] = unsafe { flat.slice::<T>() };
     let matrix = MatRef::from_row_major_slice_with_stride(elements, rows, cols, stride);
     if transposed { matrix.transpose() } else { matrix }
 }
@@ -96,13 +96,13 @@ fn factor<'a, T: Dense>((area, transposed): (Area, bool)) -> MatRef<'a, T> {
 /// `twice`) two times. Returns which matrices were done; the others have the columns that they had, or others of the
 /// same span.
 #[must_use]
-pub fn cholesky_qr(matrices: &[Slab], cols: usize, twice: bool) -> Vec<bool> {
+pub fn cholesky_qr(matrices: &[FlatView], cols: usize, twice: bool) -> Vec<bool> {
     let several = threads::get() > 1 && matrices.iter().map(|p| p.len() * cols).sum::<usize>() > ALONE;
     // Whole matrices for each thread where there are enough of them.
     let inside = several && matrices.len() < threads::get();
-    let work = |slab: &Slab| match slab.dtype() {
-        DType::F64 => basis::<f64>(slab, cols, twice, inside),
-        DType::F32 => basis::<f32>(slab, cols, twice, inside),
+    let work = |flat: &FlatView| match flat.dtype() {
+        DType::F64 => basis::<f64>(flat, cols, twice, inside),
+        DType::F32 => basis::<f32>(flat, cols, twice, inside),
         _ => false,
     };
     if several && !inside {
@@ -112,9 +112,9 @@ pub fn cholesky_qr(matrices: &[Slab], cols: usize, twice: bool) -> Vec<bool> {
     }
 }
 
-fn basis<T: Dense>(slab: &Slab, cols: usize, twice: bool, parallel: bool) -> bool {
-    // SAFETY: the caller owns the slabs for this stage, and they do not overlap; this task alone has this one.
-    let x = unsafe { slab.slice::<T>() };
+fn basis<T: Dense>(flat: &FlatView, cols: usize, twice: bool, parallel: bool) -> bool {
+    // SAFETY: the caller owns the views for this stage, and they do not overlap; this task alone has this one.
+    let x = unsafe { flat.slice::<T>() };
     let mut inverse = vec![T::default(); cols * cols];
     let enough = ONE_PASS * count(cols);
     // A NaN fails every comparison.
@@ -250,7 +250,7 @@ mod tests {
                     let whole = |t: &Tensor| {
                         let size: Vec<usize> =
                             t.size().iter().map(|&d| usize::try_from(d).unwrap()).collect();
-                        Slab::of(t).unwrap().area(0, [size[0], size[1]], size[1])
+                        FlatView::of(t).unwrap().area(0, [size[0], size[1]], size[1])
                     };
                     let wide = |t: &Tensor, flip: bool| {
                         let wide = t.to_kind(Kind::Double);

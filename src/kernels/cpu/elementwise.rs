@@ -4,7 +4,7 @@
 
 use super::{Op, Real};
 use crate::kernels::cuda_call::{Pass, flag};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +228,7 @@ pub struct AdamW {
     /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
     pub corrections: Vec<[f64; 2]>,
     /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
-    pub steps: Vec<Slab>,
+    pub steps: Vec<FlatView>,
 }
 
 impl AdamW {

@@ -8,7 +8,7 @@ use super::lanes::{LANES, sums};
 use super::reduce::values;
 use super::rows::{At, RowPass};
 use crate::kernels::cuda_call::{Pass, RowPassCall, flag};
-use crate::tensor::{Device, Slab};
+use crate::tensor::{Device, FlatView};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
 #[derive(Clone, Debug, Default)]
@@ -49,17 +49,17 @@ pub struct Scales {
     width: usize,
     /// On a device the second moments themselves.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    moments: [Slab; 3],
+    moments: [FlatView; 3],
 }
 
 impl Scales {
     /// From R, C and S: `√S / (√R·√C)`.
     #[must_use]
-    pub fn of(moments: [Slab; 3]) -> Self {
+    pub fn of(moments: [FlatView; 3]) -> Self {
         if moments[1].device() != Device::Cpu {
             return Self { moments, ..Self::NONE };
         }
-        let [rows, cols, all] = moments.map(|slab| values(&slab));
+        let [rows, cols, all] = moments.map(|flat| values(&flat));
         let [mut rows, cols] = [rows, cols].map(roots);
         let [height, width] = [rows.len(), cols.len()].map(|n| n.checked_div(all.len()).unwrap_or(0));
         for (rows, all) in rows.chunks_mut(height.max(1)).zip(&all) {
@@ -72,8 +72,8 @@ impl Scales {
 
     /// From second moments by element.
     #[must_use]
-    pub fn by_element(moments: Slab) -> Self {
-        let all = [Slab::EMPTY, moments, Slab::EMPTY];
+    pub fn by_element(moments: FlatView) -> Self {
+        let all = [FlatView::EMPTY, moments, FlatView::EMPTY];
         if moments.device() != Device::Cpu {
             return Self { moments: all, ..Self::NONE };
         }
@@ -84,7 +84,7 @@ impl Scales {
 
     /// Scales that change none of these elements.
     #[must_use]
-    pub fn ones(elements: &Slab) -> Self {
+    pub fn ones(elements: &FlatView) -> Self {
         if elements.device() != Device::Cpu {
             return Self::NONE;
         }
@@ -94,11 +94,11 @@ impl Scales {
 
     /// No scales.
     const NONE: Self =
-        Self { rows: Line::NONE, cols: Line::NONE, height: 0, width: 0, moments: [Slab::EMPTY; 3] };
+        Self { rows: Line::NONE, cols: Line::NONE, height: 0, width: 0, moments: [FlatView::EMPTY; 3] };
 
-    /// R, C and S; C alone by element; empty slabs where nothing is scaled.
+    /// R, C and S; C alone by element; empty views where nothing is scaled.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(in super::super) fn moments(&self) -> [Slab; 3] {
+    pub(in super::super) fn moments(&self) -> [FlatView; 3] {
         self.moments
     }
 

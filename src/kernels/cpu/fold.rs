@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::lanes::{LANES, sums};
 use super::{Op, Real, run};
 use crate::kernels::cuda_call::Pass;
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
 pub(super) const RUN: usize = 256;
@@ -52,10 +52,13 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
     }
 }
 
-/// Runs a pass over all jobs, each `N` slabs of equal length, disjoint from those of the other jobs; returns the sums of
+/// Runs a pass over all jobs, each `N` views of equal length, disjoint from those of the other jobs; returns the sums of
 /// each job.
-pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(pass: &F, jobs: &[[Slab; N]]) -> Vec<[f64; K]> {
-    let (owners, pieces): (Vec<usize>, Vec<[Slab; N]>) =
+pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
+    pass: &F,
+    jobs: &[[FlatView; N]],
+) -> Vec<[f64; K]> {
+    let (owners, pieces): (Vec<usize>, Vec<[FlatView; N]>) =
         super::pieces(jobs).into_iter().map(|piece| (piece.job, piece.operands)).unzip();
     let sums = owners.iter().map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
     let op = Pieces { fold: pass, jobs: owners, sums };

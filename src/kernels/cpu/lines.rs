@@ -6,7 +6,7 @@ use super::Real;
 use super::isa::{self, Isa};
 use super::lanes::LANES;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Element, Slab};
+use crate::tensor::{DType, Element, FlatView, MatrixView};
 use crate::threads;
 
 /// Elements of the rows that one task handles.
@@ -26,23 +26,29 @@ pub(super) fn in_pieces<T: Send>(shape: [usize; 2], work: impl Fn(usize, usize) 
 
 /// The elements of a matrix, to which `factor · added` may be added first.
 struct Lines<'a> {
-    x: &'a Area,
-    added: Option<(&'a Area, f64)>,
+    x: &'a MatrixView,
+    added: Option<(&'a MatrixView, f64)>,
     side: Side,
 }
 
 /// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
-pub(in super::super) fn absolute_sums(x: &Area, side: Side, sums: &Slab) {
+pub(in super::super) fn absolute_sums(x: &MatrixView, side: Side, sums: &FlatView) {
     all_sums(&Lines { x, added: None, side }, sums);
 }
 
 /// `x ← x + factor·g`, and `sums` as in `absolute_sums`, for x of the type in which is computed: float64 if g has it, else
 /// float32.
-pub(in super::super) fn add_with_absolute_sums(g: &Area, factor: f64, x: &Area, side: Side, sums: &Slab) {
+pub(in super::super) fn add_with_absolute_sums(
+    g: &MatrixView,
+    factor: f64,
+    x: &MatrixView,
+    side: Side,
+    sums: &FlatView,
+) {
     all_sums(&Lines { x, added: Some((g, factor)), side }, sums);
 }
 
-fn all_sums(lines: &Lines<'_>, sums: &Slab) {
+fn all_sums(lines: &Lines<'_>, sums: &FlatView) {
     let parts = in_pieces(lines.x.shape(), |start, rows| {
         let count = [rows, lines.x.shape()[1]][lines.side.index()];
         let mut found = vec![0.0_f64; count];
@@ -102,21 +108,21 @@ fn body<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f
     let (mut xs, mut gs) = (vec![C::default(); cols], vec![C::default(); cols]);
     let first = rows.start;
     for row in rows {
-        let slab = lines.x.row(row);
-        let x = if slab.dtype() == <C as Element>::DTYPE {
+        let flat = lines.x.row(row);
+        let x = if flat.dtype() == <C as Element>::DTYPE {
             // SAFETY: the caller owns the matrices for this stage; this task alone has these rows.
-            unsafe { slab.slice::<C>() }
+            unsafe { flat.slice::<C>() }
         } else {
-            super::convert::load(&slab, &mut xs);
+            super::convert::load(&flat, &mut xs);
             &mut xs[..]
         };
         if let Some((g, factor)) = lines.added {
-            let (slab, factor) = (g.row(row), C::of(factor));
-            let g = if slab.dtype() == <C as Element>::DTYPE {
+            let (flat, factor) = (g.row(row), C::of(factor));
+            let g = if flat.dtype() == <C as Element>::DTYPE {
                 // SAFETY: as above.
-                &*unsafe { slab.slice::<C>() }
+                &*unsafe { flat.slice::<C>() }
             } else {
-                super::convert::load(&slab, &mut gs);
+                super::convert::load(&flat, &mut gs);
                 &gs[..]
             };
             x.iter_mut().zip(g).for_each(|(x, g)| *x = *x + factor * *g);
@@ -149,9 +155,9 @@ mod tests {
     use super::super::elementwise::Momentum;
     use super::*;
 
-    fn area(t: &Tensor) -> Area {
+    fn area(t: &Tensor) -> MatrixView {
         let [rows, cols] = [0, 1].map(|d| usize::try_from(t.size()[d]).unwrap());
-        Slab::of(t).unwrap().area(0, [rows, cols], cols)
+        FlatView::of(t).unwrap().area(0, [rows, cols], cols)
     }
 
     #[test]
@@ -172,9 +178,9 @@ mod tests {
                         threads::set(threads);
                         let sums = || Tensor::ones([count], (Kind::Double, Device::Cpu));
                         let (together, found, alone) = (start.copy(), sums(), sums());
-                        let slab = |t: &Tensor| Slab::of(t).unwrap();
-                        add_with_absolute_sums(&area(&g), -0.3, &area(&together), side, &slab(&found));
-                        absolute_sums(&area(&together), side, &slab(&alone));
+                        let flat = |t: &Tensor| FlatView::of(t).unwrap();
+                        add_with_absolute_sums(&area(&g), -0.3, &area(&together), side, &flat(&found));
+                        absolute_sums(&area(&together), side, &flat(&alone));
                         threads::set(1);
                         let what = format!("{kind:?} {grad_kind:?} {rows} {cols} {side:?} {threads}");
                         assert!(together.equal(&apart), "{what}");

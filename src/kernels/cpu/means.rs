@@ -5,7 +5,7 @@
 use super::super::factors::Steps;
 use super::{Op, Real};
 use crate::kernels::cuda_call::Pass;
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// The share of what is new in running means.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ struct Moves {
     /// Of each job the share of the new value, and by what its sum is divided.
     own: Vec<[f64; 2]>,
     /// Where a device counts the steps of each job, if the share follows them.
-    steps: Vec<Slab>,
+    steps: Vec<FlatView>,
 }
 
 impl Moves {

@@ -35,7 +35,7 @@ use isa::Isa;
 use philox::philox;
 
 use super::cuda_call::Pass;
-use crate::tensor::{DType, Element, Slab};
+use crate::tensor::{DType, Element, FlatView};
 use crate::threads;
 
 /// Elements that one task handles.
@@ -61,7 +61,7 @@ pub trait Op<const N: usize>: Sync {
 
 struct Piece<const N: usize> {
     job: usize,
-    operands: [Slab; N],
+    operands: [FlatView; N],
 }
 
 /// Elements of a short piece that are worked on before memory of the next piece is asked for: the hardware finds out
@@ -71,10 +71,10 @@ const STRETCH: usize = 64;
 /// Elements of a short piece at most.
 const SHORT: usize = 1 << 12;
 
-/// Runs `op` over all jobs: each is `N` slabs of equal length, disjoint from those of the other jobs.
+/// Runs `op` over all jobs: each is `N` views of equal length, disjoint from those of the other jobs.
 ///
 /// Arithmetic is float64 for a job with a float64 operand, else float32; other types are converted tile by tile.
-pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
+pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[FlatView; N]]) {
     let total: usize = jobs.iter().map(|job| job[0].len()).sum();
     if total <= PIECE || threads::get() == 1 {
         for (job, operands) in jobs.iter().enumerate() {
@@ -93,7 +93,7 @@ pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[Slab; N]]) {
 }
 
 /// Cuts jobs into pieces, not through blocks.
-fn pieces<const N: usize>(jobs: &[[Slab; N]]) -> Vec<Piece<N>> {
+fn pieces<const N: usize>(jobs: &[[FlatView; N]]) -> Vec<Piece<N>> {
     let total: usize = jobs.iter().map(|job| job[0].len()).sum();
     let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
     for (job, operands) in jobs.iter().enumerate() {
@@ -109,11 +109,11 @@ fn pieces<const N: usize>(jobs: &[[Slab; N]]) -> Vec<Piece<N>> {
 }
 
 /// Runs `op` on one job on the calling thread.
-pub(super) fn run_here<const N: usize, O: Op<N>>(op: &O, operands: [Slab; N]) {
+pub(super) fn run_here<const N: usize, O: Op<N>>(op: &O, operands: [FlatView; N]) {
     dispatch(op, &Piece { job: 0, operands }, None);
 }
 
-fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[Slab; N]>) {
+fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
     if piece.operands.iter().any(|s| s.dtype() == DType::F64) {
         vectorised::<f64, N, O>(op, piece, next);
     } else {
@@ -122,7 +122,7 @@ fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[S
 }
 
 /// The best instruction set that may be used.
-fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[Slab; N]>) {
+fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
     #[cfg(target_arch = "x86_64")]
     {
         let best = isa::best();
@@ -140,28 +140,28 @@ fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next:
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[Slab; N]>) {
+fn with_avx512<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
     body::<C, N, O>(op, piece, next);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn with_avx2<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[Slab; N]>) {
+fn with_avx2<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
     body::<C, N, O>(op, piece, next);
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[Slab; N]>) {
+fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
     let Piece { job, operands } = piece;
     if operands.iter().all(|s| s.dtype() == <C as Element>::DTYPE) {
-        // SAFETY: `run`'s caller passes disjoint slabs of live tensors; this task alone has this piece.
+        // SAFETY: `run`'s caller passes disjoint views of live tensors; this task alone has this piece.
         let mut slices = operands.map(|s| unsafe { s.slice::<C>() });
         let len = operands[0].len();
         let Some(next) = next.filter(|_| O::SPLITS && len <= SHORT) else { return op.apply(*job, slices) };
         for start in (0..len).step_by(STRETCH) {
-            for slab in next {
-                slab.prefetch(start, STRETCH);
+            for flat in next {
+                flat.prefetch(start, STRETCH);
             }
             let end = len.min(start + STRETCH);
             op.apply(*job, slices.each_mut().map(|s| &mut s[start..end]));
@@ -176,22 +176,22 @@ fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Optio
         let tile = rest.map(|s| s.part(0, blocks::cut(&rest, TILE)));
         let n = tile[0].len();
         start += n;
-        for (slab, buffer) in tile.iter().zip(scratch.iter_mut()) {
-            if slab.dtype() != <C as Element>::DTYPE {
-                convert::load(slab, &mut buffer[..n]);
+        for (flat, buffer) in tile.iter().zip(scratch.iter_mut()) {
+            if flat.dtype() != <C as Element>::DTYPE {
+                convert::load(flat, &mut buffer[..n]);
             }
         }
         let mut slices = scratch.each_mut().map(|buffer| &mut buffer[..n]);
-        for (slice, slab) in slices.iter_mut().zip(&tile) {
-            if slab.dtype() == <C as Element>::DTYPE {
+        for (slice, flat) in slices.iter_mut().zip(&tile) {
+            if flat.dtype() == <C as Element>::DTYPE {
                 // SAFETY: as above.
-                *slice = unsafe { slab.slice::<C>() };
+                *slice = unsafe { flat.slice::<C>() };
             }
         }
         op.apply(*job, slices);
-        for ((slab, buffer), written) in tile.iter().zip(scratch.iter()).zip(O::WRITES) {
-            if written && slab.dtype() != <C as Element>::DTYPE {
-                convert::store(&buffer[..n], slab);
+        for ((flat, buffer), written) in tile.iter().zip(scratch.iter()).zip(O::WRITES) {
+            if written && flat.dtype() != <C as Element>::DTYPE {
+                convert::store(&buffer[..n], flat);
             }
         }
     }

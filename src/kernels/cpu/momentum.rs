@@ -66,7 +66,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::{Momentum, fold_on_cpu, run_on_cpu};
-    use crate::tensor::Slab;
+    use crate::tensor::FlatView;
 
     #[test]
     fn sums_are_those_of_what_the_pass_stores() {
@@ -79,9 +79,9 @@ mod tests {
                 let (g, m, u) = (random(Kind::Float), random(Kind::Float), random(kind));
                 let momentum = Momentum { mu: 0.9, grad_factor: 0.5, nesterov: true };
                 let (alone, other) = (m.copy(), u.copy());
-                let slabs = |m: &Tensor, u: &Tensor| [&g, m, u].map(|x| Slab::of(x).unwrap());
-                run_on_cpu(&momentum, &[slabs(&alone, &other)]);
-                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &[slabs(&m, &u)])[..] else {
+                let flats = |m: &Tensor, u: &Tensor| [&g, m, u].map(|x| FlatView::of(x).unwrap());
+                run_on_cpu(&momentum, &[flats(&alone, &other)]);
+                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &[flats(&m, &u)])[..] else {
                     panic!("one job has one sum");
                 };
                 assert!(m.equal(&alone) && u.equal(&other), "{kind:?} {len}");
@@ -99,8 +99,8 @@ mod tests {
             for (kind, stored) in [(Kind::Float, DType::F32), (Kind::BFloat16, DType::BF16)] {
                 let [m, u] = [Kind::Float, kind].map(|kind| Tensor::zeros([3], (kind, Device::Cpu)));
                 let momentum = Momentum { mu: 1.0, grad_factor: 1.0, nesterov: false };
-                let slabs = [&g, &m, &u].map(|x| Slab::of(x).unwrap());
-                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &[slabs])[..] else {
+                let flats = [&g, &m, &u].map(|x| FlatView::of(x).unwrap());
+                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &[flats])[..] else {
                     panic!("one job has one sum");
                 };
                 assert!(if is_nan { sum.is_nan() } else { sum.is_infinite() }, "{sum}");

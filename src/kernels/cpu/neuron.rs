@@ -2,7 +2,7 @@
 
 use super::super::Neurons;
 use crate::error::Result;
-use crate::tensor::Area;
+use crate::tensor::MatrixView;
 use crate::threads;
 
 /// Added to the root of the running mean square.
@@ -24,7 +24,7 @@ fn rows(neurons: &Neurons) -> Vec<(usize, usize)> {
 }
 
 /// Does something for every row that takes part, and the row of V that is its own.
-fn each_row(u: &Area, rows: &[(usize, usize)], work: impl Fn(usize, usize) + Sync) {
+fn each_row(u: &MatrixView, rows: &[(usize, usize)], work: impl Fn(usize, usize) + Sync) {
     let one = |&(row, own): &(usize, usize)| work(row, own);
     if rows.len() * u.shape()[1] < PARALLEL {
         rows.iter().for_each(one);

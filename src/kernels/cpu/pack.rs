@@ -1,6 +1,6 @@
 //! Copies of rectangles between areas, and sums of messages.
 
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 use crate::threads;
 
 /// Elements from which copies are spread over threads.
@@ -10,11 +10,11 @@ const PARALLEL: usize = 1 << 18;
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
     /// First element to last, of the source's type.
-    pub from: Slab,
+    pub from: FlatView,
     /// Elements from one row of the source to the next.
     pub from_stride: usize,
     /// Of the same type as the source.
-    pub to: Slab,
+    pub to: FlatView,
     /// Elements from one row of the destination to the next.
     pub to_stride: usize,
     /// Rows.
@@ -24,9 +24,9 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// All elements of a slab, to one of the same length.
+    /// All elements of a view, to one of the same length.
     #[must_use]
-    pub fn run(from: Slab, to: Slab) -> Self {
+    pub fn run(from: FlatView, to: FlatView) -> Self {
         let cols = from.len().min(to.len());
         Self { from, from_stride: cols, to, to_stride: cols, rows: 1, cols }
     }
@@ -36,7 +36,7 @@ impl Copy {
 #[derive(Clone, Copy, Debug)]
 pub struct Messages {
     /// The memory of all.
-    pub all: Slab,
+    pub all: FlatView,
     /// Elements from one to the next.
     pub pitch: usize,
     /// How many.
@@ -65,7 +65,7 @@ fn one(copy: &Copy) {
 }
 
 /// `to = factor · Σ messages`, added in order in float64.
-pub(crate) fn sum(messages: &Messages, factor: f64, to: &Slab) {
+pub(crate) fn sum(messages: &Messages, factor: f64, to: &FlatView) {
     let Messages { all, pitch, count } = *messages;
     let tiles = to.len().div_ceil(super::TILE);
     let one = |tile: usize| {
@@ -97,7 +97,7 @@ mod tests {
     fn copy_rectangle_lands_in_its_place() {
         let from = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]);
         let to = Tensor::zeros([3, 4], (tch::Kind::Float, tch::Device::Cpu));
-        let (source, target) = (Slab::of(&from).unwrap(), Slab::of(&to).unwrap());
+        let (source, target) = (FlatView::of(&from).unwrap(), FlatView::of(&to).unwrap());
         let copies =
             [Copy { from: source, from_stride: 2, to: target.part(5, 7), to_stride: 4, rows: 2, cols: 2 }];
         copy(&copies);
@@ -109,8 +109,8 @@ mod tests {
     fn sum_many_tiles_equals_the_tensors_mean() {
         let parts = Tensor::randn([3, 5000], (tch::Kind::Float, tch::Device::Cpu));
         let to = Tensor::zeros([5000], (tch::Kind::Float, tch::Device::Cpu));
-        let all = Slab::of(&parts).unwrap();
-        sum(&Messages { all, pitch: 5000, count: 3 }, 1.0 / 3.0, &Slab::of(&to).unwrap());
+        let all = FlatView::of(&parts).unwrap();
+        sum(&Messages { all, pitch: 5000, count: 3 }, 1.0 / 3.0, &FlatView::of(&to).unwrap());
         let wanted = parts.to_kind(tch::Kind::Double).mean_dim(0, false, None);
         // Means of three normals stay below 4, where float32 is rounded by at most 1.2e-7.
         assert!(f64::try_from((to.to_kind(tch::Kind::Double) - wanted).abs().max()).unwrap() < 1.3e-7);

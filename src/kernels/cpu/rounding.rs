@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::{Real, philox};
-use crate::tensor::{Form, Rounding, Slab};
+use crate::tensor::{Encoding, FlatView, Rounding};
 
 /// Numbers of 16 bits that one block of the generator gives.
 const LANES: usize = 8;
@@ -44,13 +44,13 @@ fn numbers(rounding: &Rounding, first: u64) -> [u16; LANES * WIDTH] {
     out
 }
 
-/// Rounds numbers at random into a slab of bfloat16; false, and nothing done, where it has no such form.
+/// Rounds numbers at random into a view of bfloat16; false, and nothing done, where it has no such encoding.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(super) fn store<C: Real>(from: &[C], to: &Slab) -> bool {
-    // SAFETY: the session keeps the form as long as the memory.
-    let Some((Form::Rounding(rounding), first)) = (unsafe { to.form() }) else { return false };
-    // SAFETY: the form is only given to slabs of this type; the caller holds the only access to this piece.
+pub(super) fn store<C: Real>(from: &[C], to: &FlatView) -> bool {
+    // SAFETY: the session keeps the encoding as long as the memory.
+    let Some((Encoding::Rounding(rounding), first)) = (unsafe { to.encoding() }) else { return false };
+    // SAFETY: the encoding is only given to views of this type; the caller holds the only access to this piece.
     let to = unsafe { to.slice::<bf16>() };
     let mut at = 0;
     while at < to.len() {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use super::isa::{self, Isa};
 use super::{Real, convert};
 use crate::kernels::cuda_call::RowPassCall;
-use crate::tensor::{DType, Element, Slab};
+use crate::tensor::{DType, Element, FlatView};
 use crate::threads;
 
 /// Elements that one task should have at least.
@@ -25,7 +25,7 @@ const RUN: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct Stack<const N: usize> {
     /// The elements of every operand.
-    pub operands: [Slab; N],
+    pub operands: [FlatView; N],
     /// Matrices.
     pub stack: usize,
     /// Rows of each.
@@ -33,13 +33,13 @@ pub struct Stack<const N: usize> {
     /// Columns of each.
     pub cols: usize,
     /// Where sums by row go: float64, one for each row of each matrix; empty where none are wanted.
-    pub row_sums: Slab,
+    pub row_sums: FlatView,
     /// Where sums by column go: float64, one for each column of each matrix; empty where none are wanted.
-    pub col_sums: Slab,
+    pub col_sums: FlatView,
     /// Where the sums of matrices go, of what is summed by row: float64, one for each; empty where none are wanted.
-    pub all_sums: Slab,
+    pub all_sums: FlatView,
     /// Where the pass's own sum goes: one float64; empty where it is not wanted.
-    pub total: Slab,
+    pub total: FlatView,
 }
 
 /// Where a part of a row is: the job, the matrix within its stack, the row and first column within the matrix.
@@ -228,16 +228,16 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
             let len = TILE.min(cols - col);
             let sums_of_cols = if wanted > 0 { &mut short[col..col + len] } else { &mut [] };
             for (r, sum) in sums[..count].iter_mut().enumerate() {
-                let slabs = operands.map(|s| s.part((number + r) * cols + col, len));
+                let flats = operands.map(|s| s.part((number + r) * cols + col, len));
                 let at = At { row: first.row + r, col, ..first };
                 if together > 1 {
                     // The columns that come next, or the row.
                     let next = if col + len < cols { r * cols + col + len } else { (together + r) * cols };
-                    for slab in operands {
-                        slab.prefetch(number * cols + next, TILE.min(cols));
+                    for flat in operands {
+                        flat.prefetch(number * cols + next, TILE.min(cols));
                     }
                 }
-                let [row, total] = tile(pass, at, slabs, &mut scratch, sums_of_cols);
+                let [row, total] = tile(pass, at, flats, &mut scratch, sums_of_cols);
                 *sum += row;
                 left.total += total;
             }
@@ -273,23 +273,23 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
 fn tile<C: Real, const N: usize, P: RowPass<N>>(
     pass: &P,
     at: At,
-    slabs: [Slab; N],
+    flats: [FlatView; N],
     scratch: &mut [Vec<C>; N],
     cols: &mut [C],
 ) -> [f64; 2] {
-    for (slab, scratch) in slabs.iter().zip(scratch.iter_mut()).filter(|(_, scratch)| !scratch.is_empty()) {
-        convert::load(slab, &mut scratch[..slab.len()]);
+    for (flat, scratch) in flats.iter().zip(scratch.iter_mut()).filter(|(_, scratch)| !scratch.is_empty()) {
+        convert::load(flat, &mut scratch[..flat.len()]);
     }
     let mut buffers = scratch.iter_mut();
-    let lines = slabs.map(|slab| match buffers.next() {
-        Some(own) if !own.is_empty() => &mut own[..slab.len()],
-        // SAFETY: the caller passes disjoint slabs of live tensors; this task alone has this row.
-        _ => unsafe { slab.slice::<C>() },
+    let lines = flats.map(|flat| match buffers.next() {
+        Some(own) if !own.is_empty() => &mut own[..flat.len()],
+        // SAFETY: the caller passes disjoint views of live tensors; this task alone has this row.
+        _ => unsafe { flat.slice::<C>() },
     });
     let sums = pass.row(at, lines, cols);
-    for ((slab, scratch), written) in slabs.iter().zip(scratch.iter()).zip(P::WRITES) {
+    for ((flat, scratch), written) in flats.iter().zip(scratch.iter()).zip(P::WRITES) {
         if written && !scratch.is_empty() {
-            convert::store(&scratch[..slab.len()], slab);
+            convert::store(&scratch[..flat.len()], flat);
         }
     }
     sums
@@ -312,9 +312,9 @@ mod tests {
                 threads::set(threads);
                 let zeros = |n: i64| Tensor::ones([n], (Kind::Double, Device::Cpu));
                 let made = [shape[0] * shape[1], shape[0] * shape[2], shape[0], 1].map(zeros);
-                let slab = |t: &Tensor| Slab::of(t).unwrap();
-                let [row_sums, col_sums, all_sums, _] = made.each_ref().map(slab);
-                let (operands, total) = ([slab(&g)], Slab::EMPTY);
+                let flat = |t: &Tensor| FlatView::of(t).unwrap();
+                let [row_sums, col_sums, all_sums, _] = made.each_ref().map(flat);
+                let (operands, total) = ([flat(&g)], FlatView::EMPTY);
                 let job = Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total };
                 rows_side_by_side(&pass, &[job], together);
                 threads::set(1);

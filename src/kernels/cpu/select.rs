@@ -5,12 +5,12 @@ use std::cmp::Ordering;
 use super::elementwise::{Apply, Decay, Release};
 use super::lines::in_pieces;
 use crate::spec::Side;
-use crate::tensor::{Area, Slab};
+use crate::tensor::{FlatView, MatrixView};
 
 /// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
-/// number), ascending and counted from 1, into the float64 slab `chosen`, which is filled up with 0: a cleared slab is
+/// number), ascending and counted from 1, into the float64 view `chosen`, which is filled up with 0: a cleared view is
 /// one where nothing was chosen.
-pub(in super::super) fn choose(scores: &Slab, count: usize, chosen: &Slab) {
+pub(in super::super) fn choose(scores: &FlatView, count: usize, chosen: &FlatView) {
     // SAFETY: the caller owns both for this stage, and they do not overlap.
     let (scores, chosen) = unsafe { (scores.slice::<f64>(), chosen.slice::<f64>()) };
     #[allow(clippy::cast_possible_truncation)] // meant: sums that differ by their rounding only are equal
@@ -29,15 +29,21 @@ pub(in super::super) fn choose(scores: &Slab, count: usize, chosen: &Slab) {
 
 /// What `choose` left.
 #[must_use]
-pub(in super::super) fn chosen(slab: &Slab) -> Vec<usize> {
+pub(in super::super) fn chosen(flat: &FlatView) -> Vec<usize> {
     // SAFETY: the caller owns it for this stage; it is only read.
-    let numbers = unsafe { slab.slice::<f64>() };
+    let numbers = unsafe { flat.slice::<f64>() };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side, exact
     numbers.iter().filter(|n| **n >= 1.0).map(|n| *n as usize - 1).collect()
 }
 
 /// Copies slice `from` of `x` to slice `to` of `u` for every pair `(from, to)` and multiplies it in `x` by `keep`.
-pub(in super::super) fn take(x: &Area, side: Side, pairs: &[(usize, usize)], keep: f64, u: &Area) {
+pub(in super::super) fn take(
+    x: &MatrixView,
+    side: Side,
+    pairs: &[(usize, usize)],
+    keep: f64,
+    u: &MatrixView,
+) {
     let release = Release { keep };
     match side {
         Side::Rows => {
@@ -63,7 +69,13 @@ pub(in super::super) fn take(x: &Area, side: Side, pairs: &[(usize, usize)], kee
 }
 
 /// Applies slice `from` of `u` to slice `to` of `x` for every pair `(to, from)`; the other slices decay.
-pub(in super::super) fn put(x: &Area, side: Side, pairs: &[(usize, usize)], u: &Area, apply: &Apply) {
+pub(in super::super) fn put(
+    x: &MatrixView,
+    side: Side,
+    pairs: &[(usize, usize)],
+    u: &MatrixView,
+    apply: &Apply,
+) {
     let decay = Decay { decay: apply.decay, per_rate: true };
     match side {
         Side::Rows => {

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use super::philox;
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 use crate::threads;
 
 /// Entries of a row that are not zero, if there are as many columns.
@@ -80,7 +80,7 @@ impl Signs {
     }
 
     /// `out = Ωᵀ A`, `[s, w]`, for `A` `[d, w]`, or `turned` its transpose, all float64.
-    pub fn product(&self, out: &Slab, a: &Slab, turned: bool) {
+    pub fn product(&self, out: &FlatView, a: &FlatView, turned: bool) {
         let [d, s] = self.shape;
         if s == 0 || a.is_empty() {
             return;
@@ -106,8 +106,8 @@ struct Row([f64; WIDTH]);
 
 /// Some columns of A and of a product with it.
 struct Columns<'a> {
-    out: &'a Slab,
-    a: &'a Slab,
+    out: &'a FlatView,
+    a: &'a FlatView,
     turned: bool,
     d: usize,
     w: usize,
@@ -308,8 +308,8 @@ mod tests {
             for (from, turned) in [(a.clone(), false), (turned, true)] {
                 let mut memory: Vec<u64> = from.iter().map(|x| x.to_bits()).collect();
                 let mut found = vec![0_u64; s * w];
-                let slab = Slab::over(&mut found, DType::F64);
-                signs.product(&slab, &Slab::over(&mut memory, DType::F64), turned);
+                let flat = FlatView::over(&mut found, DType::F64);
+                signs.product(&flat, &FlatView::over(&mut memory, DType::F64), turned);
                 for row in 0..s {
                     for col in 0..w {
                         let expected: f64 = (0..d).map(|i| omega[i * s + row] * a[i * w + col]).sum();

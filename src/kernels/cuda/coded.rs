@@ -5,7 +5,7 @@ use super::driver::Grid;
 use super::table::{FEW, Job, MOST_OPERANDS, PIECE, Scalars, add_pieces};
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::Pass;
-use crate::tensor::{Blocks, Form, MOST_SPANS, Rounding, Slab};
+use crate::tensor::{Blocks, Encoding, FlatView, MOST_SPANS, Rounding};
 
 const THREADS: u32 = 128;
 const WARPS: usize = THREADS as usize / 32;
@@ -110,25 +110,25 @@ impl RandomBits {
 
 impl CodedJob {
     /// A job with the forms of its operands.
-    pub(super) fn new<const N: usize>(plain: Job, operands: &[Slab; N]) -> Result<Self> {
+    pub(super) fn new<const N: usize>(plain: Job, operands: &[FlatView; N]) -> Result<Self> {
         let mut job = Self { plain, ..Self::default() };
         let (mut cut, length) = (None, operands[0].len());
         let mut scales: [Option<&Blocks>; N] = [None; N];
-        for (at, slab) in operands.iter().enumerate() {
+        for (at, flat) in operands.iter().enumerate() {
             // SAFETY: the session keeps the form as long as the memory.
-            match unsafe { slab.form() } {
-                Some((Form::Blocks(blocks), first)) => {
+            match unsafe { flat.encoding() } {
+                Some((Encoding::Blocks(blocks), first)) => {
                     let own = Cut { width: blocks.width, block: blocks.block, first };
                     if *cut.get_or_insert(own) != own {
                         return Err(Error::Internal("operands of a pass in different blocks".into()));
                     }
                     scales[at] = Some(blocks);
                 }
-                Some((Form::Rounding(rounding), first)) => {
+                Some((Encoding::Rounding(rounding), first)) => {
                     job.plain.kind[at] = ROUNDED;
                     job.rounding = RandomBits::of(rounding, first)?;
                 }
-                None if slab.dtype().is_coded() => {
+                None if flat.dtype().is_coded() => {
                     return Err(Error::Internal("a pass over codes without scales".into()));
                 }
                 None => {}
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn blocks_of_a_cut_equal_those_of_the_form() {
         for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (1000, 256)] {
-            let form = Blocks { scales: Slab::EMPTY, width, block };
+            let form = Blocks { scales: FlatView::EMPTY, width, block };
             let mut starts = vec![0];
             while starts[starts.len() - 1] < 3 * width {
                 starts.push(form.block_at(starts[starts.len() - 1]).1);
@@ -272,8 +272,8 @@ mod tests {
         assert!(Cut { width: 0, block: 8, first: 0 }.blocks(4).is_err());
     }
 
-    fn coded(memory: &mut [u64], form: &Form) -> Slab {
-        Slab::over(memory, DType::Q8).formed(form)
+    fn coded(memory: &mut [u64], form: &Encoding) -> FlatView {
+        FlatView::over(memory, DType::Q8).encoded_as(form)
     }
 
     #[test]
@@ -282,16 +282,17 @@ mod tests {
         for (width, block, lanes, share) in
             [(1024_usize, 256, 32, 64), (1024, 512, 32, 32), (8, 256, 1, 2048), (64, 16, 2, 1024)]
         {
-            let scales = Slab::over(&mut scales, DType::F32).part(0, 16384 / width * width.div_ceil(block));
-            let form = Form::Blocks(Blocks { scales, width, block });
+            let scales =
+                FlatView::over(&mut scales, DType::F32).part(0, 16384 / width * width.div_ceil(block));
+            let form = Encoding::Blocks(Blocks { scales, width, block });
             let operands = [coded(&mut memory, &form)];
             let job = CodedJob::new(Job::default(), &operands).unwrap();
             assert_eq!((job.lanes, job.share, job.blocks as usize), (lanes, share, scales.len()));
-            assert_eq!((job.scales[0], job.before), (scales.formed_address(), 0));
+            assert_eq!((job.scales[0], job.before), (scales.encoded_address(), 0));
             assert_eq!(job.pieces(), 1);
             let part =
                 CodedJob::new(Job::default(), &operands.map(|o| o.part(block.min(width), 16384))).unwrap();
-            assert_eq!(part.scales[0], scales.formed_address() + 4);
+            assert_eq!(part.scales[0], scales.encoded_address() + 4);
             assert_eq!(part.before as usize, usize::from(block < width));
         }
     }
@@ -300,27 +301,30 @@ mod tests {
     fn new_refuses_codes_that_cannot_be_written() {
         let (mut memory, mut other) = (vec![0; 8], vec![0; 8]);
         let mut scales = vec![0; 8];
-        let scales = Slab::over(&mut scales, DType::F32);
+        let scales = FlatView::over(&mut scales, DType::F32);
         let [one, two, short] = [(32, 16, scales), (32, 8, scales), (32, 16, scales.part(0, 2))]
-            .map(|(width, block, scales)| Form::Blocks(Blocks { scales, width, block }));
-        let new = |operands: [Slab; 2]| CodedJob::new(Job::default(), &operands);
-        let bare = Slab::over(&mut other, DType::UQ8);
-        let slab = coded(&mut memory, &one);
-        assert!(new([slab, bare.formed(&one)]).is_ok());
-        assert!(new([slab, bare]).is_err());
-        assert!(new([slab, bare.formed(&two)]).is_err());
-        assert!(new([slab, bare.formed(&short)]).is_err());
-        assert!(new([slab.part(4, 12), bare.formed(&one).part(4, 12)]).is_err());
+            .map(|(width, block, scales)| Encoding::Blocks(Blocks { scales, width, block }));
+        let new = |operands: [FlatView; 2]| CodedJob::new(Job::default(), &operands);
+        let bare = FlatView::over(&mut other, DType::UQ8);
+        let flat = coded(&mut memory, &one);
+        assert!(new([flat, bare.encoded_as(&one)]).is_ok());
+        assert!(new([flat, bare]).is_err());
+        assert!(new([flat, bare.encoded_as(&two)]).is_err());
+        assert!(new([flat, bare.encoded_as(&short)]).is_err());
+        assert!(new([flat.part(4, 12), bare.encoded_as(&one).part(4, 12)]).is_err());
     }
 
     #[test]
     fn new_tells_the_places_of_numbers_that_are_rounded_at_random() {
         let mut memory = vec![0; 16];
         let spans = |shape: &[usize], part: &[(usize, usize)]| {
-            Form::Rounding(Rounding { key: [1, 2, 3, 4], places: Places::new(shape, part) })
+            Encoding::Rounding(Rounding { key: [1, 2, 3, 4], places: Places::new(shape, part) })
         };
-        let one = |form: &Form| {
-            CodedJob::new(Job::default(), &[Slab::over(&mut memory, DType::BF16).formed(form).part(3, 60)])
+        let one = |form: &Encoding| {
+            CodedJob::new(
+                Job::default(),
+                &[FlatView::over(&mut memory, DType::BF16).encoded_as(form).part(3, 60)],
+            )
         };
         let mut one = one;
         let job = one(&spans(&[10, 8, 9], &[(2, 4), (0, 8), (1, 2)])).unwrap();

@@ -5,7 +5,7 @@ use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::table::{add_pieces, number_of, to_i32};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Slab, to_i64};
+use crate::tensor::{DType, FlatView, to_i64};
 
 const THREADS: u32 = 256;
 /// Columns and rows of one block.
@@ -121,7 +121,7 @@ fn run(name: &str, all: &[ColumnJob], head: Head, blocks: Blocks) -> Result<()> 
 }
 
 /// Sums the squares of columns; `scaled` may be nowhere.
-fn sum(jobs: &mut [ColumnJob], like: &Slab, factor: f64) -> Result<()> {
+fn sum(jobs: &mut [ColumnJob], like: &FlatView, factor: f64) -> Result<()> {
     let pieces = |job: &ColumnJob| usize::try_from(job.rows).unwrap_or(0).div_ceil(ROWS);
     let need = |job: &ColumnJob| pieces(job) * usize::try_from(job.cols).unwrap_or(0);
     let total = jobs.iter().map(need).sum();
@@ -168,7 +168,7 @@ pub(in super::super) fn normalize_columns(
 
 /// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place. A column of zeros stays one; one that
 /// is not finite becomes NaN.
-pub(super) fn scale_to_units(matrices: &Slab, [count, rows, cols]: [usize; 3]) -> Result<()> {
+pub(super) fn scale_to_units(matrices: &FlatView, [count, rows, cols]: [usize; 3]) -> Result<()> {
     let (_memory, sums) = scratch(count * cols, DType::F64, matrices.device())?;
     let units = (0..count).map(|i| {
         let x = matrices.part(i * rows * cols, rows * cols);

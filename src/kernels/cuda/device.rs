@@ -12,7 +12,7 @@ use super::sources::{SOURCES, Source, When};
 use super::table::number_of;
 use super::{compile, tape};
 use crate::error::{Error, Result};
-use crate::tensor::{self, DType, Device, Slab};
+use crate::tensor::{self, DType, Device, FlatView};
 
 /// How the driver names a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
@@ -92,11 +92,11 @@ impl LoadedDevice {
     }
 
     /// Loads the kernels that are wanted and not loaded yet, into the current context, which is the device's.
-    fn load(&self, stream: Stream, formed: bool) -> Result<()> {
+    fn load(&self, stream: Stream, encoded: bool) -> Result<()> {
         let mut loaded = lock(&self.loaded);
         let wanted = SOURCES.iter().filter(|source| match source.when {
             When::Always => true,
-            When::Formed => formed,
+            When::Encoded => encoded,
             When::On(architecture) => architecture == self.architecture,
         });
         let missing: Vec<_> = wanted.filter(|source| !loaded.sources.contains(&source.name)).collect();
@@ -136,7 +136,7 @@ pub struct Entered {
 ///
 /// # Errors
 /// [`Error::Cuda`] where there is no driver or no such device.
-pub fn enter(ordinal: usize, stream: usize, formed: bool) -> Result<Entered> {
+pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
     let (device, stream) = (LoadedDevice::get(ordinal)?, Stream(stream));
     let current = driver::current()?;
     let before = (current != device.context).then_some(current);
@@ -145,7 +145,7 @@ pub fn enter(ordinal: usize, stream: usize, formed: bool) -> Result<Entered> {
     }
     let outer = CURRENT.replace(Some((device, stream)));
     let entered = Entered { _thread: PhantomData, before, outer };
-    device.load(stream, formed)?;
+    device.load(stream, encoded)?;
     Ok(entered)
 }
 
@@ -173,9 +173,9 @@ pub struct Following {
 ///
 /// # Errors
 /// [`Error::Internal`] where the rate is not on a device.
-pub fn follow(rate: Option<&Slab>) -> Result<Following> {
+pub fn follow(rate: Option<&FlatView>) -> Result<Following> {
     let rate = match rate {
-        Some(slab) => Rate { at: slab.device_address()?, scalars: 0, kind: number_of(slab.dtype()) },
+        Some(flat) => Rate { at: flat.device_address()?, scalars: 0, kind: number_of(flat.dtype()) },
         None => Rate::NONE,
     };
     Ok(Following { _thread: PhantomData, outer: RATE.replace(rate) })
@@ -202,7 +202,7 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
 
 /// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is
 /// on the stream.
-pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, Slab)> {
+pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, FlatView)> {
     let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
@@ -211,8 +211,8 @@ pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -
     {
         std::mem::forget(room.shallow_clone());
     }
-    let slab = Slab::typed(&room, dtype)?.at(device);
-    Ok((room, slab))
+    let flat = FlatView::typed(&room, dtype)?.at(device);
+    Ok((room, flat))
 }
 
 /// The multiprocessors of the device that this thread launches on, where it loads a source.

@@ -5,7 +5,7 @@ use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::number_of;
 use crate::error::{Error, Result};
-use crate::tensor::{Slab, to_i64};
+use crate::tensor::{FlatView, to_i64};
 
 const THREADS: u32 = 256;
 /// Units of one block of `copies.cu`, and elements of one block of `messages.cu`.
@@ -88,7 +88,7 @@ fn add(copy: &Copy, all: &mut Vec<Rectangle>) -> Result<()> {
     if rows * cols == 0 {
         return Ok(());
     }
-    let inside = |slab: &Slab, stride: usize| (rows - 1) * stride + cols <= slab.len();
+    let inside = |flat: &FlatView, stride: usize| (rows - 1) * stride + cols <= flat.len();
     if from.dtype() != to.dtype() || bytes < 2 || !inside(&from, from_stride) || !inside(&to, to_stride) {
         return Err(Error::Internal(format!("a copy of {rows} x {cols} elements that do not fit")));
     }
@@ -133,7 +133,7 @@ fn launch_table<const MOST: usize>(name: &str, rectangles: &[Rectangle]) -> Resu
 }
 
 /// See [`super::super::move_down`].
-pub(in super::super) fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
+pub(in super::super) fn move_down(moves: &[(FlatView, FlatView)]) -> Result<()> {
     let mut due = Vec::with_capacity(moves.len());
     let (mut first_read, mut last_written, mut len) = (usize::MAX, 0, 0);
     for (from, to) in moves {
@@ -164,7 +164,7 @@ pub(in super::super) fn move_down(moves: &[(Slab, Slab)]) -> Result<()> {
 }
 
 /// See [`super::super::sum`].
-pub(in super::super) fn sum(messages: &Messages, factor: f64, to: &Slab) -> Result<()> {
+pub(in super::super) fn sum(messages: &Messages, factor: f64, to: &FlatView) -> Result<()> {
     let Messages { all, pitch, count } = *messages;
     if to.is_empty() {
         return Ok(());

@@ -8,7 +8,7 @@ use super::driver::Grid;
 use super::sums::{add_numbers, blocks_of};
 use super::table::THREADS;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// Jobs of one launch.
 const MOST: usize = 384;
@@ -77,11 +77,11 @@ const _: () = {
 pub(in super::super) fn lamb_factors(
     trust: &Trust,
     steps: &Steps,
-    norms: Option<&[Slab]>,
-    group: &[Slab],
-    out: &[Slab],
+    norms: Option<&[FlatView]>,
+    group: &[FlatView],
+    out: &[FlatView],
 ) -> Result<()> {
-    let Some(device) = out.first().map(Slab::device) else { return Ok(()) };
+    let Some(device) = out.first().map(FlatView::device) else { return Ok(()) };
     let (_memory, total) = scratch(1, DType::F64, device)?;
     add_numbers(group, &total)?;
     let group = if group.is_empty() { 0 } else { total.device_address()? };
@@ -124,7 +124,7 @@ pub(in super::super) fn update_factors(
     clipping: &Clipping,
     rates: &Rates<'_>,
     sums: &[UpdateSums],
-    out: &[Slab],
+    out: &[FlatView],
 ) -> Result<()> {
     for (number, (sums, out)) in sums.chunks(MOST).zip(out.chunks(MOST)).enumerate() {
         let mut launched = UpdateFactors {

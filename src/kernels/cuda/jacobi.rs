@@ -5,7 +5,7 @@ use super::driver::Grid;
 use super::sources::JACOBI;
 use super::table::to_i32;
 use crate::error::Result;
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// Rows that are turned together.
 const PAIR: usize = 64;
@@ -38,9 +38,9 @@ const _: () = assert!(size_of::<Jacobi>() == 72);
 
 /// See [`super::super::orthogonal_rows`].
 pub(in super::super) fn orthogonal_rows(
-    w: &Slab,
-    j: &Slab,
-    norms: &Slab,
+    w: &FlatView,
+    j: &FlatView,
+    norms: &FlatView,
     [count, size]: [usize; 2],
 ) -> Result<()> {
     let pairs = size / PAIR;

@@ -5,7 +5,7 @@ use super::device::launch;
 use super::driver::Grid;
 use super::table::{number_of, to_i32};
 use crate::error::{Error, Result};
-use crate::tensor::{Area, to_i64};
+use crate::tensor::{MatrixView, to_i64};
 
 pub(super) const THREADS: u32 = 256;
 /// Jobs of one launch.
@@ -62,14 +62,14 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    pub(super) fn of(area: &Area) -> Result<Self> {
-        let ((slab, stride), [rows, cols]) = (area.strided(), area.shape());
+    pub(super) fn of(area: &MatrixView) -> Result<Self> {
+        let ((flat, stride), [rows, cols]) = (area.strided(), area.shape());
         Ok(Self {
-            start: slab.device_address()?,
+            start: flat.device_address()?,
             stride: to_i64(stride)?,
             rows: to_i32(rows)?,
             cols: to_i32(cols)?,
-            kind: number_of(slab.dtype()),
+            kind: number_of(flat.dtype()),
         })
     }
 }

@@ -8,7 +8,7 @@ use super::select::line_sums;
 use super::table::{number_of, to_i32};
 use crate::error::Result;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Slab, to_i64};
+use crate::tensor::{DType, FlatView, MatrixView, to_i64};
 
 /// Normal numbers of a block.
 const NUMBERS: usize = 4096;
@@ -140,7 +140,7 @@ pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
 
 /// See [`super::super::sign_matrix`].
 pub(in super::super) fn signs(
-    out: &Slab,
+    out: &FlatView,
     [rows, cols]: [usize; 2],
     stream: [u32; 4],
     first: u64,
@@ -152,7 +152,7 @@ pub(in super::super) fn signs(
 }
 
 /// See [`super::super::clear_without_basis`].
-pub(in super::super) fn clear_without_basis(all: &[(Area, Slab)]) -> Result<()> {
+pub(in super::super) fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
     let jobs = all.iter().map(|(basis, out)| {
         let Matrix { start, stride, rows, cols, kind } = Matrix::of(basis)?;
         let (count, out, out_kind) = (to_i64(out.len())?, out.device_address()?, number_of(out.dtype()));
@@ -179,7 +179,7 @@ fn job(channels: &Channels) -> Result<ChannelJob> {
 }
 
 /// A job on gradients and, where there is one, the parameter.
-fn job_of(channels: &Channels, grad: &Area, param: Option<&Area>) -> Result<ChannelJob> {
+fn job_of(channels: &Channels, grad: &MatrixView, param: Option<&MatrixView>) -> Result<ChannelJob> {
     let grad = Matrix::of(grad)?;
     let param = param.map_or(Ok(grad), Matrix::of)?;
     Ok(ChannelJob {
@@ -216,9 +216,9 @@ pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> R
 }
 
 /// See [`super::super::channel_totals`].
-pub(in super::super) fn channel_totals(all: &[(Channels, Area, Slab)]) -> Result<()> {
+pub(in super::super) fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
     let Some((channels, _, total)) = all.first() else { return Ok(()) };
-    let blocks = |grad: &Area| blocks_of(grad.shape()[0], grad.shape()[1]);
+    let blocks = |grad: &MatrixView| blocks_of(grad.shape()[0], grad.shape()[1]);
     let pieces = all.iter().map(|(_, grad, _)| blocks(grad)).sum();
     let (_memory, squares) = scratch(pieces, DType::F64, total.device())?;
     let mut next = 0;

@@ -10,7 +10,7 @@ use super::sources::{CHOLESKY, GRAM};
 use super::symmetric::{Factor, MatrixBatch};
 use super::table::to_i32;
 use crate::error::Result;
-use crate::tensor::{DType, Slab, to_i64};
+use crate::tensor::{DType, FlatView, to_i64};
 
 /// Rows and columns of a tile, threads of a block.
 const TILE: usize = 64;
@@ -103,15 +103,15 @@ struct Panels {
     panel: MatrixBatch,
     shape: [usize; 3],
     parts: usize,
-    gram: Slab,
-    factor: Slab,
-    inverses: Slab,
+    gram: FlatView,
+    factor: FlatView,
+    inverses: FlatView,
     _memory: [Tensor; 3],
 }
 
 /// See [`super::super::orthonormal_columns`].
 pub(in super::super) fn orthonormal_columns(
-    matrices: &Slab,
+    matrices: &FlatView,
     shape @ [count, _, cols]: [usize; 3],
     twice: bool,
 ) -> Result<()> {
@@ -158,7 +158,7 @@ impl Panels {
     }
 
     /// With memory for Gram matrices, factors and inverted tiles.
-    fn new(matrices: &Slab, shape @ [count, rows, cols]: [usize; 3]) -> Result<Self> {
+    fn new(matrices: &FlatView, shape @ [count, rows, cols]: [usize; 3]) -> Result<Self> {
         let (square, tiles) = (cols * cols, cols.div_ceil(TILE) * TILE * TILE);
         let room = |each: usize| scratch(count * each, DType::F32, matrices.device());
         let panel = MatrixBatch {

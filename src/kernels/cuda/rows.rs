@@ -9,7 +9,7 @@ use super::driver::Grid;
 use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::RowPassCall;
-use crate::tensor::{DType, Slab, to_i64};
+use crate::tensor::{DType, FlatView, to_i64};
 
 const MOST_OPERANDS: usize = 3;
 const MOST_SCALES: usize = 2;
@@ -102,17 +102,17 @@ pub(in super::super) fn rows<const N: usize>(call: &RowPassCall<'_>, jobs: &[Sta
 
 fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<N>) -> Result<Planned> {
     let Stack { operands, stack: matrices, rows, cols, row_sums, col_sums, all_sums, total } = stack;
-    let live = call.pass.live.get(number).map_or(Ok(0), Slab::device_address)?;
+    let live = call.pass.live.get(number).map_or(Ok(0), FlatView::device_address)?;
     let mut job = StackJob { live, ..StackJob::default() };
-    for (at, slab) in operands.iter().enumerate() {
-        (job.operand[at], job.kind[at]) = (slab.device_address()?, number_of(slab.dtype()));
-        if slab.len() != matrices * rows * cols {
-            return Err(Error::Internal(format!("{} elements as {matrices} x {rows} x {cols}", slab.len())));
+    for (at, flat) in operands.iter().enumerate() {
+        (job.operand[at], job.kind[at]) = (flat.device_address()?, number_of(flat.dtype()));
+        if flat.len() != matrices * rows * cols {
+            return Err(Error::Internal(format!("{} elements as {matrices} x {rows} x {cols}", flat.len())));
         }
     }
     for (at, scales) in call.scales.iter().enumerate() {
-        let [row, col, all] = scales.get(number).map_or([Slab::EMPTY; 3], Scales::moments);
-        let addresses = [row, col, all].map(|slab| slab.device_address());
+        let [row, col, all] = scales.get(number).map_or([FlatView::EMPTY; 3], Scales::moments);
+        let addresses = [row, col, all].map(|flat| flat.device_address());
         let [row_at, col_at, all_at] = addresses;
         job.moments[at] = Moments { row: row_at?, col: col_at?, all: all_at? };
         job.moments_kind[at] = number_of(col.dtype());
@@ -120,8 +120,8 @@ fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<
             return Err(Error::Internal("second moments of different types".into()));
         }
     }
-    for (to, slab) in job.sums.iter_mut().zip([row_sums, col_sums, all_sums, total]) {
-        *to = if slab.is_empty() { 0 } else { slab.device_address()? };
+    for (to, flat) in job.sums.iter_mut().zip([row_sums, col_sums, all_sums, total]) {
+        *to = if flat.is_empty() { 0 } else { flat.device_address()? };
     }
     let lanes = LANES.into_iter().find(|lanes| lanes * VECTOR >= *cols).unwrap_or(LANES[2]);
     let slots = THREADS as usize / lanes;
@@ -149,7 +149,7 @@ fn launch_table<const MOST: usize>(
     call: &RowPassCall<'_>,
     [form, sums]: [&str; 2],
     jobs: &[Planned],
-    (_memory, room): &(Tensor, Slab),
+    (_memory, room): &(Tensor, FlatView),
 ) -> Result<()> {
     let scalars = Scalars::of(&call.pass);
     let count = i32::try_from(jobs.len()).unwrap_or(0);

@@ -7,7 +7,7 @@ use super::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
 use super::table::to_i32;
 use crate::error::Result;
 use crate::spec::Side;
-use crate::tensor::{Area, DType, Slab};
+use crate::tensor::{DType, FlatView, MatrixView};
 
 /// Columns and rows of which a block leaves sums.
 const STRIP: usize = 128;
@@ -94,9 +94,9 @@ impl Job for SliceJob {
     }
 }
 
-/// The sums of absolute values, else of squares, of each row or column, into float64 slabs.
-pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab)]) -> Result<()> {
-    let job = |(x, sums): &(Area, Slab), partial: usize| -> Result<SumJob> {
+/// The sums of absolute values, else of squares, of each row or column, into float64 views.
+pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(MatrixView, FlatView)]) -> Result<()> {
+    let job = |(x, sums): &(MatrixView, FlatView), partial: usize| -> Result<SumJob> {
         let Matrix { start, stride, rows, cols, kind } = Matrix::of(x)?;
         let sums = sums.device_address()?;
         Ok(SumJob { matrix: start, sums, partial, stride, rows, cols, end: 0, kind })
@@ -111,7 +111,7 @@ pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab
         return unsafe { launch_lines("slice_rows", head, jobs) };
     }
     let Some((_, first)) = all.first() else { return Ok(()) };
-    let pieces = |x: &Area| x.shape()[1].div_ceil(STRIP) * x.shape()[0].div_ceil(CHUNK);
+    let pieces = |x: &MatrixView| x.shape()[1].div_ceil(STRIP) * x.shape()[0].div_ceil(CHUNK);
     let total = all.iter().map(|(x, _)| pieces(x)).sum::<usize>() * STRIP;
     let (_memory, partial) = scratch(total, DType::F64, first.device())?;
     let starts = all.iter().scan(partial.device_address()?, |next, (x, _)| {
@@ -124,13 +124,13 @@ pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(Area, Slab
     // SAFETY: as above; `partial` has room for the sums of all pieces.
     unsafe {
         launch_lines("slice_columns", head, jobs.iter().map(|(one, job)| Ok((*job, pieces(&one.0)))))?;
-        let blocks = |x: &Area| x.shape()[1].div_ceil(THREADS as usize);
+        let blocks = |x: &MatrixView| x.shape()[1].div_ceil(THREADS as usize);
         launch_lines("slice_chunks", head, jobs.iter().map(|(one, job)| Ok((*job, blocks(&one.0)))))
     }
 }
 
 /// See [`super::super::choose`].
-pub(in super::super) fn choose(wanted: usize, all: &[(Slab, Slab)]) -> Result<()> {
+pub(in super::super) fn choose(wanted: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
     let jobs = all.iter().map(|(scores, chosen)| {
         let (count, room) = (to_i32(scores.len())?, to_i32(chosen.len())?);
         let (scores, chosen) = (scores.device_address()?, chosen.device_address()?);
@@ -159,7 +159,7 @@ fn job(one: &Sliced) -> Result<SliceJob> {
 }
 
 /// Blocks for slices of a matrix that has as many as `area`.
-fn blocks(side: Side, area: &Area) -> usize {
+fn blocks(side: Side, area: &MatrixView) -> usize {
     let [rows, cols] = area.shape();
     match side {
         Side::Rows => lines::blocks_of(rows, cols),

@@ -20,7 +20,7 @@ pub(super) enum When {
     /// With the first step.
     Always,
     /// With the first step of parameters or states that are more than numbers of their type.
-    Formed,
+    Encoded,
     /// With the first step on devices of this architecture; others cannot run it.
     On(&'static str),
 }
@@ -125,7 +125,7 @@ pub(super) static CODED: Source = Source {
     ],
     forms: &["many", "wide"],
     shared: 0,
-    when: When::Formed,
+    when: When::Encoded,
 };
 /// The same with sums.
 pub(super) static CODED_SUMS: Source = Source {
@@ -134,7 +134,7 @@ pub(super) static CODED_SUMS: Source = Source {
     stems: &["momentum_squares_coded", "lamb_norms_coded", "lamb_norms_only_coded"],
     forms: &["many", "wide"],
     shared: 0,
-    when: When::Formed,
+    when: When::Encoded,
 };
 /// Gram matrices of panels.
 pub(super) static GRAM: Source = Source {

@@ -8,7 +8,7 @@ use super::driver::Grid;
 use super::table::{FEW, Job, Jobs, MANY, THREADS, is_wide, job, table};
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::Pass;
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// As `sums.cu` lays it out.
 #[repr(C)]
@@ -56,14 +56,14 @@ const _: () = {
 pub(in super::super) fn fold<const N: usize>(
     pass: &Pass<'_>,
     factor: f64,
-    jobs: &[[Slab; N]],
-    sums: &[Slab],
+    jobs: &[[FlatView; N]],
+    sums: &[FlatView],
 ) -> Result<()> {
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for ((number, operands), to) in jobs.iter().enumerate().zip(sums) {
         let (job, is_wide) = (job(pass, number, operands)?, is_wide(operands));
-        if !operands[0].is_empty() && operands.iter().any(|o| o.has_form() || o.dtype().is_coded()) {
+        if !operands[0].is_empty() && operands.iter().any(|o| o.is_encoded() || o.dtype().is_coded()) {
             let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
             list.push((CodedJob::new(job, operands)?, *to));
         } else {
@@ -83,7 +83,7 @@ pub(in super::super) fn fold<const N: usize>(
     }
     for (is_wide, jobs) in [(true, wide_coded), (false, narrow_coded)] {
         for jobs in jobs.chunks(coded::at_once(is_wide)) {
-            let (own, to): (Vec<CodedJob>, Vec<Slab>) = jobs.iter().copied().unzip();
+            let (own, to): (Vec<CodedJob>, Vec<FlatView>) = jobs.iter().copied().unzip();
             let (partial, ends) = coded::sum(pass, is_wide, &own, |pieces| room(pieces, &to))?;
             add_up(&partial.1, &ends, factor, &to)?;
         }
@@ -95,13 +95,13 @@ pub(in super::super) fn fold<const N: usize>(
 pub(in super::super) fn fold_units<const N: usize>(
     pass: &Pass<'_>,
     factor: f64,
-    units: &[Vec<[Slab; N]>],
-    sums: &[Slab],
+    units: &[Vec<[FlatView; N]>],
+    sums: &[FlatView],
 ) -> Result<()> {
     let jobs = units.concat();
     let Some(first) = sums.first() else { return Ok(()) };
     let (_memory, each) = scratch(jobs.len(), DType::F64, first.device())?;
-    let places: Vec<Slab> = (0..jobs.len()).map(|i| each.part(i, 1)).collect();
+    let places: Vec<FlatView> = (0..jobs.len()).map(|i| each.part(i, 1)).collect();
     fold(pass, factor, &jobs, &places)?;
     let mut at = 0;
     for (jobs, to) in units.iter().zip(sums) {
@@ -112,7 +112,7 @@ pub(in super::super) fn fold_units<const N: usize>(
 }
 
 /// Memory for the sums of so many pieces, and its address.
-fn room(pieces: u32, to: &[Slab]) -> Result<((Tensor, Slab), usize)> {
+fn room(pieces: u32, to: &[FlatView]) -> Result<((Tensor, FlatView), usize)> {
     let first = to.first().ok_or_else(|| Error::Internal("sums of no job".into()))?;
     let (memory, partial) = scratch(pieces as usize * first.len(), DType::F64, first.device())?;
     Ok(((memory, partial), partial.device_address()?))
@@ -122,9 +122,9 @@ fn launch_table<const MOST: usize>(
     pass: &Pass<'_>,
     form: &str,
     factor: f64,
-    jobs: &[(Job, Slab)],
+    jobs: &[(Job, FlatView)],
 ) -> Result<()> {
-    let (own, to): (Vec<Job>, Vec<Slab>) = jobs.iter().copied().unzip();
+    let (own, to): (Vec<Job>, Vec<FlatView>) = jobs.iter().copied().unzip();
     let (jobs, blocks) = table::<MOST>(pass, &own)?;
     let ends: Vec<u32> = jobs.job.iter().take(own.len()).map(|job| job.end).collect();
     let ((_memory, sums), partial) = room(blocks, &to)?;
@@ -139,7 +139,7 @@ fn launch_table<const MOST: usize>(
 }
 
 /// Adds the sums of the pieces of each job up.
-fn add_up(partial: &Slab, ends: &[u32], factor: f64, to: &[Slab]) -> Result<()> {
+fn add_up(partial: &FlatView, ends: &[u32], factor: f64, to: &[FlatView]) -> Result<()> {
     let Some(first) = to.first() else { return Ok(()) };
     let mut pieces = PieceSums {
         partial: partial.device_address()?,
@@ -162,7 +162,7 @@ pub(super) fn blocks_of(count: usize) -> Result<u32> {
 }
 
 /// Writes the sum of all numbers.
-pub(super) fn add_numbers(numbers: &[Slab], total: &Slab) -> Result<()> {
+pub(super) fn add_numbers(numbers: &[FlatView], total: &FlatView) -> Result<()> {
     for (at, parts) in numbers.chunks(MANY).enumerate() {
         let mut addends = Addends {
             total: total.device_address()?,

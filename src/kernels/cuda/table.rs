@@ -6,7 +6,7 @@ use super::device::{Rate, launch};
 use super::driver::Grid;
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::{MOST_SCALARS, Pass};
-use crate::tensor::{DType, Slab, to_i64};
+use crate::tensor::{DType, FlatView, to_i64};
 
 pub(super) const MOST_OPERANDS: usize = 5;
 pub(super) const THREADS: u32 = 256;
@@ -58,12 +58,12 @@ const _: () = {
 };
 
 /// Runs a pass over all jobs.
-pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]]) -> Result<()> {
+pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
         let (job, is_wide) = (job(pass, number, operands)?, !pass.double && is_wide(operands));
-        if operands.iter().any(|o| o.has_form() || o.dtype().is_coded()) {
+        if operands.iter().any(|o| o.is_encoded() || o.dtype().is_coded()) {
             let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
             list.push(CodedJob::new(job, operands)?);
         } else {
@@ -86,24 +86,24 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[Slab; N]])
 }
 
 /// Whether arithmetic is float64.
-pub(super) fn is_wide<const N: usize>(operands: &[Slab; N]) -> bool {
+pub(super) fn is_wide<const N: usize>(operands: &[FlatView; N]) -> bool {
     operands.iter().any(|o| o.dtype() == DType::F64)
 }
 
 /// Job `number` of a pass.
-pub(super) fn job<const N: usize>(pass: &Pass<'_>, number: usize, operands: &[Slab; N]) -> Result<Job> {
+pub(super) fn job<const N: usize>(pass: &Pass<'_>, number: usize, operands: &[FlatView; N]) -> Result<Job> {
     const { assert!(N <= MOST_OPERANDS) };
     let factor = pass.factors.get(number).copied().unwrap_or_default();
-    let address = |slabs: &[Slab]| slabs.get(number).map_or(Ok(0), Slab::device_address);
+    let address = |flats: &[FlatView]| flats.get(number).map_or(Ok(0), FlatView::device_address);
     let (steps, live) = (address(pass.steps)?, address(pass.live)?);
     let mut job = Job { factor, steps, live, ..Job::default() };
     let length = operands[0].len();
     job.length = to_i64(length)?;
-    for (at, slab) in operands.iter().enumerate() {
-        if slab.len() != length {
+    for (at, flat) in operands.iter().enumerate() {
+        if flat.len() != length {
             return Err(Error::Internal("the operands of a pass differ in length".into()));
         }
-        (job.operand[at], job.kind[at]) = (slab.formed_address(), number_of(slab.dtype()));
+        (job.operand[at], job.kind[at]) = (flat.encoded_address(), number_of(flat.dtype()));
     }
     Ok(job)
 }

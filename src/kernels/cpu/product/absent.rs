@@ -1,7 +1,7 @@
 //! Products where there is no kernel: nothing here is reached, as `Features::kernel` names none.
 
 use super::{Kernel, Operand, Product, Side};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 pub(super) const ADDENDS: usize = 0;
 
@@ -9,9 +9,16 @@ pub(super) fn elements(_kernel: Kernel, _side: Side, _count: usize, _inner: usiz
     0
 }
 
-pub(super) fn pack(_kernel: Kernel, _side: Side, _from: &Operand, _to: &Slab, _spread: bool) {}
+pub(super) fn pack(_kernel: Kernel, _side: Side, _from: &Operand, _to: &FlatView, _spread: bool) {}
 
-pub(super) fn multiply(_kernel: Kernel, _left: &Slab, _right: &Slab, _product: &Product<'_>, _spread: bool) {}
+pub(super) fn multiply(
+    _kernel: Kernel,
+    _left: &FlatView,
+    _right: &FlatView,
+    _product: &Product<'_>,
+    _spread: bool,
+) {
+}
 
 pub(super) fn tile_rows(_kernel: Kernel) -> usize {
     1

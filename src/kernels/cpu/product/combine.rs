@@ -4,7 +4,7 @@
 use super::super::fold::Fold;
 use super::super::reduce::{set_values, values};
 use super::super::{Op, Real};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Sums of squares that are gathered side by side.
 const LANES: usize = 16;
@@ -31,7 +31,7 @@ impl Fold<1, 1> for WideSquares {
 
 /// Divides row `i` of the short side of the row-major `[rows, cols]` matrix `x` by `factor sqrt(Σ_j |gram[i, j]|)`; a row
 /// whose sum is zero becomes zero.
-pub fn divide_rows(x: &Slab, [rows, cols]: [usize; 2], gram: &Slab, factor: f64) {
+pub fn divide_rows(x: &FlatView, [rows, cols]: [usize; 2], gram: &FlatView, factor: f64) {
     let short = rows.min(cols);
     let factors: Vec<f64> = (0..short)
         .map(|i| {

@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::super::convert::widen;
 use super::{Operand, Product};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 
 /// Elements of the diagonal that are looked at.
 const SAMPLES: usize = 8;
@@ -40,7 +40,7 @@ impl Product<'_> {
 
 /// The sum of the diagonal of a matrix of `k` rows in bfloat16.
 #[must_use]
-pub fn trace(x: &Slab, k: usize) -> f64 {
+pub fn trace(x: &FlatView, k: usize) -> f64 {
     debug_assert_eq!(x.dtype(), DType::BF16);
     numbers(x).iter().step_by(k + 1).map(|&x| f64::from(x)).sum()
 }
@@ -80,7 +80,7 @@ fn dot(a: &[bf16], b: &[bf16]) -> f32 {
     lanes.iter().sum::<f32>() + rest.map(|(&a, &b)| widen(a) * widen(b)).sum::<f32>()
 }
 
-fn numbers(x: &Slab) -> &[bf16] {
-    // SAFETY: the type was checked, or is that of the result; the running step alone uses the slabs, and only reads here.
+fn numbers(x: &FlatView) -> &[bf16] {
+    // SAFETY: the type was checked, or is that of the result; the running step alone uses the views, and only reads here.
     unsafe { x.slice::<bf16>() }
 }

@@ -31,7 +31,7 @@ pub use thin::ThinProduct;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{self, Isa};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Slab};
+use crate::tensor::{DType, FlatView};
 use crate::threads;
 
 /// What the products of an element type are computed with.
@@ -111,7 +111,7 @@ impl Features {
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     /// Where they are.
-    pub x: Slab,
+    pub x: FlatView,
     /// How many rows.
     pub count: usize,
     /// Elements of a row.
@@ -124,7 +124,7 @@ pub struct Operand {
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     /// A row-major matrix, or a part of one.
-    pub out: Slab,
+    pub out: FlatView,
     /// Its rows and columns, and the elements that are summed.
     pub size: [usize; 3],
     /// Distance of the rows of `out` and of what is added.
@@ -134,7 +134,7 @@ pub struct Product<'a> {
     /// Factor of what is in `out`, which is not read where this is zero.
     pub keep: f64,
     /// Matrices of the size of `out`, other than it, with their factors.
-    pub add: &'a [(f64, Slab)],
+    pub add: &'a [(f64, FlatView)],
     /// What is added to every element of the diagonal, where the product is symmetric.
     pub diagonal: f64,
     /// What is done with the product.
@@ -155,7 +155,7 @@ pub enum Outcome {
 impl Product<'_> {
     /// `out <- A B`; what else is to be done with it is for the caller to set.
     #[must_use]
-    pub fn plain(out: Slab, size: [usize; 3], stride: usize, outcome: Outcome) -> Self {
+    pub fn plain(out: FlatView, size: [usize; 3], stride: usize, outcome: Outcome) -> Self {
         Self { out, size, stride, factor: 1.0, keep: 0.0, add: &[], diagonal: 0.0, outcome }
     }
 
@@ -201,7 +201,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`Error::Internal`] for memory that is too short or of another type.
-    pub fn pack(self, side: Side, from: &Operand, to: &Slab, spread: bool) -> Result<()> {
+    pub fn pack(self, side: Side, from: &Operand, to: &FlatView, spread: bool) -> Result<()> {
         let Operand { x, count, inner, steps } = *from;
         let end = if count * inner == 0 { 0 } else { (count - 1) * steps[0] + (inner - 1) * steps[1] + 1 };
         if x.dtype() != self.dtype()
@@ -219,11 +219,17 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`pack`](Self::pack).
-    pub fn multiply(self, left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) -> Result<()> {
+    pub fn multiply(
+        self,
+        left: &FlatView,
+        right: &FlatView,
+        product: &Product<'_>,
+        spread: bool,
+    ) -> Result<()> {
         let [m, n, k] = product.size;
         let [rows, cols] = if product.outcome == Outcome::Transposed { [n, m] } else { [m, n] };
         let end = if m * n == 0 { 0 } else { (rows - 1) * product.stride + cols };
-        let whole = |x: &Slab| x.dtype() == self.dtype() && x.len() >= end;
+        let whole = |x: &FlatView| x.dtype() == self.dtype() && x.len() >= end;
         if [left, right].iter().any(|x| x.dtype() != self.dtype())
             || self.elements(Side::Left, m, k) > left.len()
             || self.elements(Side::Right, n, k) > right.len()
@@ -248,7 +254,7 @@ impl Kernel {
     pub fn pack_and_multiply(
         self,
         [left, right]: [&Operand; 2],
-        panels: &[Slab; 2],
+        panels: &[FlatView; 2],
         product: &Product<'_>,
     ) -> Result<()> {
         let spread = threads::get() > 1;

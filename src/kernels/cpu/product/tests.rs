@@ -39,15 +39,15 @@ fn multiply(kernel: Kernel, [left, right]: [Operand; 2], product: &Product<'_>, 
     let [m, n, k] = product.size;
     let panels =
         [blank(kernel.elements(Side::Left, m, k), kernel), blank(kernel.elements(Side::Right, n, k), kernel)];
-    let slabs = panels.each_ref().map(|t| Slab::of(t).unwrap());
-    kernel.pack(Side::Left, &left, &slabs[0], spread).unwrap();
-    kernel.pack(Side::Right, &right, &slabs[1], spread).unwrap();
-    kernel.multiply(&slabs[0], &slabs[1], product, spread).unwrap();
+    let flats = panels.each_ref().map(|t| FlatView::of(t).unwrap());
+    kernel.pack(Side::Left, &left, &flats[0], spread).unwrap();
+    kernel.pack(Side::Right, &right, &flats[1], spread).unwrap();
+    kernel.multiply(&flats[0], &flats[1], product, spread).unwrap();
 }
 
 fn rows_of(x: &Tensor) -> Operand {
     let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
-    Operand { x: Slab::of(x).unwrap(), count: rows, inner: cols, steps: [cols, 1] }
+    Operand { x: FlatView::of(x).unwrap(), count: rows, inner: cols, steps: [cols, 1] }
 }
 
 fn columns_of(x: &Tensor) -> Operand {
@@ -100,7 +100,7 @@ fn every_layout_and_size_gives_the_product() {
             for left in [rows_of(&a), columns_of(&a_t)] {
                 for right in [columns_of(&b), rows_of(&b_t)] {
                     let out = blank(m * n, kernel);
-                    let product = Product::plain(Slab::of(&out).unwrap(), [m, n, k], n, Outcome::General);
+                    let product = Product::plain(FlatView::of(&out).unwrap(), [m, n, k], n, Outcome::General);
                     multiply(kernel, [left, right], &product, false);
                     let error = relative(&out.view_as(&wide), &wide);
                     assert!(error < tolerance(kernel), "{kernel:?} {m}x{n}x{k}: {error}");
@@ -118,17 +118,17 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
             (random(20, 50, kernel, 3), random(20, 50, kernel, 4), random(20, 50, kernel, 5));
         // Columns 7 to 42 of matrices with 50.
         let part = |x: &Tensor| x.narrow(1, 7, 35).to_kind(Kind::Double);
-        let slab = |x: &Tensor| Slab::of(x).unwrap().part(7, 19 * 50 + 35);
+        let flat = |x: &Tensor| FlatView::of(x).unwrap().part(7, 19 * 50 + 35);
         let d = |x: &Tensor| x.to_kind(Kind::Double);
         let sum = d(&a).matmul(&d(&b)) * 0.5 + part(&out) * -2.0 + part(&one) * 3.0 + part(&two) * 0.25;
         let before = out.copy();
         let product = Product {
-            out: slab(&out),
+            out: flat(&out),
             size: [20, 35, 9],
             stride: 50,
             factor: 0.5,
             keep: -2.0,
-            add: &[(3.0, slab(&one)), (0.25, slab(&two))],
+            add: &[(3.0, flat(&one)), (0.25, flat(&two))],
             diagonal: 0.0,
             outcome: Outcome::General,
         };
@@ -150,7 +150,7 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
             let run = |spread: bool| {
                 let out = blank(size * size, kernel);
                 let product =
-                    Product::plain(Slab::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric);
+                    Product::plain(FlatView::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric);
                 let operands = [rows_of(&x); 2];
                 crate::threads::set(if spread { 3 } else { 1 });
                 multiply(kernel, operands, &product, spread);
@@ -179,9 +179,9 @@ fn the_diagonal_is_shifted_before_anything_is_rounded() {
             let out = blank(size * size, kernel);
             let product = Product {
                 factor: 0.5,
-                add: &[(2.0, Slab::of(&one).unwrap())],
+                add: &[(2.0, FlatView::of(&one).unwrap())],
                 diagonal: -72.5,
-                ..Product::plain(Slab::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric)
+                ..Product::plain(FlatView::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric)
             };
             multiply(kernel, [rows_of(&x); 2], &product, false);
             let out = out.view_as(&wide);
@@ -193,7 +193,7 @@ fn the_diagonal_is_shifted_before_anything_is_rounded() {
             assert!(beyond <= 0.0, "{kernel:?} {size}: {beyond}");
             let plain = Product { outcome: Outcome::General, ..product };
             let panels = [Side::Left, Side::Right].map(|side| blank(kernel.elements(side, size, 29), kernel));
-            let [left, right] = panels.each_ref().map(|x| Slab::of(x).unwrap());
+            let [left, right] = panels.each_ref().map(|x| FlatView::of(x).unwrap());
             assert!(kernel.multiply(&left, &right, &plain, false).is_err(), "only symmetric products");
         }
     }
@@ -213,9 +213,9 @@ fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
             let add = random(size, size, kernel, 4);
             let product = Product {
                 factor: 0.5,
-                add: &[(-2.0, Slab::of(&add).unwrap())],
+                add: &[(-2.0, FlatView::of(&add).unwrap())],
                 diagonal: 3.0,
-                ..Product::plain(Slab::of(&out).unwrap(), [size, size, 40], size, Outcome::Symmetric)
+                ..Product::plain(FlatView::of(&out).unwrap(), [size, size, 40], size, Outcome::Symmetric)
             };
             let usual = product.usual_diagonal([&from; 2]);
             let d = |x: &Tensor| x.to_kind(Kind::Double);
@@ -236,8 +236,10 @@ fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
         }
     }
     let x = random(40, 40, Kernel::F32Avx2, 3);
-    let product =
-        Product { diagonal: 3.0, ..Product::plain(Slab::of(&x).unwrap(), [40; 3], 40, Outcome::Symmetric) };
+    let product = Product {
+        diagonal: 3.0,
+        ..Product::plain(FlatView::of(&x).unwrap(), [40; 3], 40, Outcome::Symmetric)
+    };
     assert!(product.usual_diagonal([&rows_of(&x); 2]) == 0.0, "wider types have the digits");
 }
 
@@ -247,7 +249,7 @@ fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
         let x = random(3, 4, kernel, 1);
         let _ = x.get(1).get(2).fill_(f64::NAN);
         let out = blank(9, kernel);
-        let product = Product::plain(Slab::of(&out).unwrap(), [3, 3, 4], 3, Outcome::Symmetric);
+        let product = Product::plain(FlatView::of(&out).unwrap(), [3, 3, 4], 3, Outcome::Symmetric);
         multiply(kernel, [rows_of(&x); 2], &product, false);
         assert_eq!(out.isnan().to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 5, "{kernel:?}");
     }
@@ -258,11 +260,11 @@ fn memory_that_is_too_short_is_refused() {
     for kernel in kernels() {
         let x = random(20, 40, kernel, 1);
         let short = blank(kernel.elements(Side::Left, 20, 40) - 1, kernel);
-        let short = Slab::of(&short).unwrap();
+        let short = FlatView::of(&short).unwrap();
         assert!(kernel.pack(Side::Left, &rows_of(&x), &short, false).is_err());
         let beyond = Operand { count: 21, ..rows_of(&x) };
         let panels = blank(kernel.elements(Side::Left, 21, 40), kernel);
-        assert!(kernel.pack(Side::Left, &beyond, &Slab::of(&panels).unwrap(), false).is_err());
+        assert!(kernel.pack(Side::Left, &beyond, &FlatView::of(&panels).unwrap(), false).is_err());
     }
 }
 
@@ -275,7 +277,7 @@ fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the
             let area = |x: &Tensor, cols| {
                 let stride = usize::try_from(x.size()[1]).unwrap();
                 let rows = usize::try_from(x.size()[0]).unwrap();
-                Slab::of(x).unwrap().area(0, [rows, cols], stride)
+                FlatView::of(x).unwrap().area(0, [rows, cols], stride)
             };
             let wide = large.to_kind(Kind::Double).tr().matmul(&thin.to_kind(Kind::Double));
             let size = i64::try_from(cols).unwrap();
@@ -322,7 +324,7 @@ fn large_matrix_times_a_thin_one_or_its_transpose_is_added_whatever_the_threads(
                 let expected = wide(&left).matmul(&wide(&right)) + wide(&old) * keep;
                 let area = |x: &Tensor| {
                     let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
-                    Slab::of(x).unwrap().area(0, [rows, cols], cols)
+                    FlatView::of(x).unwrap().area(0, [rows, cols], cols)
                 };
                 let results = [1, 3].map(|threads| {
                     crate::threads::set(threads);

@@ -7,7 +7,7 @@ use std::thread::LocalKey;
 
 use super::{Kernel, Operand, Outcome, Product, Side, each};
 use crate::error::{Error, Result};
-use crate::tensor::{Area, Slab};
+use crate::tensor::{FlatView, MatrixView};
 use crate::threads;
 
 /// Bytes of the columns or rows of the large factor that one task brings into panels: a part of the second-level cache.
@@ -31,11 +31,11 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 pub struct ThinProduct {
     /// Written; disjoint from the factors and from all other products of a call.
-    pub out: Area,
+    pub out: MatrixView,
     /// The left factor, and whether it is transposed.
-    pub left: (Area, bool),
+    pub left: (MatrixView, bool),
     /// The right factor, and whether it is transposed.
-    pub right: (Area, bool),
+    pub right: (MatrixView, bool),
     /// Factor of what is in `out`, which is not read where this is zero.
     pub keep: f64,
 }
@@ -125,14 +125,14 @@ impl Kernel {
 }
 
 /// Some rows of a matrix.
-fn lines(area: Area, [first, count]: [usize; 2], inner: usize) -> Operand {
+fn lines(area: MatrixView, [first, count]: [usize; 2], inner: usize) -> Operand {
     let (x, stride) = area.strided();
     let start = (first * stride).min(x.len());
     Operand { x: x.part(start, x.len() - start), count, inner, steps: [stride, 1] }
 }
 
 /// Some columns of a matrix.
-fn columns(area: Area, [first, count]: [usize; 2], inner: usize) -> Operand {
+fn columns(area: MatrixView, [first, count]: [usize; 2], inner: usize) -> Operand {
     let (x, stride) = area.strided();
     Operand { x: x.part(first, x.len() - first.min(x.len())), count, inner, steps: [1, stride] }
 }
@@ -155,7 +155,7 @@ fn with<R>(
     kept: &'static LocalKey<RefCell<Vec<u64>>>,
     elements: usize,
     kernel: Kernel,
-    work: impl FnOnce(&Slab) -> R,
+    work: impl FnOnce(&FlatView) -> R,
 ) -> R {
     let mut memory = kept.take();
     // From the first whole line of the cache on: a register of AMX is loaded in lines.
@@ -164,7 +164,7 @@ fn with<R>(
         memory.resize(words + LINE, 0);
     }
     let start = memory.as_ptr().align_offset(LINE * size_of::<u64>()).min(LINE);
-    let result = work(&Slab::over(&mut memory[start..], kernel.dtype()));
+    let result = work(&FlatView::over(&mut memory[start..], kernel.dtype()));
     kept.set(memory);
     result
 }

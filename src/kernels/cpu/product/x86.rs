@@ -6,7 +6,7 @@ use super::tiled::Call;
 use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
 use super::widened::Bf16Avx2;
 use super::{Kernel, Operand, Product, Side, each};
-use crate::tensor::Slab;
+use crate::tensor::FlatView;
 
 /// Most matrices that are added to a product.
 pub(super) const ADDENDS: usize = 2;
@@ -56,7 +56,7 @@ fn width<T: Tile>(side: Side) -> usize {
     if side == Side::Left { T::ROWS } else { T::COLS }
 }
 
-pub(super) fn pack(kernel: Kernel, side: Side, from: &Operand, to: &Slab, spread: bool) {
+pub(super) fn pack(kernel: Kernel, side: Side, from: &Operand, to: &FlatView, spread: bool) {
     with_tile!(kernel, pack_with, side, from, to, spread);
 }
 
@@ -75,8 +75,8 @@ impl<E> Target<E> {
 // SAFETY: tasks only read the rows.
 unsafe impl<E> Sync for Rows<E> {}
 
-fn pack_with<T: Tile>(side: Side, from: &Operand, to: &Slab, spread: bool) {
-    // SAFETY: `Kernel::pack` checked types and lengths; the running step alone uses both slabs.
+fn pack_with<T: Tile>(side: Side, from: &Operand, to: &FlatView, spread: bool) {
+    // SAFETY: `Kernel::pack` checked types and lengths; the running step alone uses both views.
     let (x, panels) = unsafe { (from.x.slice::<T::Element>(), to.slice::<T::Element>()) };
     let rows = Rows { first: x.as_ptr(), count: from.count, inner: from.inner, steps: from.steps };
     let target = Target(panels.as_mut_ptr());
@@ -99,13 +99,19 @@ fn pack_with<T: Tile>(side: Side, from: &Operand, to: &Slab, spread: bool) {
     });
 }
 
-pub(super) fn multiply(kernel: Kernel, left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) {
+pub(super) fn multiply(
+    kernel: Kernel,
+    left: &FlatView,
+    right: &FlatView,
+    product: &Product<'_>,
+    spread: bool,
+) {
     with_tile!(kernel, multiply_with, left, right, product, spread);
 }
 
-fn multiply_with<T: Tile>(left: &Slab, right: &Slab, product: &Product<'_>, spread: bool) {
-    // SAFETY: `Kernel::multiply` checked types and lengths; the running step alone uses the slabs.
-    let pointer = |x: &Slab| unsafe { x.slice::<T::Element>() }.as_mut_ptr();
+fn multiply_with<T: Tile>(left: &FlatView, right: &FlatView, product: &Product<'_>, spread: bool) {
+    // SAFETY: `Kernel::multiply` checked types and lengths; the running step alone uses the views.
+    let pointer = |x: &FlatView| unsafe { x.slice::<T::Element>() }.as_mut_ptr();
     let mut add = [(0.0, std::ptr::null()); ADDENDS];
     for (to, (weight, addend)) in add.iter_mut().zip(product.add) {
         *to = (*weight, pointer(addend).cast_const());
