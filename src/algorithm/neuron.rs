@@ -10,7 +10,8 @@
 use super::orthonormal::U;
 use super::stage::StageIo;
 use crate::error::Result;
-use crate::kernels::{self, Chosen, Neurons};
+use crate::kernels;
+use crate::kernels::{Chosen, Neurons};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Cut, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::tensor::DType;

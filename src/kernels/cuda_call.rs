@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::cpu::factored::Scales;
+use super::ops::factored::Scales;
 use crate::tensor::FlatView;
 
 /// Scalars of an operation at most.

@@ -4,18 +4,19 @@ use std::path::PathBuf;
 
 use tch::{Kind, Tensor};
 
-use super::channels::{ChannelStep, Channels, Limited, Projected};
-use super::clipping::{Clipping, Rates, UpdateSums};
-use super::columns::{Columns, Kept};
-use super::cpu::elementwise::Apply;
 use super::cpu::rows::Stack;
 use super::cuda_call::{Pass, RowPassCall};
-use super::factors::Steps;
-use super::normals::Normals;
-use super::slices::Move;
-use super::trust::Trust;
-use super::{Copy, Messages, Neurons, Sliced};
+use super::ops::channels::{ChannelStep, Channels, Limited, Projected};
+use super::ops::clipping::{Clipping, Rates, UpdateSums};
+use super::ops::columns::{Columns, Kept};
+use super::ops::factors::Steps;
+use super::ops::neurons::Neurons;
+use super::ops::normals::Normals;
+use super::ops::slices::{Move, Sliced};
+use super::ops::trust::Trust;
+use super::{Copy, Messages};
 use crate::error::{Error, Result};
+use crate::kernels::ops::apply::Apply;
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 

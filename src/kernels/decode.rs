@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use tch::Tensor;
 
-use super::cpu::elementwise::Convert;
 use crate::error::Result;
+use crate::kernels::ops::convert::Convert;
 use crate::tensor::{DType, FlatView, MatrixView};
 
 /// Elements for which there is memory at once, if not one operand has more.

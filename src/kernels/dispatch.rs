@@ -2,15 +2,15 @@
 
 use tch::{Kind, Tensor};
 
-use super::cpu::elementwise::AdamW;
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::rows::{RowPass, Stack};
 use super::cpu::{self, Op};
 use super::cuda_call::RowPassCall;
 use super::decode::decoded;
-use super::factors::Steps;
+use super::ops::factors::Steps;
 use crate::error::{Error, Result};
+use crate::kernels::ops::adamw::AdamW;
 use crate::tensor::{DType, Device, FlatView};
 
 /// Runs `op` over all jobs: each is `N` views of equal length, disjoint from those of the other jobs, all in one place.

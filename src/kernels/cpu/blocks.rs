@@ -16,16 +16,16 @@ use crate::spec::storage::MOST_BLOCK;
 use crate::tensor::{DType, Encoding, FlatView};
 
 /// Decades of a code book.
-pub(super) const DECADES: usize = 7;
+pub(in crate::kernels) const DECADES: usize = 7;
 /// 10^(i-6).
 const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 /// 1.5·2²³: added to a float32 of less than 2²², it leaves the nearest integer in the lowest bits.
 const TO_INTEGER: f32 = 12_582_912.0;
 /// How near to a bound the fast search may come, in entries: its own error is below 4e-5.
-pub(super) const DOUBT: f32 = 5e-5;
+pub(in crate::kernels) const DOUBT: f32 = 5e-5;
 
 /// A code book and what finds an entry in it.
-pub(super) struct Book {
+pub(in crate::kernels) struct Book {
     /// Entries in ascending order.
     values: [f32; 256],
     /// Number of the entry 0.
@@ -90,7 +90,7 @@ impl Book {
 
     /// What is found below all bounds.
     #[allow(clippy::cast_precision_loss)] // 0 or 1
-    pub(super) const fn none(&self) -> f32 {
+    pub(in crate::kernels) const fn none(&self) -> f32 {
         self.base as f32
     }
 
@@ -212,7 +212,7 @@ fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &
 /// Decodes elements of any part of the blocks. Codes without an encoding decode to NaN: they have no meaning.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(super) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
+pub(in crate::kernels) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
     // SAFETY: the session keeps the encoding as long as the memory; the caller holds the only access to this piece.
     let (Some((Encoding::Blocks(blocks), first)), codes) =
         (unsafe { from.encoding() }, unsafe { from.codes() })
@@ -246,7 +246,7 @@ pub(super) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
 /// Encodes elements that are whole blocks. Others keep what they have: nobody else may know their neighbours.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(super) fn store<C: Real>(from: &[C], to: &FlatView) {
+pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &FlatView) {
     // SAFETY: as in `load`; every block is written by one task.
     let (Some((Encoding::Blocks(blocks), first)), codes) = (unsafe { to.encoding() }, unsafe { to.codes() })
     else {
@@ -271,7 +271,7 @@ pub(super) fn store<C: Real>(from: &[C], to: &FlatView) {
 }
 
 /// How many elements from the first one of `operands` on may be handled at a time, `most` if no blocks are cut by that.
-pub(super) fn cut<const N: usize>(operands: &[FlatView; N], most: usize) -> usize {
+pub(in crate::kernels) fn cut<const N: usize>(operands: &[FlatView; N], most: usize) -> usize {
     for operand in operands {
         // SAFETY: the session keeps the encoding as long as the memory.
         if let Some((Encoding::Blocks(blocks), first)) = unsafe { operand.encoding() } {

@@ -103,14 +103,14 @@ fn bf16_bits(x: f32) -> u16 {
 /// Without the question whether it is NaN, which keeps a loop from being vectorized.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(super) fn widen(x: bf16) -> f32 {
+pub(in crate::kernels) fn widen(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 /// Elements of any type into arithmetic type. `to` is as long as `from`.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(super) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
+pub(in crate::kernels) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
     match from.dtype() {
         // SAFETY: the type was matched; the caller holds the only access to this piece.
         DType::F32 => unsafe { from.slice::<f32>() }.iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
@@ -137,7 +137,7 @@ pub(super) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
 /// long as `from`, and whole blocks where it has blocks.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(super) fn store<C: Real>(from: &[C], to: &FlatView) {
+pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &FlatView) {
     match to.dtype() {
         // SAFETY: the type was matched; the caller holds the only access to this piece.
         DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),

@@ -8,7 +8,7 @@ use crate::kernels::cuda_call::Pass;
 use crate::tensor::FlatView;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
-pub(super) const RUN: usize = 256;
+pub(in crate::kernels) const RUN: usize = 256;
 /// An elementwise pass over `N` operands of equal length with `K` sums.
 pub trait Fold<const N: usize, const K: usize>: Sync {
     /// Which operands are written.

@@ -1,7 +1,7 @@
 //! Sums over elements, several side by side.
 
 /// Elements that are worked on side by side.
-pub(super) const LANES: usize = 16;
+pub(in crate::kernels) const LANES: usize = 16;
 
 /// Sums a value over the elements of equally long slices, in lanes. Inside `value` the slices are arrays of as many
 /// elements as there are lanes, so that no index has to be checked.
@@ -27,4 +27,4 @@ macro_rules! sums {
         lanes.iter().map(|lane| lane.wide()).sum::<f64>()
     }};
 }
-pub(super) use sums;
+pub(in crate::kernels) use sums;

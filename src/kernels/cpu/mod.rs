@@ -1,35 +1,23 @@
 //! CPU kernels: threads over pieces of slices, vectorised for the instruction set found at run time.
 
 pub(super) mod blocks;
-pub(super) mod channel;
-pub(super) mod columns;
-mod convert;
+pub(super) mod convert;
 pub(super) mod dense;
-pub(super) mod elementwise;
-pub(super) mod factored;
 pub(super) mod fold;
 pub(super) mod gaussian;
 pub(super) mod isa;
-pub(super) mod lamb;
-mod lanes;
-pub(super) mod lines;
-pub(super) mod low_rank;
-pub(super) mod means;
-pub(super) mod momentum;
-pub(super) mod neuron;
+pub(super) mod lanes;
 pub(super) mod pack;
 pub(super) mod philox;
 pub(super) mod product;
 pub(super) mod reduce;
-mod rounding;
+pub(super) mod rounding;
 pub(super) mod rows;
 #[cfg(target_arch = "x86_64")]
-mod search;
-pub(super) mod select;
-pub(super) mod signs;
+pub(super) mod search;
 
-pub(super) use convert::Real;
-use fold::Fold;
+pub(in crate::kernels) use convert::Real;
+pub(in crate::kernels) use fold::Fold;
 #[cfg(target_arch = "x86_64")]
 use isa::Isa;
 use philox::philox;
@@ -39,9 +27,9 @@ use crate::tensor::{DType, Element, FlatView};
 use crate::threads;
 
 /// Elements that one task handles.
-const PIECE: usize = 1 << 16;
+pub(in crate::kernels) const PIECE: usize = 1 << 16;
 /// Elements converted at a time when an operand is not of the arithmetic type; the scratch fits in L1.
-const TILE: usize = 512;
+pub(in crate::kernels) const TILE: usize = 512;
 
 /// An elementwise operation on `N` operands of equal length.
 pub trait Op<const N: usize>: Sync {
@@ -109,7 +97,7 @@ fn pieces<const N: usize>(jobs: &[[FlatView; N]]) -> Vec<Piece<N>> {
 }
 
 /// Runs `op` on one job on the calling thread.
-pub(super) fn run_here<const N: usize, O: Op<N>>(op: &O, operands: [FlatView; N]) {
+pub(in crate::kernels) fn run_here<const N: usize, O: Op<N>>(op: &O, operands: [FlatView; N]) {
     dispatch(op, &Piece { job: 0, operands }, None);
 }
 

@@ -4,7 +4,7 @@ use crate::tensor::FlatView;
 
 /// Σ x² over all elements.
 #[must_use]
-pub(in super::super) fn sum_of_squares(x: &FlatView) -> f64 {
+pub(in crate::kernels) fn sum_of_squares(x: &FlatView) -> f64 {
     let mut wide = [0.0_f64; super::TILE];
     let mut sum = 0.0;
     for start in (0..x.len()).step_by(super::TILE) {
@@ -17,7 +17,7 @@ pub(in super::super) fn sum_of_squares(x: &FlatView) -> f64 {
 
 /// All elements in float64.
 #[must_use]
-pub(in super::super) fn values(x: &FlatView) -> Vec<f64> {
+pub(in crate::kernels) fn values(x: &FlatView) -> Vec<f64> {
     let mut wide = vec![0.0; x.len()];
     for start in (0..x.len()).step_by(super::TILE) {
         let end = (start + super::TILE).min(x.len());
@@ -27,7 +27,7 @@ pub(in super::super) fn values(x: &FlatView) -> Vec<f64> {
 }
 
 /// Sets all elements, as many as there are values.
-pub(in super::super) fn set_values(values: &[f64], x: &FlatView) {
+pub(in crate::kernels) fn set_values(values: &[f64], x: &FlatView) {
     debug_assert_eq!(values.len(), x.len());
     for start in (0..x.len()).step_by(super::TILE) {
         let end = (start + super::TILE).min(x.len());

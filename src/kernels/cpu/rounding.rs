@@ -47,7 +47,7 @@ fn numbers(rounding: &Rounding, first: u64) -> [u16; LANES * WIDTH] {
 /// Rounds numbers at random into a view of bfloat16; false, and nothing done, where it has no such encoding.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(super) fn store<C: Real>(from: &[C], to: &FlatView) -> bool {
+pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &FlatView) -> bool {
     // SAFETY: the session keeps the encoding as long as the memory.
     let Some((Encoding::Rounding(rounding), first)) = (unsafe { to.encoding() }) else { return false };
     // SAFETY: the encoding is only given to views of this type; the caller holds the only access to this piece.

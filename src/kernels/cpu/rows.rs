@@ -119,7 +119,7 @@ struct Left {
 }
 
 /// Runs a pass over all jobs, with its sums.
-pub(in super::super) fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) {
+pub(in crate::kernels) fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) {
     rows_side_by_side(pass, jobs, together());
 }
 
@@ -299,8 +299,8 @@ fn tile<C: Real, const N: usize, P: RowPass<N>>(
 mod tests {
     use tch::{Device, Kind, Tensor};
 
-    use super::super::factored::GradientSquares;
     use super::*;
+    use crate::kernels::ops::factored::GradientSquares;
 
     #[test]
     fn sums_are_the_same_for_any_rows_side_by_side_and_any_threads() {

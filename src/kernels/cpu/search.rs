@@ -18,7 +18,7 @@ const LANES: usize = 16;
 const LEAST: u32 = 104;
 
 /// What depends on the decade, by the last five bits of an exponent and by the number of bounds that are exceeded.
-pub(super) struct Tables {
+pub(in crate::kernels) struct Tables {
     /// The bound between two numbers of this exponent; infinite where there is none.
     bounds: [f32; 32],
     /// How many bounds are below all numbers of this exponent.
@@ -28,7 +28,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) const fn new(book: &Book) -> Self {
+    pub(in crate::kernels) const fn new(book: &Book) -> Self {
         let none = book.none();
         let (mut bounds, mut below) = ([f32::INFINITY; 32], [0; 32]);
         let (mut factor, mut shift) = ([0.0; LANES], [none; LANES]);
@@ -57,7 +57,7 @@ impl Tables {
 
 /// As the loop of `blocks::load`.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-pub(super) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
+pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
     let scale = _mm512_set1_ps(scale);
     for (part, out) in codes.chunks(LANES).zip(to.chunks_mut(LANES)) {
         let mask = u16::MAX >> (LANES - part.len());
@@ -72,7 +72,7 @@ pub(super) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f3
 
 /// As the loop of `blocks::encode`; calls `refine` for the lanes from some element on where one is doubtful.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-pub(super) fn search<const SIGN: bool>(
+pub(in crate::kernels) fn search<const SIGN: bool>(
     book: &Book,
     tables: &Tables,
     values: &[f32],

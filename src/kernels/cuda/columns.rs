@@ -1,10 +1,10 @@
 //! Passes over the columns of thin matrices: what the kernels of `columns.cu` are launched with.
 
-use super::super::columns::{Columns, Kept};
 use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::table::{add_pieces, number_of, to_i32};
 use crate::error::{Error, Result};
+use crate::kernels::ops::columns::{Columns, Kept};
 use crate::tensor::{DType, FlatView, to_i64};
 
 const THREADS: u32 = 256;

@@ -1,13 +1,13 @@
 //! Factors of jobs that follow from sums on the device.
 
-use super::super::clipping::{Clipping, Rates, UpdateSums, count};
-use super::super::factors::Steps;
-use super::super::trust::{Debias, Trust};
 use super::device::{Rate, launch, scratch};
 use super::driver::Grid;
 use super::sums::{add_numbers, blocks_of};
 use super::table::THREADS;
 use crate::error::{Error, Result};
+use crate::kernels::ops::clipping::{Clipping, Rates, UpdateSums, count};
+use crate::kernels::ops::factors::Steps;
+use crate::kernels::ops::trust::{Debias, Trust};
 use crate::tensor::{DType, FlatView};
 
 /// Jobs of one launch.

@@ -1,10 +1,10 @@
 //! Tables of jobs that kernels work on by rows or columns, as `lines.cuh` lays them out.
 
-use super::super::Chosen;
 use super::device::launch;
 use super::driver::Grid;
 use super::table::{number_of, to_i32};
 use crate::error::{Error, Result};
+use crate::kernels::ops::slices::Chosen;
 use crate::tensor::{MatrixView, to_i64};
 
 pub(super) const THREADS: u32 = 256;

@@ -1,12 +1,12 @@
 //! What the optimizers with low-rank moments are made of: the kernels of `low_rank.cu`.
 
-use super::super::channels::{ChannelStep, Channels, Limited, Projected};
-use super::super::normals::Normals;
 use super::device::{Rate, scratch};
 use super::lines::{Job, Matrix, blocks_of, launch_lines};
 use super::select::line_sums;
 use super::table::{number_of, to_i32};
 use crate::error::Result;
+use crate::kernels::ops::channels::{ChannelStep, Channels, Limited, Projected};
+use crate::kernels::ops::normals::Normals;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, MatrixView, to_i64};
 

@@ -1,9 +1,9 @@
 //! Normalization by neuron: the kernels of `neurons.cu`.
 
-use super::super::Neurons;
 use super::lines::{self, Job, Matrix, Numbers, launch_lines};
 use super::table::{number_of, to_i32};
 use crate::error::Result;
+use crate::kernels::ops::neurons::Neurons;
 use crate::tensor::to_i64;
 
 /// Neurons that share a norm from which a block sums them up, not a warp.

@@ -2,13 +2,13 @@
 
 use tch::Tensor;
 
-use super::super::cpu::factored::Scales;
 use super::super::cpu::rows::Stack;
 use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::RowPassCall;
+use crate::kernels::ops::factored::Scales;
 use crate::tensor::{DType, FlatView, to_i64};
 
 const MOST_OPERANDS: usize = 3;

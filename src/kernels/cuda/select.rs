@@ -1,11 +1,11 @@
 //! Slices of matrices that are chosen by their sums: the kernels of `select.cu`.
 
-use super::super::cpu::elementwise::Apply;
-use super::super::slices::{Move, Sliced};
 use super::device::{Rate, scratch};
 use super::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
 use super::table::to_i32;
 use crate::error::Result;
+use crate::kernels::ops::apply::Apply;
+use crate::kernels::ops::slices::{Move, Sliced};
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, MatrixView};
 

@@ -1,9 +1,11 @@
 //! Passes over the columns of thin matrices, for all matrices of a bucket.
 
+mod host;
+
 use std::ops::Range;
 
-use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::kernels::cuda;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// A row-major matrix with as many columns as it has sums.
@@ -68,7 +70,7 @@ pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
         return cuda::squares_and_scaled(all, factor);
     }
     for Columns { x, sums, scaled } in all {
-        cpu::columns::squares_and_scaled(x, sums, factor, scaled);
+        host::squares_and_scaled(x, sums, factor, scaled);
     }
     Ok(())
 }
@@ -87,7 +89,7 @@ pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64, per_rate: bool
         return cuda::normalize_columns(all, epsilon, factor, per_rate);
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
-        cpu::columns::normalize_columns(x, sums, epsilon, factor, (q, own.clone()), scaled);
+        host::normalize_columns(x, sums, epsilon, factor, (q, own.clone()), scaled);
     }
     Ok(())
 }

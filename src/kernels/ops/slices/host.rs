@@ -1,10 +1,10 @@
 //! Sums of absolute values over rows or columns, in float64: which lines are the largest must not depend on how a matrix
 //! is cut.
 
-use super::Real;
+use crate::kernels::cpu::Real;
 #[cfg(target_arch = "x86_64")]
-use super::isa::{self, Isa};
-use super::lanes::LANES;
+use crate::kernels::cpu::isa::{self, Isa};
+use crate::kernels::cpu::lanes::LANES;
 use crate::spec::Side;
 use crate::tensor::{DType, Element, FlatView, MatrixView};
 use crate::threads;
@@ -19,7 +19,10 @@ fn pieces([rows, cols]: [usize; 2]) -> Vec<(usize, usize)> {
 }
 
 /// Works on the rows of every piece, in parallel, and returns the results in order.
-pub(super) fn in_pieces<T: Send>(shape: [usize; 2], work: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
+pub(in crate::kernels) fn in_pieces<T: Send>(
+    shape: [usize; 2],
+    work: impl Fn(usize, usize) -> T + Sync,
+) -> Vec<T> {
     let pieces = pieces(shape);
     threads::map(pieces.len(), |i| work(pieces[i].0, pieces[i].1))
 }
@@ -32,13 +35,13 @@ struct Lines<'a> {
 }
 
 /// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
-pub(in super::super) fn absolute_sums(x: &MatrixView, side: Side, sums: &FlatView) {
+pub(in crate::kernels) fn absolute_sums(x: &MatrixView, side: Side, sums: &FlatView) {
     all_sums(&Lines { x, added: None, side }, sums);
 }
 
 /// `x ← x + factor·g`, and `sums` as in `absolute_sums`, for x of the type in which is computed: float64 if g has it, else
 /// float32.
-pub(in super::super) fn add_with_absolute_sums(
+pub(in crate::kernels) fn add_with_absolute_sums(
     g: &MatrixView,
     factor: f64,
     x: &MatrixView,
@@ -113,7 +116,7 @@ fn body<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f
             // SAFETY: the caller owns the matrices for this stage; this task alone has these rows.
             unsafe { flat.slice::<C>() }
         } else {
-            super::convert::load(&flat, &mut xs);
+            crate::kernels::cpu::convert::load(&flat, &mut xs);
             &mut xs[..]
         };
         if let Some((g, factor)) = lines.added {
@@ -122,7 +125,7 @@ fn body<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f
                 // SAFETY: as above.
                 &*unsafe { flat.slice::<C>() }
             } else {
-                super::convert::load(&flat, &mut gs);
+                crate::kernels::cpu::convert::load(&flat, &mut gs);
                 &gs[..]
             };
             x.iter_mut().zip(g).for_each(|(x, g)| *x = *x + factor * *g);
@@ -152,8 +155,8 @@ fn absolute_sum<C: Real>(line: &[C]) -> f64 {
 mod tests {
     use tch::{Device, Kind, Tensor};
 
-    use super::super::elementwise::Momentum;
     use super::*;
+    use crate::kernels::ops::momentum::Momentum;
 
     fn area(t: &Tensor) -> MatrixView {
         let [rows, cols] = [0, 1].map(|d| usize::try_from(t.size()[d]).unwrap());
@@ -172,7 +175,7 @@ mod tests {
                 let random = |kind| Tensor::randn([rows, cols], (Kind::Float, Device::Cpu)).to_kind(kind);
                 let (g, start) = (random(grad_kind), random(kind));
                 let (apart, add) = (start.copy(), Momentum { mu: 1.0, grad_factor: -0.3, nesterov: false });
-                super::super::run(&add, &[[area(&g).all(), area(&apart).all()]]);
+                crate::kernels::cpu::run(&add, &[[area(&g).all(), area(&apart).all()]]);
                 for (side, count) in [(Side::Rows, rows), (Side::Cols, cols)] {
                     for threads in [1, 3] {
                         threads::set(threads);

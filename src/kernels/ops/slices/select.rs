@@ -2,15 +2,16 @@
 
 use std::cmp::Ordering;
 
-use super::elementwise::{Apply, Decay, Release};
-use super::lines::in_pieces;
+use super::host::in_pieces;
+use crate::kernels::ops::apply::{Apply, Decay};
+use crate::kernels::ops::momentum::Release;
 use crate::spec::Side;
 use crate::tensor::{FlatView, MatrixView};
 
 /// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
 /// number), ascending and counted from 1, into the float64 view `chosen`, which is filled up with 0: a cleared view is
 /// one where nothing was chosen.
-pub(in super::super) fn choose(scores: &FlatView, count: usize, chosen: &FlatView) {
+pub(in crate::kernels) fn choose(scores: &FlatView, count: usize, chosen: &FlatView) {
     // SAFETY: the caller owns both for this stage, and they do not overlap.
     let (scores, chosen) = unsafe { (scores.slice::<f64>(), chosen.slice::<f64>()) };
     #[allow(clippy::cast_possible_truncation)] // meant: sums that differ by their rounding only are equal
@@ -29,7 +30,7 @@ pub(in super::super) fn choose(scores: &FlatView, count: usize, chosen: &FlatVie
 
 /// What `choose` left.
 #[must_use]
-pub(in super::super) fn chosen(flat: &FlatView) -> Vec<usize> {
+pub(in crate::kernels) fn chosen(flat: &FlatView) -> Vec<usize> {
     // SAFETY: the caller owns it for this stage; it is only read.
     let numbers = unsafe { flat.slice::<f64>() };
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side, exact
@@ -37,7 +38,7 @@ pub(in super::super) fn chosen(flat: &FlatView) -> Vec<usize> {
 }
 
 /// Copies slice `from` of `x` to slice `to` of `u` for every pair `(from, to)` and multiplies it in `x` by `keep`.
-pub(in super::super) fn take(
+pub(in crate::kernels) fn take(
     x: &MatrixView,
     side: Side,
     pairs: &[(usize, usize)],
@@ -48,20 +49,20 @@ pub(in super::super) fn take(
     match side {
         Side::Rows => {
             let jobs: Vec<_> = pairs.iter().map(|&(from, to)| [x.row(from), u.row(to)]).collect();
-            super::run(&release, &jobs);
+            crate::kernels::cpu::run(&release, &jobs);
         }
         Side::Cols => {
             in_pieces(x.shape(), |start, rows| {
                 let (mut line, mut out) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
                 for row in start..start + rows {
-                    super::convert::load(&x.row(row), &mut line);
-                    super::convert::load(&u.row(row), &mut out);
+                    crate::kernels::cpu::convert::load(&x.row(row), &mut line);
+                    crate::kernels::cpu::convert::load(&u.row(row), &mut out);
                     for &(from, to) in pairs {
                         out[to] = line[from];
                         line[from] *= keep;
                     }
-                    super::convert::store(&out, &u.row(row));
-                    super::convert::store(&line, &x.row(row));
+                    crate::kernels::cpu::convert::store(&out, &u.row(row));
+                    crate::kernels::cpu::convert::store(&line, &x.row(row));
                 }
             });
         }
@@ -69,7 +70,7 @@ pub(in super::super) fn take(
 }
 
 /// Applies slice `from` of `u` to slice `to` of `x` for every pair `(to, from)`; the other slices decay.
-pub(in super::super) fn put(
+pub(in crate::kernels) fn put(
     x: &MatrixView,
     side: Side,
     pairs: &[(usize, usize)],
@@ -80,7 +81,7 @@ pub(in super::super) fn put(
     match side {
         Side::Rows => {
             let jobs: Vec<_> = pairs.iter().map(|&(to, from)| [x.row(to), u.row(from)]).collect();
-            super::run(apply, &jobs);
+            crate::kernels::cpu::run(apply, &jobs);
             if apply.decay != 0.0 {
                 let mut other = vec![true; x.shape()[0]];
                 for (to, _) in pairs {
@@ -88,7 +89,7 @@ pub(in super::super) fn put(
                 }
                 let jobs: Vec<_> =
                     other.iter().enumerate().filter(|(_, o)| **o).map(|(row, _)| [x.row(row)]).collect();
-                super::run(&decay, &jobs);
+                crate::kernels::cpu::run(&decay, &jobs);
             }
         }
         Side::Cols => {
@@ -97,8 +98,8 @@ pub(in super::super) fn put(
                 let (mut line, mut update) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
                 let mut old = vec![0.0_f64; pairs.len()];
                 for row in start..start + rows {
-                    super::convert::load(&x.row(row), &mut line);
-                    super::convert::load(&u.row(row), &mut update);
+                    crate::kernels::cpu::convert::load(&x.row(row), &mut line);
+                    crate::kernels::cpu::convert::load(&u.row(row), &mut update);
                     old.iter_mut().zip(pairs).for_each(|(old, (to, _))| *old = line[*to]);
                     for x in &mut line {
                         *x *= keep;
@@ -107,7 +108,7 @@ pub(in super::super) fn put(
                         let kept = if apply.cautious && old * update[from] < 0.0 { *old } else { line[to] };
                         line[to] = kept - apply.rate * update[from];
                     }
-                    super::convert::store(&line, &x.row(row));
+                    crate::kernels::cpu::convert::store(&line, &x.row(row));
                 }
             });
         }

@@ -8,8 +8,8 @@
 use std::sync::{Mutex, PoisonError};
 
 #[cfg(target_arch = "x86_64")]
-use super::isa::{self, Isa};
-use super::philox;
+use crate::kernels::cpu::isa::{self, Isa};
+use crate::kernels::cpu::philox::philox;
 use crate::tensor::FlatView;
 use crate::threads;
 
@@ -34,7 +34,7 @@ pub struct Signs {
 }
 
 impl Signs {
-    /// `rows` rows of `cols` columns: those from row `first` on of all that belong to a stream ([`super::philox::stream`]).
+    /// `rows` rows of `cols` columns: those from row `first` on of all that belong to a stream ([`crate::kernels::cpu::philox::stream`]).
     #[must_use]
     pub fn new(shape @ [rows, cols]: [usize; 2], stream: [u32; 4], first: u64) -> Self {
         let starts = starts(cols);

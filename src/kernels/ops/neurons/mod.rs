@@ -2,8 +2,11 @@
 //!
 //! Neurons are numbered through the matrix in row-major order; some of them share a norm.
 
-use super::{Chosen, cpu, cuda};
+mod host;
+
+use super::slices::Chosen;
 use crate::error::Result;
+use crate::kernels::cuda;
 use crate::tensor::{Device, FlatView, MatrixView};
 
 /// An update with its neurons.
@@ -35,7 +38,7 @@ fn device(all: &[Neurons]) -> Device {
 /// `Error::Cuda` where the device refuses it.
 pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
     if device(all) == Device::Cpu {
-        return all.iter().try_for_each(cpu::neuron::squares);
+        return all.iter().try_for_each(host::squares);
     }
     cuda::neurons("neuron_squares", [0.0; 2], all)
 }
@@ -50,7 +53,7 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()>
     let length = length.max(1) as f64;
     if device(all) == Device::Cpu {
         for one in all {
-            cpu::neuron::variance(beta2, length, one);
+            host::variance(beta2, length, one);
         }
         return Ok(());
     }
@@ -63,7 +66,7 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()>
 /// As `neuron_squares`.
 pub fn normalize_neurons(all: &[Neurons]) -> Result<()> {
     if device(all) == Device::Cpu {
-        all.iter().for_each(cpu::neuron::normalize);
+        all.iter().for_each(host::normalize);
         return Ok(());
     }
     cuda::neurons("neuron_scale", [0.0; 2], all)

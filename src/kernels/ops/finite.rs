@@ -2,8 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-use super::{cpu, cuda};
 use crate::error::Result;
+use crate::kernels::{cpu, cuda};
 use crate::tensor::{Device, FlatView, MatrixView};
 
 /// Clears each run of elements whose basis has only zeros.

@@ -2,11 +2,11 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use super::super::factors::Factors;
-use super::Real;
-use super::lanes::{LANES, sums};
-use super::reduce::values;
-use super::rows::{At, RowPass};
+use super::factors::Factors;
+use crate::kernels::cpu::Real;
+use crate::kernels::cpu::lanes::{LANES, sums};
+use crate::kernels::cpu::reduce::values;
+use crate::kernels::cpu::rows::{At, RowPass};
 use crate::kernels::cuda_call::{Pass, RowPassCall, flag};
 use crate::tensor::{Device, FlatView};
 
@@ -98,7 +98,7 @@ impl Scales {
 
     /// R, C and S; C alone by element; empty views where nothing is scaled.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(in super::super) fn moments(&self) -> [FlatView; 3] {
+    pub(in crate::kernels) fn moments(&self) -> [FlatView; 3] {
         self.moments
     }
 

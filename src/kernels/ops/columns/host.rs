@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::Real;
+use crate::kernels::cpu::Real;
 use crate::tensor::{DType, Element, FlatView, MatrixView};
 
 /// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
 /// last place of float32.
 const DEAD: f64 = 2.4e-7;
 
-/// See [`super::super::squares_and_scaled`].
-pub(in super::super) fn squares_and_scaled(x: &FlatView, sums: &FlatView, factor: f64, scaled: &FlatView) {
+/// See [`crate::kernels::squares_and_scaled`].
+pub(in crate::kernels) fn squares_and_scaled(x: &FlatView, sums: &FlatView, factor: f64, scaled: &FlatView) {
     // SAFETY: the caller owns all views for this stage, and they do not overlap.
     let sums = unsafe { sums.slice::<f64>() };
     sums.fill(0.0);
@@ -48,7 +48,7 @@ fn row<'a, C: Real>(flat: &FlatView, buffer: &'a mut [C]) -> &'a [C] {
         // SAFETY: the caller of the pass owns the view for this stage.
         return unsafe { flat.slice::<C>() };
     }
-    super::convert::load(flat, &mut buffer[..flat.len()]);
+    crate::kernels::cpu::convert::load(flat, &mut buffer[..flat.len()]);
     &buffer[..flat.len()]
 }
 
@@ -63,12 +63,12 @@ fn row_to<'a, C: Real>(flat: &FlatView, buffer: &'a mut [C]) -> &'a mut [C] {
 
 fn stored<C: Real>(values: &[C], flat: &FlatView) {
     if flat.dtype() != <C as Element>::DTYPE {
-        super::convert::store(values, flat);
+        crate::kernels::cpu::convert::store(values, flat);
     }
 }
 
-/// See [`super::super::normalize_columns`].
-pub(in super::super) fn normalize_columns(
+/// See [`crate::kernels::normalize_columns`].
+pub(in crate::kernels) fn normalize_columns(
     x: &FlatView,
     sums: &FlatView,
     epsilon: f64,

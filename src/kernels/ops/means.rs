@@ -2,8 +2,8 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use super::super::factors::Steps;
-use super::{Op, Real};
+use super::factors::Steps;
+use crate::kernels::cpu::{Op, Real};
 use crate::kernels::cuda_call::Pass;
 use crate::tensor::FlatView;
 

@@ -53,7 +53,7 @@ impl Clipping {
         let device = sums.first().map_or(Device::Cpu, |sums| sums.update.device());
         if device != Device::Cpu {
             let factors = Factors::room(sums.len(), device)?;
-            super::cuda::update_factors(self, rates, sums, factors.left())?;
+            crate::kernels::cuda::update_factors(self, rates, sums, factors.left())?;
             return Ok(factors);
         }
         let each = sums.iter().enumerate().map(|(job, sums)| {
@@ -77,7 +77,7 @@ impl Clipping {
 
 impl Rates<'_> {
     /// The rate of a job, where the host counts.
-    pub(super) fn of(&self, job: usize) -> f64 {
+    pub(in crate::kernels) fn of(&self, job: usize) -> f64 {
         match self {
             Self::Learning(rate) => *rate,
             Self::Unit => 1.0,
@@ -91,7 +91,7 @@ impl Rates<'_> {
 
     /// Where a device counts the steps of a job.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(super) fn counter(&self, job: usize) -> Option<FlatView> {
+    pub(in crate::kernels) fn counter(&self, job: usize) -> Option<FlatView> {
         match self {
             Self::Learning(_) | Self::Unit => None,
             Self::Relative { steps, .. } => steps.counter(job),
@@ -101,7 +101,7 @@ impl Rates<'_> {
 
 /// A number of elements, at least one.
 #[allow(clippy::cast_precision_loss)] // below 2⁵³
-pub(super) fn count(numel: usize) -> f64 {
+pub(in crate::kernels) fn count(numel: usize) -> f64 {
     numel.max(1) as f64
 }
 

@@ -52,7 +52,7 @@ impl Trust {
         let device = norms.first().map_or(Device::Cpu, FlatView::device);
         let (Device::Cpu, Steps::Counted(steps)) = (device, steps) else {
             let factors = Factors::room(norms.len(), device)?;
-            super::cuda::lamb_factors(self, steps, summed.then_some(norms), group, factors.left())?;
+            crate::kernels::cuda::lamb_factors(self, steps, summed.then_some(norms), group, factors.left())?;
             return Ok(factors);
         };
         let norm = group.iter().flat_map(|sums| sums.numbers().iter()).sum::<f64>().sqrt();
@@ -67,7 +67,7 @@ impl Trust {
     }
 
     /// `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)`.
-    pub(super) fn corrections(&self, step: f64) -> [f64; 2] {
+    pub(in crate::kernels) fn corrections(&self, step: f64) -> [f64; 2] {
         let [beta1, beta2] = self.betas;
         [1.0 / (1.0 - beta1.powf(step)), 1.0 / (1.0 - beta2.powf(step)).sqrt()]
     }

@@ -2,10 +2,10 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use super::super::factors::Factors;
-use super::fold::RUN;
-use super::lanes::{LANES, sums};
-use super::{Fold, Op, Real};
+use super::factors::Factors;
+use crate::kernels::cpu::fold::RUN;
+use crate::kernels::cpu::lanes::{LANES, sums};
+use crate::kernels::cpu::{Fold, Op, Real};
 use crate::kernels::cuda_call::{Pass, flag};
 
 /// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`.

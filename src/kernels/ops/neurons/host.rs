@@ -1,6 +1,6 @@
 //! Normalization by neuron on the CPU.
 
-use super::super::Neurons;
+use super::Neurons;
 use crate::error::Result;
 use crate::tensor::MatrixView;
 use crate::threads;
@@ -35,8 +35,8 @@ fn each_row(u: &MatrixView, rows: &[(usize, usize)], work: impl Fn(usize, usize)
     }
 }
 
-/// See [`super::super::neuron_squares`].
-pub(in super::super) fn squares(neurons: &Neurons) -> Result<()> {
+/// See [`crate::kernels::neuron_squares`].
+pub(in crate::kernels) fn squares(neurons: &Neurons) -> Result<()> {
     let (u, squares) = (&neurons.u, &neurons.squares);
     let length = neurons.length.max(1);
     let per_row = u.shape()[1] / length;
@@ -44,7 +44,7 @@ pub(in super::super) fn squares(neurons: &Neurons) -> Result<()> {
     each_row(u, &rows(neurons), |row, _| {
         let line = u.row(row);
         for j in 0..per_row {
-            let sum = super::reduce::sum_of_squares(&line.part(j * length, length));
+            let sum = crate::kernels::cpu::reduce::sum_of_squares(&line.part(j * length, length));
             // SAFETY: the caller owns both for this stage; every neuron is written by one task.
             unsafe { squares.part(row * per_row + j, 1).slice::<f64>()[0] = sum };
         }
@@ -52,8 +52,8 @@ pub(in super::super) fn squares(neurons: &Neurons) -> Result<()> {
     Ok(())
 }
 
-/// See [`super::super::neuron_variance`].
-pub(in super::super) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
+/// See [`crate::kernels::neuron_variance`].
+pub(in crate::kernels) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
     // SAFETY: the caller owns all of them for this stage, and they do not overlap.
     let (squares, totals) = unsafe { (neurons.squares.slice::<f64>(), neurons.totals.slice::<f64>()) };
     totals.fill(0.0);
@@ -62,14 +62,14 @@ pub(in super::super) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
         let variance = neurons.variance.row(own);
         let per_row = variance.len();
         values.resize(per_row, 0.0_f64);
-        super::convert::load(&variance, &mut values);
+        crate::kernels::cpu::convert::load(&variance, &mut values);
         for (j, v) in values.iter_mut().enumerate() {
             let mean = squares[row * per_row + j] / length;
             *v += (1.0 - beta2) * (mean - *v);
         }
-        super::convert::store(&values, &variance);
+        crate::kernels::cpu::convert::store(&values, &variance);
         // What was stored is what the update is divided by.
-        super::convert::load(&variance, &mut values);
+        crate::kernels::cpu::convert::load(&variance, &mut values);
         for (j, v) in values.iter().enumerate() {
             let (neuron, square) = (row * per_row + j, squares[row * per_row + j]);
             let total = 2 * (neuron / neurons.group.max(1));
@@ -79,21 +79,21 @@ pub(in super::super) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
     }
 }
 
-/// See [`super::super::normalize_neurons`].
-pub(in super::super) fn normalize(neurons: &Neurons) {
+/// See [`crate::kernels::normalize_neurons`].
+pub(in crate::kernels) fn normalize(neurons: &Neurons) {
     let (u, length) = (&neurons.u, neurons.length.max(1));
     each_row(u, &rows(neurons), |row, own| {
         // SAFETY: the caller owns it for this stage; it is only read here.
         let totals = unsafe { neurons.totals.slice::<f64>() };
         let (line, variance) = (u.row(row), neurons.variance.row(own));
         let mut values = vec![0.0_f64; variance.len()];
-        super::convert::load(&variance, &mut values);
+        crate::kernels::cpu::convert::load(&variance, &mut values);
         for (j, v) in values.iter().enumerate() {
             let total = 2 * ((row * values.len() + j) / neurons.group.max(1));
             let norm = totals[total].sqrt() / totals[total + 1].sqrt().max(SMALLEST);
             let factor = norm / (v.sqrt() + EPSILON);
-            super::run_here(
-                &super::elementwise::Decay { decay: 1.0 - factor, per_rate: false },
+            crate::kernels::cpu::run_here(
+                &crate::kernels::ops::apply::Decay { decay: 1.0 - factor, per_rate: false },
                 [line.part(j * length, length)],
             );
         }

@@ -1,9 +1,12 @@
 //! Rows or columns ("slices") of matrices that are chosen by their absolute sums.
 
-use super::cpu::elementwise::Apply;
-use super::decode::{decoded, encoded_elements};
-use super::{cpu, cuda};
+mod host;
+mod select;
+
 use crate::error::Result;
+use crate::kernels::cuda;
+use crate::kernels::decode::{decoded, encoded_elements};
+use crate::kernels::ops::apply::Apply;
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
@@ -11,10 +14,10 @@ use crate::tensor::{DType, Device, FlatView, MatrixView};
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
     /// Their numbers in float64, counted from 1, ascending and filled up with 0.
-    pub(super) numbers: FlatView,
+    pub(in crate::kernels) numbers: FlatView,
     /// The number of the first slice of the matrix, where chosen slices have the places in `U` that they have there; else
     /// they follow each other.
-    pub(super) first: Option<usize>,
+    pub(in crate::kernels) first: Option<usize>,
 }
 
 impl Chosen {
@@ -33,12 +36,12 @@ impl Chosen {
     /// Whether it is known that there are none: of a device that is not known.
     #[must_use]
     pub fn is_known_empty(&self) -> bool {
-        self.numbers.device() == Device::Cpu && cpu::select::chosen(&self.numbers).is_empty()
+        self.numbers.device() == Device::Cpu && select::chosen(&self.numbers).is_empty()
     }
 
     /// On the host: a slice of the matrix and that of `U` which belong together, of `stored` slices.
-    pub(super) fn pairs(&self, stored: usize) -> Vec<(usize, usize)> {
-        let chosen = cpu::select::chosen(&self.numbers).into_iter();
+    pub(in crate::kernels) fn pairs(&self, stored: usize) -> Vec<(usize, usize)> {
+        let chosen = select::chosen(&self.numbers).into_iter();
         match self.first {
             None => chosen.enumerate().map(|(to, from)| (from, to)).collect(),
             Some(first) => {
@@ -62,7 +65,7 @@ pub struct Sliced {
 
 impl Sliced {
     /// On the host: the pairs of slices.
-    pub(super) fn pairs(&self, side: Side) -> Vec<(usize, usize)> {
+    pub(in crate::kernels) fn pairs(&self, side: Side) -> Vec<(usize, usize)> {
         self.chosen.pairs(self.x.shape()[side.index()])
     }
 }
@@ -70,7 +73,7 @@ impl Sliced {
 /// What is done to chosen slices.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // read by kernels of devices
-pub(super) enum Move {
+pub(in crate::kernels) enum Move {
     /// `u ← x`, zero where nothing was chosen, and `x ← keep·x`.
     Take(f64),
     /// `x ← u`.
@@ -88,7 +91,7 @@ fn device(all: &[Sliced]) -> Device {
 pub fn absolute_sums(side: Side, all: &[(MatrixView, FlatView)]) -> Result<()> {
     if all.first().is_none_or(|(_, sums)| sums.device() == Device::Cpu) {
         for (x, sums) in all {
-            cpu::lines::absolute_sums(x, side, sums);
+            host::absolute_sums(x, side, sums);
         }
         return Ok(());
     }
@@ -106,7 +109,7 @@ pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(MatrixView, Matri
     let done = all.iter().all(in_one_pass);
     if done {
         for (g, m, sums) in all {
-            cpu::lines::add_with_absolute_sums(g, factor, m, side, sums);
+            host::add_with_absolute_sums(g, factor, m, side, sums);
         }
     }
     done
@@ -121,7 +124,7 @@ pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(MatrixView, Matri
 pub fn choose(count: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
     if all.first().is_none_or(|(_, chosen)| chosen.device() == Device::Cpu) {
         for (scores, chosen) in all {
-            cpu::select::choose(scores, count, chosen);
+            select::choose(scores, count, chosen);
         }
         return Ok(());
     }
@@ -138,7 +141,7 @@ pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
     }
     all.iter().try_for_each(|one| {
         one.u.runs().try_for_each(|run| run.clear())?;
-        cpu::select::take(&one.x, side, &one.pairs(side), keep, &one.u);
+        select::take(&one.x, side, &one.pairs(side), keep, &one.u);
         Ok(())
     })
 }
@@ -153,7 +156,7 @@ pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
     }
     for one in all {
         let back: Vec<_> = one.pairs(side).into_iter().map(|(to, from)| (from, to)).collect();
-        cpu::select::take(&one.u, side, &back, 1.0, &one.x);
+        select::take(&one.u, side, &back, 1.0, &one.x);
     }
     Ok(())
 }
@@ -173,7 +176,7 @@ pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
         );
     }
     for one in all {
-        cpu::select::put(&one.x, side, &one.pairs(side), &one.u, apply);
+        select::put(&one.x, side, &one.pairs(side), &one.u, apply);
     }
     Ok(())
 }

@@ -1,10 +1,14 @@
 //! Sparse sign matrices where they are needed.
 
-use super::{cpu, cuda, on_device};
+mod host;
+
+pub use host::{NONZEROS as SIGNS, Signs};
+
 use crate::error::{Error, Result};
+use crate::kernels::{cuda, on_device};
 use crate::tensor::{Device, FlatView};
 
-/// Writes the rows of a sparse sign matrix ([`cpu::signs::Signs`]) from row `first` of a stream on to memory of float64
+/// Writes the rows of a sparse sign matrix ([`host::Signs`]) from row `first` of a stream on to memory of float64
 /// zeros.
 ///
 /// # Errors
@@ -17,6 +21,6 @@ pub fn sign_matrix(out: &FlatView, shape: [usize; 2], stream: [u32; 4], first: u
         return Err(Error::Internal(format!("signs at {out:?}, by a thread that works on a device")));
     }
     // SAFETY: the caller owns it.
-    cpu::signs::Signs::new(shape, stream, first).write(unsafe { out.slice::<f64>() });
+    host::Signs::new(shape, stream, first).write(unsafe { out.slice::<f64>() });
     Ok(())
 }

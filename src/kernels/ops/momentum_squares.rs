@@ -2,9 +2,9 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use super::elementwise::Momentum;
-use super::{Fold, Op, Real};
+use crate::kernels::cpu::{Fold, Op, Real};
 use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::ops::momentum::Momentum;
 use crate::tensor::DType;
 
 /// Sums of squares that are gathered side by side.

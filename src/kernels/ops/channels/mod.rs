@@ -1,15 +1,17 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
-use super::decode::{decoded, encoded_elements};
-use super::{cpu, cuda};
+mod host;
+
 use crate::error::Result;
+use crate::kernels::cuda;
+use crate::kernels::decode::{decoded, encoded_elements};
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// By how much the norm of an update may exceed that of the one before.
-pub(super) const GROWTH: f64 = 1.01;
+pub(in crate::kernels) const GROWTH: f64 = 1.01;
 /// Added to norms that are divided by.
-pub(super) const TINY: f64 = 1e-8;
+pub(in crate::kernels) const TINY: f64 = 1e-8;
 
 /// Factors of the channels of a matrix, in float64.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +74,7 @@ pub fn channel_squares(all: &[Projected]) -> Result<()> {
     let side = one.channels.side;
     if one.channels.factors.device() == Device::Cpu {
         for one in all {
-            let sums = cpu::channel::channel_squares(&one.low, side == Side::Rows);
+            let sums = host::channel_squares(&one.low, side == Side::Rows);
             one.channels.factors.numbers().copy_from_slice(&sums);
         }
         return Ok(());
@@ -91,7 +93,7 @@ pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
         None => Ok(()),
         Some(Device::Cpu) => {
             for one in all {
-                cpu::channel::ratios(grad_factor, one);
+                host::ratios(grad_factor, one);
             }
             Ok(())
         }
@@ -108,7 +110,7 @@ pub fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
         None => Ok(()),
         Some(Device::Cpu) => {
             for (channels, grad, total) in all {
-                total.numbers().fill(cpu::channel::Factors::of(channels).sum_of_squares(grad));
+                total.numbers().fill(host::Factors::of(channels).sum_of_squares(grad));
             }
             Ok(())
         }
@@ -125,7 +127,7 @@ pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
         None => Ok(()),
         Some(Device::Cpu) => {
             for one in all {
-                cpu::channel::limited_step(step, one);
+                host::limited_step(step, one);
             }
             Ok(())
         }

@@ -1,7 +1,7 @@
 //! Rows of matrices on a device made orthogonal.
 
-use super::cuda;
 use crate::error::{Error, Result};
+use crate::kernels::cuda;
 use crate::tensor::{DType, FlatView};
 
 /// What the sizes of matrices must be multiples of.

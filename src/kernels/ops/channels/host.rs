@@ -1,7 +1,7 @@
 //! Updates whose rows or columns ("channels") have factors of their own.
 
-use super::super::channels::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
-use super::convert::{self, Real};
+use super::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
+use crate::kernels::cpu::convert::{self, Real};
 use crate::spec::Side;
 use crate::tensor::{DType, MatrixView};
 use crate::threads;
@@ -11,7 +11,7 @@ const PARALLEL: usize = 1 << 16;
 
 /// A factor for each row or each column of a matrix.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Factors {
+pub(in crate::kernels) struct Factors {
     factors: Vec<f64>,
     /// Whether they are those of the rows.
     rows: bool,
@@ -19,7 +19,7 @@ pub(in super::super) struct Factors {
 
 impl Factors {
     /// The factors of these channels.
-    pub(in super::super) fn of(channels: &Channels) -> Self {
+    pub(in crate::kernels) fn of(channels: &Channels) -> Self {
         let (factors, rows) = (channels.factors.numbers(), channels.side == Side::Rows);
         if let [n, r, ..] = *channels.norms.numbers() {
             return Self { factors: vec![n.sqrt() / (r.sqrt() + TINY); factors.len()], rows };
@@ -28,13 +28,13 @@ impl Factors {
     }
 
     /// `Σ (f·g)²`, added row by row.
-    pub(in super::super) fn sum_of_squares(&self, g: &MatrixView) -> f64 {
+    pub(in crate::kernels) fn sum_of_squares(&self, g: &MatrixView) -> f64 {
         let sums: Vec<f64> = each_row(g, |row| {
-            let mut wide = [0.0_f64; super::TILE];
+            let mut wide = [0.0_f64; crate::kernels::cpu::TILE];
             let mut sum = 0.0;
             let line = g.row(row);
-            for start in (0..line.len()).step_by(super::TILE) {
-                let tile = line.part(start, super::TILE);
+            for start in (0..line.len()).step_by(crate::kernels::cpu::TILE) {
+                let tile = line.part(start, crate::kernels::cpu::TILE);
                 let wide = &mut wide[..tile.len()];
                 convert::load(&tile, wide);
                 sum += if self.rows {
@@ -60,10 +60,12 @@ impl Factors {
     fn step_in<C: Real>(&self, step: &ChannelStep, rate: f64, x: &MatrixView, g: &MatrixView) {
         let factors: Vec<C> = self.factors.iter().map(|f| C::of(rate * f)).collect();
         each_row(x, |row| {
-            let (mut xs, mut gs) = ([C::default(); super::TILE], [C::default(); super::TILE]);
+            let (mut xs, mut gs) =
+                ([C::default(); crate::kernels::cpu::TILE], [C::default(); crate::kernels::cpu::TILE]);
             let (to, from) = (x.row(row), g.row(row));
-            for start in (0..to.len()).step_by(super::TILE) {
-                let (tile, grads) = (to.part(start, super::TILE), from.part(start, super::TILE));
+            for start in (0..to.len()).step_by(crate::kernels::cpu::TILE) {
+                let (tile, grads) =
+                    (to.part(start, crate::kernels::cpu::TILE), from.part(start, crate::kernels::cpu::TILE));
                 let (xs, gs) = (&mut xs[..tile.len()], &mut gs[..tile.len()]);
                 convert::load(&tile, xs);
                 convert::load(&grads, gs);
@@ -106,7 +108,7 @@ fn each_row<T: Send>(area: &MatrixView, work: impl Fn(usize) -> T + Sync) -> Vec
 }
 
 /// The sum of squares of each row, or of each column.
-pub(in super::super) fn channel_squares(x: &MatrixView, by_row: bool) -> Vec<f64> {
+pub(in crate::kernels) fn channel_squares(x: &MatrixView, by_row: bool) -> Vec<f64> {
     let [rows, cols] = x.shape();
     let mut sums = vec![0.0; if by_row { rows } else { cols }];
     let mut wide = vec![0.0_f64; cols];
@@ -121,8 +123,8 @@ pub(in super::super) fn channel_squares(x: &MatrixView, by_row: bool) -> Vec<f64
     sums
 }
 
-/// See [`super::super::channel_ratios`].
-pub(in super::super) fn ratios(grad_factor: f64, one: &Projected) {
+/// See [`crate::kernels::channel_ratios`].
+pub(in crate::kernels) fn ratios(grad_factor: f64, one: &Projected) {
     let Channels { side, factors, norms } = &one.channels;
     let after = channel_squares(&one.low, *side == Side::Rows);
     let factors = factors.numbers();
@@ -135,16 +137,16 @@ pub(in super::super) fn ratios(grad_factor: f64, one: &Projected) {
     }
 }
 
-/// See [`super::super::channel_steps`].
-pub(in super::super) fn limited_step(step: &ChannelStep, one: &Limited) {
+/// See [`crate::kernels::channel_steps`].
+pub(in crate::kernels) fn limited_step(step: &ChannelStep, one: &Limited) {
     let norm = one.total.numbers()[0].sqrt() * step.grad_factor.abs();
-    let last = super::reduce::values(&one.last)[0];
+    let last = crate::kernels::cpu::reduce::values(&one.last)[0];
     // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
     // What is not a number is not less.
     let growth = norm / (last + TINY);
     let limiter = if one.fresh || growth < GROWTH { 1.0 } else { growth / GROWTH };
     if norm != 0.0 {
-        super::reduce::set_values(&[norm / limiter], &one.last);
+        crate::kernels::cpu::reduce::set_values(&[norm / limiter], &one.last);
     }
     let rate = one.rate / limiter * step.grad_factor;
     Factors::of(&one.channels).step(step, rate, &one.param, &one.grad);

@@ -1,7 +1,7 @@
 //! Normal numbers on a device.
 
-use super::cuda;
 use crate::error::Result;
+use crate::kernels::cuda;
 use crate::tensor::{Device, FlatView};
 
 /// A part of a stream of normal numbers.

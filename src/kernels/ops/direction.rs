@@ -2,7 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
-use super::{Op, Real};
+use crate::kernels::cpu::{Op, Real};
 use crate::kernels::cuda_call::{Pass, flag};
 
 /// Adam's direction: `m ← β₁m + (1-β₁)γr`, `v ← β₂v + (1-β₂)(γr)²`, `r ← f·m̂ / (√v̂ + ε)`. Operands: r, m, v.

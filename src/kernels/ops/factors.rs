@@ -4,8 +4,8 @@ use std::sync::Mutex;
 
 use tch::Tensor;
 
-use super::cpu::elementwise::Count;
 use crate::error::Result;
+use crate::kernels::ops::convert::Count;
 use crate::tensor::{DType, Device, FlatView};
 
 /// `K` factors of each job.
@@ -26,20 +26,20 @@ impl<const K: usize> Factors<K> {
     }
 
     /// Room on a device for the factors of `count` jobs, one after the other.
-    pub(super) fn room(count: usize, device: Device) -> Result<Self> {
-        let (memory, all) = super::cuda::scratch(count * K, DType::F64, device)?;
+    pub(in crate::kernels) fn room(count: usize, device: Device) -> Result<Self> {
+        let (memory, all) = crate::kernels::cuda::scratch(count * K, DType::F64, device)?;
         let left = (0..count).map(|job| all.part(job * K, K)).collect();
         Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
     }
 
     /// Those of a job, on the host.
     #[inline]
-    pub(super) fn of(&self, job: usize) -> [f64; K] {
+    pub(in crate::kernels) fn of(&self, job: usize) -> [f64; K] {
         self.known[job]
     }
 
     /// Where a device left those of each job; empty where the host knows them.
-    pub(super) fn left(&self) -> &[FlatView] {
+    pub(in crate::kernels) fn left(&self) -> &[FlatView] {
         &self.left
     }
 }
@@ -57,12 +57,12 @@ impl Steps {
     /// Counts a step of each counter, where it is.
     ///
     /// # Errors
-    /// As [`super::run`].
+    /// As [`crate::kernels::run`].
     pub fn count(counters: Vec<FlatView>) -> Result<Self> {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
             return Ok(Self::Counted(counters.iter().map(FlatView::increment).collect()));
         }
-        super::run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
+        crate::kernels::run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
         Ok(Self::Counters(counters))
     }
 
@@ -76,7 +76,7 @@ impl Steps {
     }
 
     /// Those of a parameter, where the host counts.
-    pub(super) fn of(&self, param: usize) -> f64 {
+    pub(in crate::kernels) fn of(&self, param: usize) -> f64 {
         match self {
             Self::Counted(steps) => steps.get(param).copied().unwrap_or(f64::NAN),
             Self::Counters(_) => f64::NAN,
@@ -84,7 +84,7 @@ impl Steps {
     }
 
     /// Where a device counts those of a parameter.
-    pub(super) fn counter(&self, param: usize) -> Option<FlatView> {
+    pub(in crate::kernels) fn counter(&self, param: usize) -> Option<FlatView> {
         match self {
             Self::Counted(_) => None,
             Self::Counters(counters) => counters.get(param).copied(),

@@ -1,0 +1,147 @@
+//! The update of `AdamW`.
+
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use crate::kernels::cpu::{Op, Real};
+use crate::kernels::cuda_call::{Pass, flag};
+use crate::tensor::FlatView;
+
+/// `AdamW` with decoupled decay. Operands: x, gradient, first moment, second moment[, its running maximum].
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    /// Decay rate of the first moment.
+    pub beta1: f64,
+    /// Decay rate of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub epsilon: f64,
+    /// `lr · weight_decay`.
+    pub decay: f64,
+    /// Whether the decay acts only where `m·x ≥ 0`.
+    pub cautious: bool,
+    /// Whether the decay comes after the update.
+    pub late: bool,
+    /// The gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
+    pub corrections: Vec<[f64; 2]>,
+    /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
+    pub steps: Vec<FlatView>,
+}
+
+impl AdamW {
+    /// `lr / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` for each number of steps taken, this one included. The powers of equal
+    /// neighbours are taken once.
+    pub fn corrections(lr: f64, [beta1, beta2]: [f64; 2], steps: impl Iterator<Item = f64>) -> Vec<[f64; 2]> {
+        let mut last = (f64::NAN, [f64::NAN; 2]);
+        let each = steps.map(|step| {
+            if last.0.to_bits() != step.to_bits() {
+                last = (step, [lr / (1.0 - beta1.powf(step)), 1.0 / (1.0 - beta2.powf(step)).sqrt()]);
+            }
+            last.1
+        });
+        each.collect()
+    }
+
+    fn pass(&self, kernel: &'static str) -> Pass<'_> {
+        let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
+        let scalars = [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor];
+        Pass::new(kernel, scalars).per_rate(0b1000).with(&self.corrections).after(&self.steps)
+    }
+
+    #[inline(always)]
+    fn moments<C: Real>(&self, job: usize) -> Moments<C> {
+        let [rate, inverse_root] = self.corrections[job];
+        Moments {
+            factor: C::of(self.grad_factor),
+            one_minus_beta1: C::of(1.0 - self.beta1),
+            beta2: C::of(self.beta2),
+            one_minus_beta2: C::of(1.0 - self.beta2),
+            rate: C::of(rate),
+            // Multiplied by: a second division would be as costly as the pass over memory.
+            inverse_root: C::of(inverse_root),
+            epsilon: C::of(self.epsilon),
+            decay: C::of(self.decay),
+            keep: C::of(1.0 - self.decay),
+            cautious: self.cautious && self.decay != 0.0,
+            late: self.late && self.decay != 0.0,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Moments<C> {
+    factor: C,
+    one_minus_beta1: C,
+    beta2: C,
+    one_minus_beta2: C,
+    rate: C,
+    inverse_root: C,
+    epsilon: C,
+    decay: C,
+    keep: C,
+    cautious: bool,
+    late: bool,
+}
+
+impl<C: Real> Moments<C> {
+    /// Updates both moments, returns the new second one.
+    #[inline(always)]
+    fn update(&self, g: C, m: &mut C, v: &mut C) -> C {
+        let g = g * self.factor;
+        *m = *m + self.one_minus_beta1 * (g - *m);
+        *v = self.beta2 * *v + self.one_minus_beta2 * (g * g);
+        *v
+    }
+
+    #[inline(always)]
+    fn apply(&self, x: &mut C, m: C, v: C) {
+        let denominator = v.sqrt() * self.inverse_root + self.epsilon;
+        let step = self.rate * m / denominator;
+        if self.late {
+            let y = *x - step;
+            *x = if self.cautious && m * y < C::default() { y } else { y * self.keep };
+        } else if self.cautious {
+            let decay = if m * *x < C::default() { C::default() } else { self.decay };
+            *x = *x - decay * *x - step;
+        } else {
+            *x = *x * self.keep - step;
+        }
+    }
+}
+
+impl Op<4> for AdamW {
+    const WRITES: [bool; 4] = [true, false, true, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) {
+        let moments = self.moments::<C>(job);
+        for (((x, g), m), v) in x.iter_mut().zip(g).zip(m).zip(v) {
+            let v = moments.update(*g, m, v);
+            moments.apply(x, *m, v);
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("adamw"))
+    }
+}
+
+impl Op<5> for AdamW {
+    const WRITES: [bool; 5] = [true, false, true, true, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, job: usize, [x, g, m, v, largest]: [&mut [C]; 5]) {
+        let moments = self.moments::<C>(job);
+        for ((((x, g), m), v), largest) in x.iter_mut().zip(g).zip(m).zip(v).zip(largest) {
+            let v = moments.update(*g, m, v);
+            // A NaN in v must show, so it is taken over: the comparison is false for it.
+            *largest = if *largest >= v { *largest } else { v };
+            moments.apply(x, *m, *largest);
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.pass("adamw_largest"))
+    }
+}

@@ -1,0 +1,65 @@
+//! Updates of parameters and their decay.
+
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use crate::kernels::cpu::{Op, Real};
+use crate::kernels::cuda_call::{Pass, flag};
+
+/// `x ← (1 - decay)·x - rate·u`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
+#[derive(Clone, Copy, Debug)]
+pub struct Apply {
+    /// Factor of the update.
+    pub rate: f64,
+    /// `lr · weight_decay`.
+    pub decay: f64,
+    /// Whether the decay acts only where it points along the update.
+    pub cautious: bool,
+}
+
+impl Op<2> for Apply {
+    const WRITES: [bool; 2] = [true, false];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x, u]: [&mut [C]; 2]) {
+        let (rate, keep, zero) = (C::of(self.rate), C::of(1.0 - self.decay), C::default());
+        if self.cautious && self.decay != 0.0 {
+            for (x, u) in x.iter_mut().zip(u) {
+                let kept = if *x * *u >= zero { *x * keep } else { *x };
+                *x = kept - rate * *u;
+            }
+        } else {
+            for (x, u) in x.iter_mut().zip(u) {
+                *x = *x * keep - rate * *u;
+            }
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("apply", [self.rate, self.decay, flag(self.cautious)]).per_rate(0b011))
+    }
+}
+
+/// `x ← (1 - decay)·x`. Operand: x.
+#[derive(Clone, Copy, Debug)]
+pub struct Decay {
+    /// `lr · weight_decay`, or another.
+    pub decay: f64,
+    /// Whether it is proportional to the learning rate.
+    pub per_rate: bool,
+}
+
+impl Op<1> for Decay {
+    const WRITES: [bool; 1] = [true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+        let keep = C::of(1.0 - self.decay);
+        for x in x.iter_mut() {
+            *x = *x * keep;
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("decay", [self.decay]).per_rate(u32::from(self.per_rate)))
+    }
+}

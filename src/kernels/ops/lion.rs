@@ -1,0 +1,57 @@
+//! The update of `Lion`.
+
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use crate::kernels::cpu::{Op, Real};
+use crate::kernels::cuda_call::{Pass, flag};
+
+/// Lion: `u = sign(β₁·m + (1-β₁)·g)`, `m ← β₂·m + (1-β₂)·g`, decay, `x ← x - lr·u`. Operands: x, gradient, m.
+#[derive(Clone, Copy, Debug)]
+pub struct Lion {
+    /// `lr`.
+    pub lr: f64,
+    /// Weight of the momentum in the direction.
+    pub beta1: f64,
+    /// Decay rate of the momentum.
+    pub beta2: f64,
+    /// `lr · weight_decay`.
+    pub decay: f64,
+    /// Whether the decay acts only where `x·u ≥ 0`.
+    pub cautious: bool,
+    /// The gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+}
+
+impl Op<3> for Lion {
+    const WRITES: [bool; 3] = [true, false, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [x, g, m]: [&mut [C]; 3]) {
+        let (zero, lr, keep) = (C::default(), C::of(self.lr), C::of(1.0 - self.decay));
+        let (beta1, rest1) = (C::of(self.beta1), C::of(1.0 - self.beta1));
+        let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));
+        let factor = C::of(self.grad_factor);
+        let cautious = self.cautious && self.decay != 0.0;
+        for ((x, g), m) in x.iter_mut().zip(g).zip(m) {
+            let g = factor * *g;
+            let blend = beta1 * *m + rest1 * g;
+            let sign = if blend > zero {
+                lr
+            } else if blend < zero {
+                -lr
+            } else {
+                zero
+            };
+            // Nothing is added for a number; NaN for what is none, so that it shows.
+            let step = sign + zero * blend;
+            *m = beta2 * *m + rest2 * g;
+            let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
+            *x = kept - step;
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        let scalars = [self.lr, self.beta1, self.beta2, self.decay, flag(self.cautious), self.grad_factor];
+        Some(Pass::new("lion", scalars).per_rate(0b1001))
+    }
+}

@@ -1,0 +1,107 @@
+//! Momentum: its update, the look ahead, and what is taken out of it.
+
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use crate::kernels::cpu::{Op, Real};
+use crate::kernels::cuda_call::{Pass, flag};
+
+/// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
+#[derive(Clone, Copy, Debug)]
+pub struct Momentum {
+    /// β, the momentum factor.
+    pub mu: f64,
+    /// γ, the gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+    /// Whether `u` looks one step ahead.
+    pub nesterov: bool,
+}
+
+impl Op<3> for Momentum {
+    const WRITES: [bool; 3] = [false, true, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
+        let (mu, factor) = (C::of(self.mu), C::of(self.grad_factor));
+        if self.nesterov {
+            for ((g, m), u) in g.iter().zip(m).zip(u) {
+                let new = mu * *m + factor * *g;
+                *m = new;
+                *u = mu * new + factor * *g;
+            }
+        } else {
+            for ((g, m), u) in g.iter().zip(m).zip(u) {
+                let new = mu * *m + factor * *g;
+                *m = new;
+                *u = new;
+            }
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("momentum", [self.mu, self.grad_factor, flag(self.nesterov)]))
+    }
+}
+
+/// `m ← β·m + γ·g` without a second output. Operands: gradient, momentum.
+impl Op<2> for Momentum {
+    const WRITES: [bool; 2] = [false, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [g, m]: [&mut [C]; 2]) {
+        let (mu, factor) = (C::of(self.mu), C::of(self.grad_factor));
+        for (g, m) in g.iter().zip(m) {
+            *m = mu * *m + factor * *g;
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("momentum_alone", [self.mu, self.grad_factor]))
+    }
+}
+
+/// `u ← m + γ·g`, m as it was. Operands: gradient, momentum, u.
+#[derive(Clone, Copy, Debug)]
+pub struct Accumulate {
+    /// γ, the gradient's factor: sign and unscaling.
+    pub grad_factor: f64,
+}
+
+impl Op<3> for Accumulate {
+    const WRITES: [bool; 3] = [false, false, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
+        let factor = C::of(self.grad_factor);
+        for ((g, m), u) in g.iter().zip(m).zip(u) {
+            *u = *m + factor * *g;
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("accumulate", [self.grad_factor]))
+    }
+}
+
+/// `u ← m`, then `m ← keep·m`. Operands: m, u.
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    /// What is left of m.
+    pub keep: f64,
+}
+
+impl Op<2> for Release {
+    const WRITES: [bool; 2] = [true, true];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, _job: usize, [m, u]: [&mut [C]; 2]) {
+        let keep = C::of(self.keep);
+        for (m, u) in m.iter_mut().zip(u) {
+            *u = *m;
+            *m = keep * *m;
+        }
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(Pass::new("release", [self.keep]))
+    }
+}
