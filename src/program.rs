@@ -1,6 +1,6 @@
 //! What an algorithm does to a bucket: local stages, separated by placement changes of named buffers.
 
-use crate::spec::{Cut, Side};
+use crate::spec::{DimSharding, Side};
 use crate::tensor::DType;
 
 /// A local stage, by its number within the algorithm.
@@ -28,7 +28,7 @@ pub struct BufferSpec {
     /// Of scratch: whether it has a matrix for each of the whole ones that a process takes, at least one.
     pub taken: bool,
     /// How rows and columns go along with the sides of the block.
-    pub cuts: [Cut<Side>; 2],
+    pub sharding: [DimSharding<Side>; 2],
     /// Whether stages sum over rows, columns, the matrices of a parameter: where that is cut, they leave contributions.
     pub summed: [bool; 3],
     /// Whether it is summed over all parameters of the group too, which takes them together.
@@ -51,7 +51,7 @@ impl BufferSpec {
             wire: dtype,
             shared: false,
             taken: false,
-            cuts: [Cut::Whole; 2],
+            sharding: [DimSharding::Replicated; 2],
             summed: [false; 3],
             stored: false,
             group: false,
@@ -61,8 +61,8 @@ impl BufferSpec {
 
     /// The same, with rows and columns that go along with sides of the block.
     #[must_use]
-    pub fn cut(self, rows: Cut<Side>, cols: Cut<Side>) -> Self {
-        Self { cuts: [rows, cols], ..self }
+    pub fn sharded(self, rows: DimSharding<Side>, cols: DimSharding<Side>) -> Self {
+        Self { sharding: [rows, cols], ..self }
     }
 
     /// One element for each that is stored of a parameter that is taken whole.

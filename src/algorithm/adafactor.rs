@@ -139,7 +139,7 @@ impl Algorithm for Adafactor {
         &SCALARS
     }
 
-    fn joint(&self) -> bool {
+    fn whole_parameter(&self) -> bool {
         true
     }
 

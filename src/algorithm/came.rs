@@ -123,7 +123,7 @@ impl Algorithm for Came {
         &SCALARS
     }
 
-    fn joint(&self) -> bool {
+    fn whole_parameter(&self) -> bool {
         true
     }
 

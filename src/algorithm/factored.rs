@@ -8,7 +8,7 @@ use super::stage::{StageIo, UnitIo};
 use crate::error::Result;
 use crate::kernels::{self, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
 use crate::program::{BufferId, BufferSpec, Program, Target};
-use crate::spec::{Cut, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::spec::{DimSharding, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
 use crate::tensor::{DType, FlatView};
 
 /// The moments of one quantity: where its states and buffers begin. Of states there are R, C, S, or one by element; of
@@ -47,7 +47,7 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
         init: Init::Zeros,
         coded: None,
         on_host: false,
-        cuts: dims.into_iter().map(Cut::With).collect(),
+        sharding: dims.into_iter().map(DimSharding::LikeParam).collect(),
         share: Share::All,
     })
 }
@@ -59,9 +59,22 @@ impl Factored {
         let new = |name, cols| BufferSpec::new(name, 0, cols, DType::F64).wire(wire);
         let [rows, cols, all] = names;
         program
-            .buffer(new(rows, 0).cut(Cut::Stack, Cut::With(Side::Rows)).summed(Side::Cols))
-            .buffer(new(cols, 0).cut(Cut::Stack, Cut::With(Side::Cols)).summed(Side::Rows))
-            .buffer(new(all, 1).cut(Cut::Stack, Cut::Whole).summed(Side::Rows).summed(Side::Cols))
+            .buffer(
+                new(rows, 0)
+                    .sharded(DimSharding::PerMatrix, DimSharding::LikeParam(Side::Rows))
+                    .summed(Side::Cols),
+            )
+            .buffer(
+                new(cols, 0)
+                    .sharded(DimSharding::PerMatrix, DimSharding::LikeParam(Side::Cols))
+                    .summed(Side::Rows),
+            )
+            .buffer(
+                new(all, 1)
+                    .sharded(DimSharding::PerMatrix, DimSharding::Replicated)
+                    .summed(Side::Rows)
+                    .summed(Side::Cols),
+            )
     }
 
     /// Appends the sums over what others store.

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::kernels;
-use crate::spec::{Block, Code, Cut, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage};
+use crate::spec::{Block, Code, DimSharding, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage};
 use crate::tensor::DType;
 
 /// The settings that it reads.
@@ -93,9 +93,9 @@ impl LowRank {
     }
 
     pub(super) fn orientation(&self, ways: [usize; 2]) -> Option<bool> {
-        let cut = ways.map(|n| n > 1);
+        let sharding = ways.map(|n| n > 1);
         // Transposed: the rows are projected.
-        (self.projection == Projection::Unsharded && cut[0] != cut[1]).then_some(cut[1])
+        (self.projection == Projection::Unsharded && sharding[0] != sharding[1]).then_some(sharding[1])
     }
 
     /// The sides that are projected, rows first.
@@ -122,9 +122,9 @@ impl LowRank {
         let (lead, wide) = (p.shape.len() - 2, p.dtype.arithmetic());
         let side = |side: Side| {
             if sides.contains(&side) {
-                (self.rank(), Cut::Whole)
+                (self.rank(), DimSharding::Replicated)
             } else {
-                (p.shape[lead + side.index()], Cut::With(lead + side.index()))
+                (p.shape[lead + side.index()], DimSharding::LikeParam(lead + side.index()))
             }
         };
         let (rows, cols) = (side(Side::Rows), side(Side::Cols));
@@ -139,7 +139,7 @@ impl LowRank {
                 shape: p.shape[..lead].iter().copied().chain([rows.0, cols.0]).collect(),
                 dtype: dtype.or(self.storage.dtype()).unwrap_or(wide),
                 init: Init::Zeros,
-                cuts: (0..lead).map(Cut::With).chain([rows.1, cols.1]).collect(),
+                sharding: (0..lead).map(DimSharding::LikeParam).chain([rows.1, cols.1]).collect(),
                 share,
                 coded: None,
                 on_host: false,

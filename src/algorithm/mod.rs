@@ -47,7 +47,7 @@ pub trait Algorithm: Debug + Send + Sync {
 
     /// Whether it takes parameters of any shape whole, each as one block. Sums over blocks that are cut are then made for
     /// all of them together, by one collective.
-    fn joint(&self) -> bool {
+    fn whole_parameter(&self) -> bool {
         false
     }
 
@@ -232,7 +232,7 @@ pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'stati
 
 /// Whether an algorithm takes parameters that are no matrices.
 fn any_shape(algorithm: &dyn Algorithm) -> bool {
-    algorithm.flat() || algorithm.joint()
+    algorithm.flat() || algorithm.whole_parameter()
 }
 
 /// One block that is the whole parameter, for elementwise algorithms.

@@ -10,7 +10,7 @@ use super::stage::{StageIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Description, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
+use crate::spec::{Block, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 1] = ["nesterov"];
@@ -67,8 +67,9 @@ impl Algorithm for Muon {
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
-        let along = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
-        let program = Program::new().buffer(BufferSpec::new("u", rows, cols, dtype).cut(along[0], along[1]));
+        let along = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
+        let program =
+            Program::new().buffer(BufferSpec::new("u", rows, cols, dtype).sharded(along[0], along[1]));
         let mut program = self.common.scratch(program, rows, cols, dtype)?;
         if self.neuron.is_some() {
             program = Neuron::buffers(program, shape, rows, along[0]);

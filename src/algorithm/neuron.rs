@@ -13,7 +13,9 @@ use crate::error::Result;
 use crate::kernels;
 use crate::kernels::{Chosen, Neurons};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::spec::{
+    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["norm_scope", "variance_dtype"];
@@ -47,8 +49,8 @@ impl Neuron {
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
         let split = view.splits() == Some(Side::Cols);
         let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype));
-        if let (Some(last), Some(cut)) = (spec.shape.last_mut(), spec.cuts.last_mut()) {
-            (*last, *cut) = (if split { blocks.len() } else { 1 }, Cut::Whole);
+        if let (Some(last), Some(sharding)) = (spec.shape.last_mut(), spec.sharding.last_mut()) {
+            (*last, *sharding) = (if split { blocks.len() } else { 1 }, DimSharding::Replicated);
         }
         let share = Share::Side { side: Side::Rows, leading: view.leading(p), column: split };
         StateSpec { init: Init::Zeros, share, ..spec }
@@ -56,17 +58,28 @@ impl Neuron {
 
     /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `cut` are
     /// those of the rows of `U` that are stored.
-    pub(super) fn buffers(program: Program, shape: &UnitShape, rows: usize, cut: Cut<Side>) -> Program {
+    pub(super) fn buffers(
+        program: Program,
+        shape: &UnitShape,
+        rows: usize,
+        sharding: DimSharding<Side>,
+    ) -> Program {
         let new = |name, rows, cols| BufferSpec::new(name, rows, cols, DType::F64);
         let (squares, totals) = match shape.inner.as_slice() {
             [_, middle @ .., _] if !middle.is_empty() => {
                 let neurons: usize = middle.iter().product();
                 let groups: usize = middle[..middle.len() - 1].iter().product();
-                let squares = new("squares", rows, neurons).cut(cut, Cut::Whole);
-                (squares, new("totals", rows, 2 * groups).cut(cut, Cut::Whole).summed(Side::Cols))
+                let squares = new("squares", rows, neurons).sharded(sharding, DimSharding::Replicated);
+                (
+                    squares,
+                    new("totals", rows, 2 * groups)
+                        .sharded(sharding, DimSharding::Replicated)
+                        .summed(Side::Cols),
+                )
             }
             _ => {
-                let squares = new("squares", rows, 1).cut(cut, Cut::Whole).summed(Side::Cols);
+                let squares =
+                    new("squares", rows, 1).sharded(sharding, DimSharding::Replicated).summed(Side::Cols);
                 (squares, new("totals", 1, 2).summed(Side::Rows))
             }
         };

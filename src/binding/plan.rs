@@ -274,7 +274,7 @@ impl PyPlan {
             entry.set_item("seed", seed)?;
             entry.set_item("on_host", s.spec.on_host)?;
             entry.set_item("shards", &s.shards)?;
-            let coded = s.spec.coded.filter(|_| s.spec.dtype.is_coded());
+            let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());
             entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;
             Ok::<_, PyErr>(entry)
         };

@@ -23,16 +23,18 @@ pub enum Collective {
 /// (a partial value cannot be produced, and one kind of contribution is not another).
 #[must_use]
 pub fn lower(from: Placement, to: Placement, ranks: usize) -> Option<Collective> {
-    use Placement::{Dealt, Partial, Replicate, Shard, Strided};
+    use Placement::{OwnerSharded, Partial, Replicate, Shard, Strided};
     if ranks <= 1 || from == to {
         return Some(Collective::Nothing);
     }
     match (from, to) {
         (Partial(how), Replicate) => Some(Collective::AllReduce(how)),
-        (Partial(how), Shard(_) | Strided(_) | Dealt) => Some(Collective::ReduceScatter(how)),
-        (Shard(_) | Strided(_) | Dealt, Replicate) => Some(Collective::AllGather),
-        (Shard(_) | Strided(_) | Dealt, Shard(_) | Strided(_) | Dealt) => Some(Collective::AllToAll),
-        (Replicate, Shard(_) | Strided(_) | Dealt) => Some(Collective::Slice),
+        (Partial(how), Shard(_) | Strided(_) | OwnerSharded) => Some(Collective::ReduceScatter(how)),
+        (Shard(_) | Strided(_) | OwnerSharded, Replicate) => Some(Collective::AllGather),
+        (Shard(_) | Strided(_) | OwnerSharded, Shard(_) | Strided(_) | OwnerSharded) => {
+            Some(Collective::AllToAll)
+        }
+        (Replicate, Shard(_) | Strided(_) | OwnerSharded) => Some(Collective::Slice),
         (_, Partial(_)) | (Replicate, Replicate) => None,
     }
 }
@@ -46,7 +48,7 @@ mod tests {
         Placement::Shard(0),
         Placement::Shard(1),
         Placement::Strided(0),
-        Placement::Dealt,
+        Placement::OwnerSharded,
         Placement::Partial(Reduction::Sum),
         Placement::Partial(Reduction::Avg),
     ];
@@ -70,9 +72,9 @@ mod tests {
         assert_eq!(lower(Shard(0), Shard(1), 2), Some(Collective::AllToAll));
         assert_eq!(lower(Replicate, Shard(1), 2), Some(Collective::Slice));
         assert_eq!(lower(Shard(1), Shard(1), 8), Some(Collective::Nothing));
-        assert_eq!(lower(Shard(1), Placement::Dealt, 8), Some(Collective::AllToAll));
-        assert_eq!(lower(Placement::Dealt, Replicate, 8), Some(Collective::AllGather));
-        assert_eq!(lower(sum, Placement::Dealt, 8), Some(Collective::ReduceScatter(Reduction::Sum)));
+        assert_eq!(lower(Shard(1), Placement::OwnerSharded, 8), Some(Collective::AllToAll));
+        assert_eq!(lower(Placement::OwnerSharded, Replicate, 8), Some(Collective::AllGather));
+        assert_eq!(lower(sum, Placement::OwnerSharded, 8), Some(Collective::ReduceScatter(Reduction::Sum)));
         assert_eq!(lower(Replicate, sum, 2), None);
         assert_eq!(lower(sum, Partial(Reduction::Avg), 2), None);
     }

@@ -8,7 +8,7 @@ mod region;
 pub use lower::{Collective, lower};
 pub use mesh::{Axis, Mesh};
 pub use placement::{Placement, Reduction};
-pub use region::{Cutters, chunk, local_shape, spans};
+pub use region::{ShardingAxes, chunk, local_shape, spans};
 
 /// The layout of one parameter: one placement per mesh axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

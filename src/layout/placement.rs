@@ -21,5 +21,5 @@ pub enum Placement {
     /// Every rank holds a contribution. Of a parameter it is said of the gradient: it is not averaged yet.
     Partial(Reduction),
     /// Every rank holds some of the matrices, each whole.
-    Dealt,
+    OwnerSharded,
 }

@@ -14,9 +14,9 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
 
 /// The axes that cut one dimension, outermost first: number of ranks, and where this process stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cutters(Vec<(usize, usize)>);
+pub struct ShardingAxes(Vec<(usize, usize)>);
 
-impl Cutters {
+impl ShardingAxes {
     /// The axes of a layout that cut dimension `dim`, with their positions in the mesh.
     #[must_use]
     pub fn of(layout: &Layout, dim: usize) -> (Self, Vec<usize>) {
@@ -91,8 +91,8 @@ impl Cutters {
 #[must_use]
 pub fn spans(shape: &[usize], layout: &Layout) -> Vec<(usize, usize)> {
     let cut = |(dim, &size)| {
-        let (cutters, _) = Cutters::of(layout, dim);
-        cutters.span(size, cutters.depth())
+        let (sharding, _) = ShardingAxes::of(layout, dim);
+        sharding.span(size, sharding.depth())
     };
     shape.iter().enumerate().map(cut).collect()
 }

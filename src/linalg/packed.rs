@@ -12,7 +12,7 @@ use crate::tensor::FlatView;
 const BLOCK: usize = 2048;
 
 /// Which symmetric matrix is in panels; `X` and parts of it are brought there for every use.
-type Held = Option<usize>;
+type BufferShard = Option<usize>;
 
 /// One matrix and its workspace.
 ///
@@ -26,7 +26,7 @@ pub(super) struct Packed {
     squares: Vec<FlatView>,
     shifts: Vec<f64>,
     panels: [FlatView; 2],
-    held: [Held; 2],
+    held: [BufferShard; 2],
     /// What `X` is still to be multiplied by.
     pending: f64,
     spread: bool,

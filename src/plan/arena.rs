@@ -2,7 +2,7 @@
 
 use super::bucket::Bucket;
 use super::coalesce::Train;
-use super::redistribute::{Hop, HopKind, Segment, Step, shared};
+use super::redistribute::{Redistribution, RedistributionKind, Segment, Step, shared};
 use super::route::{Counts, Route};
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
@@ -48,37 +48,43 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
     let mut grow = |at: usize, bytes: usize| sizes[at] = bytes.max(sizes[at]);
     let messages = buffers.len();
     for (at, spec) in buffers.iter().enumerate() {
-        let stored = super::redistribute::Held { units: 0..bucket.units.len(), depth: bucket.depth() };
-        let times = if spec.taken { shared(bucket, bucket.dealt.len()).len().max(1) } else { 1 };
-        grow(at, times * Hop::area(bucket, spec, &stored) * spec.dtype.bytes());
+        let stored = super::redistribute::BufferShard { units: 0..bucket.units.len(), depth: bucket.depth() };
+        let times = if spec.taken { shared(bucket, bucket.owner_axes.len()).len().max(1) } else { 1 };
+        grow(at, times * Redistribution::area(bucket, spec, &stored) * spec.dtype.bytes());
     }
     let slices = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
-        Step::Unpack(hop) if hop.kind == HopKind::Slice => Some(hop),
+        Step::Unpack(redistribution) if redistribution.kind == RedistributionKind::Slice => {
+            Some(redistribution)
+        }
         _ => None,
     });
-    for hop in segments.iter().flat_map(|s| &s.hops).chain(slices) {
-        let spec = &buffers[hop.buffer];
+    for redistribution in segments.iter().flat_map(|s| &s.redistributions).chain(slices) {
+        let spec = &buffers[redistribution.buffer];
         let each = spec.dtype.bytes();
-        for held in [&hop.before, &hop.after] {
-            grow(hop.buffer, Hop::area(bucket, spec, held) * each);
+        for held in [&redistribution.before, &redistribution.after] {
+            grow(redistribution.buffer, Redistribution::area(bucket, spec, held) * each);
         }
-        let Counts { send, recv } = Route::new(bucket, hop).counts();
+        let Counts { send, recv } = Route::new(bucket, redistribution).counts();
         let (send, recv) = (send.iter().sum::<usize>(), recv.iter().sum::<usize>());
-        match hop.kind {
-            HopKind::Deal { .. } | HopKind::ReduceDeal { .. } => grow(messages, recv * each),
-            HopKind::Undeal { .. } => grow(messages, send * each),
-            HopKind::Collect { .. } => {
-                grow(hop.buffer, recv * each);
+        match redistribution.kind {
+            RedistributionKind::ToOwner { .. } | RedistributionKind::ReduceToOwner { .. } => {
+                grow(messages, recv * each)
+            }
+            RedistributionKind::FromOwner { .. } => grow(messages, send * each),
+            RedistributionKind::GatherOwned { .. } => {
+                grow(redistribution.buffer, recv * each);
                 grow(messages, send * each);
             }
-            HopKind::Gather { .. } => {
-                grow(hop.buffer, send * each);
+            RedistributionKind::AllGather { .. } => {
+                grow(redistribution.buffer, send * each);
                 grow(messages, recv * each);
             }
-            HopKind::AllReduce { .. } if hop.staged(spec) && hop.message == 0 => {
+            RedistributionKind::AllReduce { .. }
+                if redistribution.staged(spec) && redistribution.message == 0 =>
+            {
                 grow(messages, send * spec.wire.bytes());
             }
-            HopKind::AllReduce { .. } | HopKind::Slice => {}
+            RedistributionKind::AllReduce { .. } | RedistributionKind::Slice => {}
         }
     }
     sizes

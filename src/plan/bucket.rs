@@ -8,9 +8,9 @@ use super::param::Member;
 use super::split::{Limit, linear_bytes, split, stored_bytes};
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;
-use crate::layout::{Axis, Cutters, Layout, Placement, Reduction};
+use crate::layout::{Axis, Layout, Placement, Reduction, ShardingAxes};
 use crate::program::{BufferSpec, Program};
-use crate::spec::{Cut, Side, UnitShape};
+use crate::spec::{DimSharding, Side, UnitShape};
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct BucketAxis {
     /// The axis.
     pub axis: Axis,
     /// The side of the blocks that it cuts; if none it holds copies.
-    pub cuts: Option<Side>,
+    pub shards: Option<Side>,
     /// Whether the copies' gradients have still to be averaged.
     pub pending: bool,
     /// Whether it cuts the stack of a parameter that is taken whole.
@@ -65,11 +65,11 @@ pub struct Bucket {
     /// The axes of more than one rank that matter here.
     pub axes: Vec<BucketAxis>,
     /// How rows and columns are cut, and by which of `axes`.
-    pub sides: [(Cutters, Vec<usize>); 2],
+    pub sides: [(ShardingAxes, Vec<usize>); 2],
     /// Sets of `axes` as one axis each, by which sums over all of a parameter are made.
     pub joined: Vec<(Vec<usize>, Axis)>,
     /// Whether blocks are parameters that are taken whole.
-    pub joint: bool,
+    pub whole_parameter: bool,
     /// The axes along which such parameters are copied, in a regular mesh: sums may go along them too, with one copy's
     /// contributions.
     pub copies: Vec<Axis>,
@@ -81,7 +81,7 @@ pub struct Bucket {
     /// The number of the buffer that gradients are averaged in, if they are.
     pub gradient: Option<usize>,
     /// The axes over which whole matrices are dealt out, in order.
-    pub dealt: Vec<usize>,
+    pub owner_axes: Vec<usize>,
 }
 
 impl Bucket {
@@ -95,15 +95,15 @@ impl Bucket {
         depth: [usize; 2],
     ) -> std::ops::Range<usize> {
         let length = [spec.rows, spec.cols][d];
-        match spec.cuts[d] {
-            Cut::Whole if spec.stored && d == 1 => 0..unit.piece.local.numel(),
-            Cut::Whole => 0..length,
-            Cut::Stack => 0..unit.piece.stack,
-            Cut::With(side) => {
-                let (extent, (cutters, _)) = (unit.extent(side), &self.sides[side.index()]);
-                extent.clip(cutters.span(extent.dim, depth[side.index()]))
+        match spec.sharding[d] {
+            DimSharding::Replicated if spec.stored && d == 1 => 0..unit.piece.local.numel(),
+            DimSharding::Replicated => 0..length,
+            DimSharding::PerMatrix => 0..unit.piece.stack,
+            DimSharding::LikeParam(side) => {
+                let (extent, (sharding, _)) = (unit.extent(side), &self.sides[side.index()]);
+                extent.clip(sharding.span(extent.dim, depth[side.index()]))
             }
-            Cut::Spread(side) => {
+            DimSharding::Even(side) => {
                 let (start, len) = self.sides[side.index()].0.span(length, depth[side.index()]);
                 start..start + len
             }
@@ -120,14 +120,14 @@ impl Bucket {
         depth: [usize; 2],
         (side, level, peer): (Side, usize, usize),
     ) -> std::ops::Range<usize> {
-        let cutters = &self.sides[side.index()].0;
-        match spec.cuts[d] {
-            Cut::With(own) if own == side => {
+        let sharding = &self.sides[side.index()].0;
+        match spec.sharding[d] {
+            DimSharding::LikeParam(own) if own == side => {
                 let extent = unit.extent(side);
-                extent.clip(cutters.part(extent.dim, level, peer))
+                extent.clip(sharding.part(extent.dim, level, peer))
             }
-            Cut::Spread(own) if own == side => {
-                let (start, len) = cutters.part([spec.rows, spec.cols][d], level, peer);
+            DimSharding::Even(own) if own == side => {
+                let (start, len) = sharding.part([spec.rows, spec.cols][d], level, peer);
                 start..start + len
             }
             _ => self.span(unit, spec, d, depth),
@@ -153,7 +153,7 @@ impl Bucket {
     #[must_use]
     pub fn summed(&self, spec: &BufferSpec) -> Vec<usize> {
         let [rows, cols, stack] = spec.summed;
-        let over = |axis: &BucketAxis| match axis.cuts {
+        let over = |axis: &BucketAxis| match axis.shards {
             Some(Side::Rows) => rows,
             Some(Side::Cols) => cols,
             None => axis.stack && stack,
@@ -180,17 +180,18 @@ pub(super) fn buckets(
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for member in members {
         let algorithm = &algorithms[member.algorithm];
-        let joint = algorithm.joint();
+        let whole_parameter = algorithm.whole_parameter();
         let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
-        let transposed =
-            leading.is_some() && !joint && member.spec.oriented(member.pieces.iter().map(|p| p.block));
+        let transposed = leading.is_some()
+            && !whole_parameter
+            && member.spec.oriented(member.pieces.iter().map(|p| p.block));
         let ways = member.ways(algorithm);
         for piece in &member.pieces {
-            if piece.block.numel() == 0 && !algorithm.flat() && !joint {
+            if piece.block.numel() == 0 && !algorithm.flat() && !whole_parameter {
                 continue;
             }
             // Blocks of an algorithm that takes any shape share a bucket.
-            let any = algorithm.flat() || joint;
+            let any = algorithm.flat() || whole_parameter;
             let [rows, cols] = if any { [1, 0] } else { [piece.block.rows, piece.block.cols] };
             let shape = UnitShape {
                 rows,
@@ -200,7 +201,7 @@ pub(super) fn buckets(
                 alone: member.layout.distributed_axes().next().is_none(),
                 inner: match leading.map(|leading| &member.spec.shape[leading..]) {
                     None => Vec::new(),
-                    Some(behind) if joint => vec![0; behind.len()],
+                    Some(behind) if whole_parameter => vec![0; behind.len()],
                     Some(behind) if behind.len() > 2 => behind.to_vec(),
                     Some(_) => vec![rows, cols],
                 },
@@ -220,14 +221,14 @@ pub(super) fn buckets(
                 bucket.units.push(unit);
             } else {
                 let program = algorithm.program(&shape)?;
-                open.push((start(member, program, shape, unit, (leading, joint)), &member.layout));
+                open.push((start(member, program, shape, unit, (leading, whole_parameter)), &member.layout));
             }
         }
     }
     let mut loads = Loads::default();
     let parts = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits[bucket.group]));
     let mut closed: Vec<Bucket> = parts.collect();
-    closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.joint));
+    closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
     for bucket in &mut closed {
         // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
         bucket.units.retain(|unit| unit.piece.lead.is_some());
@@ -240,7 +241,13 @@ pub(super) fn buckets(
 type Kind = (Option<usize>, bool);
 
 /// A bucket with its first unit.
-fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leading, joint): Kind) -> Bucket {
+fn start(
+    member: &Member,
+    program: Program,
+    shape: UnitShape,
+    unit: Unit,
+    (leading, whole_parameter): Kind,
+) -> Bucket {
     let layout = &member.layout;
     let side = |dim: usize| {
         let side = match leading {
@@ -251,7 +258,7 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leadi
         (member.whole != Some(side)).then_some(side)
     };
     let stack = |placement: &Placement| match (placement, leading) {
-        (Placement::Shard(dim) | Placement::Strided(dim), Some(_)) => joint || side(*dim).is_none(),
+        (Placement::Shard(dim) | Placement::Strided(dim), Some(_)) => whole_parameter || side(*dim).is_none(),
         (Placement::Shard(_) | Placement::Strided(_), None) => true,
         _ => false,
     };
@@ -264,23 +271,23 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leadi
             continue;
         }
         let pending = matches!(placement, Placement::Partial(Reduction::Avg));
-        let cuts = match placement {
+        let shards = match placement {
             Placement::Shard(dim) | Placement::Strided(dim) => side(*dim),
             _ => None,
         };
-        let copies = leading.is_some() && !joint && *placement == Placement::Replicate;
-        let stack = joint && cuts.is_none() && stack(placement);
-        if pending || copies || stack || cuts.is_some() {
+        let copies = leading.is_some() && !whole_parameter && *placement == Placement::Replicate;
+        let stack = whole_parameter && shards.is_none() && stack(placement);
+        if pending || copies || stack || shards.is_some() {
             kept[at] = Some(axes.len());
-            axes.push(BucketAxis { axis: axis.clone(), cuts, pending, stack });
+            axes.push(BucketAxis { axis: axis.clone(), shards, pending, stack });
         }
     }
-    let cutters = |d: usize| match leading {
-        None => (Cutters::default(), Vec::new()),
-        Some(_) if member.whole == Some([Side::Rows, Side::Cols][d]) => (Cutters::default(), Vec::new()),
+    let sharding = |d: usize| match leading {
+        None => (ShardingAxes::default(), Vec::new()),
+        Some(_) if member.whole == Some([Side::Rows, Side::Cols][d]) => (ShardingAxes::default(), Vec::new()),
         Some(leading) => {
-            let (cutters, at) = Cutters::of(layout, leading + d);
-            (cutters, at.into_iter().filter_map(|i| kept[i]).collect())
+            let (sharding, at) = ShardingAxes::of(layout, leading + d);
+            (sharding, at.into_iter().filter_map(|i| kept[i]).collect())
         }
     };
     let mut bucket = Bucket {
@@ -290,18 +297,18 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leadi
         stacks,
         widest: 0,
         leading,
-        joint,
+        whole_parameter,
         copies: Vec::new(),
         joined: Vec::new(),
         whole: member.whole,
-        sides: [cutters(0), cutters(1)],
+        sides: [sharding(0), sharding(1)],
         gradient: None,
-        dealt: Vec::new(),
+        owner_axes: Vec::new(),
         axes,
         program,
         shape,
     };
-    if joint && !layout.mesh.irregular {
+    if whole_parameter && !layout.mesh.irregular {
         let replicas = layout.distributed_axes().filter(|(_, placement)| *placement == Placement::Replicate);
         bucket.copies = replicas.map(|(axis, _)| axis.clone()).collect();
         let summed = bucket.program.buffers.iter().map(|spec| bucket.summed(spec));
@@ -309,11 +316,11 @@ fn start(member: &Member, program: Program, shape: UnitShape, unit: Unit, (leadi
         let parts = |set: &[usize]| set.iter().map(|&a| &bucket.axes[a].axis).collect::<Vec<_>>();
         bucket.joined = sets.into_iter().map(|set| (set.clone(), Axis::joined(&parts(&set)))).collect();
     }
-    let spec = if joint {
+    let spec = if whole_parameter {
         BufferSpec::stored("gradient", bucket.shape.param)
     } else {
         BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
-            .cut(Cut::With(Side::Rows), Cut::With(Side::Cols))
+            .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
     };
     let pending = bucket.axes.iter().any(|a| a.pending);
     if pending && linear_bytes(&bucket).is_none_or(|bytes| bytes >= stored_bytes(&bucket, &spec)) {

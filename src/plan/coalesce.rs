@@ -2,7 +2,7 @@
 
 use super::arena::{ArenaRange, sizes};
 use super::bucket::Bucket;
-use super::redistribute::{Hop, HopKind, Segment, Step};
+use super::redistribute::{Redistribution, RedistributionKind, Segment, Step};
 use super::route::Route;
 use crate::layout::{Axis, Reduction};
 use crate::tensor::DType;
@@ -11,7 +11,7 @@ use crate::tensor::DType;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Call {
     /// The hops, each with its bucket.
-    pub(super) hops: Vec<(usize, Hop)>,
+    pub(super) redistributions: Vec<(usize, Redistribution)>,
     /// The axis that it goes along.
     pub(super) axis: Axis,
     /// The ranks of the axes of the mesh that it goes along.
@@ -50,7 +50,7 @@ pub(super) struct Train {
 #[must_use]
 pub(super) fn trains(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Train> {
     let together: Vec<usize> =
-        (0..buckets.len()).filter(|&b| buckets[b].joint && segments[b].len() > 1).collect();
+        (0..buckets.len()).filter(|&b| buckets[b].whole_parameter && segments[b].len() > 1).collect();
     let mut trains = Vec::new();
     for bucket in 0..buckets.len() {
         if together.first() == Some(&bucket) {
@@ -69,12 +69,13 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
         ..Train::default()
     };
     if let [alone] = members
-        && !buckets[*alone].joint
+        && !buckets[*alone].whole_parameter
     {
-        let call = |hop: &Hop| Sum::of(&buckets[*alone], *alone, hop).alone();
+        let call =
+            |redistribution: &Redistribution| Sum::of(&buckets[*alone], *alone, redistribution).alone();
         let stop = |s: &Segment| Stop {
             computes: if s.steps.is_empty() { Vec::new() } else { vec![(*alone, s.steps.clone())] },
-            calls: s.hops.iter().map(call).collect(),
+            calls: s.redistributions.iter().map(call).collect(),
         };
         train.stops = segments[*alone].iter().map(stop).collect();
         return train;
@@ -89,7 +90,9 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
         let mut stop = Stop { computes: computes(buckets, &joining), ..Stop::default() };
         let sums: Vec<Sum> = joining
             .iter()
-            .flat_map(|(b, s)| s.hops.iter().map(|hop| Sum::of(&buckets[*b], *b, hop)))
+            .flat_map(|(b, s)| {
+                s.redistributions.iter().map(|redistribution| Sum::of(&buckets[*b], *b, redistribution))
+            })
             .collect();
         for sum in &sums {
             train.call(&mut stop, sum, &sums);
@@ -115,7 +118,7 @@ fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Ve
 /// A hop of a bucket in a train.
 struct Sum<'a> {
     bucket: usize,
-    hop: &'a Hop,
+    redistribution: &'a Redistribution,
     /// The axis that it goes along.
     axis: Axis,
     /// The ranks of the axes of the mesh that this is.
@@ -127,21 +130,28 @@ struct Sum<'a> {
 }
 
 impl<'a> Sum<'a> {
-    fn of(bucket: &'a Bucket, number: usize, hop: &'a Hop) -> Self {
-        let dtype = hop.dtype(&bucket.program.buffers[hop.buffer]);
-        let elements: usize = Route::new(bucket, hop).counts().send.iter().sum();
-        let (axis, copies) = (bucket.axis(hop.axis).clone(), bucket.copies.as_slice());
-        let lines = match hop.axis.checked_sub(bucket.axes.len()).and_then(|at| bucket.joined.get(at)) {
-            Some((set, _)) => set.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).collect(),
-            None => vec![axis.ranks.clone()],
-        };
-        Self { bucket: number, hop, axis, lines, copies, dtype, bytes: elements * dtype.bytes() }
+    fn of(bucket: &'a Bucket, number: usize, redistribution: &'a Redistribution) -> Self {
+        let dtype = redistribution.dtype(&bucket.program.buffers[redistribution.buffer]);
+        let elements: usize = Route::new(bucket, redistribution).counts().send.iter().sum();
+        let (axis, copies) = (bucket.axis(redistribution.axis).clone(), bucket.copies.as_slice());
+        let lines =
+            match redistribution.axis.checked_sub(bucket.axes.len()).and_then(|at| bucket.joined.get(at)) {
+                Some((set, _)) => set.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).collect(),
+                None => vec![axis.ranks.clone()],
+            };
+        Self { bucket: number, redistribution, axis, lines, copies, dtype, bytes: elements * dtype.bytes() }
     }
 
     /// The collective of this sum alone.
     fn alone(&self) -> Call {
-        let hops = vec![(self.bucket, self.hop.clone())];
-        Call { hops, axis: self.axis.clone(), lines: self.lines.clone(), dtype: self.dtype, message: None }
+        let redistributions = vec![(self.bucket, self.redistribution.clone())];
+        Call {
+            redistributions,
+            axis: self.axis.clone(),
+            lines: self.lines.clone(),
+            dtype: self.dtype,
+            message: None,
+        }
     }
 
     /// The axes of copies by which this sum goes along `wide`, if it can.
@@ -157,27 +167,31 @@ impl Train {
     /// Adds a sum to a collective that goes the same way, or begins one. Where another sum goes along more ranks, of which
     /// those beyond the own axis have copies, it goes with that, and one of the copies contributes.
     fn call(&mut self, stop: &mut Stop, sum: &Sum<'_>, all: &[Sum<'_>]) {
-        if sum.hop.kind != (HopKind::AllReduce { how: Reduction::Sum }) {
+        if sum.redistribution.kind != (RedistributionKind::AllReduce { how: Reduction::Sum }) {
             stop.calls.push(sum.alone());
             return;
         }
-        let wider = all.iter().filter(|other| other.dtype == sum.dtype && other.hop.kind == sum.hop.kind);
+        let wider = all
+            .iter()
+            .filter(|other| other.dtype == sum.dtype && other.redistribution.kind == sum.redistribution.kind);
         let ways = wider.filter_map(|other| Some((other, sum.reaches(&other.axis)?)));
         let (way, added) = ways.max_by_key(|(other, _)| other.axis.ranks.len()).unwrap_or((sum, Vec::new()));
         let silent = added.iter().any(|copies| copies.coordinate != 0);
         let own = stop.computes.iter_mut().filter(|(bucket, _)| *bucket == sum.bucket);
         for step in own.flat_map(|(_, steps)| steps) {
             match step {
-                Step::Pack(hop) if hop == sum.hop => hop.silent = silent,
+                Step::Pack(redistribution) if redistribution == sum.redistribution => {
+                    redistribution.silent = silent
+                }
                 _ => {}
             }
         }
         let place = self.buckets.iter().position(|&b| b == sum.bucket).unwrap_or(0);
-        let part = (place, sum.hop.message, sum.bytes);
+        let part = (place, sum.redistribution.message, sum.bytes);
         let same =
             |call: &&mut Call| call.message.is_some() && call.axis == way.axis && call.dtype == sum.dtype;
         if let Some(call) = stop.calls.iter_mut().find(same) {
-            call.hops.push((sum.bucket, sum.hop.clone()));
+            call.redistributions.push((sum.bucket, sum.redistribution.clone()));
             self.messages[call.message.unwrap_or(0)].push(part);
         } else {
             let message = Some(self.messages.len());

@@ -32,16 +32,17 @@ impl Plan {
             for unit in &bucket.units {
                 let spec = &self.members[unit.param].spec;
                 let about = algorithm.describe(spec, &[unit.piece.block], bucket.shape.ways);
-                let all = if bucket.joint { spec.numel() } else { unit.piece.block.numel() };
+                let all = if bucket.whole_parameter { spec.numel() } else { unit.piece.block.numel() };
                 work.local += (about.flops - about.whole_flops) * share(unit.piece.local.numel(), all);
-                if bucket.dealt.is_empty() {
+                if bucket.owner_axes.is_empty() {
                     for total in [&mut work.whole, &mut work.whole_most, &mut work.whole_mean] {
                         *total += about.whole_flops;
                     }
                     continue;
                 }
                 let (key, number) = tally(bucket);
-                let me: Vec<usize> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
+                let me: Vec<usize> =
+                    bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
                 let count = key.iter().map(Vec::len).product();
                 let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], number(&me)));
                 let owner = number(&unit.owner);
@@ -62,7 +63,7 @@ impl Plan {
     #[must_use]
     pub fn owners(&self) -> BTreeMap<usize, String> {
         let mut owners: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-        for bucket in self.buckets.iter().filter(|b| !b.dealt.is_empty()) {
+        for bucket in self.buckets.iter().filter(|b| !b.owner_axes.is_empty()) {
             for unit in &bucket.units {
                 let owner = owner(bucket, &unit.owner);
                 let list = owners.entry(unit.param).or_default();
@@ -94,7 +95,7 @@ impl Plan {
 
 fn owner(bucket: &Bucket, places: &[usize]) -> String {
     let name = |(&axis, at): (&usize, &usize)| format!("{}={at}", bucket.axes[axis].axis.name);
-    bucket.dealt.iter().zip(places).map(name).collect::<Vec<_>>().join(",")
+    bucket.owner_axes.iter().zip(places).map(name).collect::<Vec<_>>().join(",")
 }
 
 #[allow(clippy::cast_precision_loss)] // a fraction

@@ -44,14 +44,15 @@ impl Plan {
 
     fn compute(&self, compute: &Compute) -> String {
         let bucket = &self.buckets[compute.bucket];
-        let buffer = |hop: &super::Hop| bucket.program.buffers[hop.buffer].name;
+        let buffer =
+            |redistribution: &super::Redistribution| bucket.program.buffers[redistribution.buffer].name;
         let words: Vec<String> = compute
             .steps
             .iter()
             .map(|step| match step {
                 Step::Gradients => "gradients".into(),
-                Step::Pack(hop) => format!("pack({})", buffer(hop)),
-                Step::Unpack(hop) => format!("unpack({})", buffer(hop)),
+                Step::Pack(redistribution) => format!("pack({})", buffer(redistribution)),
+                Step::Unpack(redistribution) => format!("unpack({})", buffer(redistribution)),
                 Step::Stage(point) => {
                     let count = (point.whole && bucket.distributed()).then(|| point.units.len().to_string());
                     let guard = point.guarded.then(|| "when due".to_owned());
@@ -160,7 +161,7 @@ fn about(bucket: &Bucket) -> String {
         .axes
         .iter()
         .map(|axis| {
-            let what = match (axis.cuts, axis.pending) {
+            let what = match (axis.shards, axis.pending) {
                 (Some(Side::Rows), _) => "rows",
                 (Some(Side::Cols), _) => "columns",
                 (None, _) if axis.stack => "leading dimensions",
@@ -170,8 +171,8 @@ fn about(bucket: &Bucket) -> String {
             format!("{} {what}/{}", axis.axis.name, axis.axis.ranks.len())
         })
         .collect();
-    if !bucket.dealt.is_empty() {
-        let names: Vec<&str> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.name.as_str()).collect();
+    if !bucket.owner_axes.is_empty() {
+        let names: Vec<&str> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.name.as_str()).collect();
         words.push(format!("whole matrices over ({})", names.join(", ")));
     }
     words.join(" · ")

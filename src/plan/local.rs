@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::layout::{Cutters, Layout, Placement, spans};
-use crate::spec::{Block, Cut, ParamSpec, Rect, Share, Side, StateSpec};
+use crate::layout::{Layout, Placement, ShardingAxes, spans};
+use crate::spec::{Block, DimSharding, ParamSpec, Rect, Share, Side, StateSpec};
 
 /// What the name of scales ends in.
 pub(super) const SCALES: &str = "_absmax";
@@ -80,21 +80,21 @@ impl LocalState {
     /// Lays a state out as its parameter is.
     #[must_use]
     pub fn of(spec: StateSpec, layout: &Layout) -> Self {
-        let source = |cut: &Cut<usize>| match cut {
-            Cut::Whole | Cut::Stack => None,
-            Cut::With(dim) | Cut::Spread(dim) => Some(*dim),
+        let source = |cut: &DimSharding<usize>| match cut {
+            DimSharding::Replicated | DimSharding::PerMatrix => None,
+            DimSharding::LikeParam(dim) | DimSharding::Even(dim) => Some(*dim),
         };
-        let spans = spec.shape.iter().zip(&spec.cuts).map(|(&size, cut)| match source(cut) {
+        let spans = spec.shape.iter().zip(&spec.sharding).map(|(&size, sharding)| match source(sharding) {
             None => (0, size),
             Some(dim) => {
-                let (cutters, _) = Cutters::of(layout, dim);
-                cutters.span(size, cutters.depth())
+                let (sharding, _) = ShardingAxes::of(layout, dim);
+                sharding.span(size, sharding.depth())
             }
         });
         let spans = spans.collect();
         let shards = layout.placements.iter().map(|placement| match placement {
             Placement::Shard(dim) | Placement::Strided(dim) => {
-                spec.cuts.iter().position(|cut| source(cut) == Some(*dim))
+                spec.sharding.iter().position(|sharding| source(sharding) == Some(*dim))
             }
             _ => None,
         });
@@ -221,9 +221,9 @@ pub(super) fn whole_blocks(
     let alike = blocks.iter().all(|b| b.rows == first.rows && b.cols == first.cols);
     // A state with a part for each block, wherever that is stored, has to be kept up on all processes.
     let common = |s: &StateSpec| matches!(s.share, Share::Block | Share::Side { column: true, .. });
-    let (cutters, _) = Cutters::of(layout, dim);
-    let even = all.is_multiple_of((cutters.ways() * each).max(1));
-    (cutters.depth() > 0 && alike && even && !states.iter().any(common)).then_some(side)
+    let (sharding, _) = ShardingAxes::of(layout, dim);
+    let even = all.is_multiple_of((sharding.ways() * each).max(1));
+    (sharding.depth() > 0 && alike && even && !states.iter().any(common)).then_some(side)
 }
 
 /// The blocks of a parameter whose first `leading` dimensions number its matrices. Along `whole` every process stores
@@ -288,8 +288,8 @@ pub(super) fn pieces(
         };
         match whole {
             None => {}
-            Some(Side::Rows) => piece.alone(&Cutters::of(layout, rows_dim).0, r.len(), |p| &mut p.rows),
-            Some(Side::Cols) => piece.alone(&Cutters::of(layout, cols_dim).0, c.len(), |p| &mut p.cols),
+            Some(Side::Rows) => piece.alone(&ShardingAxes::of(layout, rows_dim).0, r.len(), |p| &mut p.rows),
+            Some(Side::Cols) => piece.alone(&ShardingAxes::of(layout, cols_dim).0, c.len(), |p| &mut p.cols),
         }
         pieces.push(piece);
     }
@@ -298,9 +298,9 @@ pub(super) fn pieces(
 
 impl Piece {
     /// Makes the block one that lies whole on one process along a side: here if `stored` elements of that side are.
-    fn alone(&mut self, cutters: &Cutters, stored: usize, side: impl Fn(&mut Self) -> &mut Extent) {
+    fn alone(&mut self, sharding: &ShardingAxes, stored: usize, side: impl Fn(&mut Self) -> &mut Extent) {
         let Extent { dim, start, len, .. } = *side(self);
-        self.slot = cutters.place(dim, start).0 / len.max(1);
+        self.slot = sharding.place(dim, start).0 / len.max(1);
         *side(self) = Extent::whole(len);
         if stored == 0 {
             (self.lead, self.local) = (None, Rect::default());
@@ -313,7 +313,7 @@ impl Piece {
 fn slot(index: usize, shape: &[usize], layout: &Layout) -> usize {
     let (mut rest, mut slot, mut step) = (index, 0, 1);
     for (dim, &size) in shape.iter().enumerate().rev() {
-        let (at, largest) = Cutters::of(layout, dim).0.place(size, rest % size.max(1));
+        let (at, largest) = ShardingAxes::of(layout, dim).0.place(size, rest % size.max(1));
         rest /= size.max(1);
         slot += at * step;
         step *= largest;

@@ -24,14 +24,14 @@ pub use cost::Work;
 pub use fmt::placements;
 pub use local::{Extent, LocalState, Piece};
 pub use param::Member;
-pub use redistribute::{Held, Hop, HopKind, StagePoint, Step, owned_by};
+pub use redistribute::{BufferShard, Redistribution, RedistributionKind, StagePoint, Step, owned_by};
 pub use route::{Counts, Route};
 pub use schedule::{Compute, Instr, Transfer};
 pub use verify::{Footprints, verify};
 
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
-use crate::layout::{Cutters, Layout, Placement, Reduction, local_shape};
+use crate::layout::{Layout, Placement, Reduction, ShardingAxes, local_shape};
 use crate::spec::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS};
 use crate::spec::{Block, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::DType;
@@ -127,13 +127,13 @@ impl Plan {
                     // The outer axis cuts the side of Q, the inner one that of P.
                     spec.transposed = Some((dim == leading) == outer);
                 }
-                let ways = [leading, leading + 1].map(|dim| Cutters::of(&layout, dim).0.ways());
+                let ways = [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.ways());
                 spec.transposed = spec.transposed.or(algorithm.orientation(ways));
                 turn(&mut spec, algorithm, &blocks, &existing)?;
                 let states = algorithm.state(&spec, &blocks)?;
                 let (pieces, whole) = if algorithm.flat() {
                     (vec![local::flat_piece(&spec, &layout)], None)
-                } else if algorithm.joint() {
+                } else if algorithm.whole_parameter() {
                     (vec![local::whole_piece(&spec, leading, &layout)], None)
                 } else {
                     let whole = local::whole_blocks(&spec, &blocks, leading, &layout, &states);
@@ -206,7 +206,7 @@ fn turn(
 fn check_layout(spec: &ParamSpec, layout: &Layout) -> Result<()> {
     let wrong = layout.distributed_axes().find(|(_, placement)| match placement {
         Placement::Shard(dim) | Placement::Strided(dim) => *dim >= spec.shape.len(),
-        Placement::Partial(Reduction::Sum) | Placement::Dealt => true,
+        Placement::Partial(Reduction::Sum) | Placement::OwnerSharded => true,
         Placement::Partial(Reduction::Avg) | Placement::Replicate => false,
     });
     match wrong {

@@ -1,22 +1,22 @@
-//! Deals whole matrices out to the processes that share them.
+//! Owners of whole matrices among the processes that share them.
 
 use std::collections::BTreeMap;
 
 use super::bucket::Bucket;
 use crate::program::{BufferSpec, ProgramOp, Target};
-use crate::spec::{Cut, Side};
+use crate::spec::{DimSharding, Side};
 
-/// How a buffer comes to be whole along one axis.
+/// Placement of a buffer along one axis before it is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Its parts are put together where the matrix goes.
-    Cut(Side),
+pub(super) enum AxisPlacement {
+    /// Its shards are put together where the matrix goes.
+    Sharded(Side),
     /// Contributions are added.
     Summed(Side),
     /// Contributions are averaged.
     Averaged,
     /// It is whole already, on every rank.
-    Copied,
+    Replicated,
 }
 
 /// The buffer of a bucket's program that has to be whole for a stage.
@@ -31,21 +31,23 @@ pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
 /// The axes along which a buffer changes, in the order that moves the fewest bytes: sums first, which make it
 /// smaller, copies last. Nested cuts are undone from the inside.
 #[must_use]
-pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, Way)> {
+pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, AxisPlacement)> {
     let mut ways = Vec::new();
     for side in [Side::Rows, Side::Cols].into_iter().filter(|side| spec.summed[side.index()]) {
-        ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, Way::Summed(side))));
+        ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Summed(side))));
     }
-    for cut in spec.cuts {
-        if let Cut::With(side) | Cut::Spread(side) = cut {
-            ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, Way::Cut(side))));
+    for sharding in spec.sharding {
+        if let DimSharding::LikeParam(side) | DimSharding::Even(side) = sharding {
+            ways.extend(
+                bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Sharded(side))),
+            );
         }
     }
     let averaged = |a: usize| bucket.axes[a].pending && spec.linear && bucket.gradient.is_none();
-    let copies = (0..bucket.axes.len()).filter(|&a| bucket.axes[a].cuts.is_none());
+    let copies = (0..bucket.axes.len()).filter(|&a| bucket.axes[a].shards.is_none());
     let (late, last): (Vec<usize>, Vec<usize>) = copies.partition(|&a| averaged(a));
-    ways.extend(late.into_iter().map(|a| (a, Way::Averaged)));
-    ways.extend(last.into_iter().map(|a| (a, Way::Copied)));
+    ways.extend(late.into_iter().map(|a| (a, AxisPlacement::Averaged)));
+    ways.extend(last.into_iter().map(|a| (a, AxisPlacement::Replicated)));
     ways
 }
 
@@ -57,7 +59,11 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     };
     let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
     let ways = ways(bucket, &bucket.program.buffers[buffer]);
-    let cut = ways.iter().filter(|(_, way)| matches!(way, Way::Cut(_))).map(|(a, _)| ranks(*a)).product();
+    let cut = ways
+        .iter()
+        .filter(|(_, way)| matches!(way, AxisPlacement::Sharded(_)))
+        .map(|(a, _)| ranks(*a))
+        .product();
     (ways.iter().map(|(a, _)| ranks(*a)).product(), cut)
 }
 
@@ -75,15 +81,15 @@ impl Loads {
         let mut left = bucket.widest;
         for (a, way) in ways(bucket, &bucket.program.buffers[buffer]) {
             // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
-            if left > 1 || matches!(way, Way::Cut(_)) || bucket.program.exclusive {
-                bucket.dealt.push(a);
+            if left > 1 || matches!(way, AxisPlacement::Sharded(_)) || bucket.program.exclusive {
+                bucket.owner_axes.push(a);
                 left = left.div_ceil(bucket.axes[a].axis.ranks.len());
             }
         }
-        if bucket.dealt.is_empty() {
+        if bucket.owner_axes.is_empty() {
             return;
         }
-        let sizes: Vec<usize> = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.len()).collect();
+        let sizes: Vec<usize> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.len()).collect();
         let takers: usize = sizes.iter().product();
         let (key, canonical) = tally(bucket);
         let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
@@ -108,7 +114,7 @@ impl Loads {
 /// a process in that order by its positions along `dealt`.
 pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usize + use<>) {
     let mut axes: Vec<(usize, Vec<u64>)> =
-        bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
+        bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
     axes.sort_by(|(_, a), (_, b)| a.cmp(b));
     let order: Vec<(usize, usize)> = axes.iter().map(|(at, ranks)| (*at, ranks.len())).collect();
     let number = move |place: &[usize]| order.iter().fold(0, |n, &(at, size)| n * size + place[at]);

@@ -2,7 +2,7 @@
 
 use super::local::{LocalState, Piece};
 use crate::algorithm::AnyAlgorithm;
-use crate::layout::{Cutters, Layout};
+use crate::layout::{Layout, ShardingAxes};
 use crate::spec::{ParamSpec, Side};
 
 /// A parameter with all that the plan knows of it.
@@ -38,7 +38,7 @@ impl Member {
             if algorithm.flat() || self.whole == Some(side) {
                 return 1;
             }
-            Cutters::of(&self.layout, algorithm.leading(&self.spec) + side.index()).0.ways()
+            ShardingAxes::of(&self.layout, algorithm.leading(&self.spec) + side.index()).0.ways()
         })
     }
 }

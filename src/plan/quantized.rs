@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::local::{LocalState, SCALES};
 use crate::error::{Error, Result};
-use crate::layout::{Cutters, Layout};
-use crate::spec::{Block, Coded, Cut, Init, Options, ParamSpec, Share, StateSpec};
+use crate::layout::{Layout, ShardingAxes};
+use crate::spec::{Block, DimSharding, Init, Options, ParamSpec, Quantization, Share, StateSpec};
 use crate::tensor::DType;
 
 /// The smallest block that is worth its scale.
@@ -26,16 +26,16 @@ pub(super) fn taken(
             Err(Error::Value(format!("{}: state '{}' {what}. {way_out}", p.name, state.role)))
         };
         match (existing.get(state.role).map(|(dtype, _)| *dtype), state.coded) {
-            (Some(dtype), None) if dtype.is_coded() => {
+            (Some(dtype), None) if dtype.is_quantized() => {
                 return wrong("is uint8, which it never is here", "Load a checkpoint of the same optimizer");
             }
-            (Some(dtype), Some(_)) if dtype.is_coded() && !scales => {
+            (Some(dtype), Some(_)) if dtype.is_quantized() && !scales => {
                 return wrong("is uint8 without its absmax", "Load both: without it the codes have no scale");
             }
             (None, Some(_)) if scales => {
                 return wrong("has an absmax without codes", "Load both, or neither");
             }
-            (Some(dtype), Some(coded)) if dtype.is_coded() => state.dtype = coded.dtype,
+            (Some(dtype), Some(coded)) if dtype.is_quantized() => state.dtype = coded.dtype,
             (Some(dtype), _) => state.dtype = dtype,
             (None, _) => {}
         }
@@ -56,7 +56,7 @@ pub(super) fn local(
 ) -> Result<Vec<LocalState>> {
     let mut scales = Vec::new();
     for (number, state) in states.iter().enumerate() {
-        let (true, Some(coded), Some(&width)) = (state.dtype.is_coded(), state.coded, state.shape.last())
+        let (true, Some(coded), Some(&width)) = (state.dtype.is_quantized(), state.coded, state.shape.last())
         else {
             continue;
         };
@@ -69,7 +69,7 @@ pub(super) fn local(
             shape: coded.scales(&state.shape),
             dtype: DType::F32,
             init: Init::Zeros,
-            cuts: state.cuts.clone(),
+            sharding: state.sharding.clone(),
             share: Share::All,
             coded: None,
             on_host: false,
@@ -80,37 +80,37 @@ pub(super) fn local(
 }
 
 /// Refuses a last dimension that is cut inside of blocks, for whichever process.
-fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Coded, layout: &Layout) -> Result<()> {
+fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &Layout) -> Result<()> {
     let dim = state.shape.len() - 1;
-    let (Some(&width), Some(Cut::With(source) | Cut::Spread(source))) =
-        (state.shape.last(), state.cuts.last())
+    let (Some(&width), Some(DimSharding::LikeParam(source) | DimSharding::Even(source))) =
+        (state.shape.last(), state.sharding.last())
     else {
         return Ok(());
     };
-    let (cutters, _) = Cutters::of(layout, *source);
-    let parts = cutters.all(width);
+    let (sharding, _) = ShardingAxes::of(layout, *source);
+    let parts = sharding.all(width);
     let fits = |block: usize| {
         let wanted: Vec<_> = parts.iter().map(|(start, len)| (start / block, len.div_ceil(block))).collect();
         let whole = |(start, len): &(usize, usize)| {
             start.is_multiple_of(block) && ((start + len).is_multiple_of(block) || start + len == width)
         };
-        let mut scales = cutters.all(width.div_ceil(block));
+        let mut scales = sharding.all(width.div_ceil(block));
         let (mut wanted, filled) =
             (wanted, |parts: &mut Vec<(usize, usize)>| parts.retain(|(_, len)| *len > 0));
         filled(&mut wanted);
         filled(&mut scales);
         parts.iter().filter(|(_, len)| *len > 0).all(whole) && wanted == scales
     };
-    if cutters.depth() == 0 || fits(coded.block) {
+    if sharding.depth() == 0 || fits(coded.block) {
         return Ok(());
     }
     let best = (0..usize::BITS).map(|n| 1 << n).take_while(|n| *n < coded.block).filter(|n| fits(*n)).last();
     Err(Error::Layout {
         param: p.name.clone(),
         what: format!(
-            "dimension {dim} of {width} is cut among {} processes inside of blocks of {} elements, of which the 8-bit \
+            "dimension {dim} of {width} is sharding among {} processes inside of blocks of {} elements, of which the 8-bit \
              state '{}' keeps one scale each",
-            cutters.ways(),
+            sharding.ways(),
             coded.block,
             state.role
         ),
@@ -169,15 +169,15 @@ mod tests {
     use crate::layout::{Axis, Mesh, Placement};
     use crate::spec::{Code, StateStorage};
 
-    fn layout(cuts: &[(usize, usize, Placement)]) -> Layout {
+    fn layout(sharding: &[(usize, usize, Placement)]) -> Layout {
         let axis = |&(n, at, _): &(usize, usize, Placement)| Axis {
             name: "x".into(),
             ranks: (0..n as u64).collect(),
             coordinate: at,
         };
         Layout {
-            mesh: Mesh { axes: cuts.iter().map(axis).collect(), ..Mesh::default() },
-            placements: cuts.iter().map(|&(_, _, placement)| placement).collect(),
+            mesh: Mesh { axes: sharding.iter().map(axis).collect(), ..Mesh::default() },
+            placements: sharding.iter().map(|&(_, _, placement)| placement).collect(),
         }
     }
 

@@ -3,16 +3,16 @@
 use std::ops::Range;
 
 use super::bucket::{Bucket, Unit};
-use super::owners::{Way, ways};
+use super::owners::{AxisPlacement, ways};
 use crate::error::{Error, Result};
 use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
-use crate::spec::{Cut, Side};
+use crate::spec::{DimSharding, Side};
 use crate::tensor::DType;
 
 /// What this process holds of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct BufferShard {
     /// Which units of the bucket.
     pub units: Range<usize>,
     /// How many times each side is cut.
@@ -21,17 +21,17 @@ pub struct Held {
 
 /// A change of one buffer along one axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Hop {
+pub struct Redistribution {
     /// The buffer.
     pub buffer: BufferId,
     /// The axis, by its number in the bucket.
     pub axis: usize,
     /// What happens.
-    pub kind: HopKind,
+    pub kind: RedistributionKind,
     /// What is held before.
-    pub before: Held,
+    pub before: BufferShard,
     /// What is held after.
-    pub after: Held,
+    pub after: BufferShard,
     /// Which of the bucket's places for messages it uses.
     pub message: usize,
     /// Whether this process contributes nothing: another one with the same copy does.
@@ -43,9 +43,9 @@ pub struct Hop {
 /// The kinds of change. A cut is named by its side and its number among the cuts of that side; `at` is the position of
 /// the axis in the owners of the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HopKind {
+pub enum RedistributionKind {
     /// The parts of each unit go to its owner: all-to-all.
-    Deal {
+    ToOwner {
         /// The cut that is undone.
         side: Side,
         /// Its number.
@@ -54,7 +54,7 @@ pub enum HopKind {
         at: usize,
     },
     /// The owner cuts each unit again and sends the parts home: all-to-all.
-    Undeal {
+    FromOwner {
         /// The cut that is made.
         side: Side,
         /// Its number.
@@ -63,7 +63,7 @@ pub enum HopKind {
         at: usize,
     },
     /// Contributions go to the owner, which adds them in the order of the ranks: all-to-all.
-    ReduceDeal {
+    ReduceToOwner {
         /// Whether the mean is wanted.
         how: Reduction,
         /// Position in `owner`.
@@ -72,14 +72,14 @@ pub enum HopKind {
     /// Every process keeps the units that it owns: no communication.
     Slice,
     /// Owners give everybody their units: all-gather, or where most messages would be padding, all-to-all.
-    Collect {
+    GatherOwned {
         /// Position in `owner`.
         at: usize,
         /// Whether every message has its own length.
         exact: bool,
     },
     /// Everybody gets all parts: all-gather.
-    Gather {
+    AllGather {
         /// The cut that is undone.
         side: Side,
         /// Its number.
@@ -92,17 +92,17 @@ pub enum HopKind {
     },
 }
 
-impl HopKind {
+impl RedistributionKind {
     /// The collective that carries it out.
     #[must_use]
     pub fn collective(self) -> Collective {
         match self {
-            Self::Deal { .. } | Self::Undeal { .. } | Self::Collect { exact: true, .. } => {
+            Self::ToOwner { .. } | Self::FromOwner { .. } | Self::GatherOwned { exact: true, .. } => {
                 Collective::AllToAll
             }
-            Self::ReduceDeal { how, .. } => Collective::ReduceScatter(how),
+            Self::ReduceToOwner { how, .. } => Collective::ReduceScatter(how),
             Self::Slice => Collective::Slice,
-            Self::Collect { .. } | Self::Gather { .. } => Collective::AllGather,
+            Self::GatherOwned { .. } | Self::AllGather { .. } => Collective::AllGather,
             Self::AllReduce { how } => Collective::AllReduce(how),
         }
     }
@@ -120,7 +120,7 @@ pub struct StagePoint {
     /// The units that it takes.
     pub units: Range<usize>,
     /// What is held of each buffer.
-    pub held: Vec<Held>,
+    pub held: Vec<BufferShard>,
     /// Whether it is left out where no unit is due.
     pub guarded: bool,
 }
@@ -131,9 +131,9 @@ pub enum Step {
     /// Gradients go into the buffer in which they are averaged.
     Gradients,
     /// A hop begins: what is sent is put together.
-    Pack(Hop),
+    Pack(Redistribution),
     /// A hop ends: what came is put where it belongs.
-    Unpack(Hop),
+    Unpack(Redistribution),
     /// A stage of the algorithm.
     Stage(StagePoint),
 }
@@ -144,7 +144,7 @@ impl Step {
     pub fn guarded(&self) -> bool {
         match self {
             Self::Gradients => false,
-            Self::Pack(hop) | Self::Unpack(hop) => hop.guarded,
+            Self::Pack(redistribution) | Self::Unpack(redistribution) => redistribution.guarded,
             Self::Stage(point) => point.guarded,
         }
     }
@@ -156,7 +156,7 @@ pub(super) struct Segment {
     /// The steps.
     pub steps: Vec<Step>,
     /// The hops.
-    pub hops: Vec<Hop>,
+    pub redistributions: Vec<Redistribution>,
     /// Where buckets that go together meet: the number of the placement changes between two stages, and that of the
     /// round within them.
     pub at: (usize, usize),
@@ -164,7 +164,7 @@ pub(super) struct Segment {
 
 struct Writer<'a> {
     bucket: &'a Bucket,
-    held: Vec<Held>,
+    held: Vec<BufferShard>,
     whole: bool,
     guarded: bool,
     segments: Vec<Segment>,
@@ -176,17 +176,17 @@ struct Writer<'a> {
 /// # Errors
 /// `Error::Internal` for a placement change that no collective makes.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
-    if bucket.joint {
+    if bucket.whole_parameter {
         return super::reductions::segments(bucket);
     }
-    let stored = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
+    let stored = BufferShard { units: 0..bucket.units.len(), depth: bucket.depth() };
     let held = vec![stored.clone(); bucket.program.buffers.len()];
     let mut writer =
         Writer { bucket, held, whole: false, guarded: false, segments: Vec::new(), steps: Vec::new() };
     if let Some(buffer) = bucket.gradient {
         writer.steps.push(Step::Gradients);
         for axis in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending) {
-            writer.hop(buffer, axis, HopKind::AllReduce { how: Reduction::Avg })?;
+            writer.redistribution(buffer, axis, RedistributionKind::AllReduce { how: Reduction::Avg })?;
         }
     }
     for op in &bucket.program.ops {
@@ -215,123 +215,142 @@ impl Writer<'_> {
     fn redistribute(&mut self, buffer: BufferId, to: Target) -> Result<()> {
         let bucket = self.bucket;
         let spec = bucket.program.buffers[buffer];
-        let at = |axis: usize| bucket.dealt.iter().position(|&a| a == axis);
+        let at = |axis: usize| bucket.owner_axes.iter().position(|&a| a == axis);
         match to {
             Target::Whole => {
                 for (axis, way) in ways(bucket, &spec) {
                     let kind = match (way, at(axis)) {
-                        (Way::Cut(side), Some(at)) => {
+                        (AxisPlacement::Sharded(side), Some(at)) => {
                             let level = self.held[buffer].depth[side.index()] - 1;
-                            HopKind::Deal { side, level, at }
+                            RedistributionKind::ToOwner { side, level, at }
                         }
-                        (Way::Summed(_), Some(at)) => HopKind::ReduceDeal { how: Reduction::Sum, at },
-                        (Way::Averaged, Some(at)) => HopKind::ReduceDeal { how: Reduction::Avg, at },
-                        (Way::Summed(_), None) => HopKind::AllReduce { how: Reduction::Sum },
-                        (Way::Averaged, None) => HopKind::AllReduce { how: Reduction::Avg },
-                        (Way::Copied, Some(_)) => HopKind::Slice,
-                        (Way::Copied, None) => continue,
-                        (Way::Cut(_), None) => {
-                            return Err(Error::Internal("a cut side was not dealt".into()));
+                        (AxisPlacement::Summed(_), Some(at)) => {
+                            RedistributionKind::ReduceToOwner { how: Reduction::Sum, at }
+                        }
+                        (AxisPlacement::Averaged, Some(at)) => {
+                            RedistributionKind::ReduceToOwner { how: Reduction::Avg, at }
+                        }
+                        (AxisPlacement::Summed(_), None) => {
+                            RedistributionKind::AllReduce { how: Reduction::Sum }
+                        }
+                        (AxisPlacement::Averaged, None) => {
+                            RedistributionKind::AllReduce { how: Reduction::Avg }
+                        }
+                        (AxisPlacement::Replicated, Some(_)) => RedistributionKind::Slice,
+                        (AxisPlacement::Replicated, None) => continue,
+                        (AxisPlacement::Sharded(_), None) => {
+                            return Err(Error::Internal("a cut side was not owner_axes".into()));
                         }
                     };
-                    self.hop(buffer, axis, kind)?;
+                    self.redistribution(buffer, axis, kind)?;
                 }
                 self.whole = true;
             }
             Target::Storage => {
                 let ways = ways(bucket, &spec);
-                for (at, &axis) in bucket.dealt.iter().enumerate().rev() {
+                for (at, &axis) in bucket.owner_axes.iter().enumerate().rev() {
                     let kind = match ways.iter().find(|(a, _)| *a == axis) {
-                        Some((_, Way::Cut(side))) => {
-                            HopKind::Undeal { side: *side, level: self.held[buffer].depth[side.index()], at }
-                        }
+                        Some((_, AxisPlacement::Sharded(side))) => RedistributionKind::FromOwner {
+                            side: *side,
+                            level: self.held[buffer].depth[side.index()],
+                            at,
+                        },
                         // Also where it goes along with no side that the axis cuts.
-                        _ => HopKind::Collect { at, exact: sparse(bucket, at) },
+                        _ => RedistributionKind::GatherOwned { at, exact: sparse(bucket, at) },
                     };
-                    self.hop(buffer, axis, kind)?;
+                    self.redistribution(buffer, axis, kind)?;
                 }
                 self.whole = false;
             }
             Target::Replicate => {
                 for (axis, way) in ways(bucket, &spec) {
                     let kind = match way {
-                        Way::Summed(_) => HopKind::AllReduce { how: Reduction::Sum },
-                        Way::Averaged => HopKind::AllReduce { how: Reduction::Avg },
-                        Way::Cut(side) if spec.cuts.contains(&Cut::Spread(side)) => {
+                        AxisPlacement::Summed(_) => RedistributionKind::AllReduce { how: Reduction::Sum },
+                        AxisPlacement::Averaged => RedistributionKind::AllReduce { how: Reduction::Avg },
+                        AxisPlacement::Sharded(side) if spec.sharding.contains(&DimSharding::Even(side)) => {
                             let level = self.held[buffer].depth[side.index()] - 1;
-                            HopKind::Gather { side, level }
+                            RedistributionKind::AllGather { side, level }
                         }
-                        Way::Cut(_) | Way::Copied => continue,
+                        AxisPlacement::Sharded(_) | AxisPlacement::Replicated => continue,
                     };
-                    self.hop(buffer, axis, kind)?;
+                    self.redistribution(buffer, axis, kind)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn hop(&mut self, buffer: BufferId, axis: usize, kind: HopKind) -> Result<()> {
+    fn redistribution(&mut self, buffer: BufferId, axis: usize, kind: RedistributionKind) -> Result<()> {
         let bucket = self.bucket;
         let spec = &bucket.program.buffers[buffer];
         check(spec, bucket, axis, kind)?;
         let before = self.held[buffer].clone();
         let mut after = before.clone();
         match kind {
-            HopKind::Deal { side, level, at } => {
+            RedistributionKind::ToOwner { side, level, at } => {
                 after.depth[side.index()] = level;
                 after.units = owned(bucket, &before.units, at);
             }
-            HopKind::ReduceDeal { at, .. } => after.units = owned(bucket, &before.units, at),
-            HopKind::Slice => {
-                let at = bucket.dealt.iter().position(|&a| a == axis).unwrap_or(0);
+            RedistributionKind::ReduceToOwner { at, .. } => after.units = owned(bucket, &before.units, at),
+            RedistributionKind::Slice => {
+                let at = bucket.owner_axes.iter().position(|&a| a == axis).unwrap_or(0);
                 after.units = owned(bucket, &before.units, at);
             }
-            HopKind::Undeal { side, level, at } => {
+            RedistributionKind::FromOwner { side, level, at } => {
                 after.depth[side.index()] = level + 1;
                 after.units = shared(bucket, at);
             }
-            HopKind::Collect { at, .. } => after.units = shared(bucket, at),
-            HopKind::Gather { side, level } => after.depth[side.index()] = level,
-            HopKind::AllReduce { .. } => {}
+            RedistributionKind::GatherOwned { at, .. } => after.units = shared(bucket, at),
+            RedistributionKind::AllGather { side, level } => after.depth[side.index()] = level,
+            RedistributionKind::AllReduce { .. } => {}
         }
         self.held[buffer] = after.clone();
-        let hop = Hop { buffer, axis, kind, before, after, message: 0, silent: false, guarded: self.guarded };
-        if kind == HopKind::Slice {
-            self.steps.push(Step::Unpack(hop));
+        let redistribution = Redistribution {
+            buffer,
+            axis,
+            kind,
+            before,
+            after,
+            message: 0,
+            silent: false,
+            guarded: self.guarded,
+        };
+        if kind == RedistributionKind::Slice {
+            self.steps.push(Step::Unpack(redistribution));
             return Ok(());
         }
         let converted = spec.wire != spec.dtype;
         let (packed, unpacked) = match kind {
-            HopKind::Undeal { .. } => (true, false),
-            HopKind::Collect { exact, .. } => (true, !exact),
-            HopKind::AllReduce { how } => (how == Reduction::Avg || converted, converted),
+            RedistributionKind::FromOwner { .. } => (true, false),
+            RedistributionKind::GatherOwned { exact, .. } => (true, !exact),
+            RedistributionKind::AllReduce { how } => (how == Reduction::Avg || converted, converted),
             _ => (false, true),
         };
         if packed {
-            self.steps.push(Step::Pack(hop.clone()));
+            self.steps.push(Step::Pack(redistribution.clone()));
         }
-        let next = if unpacked { vec![Step::Unpack(hop.clone())] } else { Vec::new() };
+        let next = if unpacked { vec![Step::Unpack(redistribution.clone())] } else { Vec::new() };
         let steps = std::mem::replace(&mut self.steps, next);
-        self.segments.push(Segment { steps, hops: vec![hop], at: (0, 0) });
+        self.segments.push(Segment { steps, redistributions: vec![redistribution], at: (0, 0) });
         Ok(())
     }
 }
 
 /// Holds a hop against the table of placement changes.
-fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: HopKind) -> Result<()> {
-    use Placement::{Dealt, Partial, Replicate, Shard};
+fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: RedistributionKind) -> Result<()> {
+    use Placement::{OwnerSharded, Partial, Replicate, Shard};
     let (from, to) = match kind {
-        HopKind::Deal { side, .. } => (Shard(side.index()), Dealt),
-        HopKind::Undeal { side, .. } => (Dealt, Shard(side.index())),
-        HopKind::ReduceDeal { how, .. } => (Partial(how), Dealt),
-        HopKind::Slice => (Replicate, Dealt),
-        HopKind::Collect { .. } => (Dealt, Replicate),
-        HopKind::Gather { side, .. } => (Shard(side.index()), Replicate),
-        HopKind::AllReduce { how } => (Partial(how), Replicate),
+        RedistributionKind::ToOwner { side, .. } => (Shard(side.index()), OwnerSharded),
+        RedistributionKind::FromOwner { side, .. } => (OwnerSharded, Shard(side.index())),
+        RedistributionKind::ReduceToOwner { how, .. } => (Partial(how), OwnerSharded),
+        RedistributionKind::Slice => (Replicate, OwnerSharded),
+        RedistributionKind::GatherOwned { .. } => (OwnerSharded, Replicate),
+        RedistributionKind::AllGather { side, .. } => (Shard(side.index()), Replicate),
+        RedistributionKind::AllReduce { how } => (Partial(how), Replicate),
     };
     let ranks = bucket.axis(axis).ranks.len();
     let collective = match kind {
-        HopKind::Collect { .. } => Collective::AllGather,
+        RedistributionKind::GatherOwned { .. } => Collective::AllGather,
         other => other.collective(),
     };
     if lower(from, to, ranks) == Some(collective) {
@@ -342,7 +361,7 @@ fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: HopKind) -> Resu
 
 /// The units among `units` that this process owns along the axis at position `at`. They are sorted by owner.
 fn owned(bucket: &Bucket, units: &Range<usize>, at: usize) -> Range<usize> {
-    let me = bucket.axes[bucket.dealt[at]].axis.coordinate;
+    let me = bucket.axes[bucket.owner_axes[at]].axis.coordinate;
     owned_by(bucket, units, at, me)
 }
 
@@ -363,12 +382,12 @@ pub(super) fn shared(bucket: &Bucket, at: usize) -> Range<usize> {
 /// Whether an all-gather along the axis at position `at` would carry more padding than units.
 fn sparse(bucket: &Bucket, at: usize) -> bool {
     let units = shared(bucket, at);
-    let ranks = bucket.axes[bucket.dealt[at]].axis.ranks.len();
+    let ranks = bucket.axes[bucket.owner_axes[at]].axis.ranks.len();
     let most = (0..ranks).map(|owner| owned_by(bucket, &units, at, owner).len()).max().unwrap_or(0);
     most * ranks > 2 * units.len()
 }
 
-impl Hop {
+impl Redistribution {
     /// Whether contributions travel apart from the buffer: in another type, or with those of other buffers.
     #[must_use]
     pub fn staged(&self, spec: &BufferSpec) -> bool {
@@ -378,7 +397,7 @@ impl Hop {
     /// The type that travels: contributions to be added have one of their own.
     #[must_use]
     pub fn dtype(&self, spec: &BufferSpec) -> DType {
-        if matches!(self.kind, HopKind::AllReduce { .. }) { spec.wire } else { spec.dtype }
+        if matches!(self.kind, RedistributionKind::AllReduce { .. }) { spec.wire } else { spec.dtype }
     }
 
     /// Rows and columns that this process holds of a unit.
@@ -389,7 +408,7 @@ impl Hop {
 
     /// Elements that this process holds.
     #[must_use]
-    pub fn area(bucket: &Bucket, spec: &BufferSpec, held: &Held) -> usize {
+    pub fn area(bucket: &Bucket, spec: &BufferSpec, held: &BufferShard) -> usize {
         if spec.shared {
             return spec.rows * spec.cols;
         }

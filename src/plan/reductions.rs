@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::bucket::Bucket;
-use super::redistribute::{Held, Hop, HopKind, Segment, StagePoint, Step};
+use super::redistribute::{BufferShard, Redistribution, RedistributionKind, Segment, StagePoint, Step};
 use crate::error::{Error, Result};
 use crate::layout::Reduction;
 use crate::program::{BufferId, ProgramOp};
@@ -14,13 +14,13 @@ use crate::program::{BufferId, ProgramOp};
 /// # Errors
 /// `Error::Internal` for what only programs on single matrices can do.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
-    let held = Held { units: 0..bucket.units.len(), depth: bucket.depth() };
+    let held = BufferShard { units: 0..bucket.units.len(), depth: bucket.depth() };
     let mut writer = Writer { bucket, held, segments: Vec::new(), steps: Vec::new(), messages: 0 };
     if let Some(gradient) = bucket.gradient {
         writer.steps.push(Step::Gradients);
         for (round, axis) in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending).enumerate() {
-            let hop = writer.hop(gradient, axis, Reduction::Avg);
-            writer.close((0, round), vec![hop]);
+            let redistribution = writer.redistribution(gradient, axis, Reduction::Avg);
+            writer.close((0, round), vec![redistribution]);
         }
     }
     let (mut phase, mut moves) = (0, Vec::new());
@@ -43,12 +43,12 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
                 writer.steps.push(Step::Stage(point));
             }
             ProgramOp::Beside { .. } | ProgramOp::Release { .. } | ProgramOp::WhenDue(_) => {
-                return Err(Error::Internal("parameters that are taken whole are not dealt out".into()));
+                return Err(Error::Internal("parameters that are taken whole are not owner_axes out".into()));
             }
         }
     }
     let Writer { mut segments, steps, .. } = writer;
-    segments.push(Segment { steps, hops: Vec::new(), at: (usize::MAX, 0) });
+    segments.push(Segment { steps, redistributions: Vec::new(), at: (usize::MAX, 0) });
     Ok(segments)
 }
 
@@ -73,14 +73,14 @@ fn chains(bucket: &Bucket, buffers: &[BufferId]) -> Vec<Chain> {
 
 struct Writer<'a> {
     bucket: &'a Bucket,
-    held: Held,
+    held: BufferShard,
     segments: Vec<Segment>,
     steps: Vec<Step>,
     messages: usize,
 }
 
 impl Writer<'_> {
-    fn hop(&mut self, buffer: BufferId, axis: usize, how: Reduction) -> Hop {
+    fn redistribution(&mut self, buffer: BufferId, axis: usize, how: Reduction) -> Redistribution {
         let message = if how == Reduction::Sum {
             self.messages += 1;
             self.messages
@@ -88,25 +88,30 @@ impl Writer<'_> {
             0
         };
         let held = self.held.clone();
-        let hop = Hop {
+        let redistribution = Redistribution {
             buffer,
             axis,
-            kind: HopKind::AllReduce { how },
+            kind: RedistributionKind::AllReduce { how },
             before: held.clone(),
             after: held,
             message,
             silent: false,
             guarded: false,
         };
-        self.steps.push(Step::Pack(hop.clone()));
-        hop
+        self.steps.push(Step::Pack(redistribution.clone()));
+        redistribution
     }
 
-    fn close(&mut self, at: (usize, usize), hops: Vec<Hop>) {
-        let spec = |hop: &Hop| &self.bucket.program.buffers[hop.buffer];
-        let next = hops.iter().filter(|hop| hop.staged(spec(hop))).cloned().map(Step::Unpack).collect();
+    fn close(&mut self, at: (usize, usize), redistributions: Vec<Redistribution>) {
+        let spec = |redistribution: &Redistribution| &self.bucket.program.buffers[redistribution.buffer];
+        let next = redistributions
+            .iter()
+            .filter(|redistribution| redistribution.staged(spec(redistribution)))
+            .cloned()
+            .map(Step::Unpack)
+            .collect();
         let steps = std::mem::replace(&mut self.steps, next);
-        self.segments.push(Segment { steps, hops, at });
+        self.segments.push(Segment { steps, redistributions, at });
     }
 
     /// Adds the contributions to these buffers, in as few rounds as their axes allow.
@@ -120,14 +125,14 @@ impl Writer<'_> {
             every.into_iter().map(|axis| BTreeSet::from([axis])).collect()
         };
         for (number, axes) in rounds.iter().enumerate() {
-            let mut hops = Vec::new();
+            let mut redistributions = Vec::new();
             for (buffer, chain) in &chains {
                 let due = chain.iter().filter(|axis| axes.contains(axis));
-                hops.extend(due.map(|&axis| self.hop(*buffer, axis, Reduction::Sum)));
+                redistributions.extend(due.map(|&axis| self.redistribution(*buffer, axis, Reduction::Sum)));
             }
             // Without anything to send the buckets of a group meet for its sum.
-            if !hops.is_empty() || buffers.iter().any(|&b| self.bucket.program.buffers[b].group) {
-                self.close((phase, number), hops);
+            if !redistributions.is_empty() || buffers.iter().any(|&b| self.bucket.program.buffers[b].group) {
+                self.close((phase, number), redistributions);
             }
         }
     }

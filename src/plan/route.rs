@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::bucket::{Bucket, Unit};
-use super::redistribute::{Held, Hop, HopKind, owned_by};
+use super::redistribute::{BufferShard, Redistribution, RedistributionKind, owned_by};
 use crate::program::BufferSpec;
 use crate::spec::{Rect, Side};
 
@@ -20,19 +20,19 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
     bucket: &'a Bucket,
-    hop: &'a Hop,
+    redistribution: &'a Redistribution,
     spec: &'a BufferSpec,
 }
 
 impl<'a> Route<'a> {
     /// The route of a hop of the bucket.
     #[must_use]
-    pub fn new(bucket: &'a Bucket, hop: &'a Hop) -> Self {
-        Self { bucket, hop, spec: &bucket.program.buffers[hop.buffer] }
+    pub fn new(bucket: &'a Bucket, redistribution: &'a Redistribution) -> Self {
+        Self { bucket, redistribution, spec: &bucket.program.buffers[redistribution.buffer] }
     }
 
     fn ranks(&self) -> usize {
-        self.bucket.axis(self.hop.axis).ranks.len()
+        self.bucket.axis(self.redistribution.axis).ranks.len()
     }
 
     fn units(&self, range: &Range<usize>) -> &'a [Unit] {
@@ -44,7 +44,7 @@ impl<'a> Route<'a> {
     }
 
     fn held(&self, depth: [usize; 2]) -> impl Fn(&Unit) -> usize + '_ {
-        move |unit| Hop::size(self.bucket, self.spec, unit, depth).iter().product()
+        move |unit| Redistribution::size(self.bucket, self.spec, unit, depth).iter().product()
     }
 
     /// The part of a unit that rank `peer` of a cut has, within what is held when that cut is undone.
@@ -63,56 +63,62 @@ impl<'a> Route<'a> {
     /// Elements to and from each rank.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let Hop { kind, before, after, .. } = self.hop;
+        let Redistribution { kind, before, after, .. } = self.redistribution;
         let each = |count: &dyn Fn(usize) -> usize| (0..self.ranks()).map(count).collect::<Vec<_>>();
         let owned = |units: &Range<usize>, at, peer| owned_by(self.bucket, units, at, peer);
         match *kind {
-            HopKind::Deal { side, level, at } => Counts {
+            RedistributionKind::ToOwner { side, level, at } => Counts {
                 send: each(&|j| self.sum(&owned(&before.units, at, j), self.held(before.depth))),
                 recv: each(&|j| self.sum(&after.units, self.part_len(after.depth, (side, level, j)))),
             },
-            HopKind::Undeal { side, level, at } => Counts {
+            RedistributionKind::FromOwner { side, level, at } => Counts {
                 send: each(&|j| self.sum(&before.units, self.part_len(before.depth, (side, level, j)))),
                 recv: each(&|j| self.sum(&owned(&after.units, at, j), self.held(after.depth))),
             },
-            HopKind::ReduceDeal { at, .. } => {
+            RedistributionKind::ReduceToOwner { at, .. } => {
                 let own = self.sum(&after.units, self.held(after.depth));
                 Counts {
                     send: each(&|j| self.sum(&owned(&before.units, at, j), self.held(before.depth))),
                     recv: vec![own; self.ranks()],
                 }
             }
-            HopKind::Collect { at, exact: true } => {
+            RedistributionKind::GatherOwned { at, exact: true } => {
                 let own = self.sum(&before.units, self.held(before.depth));
                 Counts {
                     send: vec![own; self.ranks()],
                     recv: each(&|j| self.sum(&owned(&after.units, at, j), self.held(after.depth))),
                 }
             }
-            HopKind::Collect { at, exact: false } => {
+            RedistributionKind::GatherOwned { at, exact: false } => {
                 let most = (0..self.ranks())
                     .map(|j| self.sum(&owned(&after.units, at, j), self.held(after.depth)))
                     .max();
                 Counts { send: vec![most.unwrap_or(0)], recv: vec![most.unwrap_or(0); self.ranks()] }
             }
-            HopKind::Gather { side, level } => {
+            RedistributionKind::AllGather { side, level } => {
                 let most = (0..self.ranks())
                     .map(|j| self.sum(&before.units, self.part_len(after.depth, (side, level, j))))
                     .max();
                 Counts { send: vec![most.unwrap_or(0)], recv: vec![most.unwrap_or(0); self.ranks()] }
             }
-            HopKind::AllReduce { .. } => {
+            RedistributionKind::AllReduce { .. } => {
                 let all = self.sum(&before.units, self.held(before.depth));
                 Counts { send: vec![all], recv: vec![all] }
             }
-            HopKind::Slice => Counts::default(),
+            RedistributionKind::Slice => Counts::default(),
         }
     }
 
     /// The parts of every unit in an area in which they lie by rank, with their places in the buffer when the cut is
     /// undone: (place in the messages, place in the buffer). Messages begin at multiples of `pitch` where given.
     #[must_use]
-    pub fn parts(&self, held: &Held, side: Side, level: usize, pitch: Option<usize>) -> Vec<(Rect, Rect)> {
+    pub fn parts(
+        &self,
+        held: &BufferShard,
+        side: Side,
+        level: usize,
+        pitch: Option<usize>,
+    ) -> Vec<(Rect, Rect)> {
         let units = self.units(&held.units);
         let mut places = Vec::with_capacity(units.len() * self.ranks());
         let mut message = 0;
@@ -121,7 +127,7 @@ impl<'a> Route<'a> {
             let mut home = 0;
             for unit in units {
                 let [rows, cols] = self.part(unit, held.depth, (side, level, peer));
-                let [all_rows, all_cols] = Hop::size(self.bucket, self.spec, unit, held.depth);
+                let [all_rows, all_cols] = Redistribution::size(self.bucket, self.spec, unit, held.depth);
                 let there = Rect { offset: message, rows: rows.len(), cols: cols.len(), stride: cols.len() };
                 let offset = home + rows.start * all_cols + cols.start;
                 let here = Rect { offset, rows: rows.len(), cols: cols.len(), stride: all_cols };
@@ -137,7 +143,7 @@ impl<'a> Route<'a> {
 
     /// Elements of the buffer before each of `units`, of which the first held one is at zero, and of them.
     #[must_use]
-    pub fn run(&self, held: &Held, units: &Range<usize>) -> (usize, usize) {
+    pub fn run(&self, held: &BufferShard, units: &Range<usize>) -> (usize, usize) {
         let before = held.units.start..units.start.max(held.units.start);
         (self.sum(&before, self.held(held.depth)), self.sum(units, self.held(held.depth)))
     }
@@ -145,7 +151,7 @@ impl<'a> Route<'a> {
     /// For each rank the elements that its units take in the buffer that everybody gets: (first, count).
     #[must_use]
     pub fn runs_by_owner(&self, at: usize) -> Vec<(usize, usize)> {
-        let all = &self.hop.after;
+        let all = &self.redistribution.after;
         (0..self.ranks()).map(|j| self.run(all, &owned_by(self.bucket, &all.units, at, j))).collect()
     }
 }

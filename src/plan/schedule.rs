@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::arena::{Arena, ArenaRange};
 use super::bucket::Bucket;
 use super::coalesce::{Call, Train};
-use super::redistribute::{Hop, HopKind, Step};
+use super::redistribute::{Redistribution, RedistributionKind, Step};
 use super::route::Route;
 use crate::layout::{Axis, Collective};
 use crate::tensor::DType;
@@ -82,17 +82,22 @@ impl Transfer {
         places: &[Vec<ArenaRange>],
         common: &[ArenaRange],
     ) -> Option<Self> {
-        let (number, hop) = call.hops.first()?;
-        let mut transfer = Self::of_hop(&buckets[*number], *number, (hop, &call.axis), &places[*number]);
+        let (number, redistribution) = call.redistributions.first()?;
+        let mut transfer = Self::of_redistribution(
+            &buckets[*number],
+            *number,
+            (redistribution, &call.axis),
+            &places[*number],
+        );
         transfer.lines.clone_from(&call.lines);
         if let Some(whole) = call.message.and_then(|m| common.get(m)) {
             let mut names: Vec<&str> = Vec::new();
-            for (bucket, hop) in &call.hops {
-                let name = buckets[*bucket].program.buffers[hop.buffer].name;
+            for (bucket, redistribution) in &call.redistributions {
+                let name = buckets[*bucket].program.buffers[redistribution.buffer].name;
                 if !names.contains(&name) {
                     names.push(name);
                 }
-                let own = places[*bucket][buckets[*bucket].program.buffers.len() + hop.message];
+                let own = places[*bucket][buckets[*bucket].program.buffers.len() + redistribution.message];
                 transfer.shares.push((*bucket, own.bytes));
             }
             transfer.buffer = names.join("+");
@@ -105,16 +110,23 @@ impl Transfer {
     }
 
     /// The transfer of one hop; `places` are those of the bucket's buffers and messages.
-    fn of_hop(bucket: &Bucket, number: usize, (hop, axis): (&Hop, &Axis), places: &[ArenaRange]) -> Self {
-        let spec = &bucket.program.buffers[hop.buffer];
-        let counts = Route::new(bucket, hop).counts();
-        let (main, messages) = (places[hop.buffer], places[bucket.program.buffers.len()]);
-        let dtype = hop.dtype(spec);
-        let (from, to) = match hop.kind {
-            HopKind::Deal { .. } | HopKind::ReduceDeal { .. } | HopKind::Gather { .. } => (main, messages),
-            HopKind::Undeal { .. } | HopKind::Collect { .. } => (messages, main),
-            HopKind::AllReduce { .. } if spec.wire != spec.dtype => (messages, messages),
-            HopKind::AllReduce { .. } | HopKind::Slice => (main, main),
+    fn of_redistribution(
+        bucket: &Bucket,
+        number: usize,
+        (redistribution, axis): (&Redistribution, &Axis),
+        places: &[ArenaRange],
+    ) -> Self {
+        let spec = &bucket.program.buffers[redistribution.buffer];
+        let counts = Route::new(bucket, redistribution).counts();
+        let (main, messages) = (places[redistribution.buffer], places[bucket.program.buffers.len()]);
+        let dtype = redistribution.dtype(spec);
+        let (from, to) = match redistribution.kind {
+            RedistributionKind::ToOwner { .. }
+            | RedistributionKind::ReduceToOwner { .. }
+            | RedistributionKind::AllGather { .. } => (main, messages),
+            RedistributionKind::FromOwner { .. } | RedistributionKind::GatherOwned { .. } => (messages, main),
+            RedistributionKind::AllReduce { .. } if spec.wire != spec.dtype => (messages, messages),
+            RedistributionKind::AllReduce { .. } | RedistributionKind::Slice => (main, main),
         };
         let bytes = |counts: Vec<usize>| counts.into_iter().map(|n| n * dtype.bytes()).collect::<Vec<_>>();
         let (send_bytes, recv_bytes) = (bytes(counts.send), bytes(counts.recv));
@@ -124,13 +136,13 @@ impl Transfer {
             buffer: spec.name.into(),
             axis: axis.clone(),
             lines: vec![axis.ranks.clone()],
-            collective: hop.kind.collective(),
+            collective: redistribution.kind.collective(),
             dtype,
             send: ArenaRange { bytes: send_bytes.iter().sum(), ..from },
             recv: ArenaRange { bytes: recv_bytes.iter().sum(), ..to },
             send_bytes,
             recv_bytes,
-            guarded: hop.guarded,
+            guarded: redistribution.guarded,
         }
     }
 }

@@ -4,7 +4,7 @@ use super::bucket::{Bucket, Unit};
 use crate::error::Result;
 use crate::program::BufferSpec;
 use crate::spec::options::LIBRARY_PRODUCTS;
-use crate::spec::{Cut, Options};
+use crate::spec::{DimSharding, Options};
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
@@ -23,7 +23,7 @@ pub(super) struct Limit {
     /// Unless matrices are dealt out.
     most: usize,
     /// Where they are, for one that every process could take.
-    dealt: usize,
+    owner_axes: usize,
     /// Of what is not shared by a bucket's matrices, where no other process has to do with it.
     alone: usize,
 }
@@ -39,7 +39,7 @@ impl Limit {
         let given = options.optional_count("max_batch_bytes")?;
         Ok(Self {
             most: given.unwrap_or(usual),
-            dealt: given.unwrap_or(DEALT_BATCH_BYTES),
+            owner_axes: given.unwrap_or(DEALT_BATCH_BYTES),
             alone: given.unwrap_or(alone),
         })
     }
@@ -50,7 +50,7 @@ impl Limit {
 /// has, so that all cut alike.
 pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
-    if bucket.leading.is_none() || bucket.joint {
+    if bucket.leading.is_none() || bucket.whole_parameter {
         return if bucket.gradient.is_some() {
             runs(&bucket.units, bucket.stacks, limit.most / bucket.shape.param.bytes())
                 .into_iter()
@@ -60,7 +60,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
             vec![bucket.clone()]
         };
     }
-    let (all, cut) = super::owners::takers(bucket);
+    let (all, sharding) = super::owners::takers(bucket);
     let (mut shared, mut each) = (0, 0);
     for spec in &bucket.program.buffers {
         let bytes = stored_bytes(bucket, spec);
@@ -71,7 +71,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     }
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
     let wanted = fit(limit.most).max(1).next_multiple_of(all);
-    let bound = fit(limit.dealt).max(1).next_multiple_of(cut);
+    let bound = fit(limit.owner_axes).max(1).next_multiple_of(sharding);
     let wanted = if bucket.distributed() { wanted } else { wanted.min((limit.alone / each.max(1)).max(1)) };
     let most = if all == 1 { wanted } else { wanted.min(bound) };
     stacks_of(&bucket.units, most.max(1))
@@ -84,7 +84,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
 /// no buffer is linear. What becomes whole is dealt out before, evenly over all who have a part or a contribution.
 pub(super) fn linear_bytes(bucket: &Bucket) -> Option<usize> {
     let sharers: usize =
-        bucket.axes.iter().filter(|a| a.cuts.is_some()).map(|a| a.axis.ranks.len()).product();
+        bucket.axes.iter().filter(|a| a.shards.is_some()).map(|a| a.axis.ranks.len()).product();
     let bytes = |(spec, whole): (&BufferSpec, bool)| {
         if whole {
             (spec.rows * spec.cols * spec.dtype.bytes()).div_ceil(sharers)
@@ -103,8 +103,8 @@ pub(super) fn stored_bytes(bucket: &Bucket, spec: &BufferSpec) -> usize {
 /// The largest part of dimension `d` of a buffer's matrix that any process holds.
 fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
     let length = [spec.rows, spec.cols][d];
-    match spec.cuts[d] {
-        Cut::With(side) | Cut::Spread(side) if !spec.shared => {
+    match spec.sharding[d] {
+        DimSharding::LikeParam(side) | DimSharding::Even(side) if !spec.shared => {
             let axes = &bucket.sides[side.index()].1;
             axes.iter().fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::algorithm::stage::Part;
-use crate::plan::{Bucket, Held, Step};
+use crate::plan::{Bucket, BufferShard, Step};
 use crate::program::BufferSpec;
 
 /// The matrices of every buffer for a step, if it is a stage.
@@ -16,7 +16,7 @@ pub(super) fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {
 }
 
 /// The matrices of a buffer by position among `units`, which all are held.
-fn parts(bucket: &Bucket, spec: &BufferSpec, held: &Held, units: &Range<usize>) -> Vec<Part> {
+fn parts(bucket: &Bucket, spec: &BufferSpec, held: &BufferShard, units: &Range<usize>) -> Vec<Part> {
     let mut offset = 0;
     let mut parts = Vec::with_capacity(units.len());
     for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {

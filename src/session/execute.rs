@@ -60,7 +60,10 @@ impl Session {
         let all = bucket.units.len();
         let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
         let here = self.device == Device::Cpu;
-        let alone = here && bucket.joint && !bucket.distributed() && bucket.program.group_buffer().is_none();
+        let alone = here
+            && bucket.whole_parameter
+            && !bucket.distributed()
+            && bucket.program.group_buffer().is_none();
         if !alone || steps.len() < 2 || !steps.iter().all(stage) {
             return std::iter::once(0..usize::MAX).collect();
         }
@@ -86,7 +89,7 @@ impl Session {
         positions: Range<usize>,
     ) -> Result<()> {
         let bucket = &plan.buckets[number];
-        let alone = !bucket.distributed() && !bucket.joint && bucket.program.buffers.is_empty();
+        let alone = !bucket.distributed() && !bucket.whole_parameter && bucket.program.buffers.is_empty();
         let apart = alone && plan.algorithms[bucket.algorithm].flat();
         let apart = apart && self.device == Device::Cpu;
         let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
@@ -134,7 +137,7 @@ impl Session {
         };
         let whole = point.whole && bucket.distributed();
         if !whole && slot.grad.is_none() {
-            if bucket.distributed() || bucket.joint {
+            if bucket.distributed() || bucket.whole_parameter {
                 // It contributes zeros to every exchange.
                 for (flat, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
                     let Part { offset, shape, .. } = &parts[position];
@@ -148,7 +151,7 @@ impl Session {
         (io.rows, io.cols, io.numel) = (fixed.rows, fixed.cols, fixed.numel);
         io.transposed = bucket.shape.transposed;
         // Alone, units of one shape without a gradient take no room; else everything keeps its place.
-        io.position = if bucket.distributed() || bucket.joint { position } else { before };
+        io.position = if bucket.distributed() || bucket.whole_parameter { position } else { before };
         (io.due, io.steps) = (slot.due, slot.steps);
         if whole {
             let complete = fixed.local.numel() == fixed.rows * fixed.cols;

@@ -228,8 +228,8 @@ impl Session {
                 let memory = &self.memory[number];
                 match step {
                     Step::Gradients => self.average_in(bucket, memory)?,
-                    Step::Pack(hop) => exchange::pack(bucket, hop, memory)?,
-                    Step::Unpack(hop) => exchange::unpack(bucket, hop, memory)?,
+                    Step::Pack(redistribution) => exchange::pack(bucket, redistribution, memory)?,
+                    Step::Unpack(redistribution) => exchange::unpack(bucket, redistribution, memory)?,
                     Step::Stage(point) => {
                         let rate = self.rates.get(bucket.algorithm).and_then(Option::as_ref);
                         let _following = cuda::follow(rate.map(|(_, flat)| flat))?;

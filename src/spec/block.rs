@@ -24,17 +24,17 @@ impl Side {
     }
 }
 
-/// How one dimension of a tensor goes along with the parameter when that is spread over several processes.
+/// Sharding of one dimension of a tensor, relative to that of the parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut<T> {
-    /// Never cut.
-    Whole,
-    /// It is that side (or dimension) of the parameter and is cut as that is.
-    With(T),
-    /// It is none of the parameter's, and is cut evenly among the processes that cut that side (or dimension).
-    Spread(T),
+pub enum DimSharding<T> {
+    /// Never sharded.
+    Replicated,
+    /// It is that side (or dimension) of the parameter and is sharded as that is.
+    LikeParam(T),
+    /// It is none of the parameter's, and is sharded evenly over the processes that shard that side (or dimension).
+    Even(T),
     /// One for each matrix that is stored of a parameter that is taken whole.
-    Stack,
+    PerMatrix,
 }
 
 /// A matrix inside a row-major area: its first element, size, and the distance of its rows.

@@ -1,6 +1,6 @@
 //! States: shapes, types, initial values, and which of their elements belong to a block.
 
-use super::{Cut, ParamSpec, Side};
+use super::{DimSharding, ParamSpec, Side};
 use crate::tensor::DType;
 
 /// How a state tensor begins.
@@ -44,14 +44,14 @@ pub enum Share {
 
 /// How a state is stored in 8 bits: codes, and a scale for each block of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coded {
+pub struct Quantization {
     /// Type of the codes.
     pub dtype: DType,
     /// Elements of a block.
     pub block: usize,
 }
 
-impl Coded {
+impl Quantization {
     /// The shape of the scales of a state of shape `shape`.
     #[must_use]
     pub fn scales(&self, shape: &[usize]) -> Vec<usize> {
@@ -73,11 +73,11 @@ pub struct StateSpec {
     /// Initial value.
     pub init: Init,
     /// How each dimension goes along with the parameter's dimensions.
-    pub cuts: Vec<Cut<usize>>,
+    pub sharding: Vec<DimSharding<usize>>,
     /// The elements of each block.
     pub share: Share,
     /// How it is stored when it is stored in 8 bits; none where it never is.
-    pub coded: Option<Coded>,
+    pub coded: Option<Quantization>,
     /// Whether it is in the memory of the host, wherever the parameter is.
     pub on_host: bool,
 }
@@ -91,7 +91,7 @@ impl StateSpec {
             shape: p.shape.clone(),
             dtype,
             init: Init::Zeros,
-            cuts: (0..p.shape.len()).map(Cut::With).collect(),
+            sharding: (0..p.shape.len()).map(DimSharding::LikeParam).collect(),
             share: Share::Like,
             coded: None,
             on_host: false,
@@ -106,7 +106,7 @@ impl StateSpec {
             shape: Vec::new(),
             dtype: DType::F32,
             init: Init::Zeros,
-            cuts: Vec::new(),
+            sharding: Vec::new(),
             share: Share::All,
             coded: None,
             on_host: true,

@@ -2,7 +2,7 @@
 
 use super::Options;
 use crate::error::{Error, Result};
-use crate::spec::{Coded, ParamSpec, StateSpec};
+use crate::spec::{ParamSpec, Quantization, StateSpec};
 use crate::tensor::DType;
 
 /// The option keys that say so.
@@ -82,7 +82,7 @@ impl StateSpec {
     /// takes less memory so. What decides is the same wherever the state lies.
     #[must_use]
     pub fn eight_bit(mut self, code: Code, storage: &StateStorage) -> Self {
-        let coded = Coded { dtype: code.dtype(), block: storage.block };
+        let coded = Quantization { dtype: code.dtype(), block: storage.block };
         self.coded = Some(coded);
         let numel: usize = self.shape.iter().product();
         if storage.eight_bit && !self.shape.is_empty() && numel >= storage.least.max(1) {

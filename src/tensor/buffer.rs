@@ -196,7 +196,7 @@ impl FlatView {
     #[must_use]
     #[allow(clippy::mut_from_ref)] // the flat is a pointer, not the owner
     pub unsafe fn codes<'a>(&self) -> &'a mut [u8] {
-        if self.len == 0 || !self.dtype.is_coded() {
+        if self.len == 0 || !self.dtype.is_quantized() {
             return &mut [];
         }
         self.check_place();

@@ -79,7 +79,7 @@ impl DType {
 
     /// Whether elements are codes of blocks with a scale each.
     #[must_use]
-    pub fn is_coded(self) -> bool {
+    pub fn is_quantized(self) -> bool {
         matches!(self, Self::Q8 | Self::UQ8)
     }
 

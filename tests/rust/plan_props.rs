@@ -81,7 +81,7 @@ proptest! {
         for bucket in &plan.buckets {
             for unit in &bucket.units {
                 let all = 0..plan.members[unit.param].spec.numel();
-                for element in if bucket.joint { all } else { unit.piece.block.range() } {
+                for element in if bucket.whole_parameter { all } else { unit.piece.block.range() } {
                     prop_assert!(seen.insert((unit.param, element)), "element {element} of p{} twice", unit.param);
                 }
             }
@@ -96,7 +96,7 @@ proptest! {
         prop_assert_eq!(plan.arena.places.len(), plan.buckets.len());
         for (bucket, places) in plan.buckets.iter().zip(&plan.arena.places) {
             for (i, a) in places.iter().enumerate() {
-                if let Some(buffer) = bucket.program.buffers.get(i).filter(|_| !bucket.joint) {
+                if let Some(buffer) = bucket.program.buffers.get(i).filter(|_| !bucket.whole_parameter) {
                     let count = if buffer.shared { 1 } else { bucket.units.len() };
                     prop_assert_eq!(a.bytes, buffer.rows * buffer.cols * buffer.dtype.bytes() * count);
                 }
@@ -243,10 +243,10 @@ proptest! {
 
     #[test]
     fn plan_any_mesh_gives_every_process_its_equal_share_of_a_bucket(list in params(), grid in grid()) {
-        for bucket in grid.plans(&list).iter().flat_map(|p| &p.buckets).filter(|b| !b.dealt.is_empty()) {
+        for bucket in grid.plans(&list).iter().flat_map(|p| &p.buckets).filter(|b| !b.owner_axes.is_empty()) {
             let mut counts: BTreeMap<&[usize], usize> = BTreeMap::new();
             bucket.units.iter().for_each(|u| *counts.entry(&u.owner).or_insert(0) += 1);
-            let takers: usize = bucket.dealt.iter().map(|&a| bucket.axes[a].axis.ranks.len()).product();
+            let takers: usize = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.len()).product();
             prop_assert_eq!(counts.values().copied().max().unwrap_or(0), bucket.units.len().div_ceil(takers));
             prop_assert!(bucket.units.is_sorted_by_key(|u| &u.owner));
         }

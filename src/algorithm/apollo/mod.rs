@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, Cut, Description, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+    Block, Description, DimSharding, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec,
+    UnitShape,
 };
 use crate::tensor::DType;
 
@@ -113,7 +114,7 @@ impl Algorithm for Apollo {
             shape: p.shape[..lead].to_vec(),
             dtype: p.dtype.arithmetic(),
             init: Init::Zeros,
-            cuts: (0..lead).map(Cut::With).collect(),
+            sharding: (0..lead).map(DimSharding::LikeParam).collect(),
             share: Share::Number,
             coded: None,
             on_host: false,
@@ -123,17 +124,17 @@ impl Algorithm for Apollo {
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let (side, rank, product) = (self.side(shape), self.common.rank(), shape.param.arithmetic());
-        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let with = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
         let (rows, cols) = (shape.rows, shape.cols);
         let (low, factors, other) = match side {
             Side::Cols => (
-                BufferSpec::new("r", rows, rank, product).cut(with[0], Cut::Whole),
-                BufferSpec::new("factors", rows, 1, DType::F64).cut(with[0], Cut::Whole),
+                BufferSpec::new("r", rows, rank, product).sharded(with[0], DimSharding::Replicated),
+                BufferSpec::new("factors", rows, 1, DType::F64).sharded(with[0], DimSharding::Replicated),
                 Side::Rows,
             ),
             Side::Rows => (
-                BufferSpec::new("r", rank, cols, product).cut(Cut::Whole, with[1]),
-                BufferSpec::new("factors", 1, cols, DType::F64).cut(Cut::Whole, with[1]),
+                BufferSpec::new("r", rank, cols, product).sharded(DimSharding::Replicated, with[1]),
+                BufferSpec::new("factors", 1, cols, DType::F64).sharded(DimSharding::Replicated, with[1]),
                 Side::Cols,
             ),
         };
@@ -151,7 +152,7 @@ impl Algorithm for Apollo {
             .buffer(factors)
             .buffer(total(Side::Rows))
             .buffer(total(Side::Cols))
-            .buffer(projection.cut(with[side.index()], Cut::Whole))
+            .buffer(projection.sharded(with[side.index()], DimSharding::Replicated))
             .scratch("wide", wide, product)
             .local(PROJECT, "project")
             .redistribute(LOW, Target::Replicate)

@@ -2,7 +2,7 @@
 
 use super::super::Algorithm;
 use super::Dion;
-use crate::spec::{Block, Cut, Init, ParamSpec, Share, Side, StateSpec};
+use crate::spec::{Block, DimSharding, Init, ParamSpec, Share, Side, StateSpec};
 
 impl Dion {
     /// Q: for each matrix the short side of the oriented matrix by the rank.
@@ -20,22 +20,22 @@ impl Dion {
         };
         let apart = self.view.splits().is_some_and(|side| side != short);
         let mut shape: Vec<usize> = p.shape[..lead].to_vec();
-        let mut cuts: Vec<_> = (0..lead).map(Cut::With).collect();
+        let mut sharding: Vec<_> = (0..lead).map(DimSharding::LikeParam).collect();
         if apart {
             shape.push(blocks.len());
-            cuts.push(Cut::Whole);
+            sharding.push(DimSharding::Replicated);
         }
         shape.extend(short_dims.clone().map(|dim| p.shape[dim]));
-        cuts.extend(short_dims.map(Cut::With));
+        sharding.extend(short_dims.map(DimSharding::LikeParam));
         shape.push(width);
         // Its columns belong to nothing of the parameter. Where blocks have different ranks, all processes have all.
-        cuts.push(if self.view.alike() { Cut::Spread(long_dim) } else { Cut::Whole });
+        sharding.push(if self.view.alike() { DimSharding::Even(long_dim) } else { DimSharding::Replicated });
         StateSpec {
             role: "Q",
             shape,
             dtype: self.q_dtype.or(self.storage.dtype()).unwrap_or(p.dtype),
             init: Init::Normal { seed: self.seed },
-            cuts,
+            sharding,
             coded: None,
             on_host: false,
             share: if apart {

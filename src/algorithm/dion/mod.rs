@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::linalg::qr::QrMethod;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
-    Block, Cut, Description, Hyper, Matrices, Options, ParamSpec, Side, StateSpec, StateStorage, UnitShape,
+    Block, Description, DimSharding, Hyper, Matrices, Options, ParamSpec, Side, StateSpec, StateStorage,
+    UnitShape,
 };
 use crate::tensor::DType;
 
@@ -151,18 +152,20 @@ impl Algorithm for Dion {
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
         let matrix = |name, side: Side| {
-            BufferSpec::new(name, length(side), rank, product).cut(Cut::With(side), Cut::Whole)
+            BufferSpec::new(name, length(side), rank, product)
+                .sharded(DimSharding::LikeParam(side), DimSharding::Replicated)
         };
         let work = BufferSpec::new("work", length(short), rank, product);
-        let columns = if self.view.alike() { Cut::Spread(long) } else { Cut::Whole };
+        let columns = if self.view.alike() { DimSharding::Even(long) } else { DimSharding::Replicated };
         let mut program = Program::new()
             .buffer(matrix("p", long).summed(short).linear())
             .buffer(matrix("r", short).summed(long).linear())
-            .buffer(work.cut(Cut::With(short), columns))
+            .buffer(work.sharded(DimSharding::LikeParam(short), columns))
             .buffer(BufferSpec::new("norms", 1, rank, DType::F64).summed(short).wire(product));
         if self.in_two_steps(shape.param, product) || momentum != product {
             let full = BufferSpec::new("full", shape.rows, shape.cols, product);
-            program = program.buffer(full.cut(Cut::With(Side::Rows), Cut::With(Side::Cols)));
+            program = program
+                .buffer(full.sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)));
         }
         program = program.local(PREPARE, "accumulate").redistribute(WORK, Target::Replicate);
         for iteration in 0..self.power_iters {

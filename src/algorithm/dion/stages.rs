@@ -20,7 +20,7 @@ const SKETCH_TAG: u32 = 1;
 
 /// Where the products find the momentum.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum BufferShard {
     /// In the state itself.
     State,
     /// In a wider copy, from which the state is rounded once.
@@ -35,18 +35,18 @@ fn energy(area: &MatrixView) -> Result<f64> {
 }
 
 impl Dion {
-    fn held(momentum: DType, product: DType) -> Held {
+    fn held(momentum: DType, product: DType) -> BufferShard {
         match momentum {
-            same if same == product => Held::State,
-            wide if wide.bytes() > product.bytes() => Held::Narrower,
-            _ => Held::Wider,
+            same if same == product => BufferShard::State,
+            wide if wide.bytes() > product.bytes() => BufferShard::Narrower,
+            _ => BufferShard::Wider,
         }
     }
 
     /// Where the momentum of the bucket's matrices is, which are all alike.
-    fn momentum_held(io: &StageIo<'_>) -> Result<Held> {
+    fn momentum_held(io: &StageIo<'_>) -> Result<BufferShard> {
         let Some(unit) = io.units.first() else {
-            return Ok(Held::State);
+            return Ok(BufferShard::State);
         };
         Ok(Self::held(unit.state[MOMENTUM].dtype(), io.flat(P, 0)?.dtype()))
     }
@@ -70,7 +70,7 @@ impl Dion {
     fn momentum(io: &StageIo<'_>, right: BufferId) -> Result<Vec<Factored>> {
         let held = Self::momentum_held(io)?;
         Self::factored(io, right, |i| {
-            if held == Held::State { Ok(io.units[i].state[MOMENTUM]) } else { io.area(FULL, i) }
+            if held == BufferShard::State { Ok(io.units[i].state[MOMENTUM]) } else { io.area(FULL, i) }
         })
     }
 
@@ -79,10 +79,12 @@ impl Dion {
         let units = || io.units.iter().enumerate();
         let add = kernels::Momentum { mu: 1.0, grad_factor, nesterov: false };
         match Self::momentum_held(io)? {
-            Held::State => kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?)?,
+            BufferShard::State => {
+                kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?)?
+            }
             held => {
                 let all = units().map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
-                if held == Held::Narrower {
+                if held == BufferShard::Narrower {
                     kernels::run(&add, &jobs(all)?)?;
                 } else {
                     // The momentum is stored once, after the feedback.
@@ -142,7 +144,7 @@ impl Dion {
         let held = Self::momentum_held(io)?;
         let lost = h[MU] - 1.0;
         // Of a narrower copy only the product is taken, which the exact momentum is then corrected by.
-        let factor = if held == Held::Narrower { 1.0 } else { lost };
+        let factor = if held == BufferShard::Narrower { 1.0 } else { lost };
         kernels::squares_and_scaled(&Self::columns(io)?, factor)?;
         let products = Self::momentum(io, WORK)?;
         for (i, product) in products.iter().enumerate() {
@@ -151,7 +153,7 @@ impl Dion {
                 Ok(measured_squares(&r)? / energy(&product.stored)?.max(f64::MIN_POSITIVE))
             })?;
         }
-        if held == Held::Narrower {
+        if held == BufferShard::Narrower {
             set_product(&products)?;
         } else {
             add_product(&products)?;
@@ -159,9 +161,9 @@ impl Dion {
         let units = || io.units.iter().enumerate();
         let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));
         match held {
-            Held::State => {}
-            Held::Wider => kernels::run(&kernels::Convert { factor: 1.0 }, &all()?)?,
-            Held::Narrower => {
+            BufferShard::State => {}
+            BufferShard::Wider => kernels::run(&kernels::Convert { factor: 1.0 }, &all()?)?,
+            BufferShard::Narrower => {
                 let correct = kernels::Momentum { mu: 1.0, grad_factor: lost, nesterov: false };
                 kernels::run(&correct, &all()?)?;
             }

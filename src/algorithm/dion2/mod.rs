@@ -15,7 +15,7 @@ use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Or
 use super::stage::StageIo;
 use crate::error::{Error, Result};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, Cut, Description, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
+use crate::spec::{Block, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["fraction", "selection_scope"];
@@ -114,26 +114,26 @@ impl Algorithm for Dion2 {
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
         let Selection { side, count, global } = self.select([rows, cols], shape.ways);
-        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let with = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
         let chosen = self.size([rows, cols], shape.ways);
         // Of the slices that all processes chose, each has its own ones.
         let spread = match side {
-            Side::Rows => [Cut::Spread(Side::Rows), with[1]],
-            Side::Cols => [with[0], Cut::Spread(Side::Cols)],
+            Side::Rows => [DimSharding::Even(Side::Rows), with[1]],
+            Side::Cols => [with[0], DimSharding::Even(Side::Cols)],
         };
-        let (size, cuts) = if global { ([rows, cols], with) } else { (chosen, spread) };
+        let (size, sharding) = if global { ([rows, cols], with) } else { (chosen, spread) };
         let sums = match side {
-            Side::Rows => {
-                BufferSpec::new("sums", rows, 1, DType::F64).cut(with[0], Cut::Whole).summed(Side::Cols)
-            }
-            Side::Cols => {
-                BufferSpec::new("sums", 1, cols, DType::F64).cut(Cut::Whole, with[1]).summed(Side::Rows)
-            }
+            Side::Rows => BufferSpec::new("sums", rows, 1, DType::F64)
+                .sharded(with[0], DimSharding::Replicated)
+                .summed(Side::Cols),
+            Side::Cols => BufferSpec::new("sums", 1, cols, DType::F64)
+                .sharded(DimSharding::Replicated, with[1])
+                .summed(Side::Rows),
         };
         let (scores, submatrix) =
             if global { ([rows, cols][side.index()], chosen[0] * chosen[1]) } else { (0, 0) };
-        let program =
-            Program::new().buffer(BufferSpec::new("u", size[0], size[1], dtype).cut(cuts[0], cuts[1]));
+        let program = Program::new()
+            .buffer(BufferSpec::new("u", size[0], size[1], dtype).sharded(sharding[0], sharding[1]));
         let mut program = self
             .common
             .scratch(program, chosen[0], chosen[1], dtype)?
@@ -143,12 +143,12 @@ impl Algorithm for Dion2 {
         program = self.common.room(program, "submatrix", submatrix, dtype);
         if self.neuron.is_some() {
             // Neurons that a process chose among its own are no part of a whole.
-            let (neurons, cut) = if global { (rows, with[0]) } else { (count, Cut::Whole) };
-            program = Neuron::buffers(program, shape, neurons, cut);
+            let (neurons, sharding) = if global { (rows, with[0]) } else { (count, DimSharding::Replicated) };
+            program = Neuron::buffers(program, shape, neurons, sharding);
         }
-        if shape.state[MOMENTUM].is_coded() {
+        if shape.state[MOMENTUM].is_quantized() {
             let full = BufferSpec::new("full", rows, cols, shape.param.arithmetic());
-            program = program.buffer(full.cut(with[0], with[1]));
+            program = program.buffer(full.sharded(with[0], with[1]));
         }
         program = program.local(PREPARE, "accumulate").redistribute(SUMS, Target::Replicate);
         if global {

@@ -24,12 +24,12 @@ impl Dion2 {
     fn momentum(&self, io: &StageIo<'_>, i: usize) -> Result<MatrixView> {
         let stored = io.units[i].state[MOMENTUM];
         let full = NEURON_BUFFERS + if self.neuron.is_some() { 2 } else { 0 };
-        if stored.dtype().is_coded() { io.area(full, i) } else { Ok(stored) }
+        if stored.dtype().is_quantized() { io.area(full, i) } else { Ok(stored) }
     }
 
     pub(super) fn prepare(&self, io: &StageIo<'_>, side: Side) -> Result<()> {
         let units = 0..io.units.len();
-        if io.units.first().is_some_and(|u| u.state[MOMENTUM].dtype().is_coded()) {
+        if io.units.first().is_some_and(|u| u.state[MOMENTUM].dtype().is_quantized()) {
             let add = kernels::Accumulate { grad_factor: io.grad_factor };
             let each = |i: usize| Ok([io.units[i].grad, io.units[i].state[MOMENTUM], self.momentum(io, i)?]);
             kernels::run(&add, &jobs(units.clone().map(each))?)?;
@@ -66,7 +66,7 @@ impl Dion2 {
             Ok(Sliced { x, chosen: Self::chosen(io, i, selection)?, u })
         };
         kernels::take(selection.side, keep, &units.clone().map(one).collect::<Result<Vec<_>>>()?)?;
-        if io.units.first().is_some_and(|u| u.state[MOMENTUM].dtype().is_coded()) {
+        if io.units.first().is_some_and(|u| u.state[MOMENTUM].dtype().is_quantized()) {
             let back = units.map(|i| Ok([self.momentum(io, i)?, io.units[i].state[MOMENTUM]]));
             kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(back)?)?;
         }

@@ -2,7 +2,7 @@
 
 use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM};
 use crate::program::{BufferSpec, Program, Target};
-use crate::spec::{Cut, Side, UnitShape};
+use crate::spec::{DimSharding, Side, UnitShape};
 use crate::tensor::DType;
 
 impl GaLore {
@@ -10,13 +10,17 @@ impl GaLore {
     pub(super) fn compose(&self, shape: &UnitShape) -> Program {
         let (sides, rank, product) = (self.sides(shape), self.common.rank(), shape.param.arithmetic());
         let size = [shape.rows, shape.cols];
-        let with = [Cut::With(Side::Rows), Cut::With(Side::Cols)];
+        let with = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
         let (both, from) = (sides.len() == 2, self.from(sides, shape.ways));
         let none = |name| BufferSpec::new(name, 1, 0, product);
         let square = |name, over| BufferSpec::new(name, rank, rank, product).summed(over);
         let low = match *sides {
-            [Side::Cols] => BufferSpec::new("r", size[0], rank, product).cut(with[0], Cut::Whole),
-            [Side::Rows] => BufferSpec::new("r", rank, size[1], product).cut(Cut::Whole, with[1]),
+            [Side::Cols] => {
+                BufferSpec::new("r", size[0], rank, product).sharded(with[0], DimSharding::Replicated)
+            }
+            [Side::Rows] => {
+                BufferSpec::new("r", rank, size[1], product).sharded(DimSharding::Replicated, with[1])
+            }
             _ => BufferSpec::new("r", rank, rank, product),
         };
         let source = match from {
@@ -26,7 +30,7 @@ impl GaLore {
                 let cols = self.sketch_columns(d).unwrap_or(d);
                 BufferSpec::new("source", d, cols, DType::F64).summed(over)
             }
-            Origin::Sent => BufferSpec::new("source", size[0], size[1], product).cut(with[0], with[1]),
+            Origin::Sent => BufferSpec::new("source", size[0], size[1], product).sharded(with[0], with[1]),
         };
         let mut program = Program { exclusive: true, ..Program::new() }
             .buffer(low.summed(sides[0]))
@@ -35,7 +39,7 @@ impl GaLore {
         for i in 0..2 {
             program = program.buffer(sides.get(i).map_or(none("basis"), |&side| {
                 BufferSpec::new("basis", size[side.index()], rank, product)
-                    .cut(with[side.index()], Cut::Whole)
+                    .sharded(with[side.index()], DimSharding::Replicated)
             }));
         }
         for i in 0..2 {

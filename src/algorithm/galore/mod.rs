@@ -19,7 +19,8 @@ use crate::kernels::{self, SIGNS};
 use crate::linalg::sketch::sketch_columns;
 use crate::program::{BufferId, Program, Stage};
 use crate::spec::{
-    Block, Cut, Description, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+    Block, Description, DimSharding, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec,
+    UnitShape,
 };
 
 pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
@@ -128,7 +129,10 @@ impl GaLore {
             shape: p.shape[..lead].iter().copied().chain([p.shape[dim], self.common.rank()]).collect(),
             dtype: p.dtype.arithmetic(),
             init: Init::Zeros,
-            cuts: (0..lead).map(Cut::With).chain([Cut::With(dim), Cut::Whole]).collect(),
+            sharding: (0..lead)
+                .map(DimSharding::LikeParam)
+                .chain([DimSharding::LikeParam(dim), DimSharding::Replicated])
+                .collect(),
             share: Share::Side { side, leading: lead, column: false },
             coded: None,
             on_host: false,

@@ -133,7 +133,7 @@ impl Algorithm for Lamb {
         &SCALARS
     }
 
-    fn joint(&self) -> bool {
+    fn whole_parameter(&self) -> bool {
         true
     }
 

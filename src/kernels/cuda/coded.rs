@@ -128,7 +128,7 @@ impl CodedJob {
                     job.plain.kind[at] = ROUNDED;
                     job.rounding = RandomBits::of(rounding, first)?;
                 }
-                None if flat.dtype().is_coded() => {
+                None if flat.dtype().is_quantized() => {
                     return Err(Error::Internal("a pass over codes without scales".into()));
                 }
                 None => {}

@@ -63,7 +63,7 @@ pub(in super::super) fn fold<const N: usize>(
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for ((number, operands), to) in jobs.iter().enumerate().zip(sums) {
         let (job, is_wide) = (job(pass, number, operands)?, is_wide(operands));
-        if !operands[0].is_empty() && operands.iter().any(|o| o.is_encoded() || o.dtype().is_coded()) {
+        if !operands[0].is_empty() && operands.iter().any(|o| o.is_encoded() || o.dtype().is_quantized()) {
             let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
             list.push((CodedJob::new(job, operands)?, *to));
         } else {

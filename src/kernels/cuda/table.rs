@@ -63,7 +63,7 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; 
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
         let (job, is_wide) = (job(pass, number, operands)?, !pass.double && is_wide(operands));
-        if operands.iter().any(|o| o.is_encoded() || o.dtype().is_coded()) {
+        if operands.iter().any(|o| o.is_encoded() || o.dtype().is_quantized()) {
             let list = if is_wide { &mut wide_coded } else { &mut narrow_coded };
             list.push(CodedJob::new(job, operands)?);
         } else {
