@@ -70,7 +70,7 @@ impl Algorithm for Muon {
         let along = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
         let program =
             Program::new().buffer(BufferSpec::new("u", rows, cols, dtype).sharded(along[0], along[1]));
-        let mut program = self.common.scratch(program, rows, cols, dtype)?;
+        let mut program = self.common.scratch(program, shape, [rows, cols], dtype)?;
         if self.neuron.is_some() {
             program = Neuron::buffers(program, shape, rows, along[0]);
         }

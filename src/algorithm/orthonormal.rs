@@ -12,8 +12,10 @@ use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::orthogonality::orthogonality_error;
 use crate::linalg::orthonormalizer::Orthonormalizer;
 use crate::program::{BufferId, Program, Stage};
-use crate::spec::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS};
-use crate::spec::{Block, Description, Hyper, Matrices, Options, ParamSpec, StateSpec, StateStorage};
+use crate::spec::options::BFLOAT16_PRODUCTS;
+use crate::spec::{
+    Block, Description, Hyper, Matrices, Options, ParamSpec, StateSpec, StateStorage, UnitShape,
+};
 use crate::tensor::{DType, product_dtype};
 
 /// The settings that it reads, beside those of the view and of the orthonormalization.
@@ -47,8 +49,6 @@ pub(super) struct Orthonormal {
     orth_dtype: Option<DType>,
     /// Whether products of bfloat16 matrices are the fastest ones.
     bfloat16: bool,
-    /// Whether libtorch computes all products.
-    by_library: bool,
     storage: StateStorage,
 }
 
@@ -63,7 +63,6 @@ impl Orthonormal {
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
             bfloat16: options.flag(BFLOAT16_PRODUCTS)? || kernels::multiplies_bf16(),
-            by_library: options.flag(LIBRARY_PRODUCTS)?,
         })
     }
 
@@ -79,27 +78,27 @@ impl Orthonormal {
         [momentum].into_iter().chain(variance).collect()
     }
 
-    /// The program with memory for the orthonormalization of matrices `rows × cols`.
+    /// The program with memory for the orthonormalization of matrices `rows × cols` of units of this shape.
     pub(super) fn scratch(
         &self,
         program: Program,
-        rows: usize,
-        cols: usize,
+        shape: &UnitShape,
+        [rows, cols]: [usize; 2],
         dtype: DType,
     ) -> Result<Program> {
-        let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype, self.by_library)?;
-        Ok(self.room(program, "scratch", elements, dtype))
+        let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype, shape.is_batched())?;
+        Ok(Self::room(program, shape, "scratch", elements, dtype))
     }
 
-    /// The program with memory for a matrix, and on a device for each: there they are computed together.
+    /// The program with memory for a matrix, or for each where they are computed together.
     pub(super) fn room(
-        &self,
         program: Program,
+        shape: &UnitShape,
         name: &'static str,
         elements: usize,
         dtype: DType,
     ) -> Program {
-        let add = if self.by_library { Program::scratch_of_each } else { Program::scratch };
+        let add = if shape.is_batched() { Program::scratch_of_each } else { Program::scratch };
         add(program, name, elements, dtype)
     }
 
@@ -116,8 +115,8 @@ impl Orthonormal {
     }
 
     /// For how many of so many matrices there is such memory at once.
-    pub(super) fn at_once(&self, count: usize) -> usize {
-        if self.by_library { count } else { 1 }
+    pub(super) fn at_once(shape: &UnitShape, count: usize) -> usize {
+        if shape.is_batched() { count } else { 1 }
     }
 
     /// Orthonormalizes matrices `[B, m, n]` in place.

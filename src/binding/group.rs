@@ -34,7 +34,7 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
             options.insert(key, option(key, &value)?);
         }
     }
-    Ok(GroupSpec { algorithm, options })
+    Ok(GroupSpec { algorithm, options, device: Device::Cpu })
 }
 
 /// Whether the parameters of a group are on a CUDA device; not where none is there, as for a mesh that is simulated.

@@ -15,7 +15,7 @@ use crate::layout::{Collective, local_shape};
 use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
 use crate::session::{check_gradient, device_of};
 use crate::spec::{Description, Init, ParamSpec};
-use crate::tensor::DType;
+use crate::tensor::{DType, Device};
 
 /// The schedule of one step: buckets, buffers, instructions.
 #[pyclass(name = "Plan", module = "oxidion", frozen)]
@@ -111,7 +111,11 @@ impl PyPlan {
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
         let settings = groups.iter().cloned().zip(on_devices);
         let settings: Vec<GroupSpec> = settings
-            .map(|(group, device)| if device || emulated { group.on_device(device) } else { group })
+            .map(
+                |(group, is_cuda)| {
+                    if is_cuda || emulated { group.on_device(Device::Cuda(0), is_cuda) } else { group }
+                },
+            )
             .collect();
         let plan = py.enter(|| Plan::build(params, &settings))?;
         Ok(Self { plan: Arc::new(plan), groups })

@@ -136,23 +136,17 @@ impl Orthonormalizer {
     }
 
     /// Elements of scratch, in the dtype of the batch, that [`run`](Self::run) needs for any number of matrices
-    /// `rows x cols`; `by_library`: of a device, where libtorch multiplies, and for each of them, which then are computed
-    /// together.
+    /// `rows x cols`; `batched`: for each of them, where libtorch multiplies
+    /// them together.
     ///
     /// # Errors
     /// [`Error::Value`] for a side beyond what can be addressed.
-    pub fn scratch_elements(
-        &self,
-        rows: usize,
-        cols: usize,
-        dtype: DType,
-        by_library: bool,
-    ) -> Result<usize> {
+    pub fn scratch_elements(&self, rows: usize, cols: usize, dtype: DType, batched: bool) -> Result<usize> {
         let size =
             |n: usize| i64::try_from(n).map_err(|_| Error::Value(format!("a side of {n} is too large")));
         let (m, n) = (size(rows)?, size(cols)?);
         let elements = match (&self.0, self.gram_restarts(rows, cols, dtype)) {
-            (Kind::Iteration { .. }, found) if by_library => elements_of_each(m, n, dtype, found.is_some()),
+            (Kind::Iteration { .. }, found) if batched => elements_of_each(m, n, dtype, found.is_some()),
             (Kind::Iteration { .. }, None) => newton_schulz::scratch_elements(ANY_COUNT, m, n, dtype),
             (Kind::Iteration { .. }, Some(_)) => gram::scratch_elements(ANY_COUNT, m, n, dtype),
             (Kind::Polar | Kind::Function(_), _) => 0,

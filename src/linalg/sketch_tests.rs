@@ -31,11 +31,11 @@ fn sketches_are_those_by_the_dense_matrix() {
     tch::manual_seed(0);
     for [d, e, s] in [[600, 1700, 40], [40, 9001, 18], [50, 1, 20], [33, 64, 5]] {
         let (omega, a) = (omega(d, s), Tensor::randn([size(d), size(e)], (Kind::Float, Device::Cpu)));
-        let dense = omega.dense(Device::Cpu, Place::Cpu).unwrap();
+        let dense = omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap();
         let wide = a.to_kind(Kind::Double);
         let expected = wide.mm(&wide.tr().mm(&dense));
         for a in [&a, &a.tr().contiguous().tr()] {
-            let found = omega.sketch(a, Place::Cpu).unwrap();
+            let found = omega.sketch(a, crate::tensor::Device::Cpu).unwrap();
             assert!(norm(&(found - &expected)) < 1e-13 * norm(&expected), "{d} {e} {s}");
         }
     }
@@ -47,7 +47,7 @@ fn sketched_eigenvectors_are_those_of_the_nystrom_approximation() {
     let (d, s, r) = (60, 24, 8);
     let values = (Tensor::arange(40, DOUBLE) * -0.1).exp();
     let (a, _) = matrix(d, 50, &values);
-    let dense = omega(d, s).dense(Device::Cpu, Place::Cpu).unwrap();
+    let dense = omega(d, s).dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap();
     let y = a.mm(&a.tr().mm(&dense));
     let whole = y.mm(&dense.tr().mm(&y).inverse()).mm(&y.tr());
     let (all, vectors) = ((&whole + whole.tr()) * 0.5).linalg_eigh("L");
@@ -70,8 +70,8 @@ fn sketched_vectors_hold_nearly_all_that_as_many_can() {
         let (d, r) = (256, 32);
         let (a, _) = matrix(d, 300, &values);
         let omega = omega(d, sketch_columns(r, d).unwrap());
-        let y = omega.sketch(&a, Place::Cpu).unwrap();
-        let (_, basis) = nystrom(&y, &omega.dense(Device::Cpu, Place::Cpu).unwrap(), r).unwrap().unwrap();
+        let y = omega.sketch(&a, crate::tensor::Device::Cpu).unwrap();
+        let (_, basis) = nystrom(&y, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), r).unwrap().unwrap();
         let most = norm(&values.narrow(0, 0, 32));
         let share = norm(&basis.tr().mm(&a)) / most;
         assert!(share > 0.98 && share < 1.0 + 1e-9, "{name}: {share}");
@@ -84,9 +84,9 @@ fn matrices_of_lower_rank_give_what_they_have() {
         let values = Tensor::ones([rank], DOUBLE) * 3.0;
         let (a, u) = matrix(80, 90, &values);
         let omega = omega(80, 36);
-        let y = omega.sketch(&a, Place::Cpu).unwrap();
+        let y = omega.sketch(&a, crate::tensor::Device::Cpu).unwrap();
         let (found, basis) =
-            nystrom(&y, &omega.dense(Device::Cpu, Place::Cpu).unwrap(), 20).unwrap().unwrap();
+            nystrom(&y, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), 20).unwrap().unwrap();
         let kept = found.narrow(0, 0, rank);
         assert!(norm(&(kept - 9.0)) < 1e-9, "{rank}");
         assert!(norm(&found.narrow(0, rank, 20 - rank)) < 1e-8, "{rank}: {found}");
@@ -95,7 +95,7 @@ fn matrices_of_lower_rank_give_what_they_have() {
     }
     let omega = omega(80, 36);
     let zero = Tensor::zeros([80, 36], DOUBLE);
-    let (found, _) = nystrom(&zero, &omega.dense(Device::Cpu, Place::Cpu).unwrap(), 20).unwrap().unwrap();
+    let (found, _) = nystrom(&zero, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), 20).unwrap().unwrap();
     assert!(norm(&found) < 1e-200);
 }
 
@@ -112,7 +112,7 @@ fn bases_in_float64_are_orthonormal_to_rounding() {
     let (d, s, r) = (60, 24, 6);
     let values = (Tensor::arange(10, DOUBLE) * -2.0).exp();
     let (a, u) = matrix(d, 50, &values);
-    let dense = omega(d, s).dense(Device::Cpu, Place::Cpu).unwrap();
+    let dense = omega(d, s).dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap();
     let y = a.mm(&a.tr().mm(&dense));
     let found = basis(&Source::Sketch(&y, &dense), r, d, true).unwrap().unwrap();
     let r = size(r);
@@ -126,7 +126,7 @@ fn bases_in_float64_are_orthonormal_to_rounding() {
 fn a_matrix_of_zeros_has_no_directions() {
     for seed in 0..20 {
         let omega = Omega { key: Key { seed, stream: 5 }, ..omega(60, 20) };
-        let dense = omega.dense(Device::Cpu, Place::Cpu).unwrap();
+        let dense = omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap();
         let found = basis(&Source::Sketch(&Tensor::zeros([60, 20], DOUBLE), &dense), 4, 70, false);
         assert!(!bool::try_from(found.unwrap().unwrap().any()).unwrap(), "{seed}");
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::GroupSpec;
 use super::local::{Extent, Piece};
 use super::owners::Loads;
 use super::param::Member;
@@ -11,6 +12,7 @@ use crate::error::Result;
 use crate::layout::{Axis, Layout, Placement, Reduction, ShardingAxes};
 use crate::program::{BufferSpec, Program};
 use crate::spec::{DimSharding, Side, UnitShape};
+use crate::tensor::Device;
 
 /// One block of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,6 +177,7 @@ impl Bucket {
 pub(super) fn buckets(
     members: &[Member],
     algorithms: &[AnyAlgorithm],
+    groups: &[GroupSpec],
     limits: &[Limit],
 ) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
@@ -199,6 +202,7 @@ pub(super) fn buckets(
                 transposed,
                 ways,
                 alone: member.layout.distributed_axes().next().is_none(),
+                device: groups.get(member.group).map_or(Device::Cpu, |group| group.device),
                 inner: match leading.map(|leading| &member.spec.shape[leading..]) {
                     None => Vec::new(),
                     Some(behind) if whole_parameter => vec![0; behind.len()],

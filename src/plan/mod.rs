@@ -32,9 +32,9 @@ pub use verify::{Footprints, verify};
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, Reduction, ShardingAxes, local_shape};
-use crate::spec::options::{BFLOAT16_PRODUCTS, LIBRARY_PRODUCTS};
+use crate::spec::options::BFLOAT16_PRODUCTS;
 use crate::spec::{Block, OptionValue, Options, ParamSpec, StateSpec};
-use crate::tensor::DType;
+use crate::tensor::{DType, Device};
 
 /// What the plan needs to know of a group.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,15 +43,16 @@ pub struct GroupSpec {
     pub algorithm: String,
     /// Its structural settings.
     pub options: Options,
+    /// The device of its parameters.
+    pub device: Device,
 }
 
 impl GroupSpec {
-    /// The same for parameters on a device, where libtorch multiplies; `bfloat16`: those matrices the fastest.
+    /// The same for parameters on `device`; `bfloat16`: which multiplies matrices of that type the fastest.
     #[must_use]
-    pub fn on_device(mut self, bfloat16: bool) -> Self {
-        self.options.insert(LIBRARY_PRODUCTS, OptionValue::Bool(true));
+    pub fn on_device(mut self, device: Device, bfloat16: bool) -> Self {
         self.options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(bfloat16));
-        self
+        Self { device, ..self }
     }
 }
 
@@ -156,9 +157,8 @@ impl Plan {
                 rounding,
             });
         }
-        let limits =
-            groups.iter().map(|g| split::Limit::from_options(&g.options)).collect::<Result<Vec<_>>>()?;
-        let buckets = bucket::buckets(&members, &algorithms, &limits)?;
+        let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
+        let buckets = bucket::buckets(&members, &algorithms, groups, &limits)?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
         let trains = coalesce::trains(&buckets, &segments);
         let scheduled = schedule::schedule(&trains);

@@ -1,10 +1,11 @@
 //! Cuts buckets so that their buffers fit a bound.
 
+use super::GroupSpec;
 use super::bucket::{Bucket, Unit};
 use crate::error::Result;
 use crate::program::BufferSpec;
-use crate::spec::options::LIBRARY_PRODUCTS;
-use crate::spec::{DimSharding, Options};
+use crate::spec::{DimSharding};
+use crate::tensor::Device;
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
@@ -30,13 +31,12 @@ pub(super) struct Limit {
 
 impl Limit {
     /// What the user sets with `max_batch_bytes`, or the default.
-    pub(super) fn from_options(options: &Options) -> Result<Self> {
-        let (usual, alone) = if options.flag(LIBRARY_PRODUCTS)? {
-            (DEVICE_BATCH_BYTES, DEVICE_BATCH_BYTES)
-        } else {
-            (DEFAULT_BATCH_BYTES, ALONE_BATCH_BYTES)
+    pub(super) fn of_group(group: &GroupSpec) -> Result<Self> {
+        let (usual, alone) = match group.device {
+            Device::Cpu => (DEFAULT_BATCH_BYTES, ALONE_BATCH_BYTES),
+            Device::Cuda(_) => (DEVICE_BATCH_BYTES, DEVICE_BATCH_BYTES),
         };
-        let given = options.optional_count("max_batch_bytes")?;
+        let given = group.options.optional_count("max_batch_bytes")?;
         Ok(Self {
             most: given.unwrap_or(usual),
             owner_axes: given.unwrap_or(DEALT_BATCH_BYTES),

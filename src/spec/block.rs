@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::tensor::DType;
+use crate::tensor::{DType, Device};
 
 /// One side of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,8 @@ pub struct UnitShape {
     pub ways: [usize; 2],
     /// Whether no other process has a part or a copy of them.
     pub alone: bool,
+    /// The device of the parameters.
+    pub device: Device,
     /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
     /// than two.
     pub inner: Vec<usize>,
@@ -109,4 +111,12 @@ pub struct UnitShape {
     pub param: DType,
     /// Element types of the states, in the order of `Algorithm::state`.
     pub state: Vec<DType>,
+}
+
+impl UnitShape {
+    /// Whether the matrices of a bucket are multiplied together, so that each needs scratch of its own.
+    #[must_use]
+    pub fn is_batched(&self) -> bool {
+        self.device != Device::Cpu
+    }
 }

@@ -63,8 +63,6 @@ impl PartialEq for Callback {
 
 /// Not a key of a group: whether bfloat16 matrices are multiplied fastest where the parameters are.
 pub const BFLOAT16_PRODUCTS: &str = "bfloat16_products";
-/// Not a key of a group: whether libtorch multiplies where the parameters are.
-pub const LIBRARY_PRODUCTS: &str = "library_products";
 
 /// The settings of one group by key; a key that the group lacks reads as not set.
 #[derive(Clone, Debug, Default, PartialEq)]

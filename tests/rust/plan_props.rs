@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use _oxidion::dtype::DType;
+use _oxidion::tensor::{DType, Device};
 use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction};
-use _oxidion::options::{OptionValue, Options};
+use _oxidion::spec::{OptionValue, Options};
 use _oxidion::plan::{GroupSpec, Instr, ParamInput, Piece, Plan, Transfer};
 use _oxidion::spec::ParamSpec;
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ fn group(algorithm: &str, limit: Option<i64>) -> GroupSpec {
     options.insert("rank_fraction", OptionValue::Float(0.5));
     options.insert("rank", OptionValue::Int(2));
     options.insert("max_batch_bytes", limit.map_or(OptionValue::None, OptionValue::Int));
-    GroupSpec { algorithm: algorithm.into(), options }
+    GroupSpec { algorithm: algorithm.into(), options, device: Device::Cpu }
 }
 
 fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
@@ -292,7 +292,7 @@ fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
         }
         let mut params = inputs(&[(vec![8, 6], 0, false)]);
         params[0].spec.dtype = dtype;
-        Plan::build(params, &[group.on_device(true)]).unwrap().buckets[0].program.buffers[0].dtype
+        Plan::build(params, &[group.on_device(Device::Cuda(0), true)]).unwrap().buckets[0].program.buffers[0].dtype
     };
     assert_eq!(product(DType::F32, None), DType::BF16);
     assert_eq!(product(DType::F32, Some("auto")), DType::BF16);

@@ -136,11 +136,11 @@ impl Algorithm for Dion2 {
             .buffer(BufferSpec::new("u", size[0], size[1], dtype).sharded(sharding[0], sharding[1]));
         let mut program = self
             .common
-            .scratch(program, chosen[0], chosen[1], dtype)?
+            .scratch(program, shape, chosen, dtype)?
             .buffer(sums)
             .buffer(BufferSpec::new("chosen", 1, count, DType::F64))
             .buffer(BufferSpec::new("scores", 1, scores, DType::F64).summed(side));
-        program = self.common.room(program, "submatrix", submatrix, dtype);
+        program = Orthonormal::room(program, shape, "submatrix", submatrix, dtype);
         if self.neuron.is_some() {
             // Neurons that a process chose among its own are no part of a whole.
             let (neurons, sharding) = if global { (rows, with[0]) } else { (count, DimSharding::Replicated) };

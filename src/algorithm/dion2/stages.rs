@@ -2,6 +2,7 @@
 
 use super::super::orthonormal::{MOMENTUM, SCRATCH, U};
 use super::{CHOSEN, Dion2, NEURON_BUFFERS, SCORES, SUBMATRIX, SUMS, Selection};
+use crate::algorithm::orthonormal::Orthonormal;
 use crate::algorithm::stage::{StageIo, jobs};
 use crate::error::Result;
 use crate::kernels;
@@ -91,7 +92,7 @@ impl Dion2 {
         let count = selection.count;
         let shape = if selection.side == Side::Rows { [count, cols] } else { [rows, count] };
         let len = shape[0] * shape[1];
-        for part in due.chunks(self.common.at_once(due.len())) {
+        for part in due.chunks(Orthonormal::at_once(io.class, due.len())) {
             let memory = io.flat(SUBMATRIX, 0)?.part(0, part.len() * len);
             let sliced = part.iter().enumerate().map(|(at, &(_, x, chosen))| {
                 let u = memory.part(at * len, len).area(0, shape, shape[1]);
