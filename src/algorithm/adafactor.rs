@@ -189,7 +189,7 @@ impl Algorithm for Adafactor {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         Description {
             view: if p.shape.len() < 2 { "elements" } else { "rows and columns" }.into(),
             lr_factor: 1.0,

@@ -75,7 +75,7 @@ impl Algorithm for Lion {
         kernels::run(&update, &jobs(areas)?)
     }
 
-    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         Description {
             view: "elements".into(),
             lr_factor: 1.0,

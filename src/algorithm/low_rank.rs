@@ -92,8 +92,8 @@ impl LowRank {
             && self.rank.is_some_and(|r| r > 0 && p.shape[p.shape.len() - 2..].iter().all(|&n| r < n))
     }
 
-    pub(super) fn orientation(&self, ways: [usize; 2]) -> Option<bool> {
-        let sharding = ways.map(|n| n > 1);
+    pub(super) fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
+        let sharding = num_shards.map(|n| n > 1);
         // Transposed: the rows are projected.
         (self.projection == Projection::Unsharded && sharding[0] != sharding[1]).then_some(sharding[1])
     }

@@ -58,7 +58,7 @@ pub trait Algorithm: Debug + Send + Sync {
 
     /// Whether it works on the transposes of matrices whose rows and columns are cut among so many processes, where
     /// that depends on it.
-    fn orientation(&self, _ways: [usize; 2]) -> Option<bool> {
+    fn orientation(&self, _num_shards: [usize; 2]) -> Option<bool> {
         None
     }
 
@@ -109,7 +109,7 @@ pub trait Algorithm: Debug + Send + Sync {
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, hyper: &Hyper) -> Result<()>;
 
     /// What `explain()` prints, of blocks whose rows and columns are cut among so many processes.
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], ways: [usize; 2]) -> Description;
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description;
 }
 
 /// Any algorithm.

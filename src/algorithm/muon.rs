@@ -114,7 +114,7 @@ impl Algorithm for Muon {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         self.common.describe(p, blocks, |b| [b.rows, b.cols])
     }
 }

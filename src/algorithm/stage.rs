@@ -82,7 +82,7 @@ pub fn jobs<const N: usize>(
 
 /// One matrix of a buffer as it is held for a stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct MatrixShard {
     /// First element.
     pub offset: usize,
     /// Rows and columns.
@@ -101,7 +101,7 @@ pub struct BufferIo<'a> {
     /// Its memory.
     pub flat: FlatView,
     /// Its matrices by position; a scratch buffer has none.
-    pub parts: &'a [Part],
+    pub shards: &'a [MatrixShard],
 }
 
 /// Measurements of one step by name, each with its parameter's index. Taken only when somebody asks.
@@ -128,10 +128,10 @@ impl StageIo<'_> {
         self.buffers.get(buffer).ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
     }
 
-    fn part(&self, buffer: BufferId, unit: usize) -> Result<&Part> {
-        let parts = self.buffer(buffer)?.parts;
+    fn shard(&self, buffer: BufferId, unit: usize) -> Result<&MatrixShard> {
+        let shards = self.buffer(buffer)?.shards;
         let position = self.units.get(unit).map(|u| u.position);
-        position.and_then(|p| parts.get(p)).ok_or_else(|| Error::Internal(format!("no matrix {unit}")))
+        position.and_then(|p| shards.get(p)).ok_or_else(|| Error::Internal(format!("no matrix {unit}")))
     }
 
     /// Unit `unit`'s matrix of a buffer, as elements; all of a buffer that is shared.
@@ -143,7 +143,7 @@ impl StageIo<'_> {
         if io.spec.shared {
             return Ok(io.flat);
         }
-        let Part { offset, shape, .. } = self.part(buffer, unit)?;
+        let MatrixShard { offset, shape, .. } = self.shard(buffer, unit)?;
         Ok(io.flat.part(*offset, shape[0] * shape[1]))
     }
 
@@ -152,7 +152,7 @@ impl StageIo<'_> {
     /// # Errors
     /// As `view`.
     pub fn shape(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
-        Ok(self.part(buffer, unit)?.shape)
+        Ok(self.shard(buffer, unit)?.shape)
     }
 
     /// The first row and column of unit `unit`'s matrix of a buffer within the whole one.
@@ -160,7 +160,7 @@ impl StageIo<'_> {
     /// # Errors
     /// As `view`.
     pub fn origin(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
-        Ok(self.part(buffer, unit)?.origin)
+        Ok(self.shard(buffer, unit)?.origin)
     }
 
     /// Unit `unit`'s matrix of a buffer, as an area.
@@ -177,7 +177,7 @@ impl StageIo<'_> {
     /// # Errors
     /// As `view`.
     pub fn declared_cols(&self, buffer: BufferId, unit: usize) -> Result<Range<usize>> {
-        Ok(self.part(buffer, unit)?.declared_cols.clone())
+        Ok(self.shard(buffer, unit)?.declared_cols.clone())
     }
 
     /// Unit `unit`'s matrix of a buffer, as a tensor `[rows, cols]`.

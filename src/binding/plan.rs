@@ -180,12 +180,12 @@ impl PyPlan {
         if !gradients {
             return Ok(());
         }
-        for ((object, param), member) in objects.iter().zip(&locals).zip(&self.plan.members) {
+        for ((object, param), planned) in objects.iter().zip(&locals).zip(&self.plan.params) {
             let grad = object.getattr("grad")?;
             if !grad.is_none() {
-                let grad = super::session::gradient(object, &grad, member.spec.dtype)
-                    .map_err(|e| super::error::with_name(py, &e, &member.spec.name))?;
-                check_gradient(&grad, param, &member.spec.name).map_err(super::error::to_python)?;
+                let grad = super::session::gradient(object, &grad, planned.spec.dtype)
+                    .map_err(|e| super::error::with_name(py, &e, &planned.spec.name))?;
+                check_gradient(&grad, param, &planned.spec.name).map_err(super::error::to_python)?;
             }
         }
         Ok(())
@@ -258,7 +258,7 @@ impl PyPlan {
     /// The name of the algorithm of each parameter.
     #[getter]
     fn algorithms(&self) -> Vec<&'static str> {
-        self.plan.members.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
+        self.plan.params.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
     }
 
     /// For each parameter its states: dicts of role, dtype, global shape, (start, length) of the stored part by
@@ -293,36 +293,36 @@ impl PyPlan {
             recent.truncate(8);
             Ok(entry)
         };
-        self.plan.members.iter().map(|m| m.states.iter().map(&mut row).collect()).collect()
+        self.plan.params.iter().map(|m| m.states.iter().map(&mut row).collect()).collect()
     }
 
     /// One row per parameter for `explain()`.
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = PyList::empty(py);
         let (owners, wire) = (self.plan.owners(), self.plan.wire_bytes());
-        for member in &self.plan.members {
-            let algorithm = &self.plan.algorithms[member.algorithm];
-            let about = if member.frozen {
+        for planned in &self.plan.params {
+            let algorithm = &self.plan.algorithms[planned.algorithm];
+            let about = if planned.frozen {
                 Description { view: "frozen".into(), ..Description::default() }
             } else {
-                let blocks = algorithm.blocks(&member.spec).map_err(super::error::to_python)?;
-                algorithm.describe(&member.spec, &blocks, member.ways(algorithm))
+                let blocks = algorithm.blocks(&planned.spec).map_err(super::error::to_python)?;
+                algorithm.describe(&planned.spec, &blocks, planned.num_shards(algorithm))
             };
             let row = PyDict::new(py);
-            row.set_item("name", &member.spec.name)?;
-            row.set_item("shape", pyo3::types::PyTuple::new(py, &member.spec.shape)?)?;
-            row.set_item("dtype", member.spec.dtype.name())?;
-            row.set_item("placements", placements(&member.layout))?;
-            row.set_item("group", member.group)?;
+            row.set_item("name", &planned.spec.name)?;
+            row.set_item("shape", pyo3::types::PyTuple::new(py, &planned.spec.shape)?)?;
+            row.set_item("dtype", planned.spec.dtype.name())?;
+            row.set_item("placements", placements(&planned.layout))?;
+            row.set_item("group", planned.group)?;
             row.set_item("algorithm", algorithm.name())?;
             row.set_item("view", about.view)?;
-            row.set_item("transposed", member.spec.transposed)?;
+            row.set_item("transposed", planned.spec.transposed)?;
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
-            row.set_item("owner", owners.get(&member.spec.index).map_or("local", String::as_str))?;
-            row.set_item("state_bytes", member.states.iter().map(LocalState::bytes).sum::<usize>())?;
+            row.set_item("owner", owners.get(&planned.spec.index).map_or("local", String::as_str))?;
+            row.set_item("state_bytes", planned.states.iter().map(LocalState::bytes).sum::<usize>())?;
             row.set_item("flops", about.flops)?;
-            row.set_item("wire_bytes", wire.get(&member.spec.index).copied().unwrap_or(0))?;
+            row.set_item("wire_bytes", wire.get(&planned.spec.index).copied().unwrap_or(0))?;
             rows.append(row)?;
         }
         Ok(rows)
@@ -330,7 +330,7 @@ impl PyPlan {
 
     /// A numeric column of `rows`, as a NumPy array.
     fn column<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyArray1<f64>>> {
-        let mut values = Vec::with_capacity(self.plan.members.len());
+        let mut values = Vec::with_capacity(self.plan.params.len());
         for row in self.rows(py)?.iter() {
             let value = row.get_item(key)?;
             values.push(if value.is_none() { f64::NAN } else { value.extract()? });
@@ -346,7 +346,7 @@ impl PyPlan {
         let plan = &self.plan;
         format!(
             "<Plan: {} parameters, {} buckets, {} bytes>",
-            plan.members.len(),
+            plan.params.len(),
             plan.buckets.len(),
             plan.arena.bytes
         )

@@ -18,7 +18,7 @@ use super::{group, handles, tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
-use crate::session::{Look, Session};
+use crate::session::{FastPath, Session};
 use crate::tensor::DType;
 use crate::threads;
 
@@ -75,12 +75,12 @@ impl PySession {
             .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
             .collect::<PyResult<Vec<Vec<Tensor>>>>()?;
         let arena = tensor::unpack(arena, "arena")?;
-        let unplanned: Vec<bool> = plan.plan.members.iter().map(|m| m.frozen).collect();
+        let unplanned: Vec<bool> = plan.plan.params.iter().map(|m| m.frozen).collect();
         let mut inner = py.enter(|| Session::new(Arc::clone(&plan.plan), tensors, states, arena))?;
         for (i, object) in params.iter().enumerate() {
             // The gradient of a tensor of another class is what its class says.
             if unplanned[i] || !tensor::is_plain(object.bind(py))? {
-                inner.distrust(i);
+                inner.invalidate(i);
             }
         }
         let mut keep = Vec::new();
@@ -268,7 +268,7 @@ impl PySession {
                     if !self.params.get(at).is_some_and(|p| p.is(&object)) {
                         return Ok(false);
                     }
-                    if inner.look(at) == Look::Unknown {
+                    if inner.try_fast(at) == FastPath::Unknown {
                         closely.push((at, object));
                     }
                     at += 1;
@@ -321,7 +321,7 @@ impl PySession {
         grad: &Bound<'_, PyAny>,
         at: usize,
     ) -> PyResult<Tensor> {
-        let spec = &self.plan.members[at].spec;
+        let spec = &self.plan.params[at].spec;
         gradient(object, grad, spec.dtype).map_err(|e| super::error::with_name(grad.py(), &e, &spec.name))
     }
 

@@ -37,7 +37,7 @@ impl ShardingAxes {
 
     /// Among how many processes the dimension is cut.
     #[must_use]
-    pub fn ways(&self) -> usize {
+    pub fn num_shards(&self) -> usize {
         self.0.iter().map(|(parts, _)| parts).product()
     }
 

@@ -71,7 +71,8 @@ fn sketched_vectors_hold_nearly_all_that_as_many_can() {
         let (a, _) = matrix(d, 300, &values);
         let omega = omega(d, sketch_columns(r, d).unwrap());
         let y = omega.sketch(&a, crate::tensor::Device::Cpu).unwrap();
-        let (_, basis) = nystrom(&y, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), r).unwrap().unwrap();
+        let (_, basis) =
+            nystrom(&y, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), r).unwrap().unwrap();
         let most = norm(&values.narrow(0, 0, 32));
         let share = norm(&basis.tr().mm(&a)) / most;
         assert!(share > 0.98 && share < 1.0 + 1e-9, "{name}: {share}");
@@ -95,7 +96,8 @@ fn matrices_of_lower_rank_give_what_they_have() {
     }
     let omega = omega(80, 36);
     let zero = Tensor::zeros([80, 36], DOUBLE);
-    let (found, _) = nystrom(&zero, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), 20).unwrap().unwrap();
+    let (found, _) =
+        nystrom(&zero, &omega.dense(Device::Cpu, crate::tensor::Device::Cpu).unwrap(), 20).unwrap().unwrap();
     assert!(norm(&found) < 1e-200);
 }
 

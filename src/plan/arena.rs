@@ -1,7 +1,7 @@
 //! Places the buffers of all buckets in one block of bytes.
 
 use super::bucket::Bucket;
-use super::coalesce::Train;
+use super::coalesce::Coalesced;
 use super::redistribute::{Redistribution, RedistributionKind, Segment, Step, shared};
 use super::route::{Counts, Route};
 
@@ -34,7 +34,7 @@ pub struct Arena {
     /// `places[bucket][buffer]`; after the buffers comes the place where messages are put together, and then the parts
     /// of the messages that the bucket shares with others.
     pub places: Vec<Vec<ArenaRange>>,
-    /// For each train its common messages.
+    /// For each coalesced buckets its common messages.
     pub(super) common: Vec<Vec<ArenaRange>>,
     /// Size of the arena in bytes.
     pub bytes: usize,
@@ -91,22 +91,22 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
 }
 
 impl Arena {
-    /// Lays out the buffers of trains. Those that run one after the other (`slots` gives each train's slot) share memory
+    /// Lays out the buffers of coalesced buckets. Those that run one after the other (`slots` gives each coalesced buckets's slot) share memory
     /// when they share a slot.
     #[must_use]
-    pub(super) fn lay_out(trains: &[Train], slots: &[usize]) -> Self {
+    pub(super) fn lay_out(coalesced: &[Coalesced], slots: &[usize]) -> Self {
         let count = slots.iter().max().map_or(0, |m| m + 1);
         let mut extents = vec![0; count];
-        for (train, &slot) in trains.iter().zip(slots) {
-            let (_, _, end) = train.places(0, ALIGN);
+        for (one, &slot) in coalesced.iter().zip(slots) {
+            let (_, _, end) = one.places(0, ALIGN);
             extents[slot] = end.max(extents[slot]);
         }
-        let buckets = trains.iter().map(|train| train.buckets.len()).sum();
+        let buckets = coalesced.iter().map(|one| one.buckets.len()).sum();
         let mut places = vec![Vec::new(); buckets];
-        let mut common = Vec::with_capacity(trains.len());
-        for (train, &slot) in trains.iter().zip(slots) {
-            let (own, messages, _) = train.places(extents[..slot].iter().sum(), ALIGN);
-            for (&bucket, own) in train.buckets.iter().zip(own) {
+        let mut common = Vec::with_capacity(coalesced.len());
+        for (one, &slot) in coalesced.iter().zip(slots) {
+            let (own, messages, _) = one.places(extents[..slot].iter().sum(), ALIGN);
+            for (&bucket, own) in one.buckets.iter().zip(own) {
                 places[bucket] = own;
             }
             common.push(messages);

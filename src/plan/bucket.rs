@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::GroupSpec;
-use super::local::{Extent, Piece};
+use super::local::{BlockShard, Extent};
 use super::owners::Loads;
-use super::param::Member;
+use super::param::Param;
 use super::split::{Limit, linear_bytes, split, stored_bytes};
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;
@@ -20,7 +20,7 @@ pub struct Unit {
     /// Index of the parameter.
     pub param: usize,
     /// The block.
-    pub piece: Piece,
+    pub shard: BlockShard,
     /// Position along each axis over which whole matrices are dealt out, of the process that takes it.
     pub owner: Vec<usize>,
 }
@@ -28,8 +28,8 @@ pub struct Unit {
 impl Unit {
     fn extent(&self, side: Side) -> &Extent {
         match side {
-            Side::Rows => &self.piece.rows,
-            Side::Cols => &self.piece.cols,
+            Side::Rows => &self.shard.rows,
+            Side::Cols => &self.shard.cols,
         }
     }
 }
@@ -98,9 +98,9 @@ impl Bucket {
     ) -> std::ops::Range<usize> {
         let length = [spec.rows, spec.cols][d];
         match spec.sharding[d] {
-            DimSharding::Replicated if spec.stored && d == 1 => 0..unit.piece.local.numel(),
+            DimSharding::Replicated if spec.stored && d == 1 => 0..unit.shard.local.numel(),
             DimSharding::Replicated => 0..length,
-            DimSharding::PerMatrix => 0..unit.piece.stack,
+            DimSharding::PerMatrix => 0..unit.shard.stack,
             DimSharding::LikeParam(side) => {
                 let (extent, (sharding, _)) = (unit.extent(side), &self.sides[side.index()]);
                 extent.clip(sharding.span(extent.dim, depth[side.index()]))
@@ -175,57 +175,60 @@ impl Bucket {
 /// # Errors
 /// Whatever an algorithm says against a shape.
 pub(super) fn buckets(
-    members: &[Member],
+    params: &[Param],
     algorithms: &[AnyAlgorithm],
     groups: &[GroupSpec],
     limits: &[Limit],
 ) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
-    for member in members {
-        let algorithm = &algorithms[member.algorithm];
+    for planned in params {
+        let algorithm = &algorithms[planned.algorithm];
         let whole_parameter = algorithm.whole_parameter();
-        let leading = (!algorithm.flat()).then(|| algorithm.leading(&member.spec));
+        let leading = (!algorithm.flat()).then(|| algorithm.leading(&planned.spec));
         let transposed = leading.is_some()
             && !whole_parameter
-            && member.spec.oriented(member.pieces.iter().map(|p| p.block));
-        let ways = member.ways(algorithm);
-        for piece in &member.pieces {
-            if piece.block.numel() == 0 && !algorithm.flat() && !whole_parameter {
+            && planned.spec.oriented(planned.shards.iter().map(|p| p.block));
+        let num_shards = planned.num_shards(algorithm);
+        for shard in &planned.shards {
+            if shard.block.numel() == 0 && !algorithm.flat() && !whole_parameter {
                 continue;
             }
             // Blocks of an algorithm that takes any shape share a bucket.
             let any = algorithm.flat() || whole_parameter;
-            let [rows, cols] = if any { [1, 0] } else { [piece.block.rows, piece.block.cols] };
+            let [rows, cols] = if any { [1, 0] } else { [shard.block.rows, shard.block.cols] };
             let shape = UnitShape {
                 rows,
                 cols,
                 transposed,
-                ways,
-                alone: member.layout.distributed_axes().next().is_none(),
-                device: groups.get(member.group).map_or(Device::Cpu, |group| group.device),
-                inner: match leading.map(|leading| &member.spec.shape[leading..]) {
+                num_shards,
+                alone: planned.layout.distributed_axes().next().is_none(),
+                device: groups.get(planned.group).map_or(Device::Cpu, |group| group.device),
+                inner: match leading.map(|leading| &planned.spec.shape[leading..]) {
                     None => Vec::new(),
                     Some(behind) if whole_parameter => vec![0; behind.len()],
                     Some(behind) if behind.len() > 2 => behind.to_vec(),
                     Some(_) => vec![rows, cols],
                 },
-                param: member.spec.dtype,
-                state: member.states.iter().map(|s| s.spec.dtype).collect(),
+                param: planned.spec.dtype,
+                state: planned.states.iter().map(|s| s.spec.dtype).collect(),
             };
-            let unit = Unit { param: member.spec.index, piece: *piece, owner: Vec::new() };
+            let unit = Unit { param: planned.spec.index, shard: *shard, owner: Vec::new() };
             let found = open.iter_mut().find(|(b, layout)| {
-                b.group == member.group
-                    && b.algorithm == member.algorithm
+                b.group == planned.group
+                    && b.algorithm == planned.algorithm
                     && b.shape == shape
                     && b.leading == leading
-                    && b.whole == member.whole
-                    && **layout == member.layout
+                    && b.whole == planned.whole
+                    && **layout == planned.layout
             });
             if let Some((bucket, _)) = found {
                 bucket.units.push(unit);
             } else {
                 let program = algorithm.program(&shape)?;
-                open.push((start(member, program, shape, unit, (leading, whole_parameter)), &member.layout));
+                open.push((
+                    start(planned, program, shape, unit, (leading, whole_parameter)),
+                    &planned.layout,
+                ));
             }
         }
     }
@@ -235,7 +238,7 @@ pub(super) fn buckets(
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
     for bucket in &mut closed {
         // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
-        bucket.units.retain(|unit| unit.piece.lead.is_some());
+        bucket.units.retain(|unit| unit.shard.lead.is_some());
         loads.deal(bucket);
     }
     Ok(closed)
@@ -246,20 +249,20 @@ type Kind = (Option<usize>, bool);
 
 /// A bucket with its first unit.
 fn start(
-    member: &Member,
+    planned: &Param,
     program: Program,
     shape: UnitShape,
     unit: Unit,
     (leading, whole_parameter): Kind,
 ) -> Bucket {
-    let layout = &member.layout;
+    let layout = &planned.layout;
     let side = |dim: usize| {
         let side = match leading {
             Some(leading) if dim == leading => Side::Rows,
             Some(leading) if dim == leading + 1 => Side::Cols,
             _ => return None,
         };
-        (member.whole != Some(side)).then_some(side)
+        (planned.whole != Some(side)).then_some(side)
     };
     let stack = |placement: &Placement| match (placement, leading) {
         (Placement::Shard(dim) | Placement::Strided(dim), Some(_)) => whole_parameter || side(*dim).is_none(),
@@ -288,15 +291,17 @@ fn start(
     }
     let sharding = |d: usize| match leading {
         None => (ShardingAxes::default(), Vec::new()),
-        Some(_) if member.whole == Some([Side::Rows, Side::Cols][d]) => (ShardingAxes::default(), Vec::new()),
+        Some(_) if planned.whole == Some([Side::Rows, Side::Cols][d]) => {
+            (ShardingAxes::default(), Vec::new())
+        }
         Some(leading) => {
             let (sharding, at) = ShardingAxes::of(layout, leading + d);
             (sharding, at.into_iter().filter_map(|i| kept[i]).collect())
         }
     };
     let mut bucket = Bucket {
-        group: member.group,
-        algorithm: member.algorithm,
+        group: planned.group,
+        algorithm: planned.algorithm,
         units: vec![unit],
         stacks,
         widest: 0,
@@ -304,7 +309,7 @@ fn start(
         whole_parameter,
         copies: Vec::new(),
         joined: Vec::new(),
-        whole: member.whole,
+        whole: planned.whole,
         sides: [sharding(0), sharding(1)],
         gradient: None,
         owner_axes: Vec::new(),

@@ -9,7 +9,7 @@ use crate::tensor::DType;
 
 /// A collective: one hop, or the sums of several buffers in one message.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Call {
+pub(super) struct CoalescedCollective {
     /// The hops, each with its bucket.
     pub(super) redistributions: Vec<(usize, Redistribution)>,
     /// The axis that it goes along.
@@ -18,22 +18,22 @@ pub(super) struct Call {
     pub(super) lines: Vec<Vec<u64>>,
     /// The type that travels in a message of several buffers.
     pub(super) dtype: DType,
-    /// The number of the message within the train where buffers travel apart from their places.
+    /// The number of the message within the coalesced buckets where buffers travel apart from their places.
     pub(super) message: Option<usize>,
 }
 
 /// What is done until something is sent, and what then is in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Stop {
+pub(super) struct SyncPoint {
     /// The steps of buckets.
     pub(super) computes: Vec<(usize, Vec<Step>)>,
     /// The collectives.
-    pub(super) calls: Vec<Call>,
+    pub(super) collectives: Vec<CoalescedCollective>,
 }
 
 /// A bucket, or several that go together.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Train {
+pub(super) struct Coalesced {
     /// The buckets.
     pub(super) buckets: Vec<usize>,
     /// Bytes of the buffers and messages of each.
@@ -42,43 +42,43 @@ pub(super) struct Train {
     /// numbers that their hops give.
     pub(super) messages: Vec<Vec<(usize, usize, usize)>>,
     /// What is done.
-    pub(super) stops: Vec<Stop>,
+    pub(super) sync_points: Vec<SyncPoint>,
 }
 
-/// Joins buckets into trains: those that take parameters whole and have to meet into one, in place of the first of
+/// Joins buckets into coalesced buckets: those that take parameters whole and have to meet into one, in place of the first of
 /// them; every other one alone.
 #[must_use]
-pub(super) fn trains(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Train> {
+pub(super) fn coalesce(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Coalesced> {
     let together: Vec<usize> =
         (0..buckets.len()).filter(|&b| buckets[b].whole_parameter && segments[b].len() > 1).collect();
-    let mut trains = Vec::new();
+    let mut coalesced = Vec::new();
     for bucket in 0..buckets.len() {
         if together.first() == Some(&bucket) {
-            trains.push(train(buckets, segments, &together));
+            coalesced.push(coalesce_buckets(buckets, segments, &together));
         } else if !together.contains(&bucket) {
-            trains.push(train(buckets, segments, &[bucket]));
+            coalesced.push(coalesce_buckets(buckets, segments, &[bucket]));
         }
     }
-    trains
+    coalesced
 }
 
-fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Train {
-    let mut train = Train {
+fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Coalesced {
+    let mut one = Coalesced {
         buckets: members.to_vec(),
         sizes: members.iter().map(|&b| sizes(&buckets[b], &segments[b])).collect(),
-        ..Train::default()
+        ..Coalesced::default()
     };
     if let [alone] = members
         && !buckets[*alone].whole_parameter
     {
-        let call =
+        let collective =
             |redistribution: &Redistribution| Sum::of(&buckets[*alone], *alone, redistribution).alone();
-        let stop = |s: &Segment| Stop {
+        let sync_point = |s: &Segment| SyncPoint {
             computes: if s.steps.is_empty() { Vec::new() } else { vec![(*alone, s.steps.clone())] },
-            calls: s.redistributions.iter().map(call).collect(),
+            collectives: s.redistributions.iter().map(collective).collect(),
         };
-        train.stops = segments[*alone].iter().map(stop).collect();
-        return train;
+        one.sync_points = segments[*alone].iter().map(sync_point).collect();
+        return one;
     }
     let mut meetings: Vec<(usize, usize)> =
         members.iter().flat_map(|&b| segments[b].iter().map(|s| s.at)).collect();
@@ -87,7 +87,7 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
     for at in meetings {
         let here = |&b: &usize| Some((b, segments[b].iter().find(|s| s.at == at)?));
         let joining: Vec<(usize, &Segment)> = members.iter().filter_map(here).collect();
-        let mut stop = Stop { computes: computes(buckets, &joining), ..Stop::default() };
+        let mut sync_point = SyncPoint { computes: computes(buckets, &joining), ..SyncPoint::default() };
         let sums: Vec<Sum> = joining
             .iter()
             .flat_map(|(b, s)| {
@@ -95,11 +95,11 @@ fn train(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Tr
             })
             .collect();
         for sum in &sums {
-            train.call(&mut stop, sum, &sums);
+            one.collective(&mut sync_point, sum, &sums);
         }
-        train.stops.push(stop);
+        one.sync_points.push(sync_point);
     }
-    train
+    one
 }
 
 /// The steps of buckets at a stop. Where one sums over its group, all have what came before any goes on.
@@ -115,7 +115,7 @@ fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Ve
     first.chain(then).filter(|(_, steps)| !steps.is_empty()).collect()
 }
 
-/// A hop of a bucket in a train.
+/// A hop of a bucket in a coalesced buckets.
 struct Sum<'a> {
     bucket: usize,
     redistribution: &'a Redistribution,
@@ -143,9 +143,9 @@ impl<'a> Sum<'a> {
     }
 
     /// The collective of this sum alone.
-    fn alone(&self) -> Call {
+    fn alone(&self) -> CoalescedCollective {
         let redistributions = vec![(self.bucket, self.redistribution.clone())];
-        Call {
+        CoalescedCollective {
             redistributions,
             axis: self.axis.clone(),
             lines: self.lines.clone(),
@@ -163,21 +163,22 @@ impl<'a> Sum<'a> {
     }
 }
 
-impl Train {
+impl Coalesced {
     /// Adds a sum to a collective that goes the same way, or begins one. Where another sum goes along more ranks, of which
     /// those beyond the own axis have copies, it goes with that, and one of the copies contributes.
-    fn call(&mut self, stop: &mut Stop, sum: &Sum<'_>, all: &[Sum<'_>]) {
+    fn collective(&mut self, sync_point: &mut SyncPoint, sum: &Sum<'_>, all: &[Sum<'_>]) {
         if sum.redistribution.kind != (RedistributionKind::AllReduce { how: Reduction::Sum }) {
-            stop.calls.push(sum.alone());
+            sync_point.collectives.push(sum.alone());
             return;
         }
         let wider = all
             .iter()
             .filter(|other| other.dtype == sum.dtype && other.redistribution.kind == sum.redistribution.kind);
-        let ways = wider.filter_map(|other| Some((other, sum.reaches(&other.axis)?)));
-        let (way, added) = ways.max_by_key(|(other, _)| other.axis.ranks.len()).unwrap_or((sum, Vec::new()));
+        let candidates = wider.filter_map(|other| Some((other, sum.reaches(&other.axis)?)));
+        let (wider_sum, added) =
+            candidates.max_by_key(|(other, _)| other.axis.ranks.len()).unwrap_or((sum, Vec::new()));
         let silent = added.iter().any(|copies| copies.coordinate != 0);
-        let own = stop.computes.iter_mut().filter(|(bucket, _)| *bucket == sum.bucket);
+        let own = sync_point.computes.iter_mut().filter(|(bucket, _)| *bucket == sum.bucket);
         for step in own.flat_map(|(_, steps)| steps) {
             match step {
                 Step::Pack(redistribution) if redistribution == sum.redistribution => {
@@ -188,15 +189,16 @@ impl Train {
         }
         let place = self.buckets.iter().position(|&b| b == sum.bucket).unwrap_or(0);
         let part = (place, sum.redistribution.message, sum.bytes);
-        let same =
-            |call: &&mut Call| call.message.is_some() && call.axis == way.axis && call.dtype == sum.dtype;
-        if let Some(call) = stop.calls.iter_mut().find(same) {
-            call.redistributions.push((sum.bucket, sum.redistribution.clone()));
-            self.messages[call.message.unwrap_or(0)].push(part);
+        let same = |collective: &&mut CoalescedCollective| {
+            collective.message.is_some() && collective.axis == wider_sum.axis && collective.dtype == sum.dtype
+        };
+        if let Some(collective) = sync_point.collectives.iter_mut().find(same) {
+            collective.redistributions.push((sum.bucket, sum.redistribution.clone()));
+            self.messages[collective.message.unwrap_or(0)].push(part);
         } else {
             let message = Some(self.messages.len());
-            let (axis, lines) = (way.axis.clone(), way.lines.clone());
-            stop.calls.push(Call { axis, lines, message, ..sum.alone() });
+            let (axis, lines) = (wider_sum.axis.clone(), wider_sum.lines.clone());
+            sync_point.collectives.push(CoalescedCollective { axis, lines, message, ..sum.alone() });
             self.messages.push(vec![part]);
         }
     }

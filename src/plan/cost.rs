@@ -30,10 +30,10 @@ impl Plan {
         for bucket in &self.buckets {
             let algorithm = &self.algorithms[bucket.algorithm];
             for unit in &bucket.units {
-                let spec = &self.members[unit.param].spec;
-                let about = algorithm.describe(spec, &[unit.piece.block], bucket.shape.ways);
-                let all = if bucket.whole_parameter { spec.numel() } else { unit.piece.block.numel() };
-                work.local += (about.flops - about.whole_flops) * share(unit.piece.local.numel(), all);
+                let spec = &self.params[unit.param].spec;
+                let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
+                let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
+                work.local += (about.flops - about.whole_flops) * share(unit.shard.local.numel(), all);
                 if bucket.owner_axes.is_empty() {
                     for total in [&mut work.whole, &mut work.whole_most, &mut work.whole_mean] {
                         *total += about.whole_flops;

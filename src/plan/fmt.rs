@@ -5,7 +5,7 @@ use std::fmt::Write;
 use sha2::{Digest, Sha256};
 
 use super::redistribute::Step;
-use super::{Bucket, Compute, Instr, Member, Plan, Transfer};
+use super::{Bucket, Compute, Instr, Param, Plan, Transfer};
 use crate::layout::{Collective, Layout, Reduction};
 use crate::spec::Side;
 
@@ -17,7 +17,7 @@ impl Plan {
         for (i, bucket) in self.buckets.iter().enumerate() {
             let algorithm = &self.algorithms[bucket.algorithm];
             let shape = if algorithm.flat() {
-                let elements: usize = bucket.units.iter().map(|u| u.piece.local.numel()).sum();
+                let elements: usize = bucket.units.iter().map(|u| u.shard.local.numel()).sum();
                 format!("{} tensors, {elements} elements", bucket.units.len())
             } else {
                 format!("{} × [{}, {}]", bucket.units.len(), bucket.shape.rows, bucket.shape.cols)
@@ -87,23 +87,23 @@ impl Plan {
     /// when `ranks` is empty. Positions of the ranks are left out.
     #[must_use]
     pub fn agreed(&self, ranks: &[u64]) -> Vec<String> {
-        let on_axis = |member: &&Member| ranks.is_empty() || member.layout.lives_on(ranks);
-        let line = |member: &Member| {
-            let states: Vec<_> = member.states.iter().map(|s| (s.spec.role, s.spec.dtype)).collect();
+        let on_axis = |planned: &&Param| ranks.is_empty() || planned.layout.lives_on(ranks);
+        let line = |planned: &Param| {
+            let states: Vec<_> = planned.states.iter().map(|s| (s.spec.role, s.spec.dtype)).collect();
             format!(
                 "{}: parameter {} of group {}, shape {:?}, {}, {}, {:?}, states {states:?}, transposed {:?}{}",
-                member.spec.name,
-                member.spec.index,
-                member.group,
-                member.spec.shape,
-                member.spec.dtype.name(),
-                placements(&member.layout),
-                self.algorithms[member.algorithm],
-                member.spec.transposed,
-                if member.frozen { ", frozen" } else { "" },
+                planned.spec.name,
+                planned.spec.index,
+                planned.group,
+                planned.spec.shape,
+                planned.spec.dtype.name(),
+                placements(&planned.layout),
+                self.algorithms[planned.algorithm],
+                planned.spec.transposed,
+                if planned.frozen { ", frozen" } else { "" },
             )
         };
-        let mut lines: Vec<String> = self.members.iter().filter(on_axis).map(line).collect();
+        let mut lines: Vec<String> = self.params.iter().filter(on_axis).map(line).collect();
         lines.extend(self.order(ranks));
         lines
     }

@@ -40,7 +40,7 @@ impl Extent {
 
 /// A block of a parameter and what this process stores of it, perhaps nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct BlockShard {
     /// Index of the block within the parameter.
     pub index: usize,
     /// The block in the parameter's global storage.
@@ -122,23 +122,23 @@ impl LocalState {
 
     /// The stored elements that belong to a block.
     #[must_use]
-    pub fn part(&self, piece: &Piece) -> Rect {
+    pub fn part(&self, shard: &BlockShard) -> Rect {
         let shape = self.shape();
         let width = shape.last().copied().unwrap_or(1);
-        let Some(lead) = piece.lead else { return Rect::default() };
+        let Some(lead) = shard.lead else { return Rect::default() };
         match self.spec.share {
-            Share::Like => piece.local,
+            Share::Like => shard.local,
             Share::All => Rect::packed(0, 1, shape.iter().product()),
             Share::Side { side, leading, column } => {
                 let (first, rows, height) = match side {
-                    Side::Rows => (piece.origin[0], piece.local.rows, piece.stored[0]),
-                    Side::Cols => (piece.origin[1], piece.local.cols, piece.stored[1]),
+                    Side::Rows => (shard.origin[0], shard.local.rows, shard.stored[0]),
+                    Side::Cols => (shard.origin[1], shard.local.cols, shard.stored[1]),
                 };
                 let behind: usize = shape[leading..].iter().product();
                 let width = behind.checked_div(height).unwrap_or(width);
                 let offset = (lead * height + first) * width;
                 if column {
-                    Rect { offset: offset + piece.index, rows, cols: 1, stride: width }
+                    Rect { offset: offset + shard.index, rows, cols: 1, stride: width }
                 } else {
                     Rect::packed(offset, rows, width)
                 }
@@ -148,14 +148,14 @@ impl LocalState {
                 let height = shape[shape.len() - 2];
                 let (first, cols) = match cols {
                     None => (0, width),
-                    Some(Side::Rows) => (piece.origin[0], piece.local.rows),
-                    Some(Side::Cols) => (piece.origin[1], piece.local.cols),
+                    Some(Side::Rows) => (shard.origin[0], shard.local.rows),
+                    Some(Side::Cols) => (shard.origin[1], shard.local.cols),
                 };
                 Rect { offset: lead * height * width + first, rows: height, cols, stride: width }
             }
             Share::Block => {
                 let height = shape[shape.len() - 2];
-                Rect::packed(piece.index * height * width, height, width)
+                Rect::packed(shard.index * height * width, height, width)
             }
         }
     }
@@ -163,9 +163,9 @@ impl LocalState {
 
 /// The blocks of an elementwise parameter: one, everything that is stored here.
 #[must_use]
-pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
+pub(super) fn flat_shard(p: &ParamSpec, layout: &Layout) -> BlockShard {
     let stored = spans(&p.shape, layout).iter().map(|(_, len)| len).product();
-    Piece {
+    BlockShard {
         index: 0,
         block: Block { offset: 0, rows: 1, cols: p.numel() },
         local: Rect::packed(0, 1, stored),
@@ -182,20 +182,20 @@ pub(super) fn flat_piece(p: &ParamSpec, layout: &Layout) -> Piece {
 /// The one block of a parameter that is taken whole: its matrices over the dimensions behind `leading`, where there are
 /// any, as many as are stored.
 #[must_use]
-pub(super) fn whole_piece(p: &ParamSpec, leading: usize, layout: &Layout) -> Piece {
+pub(super) fn whole_shard(p: &ParamSpec, leading: usize, layout: &Layout) -> BlockShard {
     let spans = spans(&p.shape, layout);
     let width = spans.last().map_or(1, |(_, len)| *len);
     let stored: usize = spans.iter().map(|(_, len)| len).product();
     let rows = stored.checked_div(width).unwrap_or(0);
     let side = |d: usize| Extent::whole(p.shape.get(leading + d).copied().unwrap_or(1));
-    Piece {
+    BlockShard {
         block: Block { offset: 0, rows: side(0).len, cols: side(1).len },
         local: Rect::packed(0, rows, width),
         stored: [rows, width],
         rows: side(0),
         cols: side(1),
         stack: spans[..leading].iter().map(|(_, len)| len).product(),
-        ..flat_piece(p, layout)
+        ..flat_shard(p, layout)
     }
 }
 
@@ -222,7 +222,7 @@ pub(super) fn whole_blocks(
     // A state with a part for each block, wherever that is stored, has to be kept up on all processes.
     let common = |s: &StateSpec| matches!(s.share, Share::Block | Share::Side { column: true, .. });
     let (sharding, _) = ShardingAxes::of(layout, dim);
-    let even = all.is_multiple_of((sharding.ways() * each).max(1));
+    let even = all.is_multiple_of((sharding.num_shards() * each).max(1));
     (sharding.depth() > 0 && alike && even && !states.iter().any(common)).then_some(side)
 }
 
@@ -231,13 +231,13 @@ pub(super) fn whole_blocks(
 ///
 /// # Errors
 /// `Error::Layout` for a dimension beyond the matrix's two that is cut.
-pub(super) fn pieces(
+pub(super) fn shards(
     p: &ParamSpec,
     blocks: &[Block],
     leading: usize,
     layout: &Layout,
     whole: Option<Side>,
-) -> Result<Vec<Piece>> {
+) -> Result<Vec<BlockShard>> {
     let (rows_dim, cols_dim) = (leading, leading + 1);
     let deep = layout.distributed_axes().find(
         |(_, placement)| matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d > cols_dim),
@@ -246,7 +246,7 @@ pub(super) fn pieces(
         return Err(Error::Layout {
             param: p.name.clone(),
             what: format!(
-                "placement {placement:?} on axis '{}' cuts the columns of the flattened matrix into pieces that do not lie together",
+                "placement {placement:?} on axis '{}' cuts the columns of the flattened matrix into shards that do not lie together",
                 axis.name
             ),
             way_out: format!("Shard dimension {rows_dim} or {cols_dim} instead"),
@@ -258,7 +258,7 @@ pub(super) fn pieces(
     let stored_cols = spans[cols_dim].1 * scale;
     let stored_rows = spans[rows_dim].1;
     let per_matrix = (blocks.len() / p.shape[..leading].iter().product::<usize>().max(1)).max(1);
-    let mut pieces = Vec::with_capacity(blocks.len());
+    let mut shards = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
         let matrix = (rows * cols).max(1);
         let lead = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]);
@@ -274,7 +274,7 @@ pub(super) fn pieces(
         let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols };
         let local = if lead.is_some() { local } else { Rect::default() };
         let slot = slot(block.offset / matrix, &p.shape[..leading], layout) * per_matrix + index % per_matrix;
-        let mut piece = Piece {
+        let mut shard = BlockShard {
             index,
             block: *block,
             local,
@@ -288,15 +288,15 @@ pub(super) fn pieces(
         };
         match whole {
             None => {}
-            Some(Side::Rows) => piece.alone(&ShardingAxes::of(layout, rows_dim).0, r.len(), |p| &mut p.rows),
-            Some(Side::Cols) => piece.alone(&ShardingAxes::of(layout, cols_dim).0, c.len(), |p| &mut p.cols),
+            Some(Side::Rows) => shard.alone(&ShardingAxes::of(layout, rows_dim).0, r.len(), |p| &mut p.rows),
+            Some(Side::Cols) => shard.alone(&ShardingAxes::of(layout, cols_dim).0, c.len(), |p| &mut p.cols),
         }
-        pieces.push(piece);
+        shards.push(shard);
     }
-    Ok(pieces)
+    Ok(shards)
 }
 
-impl Piece {
+impl BlockShard {
     /// Makes the block one that lies whole on one process along a side: here if `stored` elements of that side are.
     fn alone(&mut self, sharding: &ShardingAxes, stored: usize, side: impl Fn(&mut Self) -> &mut Extent) {
         let Extent { dim, start, len, .. } = *side(self);

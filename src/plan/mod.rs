@@ -22,8 +22,8 @@ pub use arena::{Arena, ArenaRange};
 pub use bucket::{Bucket, BucketAxis, Unit};
 pub use cost::Work;
 pub use fmt::placements;
-pub use local::{Extent, LocalState, Piece};
-pub use param::Member;
+pub use local::{BlockShard, Extent, LocalState};
+pub use param::Param;
 pub use redistribute::{BufferShard, Redistribution, RedistributionKind, StagePoint, Step, owned_by};
 pub use route::{Counts, Route};
 pub use schedule::{Compute, Instr, Transfer};
@@ -77,7 +77,7 @@ pub struct ParamInput {
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Parameters in order.
-    pub members: Vec<Member>,
+    pub params: Vec<Param>,
     /// The algorithms in use, each with the settings of one group.
     pub algorithms: Vec<AnyAlgorithm>,
     /// The group of each algorithm.
@@ -100,11 +100,11 @@ impl Plan {
     /// # Errors
     /// `Error::Value` for settings or shapes that an algorithm refuses, `Error::Layout` for shardings that it cannot
     /// work on.
-    pub fn build(params: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Self> {
+    pub fn build(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Self> {
         let mut names: Vec<(usize, String)> = Vec::new();
         let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
-        let mut members = Vec::with_capacity(params.len());
-        for ParamInput { mut spec, layout, named, group, frozen, states: existing } in params {
+        let mut params = Vec::with_capacity(inputs.len());
+        for ParamInput { mut spec, layout, named, group, frozen, states: existing } in inputs {
             let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
             check_layout(&spec, &layout)?;
             let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
@@ -117,7 +117,7 @@ impl Plan {
                 names.len() - 1
             };
             let local = local_shape(&spec.shape, &layout);
-            let (pieces, whole, states) = if frozen {
+            let (shards, whole, states) = if frozen {
                 (Vec::new(), None, Vec::new())
             } else {
                 let algorithm = &algorithms[algorithm];
@@ -128,41 +128,42 @@ impl Plan {
                     // The outer axis cuts the side of Q, the inner one that of P.
                     spec.transposed = Some((dim == leading) == outer);
                 }
-                let ways = [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.ways());
-                spec.transposed = spec.transposed.or(algorithm.orientation(ways));
+                let num_shards =
+                    [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.num_shards());
+                spec.transposed = spec.transposed.or(algorithm.orientation(num_shards));
                 turn(&mut spec, algorithm, &blocks, &existing)?;
                 let states = algorithm.state(&spec, &blocks)?;
-                let (pieces, whole) = if algorithm.flat() {
-                    (vec![local::flat_piece(&spec, &layout)], None)
+                let (shards, whole) = if algorithm.flat() {
+                    (vec![local::flat_shard(&spec, &layout)], None)
                 } else if algorithm.whole_parameter() {
-                    (vec![local::whole_piece(&spec, leading, &layout)], None)
+                    (vec![local::whole_shard(&spec, leading, &layout)], None)
                 } else {
                     let whole = local::whole_blocks(&spec, &blocks, leading, &layout, &states);
-                    (local::pieces(&spec, &blocks, leading, &layout, whole)?, whole)
+                    (local::shards(&spec, &blocks, leading, &layout, whole)?, whole)
                 };
                 let states = quantized::taken(&spec, states, &existing)?;
-                (pieces, whole, quantized::local(&spec, &blocks, states, &layout)?)
+                (shards, whole, quantized::local(&spec, &blocks, states, &layout)?)
             };
             let rounding = quantized::rounding(&spec, &settings.options)?;
-            members.push(Member {
+            params.push(Param {
                 spec,
                 layout,
                 local,
                 group,
                 algorithm,
                 frozen,
-                pieces,
+                shards,
                 whole,
                 states,
                 rounding,
             });
         }
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
-        let buckets = bucket::buckets(&members, &algorithms, groups, &limits)?;
+        let buckets = bucket::buckets(&params, &algorithms, groups, &limits)?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
-        let trains = coalesce::trains(&buckets, &segments);
-        let scheduled = schedule::schedule(&trains);
-        let arena = Arena::lay_out(&trains, &scheduled.slots);
+        let coalesced = coalesce::coalesce(&buckets, &segments);
+        let scheduled = schedule::schedule(&coalesced);
+        let arena = Arena::lay_out(&coalesced, &scheduled.slots);
         let transfers = scheduled.transfers(&buckets, &arena);
         let schedule::Scheduled { computes, order: schedule, .. } = scheduled;
         let prints = Footprints {
@@ -171,7 +172,7 @@ impl Plan {
         };
         verify(&schedule, &prints)?;
         let algorithm_groups = names.into_iter().map(|(group, _)| group).collect();
-        Ok(Self { members, algorithms, algorithm_groups, buckets, arena, computes, transfers, schedule })
+        Ok(Self { params, algorithms, algorithm_groups, buckets, arena, computes, transfers, schedule })
     }
 
     /// The buckets whose replicas average something else than the gradient: their momenta differ between replicas.

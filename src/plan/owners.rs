@@ -31,14 +31,15 @@ pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
 /// The axes along which a buffer changes, in the order that moves the fewest bytes: sums first, which make it
 /// smaller, copies last. Nested cuts are undone from the inside.
 #[must_use]
-pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, AxisPlacement)> {
-    let mut ways = Vec::new();
+pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, AxisPlacement)> {
+    let mut axis_placements = Vec::new();
     for side in [Side::Rows, Side::Cols].into_iter().filter(|side| spec.summed[side.index()]) {
-        ways.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Summed(side))));
+        axis_placements
+            .extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Summed(side))));
     }
     for sharding in spec.sharding {
         if let DimSharding::LikeParam(side) | DimSharding::Even(side) = sharding {
-            ways.extend(
+            axis_placements.extend(
                 bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Sharded(side))),
             );
         }
@@ -46,9 +47,9 @@ pub(super) fn ways(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, AxisPlacem
     let averaged = |a: usize| bucket.axes[a].pending && spec.linear && bucket.gradient.is_none();
     let copies = (0..bucket.axes.len()).filter(|&a| bucket.axes[a].shards.is_none());
     let (late, last): (Vec<usize>, Vec<usize>) = copies.partition(|&a| averaged(a));
-    ways.extend(late.into_iter().map(|a| (a, AxisPlacement::Averaged)));
-    ways.extend(last.into_iter().map(|a| (a, AxisPlacement::Replicated)));
-    ways
+    axis_placements.extend(late.into_iter().map(|a| (a, AxisPlacement::Averaged)));
+    axis_placements.extend(last.into_iter().map(|a| (a, AxisPlacement::Replicated)));
+    axis_placements
 }
 
 /// The number of processes that could take a matrix of the bucket, and of those among which its matrices are cut.
@@ -58,13 +59,13 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
         return (1, 1);
     };
     let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
-    let ways = ways(bucket, &bucket.program.buffers[buffer]);
-    let cut = ways
+    let axis_placements = axis_placements(bucket, &bucket.program.buffers[buffer]);
+    let cut = axis_placements
         .iter()
-        .filter(|(_, way)| matches!(way, AxisPlacement::Sharded(_)))
+        .filter(|(_, placement)| matches!(placement, AxisPlacement::Sharded(_)))
         .map(|(a, _)| ranks(*a))
         .product();
-    (ways.iter().map(|(a, _)| ranks(*a)).product(), cut)
+    (axis_placements.iter().map(|(a, _)| ranks(*a)).product(), cut)
 }
 
 /// What every process has taken so far, by the axes that it was dealt over.
@@ -79,9 +80,9 @@ impl Loads {
             return;
         };
         let mut left = bucket.widest;
-        for (a, way) in ways(bucket, &bucket.program.buffers[buffer]) {
+        for (a, placement) in axis_placements(bucket, &bucket.program.buffers[buffer]) {
             // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
-            if left > 1 || matches!(way, AxisPlacement::Sharded(_)) || bucket.program.exclusive {
+            if left > 1 || matches!(placement, AxisPlacement::Sharded(_)) || bucket.program.exclusive {
                 bucket.owner_axes.push(a);
                 left = left.div_ceil(bucket.axes[a].axis.ranks.len());
             }

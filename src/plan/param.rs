@@ -1,13 +1,13 @@
 //! A parameter as the plan knows it.
 
-use super::local::{LocalState, Piece};
+use super::local::{BlockShard, LocalState};
 use crate::algorithm::AnyAlgorithm;
 use crate::layout::{Layout, ShardingAxes};
 use crate::spec::{ParamSpec, Side};
 
 /// A parameter with all that the plan knows of it.
 #[derive(Clone, Debug)]
-pub struct Member {
+pub struct Param {
     /// Global facts.
     pub spec: ParamSpec,
     /// Where its elements live.
@@ -21,7 +21,7 @@ pub struct Member {
     /// Whether it takes no gradients.
     pub frozen: bool,
     /// Its matrices, as far as they are stored here.
-    pub pieces: Vec<Piece>,
+    pub shards: Vec<BlockShard>,
     /// The side that cuts it into blocks of which every process stores whole ones.
     pub whole: Option<Side>,
     /// Its states: those of its algorithm, then the scales of those that are stored in 8 bits.
@@ -30,15 +30,15 @@ pub struct Member {
     pub rounding: Option<u64>,
 }
 
-impl Member {
+impl Param {
     /// Among how many processes rows and columns of its matrices are cut.
     #[must_use]
-    pub fn ways(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
+    pub fn num_shards(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
         [Side::Rows, Side::Cols].map(|side| {
             if algorithm.flat() || self.whole == Some(side) {
                 return 1;
             }
-            ShardingAxes::of(&self.layout, algorithm.leading(&self.spec) + side.index()).0.ways()
+            ShardingAxes::of(&self.layout, algorithm.leading(&self.spec) + side.index()).0.num_shards()
         })
     }
 }

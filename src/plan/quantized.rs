@@ -110,7 +110,7 @@ fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &La
         what: format!(
             "dimension {dim} of {width} is sharding among {} processes inside of blocks of {} elements, of which the 8-bit \
              state '{}' keeps one scale each",
-            sharding.ways(),
+            sharding.num_shards(),
             coded.block,
             state.role
         ),

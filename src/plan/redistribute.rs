@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::bucket::{Bucket, Unit};
-use super::owners::{AxisPlacement, ways};
+use super::owners::{AxisPlacement, axis_placements};
 use crate::error::{Error, Result};
 use crate::layout::{Collective, Placement, Reduction, lower};
 use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
@@ -218,8 +218,8 @@ impl Writer<'_> {
         let at = |axis: usize| bucket.owner_axes.iter().position(|&a| a == axis);
         match to {
             Target::Whole => {
-                for (axis, way) in ways(bucket, &spec) {
-                    let kind = match (way, at(axis)) {
+                for (axis, placement) in axis_placements(bucket, &spec) {
+                    let kind = match (placement, at(axis)) {
                         (AxisPlacement::Sharded(side), Some(at)) => {
                             let level = self.held[buffer].depth[side.index()] - 1;
                             RedistributionKind::ToOwner { side, level, at }
@@ -247,9 +247,9 @@ impl Writer<'_> {
                 self.whole = true;
             }
             Target::Storage => {
-                let ways = ways(bucket, &spec);
+                let axis_placements = axis_placements(bucket, &spec);
                 for (at, &axis) in bucket.owner_axes.iter().enumerate().rev() {
-                    let kind = match ways.iter().find(|(a, _)| *a == axis) {
+                    let kind = match axis_placements.iter().find(|(a, _)| *a == axis) {
                         Some((_, AxisPlacement::Sharded(side))) => RedistributionKind::FromOwner {
                             side: *side,
                             level: self.held[buffer].depth[side.index()],
@@ -263,8 +263,8 @@ impl Writer<'_> {
                 self.whole = false;
             }
             Target::Replicate => {
-                for (axis, way) in ways(bucket, &spec) {
-                    let kind = match way {
+                for (axis, placement) in axis_placements(bucket, &spec) {
+                    let kind = match placement {
                         AxisPlacement::Summed(_) => RedistributionKind::AllReduce { how: Reduction::Sum },
                         AxisPlacement::Averaged => RedistributionKind::AllReduce { how: Reduction::Avg },
                         AxisPlacement::Sharded(side) if spec.sharding.contains(&DimSharding::Even(side)) => {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::arena::{Arena, ArenaRange};
 use super::bucket::Bucket;
-use super::coalesce::{Call, Train};
+use super::coalesce::{Coalesced, CoalescedCollective};
 use super::redistribute::{Redistribution, RedistributionKind, Step};
 use super::route::Route;
 use crate::layout::{Axis, Collective};
@@ -75,24 +75,24 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// The transfer of a collective of a train whose common messages have these places.
+    /// The transfer of a collective of a coalesced buckets whose common messages have these places.
     fn of(
         buckets: &[Bucket],
-        call: &Call,
+        collective: &CoalescedCollective,
         places: &[Vec<ArenaRange>],
         common: &[ArenaRange],
     ) -> Option<Self> {
-        let (number, redistribution) = call.redistributions.first()?;
+        let (number, redistribution) = collective.redistributions.first()?;
         let mut transfer = Self::of_redistribution(
             &buckets[*number],
             *number,
-            (redistribution, &call.axis),
+            (redistribution, &collective.axis),
             &places[*number],
         );
-        transfer.lines.clone_from(&call.lines);
-        if let Some(whole) = call.message.and_then(|m| common.get(m)) {
+        transfer.lines.clone_from(&collective.lines);
+        if let Some(whole) = collective.message.and_then(|m| common.get(m)) {
             let mut names: Vec<&str> = Vec::new();
-            for (bucket, redistribution) in &call.redistributions {
+            for (bucket, redistribution) in &collective.redistributions {
                 let name = buckets[*bucket].program.buffers[redistribution.buffer].name;
                 if !names.contains(&name) {
                     names.push(name);
@@ -151,79 +151,80 @@ impl Transfer {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scheduled {
     pub(super) computes: Vec<Compute>,
-    /// The train and call of each collective.
-    pub(super) calls: Vec<(usize, Call)>,
+    /// The coalesced buckets and call of each collective.
+    pub(super) collectives: Vec<(usize, CoalescedCollective)>,
     pub(super) order: Vec<Instr>,
-    /// The slot of each train.
+    /// The slot of each coalesced buckets.
     pub(super) slots: Vec<usize>,
 }
 
 impl Scheduled {
     /// The transfers of all collectives, once the buffers have their places.
     pub(super) fn transfers(&self, buckets: &[Bucket], arena: &Arena) -> Vec<Transfer> {
-        let transfer =
-            |(train, call): &(usize, Call)| Transfer::of(buckets, call, &arena.places, &arena.common[*train]);
-        self.calls.iter().filter_map(transfer).collect()
+        let transfer = |(one, collective): &(usize, CoalescedCollective)| {
+            Transfer::of(buckets, collective, &arena.places, &arena.common[*one])
+        };
+        self.collectives.iter().filter_map(transfer).collect()
     }
 
-    /// Goes on from a stop of a train to where it has something in flight: returns what that is, nothing at the end,
+    /// Goes on from a stop of a coalesced buckets to where it has something in flight: returns what that is, nothing at the end,
     /// and the next stop.
-    fn advance(&mut self, number: usize, train: &Train, mut next: usize) -> (Vec<usize>, usize) {
-        let first = self.calls.len();
-        while first == self.calls.len()
-            && let Some(stop) = train.stops.get(next)
+    fn advance(&mut self, number: usize, one: &Coalesced, mut next: usize) -> (Vec<usize>, usize) {
+        let first = self.collectives.len();
+        while first == self.collectives.len()
+            && let Some(sync_point) = one.sync_points.get(next)
         {
-            for (bucket, steps) in &stop.computes {
+            for (bucket, steps) in &sync_point.computes {
                 self.order.push(Instr::Compute(self.computes.len()));
                 self.computes.push(Compute { bucket: *bucket, steps: steps.clone() });
             }
-            for call in &stop.calls {
-                self.order.push(Instr::Issue(self.calls.len()));
-                self.calls.push((number, call.clone()));
+            for collective in &sync_point.collectives {
+                self.order.push(Instr::Issue(self.collectives.len()));
+                self.collectives.push((number, collective.clone()));
             }
             next += 1;
         }
-        ((first..self.calls.len()).collect(), next)
+        ((first..self.collectives.len()).collect(), next)
     }
 }
 
-/// A train under way.
+/// A coalesced buckets under way.
 struct Flight {
-    train: usize,
+    one: usize,
     next: usize,
     collectives: Vec<usize>,
     lane: usize,
 }
 
-/// Pipelines the trains: while one waits for its collectives the next ones compute, and those without communication
+/// Pipelines the coalesced buckets: while one waits for its collectives the next ones compute, and those without communication
 /// fill the first gaps.
 #[must_use]
-pub(super) fn schedule(trains: &[Train]) -> Scheduled {
-    let mut plan = Scheduled { slots: vec![0; trains.len()], ..Scheduled::default() };
-    let (mut waiting, mut fillers): (VecDeque<usize>, VecDeque<usize>) =
-        (0..trains.len()).partition(|&t| trains[t].stops.iter().any(|stop| !stop.calls.is_empty()));
+pub(super) fn schedule(coalesced: &[Coalesced]) -> Scheduled {
+    let mut plan = Scheduled { slots: vec![0; coalesced.len()], ..Scheduled::default() };
+    let (mut waiting, mut fillers): (VecDeque<usize>, VecDeque<usize>) = (0..coalesced.len())
+        .partition(|&t| coalesced[t].sync_points.iter().any(|sync_point| !sync_point.collectives.is_empty()));
     let mut flights: VecDeque<Flight> = VecDeque::new();
     let mut free: Vec<usize> = (0..LANES).rev().collect();
     loop {
-        while let (Some(&lane), Some(train)) = (free.last(), waiting.front().copied()) {
+        while let (Some(&lane), Some(one)) = (free.last(), waiting.front().copied()) {
             waiting.pop_front();
-            plan.slots[train] = lane;
-            let (collectives, next) = plan.advance(train, &trains[train], 0);
+            plan.slots[one] = lane;
+            let (collectives, next) = plan.advance(one, &coalesced[one], 0);
             if !collectives.is_empty() {
                 free.pop();
-                flights.push_back(Flight { train, next, collectives, lane });
+                flights.push_back(Flight { one, next, collectives, lane });
             }
         }
         if let Some(filler) = fillers.pop_front() {
             // Its slot is a lane of its own: it runs while the others are in flight.
             plan.slots[filler] = if flights.is_empty() { 0 } else { LANES };
-            plan.advance(filler, &trains[filler], 0);
+            plan.advance(filler, &coalesced[filler], 0);
         } else if flights.is_empty() {
             break;
         }
         let Some(flight) = flights.pop_front() else { continue };
         plan.order.extend(flight.collectives.iter().map(|&k| Instr::Wait(k)));
-        let (collectives, next) = plan.advance(flight.train, &trains[flight.train], flight.next);
+        let (collectives, next) = plan.advance(flight.one, &coalesced[flight.one], flight.next);
         if collectives.is_empty() {
             free.push(flight.lane);
         } else {

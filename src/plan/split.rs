@@ -4,7 +4,7 @@ use super::GroupSpec;
 use super::bucket::{Bucket, Unit};
 use crate::error::Result;
 use crate::program::BufferSpec;
-use crate::spec::{DimSharding};
+use crate::spec::DimSharding;
 use crate::tensor::Device;
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
@@ -121,14 +121,14 @@ fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
         if param != Some(unit.param) {
             (base, param) = (next, Some(unit.param));
         }
-        let slot = base + unit.piece.slot;
+        let slot = base + unit.shard.slot;
         next = next.max(slot + 1);
         let group = slot / most;
         if groups.len() <= group {
             groups.resize(group + 1, (Vec::new(), 0));
         }
-        let (members, widest) = &mut groups[group];
-        members.push(unit.clone());
+        let (params, widest) = &mut groups[group];
+        params.push(unit.clone());
         *widest = (*widest).max(slot % most + 1);
     }
     groups
@@ -138,7 +138,7 @@ fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
 fn runs(units: &[Unit], parts: usize, elements: usize) -> Vec<&[Unit]> {
     let (mut runs, mut start, mut sum) = (Vec::new(), 0, 0);
     for (at, unit) in units.iter().enumerate() {
-        let size = unit.piece.block.numel().div_ceil(parts);
+        let size = unit.shard.block.numel().div_ceil(parts);
         if at > start && sum + size > elements {
             runs.push(&units[start..at]);
             (start, sum) = (at, 0);

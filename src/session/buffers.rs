@@ -2,31 +2,36 @@
 
 use std::ops::Range;
 
-use crate::algorithm::stage::Part;
+use crate::algorithm::stage::MatrixShard;
 use crate::plan::{Bucket, BufferShard, Step};
 use crate::program::BufferSpec;
 
 /// The matrices of every buffer for a step, if it is a stage.
-pub(super) fn stage_parts(bucket: &Bucket, step: &Step) -> Vec<Vec<Part>> {
+pub(super) fn stage_shards(bucket: &Bucket, step: &Step) -> Vec<Vec<MatrixShard>> {
     let Step::Stage(point) = step else { return Vec::new() };
     let buffers = bucket.program.buffers.iter().zip(&point.held);
     buffers
-        .map(|(spec, held)| if spec.shared { Vec::new() } else { parts(bucket, spec, held, &point.units) })
+        .map(|(spec, held)| if spec.shared { Vec::new() } else { shards(bucket, spec, held, &point.units) })
         .collect()
 }
 
 /// The matrices of a buffer by position among `units`, which all are held.
-fn parts(bucket: &Bucket, spec: &BufferSpec, held: &BufferShard, units: &Range<usize>) -> Vec<Part> {
+fn shards(bucket: &Bucket, spec: &BufferSpec, held: &BufferShard, units: &Range<usize>) -> Vec<MatrixShard> {
     let mut offset = 0;
-    let mut parts = Vec::with_capacity(units.len());
+    let mut shards = Vec::with_capacity(units.len());
     for (at, unit) in bucket.units[held.units.clone()].iter().enumerate() {
         let spans = [0, 1].map(|d| bucket.span(unit, spec, d, held.depth));
         let shape = [0, 1].map(|d| spans[d].len());
         if units.contains(&(held.units.start + at)) {
             let declared_cols = bucket.span(unit, spec, 1, bucket.depth());
-            parts.push(Part { offset, shape, origin: [spans[0].start, spans[1].start], declared_cols });
+            shards.push(MatrixShard {
+                offset,
+                shape,
+                origin: [spans[0].start, spans[1].start],
+                declared_cols,
+            });
         }
         offset += shape[0] * shape[1];
     }
-    parts
+    shards
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::Session;
-use super::tensors::{Bound, Slot};
+use super::tensors::{BoundParam, BoundTensor};
 
-impl Slot {
+impl BoundParam {
     /// Counts the step that was taken. All matrices of a parameter share the counter, and processes that store none of
     /// them have it too.
     pub(super) fn count(&mut self) {
@@ -19,9 +19,9 @@ impl Session {
     /// Finds the parameters that are due, and the buckets with one. Ranks that work on the same matrices find the same:
     /// they agree on the gradients, and their counters are equal.
     pub(super) fn mark_due(&mut self) {
-        for slot in &mut self.slots {
-            if let (Some(counter), Some(_)) = (slot.counter, &slot.grad) {
-                slot.steps = slot.states[counter].flat.count();
+        for bound_param in &mut self.bound {
+            if let (Some(counter), Some(_)) = (bound_param.counter, &bound_param.grad) {
+                bound_param.steps = bound_param.states[counter].flat.count();
             }
         }
         for (bucket, marked) in self.plan.buckets.iter().zip(&mut self.due) {
@@ -31,9 +31,9 @@ impl Session {
             }
             let algorithm = &self.plan.algorithms[bucket.algorithm];
             for unit in &bucket.units {
-                let slot = &mut self.slots[unit.param];
-                slot.due = slot.grad.is_some() && algorithm.due(unit.param, slot.steps);
-                *marked |= slot.due;
+                let bound_param = &mut self.bound[unit.param];
+                bound_param.due = bound_param.grad.is_some() && algorithm.due(unit.param, bound_param.steps);
+                *marked |= bound_param.due;
             }
         }
     }
@@ -50,10 +50,10 @@ impl Session {
     /// in all of it are made of the same launches.
     #[must_use]
     pub fn pattern(&self) -> (Vec<usize>, bool) {
-        let slots = self.slots.iter().zip(&self.plan.members);
-        let taken = slots.map(|(slot, member)| {
-            let stays = self.plan.algorithms[member.algorithm].multiplies_gradients();
-            slot.grad.as_ref().map_or(0, |grad| if stays { grad.flat.encoded_address() } else { 1 })
+        let bound = self.bound.iter().zip(&self.plan.params);
+        let taken = bound.map(|(bound_param, planned)| {
+            let stays = self.plan.algorithms[planned.algorithm].multiplies_gradients();
+            bound_param.grad.as_ref().map_or(0, |grad| if stays { grad.flat.encoded_address() } else { 1 })
         });
         (taken.collect(), self.due.iter().any(|due| *due))
     }
@@ -61,8 +61,9 @@ impl Session {
     /// The parameters of the step that has begun which, with their states, are worked on in copies.
     #[must_use]
     pub fn copied(&self) -> Vec<&str> {
-        let slots = self.slots.iter().zip(&self.plan.members).filter(|(slot, _)| slot.grad.is_some());
-        let copied = slots.filter(|(slot, _)| slot.own().any(Bound::is_copied));
-        copied.map(|(_, member)| member.spec.name.as_str()).collect()
+        let bound =
+            self.bound.iter().zip(&self.plan.params).filter(|(bound_param, _)| bound_param.grad.is_some());
+        let copied = bound.filter(|(bound_param, _)| bound_param.own().any(BoundTensor::is_copied));
+        copied.map(|(_, planned)| planned.spec.name.as_str()).collect()
     }
 }

@@ -6,7 +6,7 @@ use super::tensors::places;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::cuda::{self, Entered};
-use crate::plan::{Member, Plan};
+use crate::plan::{Param, Plan};
 use crate::spec::StateSpec;
 use crate::tensor::{Device, MOST_SPANS, is_emulated};
 
@@ -16,13 +16,13 @@ use crate::tensor::{Device, MOST_SPANS, is_emulated};
 /// `Error::Value` for parameters in several places, and for a device where something of the plan cannot be done there.
 pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Device> {
     let mut device = None;
-    for (param, member) in params.iter().zip(&plan.members) {
+    for (param, planned) in params.iter().zip(&plan.params) {
         let here = Device::of(param)?;
         if *device.get_or_insert(here) != here {
             return Err(Error::Value(format!(
                 "{}: all parameters of an optimizer must be on one device, got {:?} after {:?}. Make an optimizer for \
                  each device",
-                member.spec.name,
+                planned.spec.name,
                 here.torch(),
                 device.unwrap_or(here).torch()
             )));
@@ -39,13 +39,14 @@ pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Device> {
 }
 
 fn require_supported(plan: &Plan) -> Result<()> {
-    let too_many = |member: &&Member| member.rounding.is_some() && places(member).spans().len() > MOST_SPANS;
-    match plan.members.iter().find(too_many) {
+    let too_many =
+        |planned: &&Param| planned.rounding.is_some() && places(planned).spans().len() > MOST_SPANS;
+    match plan.params.iter().find(too_many) {
         None => Ok(()),
-        Some(member) => Err(Error::Value(format!(
+        Some(planned) => Err(Error::Value(format!(
             "{}: stochastic_rounding of a parameter that is cut in more than {MOST_SPANS} dimensions cannot be used on \
              CUDA devices",
-            member.spec.name
+            planned.spec.name
         ))),
     }
 }
@@ -55,11 +56,11 @@ fn require_supported(plan: &Plan) -> Result<()> {
 /// # Errors
 /// `Error::Value` for a parameter that is rounded at random: the key of its random numbers is that of the step.
 pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
-    match plan.members.iter().find(|member| member.rounding.is_some()) {
-        Some(member) if kernels::is_capturing()? => Err(Error::Value(format!(
+    match plan.params.iter().find(|planned| planned.rounding.is_some()) {
+        Some(planned) if kernels::is_capturing()? => Err(Error::Value(format!(
             "{}: a step with stochastic_rounding cannot be captured, as every replay would round by the same random \
              numbers. Set stochastic_rounding=False, or take the step outside of the graph",
-            member.spec.name
+            planned.spec.name
         ))),
         _ => Ok(()),
     }
@@ -81,7 +82,7 @@ pub(super) fn enter(device: Device, stream: usize, encoded: bool) -> Result<Opti
 
 /// Whether a parameter or a state is more than numbers of its type.
 pub(super) fn has_forms(plan: &Plan) -> bool {
-    let states = || plan.members.iter().flat_map(|member| &member.states);
-    plan.members.iter().any(|member| member.rounding.is_some())
+    let states = || plan.params.iter().flat_map(|planned| &planned.states);
+    plan.params.iter().any(|planned| planned.rounding.is_some())
         || states().any(|state| state.scales_of.is_some())
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::tensors::Bound;
+use super::tensors::BoundTensor;
 use super::{Session, area};
-use crate::algorithm::stage::{BufferIo, MAX_STATES, Part, StageIo, UnitIo};
+use crate::algorithm::stage::{BufferIo, MAX_STATES, MatrixShard, StageIo, UnitIo};
 use crate::error::Result;
 use crate::plan::{Bucket, Plan, StagePoint, Step};
 use crate::spec::Rect;
@@ -36,16 +36,16 @@ pub(super) struct Fixed {
 /// The units of a bucket.
 pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
     let units = bucket.units.iter().map(|unit| {
-        let member = &plan.members[unit.param];
-        let own = member.states.iter().enumerate().filter(|(_, state)| state.scales_of.is_none());
+        let planned = &plan.params[unit.param];
+        let own = planned.states.iter().enumerate().filter(|(_, state)| state.scales_of.is_none());
         Fixed {
             param: unit.param,
-            index: unit.piece.index,
-            rows: unit.piece.block.rows,
-            cols: unit.piece.block.cols,
-            numel: member.spec.numel(),
-            local: unit.piece.local,
-            states: own.map(|(at, state)| (at, state.part(&unit.piece))).collect(),
+            index: unit.shard.index,
+            rows: unit.shard.block.rows,
+            cols: unit.shard.block.cols,
+            numel: planned.spec.numel(),
+            local: unit.shard.local,
+            states: own.map(|(at, state)| (at, state.part(&unit.shard))).collect(),
         }
     });
     units.collect()
@@ -127,20 +127,20 @@ impl Session {
     ) -> Result<bool> {
         let bucket = &self.plan.buckets[number];
         let memory = &self.memory[number];
-        let parts = &self.parts[compute][step];
+        let shards = &self.shards[compute][step];
         let fixed = &self.fixed[number][point.units.start + position];
-        let slot = &self.slots[fixed.param];
-        let averaged = bucket.gradient.map(|b| (&parts[b][position], memory[b]));
-        let found = |grad: &Bound| match averaged {
+        let bound_param = &self.bound[fixed.param];
+        let averaged = bucket.gradient.map(|b| (&shards[b][position], memory[b]));
+        let found = |grad: &BoundTensor| match averaged {
             Some((part, flat)) => flat.area(part.offset, part.shape, part.shape[1]),
             None => area(&grad.flat, &fixed.local),
         };
         let whole = point.whole && bucket.distributed();
-        if !whole && slot.grad.is_none() {
+        if !whole && bound_param.grad.is_none() {
             if bucket.distributed() || bucket.whole_parameter {
                 // It contributes zeros to every exchange.
-                for (flat, parts) in memory.iter().zip(parts).filter(|(_, parts)| !parts.is_empty()) {
-                    let Part { offset, shape, .. } = &parts[position];
+                for (flat, shards) in memory.iter().zip(shards).filter(|(_, shards)| !shards.is_empty()) {
+                    let MatrixShard { offset, shape, .. } = &shards[position];
                     flat.part(*offset, shape[0] * shape[1]).clear()?;
                 }
             }
@@ -152,18 +152,18 @@ impl Session {
         io.transposed = bucket.shape.transposed;
         // Alone, units of one shape without a gradient take no room; else everything keeps its place.
         io.position = if bucket.distributed() || bucket.whole_parameter { position } else { before };
-        (io.due, io.steps) = (slot.due, slot.steps);
+        (io.due, io.steps) = (bound_param.due, bound_param.steps);
         if whole {
             let complete = fixed.local.numel() == fixed.rows * fixed.cols;
-            io.grad = slot.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
+            io.grad = bound_param.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
             io.param = MatrixView::EMPTY;
             io.state = [MatrixView::EMPTY; MAX_STATES];
             return Ok(true);
         }
-        io.param = area(&slot.param.flat, &fixed.local);
-        io.grad = slot.grad.as_ref().map_or(MatrixView::EMPTY, found);
+        io.param = area(&bound_param.param.flat, &fixed.local);
+        io.grad = bound_param.grad.as_ref().map_or(MatrixView::EMPTY, found);
         for (out, (at, rect)) in io.state.iter_mut().zip(&fixed.states) {
-            let flat = &slot.states[*at].flat;
+            let flat = &bound_param.states[*at].flat;
             flat.prefetch_number();
             *out = area(flat, rect);
         }
@@ -182,10 +182,10 @@ impl Session {
             return Ok(());
         }
         let bucket = &plan.buckets[number];
-        let (memory, parts) = (&self.memory[number], &self.parts[compute][step]);
-        let specs = bucket.program.buffers.iter().zip(memory).zip(parts);
+        let (memory, shards) = (&self.memory[number], &self.shards[compute][step]);
+        let specs = bucket.program.buffers.iter().zip(memory).zip(shards);
         let buffers: Vec<BufferIo<'_>> =
-            specs.map(|((spec, flat), parts)| BufferIo { spec, flat: *flat, parts }).collect();
+            specs.map(|((spec, flat), shards)| BufferIo { spec, flat: *flat, shards }).collect();
         let mut io = StageIo {
             units,
             class: &bucket.shape,

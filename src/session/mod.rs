@@ -12,17 +12,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use buffers::stage_parts;
+use buffers::stage_shards;
 pub use device::of as device_of;
 use execute::{Fixed, fixed};
 use tch::Tensor;
-use tensors::{Bound, Slot};
-pub use tensors::{Look, check_gradient};
+use tensors::{BoundParam, BoundTensor};
+pub use tensors::{FastPath, check_gradient};
 
-use crate::algorithm::stage::{MAX_STATES, Part, Probe, UnitIo, jobs};
+use crate::algorithm::stage::{MAX_STATES, MatrixShard, Probe, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::cuda;
-use crate::plan::{Bucket, Member, Plan, Step};
+use crate::plan::{Bucket, Param, Plan, Step};
 use crate::spec::{Hyper, Rect};
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
@@ -39,11 +39,11 @@ pub struct Session {
     stream: usize,
     /// Whether a parameter or a state is more than numbers of its type.
     encoded: bool,
-    slots: Vec<Slot>,
+    bound: Vec<BoundParam>,
     /// The memory of each bucket's buffers, and after them that of its messages.
     memory: Vec<Vec<FlatView>>,
     /// For each step of each compute instruction that is a stage, the matrices of every buffer.
-    parts: Vec<Vec<Vec<Vec<Part>>>>,
+    shards: Vec<Vec<Vec<Vec<MatrixShard>>>>,
     /// For each bucket what is the same of its units in every step.
     fixed: Vec<Vec<Fixed>>,
     /// For each bucket room for the units of a stage.
@@ -72,23 +72,23 @@ impl Session {
         states: Vec<Vec<Tensor>>,
         arena: Tensor,
     ) -> Result<Self> {
-        if params.len() != plan.members.len() || states.len() != params.len() {
+        if params.len() != plan.params.len() || states.len() != params.len() {
             return Err(Error::Internal("a session needs every parameter of its plan".into()));
         }
         let device = device::of(&plan, &params)?;
-        let mut slots = Vec::with_capacity(params.len());
-        for ((param, states), member) in params.into_iter().zip(states).zip(&plan.members) {
-            let states: Vec<Bound> = states
+        let mut bound = Vec::with_capacity(params.len());
+        for ((param, states), planned) in params.into_iter().zip(states).zip(&plan.params) {
+            let states: Vec<BoundTensor> = states
                 .into_iter()
-                .zip(&member.states)
-                .map(|(s, l)| Bound::watched(s, l.spec.dtype, device::of_state(device, &l.spec)))
+                .zip(&planned.states)
+                .map(|(s, l)| BoundTensor::watched(s, l.spec.dtype, device::of_state(device, &l.spec)))
                 .collect();
-            for (state, local) in states.iter().zip(&member.states) {
+            for (state, local) in states.iter().zip(&planned.states) {
                 let spec = &local.spec;
                 if !state.is(&local.shape()) {
                     return Err(Error::Value(format!(
                         "{}: state '{}' must be a {} tensor of shape {:?} on {:?}, got {:?} {:?} on {:?}",
-                        member.spec.name,
+                        planned.spec.name,
                         local.name(),
                         spec.dtype.name(),
                         local.shape(),
@@ -99,30 +99,30 @@ impl Session {
                     )));
                 }
             }
-            let counts = plan.algorithms[member.algorithm].counted();
-            let counter = member.states.iter().position(|s| counts && s.spec.role == "step");
-            let own = member.states.iter().filter(|s| s.scales_of.is_none()).count();
-            if states.len() != member.states.len() || own > MAX_STATES {
+            let counts = plan.algorithms[planned.algorithm].counted();
+            let counter = planned.states.iter().position(|s| counts && s.spec.role == "step");
+            let own = planned.states.iter().filter(|s| s.scales_of.is_none()).count();
+            if states.len() != planned.states.len() || own > MAX_STATES {
                 return Err(Error::Internal(format!(
                     "{}: {} states were bound",
-                    member.spec.name,
+                    planned.spec.name,
                     states.len()
                 )));
             }
-            let param = Bound::watched(param, member.spec.dtype, device);
-            let mut slot = Slot {
+            let param = BoundTensor::watched(param, planned.spec.dtype, device);
+            let mut bound_param = BoundParam {
                 param,
                 states,
                 grad: None,
                 counter,
                 steps: 0.0,
                 due: false,
-                quick: false,
-                looked: false,
+                fast: false,
+                took_fast_path: false,
             };
-            let numbers = member.rounding.is_none() && member.states.iter().all(|s| s.scales_of.is_none());
-            slot.quick = numbers && slot.fits(member);
-            slots.push(slot);
+            let numbers = planned.rounding.is_none() && planned.states.iter().all(|s| s.scales_of.is_none());
+            bound_param.fast = numbers && bound_param.fits(planned);
+            bound.push(bound_param);
         }
         let memory = FlatView::of(&arena)?.at(device);
         let carve = |(at, device): (usize, &crate::plan::ArenaRange), bucket: &Bucket| {
@@ -136,11 +136,11 @@ impl Session {
             .zip(&plan.arena.places)
             .map(|(bucket, places)| places.iter().enumerate().map(|p| carve(p, bucket)).collect())
             .collect::<Result<Vec<_>>>()?;
-        let parts = plan.computes.iter().map(|compute| {
+        let shards = plan.computes.iter().map(|compute| {
             let bucket = &plan.buckets[compute.bucket];
-            compute.steps.iter().map(|step| stage_parts(bucket, step)).collect()
+            compute.steps.iter().map(|step| stage_shards(bucket, step)).collect()
         });
-        let parts = parts.collect();
+        let shards = shards.collect();
         let spent = vec![Duration::ZERO; plan.computes.len()];
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
         let due = vec![false; plan.buckets.len()];
@@ -153,9 +153,9 @@ impl Session {
             stream: 0,
             encoded,
             due,
-            slots,
+            bound,
             memory: buffers,
-            parts,
+            shards,
             fixed,
             room,
             _arena: arena,
@@ -174,16 +174,17 @@ impl Session {
         &self.plan
     }
 
-    /// The members that live on an axis of these ranks.
-    fn on_axis<'a>(&'a self, ranks: &'a [u64]) -> impl Iterator<Item = (&'a Slot, &'a Member)> {
-        self.slots.iter().zip(&self.plan.members).filter(|(_, m)| m.layout.lives_on(ranks))
+    /// The params that live on an axis of these ranks.
+    fn on_axis<'a>(&'a self, ranks: &'a [u64]) -> impl Iterator<Item = (&'a BoundParam, &'a Param)> {
+        self.bound.iter().zip(&self.plan.params).filter(|(_, m)| m.layout.lives_on(ranks))
     }
 
     /// What the ranks of an axis must agree on in this step: which parameters on it have gradients, and the scalars of
     /// their algorithms, as bytes.
     #[must_use]
     pub fn live(&self, ranks: &[u64]) -> (Vec<u8>, Vec<u8>) {
-        let gradients = self.on_axis(ranks).map(|(slot, _)| u8::from(slot.grad.is_some())).collect();
+        let gradients =
+            self.on_axis(ranks).map(|(bound_param, _)| u8::from(bound_param.grad.is_some())).collect();
         let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
         let scalars = used.into_iter().flat_map(|a| self.scalars(a));
         (gradients, scalars.flat_map(f64::to_le_bytes).collect())
@@ -199,7 +200,8 @@ impl Session {
     /// As `live`, in words.
     #[must_use]
     pub fn details(&self, ranks: &[u64]) -> Details {
-        let gradients = self.on_axis(ranks).map(|(slot, m)| (m.spec.name.clone(), slot.grad.is_some()));
+        let gradients =
+            self.on_axis(ranks).map(|(bound_param, m)| (m.spec.name.clone(), bound_param.grad.is_some()));
         let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
         let scalars = used.into_iter().map(|a| {
             let group = self.plan.algorithm_groups[a];
@@ -249,10 +251,10 @@ impl Session {
         let mut offset = 0;
         let mut pairs = Vec::with_capacity(bucket.units.len());
         for unit in &bucket.units {
-            let local = unit.piece.local;
+            let local = unit.shard.local;
             let to = target.part(offset, local.numel());
             offset += local.numel();
-            match &self.slots[unit.param].grad {
+            match &self.bound[unit.param].grad {
                 Some(grad) => {
                     pairs.push(Ok([
                         area(&grad.flat, &local),

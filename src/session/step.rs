@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::Session;
-use super::tensors::{Bound, Look, Slot, check_gradient, check_written};
+use super::tensors::{BoundParam, BoundTensor, FastPath, check_gradient, check_written};
 use crate::error::Result;
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatView, Watch};
@@ -14,28 +14,28 @@ const AHEAD: usize = 12;
 
 impl Session {
     /// Has parameter `i` looked at closely in every step.
-    pub fn distrust(&mut self, i: usize) {
-        if let Some(slot) = self.slots.get_mut(i) {
-            slot.quick = false;
+    pub fn invalidate(&mut self, i: usize) {
+        if let Some(bound_param) = self.bound.get_mut(i) {
+            bound_param.fast = false;
         }
     }
 
     /// Looks at parameter `i` and takes it for the step that begins where nothing is unusual. The caller keeps others
     /// from setting its gradient.
     #[inline]
-    pub fn look(&mut self, i: usize) -> Look {
+    pub fn try_fast(&mut self, i: usize) -> FastPath {
         self.ask_ahead(i);
-        self.slots.get_mut(i).map_or(Look::Unknown, Slot::look)
+        self.bound.get_mut(i).map_or(FastPath::Unknown, BoundParam::try_fast)
     }
 
     /// Asks for the memory of the parameters that are looked at next.
     fn ask_ahead(&self, i: usize) {
-        let watches = |at: usize| self.slots.get(at).into_iter().flat_map(Slot::own).filter_map(watch);
+        let watches = |at: usize| self.bound.get(at).into_iter().flat_map(BoundParam::own).filter_map(watch);
         for w in watches(i + AHEAD) {
             w.prefetch(true);
         }
         watches(i + AHEAD / 2).for_each(Watch::prefetch_storage);
-        let param = |at: usize| self.slots.get(at).and_then(|slot| watch(&slot.param));
+        let param = |at: usize| self.bound.get(at).and_then(|bound_param| watch(&bound_param.param));
         if let Some(w) = param(i + AHEAD / 3) {
             w.prefetch_gradient(false);
         }
@@ -47,7 +47,10 @@ impl Session {
     /// Whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
     #[must_use]
     pub fn fits(&self, i: usize) -> bool {
-        self.slots.get(i).zip(self.plan.members.get(i)).is_some_and(|(slot, member)| slot.fits(member))
+        self.bound
+            .get(i)
+            .zip(self.plan.params.get(i))
+            .is_some_and(|(bound_param, planned)| bound_param.fits(planned))
     }
 
     /// Where the parameters are.
@@ -56,7 +59,7 @@ impl Session {
         self.device
     }
 
-    /// Starts a step with the parameters that `look` took and those of `grads`, gradients by parameter; `hypers[k]`,
+    /// Starts a step with the parameters that `try_fast` took and those of `grads`, gradients by parameter; `hypers[k]`,
     /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k. Nothing is written.
     /// `rates[k]` is the learning rate as an element of the device that the step reads when it runs; it is 1 in
     /// `hypers[k]` then.
@@ -93,20 +96,20 @@ impl Session {
 
     fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {
         for (i, grad) in &grads {
-            let (slot, name) = (&self.slots[*i], &self.plan.members[*i].spec.name);
-            check_gradient(grad, &slot.param.tensor, name)?;
-            slot.own().try_for_each(|bound| check_written(&bound.tensor, name))?;
+            let (bound_param, name) = (&self.bound[*i], &self.plan.params[*i].spec.name);
+            check_gradient(grad, &bound_param.param.tensor, name)?;
+            bound_param.own().try_for_each(|bound| check_written(&bound.tensor, name))?;
         }
         for (i, grad) in grads {
-            let member = &self.plan.members[i];
-            self.slots[i].take(Some(grad), member, steps.get(member.algorithm).copied().unwrap_or(0))?;
+            let planned = &self.plan.params[i];
+            self.bound[i].take(Some(grad), planned, steps.get(planned.algorithm).copied().unwrap_or(0))?;
         }
         Ok(())
     }
 
     /// Lets go of the gradients of a step that was not taken.
     pub fn abandon(&mut self) {
-        self.slots.iter_mut().for_each(|slot| slot.grad = None);
+        self.bound.iter_mut().for_each(|bound_param| bound_param.grad = None);
     }
 
     /// Ends a step: brings staged copies home, lets go of the gradients and counts the changes of what was written.
@@ -116,18 +119,20 @@ impl Session {
     /// Whatever libtorch says to the copies.
     pub fn end(&mut self) -> Result<Vec<usize>> {
         let mut uncounted = Vec::new();
-        for i in 0..self.slots.len() {
-            let watches = |at: usize| self.slots.get(at).into_iter().flat_map(Slot::own).filter_map(watch);
+        for i in 0..self.bound.len() {
+            let watches =
+                |at: usize| self.bound.get(at).into_iter().flat_map(BoundParam::own).filter_map(watch);
             for w in watches(i + AHEAD) {
                 w.prefetch(false);
             }
             watches(i + AHEAD / 2).for_each(Watch::prefetch_counter);
-            let slot = &mut self.slots[i];
-            if slot.grad.take().is_some() {
-                slot.count();
-                slot.param.commit()?;
-                slot.states.iter_mut().try_for_each(Bound::commit)?;
-                let counted = slot.looked && slot.own().all(|b| watch(b).is_some_and(Watch::bump_version));
+            let bound_param = &mut self.bound[i];
+            if bound_param.grad.take().is_some() {
+                bound_param.count();
+                bound_param.param.commit()?;
+                bound_param.states.iter_mut().try_for_each(BoundTensor::commit)?;
+                let counted = bound_param.took_fast_path
+                    && bound_param.own().all(|b| watch(b).is_some_and(Watch::bump_version));
                 if !counted {
                     uncounted.push(i);
                 }
@@ -137,6 +142,6 @@ impl Session {
     }
 }
 
-fn watch(bound: &Bound) -> Option<&Watch> {
+fn watch(bound: &BoundTensor) -> Option<&Watch> {
     bound.watch.as_ref()
 }

@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
-use crate::plan::Member;
+use crate::plan::Param;
 use crate::tensor::{Blocks, DType, Device, Encoding, FlatView, Gradient, Places, Rounding, Watch};
 
 /// Separates the random numbers of rounding from those of other uses.
@@ -13,7 +13,7 @@ const ROUNDING_TAG: u32 = 2;
 
 /// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
 #[derive(Debug)]
-pub(super) struct Bound {
+pub(super) struct BoundTensor {
     pub(super) tensor: Tensor,
     dtype: DType,
     device: Device,
@@ -21,11 +21,11 @@ pub(super) struct Bound {
     pub(super) flat: FlatView,
     /// What `view` points to: it must stay where it is.
     encoding: Option<Box<Encoding>>,
-    /// A quick look at the tensor, where one suffices.
+    /// A fast path at the tensor, where one suffices.
     pub(super) watch: Option<Watch>,
 }
 
-impl Bound {
+impl BoundTensor {
     pub(super) fn new(tensor: Tensor, dtype: DType, device: Device) -> Self {
         Self { tensor, dtype, device, staged: None, flat: FlatView::EMPTY, encoding: None, watch: None }
     }
@@ -36,9 +36,9 @@ impl Bound {
         Self { watch, ..Self::new(tensor, dtype, device) }
     }
 
-    /// Finds the memory anew, where a quick look suffices for that.
+    /// Finds the memory anew, where a fast path suffices for that.
     #[inline]
-    fn glance(&mut self) -> bool {
+    fn peek(&mut self) -> bool {
         let Some(flat) = self.watch.as_ref().and_then(Watch::memory) else { return false };
         self.flat = flat;
         true
@@ -93,25 +93,25 @@ impl Bound {
 
 /// A parameter with its states and, during a step, its gradient.
 #[derive(Debug)]
-pub(super) struct Slot {
-    pub(super) param: Bound,
-    pub(super) states: Vec<Bound>,
-    pub(super) grad: Option<Bound>,
+pub(super) struct BoundParam {
+    pub(super) param: BoundTensor,
+    pub(super) states: Vec<BoundTensor>,
+    pub(super) grad: Option<BoundTensor>,
     /// Which state counts its steps, where the session does that (`Algorithm::counted`).
     pub(super) counter: Option<usize>,
     /// The steps that it has taken before this one.
     pub(super) steps: f64,
     /// Whether it is due in this step.
     pub(super) due: bool,
-    /// Whether a quick look may suffice: no element is more than a number of its type.
-    pub(super) quick: bool,
+    /// Whether a fast path may suffice: no element is more than a number of its type.
+    pub(super) fast: bool,
     /// Whether it did in this step.
-    pub(super) looked: bool,
+    pub(super) took_fast_path: bool,
 }
 
-/// What a quick look at a parameter found.
+/// What a fast path at a parameter found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum FastPath {
     /// It has no gradient and takes no part in the step; it is as it was bound.
     Absent,
     /// It has one, and is ready for the step.
@@ -120,54 +120,56 @@ pub enum Look {
     Unknown,
 }
 
-impl Slot {
+impl BoundParam {
     /// Looks at parameter, states and gradient, and takes them for a step where nothing is unusual. Nobody else may
     /// set the gradient meanwhile.
     #[inline]
-    pub(super) fn look(&mut self) -> Look {
-        (self.grad, self.looked) = (None, false);
-        if !self.quick || !self.param.glance() || !self.states.iter_mut().all(Bound::glance) {
-            return Look::Unknown;
+    pub(super) fn try_fast(&mut self) -> FastPath {
+        (self.grad, self.took_fast_path) = (None, false);
+        if !self.fast || !self.param.peek() || !self.states.iter_mut().all(BoundTensor::peek) {
+            return FastPath::Unknown;
         }
         match self.param.watch.as_ref().map_or(Gradient::Other, Watch::gradient) {
-            Gradient::Absent => Look::Absent,
-            Gradient::Other => Look::Unknown,
+            Gradient::Absent => FastPath::Absent,
+            Gradient::Other => FastPath::Unknown,
             Gradient::Plain(tensor, flat) => {
-                self.looked = true;
-                self.grad = Some(Bound { flat, ..Bound::new(tensor, self.param.dtype, Device::Cpu) });
-                Look::Ready
+                self.took_fast_path = true;
+                self.grad =
+                    Some(BoundTensor { flat, ..BoundTensor::new(tensor, self.param.dtype, Device::Cpu) });
+                FastPath::Ready
             }
         }
     }
 
     /// What the slot works on, its gradient left out.
-    pub(super) fn own(&self) -> impl Iterator<Item = &Bound> {
+    pub(super) fn own(&self) -> impl Iterator<Item = &BoundTensor> {
         std::iter::once(&self.param).chain(&self.states)
     }
 
     /// Whether parameter and states still have the types and shapes of the plan.
-    pub(super) fn fits(&self, member: &Member) -> bool {
-        self.param.is(&member.local)
-            && self.states.iter().zip(&member.states).all(|(s, local)| s.is(&local.shape()))
+    pub(super) fn fits(&self, planned: &Param) -> bool {
+        self.param.is(&planned.local)
+            && self.states.iter().zip(&planned.states).all(|(s, local)| s.is(&local.shape()))
     }
 
     /// Finds the memory for a step with this gradient, of which the group counts `step`.
     ///
     /// # Errors
-    /// As `Bound::refresh`.
-    pub(super) fn take(&mut self, grad: Option<Tensor>, member: &Member, step: u64) -> Result<()> {
+    /// As `BoundTensor::refresh`.
+    pub(super) fn take(&mut self, grad: Option<Tensor>, planned: &Param, step: u64) -> Result<()> {
         // Its type may be another than the parameter's.
         let device = self.param.device;
-        self.grad = grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| Bound::new(g, dtype, device)));
+        self.grad =
+            grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| BoundTensor::new(g, dtype, device)));
         let Some(grad) = &mut self.grad else { return Ok(()) };
         let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
-        { all }.try_for_each(Bound::refresh).map_err(|e| match e {
-            Error::Value(text) => Error::Value(format!("{}: {text}", member.spec.name)),
+        { all }.try_for_each(BoundTensor::refresh).map_err(|e| match e {
+            Error::Value(text) => Error::Value(format!("{}: {text}", planned.spec.name)),
             other => other,
         })?;
-        for (at, scales) in member.states.iter().enumerate() {
+        for (at, scales) in planned.states.iter().enumerate() {
             let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
-            let (spec, shape) = (&member.states[of].spec, member.states[of].shape());
+            let (spec, shape) = (&planned.states[of].spec, planned.states[of].shape());
             if let (Some(coded), Some(&width)) = (spec.coded, shape.last()) {
                 self.states[of].set_encoding(Encoding::Blocks(Blocks {
                     scales: memory,
@@ -176,10 +178,10 @@ impl Slot {
                 }));
             }
         }
-        if let Some(seed) = member.rounding {
+        if let Some(seed) = planned.rounding {
             self.param.set_encoding(Encoding::Rounding(Rounding {
-                key: kernels::stream([seed, member.spec.index as u64, step], ROUNDING_TAG),
-                places: places(member),
+                key: kernels::stream([seed, planned.spec.index as u64, step], ROUNDING_TAG),
+                places: places(planned),
             }));
         }
         Ok(())
@@ -187,8 +189,8 @@ impl Slot {
 }
 
 /// Where the stored elements of a parameter are in the whole one.
-pub(super) fn places(member: &Member) -> Places {
-    Places::new(&member.spec.shape, &spans(&member.spec.shape, &member.layout))
+pub(super) fn places(planned: &Param) -> Places {
+    Places::new(&planned.spec.shape, &spans(&planned.spec.shape, &planned.layout))
 }
 
 fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {

@@ -99,7 +99,7 @@ pub struct UnitShape {
     /// Whether a low-rank algorithm works on the transpose.
     pub transposed: bool,
     /// Among how many processes rows and columns are cut.
-    pub ways: [usize; 2],
+    pub num_shards: [usize; 2],
     /// Whether no other process has a part or a copy of them.
     pub alone: bool,
     /// The device of the parameters.

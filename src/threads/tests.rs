@@ -9,7 +9,7 @@ use super::*;
 type Hire = dyn Fn(usize, &(dyn Fn() + Sync)) -> bool;
 
 /// The ways to get threads, each of which is there on this machine.
-fn ways() -> [(&'static str, &'static Hire); 2] {
+fn num_shards() -> [(&'static str, &'static Hire); 2] {
     [("openmp", &openmp::run), ("pool", &|_, _| false)]
 }
 
@@ -28,7 +28,7 @@ fn seen(threads: usize) -> BTreeSet<String> {
 
 #[test]
 fn every_way_hires_as_many_threads_and_the_caller_is_one_of_them() {
-    for (name, hire) in ways() {
+    for (name, hire) in num_shards() {
         for threads in [2, 3, 5] {
             let own = format!("{:?}", std::thread::current().id());
             let found = gather(threads, hire, || seen(threads));
@@ -46,7 +46,7 @@ fn openmp_of_libtorch_is_found() {
 
 #[test]
 fn every_item_is_done_once_in_jobs_of_jobs() {
-    for (name, hire) in ways() {
+    for (name, hire) in num_shards() {
         for (outer, inner) in [(1, 1), (2, 100), (100, 3), (40, 40), (7, 0)] {
             let counts: Vec<Vec<AtomicUsize>> =
                 (0..outer).map(|_| (0..inner).map(|_| AtomicUsize::new(0)).collect()).collect();
@@ -70,7 +70,7 @@ fn every_item_is_done_once_in_jobs_of_jobs() {
 
 #[test]
 fn helpers_that_fell_asleep_are_woken() {
-    for (name, hire) in ways() {
+    for (name, hire) in num_shards() {
         let found = gather(3, hire, || {
             seen(3);
             std::thread::sleep(Duration::from_millis(50));
@@ -82,7 +82,7 @@ fn helpers_that_fell_asleep_are_woken() {
 
 #[test]
 fn a_panic_of_an_item_reaches_the_caller_after_all_items_and_the_threads_stay() {
-    for (name, hire) in ways() {
+    for (name, hire) in num_shards() {
         let done = AtomicUsize::new(0);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             gather(3, hire, || {

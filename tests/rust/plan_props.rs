@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use _oxidion::tensor::{DType, Device};
 use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction};
-use _oxidion::spec::{OptionValue, Options};
-use _oxidion::plan::{GroupSpec, Instr, ParamInput, Piece, Plan, Transfer};
-use _oxidion::spec::ParamSpec;
+use _oxidion::plan::{BlockShard, GroupSpec, Instr, ParamInput, Plan, Transfer};
+use _oxidion::spec::{OptionValue, Options, ParamSpec};
+use _oxidion::tensor::{DType, Device};
 use proptest::prelude::*;
 
 const ALGORITHMS: [&str; 12] = [
@@ -80,8 +79,8 @@ proptest! {
         let mut seen = BTreeSet::new();
         for bucket in &plan.buckets {
             for unit in &bucket.units {
-                let all = 0..plan.members[unit.param].spec.numel();
-                for element in if bucket.whole_parameter { all } else { unit.piece.block.range() } {
+                let all = 0..plan.params[unit.param].spec.numel();
+                for element in if bucket.whole_parameter { all } else { unit.shard.block.range() } {
                     prop_assert!(seen.insert((unit.param, element)), "element {element} of p{} twice", unit.param);
                 }
             }
@@ -123,14 +122,14 @@ proptest! {
     #[test]
     fn plan_any_parameters_slices_states_within_bounds(list in params()) {
         let plan = plan(&list, None);
-        for member in &plan.members {
-            for state in &member.states {
+        for planned in &plan.params {
+            for state in &planned.states {
                 let elements: usize = state.shape().iter().product();
-                let inside = |piece: &Piece| {
-                    let at = state.part(piece);
+                let inside = |shard: &BlockShard| {
+                    let at = state.part(shard);
                     at.numel() == 0 || at.offset + (at.rows - 1) * at.stride + at.cols <= elements
                 };
-                prop_assert!(member.pieces.iter().all(inside));
+                prop_assert!(planned.shards.iter().all(inside));
             }
         }
     }
@@ -235,7 +234,7 @@ proptest! {
         let plans = grid.plans(&list);
         let copies: usize = grid.sizes[0] * if grid.placements[0] == Placement::Replicate { grid.sizes[1] } else { 1 };
         for (index, (shape, ..)) in list.iter().enumerate() {
-            let stored: usize = plans.iter().map(|p| p.members[index].local.iter().product::<usize>()).sum();
+            let stored: usize = plans.iter().map(|p| p.params[index].local.iter().product::<usize>()).sum();
             let copies = if shape.len() < 2 { plans.len() } else { copies };
             prop_assert_eq!(stored, copies * shape.iter().product::<usize>());
         }
@@ -292,7 +291,8 @@ fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
         }
         let mut params = inputs(&[(vec![8, 6], 0, false)]);
         params[0].spec.dtype = dtype;
-        Plan::build(params, &[group.on_device(Device::Cuda(0), true)]).unwrap().buckets[0].program.buffers[0].dtype
+        Plan::build(params, &[group.on_device(Device::Cuda(0), true)]).unwrap().buckets[0].program.buffers[0]
+            .dtype
     };
     assert_eq!(product(DType::F32, None), DType::BF16);
     assert_eq!(product(DType::F32, Some("auto")), DType::BF16);

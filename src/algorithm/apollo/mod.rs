@@ -90,8 +90,8 @@ impl Algorithm for Apollo {
         self.common.takes(p)
     }
 
-    fn orientation(&self, ways: [usize; 2]) -> Option<bool> {
-        self.common.orientation(ways)
+    fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
+        self.common.orientation(num_shards)
     }
 
     fn counted(&self) -> bool {
@@ -144,7 +144,7 @@ impl Algorithm for Apollo {
         let wide = if shape.param == product {
             0
         } else {
-            rows.div_ceil(shape.ways[0]) * cols.div_ceil(shape.ways[1])
+            rows.div_ceil(shape.num_shards[0]) * cols.div_ceil(shape.num_shards[1])
         };
         let mut program = Program::new()
             .buffer(low.summed(side))
@@ -182,7 +182,7 @@ impl Algorithm for Apollo {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         let products: usize = blocks.iter().map(|b| b.numel() * (2 * self.common.rank() + 6)).sum();
         Description {
             view: Matrices::default().phrase(p),

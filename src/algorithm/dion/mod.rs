@@ -193,7 +193,7 @@ impl Algorithm for Dion {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         let Some(first) = blocks.first() else {
             return Description::default();
         };

@@ -67,25 +67,25 @@ impl Dion2 {
     }
 
     /// Rows where neurons are normalized. Else the side that is cut where the choice is local, or the shorter one.
-    fn select(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> Selection {
+    fn select(&self, [rows, cols]: [usize; 2], num_shards: [usize; 2]) -> Selection {
         let shorter = if rows <= cols { Side::Rows } else { Side::Cols };
         // Blocks of a parameter do not lie in equal parts on all processes: each chooses among all its slices.
         let whole = self.global || self.common.view.splits().is_some();
-        let side = match ways {
+        let side = match num_shards {
             _ if self.neuron.is_some() => Side::Rows,
-            [ways, 1] if ways > 1 && !whole => Side::Rows,
-            [1, ways] if ways > 1 && !whole => Side::Cols,
+            [num_shards, 1] if num_shards > 1 && !whole => Side::Rows,
+            [1, num_shards] if num_shards > 1 && !whole => Side::Cols,
             _ => shorter,
         };
-        let (slices, sharers) = ([rows, cols][side.index()], ways[side.index()]);
+        let (slices, sharers) = ([rows, cols][side.index()], num_shards[side.index()]);
         let global = whole && sharers > 1;
         Selection { side, count: self.count(if global { slices } else { slices.div_ceil(sharers) }), global }
     }
 
     /// The size of what is orthonormalized of a block.
-    fn size(&self, [rows, cols]: [usize; 2], ways: [usize; 2]) -> [usize; 2] {
-        let Selection { side, count, global } = self.select([rows, cols], ways);
-        let all = if global { count } else { count * ways[side.index()] };
+    fn size(&self, [rows, cols]: [usize; 2], num_shards: [usize; 2]) -> [usize; 2] {
+        let Selection { side, count, global } = self.select([rows, cols], num_shards);
+        let all = if global { count } else { count * num_shards[side.index()] };
         if side == Side::Rows { [all, cols] } else { [rows, all] }
     }
 }
@@ -113,9 +113,9 @@ impl Algorithm for Dion2 {
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let (rows, cols, dtype) = (shape.rows, shape.cols, self.common.product(shape.param));
-        let Selection { side, count, global } = self.select([rows, cols], shape.ways);
+        let Selection { side, count, global } = self.select([rows, cols], shape.num_shards);
         let with = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
-        let chosen = self.size([rows, cols], shape.ways);
+        let chosen = self.size([rows, cols], shape.num_shards);
         // Of the slices that all processes chose, each has its own ones.
         let spread = match side {
             Side::Rows => [DimSharding::Even(Side::Rows), with[1]],
@@ -166,7 +166,7 @@ impl Algorithm for Dion2 {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let selection = self.select([io.class.rows, io.class.cols], io.class.ways);
+        let selection = self.select([io.class.rows, io.class.cols], io.class.num_shards);
         let rows = |io: &StageIo<'_>, i: usize| Ok(Some(Self::chosen(io, i, &selection)?));
         match (stage, &self.neuron) {
             (PREPARE, _) => self.prepare(io, selection.side),
@@ -186,7 +186,7 @@ impl Algorithm for Dion2 {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], ways: [usize; 2]) -> Description {
-        self.common.describe(p, blocks, |b| self.size([b.rows, b.cols], ways))
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
+        self.common.describe(p, blocks, |b| self.size([b.rows, b.cols], num_shards))
     }
 }

@@ -11,7 +11,7 @@ impl GaLore {
         let (sides, rank, product) = (self.sides(shape), self.common.rank(), shape.param.arithmetic());
         let size = [shape.rows, shape.cols];
         let with = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
-        let (both, from) = (sides.len() == 2, self.from(sides, shape.ways));
+        let (both, from) = (sides.len() == 2, self.from(sides, shape.num_shards));
         let none = |name| BufferSpec::new(name, 1, 0, product);
         let square = |name, over| BufferSpec::new(name, rank, rank, product).summed(over);
         let low = match *sides {
@@ -47,7 +47,7 @@ impl GaLore {
             program = program.buffer(turned.map_or(none("overlap"), |&side| square("overlap", side)));
         }
         let wide = if shape.param != product || self.common.cautious {
-            size[0].div_ceil(shape.ways[0]) * size[1].div_ceil(shape.ways[1])
+            size[0].div_ceil(shape.num_shards[0]) * size[1].div_ceil(shape.num_shards[1])
         } else {
             0
         };

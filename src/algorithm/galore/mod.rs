@@ -103,10 +103,10 @@ impl GaLore {
         })
     }
 
-    fn from(&self, sides: &[Side], ways: [usize; 2]) -> Origin {
+    fn from(&self, sides: &[Side], num_shards: [usize; 2]) -> Origin {
         match *sides {
-            _ if ways == [1, 1] => Origin::Here,
-            [side] if ways[side.index()] == 1 && self.svd != Svd::Exact => Origin::Sums(other(side)),
+            _ if num_shards == [1, 1] => Origin::Here,
+            [side] if num_shards[side.index()] == 1 && self.svd != Svd::Exact => Origin::Sums(other(side)),
             _ => Origin::Sent,
         }
     }
@@ -157,8 +157,8 @@ impl Algorithm for GaLore {
         self.common.takes(p)
     }
 
-    fn orientation(&self, ways: [usize; 2]) -> Option<bool> {
-        self.common.orientation(ways)
+    fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
+        self.common.orientation(num_shards)
     }
 
     fn counted(&self) -> bool {
@@ -210,7 +210,7 @@ impl Algorithm for GaLore {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         let sides = self.common.sides_of(p, blocks);
         let refresh = |b: &Block| -> usize {
             let one = |&side: &Side| {

@@ -47,7 +47,7 @@ impl GaLore {
     /// What a basis is computed from, as far as it is stored here.
     pub(super) fn statistic(&self, io: &StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        let sent = self.from(sides, io.class.ways) == Origin::Sent;
+        let sent = self.from(sides, io.class.num_shards) == Origin::Sent;
         for (i, unit) in io.units.iter().enumerate() {
             if !unit.due {
                 io.flat(SOURCE, i)?.clear()?;
@@ -69,7 +69,7 @@ impl GaLore {
     /// New bases of the matrices that this process takes; NaN where there is none.
     pub(super) fn decompose(&self, io: &StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        let from = self.from(sides, io.class.ways);
+        let from = self.from(sides, io.class.num_shards);
         for (i, unit) in io.units.iter().enumerate().filter(|(_, unit)| unit.due) {
             let matrix = match from {
                 Origin::Here => unit.grad.tensor()?,

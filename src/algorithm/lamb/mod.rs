@@ -174,7 +174,7 @@ impl Algorithm for Lamb {
         }
     }
 
-    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _ways: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         Description {
             view: "one norm".into(),
             lr_factor: 1.0,
