@@ -29,7 +29,7 @@ pub struct BufferSpec {
     pub taken: bool,
     /// How rows and columns go along with the sides of the block.
     pub sharding: [DimSharding<Side>; 2],
-    /// Whether stages sum over rows, columns, the matrices of a parameter: where that is cut, they leave contributions.
+    /// Whether stages sum over rows, columns, the matrices of a parameter: where that is sharded, they leave contributions.
     pub summed: [bool; 3],
     /// Whether it is summed over all parameters of the group too, which takes them together.
     pub group: bool,
@@ -40,7 +40,7 @@ pub struct BufferSpec {
 }
 
 impl BufferSpec {
-    /// A matrix for each unit that no side of the block cuts.
+    /// A matrix for each unit that no side of the block shards.
     #[must_use]
     pub fn new(name: &'static str, rows: usize, cols: usize, dtype: DType) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl BufferSpec {
 /// Where a buffer has to be for the stage that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Whole matrices, contributions added, dealt out.
+    /// Whole matrices, contributions added, sharded by owner.
     Whole,
     /// As declared.
     Storage,
@@ -131,7 +131,7 @@ pub enum ProgramOp {
         /// Where to.
         to: Target,
     },
-    /// From here on a buffer is where another one is, which was dealt out; what it held is lost.
+    /// From here on a buffer is where another one is, which was sharded by owner; what it held is lost.
     Beside {
         /// The buffer.
         buffer: BufferId,
@@ -206,14 +206,14 @@ impl Program {
         self.buffers.iter().position(|spec| spec.group)
     }
 
-    /// Puts a buffer where another one was dealt to; stages that follow fill it.
+    /// Puts a buffer where another one went to its owners; stages that follow fill it.
     #[must_use]
     pub fn beside(mut self, buffer: BufferId, other: BufferId) -> Self {
         self.ops.push(ProgramOp::Beside { buffer, other });
         self
     }
 
-    /// Lets go of what a buffer that was dealt out holds.
+    /// Lets go of what a buffer that was sharded by owner holds.
     #[must_use]
     pub fn release(mut self, buffer: BufferId) -> Self {
         self.ops.push(ProgramOp::Release { buffer });

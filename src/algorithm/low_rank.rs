@@ -35,7 +35,7 @@ enum Projection {
     Right,
     /// Both.
     Full,
-    /// The one that is not cut, where one is.
+    /// The one that is not sharded, where one is.
     Unsharded,
 }
 

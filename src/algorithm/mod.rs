@@ -45,7 +45,7 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
-    /// Whether it takes parameters of any shape whole, each as one block. Sums over blocks that are cut are then made for
+    /// Whether it takes parameters of any shape whole, each as one block. Sums over blocks that are sharded are then made for
     /// all of them together, by one collective.
     fn whole_parameter(&self) -> bool {
         false
@@ -56,7 +56,7 @@ pub trait Algorithm: Debug + Send + Sync {
         true
     }
 
-    /// Whether it works on the transposes of matrices whose rows and columns are cut among so many processes, where
+    /// Whether it works on the transposes of matrices whose rows and columns are sharded over so many processes, where
     /// that depends on it.
     fn orientation(&self, _num_shards: [usize; 2]) -> Option<bool> {
         None
@@ -84,7 +84,7 @@ pub trait Algorithm: Debug + Send + Sync {
         p.shape.len().saturating_sub(2)
     }
 
-    /// How the parameter is cut into blocks.
+    /// How the parameter is split into blocks.
     ///
     /// # Errors
     /// `Error::Value` for a shape that the algorithm does not take.
@@ -108,7 +108,7 @@ pub trait Algorithm: Debug + Send + Sync {
     /// Whatever libtorch or a kernel says.
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, hyper: &Hyper) -> Result<()>;
 
-    /// What `explain()` prints, of blocks whose rows and columns are cut among so many processes.
+    /// What `explain()` prints, of blocks whose rows and columns are sharded over so many processes.
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description;
 }
 

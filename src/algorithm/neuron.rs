@@ -56,7 +56,7 @@ impl Neuron {
         StateSpec { init: Init::Zeros, share, ..spec }
     }
 
-    /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `cut` are
+    /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `sharded` are
     /// those of the rows of `U` that are stored.
     pub(super) fn buffers(
         program: Program,
@@ -90,7 +90,7 @@ impl Neuron {
     pub(super) fn stages(&self, program: Program, shape: &UnitShape) -> Program {
         let (squares, totals) = (self.squares, self.squares + 1);
         let mut program = program.local(SQUARES, "squares");
-        // Of a flattened parameter only the first dimension behind the rows can be cut.
+        // Of a flattened parameter only the first dimension behind the rows can be sharded.
         if shape.inner.len() == 2 {
             program = program.redistribute(squares, Target::Replicate);
         }

@@ -135,7 +135,7 @@ impl Orthonormal {
             return Ok(());
         }
         let mut batch = io.matrices(U, io.units.len())?;
-        // Where the work is dealt out, the units of this stage are some of those whose norms are known.
+        // Where the work is sharded by owner, the units of this stage are some of those whose norms are known.
         let each = |squares| (0..io.units.len()).map(|i| io.flat(squares, i)).collect::<Result<Vec<_>>>();
         let squares = squares.map(each).transpose()?;
         self.orthonormalizer.run_with(&mut batch, epsilon, squares.as_deref(), &io.scratch(SCRATCH)?)?;

@@ -130,7 +130,7 @@ pub(super) struct Meshes {
 }
 
 impl Meshes {
-    /// Adds the replicas to a parameter's layout, and says of every dimension that an axis cuts whether that is the outer
+    /// Adds the replicas to a parameter's layout, and says of every dimension that an axis shards whether that is the outer
     /// one, when the user named the axes.
     ///
     /// # Errors

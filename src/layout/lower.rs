@@ -7,7 +7,7 @@ use super::{Placement, Reduction};
 pub enum Collective {
     /// Nothing moves.
     Nothing,
-    /// Each rank cuts its part out of what it has.
+    /// Each rank slices its part out of what it has.
     Slice,
     /// Contributions are reduced, every rank gets the result.
     AllReduce(Reduction),

@@ -41,7 +41,7 @@ impl Layout {
         let shared = |own: &&Axis| own.ranks.iter().filter(|rank| axis.ranks.contains(rank)).count() > 1;
         match self.mesh.axes.iter().position(|a| a.ranks == axis.ranks) {
             Some(at) if self.placements[at] == Placement::Replicate => self.placements[at] = new,
-            // Work is dealt out over the axes that shard it anyway.
+            // Work is sharded by owner over the axes that shard it anyway.
             Some(_) if averaged => {}
             Some(at) => return Err(self.mesh.axes[at].clone()),
             None => {

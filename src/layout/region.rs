@@ -2,7 +2,7 @@
 
 use super::{Layout, Placement};
 
-/// Offset and length of chunk `index` when `size` elements are cut for `parts` ranks.
+/// Offset and length of chunk `index` when `size` elements are sharded for `parts` ranks.
 ///
 /// Chunks have ⌈size / parts⌉ elements; the last ones are shorter or empty.
 #[must_use]
@@ -12,12 +12,12 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
     (start, full.min(size - start))
 }
 
-/// The axes that cut one dimension, outermost first: number of ranks, and where this process stands.
+/// The axes that shard one dimension, outermost first: number of ranks, and where this process stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardingAxes(Vec<(usize, usize)>);
 
 impl ShardingAxes {
-    /// The axes of a layout that cut dimension `dim`, with their positions in the mesh.
+    /// The axes of a layout that shard dimension `dim`, with their positions in the mesh.
     #[must_use]
     pub fn of(layout: &Layout, dim: usize) -> (Self, Vec<usize>) {
         let matching = |wanted: Placement| {
@@ -25,23 +25,23 @@ impl ShardingAxes {
             all.filter(move |(_, (axis, placement))| **placement == wanted && axis.ranks.len() > 1)
         };
         let found = matching(Placement::Shard(dim)).chain(matching(Placement::Strided(dim)));
-        let (cuts, axes) = found.map(|(i, (axis, _))| ((axis.ranks.len(), axis.coordinate), i)).unzip();
-        (Self(cuts), axes)
+        let (sharded, axes) = found.map(|(i, (axis, _))| ((axis.ranks.len(), axis.coordinate), i)).unzip();
+        (Self(sharded), axes)
     }
 
-    /// Number of cuts.
+    /// Number of axes.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.0.len()
     }
 
-    /// Among how many processes the dimension is cut.
+    /// Number of processes over which the dimension is sharded.
     #[must_use]
     pub fn num_shards(&self) -> usize {
         self.0.iter().map(|(parts, _)| parts).product()
     }
 
-    /// Offset and length of what this process holds of `size` elements after the first `depth` cuts.
+    /// Offset and length of what this process holds of `size` elements after the first `depth` axes.
     #[must_use]
     pub fn span(&self, size: usize, depth: usize) -> (usize, usize) {
         self.0.iter().take(depth).fold((0, size), |(start, len), &(parts, at)| {
@@ -54,12 +54,12 @@ impl ShardingAxes {
     #[must_use]
     pub fn all(&self, size: usize) -> Vec<(usize, usize)> {
         self.0.iter().fold(vec![(0, size)], |all, &(parts, _)| {
-            let cut = |(start, len): (usize, usize)| {
+            let shard = |(start, len): (usize, usize)| {
                 (0..parts)
                     .map(move |at| chunk(len, parts, at))
                     .map(move |(offset, len)| (start + offset, len))
             };
-            let mut all: Vec<_> = all.into_iter().flat_map(cut).collect();
+            let mut all: Vec<_> = all.into_iter().flat_map(shard).collect();
             all.dedup();
             all
         })
@@ -78,7 +78,7 @@ impl ShardingAxes {
         (at, largest)
     }
 
-    /// Offset and length of the part that rank `peer` of cut number `level` gets of what this process holds before it.
+    /// Offset and length of the part that rank `peer` of axis number `level` gets of what this process holds before it.
     #[must_use]
     pub fn part(&self, size: usize, level: usize, peer: usize) -> (usize, usize) {
         let (start, len) = self.span(size, level);
@@ -90,11 +90,11 @@ impl ShardingAxes {
 /// Offset and length of what this process holds, for each dimension of a tensor of shape `shape`.
 #[must_use]
 pub fn spans(shape: &[usize], layout: &Layout) -> Vec<(usize, usize)> {
-    let cut = |(dim, &size)| {
+    let shard = |(dim, &size)| {
         let (sharding, _) = ShardingAxes::of(layout, dim);
         sharding.span(size, sharding.depth())
     };
-    shape.iter().enumerate().map(cut).collect()
+    shape.iter().enumerate().map(shard).collect()
 }
 
 /// The shape that this process holds of a tensor of shape `shape`.

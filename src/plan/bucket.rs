@@ -21,7 +21,7 @@ pub struct Unit {
     pub param: usize,
     /// The block.
     pub shard: BlockShard,
-    /// Position along each axis over which whole matrices are dealt out, of the process that takes it.
+    /// Position along each axis over which whole matrices are sharded by owner, of the process that takes it.
     pub owner: Vec<usize>,
 }
 
@@ -39,11 +39,11 @@ impl Unit {
 pub struct BucketAxis {
     /// The axis.
     pub axis: Axis,
-    /// The side of the blocks that it cuts; if none it holds copies.
+    /// The side of the blocks that it shards; if none it holds copies.
     pub shards: Option<Side>,
     /// Whether the copies' gradients have still to be averaged.
     pub pending: bool,
-    /// Whether it cuts the stack of a parameter that is taken whole.
+    /// Whether it shards the stack of a parameter that is taken whole.
     pub stack: bool,
 }
 
@@ -58,15 +58,15 @@ pub struct Bucket {
     pub shape: UnitShape,
     /// Dimensions of the parameters before those of the matrices; none for elements.
     pub leading: Option<usize>,
-    /// The side that cuts the parameters into blocks of which every process stores whole ones.
+    /// The side that splits the parameters into blocks of which every process stores whole ones.
     pub whole: Option<Side>,
-    /// Members, sorted by owner, then in parameter order.
+    /// Units, sorted by owner, then in parameter order.
     pub units: Vec<Unit>,
     /// What is done to them.
     pub program: Program,
     /// The axes of more than one rank that matter here.
     pub axes: Vec<BucketAxis>,
-    /// How rows and columns are cut, and by which of `axes`.
+    /// How rows and columns are sharded, and by which of `axes`.
     pub sides: [(ShardingAxes, Vec<usize>); 2],
     /// Sets of `axes` as one axis each, by which sums over all of a parameter are made.
     pub joined: Vec<(Vec<usize>, Axis)>,
@@ -75,19 +75,19 @@ pub struct Bucket {
     /// The axes along which such parameters are copied, in a regular mesh: sums may go along them too, with one copy's
     /// contributions.
     pub copies: Vec<Axis>,
-    /// How many processes the leading dimensions are cut among, each of which has whole matrices of its own; for
-    /// elements, how many the parameters are cut among.
+    /// Number of processes over which the leading dimensions are sharded, each of which has whole matrices of its own; for
+    /// elements, the number over which the parameters are sharded.
     pub stacks: usize,
     /// The most units that any of them has.
     pub widest: usize,
     /// The number of the buffer that gradients are averaged in, if they are.
     pub gradient: Option<usize>,
-    /// The axes over which whole matrices are dealt out, in order.
+    /// The axes over which whole matrices are sharded by owner, in order.
     pub owner_axes: Vec<usize>,
 }
 
 impl Bucket {
-    /// Elements of a buffer's dimension `d` that belong to `unit` after as many cuts of each side as `depth` says.
+    /// Elements of a buffer's dimension `d` that belong to `unit` after sharding each side as often as `depth` says.
     #[must_use]
     pub fn span(
         &self,
@@ -112,7 +112,7 @@ impl Bucket {
         }
     }
 
-    /// As `span`, for rank `peer` of cut number `level` of `side`; other dimensions as this process has them.
+    /// As `span`, for rank `peer` of axis number `level` of `side`; other dimensions as this process has them.
     #[must_use]
     pub fn peer_span(
         &self,
@@ -136,7 +136,7 @@ impl Bucket {
         }
     }
 
-    /// How many times each side is cut in storage.
+    /// Number of times that each side is sharded in storage.
     #[must_use]
     pub fn depth(&self) -> [usize; 2] {
         [self.sides[0].0.depth(), self.sides[1].0.depth()]
@@ -151,7 +151,7 @@ impl Bucket {
         }
     }
 
-    /// The axes that cut what the stages sum over for a buffer.
+    /// The axes that shard what the stages sum over for a buffer.
     #[must_use]
     pub fn summed(&self, spec: &BufferSpec) -> Vec<usize> {
         let [rows, cols, stack] = spec.summed;
@@ -239,7 +239,7 @@ pub(super) fn buckets(
     for bucket in &mut closed {
         // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
         bucket.units.retain(|unit| unit.shard.lead.is_some());
-        loads.deal(bucket);
+        loads.assign(bucket);
     }
     Ok(closed)
 }

@@ -7,10 +7,10 @@ use super::route::Route;
 use crate::layout::{Axis, Reduction};
 use crate::tensor::DType;
 
-/// A collective: one hop, or the sums of several buffers in one message.
+/// A collective: one redistribution, or the sums of several buffers in one message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct CoalescedCollective {
-    /// The hops, each with its bucket.
+    /// The redistributions, each with its bucket.
     pub(super) redistributions: Vec<(usize, Redistribution)>,
     /// The axis that it goes along.
     pub(super) axis: Axis,
@@ -39,7 +39,7 @@ pub(super) struct Coalesced {
     /// Bytes of the buffers and messages of each.
     pub(super) sizes: Vec<Vec<usize>>,
     /// The common messages: of each the parts, by place of the bucket among `buckets` and bytes, in the order of the
-    /// numbers that their hops give.
+    /// numbers that their redistributions give.
     pub(super) messages: Vec<Vec<(usize, usize, usize)>>,
     /// What is done.
     pub(super) sync_points: Vec<SyncPoint>,
@@ -62,13 +62,13 @@ pub(super) fn coalesce(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Coa
     coalesced
 }
 
-fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[usize]) -> Coalesced {
+fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], together: &[usize]) -> Coalesced {
     let mut one = Coalesced {
-        buckets: members.to_vec(),
-        sizes: members.iter().map(|&b| sizes(&buckets[b], &segments[b])).collect(),
+        buckets: together.to_vec(),
+        sizes: together.iter().map(|&b| sizes(&buckets[b], &segments[b])).collect(),
         ..Coalesced::default()
     };
-    if let [alone] = members
+    if let [alone] = together
         && !buckets[*alone].whole_parameter
     {
         let collective =
@@ -81,12 +81,12 @@ fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], members: &[us
         return one;
     }
     let mut meetings: Vec<(usize, usize)> =
-        members.iter().flat_map(|&b| segments[b].iter().map(|s| s.at)).collect();
+        together.iter().flat_map(|&b| segments[b].iter().map(|s| s.at)).collect();
     meetings.sort_unstable();
     meetings.dedup();
     for at in meetings {
         let here = |&b: &usize| Some((b, segments[b].iter().find(|s| s.at == at)?));
-        let joining: Vec<(usize, &Segment)> = members.iter().filter_map(here).collect();
+        let joining: Vec<(usize, &Segment)> = together.iter().filter_map(here).collect();
         let mut sync_point = SyncPoint { computes: computes(buckets, &joining), ..SyncPoint::default() };
         let sums: Vec<Sum> = joining
             .iter()
@@ -115,7 +115,7 @@ fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Ve
     first.chain(then).filter(|(_, steps)| !steps.is_empty()).collect()
 }
 
-/// A hop of a bucket in a coalesced buckets.
+/// A redistribution of a bucket in coalesced buckets.
 struct Sum<'a> {
     bucket: usize,
     redistribution: &'a Redistribution,
@@ -228,7 +228,7 @@ impl Coalesced {
             }
             common.push(whole);
         }
-        // A hop's message `number` is at that place behind the bucket's own messages.
+        // A redistribution's message `number` is at that place behind the bucket's own messages.
         parts.sort_by_key(|(bucket, number, _)| (*bucket, *number));
         for (bucket, _, place) in parts {
             places[bucket].push(place);

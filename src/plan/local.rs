@@ -9,11 +9,11 @@ use crate::spec::{Block, DimSharding, ParamSpec, Rect, Share, Side, StateSpec};
 /// What the name of scales ends in.
 pub(super) const SCALES: &str = "_absmax";
 
-/// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is cut in steps of
+/// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is sharded in steps of
 /// `scale`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Size of the dimension that is cut.
+    /// Size of the dimension that is sharded.
     pub dim: usize,
     /// Elements of the side for one of the dimension.
     pub scale: usize,
@@ -70,7 +70,7 @@ pub struct LocalState {
     pub spec: StateSpec,
     /// Offset and length of the stored part by dimension.
     pub spans: Vec<(usize, usize)>,
-    /// For each axis of the parameter's layout the dimension of the state that it cuts.
+    /// For each axis of the parameter's layout the dimension of the state that it shards.
     pub shards: Vec<Option<usize>>,
     /// The number of the state whose scales these are.
     pub scales_of: Option<usize>,
@@ -80,7 +80,7 @@ impl LocalState {
     /// Lays a state out as its parameter is.
     #[must_use]
     pub fn of(spec: StateSpec, layout: &Layout) -> Self {
-        let source = |cut: &DimSharding<usize>| match cut {
+        let source = |sharding: &DimSharding<usize>| match sharding {
             DimSharding::Replicated | DimSharding::PerMatrix => None,
             DimSharding::LikeParam(dim) | DimSharding::Even(dim) => Some(*dim),
         };
@@ -199,7 +199,7 @@ pub(super) fn whole_shard(p: &ParamSpec, leading: usize, layout: &Layout) -> Blo
     }
 }
 
-/// The side that is cut into equal blocks of which every process stores whole ones: they need no communication along it.
+/// The side that is split into equal blocks of which every process stores whole ones: they need no communication along it.
 #[must_use]
 pub(super) fn whole_blocks(
     p: &ParamSpec,
@@ -230,7 +230,7 @@ pub(super) fn whole_blocks(
 /// whole ones.
 ///
 /// # Errors
-/// `Error::Layout` for a dimension beyond the matrix's two that is cut.
+/// `Error::Layout` for a dimension beyond the matrix's two that is sharded.
 pub(super) fn shards(
     p: &ParamSpec,
     blocks: &[Block],
@@ -246,7 +246,7 @@ pub(super) fn shards(
         return Err(Error::Layout {
             param: p.name.clone(),
             what: format!(
-                "placement {placement:?} on axis '{}' cuts the columns of the flattened matrix into shards that do not lie together",
+                "placement {placement:?} on axis '{}' shards the columns of the flattened matrix into shards that do not lie together",
                 axis.name
             ),
             way_out: format!("Shard dimension {rows_dim} or {cols_dim} instead"),

@@ -63,7 +63,7 @@ pub struct ParamInput {
     pub spec: ParamSpec,
     /// Where its elements live.
     pub layout: Layout,
-    /// Dimensions that axes which the user named cut, with whether that is the outer axis.
+    /// Dimensions that axes which the user named shard, with whether that is the outer axis.
     pub named: Vec<(usize, bool)>,
     /// Index of its group.
     pub group: usize,
@@ -125,7 +125,7 @@ impl Plan {
                 let leading = algorithm.leading(&spec);
                 for (dim, outer) in named.into_iter().filter(|(dim, _)| (leading..leading + 2).contains(dim))
                 {
-                    // The outer axis cuts the side of Q, the inner one that of P.
+                    // The outer axis shards the side of Q, the inner one that of P.
                     spec.transposed = Some((dim == leading) == outer);
                 }
                 let num_shards =

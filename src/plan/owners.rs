@@ -29,7 +29,7 @@ pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
 }
 
 /// The axes along which a buffer changes, in the order that moves the fewest bytes: sums first, which make it
-/// smaller, copies last. Nested cuts are undone from the inside.
+/// smaller, copies last. Nested shards are gathered from the inside.
 #[must_use]
 pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize, AxisPlacement)> {
     let mut axis_placements = Vec::new();
@@ -52,7 +52,7 @@ pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize,
     axis_placements
 }
 
-/// The number of processes that could take a matrix of the bucket, and of those among which its matrices are cut.
+/// The number of processes that could take a matrix of the bucket, and of those among which its matrices are sharded.
 #[must_use]
 pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     let Some(buffer) = whole_buffer(bucket) else {
@@ -60,22 +60,22 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     };
     let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
     let axis_placements = axis_placements(bucket, &bucket.program.buffers[buffer]);
-    let cut = axis_placements
+    let sharded = axis_placements
         .iter()
         .filter(|(_, placement)| matches!(placement, AxisPlacement::Sharded(_)))
         .map(|(a, _)| ranks(*a))
         .product();
-    (axis_placements.iter().map(|(a, _)| ranks(*a)).product(), cut)
+    (axis_placements.iter().map(|(a, _)| ranks(*a)).product(), sharded)
 }
 
-/// What every process has taken so far, by the axes that it was dealt over.
+/// What every process has taken so far, by the axes that it was sharded by owner over.
 #[derive(Debug, Default)]
 pub(super) struct Loads(BTreeMap<Vec<Vec<u64>>, Vec<f64>>);
 
 impl Loads {
-    /// Chooses the axes to deal over and the owner of every unit, and sorts the units by owner. Every process gets
+    /// Chooses the axes to shard by owner over and the owner of every unit, and sorts the units by owner. Every process gets
     /// its equal share; what is left over goes to those that have taken least so far.
-    pub(super) fn deal(&mut self, bucket: &mut Bucket) {
+    pub(super) fn assign(&mut self, bucket: &mut Bucket) {
         let Some(buffer) = whole_buffer(bucket) else {
             return;
         };
@@ -111,8 +111,8 @@ impl Loads {
     }
 }
 
-/// The ranks of the axes that a bucket is dealt over, in an order that does not depend on the bucket, and the number of
-/// a process in that order by its positions along `dealt`.
+/// The ranks of the axes that a bucket is sharded by owner over, in an order that does not depend on the bucket, and the number of
+/// a process in that order by its positions along `owner_axes`.
 pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usize + use<>) {
     let mut axes: Vec<(usize, Vec<u64>)> =
         bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();

@@ -22,7 +22,7 @@ pub struct Param {
     pub frozen: bool,
     /// Its matrices, as far as they are stored here.
     pub shards: Vec<BlockShard>,
-    /// The side that cuts it into blocks of which every process stores whole ones.
+    /// The side that splits it into blocks of which every process stores whole ones.
     pub whole: Option<Side>,
     /// Its states: those of its algorithm, then the scales of those that are stored in 8 bits.
     pub states: Vec<LocalState>,
@@ -31,7 +31,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// Among how many processes rows and columns of its matrices are cut.
+    /// Numbers of processes over which rows and columns of its matrices are sharded.
     #[must_use]
     pub fn num_shards(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {
         [Side::Rows, Side::Cols].map(|side| {

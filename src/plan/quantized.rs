@@ -79,7 +79,7 @@ pub(super) fn local(
     Ok(states.into_iter().map(|state| LocalState::of(state, layout)).chain(scales).collect())
 }
 
-/// Refuses a last dimension that is cut inside of blocks, for whichever process.
+/// Refuses a last dimension that is sharded inside of blocks, for whichever process.
 fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &Layout) -> Result<()> {
     let dim = state.shape.len() - 1;
     let (Some(&width), Some(DimSharding::LikeParam(source) | DimSharding::Even(source))) =

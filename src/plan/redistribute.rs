@@ -15,7 +15,7 @@ use crate::tensor::DType;
 pub struct BufferShard {
     /// Which units of the bucket.
     pub units: Range<usize>,
-    /// How many times each side is cut.
+    /// Number of times that each side is sharded.
     pub depth: [usize; 2],
 }
 
@@ -40,22 +40,22 @@ pub struct Redistribution {
     pub guarded: bool,
 }
 
-/// The kinds of change. A cut is named by its side and its number among the cuts of that side; `at` is the position of
+/// The kinds of change. A shard is named by its side and the number of its axis among those that shard that side; `at` is the position of
 /// the axis in the owners of the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedistributionKind {
     /// The parts of each unit go to its owner: all-to-all.
     ToOwner {
-        /// The cut that is undone.
+        /// The side that is gathered.
         side: Side,
         /// Its number.
         level: usize,
         /// Position in `owner`.
         at: usize,
     },
-    /// The owner cuts each unit again and sends the parts home: all-to-all.
+    /// The owner shards each unit again and sends the parts home: all-to-all.
     FromOwner {
-        /// The cut that is made.
+        /// The side that is sharded.
         side: Side,
         /// Its number.
         level: usize,
@@ -80,7 +80,7 @@ pub enum RedistributionKind {
     },
     /// Everybody gets all parts: all-gather.
     AllGather {
-        /// The cut that is undone.
+        /// The side that is gathered.
         side: Side,
         /// Its number.
         level: usize,
@@ -130,9 +130,9 @@ pub struct StagePoint {
 pub enum Step {
     /// Gradients go into the buffer in which they are averaged.
     Gradients,
-    /// A hop begins: what is sent is put together.
+    /// A redistribution begins: what is sent is put together.
     Pack(Redistribution),
-    /// A hop ends: what came is put where it belongs.
+    /// A redistribution ends: what came is put where it belongs.
     Unpack(Redistribution),
     /// A stage of the algorithm.
     Stage(StagePoint),
@@ -150,12 +150,12 @@ impl Step {
     }
 }
 
-/// The steps of a bucket until something is sent, and the hops that then are in flight.
+/// The steps of a bucket until something is sent, and the redistributions that then are in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Segment {
     /// The steps.
     pub steps: Vec<Step>,
-    /// The hops.
+    /// The redistributions.
     pub redistributions: Vec<Redistribution>,
     /// Where buckets that go together meet: the number of the placement changes between two stages, and that of the
     /// round within them.
@@ -239,7 +239,7 @@ impl Writer<'_> {
                         (AxisPlacement::Replicated, Some(_)) => RedistributionKind::Slice,
                         (AxisPlacement::Replicated, None) => continue,
                         (AxisPlacement::Sharded(_), None) => {
-                            return Err(Error::Internal("a cut side was not owner_axes".into()));
+                            return Err(Error::Internal("a sharded side was not sharded by owner".into()));
                         }
                     };
                     self.redistribution(buffer, axis, kind)?;
@@ -255,7 +255,7 @@ impl Writer<'_> {
                             level: self.held[buffer].depth[side.index()],
                             at,
                         },
-                        // Also where it goes along with no side that the axis cuts.
+                        // Also where it goes along with no side that the axis shards.
                         _ => RedistributionKind::GatherOwned { at, exact: sparse(bucket, at) },
                     };
                     self.redistribution(buffer, axis, kind)?;
@@ -336,7 +336,7 @@ impl Writer<'_> {
     }
 }
 
-/// Holds a hop against the table of placement changes.
+/// Holds a redistribution against the table of placement changes.
 fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: RedistributionKind) -> Result<()> {
     use Placement::{OwnerSharded, Partial, Replicate, Shard};
     let (from, to) = match kind {

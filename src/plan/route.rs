@@ -1,4 +1,4 @@
-//! What each rank sends to and gets from each other in a hop: counts, and the places of all parts.
+//! What each rank sends to and gets from each other in a redistribution: counts, and the places of all parts.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub struct Counts {
     pub recv: Vec<usize>,
 }
 
-/// A bucket's hop with what its numbers are computed from.
+/// A bucket's redistribution with what its numbers are computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
     bucket: &'a Bucket,
@@ -25,7 +25,7 @@ pub struct Route<'a> {
 }
 
 impl<'a> Route<'a> {
-    /// The route of a hop of the bucket.
+    /// The route of a redistribution of the bucket.
     #[must_use]
     pub fn new(bucket: &'a Bucket, redistribution: &'a Redistribution) -> Self {
         Self { bucket, redistribution, spec: &bucket.program.buffers[redistribution.buffer] }
@@ -47,17 +47,17 @@ impl<'a> Route<'a> {
         move |unit| Redistribution::size(self.bucket, self.spec, unit, depth).iter().product()
     }
 
-    /// The part of a unit that rank `peer` of a cut has, within what is held when that cut is undone.
-    fn part(&self, unit: &Unit, depth: [usize; 2], cut: (Side, usize, usize)) -> [Range<usize>; 2] {
+    /// The part of a unit that rank `peer` of an axis has, within what is held when that axis is gathered.
+    fn part(&self, unit: &Unit, depth: [usize; 2], axis: (Side, usize, usize)) -> [Range<usize>; 2] {
         [0, 1].map(|d| {
             let outer = self.bucket.span(unit, self.spec, d, depth);
-            let inner = self.bucket.peer_span(unit, self.spec, d, depth, cut);
+            let inner = self.bucket.peer_span(unit, self.spec, d, depth, axis);
             if inner.is_empty() { 0..0 } else { inner.start - outer.start..inner.end - outer.start }
         })
     }
 
-    fn part_len(&self, depth: [usize; 2], cut: (Side, usize, usize)) -> impl Fn(&Unit) -> usize + '_ {
-        move |unit| self.part(unit, depth, cut).iter().map(ExactSizeIterator::len).product()
+    fn part_len(&self, depth: [usize; 2], axis: (Side, usize, usize)) -> impl Fn(&Unit) -> usize + '_ {
+        move |unit| self.part(unit, depth, axis).iter().map(ExactSizeIterator::len).product()
     }
 
     /// Elements to and from each rank.
@@ -109,7 +109,7 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// The parts of every unit in an area in which they lie by rank, with their places in the buffer when the cut is
+    /// The parts of every unit in an area in which they lie by rank, with their places in the buffer when the axis is
     /// undone: (place in the messages, place in the buffer). Messages begin at multiples of `pitch` where given.
     #[must_use]
     pub fn parts(

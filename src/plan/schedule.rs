@@ -109,7 +109,7 @@ impl Transfer {
         Some(transfer)
     }
 
-    /// The transfer of one hop; `places` are those of the bucket's buffers and messages.
+    /// The transfer of one redistribution; `places` are those of the bucket's buffers and messages.
     fn of_redistribution(
         bucket: &Bucket,
         number: usize,
@@ -188,7 +188,7 @@ impl Scheduled {
     }
 }
 
-/// A coalesced buckets under way.
+/// Coalesced buckets under way.
 struct Flight {
     one: usize,
     next: usize,

@@ -1,4 +1,4 @@
-//! Cuts buckets so that their buffers fit a bound.
+//! Splits buckets so that their buffers fit a bound.
 
 use super::GroupSpec;
 use super::bucket::{Bucket, Unit};
@@ -15,13 +15,13 @@ const DEFAULT_BATCH_BYTES: usize = 32 << 20;
 const ALONE_BATCH_BYTES: usize = 2 << 20;
 /// The same on a device, which small batches do not fill.
 const DEVICE_BATCH_BYTES: usize = 256 << 20;
-/// The same where matrices are dealt out: a bucket should have one for every process that could take one.
-const DEALT_BATCH_BYTES: usize = 1 << 30;
+/// The same where matrices are sharded by owner: a bucket should have one for every process that could take one.
+const OWNER_BATCH_BYTES: usize = 1 << 30;
 
 /// Bytes of buffers that one bucket of a group may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
-    /// Unless matrices are dealt out.
+    /// Unless matrices are sharded by owner.
     most: usize,
     /// Where they are, for one that every process could take.
     owner_axes: usize,
@@ -39,15 +39,15 @@ impl Limit {
         let given = group.options.optional_count("max_batch_bytes")?;
         Ok(Self {
             most: given.unwrap_or(usual),
-            owner_axes: given.unwrap_or(DEALT_BATCH_BYTES),
+            owner_axes: given.unwrap_or(OWNER_BATCH_BYTES),
             alone: given.unwrap_or(alone),
         })
     }
 }
 
-/// Cuts a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are dealt out
+/// splits a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are sharded by owner
 /// one for every process that could take one, within a wider bound. Counts with the largest shard that any process
-/// has, so that all cut alike.
+/// has, so that all split alike.
 pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
     if bucket.leading.is_none() || bucket.whole_parameter {
@@ -81,7 +81,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
 }
 
 /// Bytes per unit that a process averages when the linear buffers are averaged instead of the gradient; `None` when
-/// no buffer is linear. What becomes whole is dealt out before, evenly over all who have a part or a contribution.
+/// no buffer is linear. What becomes whole is sharded by owner before, evenly over all who have a part or a contribution.
 pub(super) fn linear_bytes(bucket: &Bucket) -> Option<usize> {
     let sharers: usize =
         bucket.axes.iter().filter(|a| a.shards.is_some()).map(|a| a.axis.ranks.len()).product();

@@ -44,7 +44,7 @@ fn require_supported(plan: &Plan) -> Result<()> {
     match plan.params.iter().find(too_many) {
         None => Ok(()),
         Some(planned) => Err(Error::Value(format!(
-            "{}: stochastic_rounding of a parameter that is cut in more than {MOST_SPANS} dimensions cannot be used on \
+            "{}: stochastic_rounding of a parameter that is sharded in more than {MOST_SPANS} dimensions cannot be used on \
              CUDA devices",
             planned.spec.name
         ))),

@@ -1,4 +1,4 @@
-//! Puts together what a hop sends, and puts where it belongs what came.
+//! Puts together what a redistribution sends, and puts where it belongs what came.
 
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -7,7 +7,7 @@ use crate::plan::{Bucket, Redistribution, RedistributionKind, Route};
 use crate::spec::Rect;
 use crate::tensor::FlatView;
 
-/// The buffer of a hop and the messages, seen as the type that travels.
+/// The buffer of a redistribution and the messages, seen as the type that travels.
 struct Areas {
     main: FlatView,
     messages: FlatView,
@@ -38,7 +38,7 @@ fn copies(areas: &Areas, places: &[(Rect, Rect)], home: bool) -> Vec<kernels::Co
     places.iter().map(copy).collect()
 }
 
-/// Before a hop: fills what is sent.
+/// Before a redistribution: fills what is sent.
 ///
 /// # Errors
 /// `Error::Internal` for memory that the plan did not lay out.
@@ -75,7 +75,7 @@ pub(super) fn pack(bucket: &Bucket, redistribution: &Redistribution, memory: &[F
     Ok(())
 }
 
-/// After a hop: puts what came into the buffer.
+/// After a redistribution: puts what came into the buffer.
 ///
 /// # Errors
 /// As `pack`.

@@ -98,7 +98,7 @@ pub struct UnitShape {
     pub cols: usize,
     /// Whether a low-rank algorithm works on the transpose.
     pub transposed: bool,
-    /// Among how many processes rows and columns are cut.
+    /// Numbers of processes over which rows and columns are sharded.
     pub num_shards: [usize; 2],
     /// Whether no other process has a part or a copy of them.
     pub alone: bool,

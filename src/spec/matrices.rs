@@ -7,16 +7,16 @@ use crate::spec::{Block, ParamSpec, Side};
 /// The option keys that choose a view.
 pub const OPTIONS: [&str; 4] = ["flatten", "num_heads", "split_sizes", "split_dim"];
 
-/// How a parameter is cut into matrices.
+/// How a parameter is split into matrices.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Matrices {
     /// Read `[d0, d1, ...]` as one `[d0, d1·d2·…]` matrix instead of a stack over the leading dimensions.
     pub flatten: bool,
-    /// Cut a matrix into so many equal blocks.
+    /// Split a matrix into so many equal blocks.
     pub num_heads: usize,
-    /// Cut a matrix into blocks of these sizes.
+    /// Split a matrix into blocks of these sizes.
     pub split_sizes: Vec<usize>,
-    /// The dimension that is cut into blocks: rows or columns.
+    /// The dimension that is split into blocks: rows or columns.
     pub split_dim: usize,
 }
 
@@ -50,7 +50,7 @@ impl Matrices {
         Ok(Self { flatten, num_heads, split_sizes, split_dim })
     }
 
-    /// The side that is cut into blocks, if any is.
+    /// The side that is split into blocks, if any is.
     #[must_use]
     pub fn splits(&self) -> Option<Side> {
         let split = self.num_heads > 1 || !self.split_sizes.is_empty();

@@ -7,8 +7,8 @@ use crate::spec::{Block, DimSharding, Init, ParamSpec, Share, Side, StateSpec};
 impl Dion {
     /// Q: for each matrix the short side of the oriented matrix by the rank.
     ///
-    /// Blocks of a parameter that is cut along that side share the rows of one matrix, as wide as the largest rank;
-    /// those that are cut along the other one have each their own.
+    /// Blocks of a parameter that is sharded along that side share the rows of one matrix, as wide as the largest rank;
+    /// those that are sharded along the other one have each their own.
     pub(super) fn q(&self, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
         let lead = self.leading(p);
         let transposed = p.oriented(blocks.iter().copied());

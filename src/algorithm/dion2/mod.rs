@@ -66,7 +66,7 @@ impl Dion2 {
         ((self.fraction * size as f64).ceil() as usize).clamp(1, size.max(1))
     }
 
-    /// Rows where neurons are normalized. Else the side that is cut where the choice is local, or the shorter one.
+    /// Rows where neurons are normalized. Else the side that is sharded where the choice is local, or the shorter one.
     fn select(&self, [rows, cols]: [usize; 2], num_shards: [usize; 2]) -> Selection {
         let shorter = if rows <= cols { Side::Rows } else { Side::Cols };
         // Blocks of a parameter do not lie in equal parts on all processes: each chooses among all its slices.

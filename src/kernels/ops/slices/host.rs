@@ -1,5 +1,5 @@
 //! Sums of absolute values over rows or columns, in float64: which lines are the largest must not depend on how a matrix
-//! is cut.
+//! is sharded.
 
 use crate::kernels::cpu::Real;
 #[cfg(target_arch = "x86_64")]
