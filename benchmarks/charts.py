@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from contenders import OURS
 from floors import floor_seconds
+from headline import Row, machine_line, rows
 from report import clock_of, contender_rows, median_ms
 from workloads import catalogue, named
 
@@ -14,58 +14,46 @@ SCALING = "gpt160m-l"
 
 
 def plot_ratios(result: dict[str, Any], path: Path) -> None:
-    """Bars of the ratios on a logarithmic axis, one panel a thread count."""
+    """Bars of `headline.rows`: how many times as fast as the fastest other implementation."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    threads = sorted({race["threads"] for race in result["races"] if "contenders" in race})
-    bars = {count: rows for count in threads if (rows := _bars(result, count))}
+    bars = rows(result)
     if not bars:
         return
-    height = 1.5 + 0.22 * max(len(entries) for entries in bars.values())
-    figure, axes = plt.subplots(1, len(bars), figsize=(8 * len(bars), height), squeeze=False)
-    for axis, count in zip(axes[0], bars, strict=True):
-        labels, medians, lows, highs = zip(*bars[count], strict=True)
-        spans = [[m - low for m, low in zip(medians, lows, strict=True)],
-                 [high - m for m, high in zip(medians, highs, strict=True)]]  # fmt: skip
-        colours = [_colour(*bar) for bar in zip(labels, lows, highs, strict=True)]
-        lengths = [median - 1 for median in medians]
-        axis.barh(range(len(labels)), lengths, left=1, color=colours, height=0.7)
-        axis.errorbar(medians, range(len(labels)), xerr=spans, fmt="none", ecolor="black", linewidth=1.5)
-        axis.set_yticks(range(len(labels)), labels, fontsize=7)
-        axis.invert_yaxis()
-        axis.set_xscale("log")
-        ticks = [
-            tick for tick in (0.25, 0.5, 1, 2, 4, 8, 16, 32) if min(lows) / 1.5 < tick < max(highs) * 1.5
-        ]
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_xticks([], minor=True)
-        axis.axvline(1.0, color="black", linewidth=1)
-        clock = "CPU time" if count == 1 else "wall time"
-        axis.set_xlabel(f"{clock} of the peer / {clock} of oxidion")
-        axis.set_title(f"{count} thread{'s' if count > 1 else ''}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    # Eight inches are 800 pixels of a page, so a point is what it is in print; the background is never clear.
+    figure, axis = plt.subplots(figsize=(8, 1.5 + 0.36 * len(bars)), facecolor="white")
+    places = range(len(bars))
+    medians = [bar.median for bar in bars]
+    spans = [[bar.median - bar.low for bar in bars], [bar.high - bar.median for bar in bars]]
+    axis.barh(places, medians, color=[_colour(bar) for bar in bars], height=0.66)
+    axis.errorbar(medians, places, xerr=spans, fmt="none", ecolor="#222222", linewidth=1.2)
+    beside: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    for place, bar in zip(places, bars, strict=True):
+        axis.annotate(f"{bar.median:.1f}×", (bar.high, place), (5, 0), fontsize=11, weight="bold", **beside)
+        axis.annotate(bar.peer, (bar.high, place), (40, 0), fontsize=9.5, color="#444444", **beside)
+    axis.axvline(1.0, color="#222222", linewidth=1, linestyle="--")
+    axis.set_yticks(places, [bar.label for bar in bars], fontsize=11)
+    axis.tick_params(axis="y", length=0)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 2.1 * max(bar.high for bar in bars))
+    axis.set_xlabel("times as fast as the fastest other implementation", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.text(
+        0.015, 0.955, "One optimizer step on a CPU: oxidion against others", fontsize=13, weight="bold"
+    )
+    note = f"{machine_line(result)}; medians with 95 % intervals"
+    figure.text(0.015, 0.015, note, fontsize=9.5, color="#444444")
+    figure.tight_layout(rect=(0, 0.04, 1, 0.95))
+    figure.savefig(path, dpi=160)
     plt.close(figure)
 
 
-def _colour(label: str, low: float, high: float) -> str:
-    """Green where oxidion is faster, red where it is slower; blue is another setting of its own."""
-    if f" · {OURS}." in label:
-        return "tab:blue"
-    return "tab:green" if low > 1 else "tab:red" if high < 1 else "tab:gray"
-
-
-def _bars(result: dict[str, Any], threads: int) -> list[tuple[str, float, float, float]]:
-    bars = []
-    for race, name, row in contender_rows(result):
-        if race["threads"] == threads and row["status"] == "ok" and name != race["base"]:
-            figures = row["ratio"][clock_of(race)]
-            label = f"{race['workload']} · {race['family']} · {name}"
-            bars.append((label, figures["median"], figures["low"], figures["high"]))
-    return bars
+def _colour(bar: Row) -> str:
+    """Green where oxidion is faster, red where it is slower, grey where the interval holds 1."""
+    return "#2e8b57" if bar.low > 1 else "#c0392b" if bar.high < 1 else "#8a8a8a"
 
 
 def plot_scaling(result: dict[str, Any], path: Path) -> None:

@@ -7,8 +7,8 @@ time over the time of the oxidion class in one round, so above 1 oxidion is fast
 and a 95 % bootstrap interval. An absent peer is recorded as ``not installed``, a failing one with its error.
 
 Writes ``<out>/<name>.json`` (machine, versions, raw samples), ``.md`` (tables, and which of the bars of
-`bars.py` are held), ``.png`` (ratios) and ``_scaling.png`` (step time against the number of parameters), and
-appends the ratios of the run to ``benchmarks/history.jsonl``.
+`bars.py` are held), ``.png`` (a few ratios, for a reader) and ``_scaling.png`` (step time against the number
+of parameters), and appends the ratios of the run to ``benchmarks/history.jsonl``.
 
     python benchmarks/step.py --quick
     python benchmarks/step.py --peer-path ~/src/dion --compiled --name step

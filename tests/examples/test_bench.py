@@ -253,20 +253,20 @@ def test_make_bench_runs_compiled_peers_and_the_guard() -> None:
 
 
 def test_a_short_race_writes_all_its_files(tmp_path: Path) -> None:
-    arguments = ["--only", "mixed/lion", "--threads", "1", "--rounds", "7", "--skip", "import,first"]
+    arguments = ["--only", "mixed/adamw", "--threads", "1", "--rounds", "7", "--skip", "import,first"]
     command = [sys.executable, str(BENCHMARKS / "step.py"), *arguments, "--out", str(tmp_path)]
     command += ["--history", str(tmp_path / "history.jsonl")]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     written = json.loads((tmp_path / "step.json").read_text())
     rows = written["races"][0]["contenders"]
-    assert rows["oxidion.Lion"]["status"] == "ok"
-    assert len(rows["oxidion.Lion"]["cpu"]) == 14
-    assert rows["dion lion group eager"]["status"] == "not installed"
+    assert rows["oxidion.AdamW"]["status"] == "ok"
+    assert len(rows["oxidion.AdamW"]["cpu"]) == 14
+    assert rows["dion adamw group eager"]["status"] == "not installed"
     text = (tmp_path / "step.md").read_text()
-    assert "| mixed | lion | 1 | oxidion.Lion |" in text
+    assert "| mixed | adamw | 1 | oxidion.AdamW |" in text
     assert (tmp_path / "step.png").stat().st_size > 0
     ratios = json.loads((tmp_path / "history.jsonl").read_text())["ratios"]
-    assert "mixed/lion/1/torch.optim.AdamW fused" in ratios
+    assert "mixed/adamw/1/torch.optim.AdamW fused" in ratios
 
 
 @pytest.mark.slow
