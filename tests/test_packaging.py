@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -250,6 +251,11 @@ def test_wheel_installs_and_steps_in_an_environment_with_only_torch(tmp_path: Pa
         assert not [name for name in names if "libtorch" in name or "libc10" in name]
         assert {"oxidion/py.typed", "oxidion/_oxidion.pyi", "oxidion/_oxidion.abi3.so"} <= set(names)
         assert not [name for name in names if not name.startswith(("oxidion/", "oxidion-"))]
+        information = re.sub(r"\.dist-info/.*", ".dist-info/", next(n for n in names if ".dist-info/" in n))
+        assert {f"{information}licenses/LICENSE-{which}" for which in ("MIT", "APACHE")} <= set(names)
+        (parts,) = [name for name in names if name.startswith(f"{information}sboms/")]
+        crates = {part["name"] for part in json.loads(archive.read(parts))["components"]}
+        assert {"tch", "faer", "pyo3"} <= crates
     assert wheel.stat().st_size < 50 * MEGABYTE
     environment = tmp_path / "env"
     interpreter = environment_with_torch(environment)

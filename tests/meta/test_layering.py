@@ -58,7 +58,7 @@ UNSAFE_ALLOWED = re.compile(
 TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
     "src", "python", "tests", "benchmarks", "examples", "docs",
-    "README.md", "CHANGELOG.md", "CONTRIBUTING.md",
+    "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE",
 }  # fmt: skip
 OUTPUTS = {"target", "dist", "runs", "carry"}
 """Folders that git ignores."""
