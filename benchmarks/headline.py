@@ -57,17 +57,20 @@ def fewest_threads(result: dict[str, Any]) -> int:
 
 
 def _row(race: dict[str, Any], label: str) -> Iterator[Row]:
-    clock = clock_of(race)
+    if peer := fastest_peer(race):
+        figures = race["contenders"][peer]["ratio"][clock_of(race)]
+        yield Row(label, peer_name(peer), figures["median"], figures["low"], figures["high"])
+
+
+def fastest_peer(race: dict[str, Any]) -> str | None:
+    """Contender of another package that runs the race's algorithm fastest; none where none ran."""
     algorithm = race["family"].split()[0]
     ratios = {
-        name: row["ratio"][clock]
+        name: row["ratio"][clock_of(race)]["median"]
         for name, row in race["contenders"].items()
         if row["status"] == "ok" and not name.startswith(f"{OURS}.") and algorithm in name.lower()
     }
-    if ratios:
-        peer = min(ratios, key=lambda name: ratios[name]["median"])
-        figures = ratios[peer]
-        yield Row(label, peer_name(peer), figures["median"], figures["low"], figures["high"])
+    return min(ratios, key=lambda name: ratios[name]) if ratios else None
 
 
 def peer_name(contender: str) -> str:

@@ -1,4 +1,4 @@
-"""The picture of a benchmark: which races it shows, and that a page can hold it."""
+"""What a page shows of the benchmarks: the picture, the tables of figures, the bars that are missed."""
 
 from __future__ import annotations
 
@@ -49,3 +49,32 @@ def test_picture_of_a_recorded_result_is_legible_on_light_and_dark_pages(name: s
     corners = pixels[[0, 0, -1, -1], [0, -1, 0, -1]]
     assert (corners == 1.0).all()  # white, and not clear
     assert (pixels[:, -4:, :3] == 1.0).all(), "a label runs out of the picture"
+
+
+def test_tables_of_the_page_are_the_recorded_results() -> None:
+    from gains import PAGE, recorded, written
+
+    page = PAGE.read_text()
+    assert page.count("| Muon, 1024 x 4096 | 3.43, 3.21 |") == 1
+    assert written(page, recorded()) == page, "run python benchmarks/gains.py"
+    with pytest.raises(ValueError, match="0 marks"):
+        written("", recorded())
+
+
+def test_page_names_every_bar_of_speed_that_a_recorded_result_misses() -> None:
+    from bars import held
+    from gains import MACHINES, PAGE, recorded
+
+    section = PAGE.read_text().split("## Bars that are missed")[1].split("\nBars of quality")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    missed, unnamed = 0, []
+    for name, result_of in recorded().items():
+        machine = MACHINES[name].removeprefix("EPYC ").removesuffix(" without AMX")
+        own = [row for row in rows if row.startswith(f"| {machine} |")]
+        for what, _, least, found in held(result_of):
+            if found < least:
+                missed += 1
+                if not any(f"{found:.2f}" in row and f"{least:g}" in row for row in own):
+                    unnamed.append(f"{machine}: {what}, {found:.2f} of {least:g}")
+    assert missed > 20
+    assert unnamed == []
