@@ -1,0 +1,91 @@
+"""Promises of docs/conventions.md that no other test holds: lines of pages, names of tests, the changelog."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from .sources import ROOT, numbered, python_files, relative
+
+WIDTH = 160
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+#: Pages that still have lines that are too long, with how many at most.
+ALLOWED = {
+    "docs/architecture.md": 2,
+    "docs/optimizers/galore.md": 1,
+}
+#: Tests with torch's own names.
+TORCH_NAMES = "tests/conformance/"
+SETTINGS = "".join((ROOT / name).read_text() for name in ("Cargo.toml", "clippy.toml", "pyproject.toml"))
+HELD = re.compile(r"^\| .+ \| (.*) \|$", re.MULTILINE)
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Lines of a page without code, tables, and what a program writes between marks."""
+    fenced = written = False
+    for number, line in numbered(text):
+        fenced ^= line.startswith("```")
+        if re.match(r"<!-- .*: (begin|end) -->", line):
+            written = "begin" in line
+        if not (fenced or written or line.startswith("|")):
+            yield number, line
+
+
+def too_long(text: str) -> list[int]:
+    """Numbers of the lines that are too long; the address of a link counts nothing."""
+    return [n for n, line in prose(text) if len(re.sub(r"\]\([^)]*\)", "]", line)) > WIDTH]
+
+
+def test_lines_too_long_are_found_in_prose_only() -> None:
+    long = "x" * (WIDTH + 1)
+    assert too_long(f"{long}\n| {long} |\n```\n{long}\n```\n[a]({long})\n<!-- t: begin -->\n{long}") == [1]
+    assert too_long(f"<!-- t: begin -->\n<!-- t: end -->\n{long}") == [3]
+
+
+@pytest.mark.parametrize("name", [relative(page) for page in PAGES])
+def test_page_has_no_line_that_is_too_long(name: str) -> None:
+    found = too_long((ROOT / name).read_text())
+    assert len(found) <= ALLOWED.get(name, 0), f"{name}: lines {found}"
+
+
+def test_readme_fits_two_screens_and_says_the_first_things_on_the_first() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 80
+    first = "\n".join(lines[:25])
+    for word in ("Optimizers for PyTorch", "Linux x86-64", "CUDA", "torch", "pip install ."):
+        assert word in first
+    assert "make demo" in "\n".join(lines)
+    assert "make test" in "\n".join(lines)
+
+
+def test_name_of_a_test_has_a_subject_and_an_outcome() -> None:
+    names = [
+        (relative(file), node.name)
+        for file in python_files("tests")
+        if file.name.startswith("test_") and not relative(file).startswith(TORCH_NAMES)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(names) > 500
+    assert [f"{file}: {name}" for file, name in names if name.count("_") < 2] == []
+
+
+def test_what_holds_a_convention_exists() -> None:
+    cells = HELD.findall((ROOT / "docs" / "conventions.md").read_text())
+    holders = [holder for cell in cells for holder in re.findall(r"`([^`]+)`", cell)]
+    assert len(holders) > 20
+    assert [h for h in holders if not (ROOT / h).exists() and h not in SETTINGS] == []
+
+
+def test_changelog_has_an_unreleased_section_and_one_of_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
+    assert version
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(version[1])}\] - \d{{4}}-\d\d-\d\d", headings[1])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Numerics"}
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds
