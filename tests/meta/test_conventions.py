@@ -51,6 +51,30 @@ def test_page_has_no_line_that_is_too_long(name: str) -> None:
     assert len(found) <= ALLOWED.get(name, 0), f"{name}: lines {found}"
 
 
+def slugs(text: str) -> set[str]:
+    """Anchors of the headings of a page."""
+    titles = [line.lstrip("#").strip() for _, line in prose(text) if line.startswith("#")]
+    return {
+        re.sub(r"[^\w -]", "", re.sub(r"\]\(.*?\)", "", title)).lower().replace(" ", "-") for title in titles
+    }
+
+
+def test_link_leads_to_a_page_and_to_a_heading_of_it() -> None:
+    assert slugs("# A `b`, c-d!\n```\n# e\n```\n## [F](g.md)") == {"a-b-c-d", "f"}
+    links = [
+        (page, target, anchor)
+        for page in PAGES
+        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", page.read_text())
+    ]
+    assert sum(bool(anchor) for _, _, anchor in links) > 20
+    wrong = []
+    for page, target, anchor in links:
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in slugs(file.read_text())):
+            wrong.append(f"{relative(page)}: {target}#{anchor}")
+    assert wrong == []
+
+
 def test_readme_fits_two_screens_and_says_the_first_things_on_the_first() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 80
