@@ -1,4 +1,4 @@
-"""How long a file may be (docs/conventions.md, 2)."""
+"""Lengths of files, and names that say nothing (docs/conventions.md, Names)."""
 
 from __future__ import annotations
 
