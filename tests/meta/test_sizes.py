@@ -1,4 +1,4 @@
-"""Lengths of files, and names that say nothing (docs/conventions.md, Names)."""
+"""How long a file may be."""
 
 from __future__ import annotations
 
