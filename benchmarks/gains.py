@@ -82,10 +82,29 @@ CASES: tuple[tuple[str, str | None, str, tuple[str, ...]], ...] = (
     (GALORE_REFRESH, None, 'GaLoreAdamW\'s refresh, `"gram"`', _MEMORY),
     (GALORE_REFRESH, "oxidion.GaLoreAdamW random", 'GaLoreAdamW\'s refresh, `"random"`', _MEMORY),
 )
+#: Rows of the table that opens the page: name, families, the contender that is ours, and the lists.
+SUMMARY: tuple[tuple[str, tuple[str, ...], str | None, tuple[str, ...]], ...] = (
+    ("Muon, NorMuon", (MUON, NORMUON), None, (*_GPT, *_SHAPES, "200x256x256", "mixed")),
+    ("Muon, many matrices of 64 x 64", (MUON,), None, ("600x64x64", "1000x64x64+4000x768")),
+    ("Dion, rank 1/4", (DION_4,), None, (*_GPT, "1024x4096")),
+    ("Dion, rank 1/4, bfloat16 products", (DION_4,), HALF, (*_GPT, "1024x4096")),
+    ("Dion, rank 1/16", (DION_16,), None, (*_GPT, "1024x4096")),
+    ("Dion2, NorDion2, 1/4", (DION2, NORDION2), None, ("gpt160m-l1", "1024x4096")),
+    ("AdamW, large tensors", (ADAMW,), None, ("flat-100m", "gpt2-74")),
+    ("AdamW, lists that fit the cache", (ADAMW,), None, ("gpt160m-l1", "mixed")),
+    ("AdamW, 4000 vectors of 768", (ADAMW,), None, ("4000x768",)),
+    ("Lion", (LION,), None, ("gpt160m-l1", "gpt2-74", "mixed", "4000x768", "flat-100m")),
+    ("Lamb", (LAMB,), None, _MEMORY),
+    ("Adafactor", (ADAFACTOR,), None, _MEMORY),
+    ("CAME", (CAME,), None, _MEMORY),
+    ("AdamW, 8-bit states", (ADAMW8,), None, _MEMORY),
+    ("GaLoreAdamW, between refreshes", (GALORE,), None, ("memory-1024x4096",)),
+    ('GaLoreAdamW, a refresh by `"random"`', (GALORE_REFRESH,), "oxidion.GaLoreAdamW random", _MEMORY),
+)
 
 
 def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The Markdown of both tables; a cell holds one thread and two threads, a dash what was not run."""
+    """The Markdown of the tables; a cell holds one thread and two threads, a dash what was not run."""
     head = ["case", *MACHINES.values()]
     ratios: list[list[str]] = []
     times: list[list[str]] = []
@@ -95,7 +114,23 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
             for table, cells in zip((ratios, times), zip(*both, strict=True), strict=True):
                 if any(cells):
                     table.append([f"{name}, {LISTS[workload]}", *cells])
-    return {"ratios": _markdown(head, ratios), "milliseconds": _markdown(head, times)}
+    spans = [
+        [name, *(_span(results[machine], families, ours, lists) for machine in MACHINES)]
+        for name, families, ours, lists in SUMMARY
+    ]
+    return {
+        "gains": _markdown(head, spans),
+        "ratios": _markdown(head, ratios),
+        "milliseconds": _markdown(head, times),
+    }
+
+
+def _span(result: dict[str, Any], families: tuple[str, ...], ours: str | None, lists: tuple[str, ...]) -> str:
+    """The smallest and the largest ratio of some races, at any thread count."""
+    races = [_measured(result, workload, family, ours)[0] for family in families for workload in lists]
+    figures = sorted(figure for race in races for figure in race.values())
+    texts = [f"{figure:.0f}" if figure >= 10 else f"{figure:.1f}" for figure in figures]
+    return "" if not texts else texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -105,20 +140,31 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def _cells(result: dict[str, Any], workload: str, family: str, ours: str | None) -> list[str]:
     """Ratio to the fastest peer and milliseconds, each at one thread and at two."""
-    ratios, times = ["–", "–"], ["–", "–"]
+    both = _measured(result, workload, family, ours)
+    cells = (", ".join(_figure(by_threads.get(count)) for count in (1, 2)) for by_threads in both)
+    return [cell.replace("–, –", "") for cell in cells]
+
+
+def _measured(
+    result: dict[str, Any], workload: str, family: str, ours: str | None
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Ratios to the fastest peer and milliseconds, by thread count."""
+    ratios, times = {}, {}
     for race in result["races"]:
         rows = race.get("contenders", {})
         name = ours or race.get("base")
-        if (race.get("workload"), race.get("family")) != (workload, family) or name not in rows:
-            continue
-        at, clock = race["threads"] - 1, clock_of(race)
-        times[at] = _figure(median_ms(rows[name], clock))
-        if peer := fastest_peer(race):
-            ratios[at] = _figure(ratio(series_of(rows[peer]), series_of(rows[name]), clock)["median"])
-    return ["" if set(cell) == {"–"} else ", ".join(cell) for cell in (ratios, times)]
+        if (race.get("workload"), race.get("family")) == (workload, family) and name in rows:
+            clock = clock_of(race)
+            times[race["threads"]] = median_ms(rows[name], clock)
+            if peer := fastest_peer(race):
+                compared = ratio(series_of(rows[peer]), series_of(rows[name]), clock)
+                ratios[race["threads"]] = compared["median"]
+    return ratios, times
 
 
-def _figure(value: float) -> str:
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
