@@ -56,7 +56,7 @@ impl Neuron {
         StateSpec { init: Init::Zeros, share, ..spec }
     }
 
-    /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `sharded` are
+    /// Declares the buffers: sums of squares by neuron, and the squared norms before and after. `rows` and `sharding` are
     /// those of the rows of `U` that are stored.
     pub(super) fn buffers(
         program: Program,
