@@ -11,8 +11,9 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _comm, _schema, _shadow, _state, _validate
-from oxidion._device import device_of
+from oxidion import _schema, _shadow, _state, _validate
+from oxidion._cuda.device import device_of
+from oxidion._dist import comm
 from oxidion._oxidion import Plan
 from oxidion._stepper import Stepper
 from oxidion._table import Table
@@ -176,7 +177,7 @@ class OxOptimizer(Stepper, Optimizer):
                 loss = closure()
         kind = "cuda" if device_of(self.param_groups).type == "cuda" else "cpu"
         with torch.no_grad(), torch.autocast(kind, enabled=False):
-            self._take_step()
+            self._execute()
         return loss
 
     @override
@@ -247,7 +248,7 @@ class OxOptimizer(Stepper, Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         _schema.mirror_betas(self.param_groups, self._last_betas)
         state: dict[str, Any] = super().__getstate__()
-        own = {} if self._meshes is _comm.NO_MESHES else {"_meshes": self._meshes}
+        own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
         return {**state, **own, **({"_functions": self._functions} if self._functions else {})}
 
     def synchronize_for_checkpoint(self) -> None:

@@ -17,8 +17,10 @@ class Work(Protocol):
         """Orders what follows after the collective."""
 
 
-def run(session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]) -> None:
-    """Runs every instruction in order: computes in the core, collectives where they were bound.
+def execute(
+    session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]
+) -> None:
+    """Executes every instruction in order: computes in the core, collectives where they were bound.
 
     Collectives that are idle in this step are left out, on all of their ranks.
     """

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from oxidion._comm import along_rows, local
+from oxidion._dist.comm import along_rows, local
 from oxidion._logits import max_logits
 
 Rows: TypeAlias = slice | Sequence[int] | Tensor | None

@@ -1,4 +1,4 @@
-"""How the schedule of a step is run: as it comes, unless another runner takes its place."""
+"""Runners of a step's schedule: the direct one, and what another has to do in its place."""
 
 from __future__ import annotations
 
@@ -10,49 +10,48 @@ from oxidion import _driver
 from oxidion._oxidion import Session
 
 
-def compute(session: Session, schedule: Sequence[tuple[int, int]]) -> None:
-    """Runs the computes alone, in their order."""
-    for op, k in schedule:
-        if op == _driver.COMPUTE:
-            session.compute(k)
-
-
 class Runner(Protocol):
-    """How the schedule of a step is run."""
+    """Runner of a step: it wraps the step, prepares it and executes its schedule."""
 
-    def around(self) -> AbstractContextManager[object]:
-        """What a step is taken in, from before its gradients are looked at."""
+    def wrap(self) -> AbstractContextManager[object]:
+        """The context of a step, from before its gradients are looked at."""
 
-    def begun(self, session: Session) -> None:
+    def prepare(self, session: Session) -> None:
         """Looks at a step that has begun; an error here leaves everything as it was."""
 
-    def run(
+    def execute(
         self,
         session: Session,
         schedule: Sequence[tuple[int, int]],
         comms: Sequence[Callable[[], _driver.Work]],
     ) -> None:
-        """Runs every instruction, as `_driver.run`."""
+        """Executes every instruction, as `driver.execute`."""
 
 
-class Directly:
-    """Runs every step as it comes."""
+class Direct:
+    """Executes every step as it comes."""
 
-    def around(self) -> AbstractContextManager[object]:
+    def wrap(self) -> AbstractContextManager[object]:
         """Nothing."""
         return nullcontext()
 
-    def begun(self, session: Session) -> None:
+    def prepare(self, session: Session) -> None:
         """Takes any step."""
 
-    def run(
+    def execute(
         self,
         session: Session,
         schedule: Sequence[tuple[int, int]],
         comms: Sequence[Callable[[], _driver.Work]],
     ) -> None:
-        """Runs every instruction, as `_driver.run`."""
-        _driver.run(session, schedule, comms)
+        """Executes every instruction, as `driver.execute`."""
+        _driver.execute(session, schedule, comms)
+
+    def compute(self, session: Session, schedule: Sequence[tuple[int, int]]) -> None:
+        """Executes the computes alone, in their order."""
+        for op, k in schedule:
+            if op == _driver.COMPUTE:
+                session.compute(k)
 
 
-DIRECTLY: Runner = Directly()
+DIRECT = Direct()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from oxidion import _state
-from oxidion._collectives import average, tell
-from oxidion._comm import full, is_distributed, local, with_local
+from oxidion._dist.collectives import average, tell
+from oxidion._dist.comm import full, is_distributed, local, with_local
 from oxidion._table import Table
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def metrics(optimizer: OxOptimizer) -> Table:
     params = _state.parameters(twin.param_groups)
     before = [full(param).detach().clone() for param in params]
     session.measure(True)
-    twin._take_step()
+    twin._execute()
     idle = session.idle()
     measured, milliseconds = session.measurements()
     # A matrix that is dealt out is measured by its owner.
@@ -164,7 +164,7 @@ def verify(optimizer: OxOptimizer) -> Table:
             settings = {**group, **twin._functions, **told}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)
-    twin._take_step()
+    twin._execute()
     for entry, param in zip(rows, params, strict=True):
         if "reference" in entry:
             start, reference = entry.pop("start"), entry.pop("reference")

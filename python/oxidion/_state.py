@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion import _collectives
-from oxidion._comm import as_state, full, lies_right, local, moved_state
+from oxidion._dist import collectives
+from oxidion._dist.comm import as_state, full, lies_right, local, moved_state
 from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_normal, quantize_blockwise
 from oxidion._reserve import LARGE, Reserve, zeros
+from oxidion._validate import names_of
 
 MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 """Roles without which a state is that of another algorithm."""
@@ -32,6 +33,16 @@ def key_of(role: str, public: Mapping[str, str]) -> str:
 def parameters(groups: list[dict[str, Any]]) -> list[Tensor]:
     """The parameters of all groups in plan order."""
     return list(chain.from_iterable(group["params"] for group in groups))
+
+
+def named_gradients(groups: list[dict[str, Any]]) -> list[tuple[str, Tensor]]:
+    """The gradients that there are, each with the name of its parameter."""
+    return [
+        (name, param.grad)
+        for number, group in enumerate(groups)
+        for name, param in zip(names_of(group, number), group["params"], strict=True)
+        if param.grad is not None
+    ]
 
 
 def materialise(
@@ -225,8 +236,8 @@ def average_momenta(
                     coded.append((codes, scales, spec["coded"]))
     means = [dequantize_blockwise(codes, scales, *how) for codes, scales, how in coded]
     groups = list(groups)
-    _collectives.average(plain, groups)
-    _collectives.average(means, groups)
+    collectives.average(plain, groups)
+    collectives.average(means, groups)
     for (codes, scales, how), mean in zip(coded, means, strict=True):
         for target, value in zip((codes, scales), quantize_blockwise(mean, *how), strict=True):
             target.copy_(value)

@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion import _agree, _collectives, _comm, _device, _runner, _schema, _state
+from oxidion import _runner, _schema, _state
+from oxidion._cuda import device
+from oxidion._dist import agree, collectives, comm
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
 from oxidion._reserve import Reserve, zeros
 
 
 class Stepper:
-    """What takes the steps of an optimizer with ``param_groups`` and ``state``.
+    """Steps of an optimizer with ``param_groups`` and ``state``.
 
     Attributes:
         compare_every: Ranks compare every so many steps what they are about to do, and whenever something is
@@ -30,31 +32,35 @@ class Stepper:
     param_groups: list[dict[str, Any]]
     state: Any
     _last_betas: dict[int, tuple[Any, Any]]
-    _meshes = _comm.NO_MESHES
+    _meshes = comm.NO_MESHES
     _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
     _reserve: Reserve | None = None
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
-    _groups: _comm.Groups | None = None
-    _known: _agree.Known = _agree.NOWHERE
+    _groups: comm.Groups | None = None
+    _known: agree.Known = agree.NOWHERE
     _agreed: bool = False
     _poison: str | None = None
-    _runner: _runner.Runner = _runner.DIRECTLY
+    _runner: _runner.Runner = _runner.DIRECT
 
     @abstractmethod
     def _communicates(self) -> bool:
         """Whether steps on several ranks communicate; the same on all of them."""
 
-    def _take_step(self) -> None:
+    def _execute(self) -> None:
+        """Takes one step: the runner wraps what is prepared, executed and finished."""
         found_inf = getattr(self, "found_inf", None)
         skip = found_inf is not None and float(found_inf) > 0
         scale = getattr(self, "grad_scale", None)
         _schema.mirror_betas(self.param_groups, self._last_betas)
-        with self._runner.around():
-            self._take(1.0 if scale is None else 1.0 / float(scale), skip=skip)
+        with self._runner.wrap():
+            session = self._prepare(1.0 if scale is None else 1.0 / float(scale), skip=skip)
+            if session is not None:
+                self._finish(session)
 
-    def _take(self, grad_factor: float, *, skip: bool) -> None:
+    def _prepare(self, grad_factor: float, *, skip: bool) -> Session | None:
+        """Begins a step and agrees on it with the other ranks; None where it is skipped, which counts nothing."""
         session: Session | None = None
         error: Exception | None = None
         for group in self.param_groups:
@@ -62,17 +68,17 @@ class Stepper:
         before = self._session
         try:
             if not skip:
-                session = self._begin(grad_factor)
-                self._runner.begun(session)
+                session = self._begin_session(grad_factor)
+                self._runner.prepare(session)
         except Exception as raised:  # told to the other ranks first
             error = raised
         taken = False
         try:
             if groups := self._to_agree(planned=self._session is not before):
                 every = self._communicates() or self._always_agrees()
-                agreed = _agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
+                agreed = agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
                 if agreed and self._meshes.check:
-                    _agree.check_gradients(self.param_groups, self._meshes, groups)
+                    agree.check_gradients(_state.named_gradients(self.param_groups), self._meshes, groups)
                 self._agreed = taken = agreed
             elif error is not None:
                 raise error
@@ -84,10 +90,12 @@ class Stepper:
                     group["step"] -= 1
                 if session is not None:
                     session.abandon()
-        if not taken or session is None:
-            return
+        return session if taken else None
+
+    def _finish(self, session: Session) -> None:
+        """Executes the schedule of a step that was prepared and ends it; a failure poisons the optimizer."""
         try:
-            self._runner.run(session, self._schedule, self._comms)
+            self._runner.execute(session, self._schedule, self._comms)
             uncounted = session.end()
         except BaseException as failure:
             self._poison = f"{type(failure).__name__}: {failure}"
@@ -99,7 +107,7 @@ class Stepper:
     def _always_agrees(self) -> bool:
         return getattr(self, "found_inf", None) is not None or self._meshes.check
 
-    def _to_agree(self, *, planned: bool) -> _comm.Groups:
+    def _to_agree(self, *, planned: bool) -> comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
         groups = self._read_groups() if self._groups is None else self._groups
         always = self._always_agrees()
@@ -107,24 +115,26 @@ class Stepper:
             return {}
         every, done = self.compare_every, self.param_groups[0]["step"] - 1
         due = always or planned or not self._agreed or (every > 0 and done % every == 0)
-        if due and _device.is_capturing(_device.device_of(self.param_groups)):
+        if due and device.is_capturing(device.device_of(self.param_groups)):
             # A capture cannot wait for what a device has compared.
-            due = not any(map(_collectives.needs_device, groups.values()))
+            due = not any(map(collectives.needs_device, groups.values()))
         return groups if due else {}
 
-    def _begin(self, grad_factor: float) -> Session:
+    def _begin_session(self, grad_factor: float) -> Session:
+        """The session with this step begun: planned and bound anew where something changed."""
+
+        def begins(session: Session) -> bool:
+            stream = device.current_stream(device.device_of(self.param_groups))
+            return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
+
         if self._poison is not None:
             raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
         session = self._session
-        if session is None or not self._begun(session, grad_factor):
+        if session is None or not begins(session):
             session = self._bind(in_step=True)
-            if not self._begun(session, grad_factor):
+            if not begins(session):
                 raise RuntimeError("parameters or states changed while the step was being planned")
         return session
-
-    def _begun(self, session: Session, grad_factor: float) -> bool:
-        stream = _device.current_stream(_device.device_of(self.param_groups))
-        return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
 
     def _make_plan(self) -> Plan:
         existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
@@ -141,12 +151,12 @@ class Stepper:
         self._session = None
         groups = self._read_groups()
         plan = self._make_plan()
-        device = _device.device_of(self.param_groups)
-        _device.refuse_capture(device)
+        where = device.device_of(self.param_groups)
+        device.refuse_capture(where)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        arena = zeros([_state.workspace_floats(plan)], torch.float32, device, self._reserve)
-        comms = tuple(_collectives.bind(plan.transfers, arena, groups))
+        arena = zeros([_state.workspace_floats(plan)], torch.float32, where, self._reserve)
+        comms = tuple(collectives.bind(plan.transfers, arena, groups))
         states = _state.materialise(
             plan, self.param_groups, self.state, self.STATE_NAMES, done, self._reserve
         )
@@ -155,10 +165,10 @@ class Stepper:
         self._schedule, self._comms = tuple(plan.schedule), comms
         return self._session
 
-    def _read_groups(self) -> _comm.Groups:
+    def _read_groups(self) -> comm.Groups:
         params = list(_state.parameters(self.param_groups))
-        self._groups = _comm.groups_of(params, self._meshes)
-        self._known = _agree.known(self._groups, _comm.root_axes(params))
+        self._groups = comm.groups_of(params, self._meshes)
+        self._known = agree.known(self._groups, comm.root_axes(params))
         return self._groups
 
     def _forget(self) -> None:
@@ -170,5 +180,5 @@ class Stepper:
     def _settle(self) -> None:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
         values = [value for own in self.state.values() for value in own.values()]
-        if any(map(_comm.is_distributed, [*self.state, *values])):
+        if any(map(comm.is_distributed, [*self.state, *values])):
             _state.settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

@@ -10,9 +10,10 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _device
 from oxidion._base import OxOptimizer
-from oxidion._replay import Replay
+from oxidion._cuda.device import device_of
+from oxidion._cuda.replay import Replay
+from oxidion._runner import DIRECT
 
 
 class CudaGraphOptimizer(Optimizer):
@@ -49,7 +50,7 @@ class CudaGraphOptimizer(Optimizer):
         if not isinstance(optimizer, OxOptimizer):
             raise TypeError(f"the optimizer must be one of oxidion's, got {type(optimizer).__name__}")
         self.optimizer = optimizer
-        self._replay = Replay(warmup_steps, capture_error_mode)
+        self._replay = Replay(warmup_steps, capture_error_mode, DIRECT)
         for registry in (
             "_optimizer_step_pre_hooks",
             "_optimizer_step_post_hooks",
@@ -134,7 +135,7 @@ class CudaGraphOptimizer(Optimizer):
         replay = self._replay
         if replay.is_next:
             self._require_gradients()
-            replay.prepare(_device.device_of(self.param_groups))
+            replay.open_capture(device_of(self.param_groups))
         self.optimizer._runner = replay
         try:
             self.optimizer.step()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from oxidion._base import OxOptimizer
-from oxidion._comm import local
+from oxidion._dist.comm import local
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _collectives, _comm
+from oxidion._dist import collectives, comm
 from oxidion._heads import (
     Heads,
     Logits,
@@ -67,9 +67,7 @@ class QKClip:
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         _check_threshold(threshold)
         several = reduce_over if isinstance(reduce_over, (list, tuple)) else [reduce_over]
-        self._meshes = [
-            _comm.read_meshes(("reduce_over", mesh, True)) for mesh in several if mesh is not None
-        ]
+        self._meshes = [comm.read_meshes(("reduce_over", mesh, True)) for mesh in several if mesh is not None]
         self.optimizer = optimizer
         self.threshold = threshold
         self.layers: list[Heads] = []
@@ -204,13 +202,13 @@ class QKClip:
         if self._groups is None:
             tensors = [tensor for heads in self.layers for tensor in heads.tensors]
             found: dict[Any, Any] = {}
-            for meshes in self._meshes or [_comm.NO_MESHES]:
-                found |= _comm.groups_of(tensors, meshes)
+            for meshes in self._meshes or [comm.NO_MESHES]:
+                found |= comm.groups_of(tensors, meshes)
             count = sum(len(most) for most in seen)
             counts = torch.tensor([count, -count], device=device)
             # Over all axes before anybody raises: no rank may wait for one that has.
             most, least = (
-                [_collectives.largest(counts, group) for group in found.values()][-1] if found else (0, 0)
+                [collectives.largest(counts, group) for group in found.values()][-1] if found else (0, 0)
             )
             if int(most + least):
                 raise PlanMismatch(
@@ -222,7 +220,7 @@ class QKClip:
             return seen
         flat = torch.cat([most.to(device) for most in seen])
         for group in self._groups:
-            _collectives.largest(flat, group)
+            collectives.largest(flat, group)
         pieces = torch.split(flat, [len(most) for most in seen])
         return [piece.to(most) for piece, most in zip(pieces, seen, strict=True)]
 

@@ -190,8 +190,8 @@ def test_only_the_files_of_communication_name_torch_distributed() -> None:
             else:
                 continue
             if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name in names):
-                users.append(file.name)
-    assert set(users) == {"_comm.py", "_collectives.py"}
+                users.append(relative(file))
+    assert set(users) == {f"python/oxidion/_dist/{name}.py" for name in ("comm", "collectives")}
 
 
 def test_optimizer_classes_do_no_tensor_mathematics() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from oxidion import _state
-from oxidion._comm import Meshes
+from oxidion._dist.comm import Meshes
 from oxidion._oxidion import Plan, Session
 
 from .cases import Case

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
+from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
 
 

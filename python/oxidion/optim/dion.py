@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from oxidion import _validate
 from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
+from oxidion._dist.comm import read_meshes
 from oxidion._validate import Field
 from oxidion.optim._settings import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig

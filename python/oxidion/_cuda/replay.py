@@ -1,13 +1,13 @@
-"""How a step is captured and replayed: a graph of torch's, and the launches of the core in it."""
+"""Capture and replay of a step: a graph of torch's, and the launches of the core in it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from oxidion import _driver, _runner
 from oxidion._oxidion import Session
 
 
@@ -50,10 +50,29 @@ class Capture:
         self._graph.reset()
 
 
-class Replay:
-    """Runs steps directly, then captures one, then replays it. `captured` says whether there is a graph."""
+Schedule = Sequence[tuple[int, int]]
+Comms = Sequence[Callable[[], Any]]
 
-    def __init__(self, warmup_steps: int, error_mode: str) -> None:
+
+class Plain(Protocol):
+    """The runner of steps without a graph."""
+
+    def execute(self, session: Session, schedule: Schedule, comms: Comms) -> None:
+        """Executes every instruction in order."""
+
+    def compute(self, session: Session, schedule: Schedule) -> None:
+        """Executes the computes alone, in their order."""
+
+
+class Replay:
+    """Runner of steps: plain ones first, then one that is captured, then replays of it.
+
+    Attributes:
+        captured: whether there is a graph.
+    """
+
+    def __init__(self, warmup_steps: int, error_mode: str, plain: Plain) -> None:
+        self._plain = plain
         self._error_mode = error_mode
         self._warmup_steps = warmup_steps
         self._taken = 0
@@ -68,8 +87,8 @@ class Replay:
         """Whether the next step is to be captured."""
         return not self.captured and self._taken >= self._warmup_steps
 
-    def prepare(self, device: torch.device) -> None:
-        """Makes room for the graph of the next step."""
+    def open_capture(self, device: torch.device) -> None:
+        """Makes the stream and the graph for the capture of the next step."""
         self._capture = Capture(device, self._error_mode)
 
     def release(self) -> None:
@@ -79,13 +98,13 @@ class Replay:
         if capture is not None:
             capture.release()
 
-    def around(self) -> contextlib.AbstractContextManager[object]:
+    def wrap(self) -> contextlib.AbstractContextManager[object]:
         """The stream of the capture, in the step that is captured."""
         if self._capture is None or self.captured:
             return contextlib.nullcontext()
         return self._capture.beside()
 
-    def begun(self, session: Session) -> None:
+    def prepare(self, session: Session) -> None:
         """Refuses a step that is not the captured one, and one that cannot be captured."""
         pattern, due, copied = session.pattern()
         # A part of the step that not every step has, as GaLore's new basis, is never in the graph.
@@ -106,25 +125,20 @@ class Replay:
                 )
             self._session, self._pattern = session, pattern
 
-    def run(
-        self,
-        session: Session,
-        schedule: Sequence[tuple[int, int]],
-        comms: Sequence[Callable[[], _driver.Work]],
-    ) -> None:
-        """Runs the step directly, or captures it or gives the captured one its settings, and replays."""
+    def execute(self, session: Session, schedule: Schedule, comms: Comms) -> None:
+        """Executes the step directly, or captures it or gives the captured one its settings, and replays."""
         capture = self._capture
         if self._directly or capture is None:
-            _driver.run(session, schedule, comms)
+            self._plain.execute(session, schedule, comms)
             self._taken += 1
             return
         try:
             if self.captured:
                 session.set_launches(capture.handle())
-                _runner.compute(session, schedule)
+                self._plain.compute(session, schedule)
             else:
                 session.note_launches()
-                capture.record(lambda: _driver.run(session, schedule, comms))
+                capture.record(lambda: self._plain.execute(session, schedule, comms))
                 session.keep_launches()
                 self.captured = True
         except BaseException:

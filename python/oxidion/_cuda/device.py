@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from oxidion._comm import local
+from oxidion._dist.comm import local
 from oxidion._oxidion import prepare_devices
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from oxidion._comm import Groups, Ranks
+from oxidion._dist.comm import Groups, Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxidion._collectives import largest_of, my_rank, tell
-from oxidion._comm import Groups, Meshes, Ranks, RootAxes, local, ordered
+from oxidion._dist.collectives import largest_of, my_rank, tell
+from oxidion._dist.comm import Groups, Meshes, Ranks, RootAxes, local, ordered
 from oxidion._oxidion import PlanMismatch, Session
-from oxidion._validate import names_of
 
 
 class Known(NamedTuple):
@@ -134,23 +133,18 @@ def checksum(tensor: Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little") >> 2
 
 
-def check_gradients(params: list[dict[str, Any]], meshes: Meshes, groups: Groups) -> None:
+def check_gradients(named: Sequence[tuple[str, Tensor]], meshes: Meshes, groups: Groups) -> None:
     """Compares the gradients of replicas bit by bit, one all-reduce for each axis. A debugging aid.
 
     Args:
-        params: the parameter groups; the ranks agree on which parameters have gradients.
+        named: gradients with the names of their parameters; the ranks agree on which there are.
         meshes: the axes of the replicas.
         groups: the process groups of all axes, in the same order on all ranks.
 
     Raises:
         PlanMismatch: on every rank when gradients that should be averaged already differ.
     """
-    rows = [
-        (name, local(param.grad))
-        for number, group in enumerate(params)
-        for name, param in zip(names_of(group, number), group["params"], strict=True)
-        if param.grad is not None
-    ]
+    rows = [(name, local(grad)) for name, grad in named]
     sums = [checksum(grad) for _, grad in rows]
     complaint = doubled = ""
     for axis, ranks, _, averaged in meshes.replicas:
