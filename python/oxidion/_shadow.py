@@ -113,7 +113,7 @@ def _reference_step(
     row: dict[str, Any], target: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
 ) -> None:
     """A naive step in float64 on ``target`` and ``state``."""
-    from oxidion._reference import REFERENCE
+    from oxidion._reference.registry import REFERENCE
 
     step: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None] | None = REFERENCE.get(
         row["algorithm"]
@@ -125,7 +125,7 @@ def _reference_step(
 
 def _with_norms(twin: OxOptimizer) -> list[dict[str, Any]]:
     """The groups, with the norm of all gradients where a group limits it."""
-    from oxidion._reference_factored import grad_norm
+    from oxidion._reference.update import grad_norm
 
     groups = []
     for group in twin.param_groups:

@@ -60,7 +60,7 @@ class Stepper:
                 self._finish(session)
 
     def _prepare(self, grad_factor: float, *, skip: bool) -> Session | None:
-        """Begins a step and agrees on it with the other ranks; None where it is skipped, which counts nothing."""
+        """Begins a step and agrees on it with the other ranks; None where it is skipped."""
         session: Session | None = None
         error: Exception | None = None
         for group in self.param_groups:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oxidion import _validate
-from oxidion._orthogonalize import POLYNOMIALS
+from oxidion._reference.orthogonalize import POLYNOMIALS
 from oxidion._validate import Field
 
 MOST_STEPS = 32

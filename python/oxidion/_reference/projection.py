@@ -1,4 +1,4 @@
-"""Naive float64 steps of the optimizers with moments of a projected gradient; see `oxidion._reference`.
+"""Projection of gradients to a low rank, and the moments of what is left of them.
 
 The projections of a matrix are called ``proj``, and ``proj_right`` for the second one where both sides are
 projected. ``group["index"]`` is the position of the parameter in its optimizer, 0 if missing: random numbers
@@ -12,13 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oxidion._orthogonalize import epsilon_of
 from oxidion._oxidion import fill_normal, fill_signs
-from oxidion._reference import REFERENCE, Group, State, _packed, adamw_step, betas_of, decay
+from oxidion._reference.update import Group, decay
 
 OVERSAMPLING = 16
 SKETCH_TAG = 2
-PROJECTION_TAG = 4
 
 
 def sides_of(rows: int, cols: int, group: Group) -> tuple[int, ...]:
@@ -141,101 +139,6 @@ def low_rank_shape(param: Tensor, group: Group) -> tuple[int, ...]:
     return *param.shape[:-2], *size
 
 
-def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
-    """GaLore (arXiv:2403.03507) with AdamW, on each of the matrices of a parameter.
-
-    With V the first ``rank`` right singular vectors of the gradient at the last refresh: ``R = G V``; Adam's
-    direction N of R; ``X <- (1 - lr wd) X - lr scale N V^T``. A gradient that is not finite leaves V alone.
-    """
-    if not is_projected(param, group):
-        adamw_step(param, grad, state, group)
-        return
-    grad = -grad if group.get("maximize", False) else grad
-    rows, cols = param.shape[-2:]
-    sides = sides_of(rows, cols, group)
-    shape, rank = low_rank_shape(param, group), int(group["rank"])
-    names = ("proj", "proj_right")[: len(sides)]
-    step = state.setdefault("step", torch.zeros((), dtype=torch.float64))
-    momentum = state.setdefault("momentum", param.new_zeros(shape)).reshape(-1, *shape[-2:])
-    variance = state.setdefault("variance", param.new_zeros(shape)).reshape(-1, *shape[-2:])
-    stored = [
-        state.setdefault(name, param.new_zeros(*param.shape[:-2], param.shape[side - 2], rank))
-        for name, side in zip(names, sides, strict=True)
-    ]
-    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
-    steps = int(step)
-    step += 1
-    beta1, beta2 = betas_of(group)
-    for block, (g, u) in enumerate(zip(_matrices(grad), _matrices(update), strict=True)):
-        bases = [_matrices(basis)[block] for basis in stored]
-        m, v = momentum[block], variance[block]
-        new = new_bases(g, steps, block, group) if is_due(steps, group) else None
-        if new is not None:
-            if group.get("rotate_moments", False):
-                turns = [old.mT @ basis for old, basis in zip(bases, new, strict=True)]
-                m.copy_(rotate(m.clone(), turns, sides))
-                v.copy_(rotate(v.clone(), [turn.square() for turn in turns], sides))
-            for old, basis in zip(bases, new, strict=True):
-                old.copy_(basis)
-        low = project(g, bases, sides)
-        m.mul_(beta1).add_(low, alpha=1.0 - beta1)
-        v.mul_(beta2).addcmul_(low, low, value=1.0 - beta2)
-        normal = m / (1.0 - beta1 ** float(step))
-        normal /= (v / (1.0 - beta2 ** float(step))).sqrt() + epsilon_of(group)
-        u.copy_(float(group.get("scale", 0.25)) * project_back(normal, bases, sides))
-    move(param, update, group)
-
-
-def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
-    """APOLLO (arXiv:2412.05270) on each of the matrices of a parameter; Mini is rank 1 with one factor.
-
-    With P Gaussian of variance 1 / rank: ``R = G P``, ``N = m / (sqrt(v) + eps)`` of Adam's moments of R;
-    ``s = ||N|| / (||R|| + 1e-8)`` by channel or for the tensor; ``U = s G``, divided so that its norm is at
-    most 1.01 times the last one; ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
-    """
-    if not is_projected(param, group):
-        adamw_step(param, grad, state, group)
-        return
-    grad = -grad if group.get("maximize", False) else grad
-    (side,) = sides_of(param.shape[-2], param.shape[-1], group)
-    shape, rank = low_rank_shape(param, group), int(group["rank"])
-    step = state.setdefault("step", torch.zeros((), dtype=torch.float64))
-    momentum = state.setdefault("momentum", param.new_zeros(shape)).reshape(-1, *shape[-2:])
-    variance = state.setdefault("variance", param.new_zeros(shape)).reshape(-1, *shape[-2:])
-    last = state.setdefault("update_norm", param.new_zeros(param.shape[:-2])).reshape(-1)
-    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
-    steps = int(step)
-    step += 1
-    beta1, beta2 = betas_of(group)
-    corrected = (1.0 - beta2 ** float(step)) ** 0.5 / (1.0 - beta1 ** float(step))
-    along = 0 if side == 0 else 1  # the dimension of rank elements
-    for block, (g, u) in enumerate(zip(_matrices(grad), _matrices(update), strict=True)):
-        period = steps // int(group.get("update_proj_gap", 200))
-        p = normal_numbers(
-            g.shape[side], rank, group, tag=PROJECTION_TAG, step=period, block=block, scale=rank**-0.5
-        )
-        low = p.mT @ g if side == 0 else g @ p
-        m, v = momentum[block], variance[block]
-        m.mul_(beta1).add_(low, alpha=1.0 - beta1)
-        v.mul_(beta2).addcmul_(low, low, value=1.0 - beta2)
-        normal = m / (v.sqrt() + epsilon_of(group))
-        if group.get("scale_type", "channel") == "tensor":
-            factor = normal.norm() / (low.norm() + 1e-8)
-        else:
-            factor = normal.norm(dim=along, keepdim=True) / (low.norm(dim=along, keepdim=True) + 1e-8)
-        scaled = factor * g
-        norm = scaled.norm()
-        limiter = max(float(norm / (last[block] + 1e-8)), 1.01) / 1.01 if steps else 1.0
-        if norm != 0:
-            last[block] = norm / limiter
-        u.copy_(corrected * float(group.get("scale", 1.0)) ** 0.5 * scaled / limiter)
-    move(param, update, group)
-
-
-def _matrices(x: Tensor) -> Tensor:
+def last_matrices(x: Tensor) -> Tensor:
     """The matrices of the last two dimensions, as a view."""
     return x.view(-1, *x.shape[-2:])
-
-
-REFERENCE["galore_adamw"] = _packed(galore_step)
-REFERENCE["apollo_adamw"] = _packed(apollo_step)
