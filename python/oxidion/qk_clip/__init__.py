@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from oxidion._dist import collectives, comm
-from oxidion._heads import (
+from oxidion._oxidion import PlanMismatch
+from oxidion.qk_clip.heads import (
     Heads,
     Logits,
     Rows,
@@ -37,8 +38,7 @@ from oxidion._heads import (
     row_numbers,
     running_maximum,
 )
-from oxidion._logits import max_logits
-from oxidion._oxidion import PlanMismatch
+from oxidion.qk_clip.logits import max_logits
 
 __all__ = ["Heads", "QKClip", "max_logits", "qk_clip_"]
 

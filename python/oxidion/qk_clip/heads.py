@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oxidion._dist.comm import along_rows, local
-from oxidion._logits import max_logits
+from oxidion.qk_clip.logits import max_logits
 
 Rows: TypeAlias = slice | Sequence[int] | Tensor | None
 Logits: TypeAlias = Tensor | Callable[[], Tensor]
