@@ -13,12 +13,12 @@ import os
 
 import torch  # loads libtorch, which the extension links against
 
-from oxidion._abi import check_torch
+from oxidion._core.abi import check_torch
 
 check_torch(torch.__version__)
 
 from oxidion import _oxidion, checkpoint, functional, hf, qk_clip  # noqa: E402
-from oxidion._env import env_report  # noqa: E402
+from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import param_groups  # noqa: E402
 from oxidion.low_rank_groups import galore_param_groups  # noqa: E402

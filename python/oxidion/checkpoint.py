@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from oxidion._base import OxOptimizer
+    from oxidion._core.base import OxOptimizer
 
 State = dict[str, Any]
 Group = dict[str, Any]

@@ -10,10 +10,10 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._base import OxOptimizer
+from oxidion._core.base import OxOptimizer
+from oxidion._core.runner import DIRECT
 from oxidion._cuda.device import device_of
 from oxidion._cuda.replay import Replay
-from oxidion._runner import DIRECT
 
 
 class CudaGraphOptimizer(Optimizer):

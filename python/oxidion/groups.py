@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from oxidion._base import OxOptimizer
+from oxidion._core.base import OxOptimizer
 from oxidion._dist.comm import local
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 import oxidion
-from oxidion._base import OxOptimizer
+from oxidion._core.base import OxOptimizer
 from oxidion.groups import param_groups
 
 

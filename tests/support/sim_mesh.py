@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxidion import _state
+from oxidion._core import state as _state
 from oxidion._dist.comm import Meshes
 from oxidion._oxidion import Plan, Session
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from oxidion._core.table import Table
 from oxidion._dist.comm import Meshes
 from oxidion._oxidion import Plan
 from oxidion._planning.models import Mesh, Parameter, cut_dim, lines, load, spelled, stored
 from oxidion._planning.traffic import Traffic, summed, traffic
-from oxidion._table import Table
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element by dtype."""

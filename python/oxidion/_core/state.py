@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oxidion._core.reserve import LARGE, Reserve, zeros
+from oxidion._core.validate import names_of
 from oxidion._dist import collectives
 from oxidion._dist.comm import as_state, full, lies_right, local, moved_state
 from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_normal, quantize_blockwise
-from oxidion._reserve import LARGE, Reserve, zeros
-from oxidion._validate import names_of
 
 MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 """Roles without which a state is that of another algorithm."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from oxidion import _state
+from oxidion._core import state as _state
+from oxidion._core.table import Table
 from oxidion._dist.collectives import average, tell
 from oxidion._dist.comm import full, is_distributed, local, with_local
-from oxidion._table import Table
 
 if TYPE_CHECKING:
-    from oxidion._base import OxOptimizer
+    from oxidion._core.base import OxOptimizer
 
 LAYOUT_DECIDES = {
     "dion2": {"selection_scope": "local"},

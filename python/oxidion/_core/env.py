@@ -7,7 +7,7 @@ import platform
 
 import torch
 
-from oxidion._abi import TORCH
+from oxidion._core.abi import TORCH
 from oxidion._oxidion import __version__, cpu_features
 
 

@@ -6,27 +6,27 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from oxidion import _validate
+from oxidion._core import validate
+from oxidion._core.validate import Field
 from oxidion._oxidion import algorithms
-from oxidion._validate import Field
 
 COMMON: dict[str, Field] = {
-    "lr": _validate.number(1e-3),
-    "weight_decay": _validate.number(0.0),
-    "algorithm": _validate.word(None, *algorithms()),
-    "step": _validate.count(0, low=0),
-    "cautious_wd": _validate.flag(False),
-    "maximize": _validate.flag(False),
-    "foreach": _validate.flag(None),
-    "capturable": _validate.flag(False),
-    "differentiable": _validate.flag(False),
-    "strict": _validate.flag(True),
-    "max_batch_bytes": _validate.count(None, optional=True),
-    "state_dtype": _validate.dtype(),
-    "state_bits": _validate.one_of(32, 8, 32),
-    "block_size": _validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
-    "min_quant_numel": _validate.count(4096, low=0),
-    "stochastic_rounding": _validate.flag(False),
+    "lr": validate.number(1e-3),
+    "weight_decay": validate.number(0.0),
+    "algorithm": validate.word(None, *algorithms()),
+    "step": validate.count(0, low=0),
+    "cautious_wd": validate.flag(False),
+    "maximize": validate.flag(False),
+    "foreach": validate.flag(None),
+    "capturable": validate.flag(False),
+    "differentiable": validate.flag(False),
+    "strict": validate.flag(True),
+    "max_batch_bytes": validate.count(None, optional=True),
+    "state_dtype": validate.dtype(),
+    "state_bits": validate.one_of(32, 8, 32),
+    "block_size": validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
+    "min_quant_numel": validate.count(4096, low=0),
+    "stochastic_rounding": validate.flag(False),
 }
 """Group keys of every algorithm."""
 
@@ -88,18 +88,18 @@ def spell(
     first, second = group.get("beta1"), group.get("beta2")
     if "beta1" not in defaults or (betas is None and first is None and second is None):
         return
-    default = defaults["betas"] if _validate.is_pair(defaults.get("betas")) else schema["betas"].default
+    default = defaults["betas"] if validate.is_pair(defaults.get("betas")) else schema["betas"].default
     if betas is None:
         group["betas"] = (default[0] if first is None else first, default[1] if second is None else second)
     elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
         warnings.warn(f"betas={betas} wins over beta1={first}, beta2={second}", stacklevel=5)
-    if _validate.is_pair(group["betas"]):
+    if validate.is_pair(group["betas"]):
         group["beta1"], group["beta2"] = group["betas"]
 
 
 def mirrors_betas(schema: Mapping[str, Field]) -> bool:
     """Whether an algorithm's groups have ``beta1`` and ``beta2`` beside ``betas``, not as their own."""
-    return "betas" in schema and _validate.is_pair(schema["betas"].default)
+    return "betas" in schema and validate.is_pair(schema["betas"].default)
 
 
 def complete(

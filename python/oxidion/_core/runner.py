@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from oxidion import _driver
+from oxidion._core import driver
 from oxidion._oxidion import Session
 
 
@@ -23,7 +23,7 @@ class Runner(Protocol):
         self,
         session: Session,
         schedule: Sequence[tuple[int, int]],
-        comms: Sequence[Callable[[], _driver.Work]],
+        comms: Sequence[Callable[[], driver.Work]],
     ) -> None:
         """Executes every instruction, as `driver.execute`."""
 
@@ -42,15 +42,15 @@ class Direct:
         self,
         session: Session,
         schedule: Sequence[tuple[int, int]],
-        comms: Sequence[Callable[[], _driver.Work]],
+        comms: Sequence[Callable[[], driver.Work]],
     ) -> None:
         """Executes every instruction, as `driver.execute`."""
-        _driver.execute(session, schedule, comms)
+        driver.execute(session, schedule, comms)
 
     def compute(self, session: Session, schedule: Sequence[tuple[int, int]]) -> None:
         """Executes the computes alone, in their order."""
         for op, k in schedule:
-            if op == _driver.COMPUTE:
+            if op == driver.COMPUTE:
                 session.compute(k)
 
 

@@ -11,13 +11,15 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _schema, _shadow, _state, _validate
+from oxidion._core import schema as _schema
+from oxidion._core import state as _state
+from oxidion._core import validate, verify
+from oxidion._core.stepper import Stepper
+from oxidion._core.table import Table
+from oxidion._core.validate import Field
 from oxidion._cuda.device import device_of
 from oxidion._dist import comm
 from oxidion._oxidion import Plan
-from oxidion._stepper import Stepper
-from oxidion._table import Table
-from oxidion._validate import Field
 
 
 class OxOptimizer(Stepper, Optimizer):
@@ -71,13 +73,13 @@ class OxOptimizer(Stepper, Optimizer):
             )
         defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
-        defaults["state_dtype"] = _validate.dtype_name(dtype, "state_dtype")
-        if "beta2" in self.SCHEMA and _validate.is_pair(defaults["betas"]):
+        defaults["state_dtype"] = validate.dtype_name(dtype, "state_dtype")
+        if "beta2" in self.SCHEMA and validate.is_pair(defaults["betas"]):
             defaults["beta1"], defaults["beta2"] = defaults["betas"]
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
-        _validate.check_group(defaults, _schema.COMMON | self.SCHEMA, _schema.FOREIGN_KEYS, "defaults")
+        validate.check_group(defaults, _schema.COMMON | self.SCHEMA, _schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, tuple[Any, Any]] = {}
         super().__init__(params, defaults)
         self._reserve = _state.reserve(self._make_plan, self.param_groups)
@@ -120,7 +122,7 @@ class OxOptimizer(Stepper, Optimizer):
         schema = (
             self.SCHEMA | _schema.COMMON | schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
         )
-        _validate.check_group(group, schema, _schema.known_keys(schemas), f"group {number}")
+        validate.check_group(group, schema, _schema.known_keys(schemas), f"group {number}")
 
     @classmethod
     def check_together(cls, group: dict[str, Any], where: str) -> None:
@@ -133,7 +135,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check_params(self, group: dict[str, Any], number: int) -> None:
         cls = self._registry[group["algorithm"]]
         matrix = cls.MATRIX and not cls.TAKES_VECTORS
-        for name, param in zip(_validate.names_of(group, number), group["params"], strict=True):
+        for name, param in zip(validate.names_of(group, number), group["params"], strict=True):
             if not param.is_floating_point():
                 raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
             if hasattr(param, "ds_id"):
@@ -281,7 +283,7 @@ class OxOptimizer(Stepper, Optimizer):
         error-feedback norm too where all of the matrix is stored on this rank. ``.stages`` holds milliseconds
         by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
         """
-        return _shadow.metrics(self)
+        return verify.metrics(self)
 
     def verify(self) -> Table:
         """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
@@ -289,7 +291,7 @@ class OxOptimizer(Stepper, Optimizer):
         ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
         parameter's dtype; None without a gradient, and where a step depends on the layout. Nothing changes.
         """
-        return _shadow.verify(self)
+        return verify.verify(self)
 
 
 def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion import _runner, _schema, _state
+from oxidion._core import runner, schema
+from oxidion._core import state as _state
+from oxidion._core.reserve import Reserve, zeros
 from oxidion._cuda import device
 from oxidion._dist import agree, collectives, comm
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
-from oxidion._reserve import Reserve, zeros
 
 
 class Stepper:
@@ -42,7 +43,7 @@ class Stepper:
     _known: agree.Known = agree.NOWHERE
     _agreed: bool = False
     _poison: str | None = None
-    _runner: _runner.Runner = _runner.DIRECT
+    _runner: runner.Runner = runner.DIRECT
 
     @abstractmethod
     def _communicates(self) -> bool:
@@ -53,7 +54,7 @@ class Stepper:
         found_inf = getattr(self, "found_inf", None)
         skip = found_inf is not None and float(found_inf) > 0
         scale = getattr(self, "grad_scale", None)
-        _schema.mirror_betas(self.param_groups, self._last_betas)
+        schema.mirror_betas(self.param_groups, self._last_betas)
         with self._runner.wrap():
             session = self._prepare(1.0 if scale is None else 1.0 / float(scale), skip=skip)
             if session is not None:
