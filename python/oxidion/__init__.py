@@ -20,24 +20,24 @@ check_torch(torch.__version__)
 from oxidion import _oxidion, checkpoint, functional, hf, qk_clip  # noqa: E402
 from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
-from oxidion.groups import param_groups  # noqa: E402
-from oxidion.low_rank_groups import galore_param_groups  # noqa: E402
-from oxidion.optim.adafactor import Adafactor  # noqa: E402
-from oxidion.optim.adamw import AdamW  # noqa: E402
-from oxidion.optim.apollo import APOLLOAdamW  # noqa: E402
-from oxidion.optim.apollo_mini import APOLLOMini  # noqa: E402
-from oxidion.optim.came import CAME  # noqa: E402
-from oxidion.optim.dion import Dion  # noqa: E402
-from oxidion.optim.dion2 import Dion2  # noqa: E402
-from oxidion.optim.galore import GaLoreAdamW  # noqa: E402
-from oxidion.optim.lamb import Lamb  # noqa: E402
-from oxidion.optim.lion import Lion  # noqa: E402
-from oxidion.optim.mixed_precision import DionMixedPrecisionConfig  # noqa: E402
-from oxidion.optim.muon import Muon  # noqa: E402
-from oxidion.optim.nordion2 import NorDion2  # noqa: E402
-from oxidion.optim.normuon import NorMuon  # noqa: E402
-
-Dion3 = NorDion2
+from oxidion.groups import galore_param_groups, param_groups  # noqa: E402
+from oxidion.optim import (  # noqa: E402
+    CAME,
+    Adafactor,
+    AdamW,
+    APOLLOAdamW,
+    APOLLOMini,
+    Dion,
+    Dion2,
+    Dion3,
+    DionMixedPrecisionConfig,
+    GaLoreAdamW,
+    Lamb,
+    Lion,
+    Muon,
+    NorDion2,
+    NorMuon,
+)
 
 __all__ = [
     "CAME",

@@ -11,9 +11,17 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import schema as _schema
-from oxidion._core import state as _state
 from oxidion._core import validate, verify
+from oxidion._core.schema import (
+    COMMON,
+    FOREIGN_KEYS,
+    complete,
+    known_keys,
+    mirror_betas,
+    settle_kinds,
+    spell,
+)
+from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._core.validate import Field
@@ -79,10 +87,10 @@ class OxOptimizer(Stepper, Optimizer):
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
-        validate.check_group(defaults, _schema.COMMON | self.SCHEMA, _schema.FOREIGN_KEYS, "defaults")
+        validate.check_group(defaults, COMMON | self.SCHEMA, FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, tuple[Any, Any]] = {}
         super().__init__(params, defaults)
-        self._reserve = _state.reserve(self._make_plan, self.param_groups)
+        self._reserve = reserve(self._make_plan, self.param_groups)
 
     # ------------------------------------------------------------------ groups
 
@@ -101,16 +109,16 @@ class OxOptimizer(Stepper, Optimizer):
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
             schemas = self._schemas()
-            _schema.spell(param_group, self.defaults, self.SCHEMA, schemas)
-            _schema.settle_kinds(param_group, self.SCHEMA, schemas)
+            spell(param_group, self.defaults, self.SCHEMA, schemas)
+            settle_kinds(param_group, self.SCHEMA, schemas)
             self._check(param_group, number)
         super().add_param_group(param_group)
         try:
-            _schema.complete(param_group, self.defaults, self._schemas())
+            complete(param_group, self.defaults, self._schemas())
             self._check(param_group, number)
             self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
             self._check_params(param_group, number)
-            _schema.mirror_betas(self.param_groups, self._last_betas)
+            mirror_betas(self.param_groups, self._last_betas)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -119,10 +127,8 @@ class OxOptimizer(Stepper, Optimizer):
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
-        schema = (
-            self.SCHEMA | _schema.COMMON | schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
-        )
-        validate.check_group(group, schema, _schema.known_keys(schemas), f"group {number}")
+        schema = self.SCHEMA | COMMON | schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
+        validate.check_group(group, schema, known_keys(schemas), f"group {number}")
 
     @classmethod
     def check_together(cls, group: dict[str, Any], where: str) -> None:
@@ -143,16 +149,17 @@ class OxOptimizer(Stepper, Optimizer):
                     f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape"
                 )
             if matrix and group["strict"] and param.ndim < 2:
+                others = sorted(other for other, taker in self._registry.items() if not taker.MATRIX)
                 raise ValueError(
                     f"{name}: algorithm {group['algorithm']!r} needs parameters with at least 2 dimensions, "
-                    f"got shape {tuple(param.shape)}. Put it in a group with algorithm='adamw' or 'lion', or "
-                    "pass strict=False"
+                    f"got shape {tuple(param.shape)}. Put it in a group with one of the algorithms "
+                    f"{', '.join(map(repr, others))}, or pass strict=False"
                 )
             cls._advise(name, tuple(param.shape), group)
 
     @classmethod
     def _advise(cls, name: str, shape: tuple[int, ...], group: dict[str, Any]) -> None:
-        """Says what a user of these settings may not expect; by default nothing."""
+        """Logs advice on settings that do not do what a user may expect; by default nothing."""
 
     # -------------------------------------------------------------------- step
 
@@ -187,6 +194,10 @@ class OxOptimizer(Stepper, Optimizer):
         own = any(self._registry[group["algorithm"]].COMMUNICATES for group in self.param_groups)
         return own or bool(self._meshes.pending)
 
+    @override
+    def _class_of(self, algorithm: str) -> type[OxOptimizer]:
+        return self._registry[algorithm]
+
     def init_state(self) -> None:
         """Allocates the state of every parameter, with or without a gradient; what is there stays."""
         self._bind()
@@ -210,7 +221,7 @@ class OxOptimizer(Stepper, Optimizer):
             incoming.update(final)
 
         def restore(_self: Optimizer) -> None:
-            _state.own_copies(incoming, self.param_groups, self.state)
+            own_copies(incoming, self.param_groups, self.state)
 
         hooks = [
             self.register_load_state_dict_pre_hook(capture),
@@ -236,19 +247,19 @@ class OxOptimizer(Stepper, Optimizer):
                 group["betas"] = (group["beta1"], group["beta2"])
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
-            _schema.complete(group, self.defaults, self._schemas())
-        _schema.mirror_betas(self.param_groups, self._last_betas)
+            complete(group, self.defaults, self._schemas())
+        mirror_betas(self.param_groups, self._last_betas)
 
     @override
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
-        _schema.mirror_betas(self.param_groups, self._last_betas)
+        mirror_betas(self.param_groups, self._last_betas)
         return super().state_dict()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        _schema.mirror_betas(self.param_groups, self._last_betas)
+        mirror_betas(self.param_groups, self._last_betas)
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
         return {**state, **own, **({"_functions": self._functions} if self._functions else {})}
@@ -262,9 +273,9 @@ class OxOptimizer(Stepper, Optimizer):
         groups = self._meshes.pending.values()
         if not groups:
             return
-        params, plan = _state.parameters(self.param_groups), self._make_plan()
+        params, plan = parameters(self.param_groups), self._make_plan()
         own, specs = [self.state.get(params[i], {}) for i in plan.decoupled], plan.state_specs()
-        _state.average_momenta(own, [specs[i] for i in plan.decoupled], groups)
+        average_momenta(own, [specs[i] for i in plan.decoupled], groups)
 
     # ----------------------------------------------------------- introspection
 
@@ -296,5 +307,5 @@ class OxOptimizer(Stepper, Optimizer):
 
 def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
     """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
-    keys = _schema.FOREIGN_KEYS.union(_schema.COMMON, schema) - {"params"}
+    keys = FOREIGN_KEYS.union(COMMON, schema) - {"params"}
     return {key: value for key, value in values.items() if key in keys}

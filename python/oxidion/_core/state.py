@@ -50,13 +50,15 @@ def materialise(
     groups: list[dict[str, Any]],
     state: dict[Tensor, dict[str, Any]],
     names: Names,
+    optional: Mapping[str, frozenset[str]],
     steps_done: list[int],
     reserve: Reserve | None = None,
 ) -> list[list[Tensor]]:
     """Makes the states that are missing; returns those of every parameter in the order of the plan's specs.
 
     A state that is there is taken as it is, whatever its dtype. A missing step counter begins at its group's
-    entry of ``steps_done``, as checkpoints of optimizers that count by group need it. ``reserve`` has memory.
+    entry of ``steps_done``, as checkpoints of optimizers that count by group need it. ``optional`` are the
+    moments that an algorithm may lack though it has others. ``reserve`` has memory.
     """
     bound = []
     steps = chain.from_iterable(
@@ -67,8 +69,7 @@ def materialise(
         own = state[param] if specs else {}
         public = names.get(algorithm, {})
         roles = [spec["role"] for spec in specs]
-        # Adafactor's momentum is a setting that may be switched on later.
-        decisive = MOMENTS - {"momentum"} if algorithm == "adafactor" else MOMENTS
+        decisive = MOMENTS - optional[algorithm]
         moments = [public.get(role, role) for role in roles if role in decisive]
         if "step" in roles and not all(key in own for key in moments):
             # What is there belongs to another algorithm: its moments would be taken for this one's.
@@ -190,13 +191,10 @@ def existing(
     """Dtype and shape of the states that exist, by role, for each parameter: the plan takes them as is."""
     if not state:
         return []
+    # Another algorithm than its group's may step a parameter; a key has one role in all of them.
+    roles = {key: role for public in names.values() for role, key in public.items()}
     rows = []
     for group in groups:
-        roles = {
-            key: role
-            for source in ("adamw", group["algorithm"])
-            for role, key in names.get(source, {}).items()
-        }
         for param in group["params"]:
             own = state.get(param, {})
             rows.append(

@@ -10,8 +10,16 @@ from typing import Any, ClassVar
 import torch
 
 from oxidion._core import runner, schema
-from oxidion._core import state as _state
 from oxidion._core.reserve import Reserve, zeros
+from oxidion._core.state import (
+    Names,
+    existing,
+    materialise,
+    named_gradients,
+    parameters,
+    settle,
+    workspace_floats,
+)
 from oxidion._cuda import device
 from oxidion._dist import agree, collectives, comm
 from oxidion._oxidion import Plan, PoisonedOptimizer, Session
@@ -26,7 +34,12 @@ class Stepper:
             of NCCL alone the host waits for the device to compare.
     """
 
-    STATE_NAMES: ClassVar[_state.Names] = {}
+    STATE_NAMES: ClassVar[Names] = {}
+    """By algorithm: keys under which ``state`` holds roles of the core. A key has one role in all of them."""
+    OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
+    """Moments of this class's algorithm that a setting may switch on between two steps."""
+    LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings under which a step of this class's algorithm depends on how a parameter is sharded."""
 
     compare_every: int = 1
 
@@ -48,6 +61,10 @@ class Stepper:
     @abstractmethod
     def _communicates(self) -> bool:
         """Whether steps on several ranks communicate; the same on all of them."""
+
+    @abstractmethod
+    def _class_of(self, algorithm: str) -> type[Stepper]:
+        """The class of the optimizer whose algorithm this is."""
 
     def _execute(self) -> None:
         """Takes one step: the runner wraps what is prepared, executed and finished."""
@@ -79,7 +96,7 @@ class Stepper:
                 every = self._communicates() or self._always_agrees()
                 agreed = agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
                 if agreed and self._meshes.check:
-                    agree.check_gradients(_state.named_gradients(self.param_groups), self._meshes, groups)
+                    agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
                 self._agreed = taken = agreed
             elif error is not None:
                 raise error
@@ -138,8 +155,8 @@ class Stepper:
         return session
 
     def _make_plan(self) -> Plan:
-        existing = _state.existing(self.param_groups, self.state, self.STATE_NAMES)
-        return Plan(self._settings(), existing, self._meshes)
+        found = existing(self.param_groups, self.state, self.STATE_NAMES)
+        return Plan(self._settings(), found, self._meshes)
 
     def _settings(self) -> list[dict[str, Any]]:
         """The groups as the core reads them: with the user's functions, which no checkpoint should hold."""
@@ -156,10 +173,11 @@ class Stepper:
         device.refuse_capture(where)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        arena = zeros([_state.workspace_floats(plan)], torch.float32, where, self._reserve)
+        arena = zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
         comms = tuple(collectives.bind(plan.transfers, arena, groups))
-        states = _state.materialise(
-            plan, self.param_groups, self.state, self.STATE_NAMES, done, self._reserve
+        optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
+        states = materialise(
+            plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
         )
         self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
@@ -167,7 +185,7 @@ class Stepper:
         return self._session
 
     def _read_groups(self) -> comm.Groups:
-        params = list(_state.parameters(self.param_groups))
+        params = list(parameters(self.param_groups))
         self._groups = comm.groups_of(params, self._meshes)
         self._known = agree.known(self._groups, comm.root_axes(params))
         return self._groups
@@ -182,4 +200,4 @@ class Stepper:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
         values = [value for own in self.state.values() for value in own.values()]
         if any(map(comm.is_distributed, [*self.state, *values])):
-            _state.settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)
+            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

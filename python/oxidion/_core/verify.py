@@ -1,27 +1,18 @@
-"""Steps taken on copies: what ``metrics()`` and ``verify()`` look at."""
+"""Steps on copies, for ``metrics()`` and ``verify()``."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
 
-from oxidion._core import state as _state
+from oxidion._core.state import SCALES, key_of, parameters, whole
+from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._dist.collectives import average, tell
 from oxidion._dist.comm import full, is_distributed, local, with_local
-
-if TYPE_CHECKING:
-    from oxidion._core.base import OxOptimizer
-
-LAYOUT_DECIDES = {
-    "dion2": {"selection_scope": "local"},
-    "nordion2": {"selection_scope": "local", "norm_scope": "shard"},
-    "normuon": {"norm_scope": "shard"},
-}
-"""Settings of an algorithm under which a step depends on how the parameter is cut."""
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -33,12 +24,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return full(tensor).detach().double().cpu().clone()
 
 
-def _twin(optimizer: OxOptimizer) -> OxOptimizer:
+def _twin(optimizer: Stepper) -> Stepper:
     """An optimizer of the same settings over copies of parameters, gradients and states."""
     twin = copy.copy(optimizer)
     twin._meshes = optimizer._meshes
     twins = {}
-    for param in _state.parameters(optimizer.param_groups):
+    for param in parameters(optimizer.param_groups):
         clone = _copy(param).requires_grad_(param.requires_grad)
         if hasattr(param, "grad_dtype"):
             clone.grad_dtype = param.grad_dtype
@@ -71,11 +62,11 @@ def _rms(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
-def metrics(optimizer: OxOptimizer) -> Table:
+def metrics(optimizer: Stepper) -> Table:
     """The table of ``OxOptimizer.metrics``."""
     twin = _twin(optimizer)
     session = twin._bind()
-    params = _state.parameters(twin.param_groups)
+    params = parameters(twin.param_groups)
     before = [full(param).detach().clone() for param in params]
     session.measure(True)
     twin._execute()
@@ -83,7 +74,7 @@ def metrics(optimizer: OxOptimizer) -> Table:
     measured, milliseconds = session.measurements()
     # A matrix that is dealt out is measured by its owner.
     measured = merged(measured, (twin._groups or {}).values())
-    plan = twin.plan()
+    plan = twin._make_plan()
     rows = []
     for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
@@ -100,9 +91,8 @@ def metrics(optimizer: OxOptimizer) -> Table:
     )
 
 
-def _has_reference(algorithm: str, group: dict[str, Any], param: Any) -> bool:
-    """Whether one process would take the same step: not where it depends on a cut that there is."""
-    settings = LAYOUT_DECIDES.get(algorithm, {})
+def _has_reference(settings: Mapping[str, Any], group: dict[str, Any], param: Any) -> bool:
+    """Whether one process would take the same step: not where a setting makes it depend on shards."""
     if not is_distributed(param) or all(group[key] != value for key, value in settings.items()):
         return True
     sizes = zip(param.device_mesh.shape, param.placements, strict=True)
@@ -123,7 +113,7 @@ def _reference_step(
     step(target, grad, state, group)
 
 
-def _with_norms(twin: OxOptimizer) -> list[dict[str, Any]]:
+def _with_norms(twin: Stepper) -> list[dict[str, Any]]:
     """The groups, with the norm of all gradients where a group limits it."""
     from oxidion._reference.update import grad_norm
 
@@ -136,27 +126,28 @@ def _with_norms(twin: OxOptimizer) -> list[dict[str, Any]]:
     return groups
 
 
-def verify(optimizer: OxOptimizer) -> Table:
+def verify(optimizer: Stepper) -> Table:
     """The table of ``OxOptimizer.verify``."""
     twin = _twin(optimizer)
     for group in twin.param_groups:
         # Compared with the rounded reference: the step is what is looked at, not where chance rounds it to.
         group["stochastic_rounding"] = False
-    twin.init_state()
-    plan = twin.plan()
-    params = _state.parameters(twin.param_groups)
+    twin._bind()
+    plan = twin._make_plan()
+    params = parameters(twin.param_groups)
     groups = [group for group in _with_norms(twin) for _ in group["params"]]
     rows = []
     rows_of = zip(plan.rows(), plan.state_specs(), params, groups, strict=True)
     for index, (row, specs, param, group) in enumerate(rows_of):
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
-        if param.grad is not None and _has_reference(row["algorithm"], group, param):
+        sharding = twin._class_of(row["algorithm"]).LAYOUT_SETTINGS
+        if param.grad is not None and _has_reference(sharding, group, param):
             public = twin.STATE_NAMES.get(row["algorithm"], {})
             own = twin.state[param]
             state = {
-                spec["role"]: _mean(twin, _state.whole(own, _state.key_of(spec["role"], public), spec))
+                spec["role"]: _mean(twin, whole(own, key_of(spec["role"], public), spec))
                 for spec in specs
-                if not spec["role"].endswith(_state.SCALES)
+                if not spec["role"].endswith(SCALES)
             }
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
@@ -175,7 +166,7 @@ def verify(optimizer: OxOptimizer) -> Table:
     return Table(rows)
 
 
-def _mean(optimizer: OxOptimizer, tensor: Tensor) -> Tensor:
+def _mean(optimizer: Stepper, tensor: Tensor) -> Tensor:
     """Like `_wide`, and the mean over replicas whose gradients the optimizer averages."""
     whole = full(tensor).detach().double().clone()
     average([whole], optimizer._meshes.pending.values())

@@ -55,6 +55,7 @@ class Adafactor(OxOptimizer):
     ALGORITHM = "adafactor"
     MATRIX = False
     COMMUNICATES = True
+    OPTIONAL_ROLES = frozenset({"momentum"})
     SCHEMA: ClassVar[dict[str, Field]] = {
         "lr": validate.optional(validate.number(1e-3)),
         "eps": validate.numbers((1e-30, 1e-3)),

@@ -43,6 +43,7 @@ class Dion2(OrthonormalOptimizer):
     """
 
     ALGORITHM = "dion2"
+    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local"}
     SCHEMA: ClassVar[dict[str, Field]] = {
         "ef_decay": validate.number(0.95),
         **SELECTION_SCHEMA,

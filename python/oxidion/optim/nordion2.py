@@ -43,6 +43,7 @@ class NorDion2(OrthonormalOptimizer):
     """
 
     ALGORITHM = "nordion2"
+    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local", "norm_scope": "shard"}
     SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         **NEURON_SCHEMA,

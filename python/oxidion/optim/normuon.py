@@ -42,6 +42,7 @@ class NorMuon(OrthonormalOptimizer):
     """
 
     ALGORITHM = "normuon"
+    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"norm_scope": "shard"}
     SCHEMA: ClassVar[dict[str, Field]] = {
         "mu": validate.number(0.95),
         "nesterov": validate.flag(False),
