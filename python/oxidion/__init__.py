@@ -10,6 +10,7 @@ Swap one in for a ``torch.optim`` class::
 from __future__ import annotations
 
 import os
+import sys
 
 import torch  # loads libtorch, which the extension links against
 
@@ -18,6 +19,7 @@ from oxidion._core.abi import check_torch
 check_torch(torch.__version__)
 
 from oxidion import _oxidion, checkpoint, functional, hf, qk_clip  # noqa: E402
+from oxidion._core import table  # noqa: E402
 from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import galore_param_groups, param_groups  # noqa: E402
@@ -67,6 +69,9 @@ __all__ = [
     "param_groups",
     "qk_clip",
 ]
+
+# Modules that pickles of earlier versions name: those of tables and of the layers of QK-clip.
+sys.modules["oxidion._table"], sys.modules["oxidion._heads"] = table, qk_clip.heads
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_oxidion.forget_threads_after_fork)

@@ -63,7 +63,7 @@ class CudaGraphOptimizer(Optimizer):
         self._patch_step_function()
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here is the optimizer's."""
+        """Attributes of the optimizer, where this object has none of that name."""
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
@@ -88,7 +88,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def grad_scale(self) -> Any:
-        """What a ``GradScaler`` tells the optimizer."""
+        """Loss scale that a ``GradScaler`` tells the optimizer."""
         return self.optimizer.grad_scale  # type: ignore[attr-defined]
 
     @grad_scale.setter
@@ -101,7 +101,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def found_inf(self) -> Any:
-        """What a ``GradScaler`` found."""
+        """Count of infinities that a ``GradScaler`` found."""
         return self.optimizer.found_inf  # type: ignore[attr-defined]
 
     @found_inf.setter
@@ -114,7 +114,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replays of a graph."""
+        """True once steps are replays of a graph."""
         return self._replay.captured
 
     @override

@@ -24,7 +24,7 @@ NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.G
 
 
 def _address(param: Tensor) -> int:
-    """Where the memory of a parameter begins; 0 where this process stores nothing of it."""
+    """Address of a parameter's memory; 0 where this process stores nothing of it."""
     own = local(param)
     return 0 if own.device.type == "meta" or own.numel() == 0 else own.untyped_storage().data_ptr()
 

@@ -1,4 +1,4 @@
-"""The base class of all optimizers: groups, state, one step through the core."""
+"""Base class of all optimizers: groups, state, one step through the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bug report needs to say about a machine."""
+"""Facts about a machine for a bug report."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-"""Where the limit of a container is, and what of it is used."""
+"""Files with the limit of a container's memory, and with what of it is used."""
 
 
 def zeros(
@@ -79,7 +79,7 @@ def _mapped(size: int) -> tuple[mmap.mmap, int]:
 
 
 def _advised(memory: mmap.mmap, advice: int) -> bool:
-    """Whether the system took an advice."""
+    """True where the system took an advice."""
     try:
         memory.madvise(advice)
     except OSError:

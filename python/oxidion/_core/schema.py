@@ -98,7 +98,7 @@ def spell(
 
 
 def mirrors_betas(schema: Mapping[str, Field]) -> bool:
-    """Whether an algorithm's groups have ``beta1`` and ``beta2`` beside ``betas``, not as their own."""
+    """True for algorithms whose groups have ``beta1`` and ``beta2`` beside ``betas``, not as their own."""
     return "betas" in schema and validate.is_pair(schema["betas"].default)
 
 

@@ -19,7 +19,7 @@ from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_norma
 MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 """Roles without which a state is that of another algorithm."""
 SCALES = "_absmax"
-"""What follows the key of an 8-bit state in that of its scales."""
+"""Ending of the key of an 8-bit state's scales."""
 
 Names = Mapping[str, Mapping[str, str]]
 

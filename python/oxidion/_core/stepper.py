@@ -1,4 +1,4 @@
-"""One step: plan and bind when something changed, agree with the other ranks, run the schedule."""
+"""Steps: plan and bind when something changed, agree with the other ranks, execute the schedule."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Stepper:
 
     @abstractmethod
     def _communicates(self) -> bool:
-        """Whether steps on several ranks communicate; the same on all of them."""
+        """True where steps on several ranks communicate; the same on all of them."""
 
     @abstractmethod
     def _class_of(self, algorithm: str) -> type[Stepper]:

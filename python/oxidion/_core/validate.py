@@ -60,7 +60,7 @@ def _has_length(value: object, length: int) -> bool:
 
 
 def is_pair(value: object) -> bool:
-    """Whether the value is a tuple or list of two."""
+    """True for a tuple or list of two."""
     return _has_length(value, 2)
 
 

@@ -92,7 +92,7 @@ def metrics(optimizer: Stepper) -> Table:
 
 
 def _has_reference(settings: Mapping[str, Any], group: dict[str, Any], param: Any) -> bool:
-    """Whether one process would take the same step: not where a setting makes it depend on shards."""
+    """True where one process would take the same step: no setting makes it depend on shards."""
     if not is_distributed(param) or all(group[key] != value for key, value in settings.items()):
         return True
     sizes = zip(param.device_mesh.shape, param.placements, strict=True)

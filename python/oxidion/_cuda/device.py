@@ -37,7 +37,7 @@ def current_stream(device: torch.device) -> int:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is launched on torch's current stream goes into a graph."""
+    """True while launches on torch's current stream go into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -52,7 +52,7 @@ def refuse_capture(device: torch.device) -> None:
 
 
 def cache_folder() -> Path | None:
-    """Where machine code that was compiled on this machine is kept; None for a user without a home.
+    """Folder of the machine code that was compiled on this machine; None for a user without a home.
 
     ``OXIDION_CACHE``, or ``oxidion`` in the user's folder for caches. Its files are named by their content.
     """

@@ -84,7 +84,7 @@ class Replay:
 
     @property
     def is_next(self) -> bool:
-        """Whether the next step is to be captured."""
+        """True before the step that is to be captured."""
         return not self.captured and self._taken >= self._warmup_steps
 
     def open_capture(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks tell each other before a step: nobody enters a collective that another never reaches."""
+"""Agreement of the ranks before a step: nobody enters a collective that another never reaches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oxidion._oxidion import PlanMismatch, Session
 
 
 class Known(NamedTuple):
-    """What a rank tells the others of the axes of its meshes.
+    """Axes of a rank's meshes, as it tells the others of them.
 
     Attributes:
         axes: all axes of the meshes that the parameters are on parts of.
@@ -34,7 +34,7 @@ NOWHERE = Known({}, [], (0, 0))
 
 
 def known(groups: Groups, axes: RootAxes) -> Known:
-    """What is told of these axes, of which ``groups`` are used."""
+    """The entry for these axes, of which ``groups`` are used."""
     used = sorted(key for key, (ranks, _) in axes.items() if ranks in groups)
     return Known(axes, used, (len(groups), zlib.crc32(repr(used).encode())))
 
@@ -98,7 +98,7 @@ def agree(
 
 
 def _unknown(told: Sequence[tuple[list[Any], list[Any]]]) -> bool:
-    """Whether a rank does not use an axis that another uses, though its meshes have it."""
+    """True where a rank does not use an axis that another uses, though its meshes have it."""
     named = {key for used, _ in told for key in used}
     return any(key in axes and key not in used for used, axes in told for key in named)
 
@@ -175,7 +175,7 @@ def check_gradients(named: Sequence[tuple[str, Tensor]], meshes: Meshes, groups:
 
 
 def _complaint(groups: Groups, session: Session | None, error: BaseException | None) -> str:
-    """What differs between which ranks. Every rank calls this, and hears what was found on other axes."""
+    """Differences between ranks. Every rank calls this, and hears what was found on other axes."""
     found: list[str] = []
     me = my_rank()
     failure = None if error is None else f"{type(error).__name__}: {error}"

@@ -123,7 +123,7 @@ def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def needs_device(group: ProcessGroup) -> bool:
-    """Whether numbers of the host have to go through a device to be compared over a group: NCCL alone."""
+    """True where numbers of the host go through a device to be compared over a group: NCCL alone."""
     kinds = [kind.type for kind in cast("Any", group)._device_types]
     return bool(kinds) and "cpu" not in kinds
 
@@ -136,7 +136,7 @@ def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
 
 
 def tell(what: Any, group: ProcessGroup) -> list[Any]:
-    """What every rank of a group says, in the order of the ranks."""
+    """Gathers an object of every rank of a group, in the order of the ranks."""
     told: list[Any] = [None] * group.size()
     torch.distributed.all_gather_object(told, what, group=group)
     return told

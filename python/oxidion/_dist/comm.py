@@ -1,4 +1,4 @@
-"""Meshes, process groups and DTensors: with `_collectives` all that touches ``torch.distributed``."""
+"""Meshes, process groups and DTensors: with `collectives` all that touches ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -173,12 +173,12 @@ def _root(param: Tensor) -> Any:
 
 
 def is_distributed(value: object) -> bool:
-    """Whether the object is a DTensor."""
+    """True for a DTensor."""
     return hasattr(value, "_local_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor or DTensor."""
+    """The local part of a tensor or DTensor: all that this process holds."""
     own: Tensor = getattr(tensor, "_local_tensor", tensor)
     return own
 
@@ -261,7 +261,7 @@ def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor
 
 
 def lies_right(value: Any, param: Any, spec: Mapping[str, Any]) -> bool:
-    """Whether a state has the layout that its parameter asks for."""
+    """True for a state in the layout that its parameter asks for."""
     if is_distributed(value) != is_distributed(param):
         return False
     if not is_distributed(param) or value.shape != torch.Size(spec["shape"]):

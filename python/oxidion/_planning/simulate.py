@@ -21,7 +21,7 @@ Axis = tuple[str, list[int], int, str, int]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is planned, beside model and mesh.
+    """Settings of a simulated optimizer, beside model and mesh.
 
     Attributes:
         algorithm: of the matrices; embedding, head and vectors go to AdamW.

@@ -1,4 +1,4 @@
-"""What a step puts on the wire: bytes that a rank sends, by axis of the mesh."""
+"""Traffic of a step: bytes that a rank sends, by axis of the mesh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank gives to the collectives of one axis in a step, and what it sends for them.
+    """Bytes that one rank gives to the collectives of one axis in a step, and those that it sends for them.
 
     Attributes:
         axis: name.

@@ -29,7 +29,7 @@ def split_dim(group: Group) -> int:
 
 
 def is_split(group: Group) -> bool:
-    """Whether parameters are cut into blocks."""
+    """True where parameters are split into blocks."""
     return bool(group.get("split_sizes")) or int(group.get("num_heads") or 1) > 1
 
 

@@ -32,13 +32,13 @@ def sides_of(rows: int, cols: int, group: Group) -> tuple[int, ...]:
 
 
 def is_projected(param: Tensor, group: Group) -> bool:
-    """Whether a parameter has matrices with sides longer than the rank."""
+    """True for a parameter of matrices with sides longer than the rank."""
     rank = group.get("rank")
     return rank is not None and param.ndim >= 2 and rank < min(param.shape[-2:])
 
 
 def is_due(steps: int, group: Group) -> bool:
-    """Whether the projection is computed anew in a step before which there were ``steps``."""
+    """True where a step after ``steps`` others computes the projection anew."""
     gap = int(group.get("update_proj_gap", 200))
     place = (int(group.get("index", 0)) * 0x9E3779B9) & 0xFFFFFFFF
     offset = (place * gap) >> 32 if group.get("stagger", False) else 0

@@ -1,4 +1,4 @@
-"""What the classes whose moments are of a projected gradient share."""
+"""Base, group keys and state names of the classes with moments of a projected gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the classes that orthonormalize momentum share: arguments, their documentation, names of states."""
+"""Base of the classes that orthonormalize momentum: arguments, their documentation, names of states."""
 
 from __future__ import annotations
 

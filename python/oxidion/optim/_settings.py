@@ -1,4 +1,4 @@
-"""How classes that orthonormalize momentum say by which method: group keys and constructor arguments."""
+"""Group keys and constructor arguments of the classes that orthonormalize momentum."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ORTH_SCHEMA: dict[str, Field] = {
 
 
 def functions(newton_schulz_func: Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
-    """What goes to ``OxOptimizer._functions``: a user's functions are no values for groups and checkpoints.
+    """Entries of ``OxOptimizer._functions``: a user's functions are no values for groups and checkpoints.
 
     Raises:
         TypeError: for anything that cannot be called.

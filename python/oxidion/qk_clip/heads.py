@@ -93,7 +93,7 @@ class Heads:
         own.copy_(torch.maximum(own, most.to(own)))
 
     def overlaps(self, other: Heads) -> bool:
-        """Whether both scale a row."""
+        """True where both scale one row."""
         return any(
             mine.tensor is yours.tensor and bool((mine.claimed & yours.claimed).any())
             for mine in self._parts
@@ -245,7 +245,7 @@ def row_numbers(name: str, weight: Tensor, bias: Tensor | None, rows: Rows) -> T
 
 
 def width_of(name: str, rows: Tensor, heads: int) -> int:
-    """How many rows a head has.
+    """Number of rows of a head.
 
     Raises:
         ValueError: for rows that do not divide by the heads.
