@@ -1,4 +1,4 @@
-"""The direction of dependence in Rust (docs/architecture.md, 1), unsafe code, the top level of the checkout."""
+"""Dependence among Rust modules (docs/architecture.md, 1), unsafe code and the top level of the checkout."""
 
 from __future__ import annotations
 

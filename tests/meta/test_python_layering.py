@@ -1,4 +1,4 @@
-"""The direction of dependence in Python (docs/architecture.md, 1): no circle, no arrow upwards."""
+"""Dependence among Python modules (docs/architecture.md, 1): no circle, no arrow upwards."""
 
 from __future__ import annotations
 

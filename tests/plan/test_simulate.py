@@ -17,9 +17,8 @@ import pytest
 
 from oxidion.__main__ import main
 from oxidion._planning import models
-from oxidion._planning import simulate as _simulate
 from oxidion._planning.models import Config
-from oxidion._planning.simulate import Settings, Simulation, simulate
+from oxidion._planning.simulate import Settings, Simulation, human, simulate
 
 TINY = {"layers": 4, "dim": 8, "heads": 2, "kv_heads": 1, "hidden": 16, "vocab": 32, "gated": True}
 UNEVEN = {"layers": 3, "dim": 24, "heads": 3, "kv_heads": 1, "hidden": 41, "vocab": 50, "gated": False}
@@ -245,7 +244,7 @@ def test_output_has_three_tables_and_the_schedule(model: Write, capsys: pytest.C
 
 
 def test_numbers_have_decimal_prefixes() -> None:
-    said = [_simulate.human(n, "B") for n in (0, 999, 1000, 1.5e9, 2e18)]
+    said = [human(n, "B") for n in (0, 999, 1000, 1.5e9, 2e18)]
     assert said == ["0 B", "999 B", "1 kB", "1.5 GB", "2000 PB"]
 
 

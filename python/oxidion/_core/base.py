@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,16 +11,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import validate, verify
-from oxidion._core.schema import (
-    COMMON,
-    FOREIGN_KEYS,
-    complete,
-    known_keys,
-    mirror_betas,
-    settle_kinds,
-    spell,
-)
+from oxidion._core import schema, validate, verify
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -87,7 +78,7 @@ class OxOptimizer(Stepper, Optimizer):
         lr = defaults["lr"]
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
-        validate.check_group(defaults, COMMON | self.SCHEMA, FOREIGN_KEYS, "defaults")
+        validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, tuple[Any, Any]] = {}
         super().__init__(params, defaults)
         self._reserve = reserve(self._make_plan, self.param_groups)
@@ -109,16 +100,16 @@ class OxOptimizer(Stepper, Optimizer):
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
             schemas = self._schemas()
-            spell(param_group, self.defaults, self.SCHEMA, schemas)
-            settle_kinds(param_group, self.SCHEMA, schemas)
+            schema.spell(param_group, self.defaults, self.SCHEMA, schemas)
+            schema.settle_kinds(param_group, self.SCHEMA, schemas)
             self._check(param_group, number)
         super().add_param_group(param_group)
         try:
-            complete(param_group, self.defaults, self._schemas())
+            schema.complete(param_group, self.defaults, self._schemas())
             self._check(param_group, number)
             self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
             self._check_params(param_group, number)
-            mirror_betas(self.param_groups, self._last_betas)
+            schema.mirror_betas(self.param_groups, self._last_betas)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -127,8 +118,9 @@ class OxOptimizer(Stepper, Optimizer):
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
-        schema = self.SCHEMA | COMMON | schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
-        validate.check_group(group, schema, known_keys(schemas), f"group {number}")
+        own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
+        fields = self.SCHEMA | schema.COMMON | own
+        validate.check_group(group, fields, schema.known_keys(schemas), f"group {number}")
 
     @classmethod
     def check_together(cls, group: dict[str, Any], where: str) -> None:
@@ -247,19 +239,19 @@ class OxOptimizer(Stepper, Optimizer):
                 group["betas"] = (group["beta1"], group["beta2"])
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
-            complete(group, self.defaults, self._schemas())
-        mirror_betas(self.param_groups, self._last_betas)
+            schema.complete(group, self.defaults, self._schemas())
+        schema.mirror_betas(self.param_groups, self._last_betas)
 
     @override
     @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
-        mirror_betas(self.param_groups, self._last_betas)
+        schema.mirror_betas(self.param_groups, self._last_betas)
         return super().state_dict()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        mirror_betas(self.param_groups, self._last_betas)
+        schema.mirror_betas(self.param_groups, self._last_betas)
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
         return {**state, **own, **({"_functions": self._functions} if self._functions else {})}
@@ -303,9 +295,3 @@ class OxOptimizer(Stepper, Optimizer):
         parameter's dtype; None without a gradient, and where a step depends on the layout. Nothing changes.
         """
         return verify.verify(self)
-
-
-def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
-    """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
-    keys = FOREIGN_KEYS.union(COMMON, schema) - {"params"}
-    return {key: value for key, value in values.items() if key in keys}

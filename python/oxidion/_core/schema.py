@@ -144,3 +144,9 @@ def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]])
             else:
                 group["beta1"], group["beta2"] = betas
         last[number] = betas
+
+
+def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
+    """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
+    keys = FOREIGN_KEYS.union(COMMON, schema) - {"params"}
+    return {key: value for key, value in values.items() if key in keys}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from oxidion._core.base import OxOptimizer, defaults
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
 from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion._core import validate
-from oxidion._core.base import OxOptimizer, defaults
-from oxidion._core.validate import Field
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
 from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
@@ -56,7 +56,7 @@ class Dion(OxOptimizer):
     """
 
     ALGORITHM = "dion"
-    SCHEMA: ClassVar[dict[str, Field]] = {
+    SCHEMA: ClassVar[dict[str, validate.Field]] = {
         "rank_fraction": validate.number(1.0, high=1.0, open_low=True),
         "rank_multiple_of": validate.count(1),
         "mu": validate.number(0.95),

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion._core import validate
-from oxidion._core.base import defaults
+from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
 

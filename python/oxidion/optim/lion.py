@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion._core import validate
-from oxidion._core.base import OxOptimizer, defaults
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
 from oxidion.optim._names import TORCH_NAMES
 
