@@ -2,7 +2,7 @@
 #
 # Variables:
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
-#   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, _abi.py, Cargo.lock)
+#   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, abi.py, Cargo.lock)
 #   MARKERS="not slow"  with `test`: which tests pytest selects
 #   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
 #   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
@@ -108,5 +108,5 @@ $(VENV)/.built: $(VENV)/.deps $(RUST)
 pin:
 	$(if $(TCH_$(TORCH)),,$(error TORCH=$(TORCH) is not supported; choose 2.11 or 2.13))
 	sed -i 's/torch==[0-9.]*\*/torch==$(TORCH).*/' pyproject.toml
-	sed -i 's/^TORCH = ".*"/TORCH = "$(TORCH)"/' python/oxidion/_abi.py
+	sed -i 's/^TORCH = ".*"/TORCH = "$(TORCH)"/' python/oxidion/_core/abi.py
 	cargo update -p tch --precise $(TCH_$(TORCH))

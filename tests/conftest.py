@@ -22,9 +22,9 @@ EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 def pytest_configure() -> None:
     """Turns to the emulated device where the tests are to run on it."""
     if EMULATED:
-        from oxidion import _device
+        from oxidion._cuda import device
 
-        _device.prepare(emulated=True)
+        device.prepare(emulated=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

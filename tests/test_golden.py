@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oxidion._orthogonalize import lr_factor
-from oxidion._reference import REFERENCE
+from oxidion._reference.orthogonalize import lr_factor
+from oxidion._reference.registry import REFERENCE
 from support.asserts import relative_error, update_relative_error
 from support.golden import GoldenCase, golden_cases
 from support.threads import computing_threads

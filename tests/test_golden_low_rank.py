@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 from support.asserts import update_relative_error
 from support.golden import GoldenCase, golden_cases
 

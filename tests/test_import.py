@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 from oxidion.checkpoint import SOURCES, import_state_dict
 from support.asserts import assert_tensors_close, update_relative_error
 from support.inputs import Shape, gaussian

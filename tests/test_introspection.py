@@ -181,9 +181,9 @@ def test_verify_reports_small_errors_and_changes_nothing(case: Case, dtype: torc
 def test_verify_compares_with_a_step_that_it_computes_itself(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oxidion import _reference
+    from oxidion._reference.registry import REFERENCE
 
-    honest = _reference.REFERENCE[case.algorithm]
+    honest = REFERENCE[case.algorithm]
 
     def twice(param: Tensor, *rest: Any) -> None:
         start = param.clone()
@@ -193,7 +193,7 @@ def test_verify_compares_with_a_step_that_it_computes_itself(
     model = make_model(torch.float64)
     optimizer = case.build(model)
     set_grads(model, 0)
-    monkeypatch.setitem(_reference.REFERENCE, case.algorithm, twice)
+    monkeypatch.setitem(REFERENCE, case.algorithm, twice)
     table = optimizer.verify().to_dict()
     for algorithm, error in zip(table["algorithm"], table["update_error"], strict=True):
         if algorithm == case.algorithm:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oxidion import functional
-from oxidion._orthogonalize import POLYNOMIALS, orthogonalize, polynomial_of
+from oxidion._reference.orthogonalize import POLYNOMIALS, orthogonalize, polynomial_of
 
 SHAPES = [(12, 8), (8, 12), (9, 9), (1, 7), (7, 1), (1, 1), (3, 10, 6), (2, 3, 4, 5), (130, 300)]
 SQUEEZE = {

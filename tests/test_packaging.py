@@ -19,7 +19,7 @@ import pytest
 
 import oxidion
 from oxidion import _oxidion
-from oxidion._abi import TORCH
+from oxidion._core.abi import TORCH
 
 if sys.version_info >= (3, 11):
     import tomllib

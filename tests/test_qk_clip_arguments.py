@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from oxidion import _logits
-from oxidion.qk_clip import QKClip, max_logits, qk_clip_
+from oxidion.qk_clip import QKClip, logits, max_logits, qk_clip_
 
 
 def clip_of() -> QKClip:
@@ -110,7 +109,7 @@ def all_logits(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
 def test_max_logits_equal_those_of_all_logits(
     causal: bool, block_size: int | None, queries: int, keys: int, bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_logits, "BLOCK_ELEMENTS", bound)
+    monkeypatch.setattr(logits, "BLOCK_ELEMENTS", bound)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(3, 4, queries, 8, generator=generator, requires_grad=True)
     k = torch.randn(3, 2, keys, 8, generator=generator)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import oxidion
-from oxidion import _reserve
-from oxidion._reserve import LARGE, POPULATE_WRITE, Reserve, zeros
+from oxidion._core import reserve as _reserve
+from oxidion._core.reserve import LARGE, POPULATE_WRITE, Reserve, zeros
 
 CPU = torch.device("cpu")
 

@@ -67,9 +67,9 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    from oxidion import _models, _simulate
+    from oxidion._planning import models, simulate
 
-    settings = _simulate.Settings(
+    settings = simulate.Settings(
         given.algorithm,
         given.rank_fraction,
         given.dtype,
@@ -79,13 +79,13 @@ def _plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         given.fraction,
         given.selection_scope,
     )
-    simulations: list[_simulate.Simulation] = []
+    simulations: list[simulate.Simulation] = []
     try:
         if given.plot:
             importlib.import_module("matplotlib.figure")
-        meshes = [_models.parse_mesh(text) for text in given.mesh or ["dp=1"]]
+        meshes = [models.parse_mesh(text) for text in given.mesh or ["dp=1"]]
         for model, mesh in product(given.model, meshes):
-            simulation, plan = _simulate.simulate(model, mesh, settings)
+            simulation, plan = simulate.simulate(model, mesh, settings)
             sys.stdout.write("\n" * bool(simulations) + str(simulation))
             if given.schedule:
                 sys.stdout.write(f"\n{plan}")
@@ -93,7 +93,7 @@ def _plan(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         if given.json:
             given.json.write_text(json.dumps([s.to_dict() for s in simulations], indent=2) + "\n", "utf-8")
         if given.plot:
-            _simulate.plot(simulations, given.plot)
+            simulate.plot(simulations, given.plot)
     except ImportError as error:
         parser.error(f"--plot needs matplotlib, which is not installed: pip install matplotlib ({error})")
     except (ValueError, OSError) as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from oxidion._base import OxOptimizer
+    from oxidion._core.base import OxOptimizer
 
 State = dict[str, Any]
 Group = dict[str, Any]
@@ -224,7 +224,7 @@ def _torch_muon_state(state: State, group: Group) -> State:
 
 
 def _share_taken_in(mu: float) -> float:
-    """What an average takes in of a gradient."""
+    """Share of a gradient that an average takes in."""
     if mu == 1.0:
         raise ValueError("a momentum of 1 never takes a gradient in")
     return 1.0 - mu

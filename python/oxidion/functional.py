@@ -179,7 +179,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
 
 
 def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
-    """What `quantize_blockwise` rounded to: entries of the code book times the scale of their block, float32.
+    """Numbers that `quantize_blockwise` rounded to, float32: code book entries times their block's scale.
 
     Raises:
         ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.

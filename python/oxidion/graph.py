@@ -10,9 +10,10 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion import _device
-from oxidion._base import OxOptimizer
-from oxidion._replay import Replay
+from oxidion._core.base import OxOptimizer
+from oxidion._core.runner import DIRECT
+from oxidion._cuda.device import device_of
+from oxidion._cuda.replay import Replay
 
 
 class CudaGraphOptimizer(Optimizer):
@@ -49,7 +50,7 @@ class CudaGraphOptimizer(Optimizer):
         if not isinstance(optimizer, OxOptimizer):
             raise TypeError(f"the optimizer must be one of oxidion's, got {type(optimizer).__name__}")
         self.optimizer = optimizer
-        self._replay = Replay(warmup_steps, capture_error_mode)
+        self._replay = Replay(warmup_steps, capture_error_mode, DIRECT)
         for registry in (
             "_optimizer_step_pre_hooks",
             "_optimizer_step_post_hooks",
@@ -62,7 +63,7 @@ class CudaGraphOptimizer(Optimizer):
         self._patch_step_function()
 
     def __getattr__(self, name: str) -> Any:
-        """What is not here is the optimizer's."""
+        """Attributes of the optimizer, where this object has none of that name."""
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
@@ -87,7 +88,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def grad_scale(self) -> Any:
-        """What a ``GradScaler`` tells the optimizer."""
+        """Loss scale that a ``GradScaler`` tells the optimizer."""
         return self.optimizer.grad_scale  # type: ignore[attr-defined]
 
     @grad_scale.setter
@@ -100,7 +101,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def found_inf(self) -> Any:
-        """What a ``GradScaler`` found."""
+        """Count of infinities that a ``GradScaler`` found."""
         return self.optimizer.found_inf  # type: ignore[attr-defined]
 
     @found_inf.setter
@@ -113,7 +114,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replays of a graph."""
+        """True once steps are replays of a graph."""
         return self._replay.captured
 
     @override
@@ -134,7 +135,7 @@ class CudaGraphOptimizer(Optimizer):
         replay = self._replay
         if replay.is_next:
             self._require_gradients()
-            replay.prepare(_device.device_of(self.param_groups))
+            replay.open_capture(device_of(self.param_groups))
         self.optimizer._runner = replay
         try:
             self.optimizer.step()

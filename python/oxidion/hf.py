@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-import oxidion
-from oxidion._base import OxOptimizer
+from oxidion import optim
+from oxidion._core.base import OxOptimizer
 from oxidion.groups import param_groups
 
 
 class OptimizerFactory:
-    """What ``Trainer(optimizer_cls_and_kwargs=...)`` takes for an optimizer that needs the model.
+    """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of an optimizer that needs the model.
 
     Given a class, the Trainer makes two groups without names, with and without decay, so embeddings and the
     output layer would be orthonormalized. Given a factory, it calls ``factory()(model, **kwargs)``. This one
@@ -48,7 +48,7 @@ class OptimizerFactory:
             ValueError: for a name that is none of the classes.
             TypeError: for a class that is none of them.
         """
-        cls = getattr(oxidion, optimizer, None) if isinstance(optimizer, str) else optimizer
+        cls = getattr(optim, optimizer, None) if isinstance(optimizer, str) else optimizer
         if not (isinstance(cls, type) and issubclass(cls, OxOptimizer)):
             kind: type[Exception] = ValueError if isinstance(optimizer, str) else TypeError
             raise kind(f"optimizer must be a class of oxidion or its name, got {optimizer!r}")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import oxidion
-from oxidion._reference import dion_step
+from oxidion._reference.dion import dion_step
 from support.appendix import assert_near, two_steps
 from support.asserts import assert_tensors_close, assert_updates_close, error_in_ulps
 from support.dion import assert_orthonormal_factors, dion, every_method

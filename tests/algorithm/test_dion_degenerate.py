@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from oxidion._reference import dion_step
+from oxidion._reference.dion import dion_step
 from support.asserts import assert_updates_close
 from support.dion import assert_orthonormal_factors, dion, every_method
 from support.inputs import gaussian, with_singular_values

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 from support import codes
 from support.case import defaults_of
 from support.inputs import gaussian

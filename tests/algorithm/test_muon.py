@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._orthogonalize import NEWTON_SCHULZ, POLAR_EXPRESS, orthogonalize
-from oxidion._reference import muon_step
+from oxidion._reference.muon import muon_step
+from oxidion._reference.orthogonalize import NEWTON_SCHULZ, POLAR_EXPRESS, orthogonalize
 from support.appendix import GRADS, INITIAL, SETTINGS, assert_near, two_steps
 from support.asserts import assert_updates_close
 from support.inputs import gaussian, well_conditioned, with_singular_values

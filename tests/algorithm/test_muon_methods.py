@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._orthogonalize import orthogonalize
+from oxidion._reference.orthogonalize import orthogonalize
 from support.inputs import gaussian
 
 LR = 0.5

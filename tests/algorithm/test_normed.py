@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 from support.asserts import assert_tensors_close, update_relative_error
 from support.case import Case, Group
 from support.inputs import Shape, gaussian

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._reference import rank_of_q
+from oxidion._reference.dion import rank_of_q
 from support.inputs import gaussian, well_conditioned
 
 drawn = settings(max_examples=25, deadline=None, derandomize=True, database=None)

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import oxidion
+from oxidion._core.table import Table
+
 from .snapshot import assert_params_equal, assert_same, params_of, snapshot, storages
 from .table import Case, every_case, make_model, run_steps, set_grads
 
@@ -126,3 +129,12 @@ def test_old_pickle_without_newer_group_keys_still_steps(case: Case) -> None:
     run_steps(optimizer, model, range(1, 3))
     run_steps(twin, held[0], range(1, 3))
     assert_params_equal(held[0].parameters(), model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(b"coxidion._table\nTable\n.", Table), (b"coxidion._heads\nHeads\n.", oxidion.qk_clip.Heads)],
+    ids=["table", "heads"],
+)
+def test_pickles_that_name_the_modules_of_earlier_versions_load(name: bytes, kind: type) -> None:
+    assert pickle.loads(name) is kind

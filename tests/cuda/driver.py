@@ -31,8 +31,8 @@ needs_compiler = unless("" if shutil.which("g++") else "g++")
 
 PREAMBLE = """
 import ctypes, logging, torch, oxidion
-from oxidion import _device
-_device.prepare(emulated=True)
+from oxidion._cuda import device
+device.prepare(emulated=True)
 driver = ctypes.CDLL("libcuda.so.1")
 torch.manual_seed(0)
 torch.set_num_threads(1)

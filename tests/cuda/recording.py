@@ -126,7 +126,7 @@ class Recording:
 
 
 class Capture:
-    """Takes the place of ``oxidion._replay.Capture``."""
+    """Takes the place of ``oxidion._cuda.replay.Capture``."""
 
     driver: ctypes.CDLL
     made: list[Capture] = []  # noqa: RUF012

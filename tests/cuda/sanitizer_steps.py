@@ -16,7 +16,7 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from oxidion import _device
+from oxidion._cuda import device as _device
 from support.cases import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, cases_of
 
 ALGORITHMS = (*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS, "adamw", "lion", "lamb", "adafactor", "came")

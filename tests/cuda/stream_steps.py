@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from cuda import streams
 from cuda.sanitizer_steps import ALGORITHMS
-from oxidion import _device
+from oxidion._cuda import device as _device
 from oxidion.graph import CudaGraphOptimizer
 from support.cases import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, cases_of
 

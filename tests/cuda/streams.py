@@ -12,7 +12,8 @@ from types import TracebackType
 
 import torch
 
-from oxidion import _device, _replay
+from oxidion._cuda import device as _device
+from oxidion._cuda import replay
 
 from .recording import Recording
 
@@ -125,7 +126,7 @@ def install(driver: ctypes.CDLL) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    stream, is_capturing, capture = _device.current_stream, _device.is_capturing, _replay.Capture
+    stream, is_capturing, capture = _device.current_stream, _device.is_capturing, replay.Capture
     _device.current_stream = lambda device: stream(CUDA)
     _device.is_capturing = lambda device: is_capturing(CUDA)
-    _replay.Capture = lambda device, mode: capture(CUDA, mode)  # type: ignore[assignment,misc]
+    replay.Capture = lambda device, mode: capture(CUDA, mode)  # type: ignore[assignment,misc]

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 import oxidion
-from oxidion import _replay
+from oxidion._cuda import replay as _replay
 from oxidion.graph import CudaGraphOptimizer
 from support.asserts import error_in_ulps, update_relative_error
 from support.cases import EMULATED, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case

@@ -14,7 +14,7 @@ pytestmark = needs_nvrtc
 
 EMULATED = """
 import contextlib
-from oxidion import _replay
+from oxidion._cuda import replay
 from oxidion.graph import CudaGraphOptimizer
 
 class Capture:
@@ -43,7 +43,7 @@ class Capture:
     def release(self):
         pass
 
-_replay.Capture = Capture
+replay.Capture = Capture
 
 def pair(make, *shapes, warmup=2, dtype=torch.float32):
     torch.manual_seed(1)

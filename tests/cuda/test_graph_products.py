@@ -12,11 +12,11 @@ CAPTURED = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 from cuda.recording import Capture
-from oxidion import _replay
+from oxidion._cuda import replay
 from oxidion.graph import CudaGraphOptimizer
 
 Capture.driver = driver
-_replay.Capture = Capture
+replay.Capture = Capture
 
 def pair(make, shapes, warmup=2, dtype=torch.float32):
     torch.manual_seed(1)

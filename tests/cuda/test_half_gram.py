@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import oxidion
-from oxidion._orthogonalize import orthogonalize
+from oxidion._reference.orthogonalize import orthogonalize
 from support.cases import EMULATED
 from test_orthonormalizer_stress import momentum_like, quality, stress
 

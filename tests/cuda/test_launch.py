@@ -288,9 +288,9 @@ def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fil
 def test_emulation_is_refused_where_the_driver_is_no_emulator() -> None:
     clean = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     text = """
-from oxidion import _device
+from oxidion._cuda import device
 try:
-    _device.prepare(emulated=True)
+    device.prepare(emulated=True)
 except RuntimeError as error:
     print(error)
 """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 import oxidion
-from oxidion import _agree
+from oxidion._dist import agree as _agree
 from support.inputs import gaussian
 from support.sim_mesh import chunk
 

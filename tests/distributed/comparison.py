@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._matrices import is_split, matrices, split_dim
-from oxidion._reference import REFERENCE
+from oxidion._reference.matrices import is_split, matrices, split_dim
+from oxidion._reference.registry import REFERENCE
 from support.cases import EMULATED, Case
 from support.inputs import Shape, gaussian
 from support.layouts import Setting

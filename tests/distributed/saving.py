@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import oxidion
-from oxidion._reference import REFERENCE, dion_step
+from oxidion._reference.dion import dion_step
+from oxidion._reference.registry import REFERENCE
 from support.inputs import gaussian
 
 from . import jobs

@@ -8,12 +8,12 @@ import time
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
-from oxidion import _collectives
+from oxidion._dist import collectives
 
 
 def lend() -> tuple[torch.Tensor, list[object]]:
     """A tensor of a step, and a collective that holds it."""
-    tensor = _collectives._lent(torch.ones(8))
+    tensor = collectives._lent(torch.ones(8))
     group = ProcessGroupGloo(HashStore(), 0, 1)
     work = group.allreduce([tensor])
     work.wait()
@@ -25,7 +25,7 @@ def test_end_of_process_waits_until_a_collective_lets_go_of_its_tensor() -> None
     assert tensor._use_count() > 1
     before = time.monotonic()
     threading.Timer(0.2, held.clear).start()
-    _collectives.give_back(patience=20)
+    collectives.give_back(patience=20)
     assert 0.15 < time.monotonic() - before < 10
     assert tensor._use_count() == 1
 
@@ -33,11 +33,11 @@ def test_end_of_process_waits_until_a_collective_lets_go_of_its_tensor() -> None
 def test_end_of_process_does_not_wait_for_ever_nor_without_need() -> None:
     tensor, held = lend()
     before = time.monotonic()
-    _collectives.give_back(patience=0.1)
+    collectives.give_back(patience=0.1)
     assert 0.1 <= time.monotonic() - before < 5
     held.clear()
     while tensor._use_count() > 1:
         time.sleep(1e-3)
     del tensor
-    _collectives.give_back(patience=20)
+    collectives.give_back(patience=20)
     assert time.monotonic() - before < 10

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import oxidion
-from oxidion._orthogonalize import orthogonalize
-from oxidion._reference import lr_factor
+from oxidion._reference.orthogonalize import lr_factor, orthogonalize
 from support.cases import EXPERTS, KERNELS, LR, MATRICES, WEIGHT_DECAY, Case, Group, case_named
 from support.inputs import Shape, gaussian, gradients
 from support.layouts import SETTINGS, Setting, fsdp, setting_named

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import oxidion
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 from support.cases import Case, Group, case_named
 from support.inputs import gaussian, gradients
 from support.layouts import SETTINGS, Setting, copies, fsdp, setting_named

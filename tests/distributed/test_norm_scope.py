@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import oxidion
-from oxidion._orthogonalize import orthogonalize
-from oxidion._reference import normuon_step
+from oxidion._reference.normuon import normuon_step
+from oxidion._reference.orthogonalize import orthogonalize
 from support.cases import LR, WEIGHT_DECAY, Case, Group
 from support.inputs import gradients
 from support.layouts import Setting, setting_named

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import oxidion
-from oxidion import _collectives
+from oxidion._dist import collectives
 
 
 @pytest.fixture
@@ -162,17 +162,17 @@ def test_parameter_sharded_over_an_axis_that_is_not_named_is_refused() -> None:
 
 def test_group_that_cannot_exchange_memory_of_a_device_is_refused(mesh: DeviceMesh) -> None:
     group = mesh.get_group()
-    _collectives.check_backend(group, (0,), torch.device("cpu"))
+    collectives.check_backend(group, (0,), torch.device("cpu"))
     with pytest.raises(ValueError, match=r"ranks \[0\] .* on cuda: it has 'gloo'.*cpu:gloo,cuda:nccl"):
-        _collectives.check_backend(group, (0,), torch.device("cuda"))
+        collectives.check_backend(group, (0,), torch.device("cuda"))
     with pytest.raises(ValueError, match="cannot exchange tensors on xpu"):
-        _collectives.check_backend(group, (0,), torch.device("xpu"))
+        collectives.check_backend(group, (0,), torch.device("xpu"))
 
 
 @pytest.mark.parametrize(("kinds", "waits"), [(["cuda"], True), (["cpu", "cuda"], False), ([], False)])
 def test_ranks_compare_on_the_host_where_the_group_can(kinds: list[str], waits: bool) -> None:
     group: Any = SimpleNamespace(_device_types=[torch.device(kind) for kind in kinds])
-    assert _collectives.needs_device(group) == waits
+    assert collectives.needs_device(group) == waits
 
 
 def test_partial_parameter_is_refused(two_ranks: DeviceMesh) -> None:

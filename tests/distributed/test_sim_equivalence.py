@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import oxidion
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 from support.cases import ALL_CASES, MATRIX_ALGORITHMS, Case, Group, case_named
 from support.inputs import Shape, gradients
 from support.layouts import SETTINGS, WIDE, Setting, setting_named

@@ -1,8 +1,7 @@
-"""The direction of dependence (docs/architecture.md, 1), unsafe code and the top level of the checkout."""
+"""Dependence among Rust modules (docs/architecture.md, 1), unsafe code and the top level of the checkout."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from .sources import (
-    PACKAGE,
     ROOT,
     RUST,
     numbered,
-    python_files,
     relative,
     rust_code,
     rust_files,
@@ -173,37 +170,6 @@ def test_mathematics_does_not_know_ranks_or_meshes(layer: str) -> None:
         if DISTRIBUTION.search(line)
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_only_the_files_of_communication_name_torch_distributed() -> None:
-    files = python_files("python/oxidion")
-    assert len(files) > 10
-    users = []
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Attribute):
-                names = [ast.unparse(node)]
-            else:
-                continue
-            if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name in names):
-                users.append(file.name)
-    assert set(users) == {"_comm.py", "_collectives.py"}
-
-
-def test_optimizer_classes_do_no_tensor_mathematics() -> None:
-    files = [file for file in (PACKAGE / "optim").glob("*.py") if file.name != "__init__.py"]
-    assert files
-    for file in files:
-        calls = [
-            ast.unparse(node.func)
-            for node in ast.walk(ast.parse(file.read_text()))
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch.")
-        ]
-        assert not calls, f"{relative(file)} calls {calls}"
 
 
 def test_unsafe_code_stays_in_its_files_and_says_why_it_is_sound() -> None:

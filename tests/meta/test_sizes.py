@@ -28,7 +28,7 @@ SIZES = [
     *((file, 120, lines) for file in sorted((PACKAGE / "optim").glob("*.py"))),
     *((file, 200, code_lines) for file in sorted((RUST / "algorithm").glob("*.rs"))),
     (RUST / "lib.rs", 80, lines),
-    (PACKAGE / "_driver.py", 60, lines),
+    (PACKAGE / "_core" / "driver.py", 60, lines),
     (PACKAGE / "_oxidion.pyi", 120, lines),
 ]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from oxidion import _models, _simulate
 from oxidion.__main__ import main
-from oxidion._models import Config
-from oxidion._simulate import Settings, Simulation, simulate
+from oxidion._planning import models
+from oxidion._planning.models import Config
+from oxidion._planning.simulate import Settings, Simulation, human, simulate
 
 TINY = {"layers": 4, "dim": 8, "heads": 2, "kv_heads": 1, "hidden": 16, "vocab": 32, "gated": True}
 UNEVEN = {"layers": 3, "dim": 24, "heads": 3, "kv_heads": 1, "hidden": 41, "vocab": 50, "gated": False}
@@ -48,7 +48,7 @@ def model(tmp_path: Path) -> Write:
 
 def every_rank(model: str, mesh: str, algorithm: str, compressed: bool = False) -> list:
     """The simulation and the transfers of each rank, in pairs."""
-    sizes = _models.parse_mesh(mesh)
+    sizes = models.parse_mesh(mesh)
     settings = Settings(algorithm, 0.5, "float32", compressed=compressed)
     found = [
         simulate(model, sizes, replace(settings, rank=rank)) for rank in range(math.prod(sizes.values()))
@@ -58,10 +58,10 @@ def every_rank(model: str, mesh: str, algorithm: str, compressed: bool = False) 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_built_in_model_has_the_published_number_of_parameters(name: str) -> None:
-    parameters = _models.load(name).parameters()
+    parameters = models.load(name).parameters()
     assert sum(p.numel for p in parameters) == pytest.approx(PUBLISHED[name], rel=0.03)
     assert len({p.name for p in parameters}) == len(parameters)
-    assert PUBLISHED.keys() == _models.BUILT_IN.keys()
+    assert PUBLISHED.keys() == models.BUILT_IN.keys()
 
 
 def test_layer_has_the_shapes_and_kinds_of_its_configuration() -> None:
@@ -86,9 +86,9 @@ def test_layer_has_the_shapes_and_kinds_of_its_configuration() -> None:
 
 
 def test_ranks_are_numbered_in_row_major_order() -> None:
-    mesh = _models.parse_mesh("tp=2, dp=2,fs=3")
+    mesh = models.parse_mesh("tp=2, dp=2,fs=3")
     assert list(mesh) == ["dp", "fs", "tp"]
-    assert _models.lines(mesh, 9) == {"dp": ([3, 9], 1), "fs": ([7, 9, 11], 1), "tp": ([8, 9], 1)}
+    assert models.lines(mesh, 9) == {"dp": ([3, 9], 1), "fs": ([7, 9, 11], 1), "tp": ([8, 9], 1)}
 
 
 def test_memory_of_a_small_model_is_what_it_is_by_hand(model: Write) -> None:
@@ -162,8 +162,8 @@ def test_all_ranks_hold_the_model_and_its_replicas(
     path = model(values)
     ranks = every_rank(path, mesh, algorithm)
     ((alone, _),) = every_rank(path, "dp=1", algorithm)
-    sizes = {"dp": 1, "tp": 1, **_models.parse_mesh(mesh)}
-    parameters = _models.load(path).parameters()
+    sizes = {"dp": 1, "tp": 1, **models.parse_mesh(mesh)}
+    parameters = models.load(path).parameters()
     others = [p for p in parameters if p.kind not in ("column", "row")]
     vectors = sum(p.numel for p in others if p.kind == "vector")
     copies = sizes["dp"] * (sizes["tp"] - 1)  # of what tp replicates, beyond one for each replica
@@ -244,7 +244,7 @@ def test_output_has_three_tables_and_the_schedule(model: Write, capsys: pytest.C
 
 
 def test_numbers_have_decimal_prefixes() -> None:
-    said = [_simulate.human(n, "B") for n in (0, 999, 1000, 1.5e9, 2e18)]
+    said = [human(n, "B") for n in (0, 999, 1000, 1.5e9, 2e18)]
     assert said == ["0 B", "999 B", "1 kB", "1.5 GB", "2000 PB"]
 
 
@@ -286,7 +286,7 @@ def test_wrong_options_exit_with_2_and_say_what_is_wrong(
 )
 def test_wrong_model_file_is_refused(model: Write, values: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _models.load(model(values))
+        models.load(model(values))
 
 
 def test_plot_without_matplotlib_says_what_to_install(

@@ -8,7 +8,7 @@ from torch import nn
 
 import oxidion
 from oxidion.__main__ import main
-from oxidion._simulate import Settings, simulate
+from oxidion._planning.simulate import Settings, simulate
 
 MODEL, MESH = "gpt-160m", {"fs": 8}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oxidion._models import parse_mesh
-from oxidion._simulate import Settings, simulate
-from oxidion._traffic import sent, summed
+from oxidion._planning.models import parse_mesh
+from oxidion._planning.simulate import Settings, simulate
+from oxidion._planning.traffic import sent, summed
 
 MODEL = "gpt-160m"  # layers of 768, which neither 5 nor 7 divides
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from oxidion._reference_factored import grad_norm
+from oxidion._reference.update import grad_norm
 
 from .inputs import Shape, gaussian
 

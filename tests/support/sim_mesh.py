@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxidion import _state
-from oxidion._comm import Meshes
+from oxidion._core.state import existing, materialise
+from oxidion._dist.comm import Meshes
 from oxidion._oxidion import Plan, Session
 
 from .cases import Case
@@ -111,8 +111,9 @@ class Rank:
         """Plan and bind, as ``OxOptimizer._bind`` does."""
         groups, state = self.optimizer.param_groups, self.optimizer.state
         names = self.optimizer.STATE_NAMES
-        self.plan = Plan(groups, _state.existing(groups, state, names), self.meshes, self.layouts)
-        states = _state.materialise(self.plan, groups, state, names, [g["step"] for g in groups])
+        self.plan = Plan(groups, existing(groups, state, names), self.meshes, self.layouts)
+        optional = {name: self.optimizer._class_of(name).OPTIONAL_ROLES for name in self.plan.algorithms}
+        states = materialise(self.plan, groups, state, names, optional, [g["step"] for g in groups])
         self.arena = torch.empty(-(-self.plan.arena_bytes // 4), dtype=torch.float32)
         self.arena.fill_(math.nan)
         self.session = Session(self.plan, groups, states, state, self.arena)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from oxidion._reference import REFERENCE
+from oxidion._reference.registry import REFERENCE
 
 from .cases import Case
 from .inputs import gradients, well_conditioned

@@ -27,9 +27,9 @@ def _serve(rank: int, world: int, store: str, pipe: Connection, backend: str) ->
     sys.path.insert(0, str(TESTS))
     torch.set_num_threads(1)
     if os.environ.get("OXIDION_TEST_DEVICE") == "emulated":
-        from oxidion import _device
+        from oxidion._cuda import device
 
-        _device.prepare(emulated=True)
+        device.prepare(emulated=True)
     if "nccl" in backend:
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)

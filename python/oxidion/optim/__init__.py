@@ -1,1 +1,38 @@
 """The optimizer classes: signatures, defaults, documentation."""
+
+from __future__ import annotations
+
+from oxidion.optim.adafactor import Adafactor
+from oxidion.optim.adamw import AdamW
+from oxidion.optim.apollo import APOLLOAdamW
+from oxidion.optim.apollo_mini import APOLLOMini
+from oxidion.optim.came import CAME
+from oxidion.optim.dion import Dion
+from oxidion.optim.dion2 import Dion2
+from oxidion.optim.galore import GaLoreAdamW
+from oxidion.optim.lamb import Lamb
+from oxidion.optim.lion import Lion
+from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
+from oxidion.optim.muon import Muon
+from oxidion.optim.nordion2 import NorDion2
+from oxidion.optim.normuon import NorMuon
+
+Dion3 = NorDion2
+
+__all__ = [
+    "CAME",
+    "APOLLOAdamW",
+    "APOLLOMini",
+    "Adafactor",
+    "AdamW",
+    "Dion",
+    "Dion2",
+    "Dion3",
+    "DionMixedPrecisionConfig",
+    "GaLoreAdamW",
+    "Lamb",
+    "Lion",
+    "Muon",
+    "NorDion2",
+    "NorMuon",
+]

@@ -1,4 +1,4 @@
-"""What the classes whose moments are of a projected gradient share."""
+"""Base, group keys and state names of the classes with moments of a projected gradient."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from oxidion import _validate
-from oxidion._base import OxOptimizer
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.validate import Field
 
 PROJECTIONS = ("std", "reverse_std", "left", "right", "full", "unsharded")
 
 LOW_RANK_SCHEMA: dict[str, Field] = {
-    "betas": _validate.betas((0.9, 0.999)),
-    "eps": _validate.number(1e-8),
-    "rank": _validate.count(None, optional=True),
-    "update_proj_gap": _validate.count(200),
-    "decay_order": _validate.word("torch", "torch", "galore"),
-    "seed": _validate.count(0, low=0),
+    "betas": validate.betas((0.9, 0.999)),
+    "eps": validate.number(1e-8),
+    "rank": validate.count(None, optional=True),
+    "update_proj_gap": validate.count(200),
+    "decay_order": validate.word("torch", "torch", "galore"),
+    "seed": validate.count(0, low=0),
 }
 """Group keys of every class."""
 

@@ -1,12 +1,13 @@
-"""What the classes that orthonormalize momentum share: arguments, their documentation, names of states."""
+"""Base of the classes that orthonormalize momentum: arguments, their documentation, names of states."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
 
 

@@ -1,4 +1,4 @@
-"""How classes that orthonormalize momentum say by which method: group keys and constructor arguments."""
+"""Group keys and constructor arguments of the classes that orthonormalize momentum."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from oxidion import _validate
-from oxidion._orthogonalize import POLYNOMIALS
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.validate import Field
+from oxidion._reference.orthogonalize import POLYNOMIALS
 
 MOST_STEPS = 32
 
-ORTH_DTYPE = _validate.word("auto", "auto", "bfloat16", "float16", "float32", "float64")
+ORTH_DTYPE = validate.word("auto", "auto", "bfloat16", "float16", "float32", "float64")
 
 
 def _is_number(value: object) -> bool:
@@ -35,10 +35,10 @@ def _is_count_of_steps(value: object) -> bool:
 
 
 ORTH_SCHEMA: dict[str, Field] = {
-    "use_polar_express": _validate.flag(True),
+    "use_polar_express": validate.flag(True),
     "orth_dtype": ORTH_DTYPE,
-    "orth_method": _validate.word("auto", "auto", "standard", "gram", "svd"),
-    "orth_preset": _validate.word("exact", "exact", "fast"),
+    "orth_method": validate.word("auto", "auto", "standard", "gram", "svd"),
+    "orth_preset": validate.word("exact", "exact", "fast"),
     "ns_coefficients": Field(
         None,
         f"one of {', '.join(map(repr, POLYNOMIALS))}, 1 to {MOST_STEPS} triples (a, b, c) of finite numbers, "
@@ -51,7 +51,7 @@ ORTH_SCHEMA: dict[str, Field] = {
 
 
 def functions(newton_schulz_func: Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
-    """What goes to ``OxOptimizer._functions``: a user's functions are no values for groups and checkpoints.
+    """Entries of ``OxOptimizer._functions``: a user's functions are no values for groups and checkpoints.
 
     Raises:
         TypeError: for anything that cannot be called.
@@ -72,7 +72,7 @@ def gram_settings(use_gram_newton_schulz: bool, orth_method: str, ns_coefficient
     Raises:
         ValueError: where another method or other coefficients are asked for at the same time.
     """
-    if not _validate.flag(False).check(use_gram_newton_schulz):
+    if not validate.flag(False).check(use_gram_newton_schulz):
         raise ValueError(f"use_gram_newton_schulz must be True or False, got {use_gram_newton_schulz!r}")
     if not use_gram_newton_schulz:
         return orth_method, ns_coefficients
@@ -84,35 +84,35 @@ def gram_settings(use_gram_newton_schulz: bool, orth_method: str, ns_coefficient
     return "gram", "polar_express_gram"
 
 
-ADJUST_LR = _validate.word("spectral_norm", "spectral_norm", "rms_norm", "original", "match_rms_adamw", None)
+ADJUST_LR = validate.word("spectral_norm", "spectral_norm", "rms_norm", "original", "match_rms_adamw", None)
 
 VIEW_SCHEMA: dict[str, Field] = {
     "adjust_lr": ADJUST_LR,
-    "flatten": _validate.flag(False),
-    "num_heads": _validate.count(None, optional=True),
-    "split_sizes": _validate.counts(None),
+    "flatten": validate.flag(False),
+    "num_heads": validate.count(None, optional=True),
+    "split_sizes": validate.counts(None),
     "split_dim": Field(0, "0 (rows) or 1 (columns)", lambda v: v in (0, 1) and not isinstance(v, bool)),
 }
 """Group keys that say how a parameter is read as matrices, and the factor of ``lr`` that follows."""
 
 FAMILY_SCHEMA: dict[str, Field] = {
-    "betas": _validate.betas((0.9, 0.95)),
-    "beta1": _validate.beta(None),
-    "beta2": _validate.beta(None),
-    "epsilon": _validate.number(1e-8),
+    "betas": validate.betas((0.9, 0.95)),
+    "beta1": validate.beta(None),
+    "beta2": validate.beta(None),
+    "epsilon": validate.number(1e-8),
     **VIEW_SCHEMA,
     **ORTH_SCHEMA,
 }
 """Group keys of every class of the family."""
 
 NEURON_SCHEMA: dict[str, Field] = {
-    "muon_beta2": _validate.beta(0.95),
-    "norm_scope": _validate.word("global", "global", "shard"),
+    "muon_beta2": validate.beta(0.95),
+    "norm_scope": validate.word("global", "global", "shard"),
 }
 """Group keys of the classes that normalize neurons."""
 
 SELECTION_SCHEMA: dict[str, Field] = {
-    "fraction": _validate.number(0.25, high=1.0, open_low=True),
-    "selection_scope": _validate.word("local", "local", "global"),
+    "fraction": validate.number(0.25, high=1.0, open_low=True),
+    "selection_scope": validate.word("local", "local", "global"),
 }
 """Group keys of the classes that select rows or columns."""

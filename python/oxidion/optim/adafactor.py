@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
-from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
 from oxidion.optim._names import TORCH_NAMES
 
 
@@ -55,15 +56,16 @@ class Adafactor(OxOptimizer):
     ALGORITHM = "adafactor"
     MATRIX = False
     COMMUNICATES = True
+    OPTIONAL_ROLES = frozenset({"momentum"})
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "lr": _validate.optional(_validate.number(1e-3)),
-        "eps": _validate.numbers((1e-30, 1e-3)),
-        "clip_threshold": _validate.number(1.0, open_low=True),
-        "decay_rate": _validate.exponent(-0.8),
-        "beta1": _validate.optional(_validate.beta(None)),
-        "scale_parameter": _validate.flag(True),
-        "relative_step": _validate.flag(True),
-        "warmup_init": _validate.flag(False),
+        "lr": validate.optional(validate.number(1e-3)),
+        "eps": validate.numbers((1e-30, 1e-3)),
+        "clip_threshold": validate.number(1.0, open_low=True),
+        "decay_rate": validate.exponent(-0.8),
+        "beta1": validate.optional(validate.beta(None)),
+        "scale_parameter": validate.flag(True),
+        "relative_step": validate.flag(True),
+        "warmup_init": validate.flag(False),
     }
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
 from oxidion.optim._names import TORCH_NAMES
 
 
@@ -40,9 +41,9 @@ class AdamW(OxOptimizer):
     ALGORITHM = "adamw"
     MATRIX = False
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "betas": _validate.betas((0.9, 0.999)),
-        "eps": _validate.number(1e-8),
-        "amsgrad": _validate.flag(False),
+        "betas": validate.betas((0.9, 0.999)),
+        "eps": validate.number(1e-8),
+        "amsgrad": validate.flag(False),
     }
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 

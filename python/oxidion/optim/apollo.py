@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._base import defaults
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
 
 
@@ -55,11 +55,11 @@ class APOLLOAdamW(LowRankOptimizer):
     ALGORITHM = "apollo_adamw"
     SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,
-        "eps": _validate.number(1e-6),
-        "scale": _validate.number(1.0),
-        "scale_type": _validate.word("channel", "channel", "tensor"),
-        "proj_type": _validate.word("std", *(kind for kind in PROJECTIONS if kind != "full")),
-        "decay_order": _validate.word("galore", "torch", "galore"),
+        "eps": validate.number(1e-6),
+        "scale": validate.number(1.0),
+        "scale_type": validate.word("channel", "channel", "tensor"),
+        "proj_type": validate.word("std", *(kind for kind in PROJECTIONS if kind != "full")),
+        "decay_order": validate.word("galore", "torch", "galore"),
     }
 
     def __init__(

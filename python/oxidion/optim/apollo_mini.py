@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion._base import defaults
+from oxidion._core.schema import defaults
 from oxidion.optim.apollo import APOLLOAdamW
 
 

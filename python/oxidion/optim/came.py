@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
 from oxidion.optim._names import TORCH_NAMES
 
 
@@ -51,9 +52,9 @@ class CAME(OxOptimizer):
     MATRIX = False
     COMMUNICATES = True
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "eps": _validate.numbers((1e-30, 1e-16)),
-        "clip_threshold": _validate.number(1.0, open_low=True),
-        "betas": _validate.betas((0.9, 0.999, 0.9999)),
+        "eps": validate.numbers((1e-30, 1e-16)),
+        "clip_threshold": validate.number(1.0, open_low=True),
+        "betas": validate.betas((0.9, 0.999, 0.9999)),
     }
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._comm import read_meshes
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
@@ -56,23 +56,23 @@ class Dion(OxOptimizer):
     """
 
     ALGORITHM = "dion"
-    SCHEMA: ClassVar[dict[str, Field]] = {
-        "rank_fraction": _validate.number(1.0, high=1.0, open_low=True),
-        "rank_multiple_of": _validate.count(1),
-        "mu": _validate.number(0.95),
-        "betas": _validate.betas((0.9, 0.95)),
-        "beta1": _validate.beta(None),
-        "beta2": _validate.beta(None),
-        "epsilon": _validate.number(1e-8),
-        "oversample": _validate.number(1.25, low=1.0),
-        "power_iters": _validate.count(1),
-        "qr_method": _validate.word("rcqr", "rcqr", "cqr", "cqr2", "qr"),
-        "cqr_warmup_steps": _validate.count(150, low=0),
-        "momentum_dtype": _validate.dtype(),
-        "Q_dtype": _validate.dtype(),
-        "variance_dtype": _validate.dtype(),
-        "orth_dtype": _validate.word("auto", "auto", "bfloat16", "float32", "float64"),
-        "seed": _validate.count(0, low=0),
+    SCHEMA: ClassVar[dict[str, validate.Field]] = {
+        "rank_fraction": validate.number(1.0, high=1.0, open_low=True),
+        "rank_multiple_of": validate.count(1),
+        "mu": validate.number(0.95),
+        "betas": validate.betas((0.9, 0.95)),
+        "beta1": validate.beta(None),
+        "beta2": validate.beta(None),
+        "epsilon": validate.number(1e-8),
+        "oversample": validate.number(1.25, low=1.0),
+        "power_iters": validate.count(1),
+        "qr_method": validate.word("rcqr", "rcqr", "cqr", "cqr2", "qr"),
+        "cqr_warmup_steps": validate.count(150, low=0),
+        "momentum_dtype": validate.dtype(),
+        "Q_dtype": validate.dtype(),
+        "variance_dtype": validate.dtype(),
+        "orth_dtype": validate.word("auto", "auto", "bfloat16", "float32", "float64"),
+        "seed": validate.count(0, low=0),
         **VIEW_SCHEMA,
     }
 
@@ -117,4 +117,4 @@ class Dion(OxOptimizer):
         config = mixed_precision_config or DionMixedPrecisionConfig()
         values = defaults(locals(), self.SCHEMA) | {"oversample": rcqr_oversample}
         keys = ("momentum_dtype", "Q_dtype", "variance_dtype")
-        super().__init__(params, values | {k: _validate.dtype_name(getattr(config, k), k) for k in keys})
+        super().__init__(params, values | {k: validate.dtype_name(getattr(config, k), k) for k in keys})

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._base import defaults
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
 from oxidion.optim._low_rank import LOW_RANK_SCHEMA, PROJECTIONS, LowRankOptimizer
 
 
@@ -58,11 +58,11 @@ class GaLoreAdamW(LowRankOptimizer):
     ALGORITHM = "galore_adamw"
     SCHEMA: ClassVar[dict[str, Field]] = {
         **LOW_RANK_SCHEMA,
-        "scale": _validate.number(0.25),
-        "svd": _validate.word("gram", "gram", "exact", "random"),
-        "proj_type": _validate.word("std", *PROJECTIONS),
-        "rotate_moments": _validate.flag(False),
-        "stagger": _validate.flag(False),
+        "scale": validate.number(0.25),
+        "svd": validate.word("gram", "gram", "exact", "random"),
+        "proj_type": validate.word("std", *PROJECTIONS),
+        "rotate_moments": validate.flag(False),
+        "stagger": validate.flag(False),
     }
 
     def __init__(

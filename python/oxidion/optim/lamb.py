@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._base import OxOptimizer, defaults
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
 from oxidion.optim._names import TORCH_NAMES
 
 
@@ -51,14 +52,14 @@ class Lamb(OxOptimizer):
     MATRIX = False
     COMMUNICATES = True
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "betas": _validate.betas((0.9, 0.999)),
-        "eps": _validate.number(1e-6),
-        "debias": _validate.word("moments", "moments", "step", "none"),
-        "always_adapt": _validate.flag(False),
-        "phi": _validate.interval(),
-        "trust_clip": _validate.optional(_validate.number(1.0, open_low=True)),
-        "max_grad_norm": _validate.optional(_validate.number(1.0, open_low=True)),
-        "grad_averaging": _validate.flag(True),
+        "betas": validate.betas((0.9, 0.999)),
+        "eps": validate.number(1e-6),
+        "debias": validate.word("moments", "moments", "step", "none"),
+        "always_adapt": validate.flag(False),
+        "phi": validate.interval(),
+        "trust_clip": validate.optional(validate.number(1.0, open_low=True)),
+        "max_grad_norm": validate.optional(validate.number(1.0, open_low=True)),
+        "grad_averaging": validate.flag(True),
     }
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 

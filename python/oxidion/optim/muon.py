@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA
 
@@ -37,8 +37,8 @@ class Muon(OrthonormalOptimizer):
 
     ALGORITHM = "muon"
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "mu": _validate.number(0.95),
-        "nesterov": _validate.flag(False),
+        "mu": validate.number(0.95),
+        "nesterov": validate.flag(False),
         **FAMILY_SCHEMA,
     }
 

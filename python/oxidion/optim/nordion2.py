@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, SELECTION_SCHEMA
 
@@ -43,8 +43,9 @@ class NorDion2(OrthonormalOptimizer):
     """
 
     ALGORITHM = "nordion2"
+    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"selection_scope": "local", "norm_scope": "shard"}
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "mu": _validate.number(0.95),
+        "mu": validate.number(0.95),
         **NEURON_SCHEMA,
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,

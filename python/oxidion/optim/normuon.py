@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion import _validate
-from oxidion._validate import Field
+from oxidion._core import validate
+from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA
 
@@ -42,9 +42,10 @@ class NorMuon(OrthonormalOptimizer):
     """
 
     ALGORITHM = "normuon"
+    LAYOUT_SETTINGS: ClassVar[dict[str, Any]] = {"norm_scope": "shard"}
     SCHEMA: ClassVar[dict[str, Field]] = {
-        "mu": _validate.number(0.95),
-        "nesterov": _validate.flag(False),
+        "mu": validate.number(0.95),
+        "nesterov": validate.flag(False),
         **NEURON_SCHEMA,
         **FAMILY_SCHEMA,
     }

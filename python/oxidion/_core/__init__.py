@@ -1,0 +1,1 @@
+"""One step of an optimizer: its groups, its state, its plan, and copies on which it is checked."""

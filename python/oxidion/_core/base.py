@@ -1,0 +1,297 @@
+"""Base class of all optimizers: groups, state, one step through the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from oxidion._core import schema, validate, verify
+from oxidion._core.state import average_momenta, own_copies, parameters, reserve
+from oxidion._core.stepper import Stepper
+from oxidion._core.table import Table
+from oxidion._core.validate import Field
+from oxidion._cuda.device import device_of
+from oxidion._dist import comm
+from oxidion._oxidion import Plan
+
+
+class OxOptimizer(Stepper, Optimizer):
+    """A ``torch.optim.Optimizer`` whose step is planned and computed in Rust.
+
+    ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
+
+    Arguments of every class:
+        params: parameters, groups, or named parameters.
+        cautious_wd: decay only where the update and the parameter agree in sign.
+        strict: with False, a matrix algorithm leaves parameters of fewer than two dimensions to AdamW.
+        state_dtype: dtype of the states; None means the parameter's.
+        state_bits: 8 keeps moments as codes of one byte and a scale for each block; else 32. Group keys
+            without an argument: ``block_size`` (256, along the last dimension) and ``min_quant_numel``
+            (4096: smaller parameters keep ``state_dtype``). See docs/low-precision.md.
+        stochastic_rounding: round bfloat16 parameters up or down at random so that the mean is right; a
+            function of the group's ``seed``, the parameter, the step and the element.
+        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        maximize: ascend instead of descend.
+        foreach: accepted for compatibility; there is one implementation.
+        capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
+            Adafactor and CAME count their steps there, so that a captured step counts.
+        differentiable: must be False.
+
+    Raises:
+        ValueError: for hyper-parameters out of range, and for parameters that the algorithm does not take.
+        TypeError: for parameters that are not real floating-point tensors, and for meshes that are none.
+    """
+
+    ALGORITHM: ClassVar[str]
+    MATRIX: ClassVar[bool] = True
+    COMMUNICATES: ClassVar[bool] = True
+    TAKES_VECTORS: ClassVar[bool] = False
+    SCHEMA: ClassVar[dict[str, Field]]
+    _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
+
+    _step_supports_amp_scaling = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "MATRIX" in cls.__dict__ and "COMMUNICATES" not in cls.__dict__:
+            cls.COMMUNICATES = cls.MATRIX
+        if "ALGORITHM" in cls.__dict__:
+            OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
+        if defaults.get("differentiable"):
+            raise RuntimeError(
+                f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
+            )
+        defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
+        dtype = defaults.get("state_dtype")
+        defaults["state_dtype"] = validate.dtype_name(dtype, "state_dtype")
+        if "beta2" in self.SCHEMA and validate.is_pair(defaults["betas"]):
+            defaults["beta1"], defaults["beta2"] = defaults["betas"]
+        lr = defaults["lr"]
+        if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
+            raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
+        validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
+        self._last_betas: dict[int, tuple[Any, Any]] = {}
+        super().__init__(params, defaults)
+        self._reserve = reserve(self._make_plan, self.param_groups)
+
+    # ------------------------------------------------------------------ groups
+
+    @classmethod
+    def _schemas(cls) -> dict[str, dict[str, Field]]:
+        return {name: other.SCHEMA for name, other in OxOptimizer._registry.items()}
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group. Missing keys get the class's defaults, then those of the group's algorithm.
+
+        Raises:
+            ValueError: for unknown keys, values out of range, or parameters that the algorithm does not take.
+            TypeError: for parameters that are not real floating-point tensors.
+        """
+        number = len(self.param_groups) if hasattr(self, "param_groups") else 0
+        if isinstance(param_group, dict):
+            schemas = self._schemas()
+            schema.spell(param_group, self.defaults, self.SCHEMA, schemas)
+            schema.settle_kinds(param_group, self.SCHEMA, schemas)
+            self._check(param_group, number)
+        super().add_param_group(param_group)
+        try:
+            schema.complete(param_group, self.defaults, self._schemas())
+            self._check(param_group, number)
+            self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
+            self._check_params(param_group, number)
+            schema.mirror_betas(self.param_groups, self._last_betas)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        self._forget()
+        self._reserve = None
+
+    def _check(self, group: dict[str, Any], number: int) -> None:
+        schemas = self._schemas()
+        own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
+        fields = self.SCHEMA | schema.COMMON | own
+        validate.check_group(group, fields, schema.known_keys(schemas), f"group {number}")
+
+    @classmethod
+    def check_together(cls, group: dict[str, Any], where: str) -> None:
+        """Checks the settings of a complete group that exclude or need each other; most classes have none.
+
+        Raises:
+            ValueError: for settings that do not go together.
+        """
+
+    def _check_params(self, group: dict[str, Any], number: int) -> None:
+        cls = self._registry[group["algorithm"]]
+        matrix = cls.MATRIX and not cls.TAKES_VECTORS
+        for name, param in zip(validate.names_of(group, number), group["params"], strict=True):
+            if not param.is_floating_point():
+                raise TypeError(f"{name}: parameters must be real floating-point tensors, got {param.dtype}")
+            if hasattr(param, "ds_id"):
+                raise TypeError(
+                    f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape"
+                )
+            if matrix and group["strict"] and param.ndim < 2:
+                others = sorted(other for other, taker in self._registry.items() if not taker.MATRIX)
+                raise ValueError(
+                    f"{name}: algorithm {group['algorithm']!r} needs parameters with at least 2 dimensions, "
+                    f"got shape {tuple(param.shape)}. Put it in a group with one of the algorithms "
+                    f"{', '.join(map(repr, others))}, or pass strict=False"
+                )
+            cls._advise(name, tuple(param.shape), group)
+
+    @classmethod
+    def _advise(cls, name: str, shape: tuple[int, ...], group: dict[str, Any]) -> None:
+        """Logs advice on settings that do not do what a user may expect; by default nothing."""
+
+    # -------------------------------------------------------------------- step
+
+    @override
+    @_disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes one step from the gradients in ``.grad``; parameters and state are written in place.
+
+        Args:
+            closure: evaluates the model anew with gradients enabled and returns the loss.
+
+        Returns:
+            What ``closure`` returned, or None.
+
+        Raises:
+            TypeError: for sparse, complex or otherwise unusable gradients; nothing has been written.
+            ValueError: for gradients of another shape or device; nothing has been written.
+            PoisonedOptimizer: after a step that failed half way.
+        """
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        kind = "cuda" if device_of(self.param_groups).type == "cuda" else "cpu"
+        with torch.no_grad(), torch.autocast(kind, enabled=False):
+            self._execute()
+        return loss
+
+    @override
+    def _communicates(self) -> bool:
+        own = any(self._registry[group["algorithm"]].COMMUNICATES for group in self.param_groups)
+        return own or bool(self._meshes.pending)
+
+    @override
+    def _class_of(self, algorithm: str) -> type[OxOptimizer]:
+        return self._registry[algorithm]
+
+    def init_state(self) -> None:
+        """Allocates the state of every parameter, with or without a gradient; what is there stays."""
+        self._bind()
+
+    def _init_group(self, _group: dict[str, Any], *_lists: Any, skip_non_grad_params: bool = True) -> bool:
+        """Allocates state for frameworks that ask before the first step. Returns False: nothing complex."""
+        del skip_non_grad_params
+        self.init_state()
+        return False
+
+    # ------------------------------------------------------------- checkpoints
+
+    @override
+    @_disable_dynamo
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state dict; every state keeps the dtype that it was saved with."""
+        self._reserve = None
+        incoming: dict[str, Any] = {}
+
+        def capture(_self: Optimizer, final: dict[str, Any]) -> None:
+            incoming.update(final)
+
+        def restore(_self: Optimizer) -> None:
+            own_copies(incoming, self.param_groups, self.state)
+
+        hooks = [
+            self.register_load_state_dict_pre_hook(capture),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._forget()
+        self._poison = None
+        self._settle()
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Completes groups that come from a checkpoint or a pickle of another version."""
+        super().__setstate__(state)
+        self._last_betas = {}
+        self._forget()
+        for group in self.param_groups:
+            if "betas" not in group and "beta2" in group:
+                group["betas"] = (group["beta1"], group["beta2"])
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+            schema.complete(group, self.defaults, self._schemas())
+        schema.mirror_betas(self.param_groups, self._last_betas)
+
+    @override
+    @_disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
+        schema.mirror_betas(self.param_groups, self._last_betas)
+        return super().state_dict()
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        schema.mirror_betas(self.param_groups, self._last_betas)
+        state: dict[str, Any] = super().__getstate__()
+        own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
+        return {**state, **own, **({"_functions": self._functions} if self._functions else {})}
+
+    def synchronize_for_checkpoint(self) -> None:
+        """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.
+
+        Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own; the mean
+        is what a single process would have, and takes their place. Elsewhere nothing is done.
+        """
+        groups = self._meshes.pending.values()
+        if not groups:
+            return
+        params, plan = parameters(self.param_groups), self._make_plan()
+        own, specs = [self.state.get(params[i], {}) for i in plan.decoupled], plan.state_specs()
+        average_momenta(own, [specs[i] for i in plan.decoupled], groups)
+
+    # ----------------------------------------------------------- introspection
+
+    def plan(self) -> Plan:
+        """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace."""
+        return self._make_plan()
+
+    def explain(self) -> Table:
+        """One row per parameter: shape, algorithm, view, lr factor, rank, state bytes, FLOPs per step."""
+        return Table(self._make_plan().rows())
+
+    def metrics(self) -> Table:
+        """Measures one step with the present gradients, taken on copies: this optimizer does not change.
+
+        Columns: update and parameter RMS; orthogonality error where the algorithm has it, captured energy and
+        error-feedback norm too where all of the matrix is stored on this rank. ``.stages`` holds milliseconds
+        by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
+        """
+        return verify.metrics(self)
+
+    def verify(self) -> Table:
+        """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
+
+        ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
+        parameter's dtype; None without a gradient, and where a step depends on the layout. Nothing changes.
+        """
+        return verify.verify(self)

@@ -1,0 +1,42 @@
+"""The interpreter of a plan's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from oxidion._oxidion import Session
+
+COMPUTE, ISSUE, WAIT = 0, 1, 2
+
+
+class Work(Protocol):
+    """A collective in flight."""
+
+    def wait(self) -> object:
+        """Orders what follows after the collective."""
+
+
+def execute(
+    session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]
+) -> None:
+    """Executes every instruction in order: computes in the core, collectives where they were bound.
+
+    Collectives that are idle in this step are left out, on all of their ranks.
+    """
+    idle = session.idle()
+    inflight: dict[int, Work] = {}
+    try:
+        for op, k in schedule:
+            if op == COMPUTE:
+                session.compute(k)
+            elif k in idle:
+                continue
+            elif op == ISSUE:
+                inflight[k] = comms[k]()
+            else:
+                inflight.pop(k).wait()
+    except BaseException:
+        for work in inflight.values():  # their buffers must not go away under them
+            work.wait()
+        raise

@@ -1,0 +1,177 @@
+"""Memory for the states of an optimizer, asked of the system while the first gradients are computed.
+
+The system clears a page when it is written first, which for AdamW takes longer than a step. A thread of its
+own has that done between the construction of an optimizer and its first step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, count
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+LARGE = 1 << 21
+"""Bytes from which memory is worth a mapping of its own: a huge page. Smaller states share one."""
+
+Like = tuple[tuple[int, ...], torch.dtype]
+
+LINE = 64
+"""Bytes at whose multiples the parts of a shared mapping begin."""
+
+PAGE, STAGGER = 4096, 7 * LINE
+"""Mappings begin at other lines of a page, so many bytes apart. A step works on several of them at once;
+where all have the same place in their page, they have the same few places in the first-level cache."""
+
+_mappings = count()
+
+SHARE = 4
+"""One part in so many of the memory that is free is asked for ahead at most."""
+
+STRETCH = 1 << 23
+"""Bytes that the thread asks for at once: nobody waits for it longer than these take."""
+
+WIPE_ON_FORK, KEEP_ON_FORK, POPULATE_WRITE = 18, 19, 23
+"""``madvise`` of Linux; the last one, of 5.14, writes nothing that shows."""
+
+CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the limit of a container's memory, and with what of it is used."""
+
+
+def zeros(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, reserve: Reserve | None = None
+) -> Tensor:
+    """Zeros, of what ``reserve`` has or new. Large ones on the CPU are mapped, in huge pages, when written.
+
+    ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    ahead = reserve.take(shape, dtype) if reserve is not None else None
+    if ahead is not None:
+        return ahead
+    size = math.prod(shape) * dtype.itemsize
+    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory, start = _mapped(size)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
+
+
+def _mapped(size: int) -> tuple[mmap.mmap, int]:
+    """A mapping of zeros that have no memory yet, and where in it to begin."""
+    start = STAGGER * (1 + next(_mappings) % ((PAGE - 1) // STAGGER))  # torch's own begin at 0 or one line on
+    memory = mmap.mmap(-1, start + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _advised(memory, mmap.MADV_HUGEPAGE)  # there are systems without
+    return memory, start
+
+
+def _advised(memory: mmap.mmap, advice: int) -> bool:
+    """True where the system took an advice."""
+    try:
+        memory.madvise(advice)
+    except OSError:
+        return False
+    return True
+
+
+class Reserve:
+    """Tensors of zeros whose memory a thread has the system fill until they are dropped.
+
+    Large ones have a mapping each; the small ones have one together, if it is large, and are tensors with
+    storages of their own for all that. A process that is forked gets the mappings empty: pages that two
+    processes share are copied when one writes them.
+    """
+
+    outstanding: ClassVar[int] = 0
+    """Bytes that this process has asked for ahead and not used yet."""
+
+    def __init__(self, wanted: Iterable[tuple[Sequence[int], torch.dtype]]) -> None:
+        self._parts: defaultdict[Like, deque[tuple[mmap.mmap, Tensor]]] = defaultdict(deque)
+        self._kept: dict[mmap.mmap, bool] = {}
+        self._dropped = threading.Event()
+        self._left = 0
+        ahead, small = [], []
+        room = _free_bytes() // SHARE - Reserve.outstanding
+        for shape, dtype in wanted:
+            size = math.prod(shape) * dtype.itemsize
+            if 0 < size <= room and hasattr(mmap, "MADV_HUGEPAGE"):
+                room -= size
+                if size < LARGE:
+                    small.append((tuple(shape), dtype))
+                else:
+                    ahead.append(self._map([(tuple(shape), dtype)]))
+        if sum(math.prod(shape) * dtype.itemsize for shape, dtype in small) >= LARGE:
+            ahead.append(self._map(small))
+        self.thread = threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True)
+        if ahead:
+            self.thread.start()
+
+    def _map(self, wanted: list[Like]) -> Tensor:
+        """A mapping with room for these, which are listed."""
+        counts = [math.prod(shape) for shape, _ in wanted]
+        sizes = [many * dtype.itemsize for many, (_, dtype) in zip(counts, wanted, strict=True)]
+        *starts, end = accumulate((-(-size // LINE) * LINE for size in sizes), initial=0)
+        memory, first = _mapped(end)
+        memory.madvise(WIPE_ON_FORK)  # Linux 4.14; an older one does not fill mappings ahead either
+        for (shape, dtype), many, start in zip(wanted, counts, starts, strict=True):
+            part = torch.frombuffer(memory, dtype=dtype, count=many, offset=first + start).view(shape)
+            self._parts[shape, dtype].append((memory, part))
+        self._count(sum(sizes))
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def _count(self, size: int) -> None:
+        self._left += size
+        Reserve.outstanding += size
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """One of these, in the order in which they were asked for; None where there is none."""
+        own = self._parts[tuple(shape), dtype]
+        if not own:
+            return None
+        memory, part = own.popleft()
+        self._count(-part.nbytes)
+        if memory not in self._kept:
+            self._kept[memory] = _advised(memory, KEEP_ON_FORK)
+        # Else a child would find zeros where its parent has numbers.
+        return part if self._kept[memory] else None
+
+    def __del__(self) -> None:
+        self._dropped.set()
+        Reserve.outstanding -= self._left
+
+
+def _free_bytes() -> int:
+    """Memory that this process may take and nobody else uses; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        sizes = dict(line.split(":") for line in lines)
+        free = int(sizes.get("MemAvailable", "0 kB").split()[0]) * 1024
+        for limit, used in CGROUPS:
+            with contextlib.suppress(OSError, ValueError):  # no such version, or no limit
+                free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        return max(0, free) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 0
+
+
+def _populate(mappings: list[Tensor], dropped: threading.Event) -> None:
+    """Has the system fill the mappings in order until they are ``dropped`` or it refuses, as old ones do."""
+    madvise = ctypes.CDLL(None).madvise  # the one of mmap keeps other threads of the interpreter waiting
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for mapping in mappings:
+        start, size = mapping.data_ptr(), mapping.numel()
+        for offset in range(0, size, STRETCH):
+            if dropped.is_set() or madvise(start + offset, min(STRETCH, size - offset), POPULATE_WRITE):
+                return

@@ -1,0 +1,152 @@
+"""Group keys: what every algorithm shares, what others add, and how the spellings of a key go together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from oxidion._core import validate
+from oxidion._core.validate import Field
+from oxidion._oxidion import algorithms
+
+COMMON: dict[str, Field] = {
+    "lr": validate.number(1e-3),
+    "weight_decay": validate.number(0.0),
+    "algorithm": validate.word(None, *algorithms()),
+    "step": validate.count(0, low=0),
+    "cautious_wd": validate.flag(False),
+    "maximize": validate.flag(False),
+    "foreach": validate.flag(None),
+    "capturable": validate.flag(False),
+    "differentiable": validate.flag(False),
+    "strict": validate.flag(True),
+    "max_batch_bytes": validate.count(None, optional=True),
+    "state_dtype": validate.dtype(),
+    "state_bits": validate.one_of(32, 8, 32),
+    "block_size": validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
+    "min_quant_numel": validate.count(4096, low=0),
+    "stochastic_rounding": validate.flag(False),
+}
+"""Group keys of every algorithm."""
+
+SCHEDULER_KEYS = {
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_lr",
+    "swa_lr",
+    "base_momentum",
+    "max_momentum",
+    "lr_scale",
+}
+FOREIGN_KEYS = {"params", "param_names", "name", "fused", "decoupled_weight_decay", *SCHEDULER_KEYS}
+"""Keys that schedulers, frameworks and checkpoints of other optimizers add."""
+
+SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
+"""torch's and the orthonormal family's word for the same thing."""
+
+
+def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
+    """Every key that a group may have, whatever its algorithm."""
+    return FOREIGN_KEYS.union(COMMON, *schemas.values())
+
+
+def settle_kinds(
+    group: dict[str, Any], own: Mapping[str, Field], schemas: Mapping[str, Mapping[str, Field]]
+) -> None:
+    """Gives a group its algorithm's defaults where the class's are of another kind.
+
+    ``eps`` is a number in one algorithm and two in another, ``beta1`` a mirror of ``betas`` or a setting of
+    its own: what the class has as its default would say nothing there.
+    """
+    schema = schemas.get(group.get("algorithm", ""), own)
+    for key, field in schema.items():
+        same = own.get(key, own.get(SPELLINGS.get(key, ""), COMMON.get(key, field)))
+        if same.wanted != field.wanted:
+            group.setdefault(key, field.default)
+
+
+def spell(
+    group: dict[str, Any],
+    defaults: Mapping[str, Any],
+    own_schema: Mapping[str, Field],
+    schemas: Mapping[str, Mapping[str, Field]],
+) -> None:
+    """Turns other spellings of keys into the class's own; completes betas given in one form."""
+    schema = schemas.get(group.get("algorithm", ""), own_schema)
+    for other, own in SPELLINGS.items():
+        alien = other in schema and own in own_schema and schema[other].wanted != own_schema[own].wanted
+        # The word of the class means something else there.
+        taken = other not in schema and own in schema and other in own_schema
+        taken = taken and own_schema[other].wanted != schema[own].wanted
+        if other in group and ((own in defaults and not alien) or taken):
+            group[own] = group.pop(other)
+    if not mirrors_betas(schema):
+        return
+    betas = group.get("betas")
+    first, second = group.get("beta1"), group.get("beta2")
+    if "beta1" not in defaults or (betas is None and first is None and second is None):
+        return
+    default = defaults["betas"] if validate.is_pair(defaults.get("betas")) else schema["betas"].default
+    if betas is None:
+        group["betas"] = (default[0] if first is None else first, default[1] if second is None else second)
+    elif (first is not None and first != betas[0]) or (second is not None and second != betas[1]):
+        warnings.warn(f"betas={betas} wins over beta1={first}, beta2={second}", stacklevel=5)
+    if validate.is_pair(group["betas"]):
+        group["beta1"], group["beta2"] = group["betas"]
+
+
+def mirrors_betas(schema: Mapping[str, Field]) -> bool:
+    """True for algorithms whose groups have ``beta1`` and ``beta2`` beside ``betas``, not as their own."""
+    return "betas" in schema and validate.is_pair(schema["betas"].default)
+
+
+def complete(
+    group: dict[str, Any], defaults: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Field]]
+) -> None:
+    """Fills in the keys that the group's algorithm needs and the class's defaults lack.
+
+    Keys of the class that mean something else to the algorithm go.
+    """
+    schema = schemas.get(group["algorithm"], {})
+    pair = mirrors_betas(schema)
+    for key, field in {**COMMON, **schema}.items():
+        mirrored = pair and key in ("beta1", "beta2") and "beta1" not in defaults
+        if SPELLINGS.get(key) not in group and not mirrored:
+            group.setdefault(key, field.default)
+    if pair and group.get("betas") is None and group.get("beta1") is not None:
+        group["betas"] = (group["beta1"], group["beta2"])
+    alien = [
+        key for key, other in SPELLINGS.items() if key not in schema and other in schema and other in group
+    ]
+    if schema and not pair:
+        alien += [key for key in ("betas", "beta1", "beta2") if key not in schema]
+    for key in alien:
+        group.pop(key, None)
+
+
+def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]]) -> None:
+    """Keeps ``betas`` equal to ``beta1`` and ``beta2`` in groups that have both: the one that changed wins.
+
+    Args:
+        groups: changed in place.
+        last: the betas of each group at the last call, kept by the caller.
+    """
+    for group in groups:
+        if "beta2" not in group:
+            continue
+        number = id(group)
+        pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
+        if pair != betas:
+            if last.get(number) == betas:
+                group["betas"] = betas = pair
+            else:
+                group["beta1"], group["beta2"] = betas
+        last[number] = betas
+
+
+def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:
+    """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
+    keys = FOREIGN_KEYS.union(COMMON, schema) - {"params"}
+    return {key: value for key, value in values.items() if key in keys}

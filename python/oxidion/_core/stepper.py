@@ -1,0 +1,203 @@
+"""Steps: plan and bind when something changed, agree with the other ranks, execute the schedule."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+
+from oxidion._core import runner, schema
+from oxidion._core.reserve import Reserve, zeros
+from oxidion._core.state import (
+    Names,
+    existing,
+    materialise,
+    named_gradients,
+    parameters,
+    settle,
+    workspace_floats,
+)
+from oxidion._cuda import device
+from oxidion._dist import agree, collectives, comm
+from oxidion._oxidion import Plan, PoisonedOptimizer, Session
+
+
+class Stepper:
+    """Steps of an optimizer with ``param_groups`` and ``state``.
+
+    Attributes:
+        compare_every: Ranks compare every so many steps what they are about to do, and whenever something is
+            planned anew; 0 for the latter alone. It has to be the same on all ranks. With process groups
+            of NCCL alone the host waits for the device to compare.
+    """
+
+    STATE_NAMES: ClassVar[Names] = {}
+    """By algorithm: keys under which ``state`` holds roles of the core. A key has one role in all of them."""
+    OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
+    """Moments of this class's algorithm that a setting may switch on between two steps."""
+    LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings under which a step of this class's algorithm depends on how a parameter is sharded."""
+
+    compare_every: int = 1
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+    _last_betas: dict[int, tuple[Any, Any]]
+    _meshes = comm.NO_MESHES
+    _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    _session: Session | None = None
+    _reserve: Reserve | None = None
+    _schedule: tuple[tuple[int, int], ...] = ()
+    _comms: tuple[Callable[[], Any], ...] = ()
+    _groups: comm.Groups | None = None
+    _known: agree.Known = agree.NOWHERE
+    _agreed: bool = False
+    _poison: str | None = None
+    _runner: runner.Runner = runner.DIRECT
+
+    @abstractmethod
+    def _communicates(self) -> bool:
+        """True where steps on several ranks communicate; the same on all of them."""
+
+    @abstractmethod
+    def _class_of(self, algorithm: str) -> type[Stepper]:
+        """The class of the optimizer whose algorithm this is."""
+
+    def _execute(self) -> None:
+        """Takes one step: the runner wraps what is prepared, executed and finished."""
+        found_inf = getattr(self, "found_inf", None)
+        skip = found_inf is not None and float(found_inf) > 0
+        scale = getattr(self, "grad_scale", None)
+        schema.mirror_betas(self.param_groups, self._last_betas)
+        with self._runner.wrap():
+            session = self._prepare(1.0 if scale is None else 1.0 / float(scale), skip=skip)
+            if session is not None:
+                self._finish(session)
+
+    def _prepare(self, grad_factor: float, *, skip: bool) -> Session | None:
+        """Begins a step and agrees on it with the other ranks; None where it is skipped."""
+        session: Session | None = None
+        error: Exception | None = None
+        for group in self.param_groups:
+            group["step"] += 1
+        before = self._session
+        try:
+            if not skip:
+                session = self._begin_session(grad_factor)
+                self._runner.prepare(session)
+        except Exception as raised:  # told to the other ranks first
+            error = raised
+        taken = False
+        try:
+            if groups := self._to_agree(planned=self._session is not before):
+                every = self._communicates() or self._always_agrees()
+                agreed = agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
+                if agreed and self._meshes.check:
+                    agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
+                self._agreed = taken = agreed
+            elif error is not None:
+                raise error
+            else:
+                taken = not skip
+        finally:
+            if not taken:
+                for group in self.param_groups:
+                    group["step"] -= 1
+                if session is not None:
+                    session.abandon()
+        return session if taken else None
+
+    def _finish(self, session: Session) -> None:
+        """Executes the schedule of a step that was prepared and ends it; a failure poisons the optimizer."""
+        try:
+            self._runner.execute(session, self._schedule, self._comms)
+            uncounted = session.end()
+        except BaseException as failure:
+            self._poison = f"{type(failure).__name__}: {failure}"
+            self._session = None
+            raise
+        if uncounted:  # the core counts the changes of plain tensors
+            torch.autograd.graph.increment_version(uncounted)
+
+    def _always_agrees(self) -> bool:
+        return getattr(self, "found_inf", None) is not None or self._meshes.check
+
+    def _to_agree(self, *, planned: bool) -> comm.Groups:
+        """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
+        groups = self._read_groups() if self._groups is None else self._groups
+        always = self._always_agrees()
+        if not always and self._agreed and not self._communicates():
+            return {}
+        every, done = self.compare_every, self.param_groups[0]["step"] - 1
+        due = always or planned or not self._agreed or (every > 0 and done % every == 0)
+        if due and device.is_capturing(device.device_of(self.param_groups)):
+            # A capture cannot wait for what a device has compared.
+            due = not any(map(collectives.needs_device, groups.values()))
+        return groups if due else {}
+
+    def _begin_session(self, grad_factor: float) -> Session:
+        """The session with this step begun: planned and bound anew where something changed."""
+
+        def begins(session: Session) -> bool:
+            stream = device.current_stream(device.device_of(self.param_groups))
+            return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
+
+        if self._poison is not None:
+            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
+        session = self._session
+        if session is None or not begins(session):
+            session = self._bind(in_step=True)
+            if not begins(session):
+                raise RuntimeError("parameters or states changed while the step was being planned")
+        return session
+
+    def _make_plan(self) -> Plan:
+        found = existing(self.param_groups, self.state, self.STATE_NAMES)
+        return Plan(self._settings(), found, self._meshes)
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """The groups as the core reads them: with the user's functions, which no checkpoint should hold."""
+        if not self._functions:
+            return self.param_groups
+        return [{**group, **self._functions} for group in self.param_groups]
+
+    def _bind(self, *, in_step: bool = False) -> Session:
+        """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
+        self._session = None
+        groups = self._read_groups()
+        plan = self._make_plan()
+        where = device.device_of(self.param_groups)
+        device.refuse_capture(where)
+        plan.preflight(self.param_groups, in_step)
+        done = [group["step"] - in_step for group in self.param_groups]
+        arena = zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
+        comms = tuple(collectives.bind(plan.transfers, arena, groups))
+        optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
+        states = materialise(
+            plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
+        )
+        self._reserve = None
+        self._session = Session(plan, self.param_groups, states, self.state, arena)
+        self._schedule, self._comms = tuple(plan.schedule), comms
+        return self._session
+
+    def _read_groups(self) -> comm.Groups:
+        params = list(parameters(self.param_groups))
+        self._groups = comm.groups_of(params, self._meshes)
+        self._known = agree.known(self._groups, comm.root_axes(params))
+        return self._groups
+
+    def _forget(self) -> None:
+        """Plans anew at the next step."""
+        self._session = None
+        self._groups = None
+        self._agreed = False
+
+    def _settle(self) -> None:
+        """Moves states that were loaded into the layouts of their parameters; every rank does it."""
+        values = [value for own in self.state.values() for value in own.values()]
+        if any(map(comm.is_distributed, [*self.state, *values])):
+            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

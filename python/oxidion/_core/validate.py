@@ -1,0 +1,203 @@
+"""Checks of hyper-parameters and group keys, each with the same form of message."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+Check = Callable[[Any], bool]
+
+
+class Field(NamedTuple):
+    """One group key: its default, what it must be, and the test for that."""
+
+    default: Any
+    wanted: str
+    check: Check
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _as_number(value: object) -> float | None:
+    """A number or one-element tensor as a float, None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 and not value.is_complex() else None
+    return float(value) if _is_number(value) else None  # type: ignore[arg-type]
+
+
+def number(default: float, low: float = 0.0, high: float = math.inf, *, open_low: bool = False) -> Field:
+    """A finite number in a range; a one-element tensor counts as one."""
+
+    def check(value: object) -> bool:
+        x = _as_number(value)
+        if x is None or not math.isfinite(x):
+            return False
+        return (x > low if open_low else x >= low) and x <= high
+
+    sign = ">" if open_low else ">="
+    upper = "" if high == math.inf else f" and <= {high:g}"
+    return Field(default, f"a finite number {sign} {low:g}{upper}", check)
+
+
+def _is_beta(value: object) -> bool:
+    x = _as_number(value)
+    return x is not None and 0.0 <= x < 1.0
+
+
+def beta(default: float | None) -> Field:
+    """A decay rate."""
+    return Field(default, "a number >= 0 and < 1", lambda v: v is None or _is_beta(v))
+
+
+def _has_length(value: object, length: int) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == length
+
+
+def is_pair(value: object) -> bool:
+    """True for a tuple or list of two."""
+    return _has_length(value, 2)
+
+
+_COUNTS = {2: "two", 3: "three"}
+
+
+def betas(default: tuple[float, ...]) -> Field:
+    """As many decay rates as the default has."""
+
+    def check(value: object) -> bool:
+        return _has_length(value, len(default)) and all(_is_beta(b) for b in value)  # type: ignore[attr-defined]
+
+    return Field(default, f"{_COUNTS[len(default)]} numbers >= 0 and < 1", check)
+
+
+def numbers(default: tuple[float, ...]) -> Field:
+    """As many finite numbers of at least 0 as the default has."""
+    single = number(0.0)
+
+    def check(value: object) -> bool:
+        return _has_length(value, len(default)) and all(map(single.check, value))  # type: ignore[call-overload]
+
+    return Field(default, f"{_COUNTS[len(default)]} finite numbers >= 0", check)
+
+
+def interval() -> Field:
+    """None, or the ends of an interval of numbers that are not negative."""
+    ends = numbers((0.0, 0.0))
+
+    def check(value: object) -> bool:
+        if value is None or not ends.check(value):
+            return value is None
+        low, high = (float(end) for end in value)  # type: ignore[attr-defined]
+        return low <= high and high > 0.0
+
+    return Field(None, "None or two finite numbers (low, high) with 0 <= low <= high and high > 0", check)
+
+
+def optional(field: Field, default: Any = None) -> Field:
+    """The same, or None."""
+    return Field(default, f"{field.wanted}, or None", lambda v: v is None or field.check(v))
+
+
+def exponent(default: float) -> Field:
+    """A finite number of at most 0."""
+
+    def check(value: object) -> bool:
+        x = _as_number(value)
+        return x is not None and math.isfinite(x) and x <= 0.0
+
+    return Field(default, "a finite number <= 0", check)
+
+
+def count(default: int | None, low: int = 1, *, optional: bool = False) -> Field:
+    """An integer of at least ``low`` that the core can hold."""
+
+    def check(value: object) -> bool:
+        if value is None:
+            return optional
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
+
+    return Field(default, f"an integer >= {low} and < 2**63" + (" or None" if optional else ""), check)
+
+
+def flag(default: bool | None) -> Field:
+    """A bool; None too where that is the default."""
+    return Field(default, "True or False", lambda v: isinstance(v, bool) or (default is None and v is None))
+
+
+def word(default: str | None, *words: str | None) -> Field:
+    """One of several words."""
+    shown = ", ".join(repr(w) for w in words)
+    return Field(default, f"one of {shown}", lambda v: (v is None or isinstance(v, str)) and v in words)
+
+
+def one_of(default: int, *numbers: int) -> Field:
+    """One of several integers."""
+    shown = ", ".join(map(str, numbers))
+    return Field(default, f"one of {shown}", lambda v: type(v) is int and v in numbers)
+
+
+def counts(default: tuple[int, ...] | None) -> Field:
+    """None, or two or more positive integers."""
+
+    def check(value: object) -> bool:
+        if value is None:
+            return True
+        return (
+            isinstance(value, (tuple, list))
+            and len(value) >= 2
+            and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in value)
+        )
+
+    return Field(default, "a tuple of two or more positive integers", check)
+
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def dtype(default: str | None = None) -> Field:
+    """None or the name of a floating-point dtype."""
+    return word(default, None, *DTYPES)
+
+
+def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
+    """A dtype as the name that groups keep: groups hold plain values only.
+
+    Raises:
+        ValueError: for anything but a floating-point dtype, its name or None.
+    """
+    if value is None:
+        return None
+    name = str(value).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"{key} must be one of {', '.join(DTYPES)} or None, got {value!r}")
+    return name
+
+
+def names_of(group: Mapping[str, Any], number: int) -> list[str]:
+    """The names of a group's parameters; their positions where the user gave none."""
+    names: list[str] | None = group.get("param_names")
+    return names or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+
+
+def check_group(group: Mapping[str, Any], schema: Mapping[str, Field], known: set[str], where: str) -> None:
+    """Checks the keys and values of a group.
+
+    Raises:
+        ValueError: for an unknown key, with the nearest known one, or a value out of range.
+    """
+    for key, value in group.items():
+        field = schema.get(key)
+        if field is not None:
+            if key == "lr" and isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ValueError("Tensor lr must be 1-element")
+            if not field.check(value):
+                raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where})")
+        elif key not in known:
+            near = difflib.get_close_matches(key, sorted(known | set(schema)), n=1, cutoff=0.0)
+            raise ValueError(f"unknown group key {key!r} ({where}); the nearest known key is {near[0]!r}")

@@ -1,0 +1,173 @@
+"""Steps on copies, for ``metrics()`` and ``verify()``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from oxidion._core.state import SCALES, key_of, parameters, whole
+from oxidion._core.stepper import Stepper
+from oxidion._core.table import Table
+from oxidion._dist.collectives import average, tell
+from oxidion._dist.comm import full, is_distributed, local, with_local
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return with_local(tensor, local(tensor).detach().clone())
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A copy of the whole tensor in float64, on the CPU of every rank."""
+    return full(tensor).detach().double().cpu().clone()
+
+
+def _twin(optimizer: Stepper) -> Stepper:
+    """An optimizer of the same settings over copies of parameters, gradients and states."""
+    twin = copy.copy(optimizer)
+    twin._meshes = optimizer._meshes
+    twins = {}
+    for param in parameters(optimizer.param_groups):
+        clone = _copy(param).requires_grad_(param.requires_grad)
+        if hasattr(param, "grad_dtype"):
+            clone.grad_dtype = param.grad_dtype
+        clone.grad = None if param.grad is None else _copy(param.grad)
+        twins[param] = clone
+    twin.param_groups = [
+        {**group, "params": [twins[param] for param in group["params"]]} for group in optimizer.param_groups
+    ]
+    twin.state = type(optimizer.state)(dict)
+    for param, entries in optimizer.state.items():
+        if param in twins:
+            twin.state[twins[param]] = {
+                key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+                for key, value in entries.items()
+            }
+    return twin
+
+
+def merged(found: dict[str, list[Any]], groups: Iterable[Any]) -> dict[str, list[Any]]:
+    """Lists by name of all ranks of the groups, each entry once."""
+    for group in groups:
+        told = tell(found, group)
+        found = {
+            key: sorted({entry for one in told for entry in one.get(key, ())}) for one in told for key in one
+        }
+    return found
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def metrics(optimizer: Stepper) -> Table:
+    """The table of ``OxOptimizer.metrics``."""
+    twin = _twin(optimizer)
+    session = twin._bind()
+    params = parameters(twin.param_groups)
+    before = [full(param).detach().clone() for param in params]
+    session.measure(True)
+    twin._execute()
+    idle = session.idle()
+    measured, milliseconds = session.measurements()
+    # A matrix that is dealt out is measured by its owner.
+    measured = merged(measured, (twin._groups or {}).values())
+    plan = twin._make_plan()
+    rows = []
+    for index, (row, param, old) in enumerate(zip(plan.rows(), params, before, strict=True)):
+        entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"]}
+        entry["update_rms"] = _rms(full(param).detach() - old)
+        entry["param_rms"] = _rms(old)
+        for key, values in measured.items():
+            own = [value for at, value in values if at == index]
+            entry[key] = max(own) if own else None
+        rows.append(entry)
+    return Table(
+        rows,
+        stages=dict(enumerate(milliseconds)),
+        bytes_sent=sum(t["send"][1] for k, t in enumerate(plan.transfers) if k not in idle),
+    )
+
+
+def _has_reference(settings: Mapping[str, Any], group: dict[str, Any], param: Any) -> bool:
+    """True where one process would take the same step: no setting makes it depend on shards."""
+    if not is_distributed(param) or all(group[key] != value for key, value in settings.items()):
+        return True
+    sizes = zip(param.device_mesh.shape, param.placements, strict=True)
+    return all(size == 1 or placement.is_replicate() for size, placement in sizes)
+
+
+def _reference_step(
+    row: dict[str, Any], target: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
+) -> None:
+    """A naive step in float64 on ``target`` and ``state``."""
+    from oxidion._reference.registry import REFERENCE
+
+    step: Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None] | None = REFERENCE.get(
+        row["algorithm"]
+    )
+    if step is None:
+        raise NotImplementedError(f"{row['algorithm']} has no naive reference to verify against")
+    step(target, grad, state, group)
+
+
+def _with_norms(twin: Stepper) -> list[dict[str, Any]]:
+    """The groups, with the norm of all gradients where a group limits it."""
+    from oxidion._reference.update import grad_norm
+
+    groups = []
+    for group in twin.param_groups:
+        if group.get("max_grad_norm") is not None:
+            grads = [_mean(twin, param.grad) for param in group["params"] if param.grad is not None]
+            group = {**group, "grad_norm": grad_norm(grads)}
+        groups.append(group)
+    return groups
+
+
+def verify(optimizer: Stepper) -> Table:
+    """The table of ``OxOptimizer.verify``."""
+    twin = _twin(optimizer)
+    for group in twin.param_groups:
+        # Compared with the rounded reference: the step is what is looked at, not where chance rounds it to.
+        group["stochastic_rounding"] = False
+    twin._bind()
+    plan = twin._make_plan()
+    params = parameters(twin.param_groups)
+    groups = [group for group in _with_norms(twin) for _ in group["params"]]
+    rows = []
+    rows_of = zip(plan.rows(), plan.state_specs(), params, groups, strict=True)
+    for index, (row, specs, param, group) in enumerate(rows_of):
+        entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
+        sharding = twin._class_of(row["algorithm"]).LAYOUT_SETTINGS
+        if param.grad is not None and _has_reference(sharding, group, param):
+            public = twin.STATE_NAMES.get(row["algorithm"], {})
+            own = twin.state[param]
+            state = {
+                spec["role"]: _mean(twin, whole(own, key_of(spec["role"], public), spec))
+                for spec in specs
+                if not spec["role"].endswith(SCALES)
+            }
+            entry["start"] = _wide(param)
+            entry["reference"] = _wide(param)
+            told = {"transposed": row["transposed"], "index": index, "on_device": param.is_cuda}
+            settings = {**group, **twin._functions, **told}
+            _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
+        rows.append(entry)
+    twin._execute()
+    for entry, param in zip(rows, params, strict=True):
+        if "reference" in entry:
+            start, reference = entry.pop("start"), entry.pop("reference")
+            # The parameter can hold no more than the rounded reference: rounding it is no error of the step.
+            wanted, got = reference.to(param.dtype).double(), _wide(param)
+            size = float((reference - start).norm())
+            entry["update_error"] = float((got - wanted).norm()) / (size or 1.0)
+    return Table(rows)
+
+
+def _mean(optimizer: Stepper, tensor: Tensor) -> Tensor:
+    """Like `_wide`, and the mean over replicas whose gradients the optimizer averages."""
+    whole = full(tensor).detach().double().clone()
+    average([whole], optimizer._meshes.pending.values())
+    return whole.cpu()

@@ -1,0 +1,1 @@
+"""Devices, their streams, and steps captured in a CUDA graph."""

@@ -1,0 +1,85 @@
+"""The device of an optimizer's parameters, torch's stream there, and where the core finds its kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oxidion._dist.comm import local
+from oxidion._oxidion import prepare_devices
+
+CPU = torch.device("cpu")
+
+
+def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
+    """The device of the first parameter: the core refuses parameters on several."""
+    for group in groups:
+        for param in group["params"]:
+            return local(param).device
+    return CPU
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of torch's current stream on a CUDA device, also during a capture; 0 on the CPU."""
+    if device.type != "cuda":
+        return 0
+    prepare()
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """True while launches on torch's current stream go into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Refuses to make states while a graph is captured: each replay would make them anew.
+
+    Raises:
+        RuntimeError: during a capture.
+    """
+    if is_capturing(device):
+        raise RuntimeError("take one step before the capture of a graph: something has to be planned anew")
+
+
+def cache_folder() -> Path | None:
+    """Folder of the machine code that was compiled on this machine; None for a user without a home.
+
+    ``OXIDION_CACHE``, or ``oxidion`` in the user's folder for caches. Its files are named by their content.
+    """
+    if own := os.environ.get("OXIDION_CACHE"):
+        return Path(own)
+    with contextlib.suppress(RuntimeError):
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "oxidion"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxidion"
+    return None
+
+
+@cache
+def prepare(*, emulated: bool = False) -> None:
+    """Tells the core where to keep machine code, and loads NVRTC so that it is found by name.
+
+    Args:
+        emulated: whether memory of the host is to count as that of a device, for tests without one.
+    """
+    if torch.version.hip:
+        raise RuntimeError("the kernels are for CUDA devices: this torch is built for ROCm")
+    prepare_devices(cache_folder(), emulated=emulated)
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations or () if spec else ():
+        for folder in sorted(Path(place).glob("*/lib")):
+            # NVRTC opens its builtins by name, which finds them once they are loaded.
+            for pattern in ("libnvrtc-builtins.so.*", "libnvrtc.so.*"):
+                for library in sorted(folder.glob(pattern)):
+                    with contextlib.suppress(OSError):  # of another machine
+                        ctypes.CDLL(str(library))

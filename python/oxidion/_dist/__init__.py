@@ -1,0 +1,1 @@
+"""Meshes, process groups and collectives: the only users of ``torch.distributed``."""

@@ -1,0 +1,158 @@
+"""Collectives over process groups: those of a plan, and the small ones around a step."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from oxidion._dist.comm import Groups, Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Work
+
+
+def bind(transfers: Sequence[Mapping[str, Any]], arena: Tensor, groups: Groups) -> list[Callable[[], Work]]:
+    """One function without arguments for each transfer of a plan: it starts the collective.
+
+    Args:
+        transfers: ``Plan.transfers``.
+        arena: the workspace in which the buffers lie.
+        groups: process groups by ranks.
+
+    Raises:
+        ValueError: for a process group that cannot exchange memory of the arena's device.
+    """
+    return [_bound(transfer, arena.view(torch.uint8), groups) for transfer in transfers]
+
+
+def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Callable[[], Work]:
+    dist: Any = torch.distributed
+    ranks: Ranks = tuple(transfer["ranks"])
+    (at, count), (to, room) = transfer["send"], transfer["recv"]
+    send, recv = memory[at : at + count], memory[to : to + room]
+    if transfer["kind"] == "all_reduce":
+        value = _lent(send.view(getattr(torch, transfer["dtype"])))
+        lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
+        for line in lines:
+            check_backend(line, ranks, memory.device)
+        return lambda: _summed(value, lines)
+    group = groups[ranks]
+    check_backend(group, ranks, memory.device)
+    send, recv = _lent(send), _lent(recv)
+    if transfer["kind"] == "all_gather":
+        return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
+    out, into = transfer["recv_bytes"], transfer["send_bytes"]
+    # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
+    # do not depend on timing or on the backend.
+    return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+
+
+_LENT: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def _lent(tensor: Tensor) -> Tensor:
+    """A tensor that collectives are given. On CPUs the process outlives their hold on it."""
+    if tensor.device.type == "cpu":
+        _LENT[id(tensor)] = tensor
+    return tensor
+
+
+@atexit.register
+def give_back(patience: float = 1.0) -> None:
+    """Waits, at most for ``patience`` seconds, until no thread of gloo holds a tensor that was lent.
+
+    Such a thread lets go of a tensor a moment after the collective has ended, and takes the GIL to do so. In
+    an interpreter that is being torn down that ends the process with SIGABRT.
+    """
+    end = time.monotonic() + patience
+    while any(tensor._use_count() > 1 for tensor in cast("Any", _LENT).values()) and time.monotonic() < end:
+        time.sleep(1e-3)
+
+
+def check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> None:
+    """Refuses a group without a backend for a device; on a CUDA device gloo too, which lacks collectives.
+
+    Raises:
+        ValueError: that says which backends to take.
+    """
+    own: Any = group
+    kinds = [kind.type for kind in own._device_types]
+    backend = own._get_backend(device).name() if device.type in kinds else None
+    if kinds and (backend is None or (device.type == "cuda" and backend == "gloo")):
+        raise ValueError(
+            f"the process group of the ranks {list(ranks)} cannot exchange tensors on {device.type}: it has "
+            f"{own._get_backend_name() if backend is None else backend!r}. For CUDA devices use "
+            "init_process_group('cpu:gloo,cuda:nccl')"
+        )
+
+
+def _along(ranks: Ranks, lines: Sequence[Sequence[int]], groups: Groups) -> list[ProcessGroup]:
+    """The groups of several axes together: one, if it is that of all processes, else one for each axis.
+
+    A group of its own could be made in the middle of training only if all ranks had made equally many before.
+    """
+    world = torch.distributed.group.WORLD
+    if world is not None and len(ranks) == world.size():
+        return [world]
+    return [groups[tuple(line)] for line in lines]
+
+
+def _summed(value: Tensor, groups: Sequence[ProcessGroup]) -> Work:
+    """Starts the sum over the last group, after those over the others."""
+    dist: Any = torch.distributed
+    for group in groups[:-1]:
+        dist.all_reduce(value, group=group)
+    return cast("Work", dist.all_reduce(value, group=groups[-1], async_op=True))
+
+
+def my_rank() -> int:
+    """The global rank of this process."""
+    return torch.distributed.get_rank()
+
+
+def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
+    """Replaces numbers by the largest of each over the ranks of a group."""
+    torch.distributed.all_reduce(_lent(numbers), op=torch.distributed.ReduceOp.MAX, group=group)
+    return numbers
+
+
+def needs_device(group: ProcessGroup) -> bool:
+    """True where numbers of the host go through a device to be compared over a group: NCCL alone."""
+    kinds = [kind.type for kind in cast("Any", group)._device_types]
+    return bool(kinds) and "cpu" not in kinds
+
+
+def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
+    """The largest of each number over the ranks of a group. Where that takes a device, the host waits."""
+    kinds = cast("Any", group)._device_types if needs_device(group) else [torch.device("cpu")]
+    values: list[int] = largest(torch.tensor(numbers, device=kinds[0]), group).tolist()
+    return values
+
+
+def tell(what: Any, group: ProcessGroup) -> list[Any]:
+    """Gathers an object of every rank of a group, in the order of the ranks."""
+    told: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(told, what, group=group)
+    return told
+
+
+def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
+    """Replaces local tensors by their means over the groups, in flat pieces of at most 64 MB."""
+    pieces: list[list[Tensor]] = []
+    for tensor in tensors:
+        if pieces and pieces[-1][0].dtype == tensor.dtype and sum(t.nbytes for t in pieces[-1]) < 64 << 20:
+            pieces[-1].append(tensor)
+        else:
+            pieces.append([tensor])
+    for piece in pieces:
+        flat = _lent(torch.cat([tensor.reshape(-1) for tensor in piece]))
+        for group in groups:
+            torch.distributed.all_reduce(flat.div_(group.size()), group=group)
+        for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
+            tensor.copy_(mean.view_as(tensor))

@@ -1,0 +1,270 @@
+"""Meshes, process groups and DTensors: with `collectives` all that touches ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from oxidion._oxidion import LayoutError, axes_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Ranks = tuple[int, ...]
+Groups = dict[Ranks, "ProcessGroup"]
+RootAxes = dict[tuple[Ranks, int], tuple[Ranks, Callable[[], "ProcessGroup"]]]
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The axes that a user passed to a constructor.
+
+    Attributes:
+        replicas: name, global ranks, this process's place and whether gradients are averaged, by axis.
+        outer: ranks of ``outer_shard_mesh``.
+        inner: ranks of ``inner_shard_mesh``.
+        groups: the process group of each axis by its ranks.
+        check: whether each step checks that gradients are averaged if and only if they should be.
+    """
+
+    replicas: list[tuple[str, list[int], int, bool]] = field(default_factory=list)
+    outer: list[int] | None = None
+    inner: list[int] | None = None
+    groups: Groups = field(default_factory=dict)
+    check: bool = False
+
+    def __deepcopy__(self, _memo: object) -> Meshes:
+        """The same: process groups cannot be copied."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled."""
+        raise TypeError("an optimizer with meshes or process groups cannot be pickled: save its state_dict()")
+
+    @property
+    def pending(self) -> Groups:
+        """The groups over which the optimizer averages."""
+        wanted = [tuple(ranks) for _, ranks, _, averaged in self.replicas if not averaged and len(ranks) > 1]
+        return {ranks: self.groups[ranks] for ranks in wanted}
+
+
+NO_MESHES = Meshes()
+
+
+def _lines(name: str, mesh: Any) -> list[tuple[str, Ranks, int, ProcessGroup]]:
+    """Name, ranks, this process's place and group of each axis of a mesh or process group.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if not torch.distributed.is_available():
+        raise TypeError(f"{name} must be None where torch.distributed is not available, got {mesh!r}")
+    try:
+        axes = axes_of(mesh)
+    except TypeError as error:
+        raise TypeError(f"{name} {error}") from None
+    groups = [mesh.get_group(i) for i in range(mesh.ndim)] if hasattr(mesh, "get_group") else [mesh]
+    if any(group.rank() != place for (_, _, place), group in zip(axes, groups, strict=True)):
+        raise ValueError(
+            f"{name} orders its ranks otherwise than its process group: build it with ranks ascending"
+        )
+    own = name.removesuffix("_mesh")
+    return [(axis or own, tuple(r), at, g) for (axis, r, at), g in zip(axes, groups, strict=True)]
+
+
+def read_meshes(
+    replicate: tuple[str, Any, bool], outer: Any = None, inner: Any = None, *, check: bool = False
+) -> Meshes:
+    """The meshes of a constructor.
+
+    Args:
+        replicate: name of the argument, a mesh or process group whose ranks hold copies or None, and whether
+            gradients are equal on those ranks.
+        outer: 1-D mesh or None.
+        inner: 1-D mesh or None.
+        check: see ``Meshes``.
+
+    Raises:
+        TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
+        ValueError: for meshes that are the same or have more than one dimension.
+    """
+    if not check and replicate[1] is None and outer is None and inner is None:
+        return NO_MESHES
+    groups: Groups = {}
+    replicas, shards = [], []
+    name, mesh, averaged = replicate
+    for axis, ranks, place, group in [] if mesh is None else _lines(name, mesh):
+        replicas.append((axis, list(ranks), place, averaged))
+        groups[ranks] = group
+    for name, mesh in (("outer_shard_mesh", outer), ("inner_shard_mesh", inner)):
+        lines = [] if mesh is None else _lines(name, mesh)
+        if len(lines) > 1:
+            raise ValueError(
+                f"{name} must have one dimension, got {len(lines)}: pass the sub-mesh, mesh['name']"
+            )
+        for _, ranks, _, group in lines:
+            if len(ranks) > 1 and ranks in groups:
+                raise ValueError(f"{name} has the ranks {list(ranks)} of another mesh argument")
+            groups[ranks] = group
+        shards.append(list(lines[0][1]) if lines else None)
+    return Meshes(replicas, shards[0], shards[1], groups, check)
+
+
+def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
+    """The process group of every axis of more than one rank that the parameters live on.
+
+    Their order is that of `ordered`, which does not depend on the order of the parameters.
+
+    Raises:
+        LayoutError: for a mesh whose ranks are in another order than its process group's.
+    """
+    groups: Groups = {}
+    seen: set[int] = set()
+    for param in params:
+        mesh = getattr(param, "device_mesh", None)
+        if mesh is None or id(mesh) in seen:
+            continue
+        seen.add(id(mesh))
+        for dim, (_, ranks, place) in enumerate(axes_of(mesh)):
+            if len(ranks) > 1:
+                group = mesh.get_group(dim)
+                if group.rank() != place:
+                    raise LayoutError(
+                        f"dimension {dim} of {mesh} orders its ranks otherwise than its process group: build "
+                        "the mesh with ranks in ascending order"
+                    )
+                groups.setdefault(tuple(ranks), group)
+    groups.update({ranks: group for ranks, group in meshes.groups.items() if len(ranks) > 1})
+    return ordered(groups)
+
+
+def ordered(groups: Groups) -> Groups:
+    """The same groups, outermost axis first.
+
+    All ranks of a mesh have its axes in the same order, and any lines that share ranks are in one order for
+    all of them: ranks that take their lines in turn never wait in a circle.
+    """
+    return dict(sorted(groups.items(), key=lambda item: (item[0][0] - item[0][1], -len(item[0]), item[0])))
+
+
+def root_axes(params: Iterable[Tensor]) -> RootAxes:
+    """The axes of the meshes that those of the parameters were cut from.
+
+    Returns:
+        By shape of the whole mesh and dimension, which are the same on all ranks: the ranks of the line
+        through this process, and what gives their group.
+    """
+    found: RootAxes = {}
+    for root in {id(m): m for p in params if (m := _root(p)) is not None}.values():
+        for dim, (_, ranks, _) in enumerate(axes_of(root)):
+            if len(ranks) > 1:
+                found[tuple(root.mesh.shape), dim] = tuple(ranks), partial(root.get_group, dim)
+    return found
+
+
+def _root(param: Tensor) -> Any:
+    mesh: Any = getattr(param, "device_mesh", None)
+    return mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+
+
+def is_distributed(value: object) -> bool:
+    """True for a DTensor."""
+    return hasattr(value, "_local_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The local part of a tensor or DTensor: all that this process holds."""
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor or DTensor, on every rank."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def with_local(tensor: Tensor, own: Tensor) -> Tensor:
+    """A tensor like ``tensor`` of which this process holds ``own``."""
+    like: Any = tensor
+    return _assembled(own, like, like.placements, like.shape, like.stride()) if is_distributed(like) else own
+
+
+def _assembled(own: Tensor, param: Any, placements: Any, shape: Any, stride: Any = None) -> Tensor:
+    """A DTensor on the mesh of ``param`` of which this process holds ``own``; contiguous without a stride."""
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(shape, device="meta").stride() if stride is None else stride
+    return DTensor.from_local(
+        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def along_rows(values: Tensor, param: Any) -> Tensor:
+    """Of a vector with one element for each row of ``param``, those of the rows that this process stores."""
+    if not is_distributed(param):
+        return values
+    whole: Any = _assembled(values, param, _placements(param, [None] * param.device_mesh.ndim), values.shape)
+    shards = [0 if getattr(placement, "dim", None) == 0 else None for placement in param.placements]
+    return cast("Tensor", whole.redistribute(placements=_placements(param, shards)).to_local())
+
+
+def _placements(param: Any, shards: Sequence[int | None]) -> list[Any]:
+    """Placements of a state: for each axis of the parameter's mesh the dimension that is sharded, or None."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    placements: list[Any] = []
+    for own, dim in zip(param.placements, shards, strict=False):
+        if dim is None:
+            placements.append(Replicate())
+        elif own.dim == dim:
+            placements.append(own)
+        elif type(own) is Shard:
+            placements.append(Shard(dim))
+        else:
+            placements.append(type(own)(dim, split_factor=own.split_factor))
+    return placements
+
+
+def as_state(own: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
+    """A state as the kind of tensor that its parameter is, of which this process holds ``own``."""
+    if not is_distributed(param):
+        return own
+    return _assembled(own, param, _placements(param, spec["shards"]), spec["shape"])
+
+
+def moved_state(value: Tensor, param: Tensor, spec: Mapping[str, Any]) -> Tensor:
+    """A state that was loaded, in the layout that its parameter asks for; the same object if it has that.
+
+    DTensors of other placements are redistributed: every rank has to call this.
+    """
+    shape = torch.Size(spec["shape"])
+    if value.shape != shape:
+        return value
+    if not is_distributed(param):
+        return full(value)
+    if not is_distributed(value):
+        own = value
+        for dim, (start, length) in enumerate(spec["spans"]):
+            own = own.narrow(dim, start, length)
+        return as_state(own.clone(memory_format=torch.contiguous_format), param, spec)
+    if lies_right(value, param, spec):
+        return value
+    mesh = cast("Any", param).device_mesh
+    moved: Tensor = cast("Any", value).redistribute(mesh, _placements(param, spec["shards"]))
+    return moved
+
+
+def lies_right(value: Any, param: Any, spec: Mapping[str, Any]) -> bool:
+    """True for a state in the layout that its parameter asks for."""
+    if is_distributed(value) != is_distributed(param):
+        return False
+    if not is_distributed(param) or value.shape != torch.Size(spec["shape"]):
+        return True
+    wanted = _placements(param, spec["shards"])
+    return list(value.placements) == wanted and bool(value.device_mesh == param.device_mesh)

@@ -1,0 +1,1 @@
+"""Plans of meshes that are not there: their memory, communication and work."""

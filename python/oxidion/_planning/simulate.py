@@ -1,0 +1,265 @@
+"""``python -m oxidion plan``: memory, communication and work of one rank of a mesh that is not there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oxidion._core.table import Table
+from oxidion._dist.comm import Meshes
+from oxidion._oxidion import Plan
+from oxidion._planning.models import Mesh, Parameter, cut_dim, lines, load, spelled, stored
+from oxidion._planning.traffic import Traffic, summed, traffic
+
+DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of an element by dtype."""
+
+Axis = tuple[str, list[int], int, str, int]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a simulated optimizer, beside model and mesh.
+
+    Attributes:
+        algorithm: of the matrices; embedding, head and vectors go to AdamW.
+        rank_fraction: of Dion.
+        dtype: of parameters and gradients.
+        state_dtype: of the states; None is the parameters'.
+        compressed: whether the optimizer averages over dp.
+        rank: whose plan it is.
+        fraction: of the rows or columns that Dion2 and NorDion2 select.
+        selection_scope: of those two.
+    """
+
+    algorithm: str = "dion"
+    rank_fraction: float = 1.0
+    dtype: str = "bfloat16"
+    state_dtype: str | None = None
+    compressed: bool = False
+    rank: int = 0
+    fraction: float = 0.25
+    selection_scope: str = "local"
+
+    @property
+    def method(self) -> str:
+        """The algorithm in words."""
+        if self.algorithm == "dion":
+            return f"dion at rank fraction {self.rank_fraction:g}"
+        if self.algorithm in ("dion2", "nordion2"):
+            return f"{self.algorithm} at fraction {self.fraction:g} ({self.selection_scope})"
+        return self.algorithm
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One rank's share of a step.
+
+    Attributes:
+        model: name.
+        mesh: axes and sizes, outermost first.
+        settings: what else was asked for.
+        parameters: elements of the whole model.
+        matrices: parameters of the chosen algorithm.
+        others: parameters of AdamW.
+        memory: bytes of this rank by part.
+        wire: communication by axis.
+        gradient_sync: bytes that this rank sends to average gradients over dp outside the optimizer.
+        local_flops: on what this rank stores.
+        whole_flops: on whole matrices that this rank owns.
+        busiest_flops: both, of the rank that owns most; an upper bound where fs and tp both shard.
+        mean_flops: both, mean over the ranks.
+    """
+
+    model: str
+    mesh: Mesh
+    settings: Settings
+    parameters: int
+    matrices: int
+    others: int
+    memory: dict[str, int]
+    wire: list[Traffic]
+    gradient_sync: int
+    local_flops: float
+    whole_flops: float
+    busiest_flops: float
+    mean_flops: float
+
+    @property
+    def balance(self) -> float:
+        """Mean over busiest: 1 when all ranks have the same work."""
+        return self.mean_flops / self.busiest_flops if self.busiest_flops else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return asdict(self) | {"balance": self.balance}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Simulation:
+        """The simulation that ``to_dict`` gave."""
+        fields = {key: value for key, value in values.items() if key != "balance"}
+        fields["settings"] = Settings(**fields["settings"])
+        fields["wire"] = [Traffic(**entry) for entry in fields["wire"]]
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        """A head line and three tables."""
+        s = self.settings
+        words = [
+            s.method,
+            s.dtype,
+            *([f"states {s.state_dtype}"] if s.state_dtype else []),
+            *["compressed"] * (s.compressed and self.mesh.get("dp", 1) > 1),
+        ]
+        memory = [{"memory": part, "bytes": human(n, "B")} for part, n in self.memory.items()]
+        memory.append({"memory": "total", "bytes": human(sum(self.memory.values()), "B")})
+        wire = [
+            {
+                "axis": t.axis,
+                "ranks": t.ranks,
+                "collectives": t.collectives,
+                "sent": human(t.sent, "B"),
+                "input": human(t.bytes, "B"),
+                "kinds": ", ".join(f"{n} {kind}" for kind, n in t.kinds.items()) or None,
+            }
+            for t in self.wire
+        ]
+        work = {
+            "on its shards": self.local_flops,
+            "on whole matrices": self.whole_flops,
+            "total": self.local_flops + self.whole_flops,
+            "busiest rank": self.busiest_flops,
+            "mean of ranks": self.mean_flops,
+        }
+        rows = [{"work": key, "FLOPs": human(value, "")} for key, value in work.items()]
+        rows.append({"work": "mean / busiest", "FLOPs": f"{self.balance:.3f}"})
+        head = (
+            f"{self.model} on {spelled(self.mesh)}: rank {s.rank} of {math.prod(self.mesh.values())}\n"
+            f"{human(self.parameters, '')} elements in {self.matrices} matrices ({s.algorithm}) and "
+            f"{self.others} other parameters (adamw); {', '.join(words)}"
+        )
+        parts = [head, str(Table(memory)), str(Table(wire)), str(Table(rows))]
+        if self.gradient_sync:
+            parts[2] += (
+                f"\ngradients over dp before the step, not included: {human(self.gradient_sync, 'B')} sent"
+            )
+        return "\n\n".join(parts) + "\n"
+
+
+def human(value: float, unit: str) -> str:
+    """A number with a decimal prefix."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if value < 1000 or prefix == "P":
+            break
+        value /= 1000
+    return f"{value:.4g} {prefix}{unit}".rstrip()
+
+
+def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Plan]:
+    """Plans a step of one rank.
+
+    Args:
+        model: name or path of a configuration.
+        mesh: axes and sizes, outermost first.
+        settings: what else is wanted.
+
+    Returns:
+        What the rank needs, and its plan.
+
+    Raises:
+        ValueError: for an unknown model, a rank that is not on the mesh, or what the core refuses.
+    """
+    parameters = load(model).parameters()
+    world = math.prod(mesh.values())
+    if not 0 <= settings.rank < world:
+        raise ValueError(f"rank must be from 0 to {world - 1} on {spelled(mesh)}, got {settings.rank}")
+    shares = {key: getattr(settings, key) for key in ("rank_fraction", "fraction")}
+    for key, share in shares.items():
+        if not 0 < share <= 1:
+            raise ValueError(f"{key} must be in (0, 1], got {share}")
+    at = lines(mesh, settings.rank)
+    states = {} if settings.state_dtype is None else {"state_dtype": settings.state_dtype}
+    groups: list[dict[str, Any]] = [
+        {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states},
+        {"algorithm": "adamw", **states},
+    ]
+
+    def axes(parameter: Parameter) -> list[Axis]:
+        dims = {axis: cut_dim(parameter.kind, axis, mesh) for axis in mesh}
+        return [(a, *at[a], "R" if dim is None else "S", dim or 0) for a, dim in dims.items()]
+
+    members = [
+        (p.name, list(p.shape), settings.dtype, 0 if p.kind in ("column", "row") else 1, axes(p))
+        for p in parameters
+    ]
+    replicas = [("dp", *at["dp"], not settings.compressed)] if "dp" in mesh else []
+    plan = Plan.of_shapes(groups, members, Meshes(replicas))
+    rows = plan.rows()
+    local = sum(stored(p, mesh, at) for p in parameters) * DTYPES[settings.dtype]
+    memory = {
+        "parameters": local,
+        "gradients": local,
+        "states": sum(row["state_bytes"] for row in rows),
+        "workspace": plan.arena_bytes,
+    }
+    shared, whole, most, mean = plan.work()
+    matrices = sum(group == 0 for _, _, _, group, _ in members)
+    result = Simulation(
+        model=model,
+        mesh=mesh,
+        settings=settings,
+        parameters=sum(p.numel for p in parameters),
+        matrices=matrices,
+        others=len(members) - matrices,
+        memory=memory,
+        wire=traffic(plan.transfers, mesh),
+        gradient_sync=0 if settings.compressed else summed(local, mesh.get("dp", 1)),
+        local_flops=shared,
+        whole_flops=whole,
+        busiest_flops=shared + most,
+        mean_flops=shared + mean,
+    )
+    return result, plan
+
+
+def plot(simulations: list[Simulation], path: Path) -> None:
+    """Draws memory by part, bytes by axis and work as bars into a PNG file.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    memory, wire, work = figure.subplots(1, 3)
+    places = range(len(simulations))
+    floor = [0.0] * len(simulations)
+    for part in simulations[0].memory:
+        values = [s.memory[part] / 1e9 for s in simulations]
+        memory.bar(places, values, 0.6, bottom=floor, label=part)
+        floor = [a + b for a, b in zip(floor, values, strict=True)]
+    memory.set(title="Memory of a rank", ylabel="GB")
+    axes = list(dict.fromkeys(traffic.axis for s in simulations for traffic in s.wire))
+    by_axis = {
+        axis: [sum(t.sent for t in s.wire if t.axis == axis) / 1e9 for s in simulations] for axis in axes
+    }
+    by_rank = {
+        "busiest rank": [s.busiest_flops / 1e12 for s in simulations],
+        "mean of ranks": [s.mean_flops / 1e12 for s in simulations],
+    }
+    for drawing, bars in ((wire, by_axis), (work, by_rank)):
+        width = 0.8 / len(bars)
+        for i, (label, values) in enumerate(bars.items()):
+            shift = (i - (len(bars) - 1) / 2) * width
+            drawing.bar([place + shift for place in places], values, width, label=label)
+    wire.set(title="Bytes that a rank sends in a step", ylabel="GB")
+    work.set(title="Floating-point operations of a step", ylabel="TFLOPs")
+    for drawing in (memory, wire, work):
+        labels = [f"{Path(s.model).stem}\n{spelled(s.mesh)}" for s in simulations]
+        drawing.set_xticks(places, labels, rotation=20 if len(labels) > 2 else 0)
+        drawing.set_ylim(bottom=0)
+    for drawing, columns in ((memory, 2), (wire, len(by_axis)), (work, 2)):
+        drawing.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=columns)
+    figure.savefig(path, format="png", dpi=120)

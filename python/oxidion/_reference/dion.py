@@ -1,0 +1,90 @@
+"""Dion: orthonormalized power iteration of the momentum, with error feedback."""
+
+# d_out, d_in = rows and columns of the parameter; m, n = the same after orientation (m >= n); r = rank of Q.
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from oxidion._reference.matrices import bases, matrices
+from oxidion._reference.orthogonalize import epsilon_of, lr_factor
+from oxidion._reference.update import Group, State, decay
+
+# A column of R = B^T P whose norm is below this share of the largest one is rounding noise of float32.
+DEAD_COLUMN = 2.4e-7
+
+
+def rank_of_q(rows: int, cols: int, rank_fraction: float = 1.0, rank_multiple_of: int = 1) -> int:
+    """Rank of Dion's Q: ``min(RM * ceil(rank_fraction * min(rows, cols) / RM), rows, cols)``, in float64."""
+    rank = rank_multiple_of * math.ceil(rank_fraction * min(rows, cols) / rank_multiple_of)
+    return min(rank, rows, cols)
+
+
+def shape_of_q(
+    rows: int, cols: int, rank_fraction: float = 1.0, rank_multiple_of: int = 1
+) -> tuple[int, int]:
+    """Shape of Dion's Q: ``(cols, r)`` where ``rows >= cols``, else ``(rows, r)``."""
+    return min(rows, cols), rank_of_q(rows, cols, rank_fraction, rank_multiple_of)
+
+
+def orthonormal_columns(p: Tensor) -> Tensor:
+    """Q of a Householder QR of ``p`` [m, r], m >= r."""
+    q: Tensor = torch.linalg.qr(p, mode="reduced")[0]
+    return q
+
+
+def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """Dion (arXiv:2504.05295) on each of the matrices that the group reads the parameter as.
+
+    With B the momentum, transposed where ``d_out < d_in``: ``M <- M + G``; ``power_iters`` times
+    ``P = orth(B Q); R = B^T P``, with R as the next Q; ``M <- M - (1 - mu) P R^T``;
+    ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr s P Q^T``, with s of ``adjust_lr``.
+
+    Columns of R at rounding level, and all columns where B Q is zero, add nothing to M or X and keep their
+    column of Q. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set,
+    says which orientation to take; otherwise the largest matrix decides for all.
+    """
+    momentum = state.setdefault("momentum", torch.zeros_like(param))
+    momentum += -grad if group.get("maximize", False) else grad
+    blocks = matrices(param, group)
+    shapes = [(block.shape[0], block.shape[1]) for block in blocks]
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
+    transposed = group.get("transposed")
+    transposed = largest[0] < largest[1] if transposed is None else bool(transposed)
+    parts = zip(blocks, matrices(momentum, group), bases(state["Q"], group, shapes, transposed), strict=True)
+    for x, m, q in parts:
+        if x.numel():
+            fraction, multiple = group.get("rank_fraction", 1.0), group.get("rank_multiple_of", 1)
+            rank = rank_of_q(x.shape[0], x.shape[1], fraction, multiple)
+            dion_matrix(x, m, q[:, :rank], group, transposed)
+
+
+def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, transposed: bool) -> None:
+    """Dion on one matrix, whose momentum has the gradient in it."""
+    d_out, d_in = param.shape
+    if not bool(momentum.isfinite().all()):
+        for tensor in (param, momentum, q_old):
+            tensor.fill_(math.nan)
+        return
+    b_mn = momentum.mT if transposed else momentum
+    r_nr = q_old
+    for _ in range(int(group.get("power_iters", 1))):
+        product = b_mn @ r_nr
+        p_mr = orthonormal_columns(product)
+        r_nr = b_mn.mT @ p_mr
+    norms = r_nr.norm(dim=0)
+    dead = (norms <= DEAD_COLUMN * norms.max()) | (product == 0).all()
+    p_mr = p_mr.masked_fill(dead, 0.0)
+    r_nr = r_nr.masked_fill(dead, 0.0)
+
+    captured = p_mr @ r_nr.mT
+    b_mn -= (1.0 - float(group["mu"])) * captured
+    q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon_of(group)))
+    update = p_mr @ q_nr.mT
+    update = update.mT if transposed else update
+    decay(param, update, group)
+    param -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), d_out, d_in) * update
+    q_old.copy_(q_nr)

@@ -1,0 +1,50 @@
+"""LAMB: AdamW's direction with a trust ratio for each parameter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from oxidion._reference.update import Group, State, average, count
+
+
+def lamb_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """LAMB (arXiv:1904.00962) with the conventions of ``debias``.
+
+    ``u = m / (sqrt(v) + eps) + wd X`` and ``X <- X - lr r u``, ``r = phi(||X||) / ||u||``. ``cautious_wd``
+    leaves the decay out of u where X and the rest of u differ in sign.
+    """
+    t = count(state)
+    grad = -grad if group.get("maximize", False) else grad
+    limit = group.get("max_grad_norm")
+    if limit is not None:
+        grad = grad / max(1.0, float(group["grad_norm"]) / float(limit))
+    beta1, beta2 = map(float, group["betas"])
+    m = average(state, "momentum", grad, beta1, None if group.get("grad_averaging", True) else 1.0)
+    v = average(state, "variance", grad.square(), beta2)
+    debias = group.get("debias", "moments")
+    correction1, correction2 = 1.0 - beta1**t, 1.0 - beta2**t
+    if debias == "moments":
+        m, v = m / correction1, v / correction2
+    u = m / (v.sqrt() + float(group["eps"] if "eps" in group else group["epsilon"]))
+    wd = float(group["weight_decay"])
+    agree = param * u >= 0 if group.get("cautious_wd", False) else torch.ones_like(param)
+    u = u + wd * param * agree
+    rate = float(group["lr"])
+    if debias == "step":
+        rate *= math.sqrt(correction2) / correction1
+    if wd != 0.0 or group.get("always_adapt", False):
+        rate *= trust_ratio(float(param.norm()), float(u.norm()), group)
+    param -= rate * u
+
+
+def trust_ratio(weight_norm: float, update_norm: float, group: Group) -> float:
+    """``phi(||X||) / ||u||``, 1 where either is 0, at most ``trust_clip``."""
+    if group.get("phi") is not None:
+        low, high = map(float, group["phi"])
+        weight_norm = min(max(weight_norm, low), high)
+    ratio = weight_norm / update_norm if weight_norm != 0.0 and update_norm != 0.0 else 1.0
+    clip = group.get("trust_clip")
+    return ratio if clip is None or not ratio > float(clip) else float(clip)

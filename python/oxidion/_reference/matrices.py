@@ -1,0 +1,82 @@
+"""Parameters read as matrices, naively: views of the same memory, one for each matrix.
+
+Used by the float64 references only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Group = Mapping[str, Any]
+
+
+def split(group: Group, length: int) -> list[int] | None:
+    """The sizes of the blocks that a dimension of ``length`` is cut into; None when it is not."""
+    if group.get("split_sizes"):
+        return [int(size) for size in group["split_sizes"]]
+    heads = int(group.get("num_heads") or 1)
+    return [length // heads] * heads if heads > 1 else None
+
+
+def split_dim(group: Group) -> int:
+    """The dimension that is cut into blocks."""
+    return int(group.get("split_dim") or 0)
+
+
+def is_split(group: Group) -> bool:
+    """True where parameters are split into blocks."""
+    return bool(group.get("split_sizes")) or int(group.get("num_heads") or 1) > 1
+
+
+def stack(x: Tensor) -> list[Tensor]:
+    """The matrices over the last two dimensions."""
+    if x.ndim < 2:
+        raise ValueError(f"a matrix is needed, got shape {tuple(x.shape)}")
+    return [x] if x.ndim == 2 else [matrix for part in x for matrix in stack(part)]
+
+
+def matrices(x: Tensor, group: Group) -> list[Tensor]:
+    """The matrices that a group reads a tensor of the parameter's shape as.
+
+    Blocks of rows or columns (``split_sizes``, ``num_heads``, ``split_dim``), one ``[d0, rest]`` matrix
+    (``flatten``), otherwise the matrices over the last two dimensions.
+    """
+    if x.ndim < 2:
+        raise ValueError(f"a matrix is needed, got shape {tuple(x.shape)}")
+    dim = split_dim(group)
+    sizes = split(group, x.shape[dim])
+    if sizes is not None:
+        return list(torch.split(x, sizes, dim=dim))
+    if group.get("flatten", False) and x.ndim > 2:
+        return [x.view(x.shape[0], math.prod(x.shape[1:]))]
+    return stack(x)
+
+
+def neurons(v: Tensor, group: Group) -> list[Tensor]:
+    """The part of a state ``[..., rows, 1]`` that belongs to each of `matrices`.
+
+    With blocks of columns, each has a column of its own.
+    """
+    sizes = split(group, v.shape[0])
+    if sizes is None:
+        return [v] if group.get("flatten", False) else stack(v)
+    if split_dim(group) == 1:
+        return list(torch.split(v, 1, dim=1))
+    return list(torch.split(v, sizes, dim=0))
+
+
+def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed: bool) -> list[Tensor]:
+    """The part of Dion's Q that belongs to each of `matrices`, as wide as Q is.
+
+    Blocks that cut the short side share the rows of one matrix, others have a matrix each.
+    """
+    if is_split(group):
+        if (split_dim(group) == 0) == transposed:
+            return list(torch.split(q, [rows if transposed else cols for rows, cols in shapes], dim=0))
+        return list(q)
+    return [q.view(math.prod(q.shape[:-1]), q.shape[-1])] if group.get("flatten", False) else stack(q)

@@ -1,0 +1,60 @@
+"""Decay and movement of a parameter, and the group keys and states that several steps read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oxidion._reference.matrices import matrices
+from oxidion._reference.orthogonalize import lr_factor
+
+State = dict[str, Tensor]
+Group = Mapping[str, Any]
+Step = Callable[[Tensor, Tensor, State, Group], None]
+
+
+def betas_of(group: Group) -> tuple[float, float]:
+    """``beta1, beta2`` of a group that holds either those keys or ``betas``."""
+    if "beta1" in group and "beta2" in group:
+        return float(group["beta1"]), float(group["beta2"])
+    beta1, beta2 = group["betas"]
+    return float(beta1), float(beta2)
+
+
+def decay(param: Tensor, direction: Tensor, group: Group) -> None:
+    """Decay ``X <- (1 - lr * weight_decay) X``; with ``cautious_wd`` only where ``X * direction >= 0``."""
+    rate = float(group["lr"]) * float(group.get("weight_decay", 0.0))
+    if group.get("cautious_wd", False):
+        param -= rate * param * (param * direction >= 0)
+    else:
+        param -= rate * param
+
+
+def apply(param: Tensor, update: Tensor, group: Group) -> None:
+    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view."""
+    decay(param, update, group)
+    for x, u in zip(matrices(param, group), matrices(update, group), strict=True):
+        x -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), *u.shape) * u
+
+
+def count(state: State) -> float:
+    """The number of this step."""
+    step = state.setdefault("step", torch.zeros((), dtype=torch.float64))
+    step += 1
+    return float(step)
+
+
+def average(state: State, role: str, value: Tensor, beta: float, weight: float | None = None) -> Tensor:
+    """``E <- beta E + weight value``, where ``weight`` is ``1 - beta`` unless given."""
+    kept = state.setdefault(role, torch.zeros_like(value))
+    kept.mul_(beta).add_(value, alpha=1.0 - beta if weight is None else weight)
+    return kept
+
+
+def grad_norm(grads: Sequence[Tensor]) -> float:
+    """The norm of all gradients of a group, which LAMB with ``max_grad_norm`` is told as ``grad_norm``."""
+    return math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
