@@ -11,11 +11,10 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import schema, validate, verify
+from oxidion._core import schema, validate
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
-from oxidion._core.validate import Field
 from oxidion._cuda.device import device_of
 from oxidion._dist import comm
 from oxidion._oxidion import Plan
@@ -52,7 +51,7 @@ class OxOptimizer(Stepper, Optimizer):
     MATRIX: ClassVar[bool] = True
     COMMUNICATES: ClassVar[bool] = True
     TAKES_VECTORS: ClassVar[bool] = False
-    SCHEMA: ClassVar[dict[str, Field]]
+    SCHEMA: ClassVar[dict[str, validate.Field]]
     _registry: ClassVar[dict[str, type[OxOptimizer]]] = {}
 
     _step_supports_amp_scaling = True
@@ -86,7 +85,7 @@ class OxOptimizer(Stepper, Optimizer):
     # ------------------------------------------------------------------ groups
 
     @classmethod
-    def _schemas(cls) -> dict[str, dict[str, Field]]:
+    def _schemas(cls) -> dict[str, dict[str, validate.Field]]:
         return {name: other.SCHEMA for name, other in OxOptimizer._registry.items()}
 
     @override
@@ -286,7 +285,9 @@ class OxOptimizer(Stepper, Optimizer):
         error-feedback norm too where all of the matrix is stored on this rank. ``.stages`` holds milliseconds
         by compute instruction, ``.bytes_sent`` what a step gives to collectives. Call it on all ranks.
         """
-        return verify.metrics(self)
+        from oxidion._core.verify import metrics
+
+        return metrics(self)
 
     def verify(self) -> Table:
         """Takes one step on copies and compares it with a naive float64 step, one row per parameter.
@@ -294,4 +295,6 @@ class OxOptimizer(Stepper, Optimizer):
         ``update_error`` is ``‖step - reference‖ / ‖update of the reference‖``, the reference rounded to the
         parameter's dtype; None without a gradient, and where a step depends on the layout. Nothing changes.
         """
-        return verify.verify(self)
+        from oxidion._core.verify import verify
+
+        return verify(self)
