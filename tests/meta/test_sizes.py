@@ -1,13 +1,11 @@
-"""How long a file may be."""
+"""Limits on the lengths of files, and names that say nothing."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
-
-from .sources import PACKAGE, RUST, python_files, relative, rust_code, rust_files, without_unit_tests
+from .sources import ROOT, RUST, python_files, relative, rust_files
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -17,24 +15,15 @@ def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def code_lines(path: Path) -> int:
-    """Number of lines of a Rust file that hold code outside its unit tests."""
-    return sum(bool(line.strip()) for line in without_unit_tests(rust_code(path.read_text())).splitlines())
-
-
 SIZES = [
-    *((file, 400, lines) for file in rust_files()),
-    *((file, 300, lines) for file in python_files("python", "tests", "benchmarks", "examples")),
-    *((file, 120, lines) for file in sorted((PACKAGE / "optim").glob("*.py"))),
-    *((file, 200, code_lines) for file in sorted((RUST / "algorithm").glob("*.rs"))),
-    (RUST / "lib.rs", 80, lines),
-    (PACKAGE / "_core" / "driver.py", 60, lines),
-    (PACKAGE / "_oxidion.pyi", 120, lines),
+    *((file, 800) for file in [*rust_files(), *python_files("python", "tests", "benchmarks", "examples")]),
+    (RUST / "lib.rs", 80),
 ]
+"""Limits for which no concept has to be split: lints bound functions."""
 
 
 def test_the_table_of_sizes_covers_every_kind_of_file() -> None:
-    covered = [relative(file) for file, _, _ in SIZES]
+    covered = [relative(file) for file, _ in SIZES]
     for folder in (
         "src/algorithm",
         "src/kernels",
@@ -46,12 +35,21 @@ def test_the_table_of_sizes_covers_every_kind_of_file() -> None:
         assert any(name.startswith(folder + "/") for name in covered), folder
 
 
-@pytest.mark.parametrize(
-    ("path", "limit", "count"), SIZES, ids=[f"{relative(file)}-{limit}" for file, limit, _ in SIZES]
-)
-def test_file_is_no_longer_than_its_limit(path: Path, limit: int, count: object) -> None:
-    assert callable(count)
-    assert count(path) <= limit
+def test_no_file_is_longer_than_its_limit() -> None:
+    long = [
+        f"{relative(path)} has {count} lines, {limit} at most"
+        for path, limit in SIZES
+        if (count := lines(path)) > limit
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_functions_are_bounded_by_lints() -> None:
+    clippy = (ROOT / "clippy.toml").read_text()
+    assert "too-many-lines-threshold = 80" in clippy
+    assert "cognitive-complexity-threshold = 20" in clippy
+    assert 'cognitive_complexity = "warn"' in (ROOT / "Cargo.toml").read_text()
+    assert "max-complexity = 12" in (ROOT / "pyproject.toml").read_text()
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:
