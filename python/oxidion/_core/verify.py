@@ -72,7 +72,7 @@ def metrics(optimizer: Stepper) -> Table:
     twin._execute()
     idle = session.idle()
     measured, milliseconds = session.measurements()
-    # A matrix that is dealt out is measured by its owner.
+    # A matrix that has an owner is measured by its owner.
     measured = merged(measured, (twin._groups or {}).values())
     plan = twin._make_plan()
     rows = []

@@ -1,5 +1,5 @@
 // The operations on matrices whose second moments are kept by row and by column, as
-// src/kernels/cpu/factored.rs has them. Each takes one element of every operand, with the scales of its row
+// src/kernels/ops/factored.rs has them. Each takes one element of every operand, with the scales of its row
 // and of its column.
 #pragma once
 #include "stacks.cuh"

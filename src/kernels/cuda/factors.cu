@@ -18,7 +18,7 @@ struct LambFactors {
     LambJob job[MOST];
 };
 
-// The trust ratio times lr, as src/kernels/trust.rs has it.
+// The trust ratio times lr, as src/kernels/ops/trust.rs has it.
 __device__ __forceinline__ double lamb_rate(const LambFactors& what, const double* squares,
                                             const double (&correction)[2]) {
     double x = sqrt(squares[0]);

@@ -1,4 +1,4 @@
-// The direction of LAMB, as src/kernels/cpu/lamb.rs has it.
+// The direction of LAMB, as src/kernels/ops/lamb.rs has it.
 #pragma once
 #include "updates.cuh"
 

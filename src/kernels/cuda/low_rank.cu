@@ -1,5 +1,5 @@
 // What the optimizers with low-rank moments are made of, beside their products: random projections, and
-// updates whose rows or columns ("channels") have factors of their own, as src/kernels/cpu/channel.rs has
+// updates whose rows or columns ("channels") have factors of their own, as src/kernels/ops/channels has
 // them.
 #include "lines.cuh"
 #include "normal.cuh"

@@ -1,4 +1,4 @@
-// Normalization by neuron, as src/kernels/cpu/neuron.rs has it: runs of equal length inside the rows of a
+// Normalization by neuron, as src/kernels/ops/neurons has it: runs of equal length inside the rows of a
 // matrix, with one running number each.
 //
 // Neurons are numbered through the matrix in row-major order; `group` of them share a norm.

@@ -1,5 +1,5 @@
 // Rows or columns ("slices") of matrices: their sums, which of them are the largest, and what is done to
-// those, as src/kernels/cpu/select.rs has it. All in the same order at every launch.
+// those, as src/kernels/ops/slices has it. All in the same order at every launch.
 #include "common.cuh"
 #include "lines.cuh"
 
