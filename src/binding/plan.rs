@@ -74,9 +74,9 @@ fn inputs(
             let refuse = |what: String, way_out: &str| {
                 super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
             };
-            let named = meshes.complete(&mut layout);
-            let named =
-                named.map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+            let sharded = meshes
+                .complete(&mut layout)
+                .map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
             let (wanted, got) = (local_shape(&shape, &layout), local.size());
             if got.len() != wanted.len()
                 || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b))
@@ -98,7 +98,7 @@ fn inputs(
                 .collect();
             let frozen =
                 !object.getattr("requires_grad")?.extract::<bool>()? && object.getattr("grad")?.is_none();
-            params.push(ParamInput { spec, layout, named, group: number, frozen, states });
+            params.push(ParamInput { spec, layout, named: sharded, group: number, frozen, states });
         }
     }
     Ok(params)

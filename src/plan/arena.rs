@@ -68,7 +68,7 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
         let (send, recv) = (send.iter().sum::<usize>(), recv.iter().sum::<usize>());
         match redistribution.kind {
             RedistributionKind::ToOwner { .. } | RedistributionKind::ReduceToOwner { .. } => {
-                grow(messages, recv * each)
+                grow(messages, recv * each);
             }
             RedistributionKind::FromOwner { .. } => grow(messages, send * each),
             RedistributionKind::GatherOwned { .. } => {

@@ -325,16 +325,21 @@ fn start(
         let parts = |set: &[usize]| set.iter().map(|&a| &bucket.axes[a].axis).collect::<Vec<_>>();
         bucket.joined = sets.into_iter().map(|set| (set.clone(), Axis::joined(&parts(&set)))).collect();
     }
-    let spec = if whole_parameter {
+    average_gradient(&mut bucket);
+    bucket
+}
+
+/// Adds a buffer for the averaged gradient where averaging the buffers that are linear in it is no cheaper.
+fn average_gradient(bucket: &mut Bucket) {
+    let spec = if bucket.whole_parameter {
         BufferSpec::stored("gradient", bucket.shape.param)
     } else {
         BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
             .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
     };
     let pending = bucket.axes.iter().any(|a| a.pending);
-    if pending && linear_bytes(&bucket).is_none_or(|bytes| bytes >= stored_bytes(&bucket, &spec)) {
+    if pending && linear_bytes(bucket).is_none_or(|bytes| bytes >= stored_bytes(bucket, &spec)) {
         bucket.gradient = Some(bucket.program.buffers.len());
-        bucket.program = bucket.program.buffer(spec);
+        bucket.program = std::mem::take(&mut bucket.program).buffer(spec);
     }
-    bucket
 }

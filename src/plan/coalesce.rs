@@ -182,7 +182,7 @@ impl Coalesced {
         for step in own.flat_map(|(_, steps)| steps) {
             match step {
                 Step::Pack(redistribution) if redistribution == sum.redistribution => {
-                    redistribution.silent = silent
+                    redistribution.silent = silent;
                 }
                 _ => {}
             }

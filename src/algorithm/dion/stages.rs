@@ -80,7 +80,7 @@ impl Dion {
         let add = kernels::Momentum { mu: 1.0, grad_factor, nesterov: false };
         match Self::momentum_held(io)? {
             BufferShard::State => {
-                kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?)?
+                kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?)?;
             }
             held => {
                 let all = units().map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
