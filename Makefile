@@ -31,7 +31,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build lint test test-cuda bench bench-cuda bench-quick docs wheel all
+.PHONY: help demo demo-dist build lint test test-cuda bench bench-cuda bench-quick docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -53,7 +53,7 @@ test: build ## Run the tests of the Rust core and of the Python package
 	python -m pytest -m "($(MARKERS)) and alone" $(ARGS); alone=$$?; \
 	[ $$alone = 5 ] && [ $$many = 0 ] || exit $$alone
 
-lint: build ## Check formatting, lints, types and the stub of the extension
+lint: build site ## Check formatting, lints, types, the stub of the extension and the documentation site
 	cargo fmt --check
 	cargo clippy --all-targets --no-default-features -- -D warnings
 	cargo clippy --all-targets --no-default-features --features cuda -- -D warnings
@@ -77,9 +77,13 @@ bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTH
 bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)
 
-docs: build ## Build the API documentation of the core and run the code blocks of the README
+docs: build site ## Build the documentation of the core and the site, and run the code blocks of all pages
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --no-default-features
 	python -m pytest tests/meta/test_docs.py
+
+site: build $(VENV)/.docs ## Build the documentation site into target/site, with warnings as errors, and check it
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	python -m pytest tests/meta/test_site.py
 
 wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
 	python tests/cuda/compile.py --cubins target/cubins
@@ -98,6 +102,10 @@ $(VENV)/.python:
 
 $(VENV)/.deps: $(VENV)/.python pyproject.toml
 	python -m pip install -q --group build
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.python pyproject.toml
+	python -m pip install -q --group docs
 	touch $@
 
 $(VENV)/.built: $(VENV)/.deps $(RUST)

@@ -59,6 +59,9 @@ def newton_schulz(
         epsilon: added to the norm; 0 makes the result independent of the scale of ``x``.
         method: "standard", "gram" (by the Gram matrix, fewer operations for long matrices), or "auto".
 
+    Returns:
+        Matrices of the shape and dtype of ``x``.
+
     Raises:
         ValueError: for fewer than two dimensions, unknown names, and values out of range.
         TypeError: for anything but real floating-point matrices.
@@ -77,8 +80,21 @@ def polar_express(
     """Approximate polar factor by five Polar Express steps (arXiv:2505.16932).
 
     ``x`` is divided by ``1.02·‖x‖_F + epsilon`` first. With ``preset="fast"`` it is divided by 1.02 times its
-    Schatten-8 norm ``‖(x·xᵀ)²‖_F^(1/4)``, and four steps follow that are made for it. Zero gives zero. Other
-    arguments and errors are those of `newton_schulz`.
+    Schatten-8 norm ``‖(x·xᵀ)²‖_F^(1/4)``, and four steps follow that are made for it. Zero gives zero.
+
+    Args:
+        x: matrices ``[..., m, n]``.
+        steps: how many rows of coefficients; the last one is repeated. None: all.
+        epsilon: added to the norm; 0 makes the result independent of the scale of ``x``.
+        method: "standard", "gram" (by the Gram matrix, fewer operations for long matrices), or "auto".
+        preset: "exact" or "fast".
+
+    Returns:
+        Matrices of the shape and dtype of ``x``.
+
+    Raises:
+        ValueError: for fewer than two dimensions, unknown names, and values out of range.
+        TypeError: for anything but real floating-point matrices.
     """
     if preset not in ("exact", "fast"):
         raise ValueError(f"preset must be 'exact' or 'fast', got {preset!r}")
@@ -97,6 +113,20 @@ def gram_newton_schulz(
     ``R = X Xᵀ``, ``P = a I + b R + c R²``, ``R <- P R P``; the product of the factors P is applied to X
     at the end and at restarts, which are found from the coefficients and the dtype. Every ``a`` must be
     positive.
+
+    Args:
+        x: matrices ``[..., m, n]``.
+        coefficients: as of `newton_schulz`.
+        steps: how many rows; the last one is repeated. None: all.
+        epsilon: added to the norm; 0 makes the result independent of the scale of ``x``.
+
+    Returns:
+        Matrices of the shape and dtype of ``x``.
+
+    Raises:
+        ValueError: for fewer than two dimensions, unknown names, values out of range, and an ``a`` that is
+            not positive.
+        TypeError: for anything but real floating-point matrices.
     """
     return _iterate(x, coefficients, steps, epsilon, "gram")
 
@@ -106,6 +136,12 @@ def polar(x: Matrix) -> Matrix:
 
     Directions with a singular value at rounding level are left out: rank r gives a partial isometry of rank
     r, and zero gives zero. 16-bit matrices are decomposed in float32.
+
+    Args:
+        x: matrices ``[..., m, n]``.
+
+    Returns:
+        Matrices of the shape and dtype of ``x``.
 
     Raises:
         ValueError: for fewer than two dimensions.
@@ -122,6 +158,9 @@ def cholesky_qr(x: Matrix, *, method: str = "cqr") -> Matrix:
         method: "cqr" (Cholesky QR, repeated where one pass is not enough), "cqr2" (always two passes), "rcqr"
             (ill-conditioned ones after the QR of a sketch with fixed random numbers) or "qr" (Householder).
             Every result is checked; what "cqr" cannot do, a shifted one and then Householder QR does.
+
+    Returns:
+        Matrices of the shape and dtype of ``x``.
 
     Raises:
         ValueError: for fewer than two dimensions, more columns than rows, or an unknown method.
@@ -179,7 +218,16 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
 
 
 def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
-    """Numbers that `quantize_blockwise` rounded to, float32: code book entries times their block's scale.
+    """Numbers that `quantize_blockwise` rounded to: entries of the code book times scales of blocks.
+
+    Args:
+        codes: uint8, ``[..., n]``.
+        absmax: float32, ``[..., ceil(n / block_size)]``.
+        block_size: as it was given to `quantize_blockwise`.
+        signed: as it was given to `quantize_blockwise`.
+
+    Returns:
+        float32, shaped like ``codes``.
 
     Raises:
         ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.

@@ -50,6 +50,7 @@ TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
     "src", "python", "tests", "benchmarks", "examples", "docs",
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE",
+    "mkdocs.yml",
 }  # fmt: skip
 OUTPUTS = {"target", "dist", "runs", "carry"}
 """Folders that git ignores."""

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import schema, validate
+from oxidion._core import constructor, schema, validate
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -25,17 +25,19 @@ class OxOptimizer(Stepper, Optimizer):
 
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
 
-    Arguments of every class:
-        params: parameters, groups, or named parameters.
+    Args:
+        params: parameters, groups (dicts with a key "params"), or pairs of names and parameters.
         cautious_wd: decay only where the update and the parameter agree in sign.
-        strict: with False, a matrix algorithm leaves parameters of fewer than two dimensions to AdamW.
-        state_dtype: dtype of the states; None means the parameter's.
-        state_bits: 8 keeps moments as codes of one byte and a scale for each block; else 32. Group keys
-            without an argument: ``block_size`` (256, along the last dimension) and ``min_quant_numel``
-            (4096: smaller parameters keep ``state_dtype``). See docs/low-precision.md.
+        strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
+            False leaves them to AdamW with the group's settings. Other algorithms take them anyway.
+        state_dtype: dtype of the states, a ``torch.dtype`` or its name; None means the parameter's.
+        state_bits: 8 keeps moments as codes of one byte and a float32 scale for each block; else 32. Group
+            keys without an argument: ``block_size`` (256 elements along the last dimension) and
+            ``min_quant_numel`` (4096: smaller states keep ``state_dtype``). See docs/low-precision.md.
         stochastic_rounding: round bfloat16 parameters up or down at random so that the mean is right; a
             function of the group's ``seed``, the parameter, the step and the element.
-        max_batch_bytes: bound on the workspace of one bucket; None lets the plan choose.
+        max_batch_bytes: bound, in bytes, on the workspace of the matrices that are handled together; None
+            means 2 MiB where no other process shares the work, else 32 MiB, on CUDA devices 256 MiB.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
         capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
@@ -43,8 +45,11 @@ class OxOptimizer(Stepper, Optimizer):
         differentiable: must be False.
 
     Raises:
-        ValueError: for hyper-parameters out of range, and for parameters that the algorithm does not take.
-        TypeError: for parameters that are not real floating-point tensors, and for meshes that are none.
+        ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
+            does not take.
+        TypeError: for parameters that are not real floating-point tensors, unknown arguments, and meshes that
+            are none.
+        RuntimeError: for ``differentiable=True``.
     """
 
     ALGORITHM: ClassVar[str]
@@ -62,6 +67,8 @@ class OxOptimizer(Stepper, Optimizer):
             cls.COMMUNICATES = cls.MATRIX
         if "ALGORITHM" in cls.__dict__:
             OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
+        if "__init__" in cls.__dict__ and hasattr(cls, "ALGORITHM"):
+            constructor.complete(cls, OxOptimizer)
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
@@ -271,11 +278,22 @@ class OxOptimizer(Stepper, Optimizer):
     # ----------------------------------------------------------- introspection
 
     def plan(self) -> Plan:
-        """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace."""
+        """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace.
+
+        Raises:
+            LayoutError: for parameters that are laid out over ranks in a way that the algorithm cannot take.
+            ValueError: for group keys that do not fit the shape of a parameter.
+        """
         return self._make_plan()
 
     def explain(self) -> Table:
-        """One row per parameter: shape, algorithm, view, lr factor, rank, state bytes, FLOPs per step."""
+        """Tells one row per parameter what happens to it.
+
+        Returns:
+            Columns name, shape, dtype, placements, group, algorithm, view (how it is read as matrices),
+            transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole matrices), state_bytes
+            (on this rank), flops (of a step) and wire_bytes (given to collectives in a step).
+        """
         return Table(self._make_plan().rows())
 
     def metrics(self) -> Table:

@@ -23,15 +23,18 @@ class OrthonormalOptimizer(OxOptimizer):
     ``0.2·√max(d_out, d_in)`` ("rms_norm", in units of AdamW's ``lr``) or 1 (None); torch's "original" is
     ``√max(1, d_out/d_in)``.
 
-    Arguments of these classes:
+    Args:
         distributed_mesh: mesh or process group to split the work over; with DDP its ``process_group``. May be
             left out where parameters are DTensors: their layouts tell.
-        lr: step size, see ``adjust_lr``; a one-element tensor is allowed.
-        betas: decay rates of groups with algorithm "adamw" or "lion".
-        weight_decay: decay per unit of ``lr``.
+        lr: step size, the spectral norm of an update divided by ``s``; a one-element tensor is allowed.
+        betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``, without ``s``.
         epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
-        adjust_lr: the rule for ``s``.
-        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions).
+        adjust_lr: the rule for ``s``: "spectral_norm" ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw"
+            ``0.2·√max(d_out, d_in)``, torch's "original" ``√max(1, d_out/d_in)``, None 1.
+        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
+            argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
+            ``split_dim`` (0: of rows, 1: of columns).
         use_gram_newton_schulz: the Gram form with Polar Express for it, as in microsoft/dion.
         use_triton: accepted for compatibility; the kernels are built in.
         use_polar_express: Polar Express (default) or Newton–Schulz, unless ``ns_coefficients`` says more.
@@ -46,6 +49,10 @@ class OrthonormalOptimizer(OxOptimizer):
             "polar_express_gram", or triples ``(a, b, c)``.
         ns_steps: how many of the rows; the last is repeated. None: all.
         check_grad_sync: check at every step that replicas have equal gradients.
+
+    Raises:
+        TypeError: for a ``newton_schulz_func`` that cannot be called.
+        ValueError: for ``use_gram_newton_schulz`` beside another ``orth_method`` or other coefficients.
     """
 
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}

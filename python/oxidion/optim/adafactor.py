@@ -36,20 +36,21 @@ class Adafactor(OxOptimizer):
     Parameters and state are written in place. A non-finite gradient makes its parameter NaN, no other.
 
     Args:
-        lr: step size; must be None with ``relative_step`` and a number without.
+        lr: step size :math:`\rho`; must be None with ``relative_step`` and a number without.
         eps: what is added to the squared gradient, and the least scale of a parameter.
         clip_threshold: largest RMS of an update before it is scaled.
         decay_rate: exponent of the second moment's decay rate, not above 0.
         beta1: averages the finished steps; None keeps no momentum.
-        weight_decay: decay per unit of the step size.
-        scale_parameter: scale the step size by the parameter's RMS.
+        weight_decay: decoupled decay: a step multiplies by ``1 - a * weight_decay``.
+        scale_parameter: multiply :math:`\rho` by :math:`\max(\epsilon_2, \mathrm{RMS}(x))`; False: the step
+            size a is :math:`\rho`.
         relative_step: step size from the number of steps instead of ``lr``.
         warmup_init: with ``relative_step``: at most ``1e-6 t``.
 
     Arguments that are not named here are those of ``OxOptimizer``.
 
     Raises:
-        ValueError: for hyper-parameters out of range, ``lr`` with ``relative_step``, neither of them, and
+        ValueError: for ``lr`` with ``relative_step``, neither of them, and
             ``warmup_init`` without ``relative_step``.
     """
 

@@ -24,18 +24,21 @@ class AdamW(OxOptimizer):
 
     State: ``step`` (float32 scalar), ``exp_avg``, ``exp_avg_sq`` and with ``amsgrad`` ``max_exp_avg_sq``,
     shaped like the parameter, of its dtype unless ``state_dtype``. Parameters and state are written in place.
-    Equal to ``torch.optim.AdamW``, whose checkpoints load. A non-finite gradient makes its parameter
+    Equal to ``torch.optim.AdamW``, whose checkpoints load. A non-finite gradient makes its own element
     non-finite, no other.
 
     Args:
-        lr: step size; a one-element tensor is allowed.
+        lr: step size, in units of the parameter; a one-element tensor is allowed.
         betas: decay rates of the two moments.
-        eps: added to the denominator.
-        weight_decay: decay per unit of ``lr``.
+        eps: added to the denominator, outside the root.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
         amsgrad: use the running maximum of the second moment.
-        fused: accepted for compatibility.
+        fused: accepted for compatibility; there is one implementation.
 
     Arguments that are not named here are those of ``OxOptimizer``.
+
+    Raises:
+        RuntimeError: for ``foreach`` and ``fused`` at the same time.
     """
 
     ALGORITHM = "adamw"

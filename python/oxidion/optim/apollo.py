@@ -37,17 +37,19 @@ class APOLLOAdamW(LowRankOptimizer):
     Args:
         lr: step size; a one-element tensor is allowed.
         betas: decay rates of the two moments.
-        eps: added to the denominator.
-        weight_decay: decay per unit of ``lr``.
-        rank: of the projection; None: AdamW. Usually a key of groups, as the next three.
+        eps: added to the denominator, outside the root.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
+        rank: columns of the projection; None: AdamW. Usually a group key, as the next three.
         update_proj_gap: steps between two projections.
         scale: the update is multiplied by its root.
         scale_type: a factor for each "channel", or one for the "tensor".
         proj_type: the side that is projected: "std" (the shorter one), "reverse_std", "left" (rows), "right"
             (columns), "unsharded" (the one that is not cut; depends on the layout).
         decay_order: decay before the update ("torch") or after it ("galore").
-        state_bits: of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
-        seed: of the projections.
+        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
+        seed: of the projections and of stochastic rounding.
+        state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
+            parameters).
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """

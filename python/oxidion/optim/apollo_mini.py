@@ -18,9 +18,9 @@ class APOLLOMini(APOLLOAdamW):
     dimensions, with sides of at least 2, are projected. State and equation are those of ``APOLLOAdamW``.
 
     Args:
-        rank: of the projection, 1.
-        scale: the update is multiplied by its root, 128.
-        scale_type: "tensor".
+        rank: columns of the projection: every matrix with sides of at least 2 is projected.
+        scale: the update is multiplied by its root.
+        scale_type: one factor for the "tensor", or one for each "channel".
 
     Arguments that are not named here are those of ``APOLLOAdamW``.
     """

@@ -40,12 +40,12 @@ class CAME(OxOptimizer):
         eps: what is added to the squared gradient and to the squared residual.
         clip_threshold: largest RMS of the normalized gradient.
         betas: decay rates of the momentum, of the second moment and of the instability.
-        weight_decay: decay per unit of ``lr``.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
 
     Arguments that are not named here are those of ``OxOptimizer``.
 
     Raises:
-        ValueError: for hyper-parameters out of range, and where ``lr`` is not given.
+        ValueError: where ``lr`` is not given.
     """
 
     ALGORITHM = "came"

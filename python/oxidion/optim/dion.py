@@ -37,18 +37,21 @@ class Dion(OxOptimizer):
         replicate_mesh_grad_sync: average over ``replicate_mesh`` here: P and R where smaller than gradients.
         rank_fraction: rank of the update as a fraction of the matrix's short side, in (0, 1].
         rank_multiple_of: the rank is rounded up to a multiple of this.
-        lr: step size; a one-element tensor is allowed.
+        lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
         mu: momentum factor: this share of the captured part stays in the momentum.
-        betas: decay rates of groups with algorithm "adamw" or "lion".
-        weight_decay: decay per unit of ``lr``.
+        betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
         qr_method: "rcqr" (Cholesky QR, after a sketch where it needs one), "cqr", "cqr2" (twice) or "qr".
         cqr_warmup_steps: "cqr" uses "rcqr" for this many steps.
-        rcqr_oversample: rows of the sketch per column.
-        mixed_precision_config: dtypes of the states.
+        rcqr_oversample: rows of the sketch per column; the group key is ``oversample``.
+        mixed_precision_config: dtypes of the states one by one; they are group keys of their own.
         orth_dtype: of P, R, products: "bfloat16", "float32", "float64", "auto" (float64 if weight or M is).
-        adjust_lr: the rule for the factor of ``lr``, see `Muon`, as for ``flatten`` and the keys of blocks.
+        adjust_lr: the rule for the factor of ``lr``: "spectral_norm" ``√(d_out/d_in)``, "rms_norm" or
+            "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original" ``√max(1, d_out/d_in)``, None 1.
+        flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
+            argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks.
         seed: of the initial Q and of the sketches, beside position and step.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
 

@@ -35,9 +35,9 @@ class GaLoreAdamW(LowRankOptimizer):
     Args:
         lr: step size; a one-element tensor is allowed.
         betas: decay rates of the two moments.
-        eps: added to the denominator.
-        weight_decay: decay per unit of ``lr``.
-        rank: of the projection; None: AdamW. Usually a key of groups, as the next two.
+        eps: added to the denominator, outside the root.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
+        rank: columns of the projection; None: AdamW. Usually a group key, as the next two.
         update_proj_gap: steps between two projections.
         scale: factor of the update, s.
         svd: how V is computed: "gram" from the eigenvectors of ``G^T G`` in float64, "exact" by a singular
@@ -47,10 +47,12 @@ class GaLoreAdamW(LowRankOptimizer):
         decay_order: decay before the update ("torch") or after it ("galore").
         rotate_moments: turn the moments into a new V instead of keeping their numbers.
         stagger: compute the projections of different parameters in different steps.
-        state_bits: of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
+        state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         block_size: elements of a row of the moments that share a scale.
         min_quant_numel: moments of fewer elements keep ``state_dtype``.
-        seed: of the sketches.
+        seed: of the sketches of ``svd="random"`` and of stochastic rounding.
+        state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
+            parameters).
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """

@@ -43,9 +43,6 @@ class Lamb(OxOptimizer):
         grad_averaging: False drops the factor :math:`1-\beta_1` of g.
 
     Arguments that are not named here are those of ``OxOptimizer``.
-
-    Raises:
-        ValueError: for hyper-parameters out of range.
     """
 
     ALGORITHM = "lamb"

@@ -26,9 +26,10 @@ class Lion(OxOptimizer):
     no other.
 
     Args:
-        lr: step size; usually 3 to 10 times smaller than AdamW's.
+        lr: distance that every element moves, in units of the parameter; usually 3 to 10 times smaller than
+            AdamW's. A one-element tensor is allowed.
         betas: weight of the momentum in the direction, and its decay rate.
-        weight_decay: decay per unit of ``lr``.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """

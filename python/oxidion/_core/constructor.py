@@ -1,0 +1,114 @@
+"""Constructors of the classes: docstrings with all arguments, errors that name the nearest one.
+
+The file imports nothing of the package: the documentation site reads it to complete what it parsed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+_REFERENCE = "Arguments that are not named here are those of "
+"""Start of a sentence for readers of the source, untrue of a completed docstring."""
+
+_SYNONYMS = {
+    "momentum": ("mu", "ef_decay", "beta1", "betas"),
+    "eps": ("epsilon",),
+    "epsilon": ("eps",),
+    "learning_rate": ("lr",),
+}
+"""Words of other packages: the first name that a constructor has is the nearest."""
+
+
+@functools.cache
+def _entries(docstring: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """A docstring without its sections of arguments and errors, and their entries: by name, and by text."""
+    text: list[str] = []
+    entries: dict[str, list[list[str]]] = {"Args:": [], "Raises:": []}
+    section = ""
+    for line in inspect.cleandoc(docstring).splitlines():
+        if line and line[0] != " ":
+            section = line if line in entries else ""
+        if not section:
+            if not line.startswith(_REFERENCE):
+                text.append(line)
+        elif line.startswith("     "):
+            entries[section][-1].append(line)
+        elif line.startswith("    "):
+            entries[section].append([line])
+    described, errors = (
+        {"\n".join(entry): entry[0].partition(":")[0].strip() for entry in entries[title]}
+        for title in ("Args:", "Raises:")
+    )
+    body = "\n".join(text).rstrip("\n")
+    while "\n\n\n" in body:
+        body = body.replace("\n\n\n", "\n\n")
+    return body, {name: entry for entry, name in described.items()}, errors
+
+
+def completed(own: str, bases: Sequence[str], arguments: Iterable[str]) -> str:
+    """Docstring of a class with an entry for each argument of its constructor and for each error.
+
+    Args:
+        own: docstring of the class.
+        bases: docstrings of its bases, nearest first.
+        arguments: names of the constructor's arguments, in order; entries of other names are left out.
+
+    Returns:
+        The docstring, cleaned as by ``inspect.cleandoc``, with ``Args`` and ``Raises`` as its last sections.
+        An argument that several docstrings describe has the nearest description; errors of one type are
+        described by all of them, nearest first.
+    """
+    described: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for source in (own, *bases):
+        _, more, further = _entries(source)
+        described = more | described
+        errors = errors | further
+    args = [described[name] for name in arguments if name in described]
+    raises = [entry for kind in dict.fromkeys(errors.values()) for entry in errors if errors[entry] == kind]
+    parts = [_entries(own)[0]]
+    for title, entries in (("Args", args), ("Raises", raises)):
+        if entries:
+            parts.append("\n".join([f"{title}:", *entries]))
+    return "\n\n".join(parts) + "\n"
+
+
+def complete(cls: type, root: type) -> None:
+    """Completes a class's docstring and has its constructor name what an unknown argument is nearest to.
+
+    ``inspect.signature`` and type checkers see the constructor as it is written.
+
+    Args:
+        cls: a class with an ``__init__`` of its own; its docstring and constructor are replaced.
+        root: the base whose docstring is the last to be looked at.
+    """
+    init = cls.__dict__["__init__"]
+    if not inspect.isfunction(init) or init.__code__.co_flags & inspect.CO_VARKEYWORDS:
+        return
+    code = init.__code__
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    if "__doc__" in cls.__dict__ and cls.__doc__:
+        bases = cls.__mro__[1 : cls.__mro__.index(root) + 1]
+        cls.__doc__ = completed(cls.__doc__, [base.__doc__ for base in bases if base.__doc__], names)
+    setattr(cls, "__init__", _naming_the_nearest(init, names))  # noqa: B010
+
+
+def _naming_the_nearest(init: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+    known = frozenset(names)
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for key in kwargs.keys() - known:
+            synonyms = [name for name in _SYNONYMS.get(key, ()) if name in known]
+            near = (synonyms or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0))[0]
+            raise TypeError(
+                f"{type(self).__name__}() has no argument {key!r}, got {kwargs[key]!r}; the nearest known "
+                f"argument is {near!r}"
+            )
+        init(self, *args, **kwargs)
+
+    return __init__

@@ -1,0 +1,166 @@
+"""Signatures and docstrings of the classes are complete: for ``help()``, editors and the site."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import oxidion
+from oxidion._core import schema
+from oxidion._core.constructor import completed
+
+CLASSES: dict[str, Any] = {
+    value.__name__: value
+    for value in (getattr(oxidion, name) for name in oxidion.__all__)
+    if inspect.isclass(value) and issubclass(value, Optimizer)
+}
+GROUP_KEYS = {"algorithm", "step", "beta1", "beta2", "oversample", "num_heads", "split_sizes", "split_dim"}
+GROUP_KEYS |= {"momentum_dtype", "Q_dtype", "variance_dtype", "block_size", "min_quant_numel"}
+"""Keys of groups that not every constructor takes."""
+OWN_DEFAULTS = {"lr", "weight_decay"}
+"""Keys whose default is the class's, whatever the algorithm's schema says."""
+OTHER_DEFAULTS = {
+    "GaLoreAdamW": {"state_bits": 8},
+    "APOLLOMini": {"rank": 1, "scale": 128.0, "scale_type": "tensor"},
+}
+every_class = pytest.mark.parametrize("name", CLASSES)
+
+
+def entries(cls: Any) -> list[str]:
+    """Names that the section ``Args`` of a class's docstring describes."""
+    section = inspect.getdoc(cls).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^    (\w+): \S", section, re.MULTILINE)
+
+
+def settings(cls: Any) -> dict[str, Any]:
+    """What a constructor needs beside parameters."""
+    return {"lr": 1e-3} if cls is oxidion.CAME else {}
+
+
+def test_all_classes_are_looked_at() -> None:
+    assert len(CLASSES) == 13
+
+
+@every_class
+def test_every_key_of_the_schema_is_an_argument_with_its_default_or_a_key_of_groups(
+    name: str,
+) -> None:
+    cls = CLASSES[name]
+    parameters = inspect.signature(cls).parameters
+    fields = {**schema.COMMON, **cls.SCHEMA}
+    absent = fields.keys() - parameters.keys()
+    assert absent <= GROUP_KEYS
+    for key in absent:
+        with pytest.raises(TypeError, match=f"no argument '{key}'"):
+            cls([nn.Parameter(torch.zeros(4, 4))], **settings(cls), **{key: fields[key].default})
+    for key in fields.keys() & parameters.keys() - OWN_DEFAULTS:
+        wanted = OTHER_DEFAULTS.get(name, {}).get(key, fields[key].default)
+        assert parameters[key].default == wanted, key
+
+
+@every_class
+def test_groups_get_the_defaults_of_the_signature(name: str) -> None:
+    cls = CLASSES[name]
+    group = cls([nn.Parameter(torch.zeros(4, 4))], **settings(cls)).param_groups[0]
+    for key, parameter in inspect.signature(cls).parameters.items():
+        if key in group and key not in {"params", *settings(cls)}:
+            assert group[key] == parameter.default, key
+
+
+@every_class
+def test_docstring_describes_every_argument_once_in_the_order_of_the_signature(name: str) -> None:
+    assert entries(CLASSES[name]) == list(inspect.signature(CLASSES[name]).parameters)
+    assert "not named here" not in CLASSES[name].__doc__
+
+
+@every_class
+def test_docstring_says_which_errors_are_raised(name: str) -> None:
+    section = inspect.getdoc(CLASSES[name]).partition("\nRaises:\n")[2]
+    raised = set(re.findall(r"^    (\w+): ", section, re.MULTILINE))
+    assert {"ValueError", "TypeError", "RuntimeError"} <= raised
+    descriptions = re.findall(r"^    \w+: .*(?:\n     .*)*", section, re.MULTILINE)
+    assert len(descriptions) == len(set(descriptions))
+
+
+@every_class
+def test_every_argument_has_a_type(name: str) -> None:
+    for parameter in inspect.signature(CLASSES[name]).parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty
+        assert parameter.kind not in {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+
+
+@every_class
+@pytest.mark.parametrize(("wrong", "near"), [("wieght_decay", "weight_decay"), ("learning_rate", "lr")])
+def test_wrong_keyword_is_a_type_error_that_names_the_nearest(name: str, wrong: str, near: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}.* no argument '{wrong}', got 0.5; .* argument is '{near}'"):
+        CLASSES[name]([nn.Parameter(torch.zeros(4, 4))], **{wrong: 0.5})
+
+
+def test_words_of_torch_are_told_in_the_words_of_the_class() -> None:
+    for cls, word in ((oxidion.Muon, "mu"), (oxidion.Dion2, "ef_decay"), (oxidion.Lion, "betas")):
+        with pytest.raises(TypeError, match=f"argument is '{word}'"):
+            cls([nn.Parameter(torch.zeros(4, 4))], momentum=0.9)  # type: ignore[call-arg]
+
+
+def test_classes_of_users_keep_what_they_say_and_take_what_they_will() -> None:
+    class Open(oxidion.AdamW):
+        """Takes anything."""
+
+        def __init__(self, params: Any, **settings: Any) -> None:
+            super().__init__(params, **settings)
+
+    class Closed(oxidion.AdamW):
+        """AdamW with a factor.
+
+        Args:
+            params: of the model.
+            factor: of lr.
+        """
+
+        def __init__(self, params: Any, factor: float = 1.0) -> None:
+            super().__init__(params, lr=factor * 1e-3)
+
+    weight = nn.Parameter(torch.zeros(4, 4))
+    assert Open.__doc__ == "Takes anything."
+    with pytest.raises(TypeError, match="nearest known argument is 'eps'"):
+        Open([weight], epsilon=1.0)
+    assert entries(Closed) == ["params", "factor"]
+    assert Closed([weight], 2.0).param_groups[0]["lr"] == 2e-3
+    with pytest.raises(TypeError, match="nearest known argument is 'factor'"):
+        Closed([weight], factr=2.0)  # type: ignore[call-arg]
+
+
+def test_optimizers_are_pickled_as_before() -> None:
+    optimizer = oxidion.Lion([nn.Parameter(torch.zeros(4, 4))], lr=0.5)
+    assert pickle.loads(pickle.dumps(optimizer)).param_groups[0]["lr"] == 0.5
+
+
+def test_completed_docstring_takes_the_nearest_entry_and_leaves_others_out() -> None:
+    own = """A.
+
+    Args:
+        b: own,
+            in two lines.
+
+    Arguments that are not named here are those of ``Base``.
+    """
+    base = """Base.
+
+    Args:
+        a: of the base.
+        b: of the base.
+        c: not an argument.
+
+    Raises:
+        ValueError: always.
+    """
+    args = "Args:\n    a: of the base.\n    b: own,\n        in two lines.\n"
+    wanted = f"A.\n\n{args}\nRaises:\n    ValueError: always.\n"
+    assert completed(own, [base], ["a", "b"]) == wanted
