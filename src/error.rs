@@ -3,7 +3,7 @@
 /// Result of every fallible function of the core.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong, by the class of exception that a user sees.
+/// Errors of the core, by the class of exception that a user sees.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A hyper-parameter, shape or option that no algorithm accepts (Python: `ValueError`).
@@ -17,9 +17,9 @@ pub enum Error {
     Layout {
         /// Name of the parameter.
         param: String,
-        /// What was found and what was expected.
+        /// Description of the sharding or shape found, against the one expected.
         what: String,
-        /// What the user can do.
+        /// Way out: the call or setting that the user can change.
         way_out: String,
     },
     /// Ranks that disagree about the plan (Python: `oxidion.PlanMismatch`).
@@ -31,10 +31,10 @@ pub enum Error {
     /// A broken promise inside the core (Python: `RuntimeError`).
     #[error("internal error: {0}. Please report it with the output of `python -m oxidion env`.")]
     Internal(String),
-    /// What a function of the user raised (Python: the same exception).
+    /// Exception that a function of the user raised (Python: the same exception).
     #[error("{0}")]
     Foreign(Box<dyn std::error::Error + Send + Sync>),
-    /// What a CUDA device or its driver cannot do (Python: `RuntimeError`).
+    /// Failure of a CUDA device or its driver (Python: `RuntimeError`).
     #[error("CUDA: {0}")]
     Cuda(String),
     /// libtorch refused an operation (Python: `RuntimeError`).

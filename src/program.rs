@@ -1,4 +1,4 @@
-//! What an algorithm does to a bucket: local stages, separated by placement changes of named buffers.
+//! Program of an algorithm on a bucket: local stages, separated by placement changes of named buffers.
 
 use crate::spec::{DimSharding, Side};
 use crate::tensor::DType;
@@ -23,24 +23,26 @@ pub struct BufferSpec {
     pub dtype: DType,
     /// Element type in which contributions travel to be added.
     pub wire: DType,
-    /// Whether it is memory that all units use (scratch) instead of having a matrix each.
+    /// True if all units use the same memory (scratch) instead of having a matrix each.
     pub shared: bool,
-    /// Of scratch: whether it has a matrix for each of the whole ones that a process takes, at least one.
+    /// True if scratch has a matrix for each of the whole ones that a process takes, at least one.
     pub taken: bool,
-    /// How rows and columns go along with the sides of the block.
+    /// Sharding of rows and columns, relative to the sides of the block.
     pub sharding: [DimSharding<Side>; 2],
-    /// Whether stages sum over rows, columns, the matrices of a parameter: where that is sharded, they leave contributions.
+    /// True for each of rows, columns and the matrices of a parameter over which stages sum: where that is sharded,
+    /// they leave contributions.
     pub summed: [bool; 3],
-    /// Whether it is summed over all parameters of the group too, which takes them together.
+    /// True if the sum goes over all parameters of the group too, which are then taken together.
     pub group: bool,
-    /// Whether it has the elements that are stored of a parameter that is taken whole, in one row.
+    /// True if the buffer has, in one row, the elements that are stored of a parameter that is taken whole.
     pub stored: bool,
-    /// Whether what stages leave is linear in the gradient, so that averaging it stands for averaging the gradient.
+    /// True if the values that stages leave are linear in the gradient, so that averaging them stands for averaging the
+    /// gradient.
     pub linear: bool,
 }
 
 impl BufferSpec {
-    /// A matrix for each unit that no side of the block shards.
+    /// Buffer of one matrix per unit that no side of the block shards.
     #[must_use]
     pub fn new(name: &'static str, rows: usize, cols: usize, dtype: DType) -> Self {
         Self {
@@ -59,91 +61,92 @@ impl BufferSpec {
         }
     }
 
-    /// The same, with rows and columns that go along with sides of the block.
+    /// Sets the sharding of rows and columns, relative to the sides of the block.
     #[must_use]
     pub fn sharded(self, rows: DimSharding<Side>, cols: DimSharding<Side>) -> Self {
         Self { sharding: [rows, cols], ..self }
     }
 
-    /// One element for each that is stored of a parameter that is taken whole.
+    /// Buffer of one element for each that is stored of a parameter that is taken whole.
     #[must_use]
     pub fn stored(name: &'static str, dtype: DType) -> Self {
         Self { stored: true, ..Self::new(name, 1, 0, dtype) }
     }
 
-    /// The same, left by stages that sum over all elements of a parameter that is taken whole.
+    /// Marks the buffer as left by stages that sum over all elements of a parameter that is taken whole.
     #[must_use]
     pub fn total(self) -> Self {
         Self { summed: [true; 3], ..self }
     }
 
-    /// The same, of which stages that follow get the sum over all parameters of the group.
+    /// Marks the buffer as summed over all parameters of the group before the stages that follow read it.
     #[must_use]
     pub fn group(self) -> Self {
         Self { group: true, ..self }
     }
 
-    /// The same, left by stages that sum over a side of the block.
+    /// Marks the buffer as left by stages that sum over a side of the block.
     #[must_use]
     pub fn summed(mut self, over: Side) -> Self {
         self.summed[over.index()] = true;
         self
     }
 
-    /// The same, linear in the gradient.
+    /// Marks the buffer as linear in the gradient.
     #[must_use]
     pub fn linear(self) -> Self {
         Self { linear: true, ..self }
     }
 
-    /// The same, with contributions that travel as `wire`.
+    /// Sets the element type in which contributions travel.
     #[must_use]
     pub fn wire(self, wire: DType) -> Self {
         Self { wire, ..self }
     }
 }
 
-/// Where a buffer has to be for the stage that follows.
+/// Placement that a buffer must have for the stage that follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Whole matrices, contributions added, sharded by owner.
     Whole,
-    /// As declared.
+    /// Placement that the buffer declares.
     Storage,
-    /// As declared, but contributions added and spread dimensions put together.
+    /// Placement that the buffer declares, but with contributions added and evenly sharded dimensions gathered.
     Replicate,
 }
 
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramOp {
-    /// Run a stage on what this process holds.
+    /// Run a stage on the units and shards that this process holds.
     Local {
         /// The stage.
         stage: Stage,
-        /// Its name for the printed plan.
+        /// Name of the stage for the printed plan.
         name: &'static str,
     },
-    /// Move a buffer.
+    /// Redistribute a buffer.
     Redistribute {
         /// The buffer.
         buffer: BufferId,
-        /// Where to.
+        /// Placement to reach.
         to: Target,
     },
-    /// From here on a buffer is where another one is, which was sharded by owner; what it held is lost.
+    /// Give a buffer the placement of another one, which was sharded by owner; its former contents are lost.
     Beside {
         /// The buffer.
         buffer: BufferId,
         /// The other one.
         other: BufferId,
     },
-    /// What a buffer holds is lost: from here on it is as declared.
+    /// Drop the contents of a buffer: from here on its placement is as declared.
     Release {
         /// The buffer.
         buffer: BufferId,
     },
-    /// Whether what follows is left out in steps in which no unit of the bucket is due (`Algorithm::due`).
+    /// Begin (true) or end (false) operations that are left out in steps in which no unit of the bucket is due
+    /// (`Algorithm::due`).
     WhenDue(bool),
 }
 
@@ -154,7 +157,7 @@ pub struct Program {
     pub buffers: Vec<BufferSpec>,
     /// Operations in order.
     pub ops: Vec<ProgramOp>,
-    /// Whether every whole matrix has one owner, also where copies could repeat its work: what is computed may differ
+    /// True if every whole matrix has one owner, also where copies could repeat its work, because results may differ
     /// between machines in the last bits.
     pub exclusive: bool,
 }
@@ -179,7 +182,7 @@ impl Program {
         self.buffer(BufferSpec { shared: true, ..BufferSpec::new(name, 1, elements, dtype) })
     }
 
-    /// The same, with so many elements for each of the whole matrices that a process takes.
+    /// Declares the next buffer: scratch of `elements` elements for each of the whole matrices that a process takes.
     #[must_use]
     pub fn scratch_of_each(self, name: &'static str, elements: usize, dtype: DType) -> Self {
         let spec = BufferSpec::new(name, 1, elements, dtype);
@@ -206,21 +209,22 @@ impl Program {
         self.buffers.iter().position(|spec| spec.group)
     }
 
-    /// Puts a buffer where another one went to its owners; stages that follow fill it.
+    /// Gives a buffer the placement of another one that went to its owners; stages that follow fill it.
     #[must_use]
     pub fn beside(mut self, buffer: BufferId, other: BufferId) -> Self {
         self.ops.push(ProgramOp::Beside { buffer, other });
         self
     }
 
-    /// Lets go of what a buffer that was sharded by owner holds.
+    /// Releases the contents of a buffer that was sharded by owner.
     #[must_use]
     pub fn release(mut self, buffer: BufferId) -> Self {
         self.ops.push(ProgramOp::Release { buffer });
         self
     }
 
-    /// What `part` appends is left out in steps in which no unit is due. It ends with all buffers as they were.
+    /// Appends `part`, which is left out in steps in which no unit is due, and which ends with all buffers placed as
+    /// they were.
     #[must_use]
     pub fn when_due(mut self, part: impl FnOnce(Self) -> Self) -> Self {
         self.ops.push(ProgramOp::WhenDue(true));
@@ -229,13 +233,13 @@ impl Program {
         self
     }
 
-    /// Whether steps differ in what they run.
+    /// Tests whether steps differ in the operations that they run.
     #[must_use]
     pub fn guarded(&self) -> bool {
         self.ops.contains(&ProgramOp::WhenDue(true))
     }
 
-    /// The linear buffers that are put together or added, once for each time, with whether they become whole.
+    /// Linear buffers that are gathered or summed, once for each time, with true where they become whole.
     pub fn linear_moves(&self) -> impl Iterator<Item = (&BufferSpec, bool)> {
         self.ops.iter().filter_map(|op| match op {
             ProgramOp::Redistribute { buffer, to: to @ (Target::Whole | Target::Replicate) } => {

@@ -1,4 +1,4 @@
-//! What Python tells the CUDA side of the core.
+//! Settings of the CUDA side of the core that Python makes.
 
 use std::path::PathBuf;
 

@@ -41,8 +41,8 @@ pub(super) fn forget_threads_after_fork() {
     threads::forget_after_fork();
 }
 
-/// Where the CPU names AMX and hides its tiles, has libtorch's products do without: they would end the process. What the
-/// user says goes first.
+/// Keeps libtorch's products from AMX where the CPU names it and hides its tiles: they would end the process. A setting
+/// of the user goes first.
 pub(super) fn keep_libtorch_from_hidden_tiles(py: Python<'_>) -> PyResult<()> {
     const LIMIT: [&str; 2] = ["ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"];
     if crate::tensor::cpu_hides_tiles() {

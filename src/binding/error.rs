@@ -25,7 +25,7 @@ pub(super) fn to_python(error: Error) -> PyErr {
     }
 }
 
-/// The same error with the parameter's name in front.
+/// Exception of the same class, with the parameter's name in front of its text.
 pub(super) fn with_name(py: Python<'_>, error: &PyErr, name: &str) -> PyErr {
     let text = format!("{name}: {}", error.value(py));
     PyErr::from_type(error.get_type(py), text)

@@ -19,12 +19,12 @@ use crate::spec::storage::MOST_BLOCK;
 use crate::tensor::{Blocks, DType, Encoding as Stored, FlatView};
 use crate::{kernels, threads};
 
-/// A batch of matrices that came from Python, and how to send one back.
+/// Kind of the object that came from Python, which decides how a result is sent back.
 enum Form {
     Tensor,
     Array32,
     Array64,
-    /// Of bytes.
+    /// Array of bytes.
     Codes,
 }
 
@@ -74,7 +74,7 @@ fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'p
     }
 }
 
-/// `[..., m, n]` as `[B, m, n]`.
+/// Views `[..., m, n]` as `[B, m, n]`.
 fn as_batch(x: &Tensor) -> Result<Tensor> {
     let size = x.size();
     let [.., m, n] = size[..] else {
@@ -214,7 +214,7 @@ fn quantize_blockwise<'py>(
     Ok((give(py, &codes, &for_codes)?, give(py, &scales, &for_scales)?))
 }
 
-/// What codes and scales stand for, float32.
+/// Values that codes and scales stand for, in float32.
 #[pyfunction]
 fn dequantize_blockwise<'py>(
     codes: &Bound<'py, PyAny>,

@@ -25,7 +25,7 @@ fn required<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<Bound<'py, P
         .ok_or_else(|| PyValueError::new_err(format!("the group has no '{key}', which its algorithm needs")))
 }
 
-/// What the plan reads of a group.
+/// Facts about a group that the plan reads.
 pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     let mut options = Options::default();
     let algorithm: String = required(group, "algorithm")?.extract()?;
@@ -37,7 +37,7 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     Ok(GroupSpec { algorithm, options, device: Device::Cpu })
 }
 
-/// Whether the parameters of a group are on a CUDA device; not where none is there, as for a mesh that is simulated.
+/// Tests whether the parameters of a group are on a CUDA device; false without parameters, as for a simulated mesh.
 pub(super) fn is_on_device(group: &Bound<'_, PyDict>) -> PyResult<bool> {
     let Some(params) = group.get_item("params")? else { return Ok(false) };
     let Some(first) = params.try_iter()?.next() else { return Ok(false) };
@@ -161,12 +161,12 @@ fn spelled<'py>(group: &Bound<'py, PyDict>, key: &str) -> PyResult<(String, Boun
     Ok((key.into(), required(group, key)?))
 }
 
-/// Whether the group maximizes.
+/// Tests whether the group maximizes.
 pub(super) fn maximize(group: &Bound<'_, PyDict>) -> PyResult<bool> {
     group.get_item(intern!(group.py(), "maximize"))?.map_or(Ok(false), |v| v.extract())
 }
 
-/// How many steps the group counts; 0 where it does not.
+/// Number of steps that the group counts; 0 where it does not.
 pub(super) fn step(group: &Bound<'_, PyDict>) -> PyResult<u64> {
     group.get_item(intern!(group.py(), "step"))?.map_or(Ok(0), |v| v.extract())
 }

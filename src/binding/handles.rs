@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::layout::{Axis, Layout, Mesh, Placement, Reduction};
 
-/// Whether the object is a `DTensor`.
+/// Tests whether the object is a `DTensor`.
 pub(super) fn is_distributed(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!super::tensor::is_plain(object)? && object.hasattr(intern!(object.py(), "_local_tensor"))?)
 }
@@ -55,7 +55,7 @@ fn mesh(handle: &Bound<'_, PyAny>) -> PyResult<Mesh> {
     Ok(Mesh { axes, irregular })
 }
 
-/// Whether every rank of a mesh is the sum of its steps along the axes from this process.
+/// Tests whether every rank of a mesh is the sum of its steps along the axes from this process.
 fn regular(ranks: &Bound<'_, PyAny>, axes: &[Axis]) -> PyResult<bool> {
     let all: Vec<u64> = ranks.call_method0("flatten")?.call_method0("tolist")?.extract()?;
     let mut joined = vec![0_u64];
@@ -66,7 +66,7 @@ fn regular(ranks: &Bound<'_, PyAny>, axes: &[Axis]) -> PyResult<bool> {
     Ok(all.iter().zip(&joined).all(|(rank, sum)| rank + own == *sum))
 }
 
-/// An axis as plain values: name (none for a process group), global ranks, this process's place among them.
+/// An axis as plain values: name (none for a process group), global ranks, this process's position among them.
 type PlainAxis = (Option<String>, Vec<u64>, usize);
 
 /// The axes of a `DeviceMesh`, or the one of a `ProcessGroup`, through this process.
@@ -99,7 +99,7 @@ fn placement(handle: &Bound<'_, PyAny>) -> PyResult<Placement> {
     Ok(if strided { Placement::Strided(dim) } else { Placement::Shard(dim) })
 }
 
-/// Whether a gradient has its parameter's layout. The handles are compared before what they mean.
+/// Tests whether a gradient has its parameter's layout. The handles are compared before what they mean.
 pub(super) fn same_layout(grad: &Bound<'_, PyAny>, param: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = grad.py();
     let (mesh, placements) = (intern!(py, "device_mesh"), intern!(py, "placements"));
@@ -114,7 +114,7 @@ pub(super) fn same_layout(grad: &Bound<'_, PyAny>, param: &Bound<'_, PyAny>) -> 
     Ok(layout(grad)? == layout(param)?)
 }
 
-/// An axis whose ranks hold copies of the parameters, as Python gives it: name, global ranks, this process's place
+/// An axis whose ranks hold copies of the parameters, as Python gives it: name, global ranks, this process's position
 /// among them, and whether the gradients are equal on all of them.
 pub(super) type ReplicaHandle = (String, Vec<u64>, usize, bool);
 
@@ -166,7 +166,7 @@ impl Meshes {
     }
 }
 
-/// A layout spelled out: for each axis its name, ranks, this process's place and a placement ("R", or "S" or "T" for
+/// A layout spelled out: for each axis its name, ranks, this process's position and a placement ("R", or "S" or "T" for
 /// strided, with a dimension).
 pub(super) type SpelledAxis = (String, Vec<u64>, usize, String, usize);
 

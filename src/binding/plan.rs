@@ -197,7 +197,7 @@ impl PyPlan {
         self.plan.schedule.iter().map(|i| i.code()).collect()
     }
 
-    /// What is communicated, in the order of the indices in `schedule`.
+    /// Transfers between ranks, in the order of the indices in `schedule`.
     #[getter]
     fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
@@ -238,7 +238,7 @@ impl PyPlan {
         params
     }
 
-    /// One line for each parameter that lives on an axis of these ranks: what they must agree on.
+    /// Lines that the ranks of an axis must agree on, one for each parameter that lives on it.
     fn agreed(&self, ranks: Vec<u64>) -> Vec<String> {
         self.plan.agreed(&ranks)
     }
@@ -261,9 +261,9 @@ impl PyPlan {
         self.plan.params.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
     }
 
-    /// For each parameter its states: dicts of role, dtype, global shape, (start, length) of the stored part by
-    /// dimension, seed of a normal start or None, for each axis of its mesh the dimension that is sharded or None, and of
-    /// codes the elements of a block and whether they are signed, else None.
+    /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed
+    /// of a normal start or None, for each axis of its mesh the dimension that is sharded or None, and of codes the
+    /// elements of a block and whether they are signed, else None.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {

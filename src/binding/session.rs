@@ -32,18 +32,18 @@ pub(super) struct PySession {
     params: Vec<Py<PyAny>>,
     /// The local tensor object of each parameter that is distributed.
     locals: Vec<Option<Py<PyAny>>>,
-    /// Kept alive for `known`.
+    /// Objects kept alive for `known`.
     _state: Vec<Py<PyAny>>,
     known: tensor::Known,
     /// The states of each parameter, for their version counters.
     states: Vec<Vec<Py<PyAny>>>,
-    /// Set from `begin` to `end`: a step of the same optimizer from another thread or a log handler is refused.
+    /// Flag set from `begin` to `end`: a step of the same optimizer from another thread or a log handler is refused.
     stepping: AtomicBool,
     /// Digests of what is planned, by the ranks of an axis.
     prints: Mutex<BTreeMap<Vec<u64>, i64>>,
     /// Parameters that were frozen when the plan was made: it does not cover them.
     unplanned: Vec<bool>,
-    /// Those of the step that was captured.
+    /// Launches of the step that was captured.
     launches: Mutex<Tape>,
 }
 
@@ -151,7 +151,7 @@ impl PySession {
         Ok(self.lock().map_err(to_python)?.details(&ranks))
     }
 
-    /// As `Plan.agreed`.
+    /// Lines that the ranks of an axis must agree on, as `Plan.agreed`.
     fn agreed(&self, ranks: Vec<u64>) -> Vec<String> {
         self.plan.agreed(&ranks)
     }
@@ -168,9 +168,9 @@ impl PySession {
         Ok(self.lock().map_err(to_python)?.idle())
     }
 
-    /// What of each parameter decides about the launches of the step that has begun, whether one of them is due, and the
-    /// names of those which, with their states, are worked on in copies. Steps that agree in the first two are made of the
-    /// same launches.
+    /// Facts about each parameter that decide about the launches of the step that has begun, whether one of them is
+    /// due, and the names of those which, with their states, are worked on in copies. Steps that agree in the first two
+    /// are made of the same launches.
     fn pattern(&self) -> PyResult<(Vec<usize>, bool, Vec<String>)> {
         let inner = self.lock().map_err(to_python)?;
         let (taken, due) = inner.pattern();
@@ -188,8 +188,8 @@ impl PySession {
         *self.launches.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = cuda::noted();
     }
 
-    /// Instead of launching, gives the launches of an executable graph the parameters that this thread launches with,
-    /// until `finish_launches`.
+    /// Gives the launches of an executable graph the parameters that this thread would launch with, instead of
+    /// launching, until `finish_launches`.
     fn set_launches(&self, graph: usize) {
         cuda::set(self.launches.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(), graph);
     }
@@ -232,7 +232,7 @@ impl PySession {
         Ok(())
     }
 
-    /// (measurements by name as (parameter index, value), milliseconds of each compute of the last step).
+    /// Measurements by name as (parameter index, value), and milliseconds of each compute of the last step.
     #[allow(clippy::type_complexity)] // plain values for one caller
     fn measurements<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyDict>, Vec<f64>)> {
         let inner = self.lock().map_err(to_python)?;

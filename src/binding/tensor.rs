@@ -18,12 +18,12 @@ use crate::tensor::{Device, FlatView, prefetch};
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
-/// Which word of a dict points to its entries. Memory is asked for by it, nothing is read.
+/// Index of the word of a dict that points to its entries. The entries are prefetched by it, not read.
 const DICT_KEYS: usize = 4;
-/// How many dicts ahead memory is asked for.
+/// Number of dicts ahead of the current one that are prefetched.
 const DICTS_AHEAD: usize = 12;
 
-/// Whether the object is a tensor or parameter of torch's own class: nothing to unwrap.
+/// Tests whether the object is a tensor or parameter of torch's own class: nothing to unwrap.
 pub(super) fn is_plain(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let (py, ty) = (object.py(), object.get_type());
     Ok(ty.is(TENSOR.import(py, "torch", "Tensor")?)
@@ -61,7 +61,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// What a state dict of dicts holds. `keep` gets all objects: their addresses stay theirs as long as it keeps them.
+    /// Records the objects of a state dict of dicts. `keep` gets all of them: their addresses stay theirs as long as it
+    /// keeps them.
     pub(super) fn of(state: &Bound<'_, PyDict>, keep: &mut Vec<Py<PyAny>>) -> PyResult<Self> {
         let mut known = Self::default();
         for (param, own) in state.iter() {
@@ -77,7 +78,7 @@ impl Known {
         Ok(known)
     }
 
-    /// Whether a state dict still holds the same objects: no hashing, no look-up, no counting of references.
+    /// Tests whether a state dict still holds the same objects: no hashing, no look-up, no counting of references.
     pub(super) fn is(&self, state: &Bound<'_, PyDict>) -> bool {
         let mut entries = self.entries.iter();
         let mut number = 0;
@@ -115,7 +116,7 @@ impl Known {
     }
 }
 
-/// Calls `each` for every entry of a dict until it says no; whether it never did. `each` runs no Python code.
+/// Calls `each` for every entry of a dict until it returns false; true if it never did. `each` runs no Python code.
 fn each_entry(
     dict: &Bound<'_, PyDict>,
     mut each: impl FnMut(*mut ffi::PyObject, *mut ffi::PyObject) -> bool,
@@ -137,9 +138,9 @@ pub(super) fn pack<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py,
     unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) }
 }
 
-/// Fills a contiguous float32 CPU tensor with N(0, 1) numbers that depend only on seed, stream, tag, step and position. The tensor
-/// is the part of a larger one of shape `shape` that `spans` (start and length by dimension) cuts out; without them it
-/// is everything.
+/// Fills a contiguous float32 CPU tensor with N(0, 1) numbers that depend only on seed, stream, tag, step and position.
+/// The tensor is the part of a larger one of shape `shape` that `spans` (start and length by dimension) selects;
+/// without them it is everything.
 #[pyfunction]
 #[pyo3(signature = (tensor, seed, stream, shape=None, spans=None, *, tag=0, step=0))]
 pub(super) fn fill_normal(
@@ -207,7 +208,7 @@ pub(super) fn fill_signs(
     })
 }
 
-/// The position in a tensor of shape `shape` of the first element of row `row` of the part that `spans` cuts out.
+/// The position in a tensor of shape `shape` of the first element of row `row` of the part that `spans` selects.
 fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
     let Some((&(last_start, _), leading)) = spans.split_last() else { return 0 };
     let (mut rest, mut step) = (row, shape.last().copied().unwrap_or(1));

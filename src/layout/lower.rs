@@ -2,10 +2,10 @@
 
 use super::{Placement, Reduction};
 
-/// What a placement change costs along one axis.
+/// Collective that a placement change costs along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Nothing moves.
+    /// No data moves.
     Nothing,
     /// Each rank slices its part out of what it has.
     Slice,

@@ -1,6 +1,6 @@
 //! A device mesh as plain integers.
 
-/// One axis: the global ranks along it, and where this process stands.
+/// Mesh axis: the global ranks along it, and the coordinate of this process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Axis {
     /// Name given by the user, or `dim<i>`.
@@ -18,7 +18,8 @@ impl Axis {
         let own = axes.first().and_then(|axis| axis.ranks.get(axis.coordinate)).copied().unwrap_or(0);
         let mut ranks = vec![own];
         for axis in axes {
-            // Along each axis ranks differ from this process's own by the same amounts wherever the others stand.
+            // Along each axis ranks differ from this process's own by the same amounts, at any coordinates along the
+            // others.
             ranks = ranks.iter().flat_map(|&at| axis.ranks.iter().map(move |&r| at + r - own)).collect();
         }
         ranks.sort_unstable();
@@ -33,7 +34,7 @@ impl Axis {
 pub struct Mesh {
     /// The axes.
     pub axes: Vec<Axis>,
-    /// Whether ranks are numbered otherwise than in equal steps along each axis, so that no rank can tell those of the
+    /// True if ranks are numbered otherwise than in equal steps along each axis, so that no rank can tell those of the
     /// others from its own lines.
     pub irregular: bool,
 }

@@ -1,4 +1,4 @@
-//! Where the elements of a parameter live: meshes, placements, regions, and the lowering of placement changes.
+//! Layouts of parameters over ranks: meshes, placements, regions, and the lowering of placement changes.
 
 mod lower;
 mod mesh;
@@ -25,7 +25,7 @@ impl Layout {
         self.mesh.axes.iter().zip(self.placements.iter().copied()).filter(|(axis, _)| axis.ranks.len() > 1)
     }
 
-    /// Whether one of the axes of more than one rank has these.
+    /// Tests whether one of the axes of more than one rank has exactly these ranks.
     #[must_use]
     pub fn lives_on(&self, ranks: &[u64]) -> bool {
         self.distributed_axes().any(|(axis, _)| axis.ranks == ranks)

@@ -1,4 +1,4 @@
-//! How a tensor lies along one mesh axis, with DTensor's meaning.
+//! Placement of a tensor along one mesh axis, with DTensor's meaning.
 
 /// Reduction that a partial value still needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

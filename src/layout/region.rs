@@ -1,4 +1,4 @@
-//! Which part of a tensor a rank holds: DTensor's contiguous chunks, uneven and empty ones included.
+//! Regions of a tensor that ranks hold: DTensor's contiguous chunks, uneven and empty ones included.
 
 use super::{Layout, Placement};
 
@@ -12,7 +12,7 @@ pub fn chunk(size: usize, parts: usize, index: usize) -> (usize, usize) {
     (start, full.min(size - start))
 }
 
-/// The axes that shard one dimension, outermost first: number of ranks, and where this process stands.
+/// Axes that shard one dimension, outermost first: number of ranks, and coordinate of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardingAxes(Vec<(usize, usize)>);
 
@@ -65,7 +65,7 @@ impl ShardingAxes {
         })
     }
 
-    /// Where element `index` of `size` lies within the part that holds it, and the length of the largest part.
+    /// Offset of element `index` of `size` within the part that holds it, and the length of the largest part.
     #[must_use]
     pub fn place(&self, size: usize, index: usize) -> (usize, usize) {
         let (mut len, mut at, mut largest) = (size, index, size);

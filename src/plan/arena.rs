@@ -1,4 +1,4 @@
-//! Places the buffers of all buckets in one block of bytes.
+//! Lays out the buffers of all buckets in one block of bytes.
 
 use super::bucket::Bucket;
 use super::coalesce::Coalesced;
@@ -8,7 +8,7 @@ use super::route::{Counts, Route};
 /// Alignment of every buffer: a cache line, and enough for every vector load.
 const ALIGN: usize = 64;
 
-/// A buffer's bytes in the arena.
+/// Bytes of a buffer in the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaRange {
     /// First byte.
@@ -18,7 +18,7 @@ pub struct ArenaRange {
 }
 
 impl ArenaRange {
-    /// Whether two places share a byte.
+    /// Tests whether two ranges share a byte.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.bytes > 0
@@ -28,13 +28,13 @@ impl ArenaRange {
     }
 }
 
-/// Where every buffer of every bucket lies.
+/// Byte ranges of every buffer of every bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Arena {
-    /// `places[bucket][buffer]`; after the buffers comes the place where messages are put together, and then the parts
-    /// of the messages that the bucket shares with others.
+    /// Ranges `places[bucket][buffer]`; after the buffers comes the range in which messages are put together, and then
+    /// the parts of the messages that the bucket shares with others.
     pub places: Vec<Vec<ArenaRange>>,
-    /// For each coalesced buckets its common messages.
+    /// Common messages of each set of coalesced buckets.
     pub(super) common: Vec<Vec<ArenaRange>>,
     /// Size of the arena in bytes.
     pub bytes: usize,
@@ -91,8 +91,8 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
 }
 
 impl Arena {
-    /// Lays out the buffers of coalesced buckets. Those that run one after the other (`slots` gives each coalesced buckets's slot) share memory
-    /// when they share a slot.
+    /// Lays out the buffers of all sets of coalesced buckets. Sets that run one after the other (`slots` gives the slot
+    /// of each) share memory when they share a slot.
     #[must_use]
     pub(super) fn lay_out(coalesced: &[Coalesced], slots: &[usize]) -> Self {
         let count = slots.iter().max().map_or(0, |m| m + 1);

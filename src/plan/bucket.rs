@@ -21,7 +21,7 @@ pub struct Unit {
     pub param: usize,
     /// The block.
     pub shard: BlockShard,
-    /// Position along each axis over which whole matrices are sharded by owner, of the process that takes it.
+    /// Owner, by its position along each axis over which whole matrices are sharded by owner.
     pub owner: Vec<usize>,
 }
 
@@ -41,9 +41,9 @@ pub struct BucketAxis {
     pub axis: Axis,
     /// The side of the blocks that it shards; if none it holds copies.
     pub shards: Option<Side>,
-    /// Whether the copies' gradients have still to be averaged.
+    /// True if the copies' gradients have still to be averaged.
     pub pending: bool,
-    /// Whether it shards the stack of a parameter that is taken whole.
+    /// True if the axis shards the stack of a parameter that is taken whole.
     pub stack: bool,
 }
 
@@ -56,29 +56,29 @@ pub struct Bucket {
     pub algorithm: usize,
     /// Shape class.
     pub shape: UnitShape,
-    /// Dimensions of the parameters before those of the matrices; none for elements.
+    /// Number of the parameters' dimensions before those of the matrices; none for elements.
     pub leading: Option<usize>,
     /// The side that splits the parameters into blocks of which every process stores whole ones.
     pub whole: Option<Side>,
     /// Units, sorted by owner, then in parameter order.
     pub units: Vec<Unit>,
-    /// What is done to them.
+    /// Program that runs on the units.
     pub program: Program,
     /// The axes of more than one rank that matter here.
     pub axes: Vec<BucketAxis>,
-    /// How rows and columns are sharded, and by which of `axes`.
+    /// Sharding of rows and of columns, each with the numbers of its axes in `axes`.
     pub sides: [(ShardingAxes, Vec<usize>); 2],
     /// Sets of `axes` as one axis each, by which sums over all of a parameter are made.
     pub joined: Vec<(Vec<usize>, Axis)>,
-    /// Whether blocks are parameters that are taken whole.
+    /// True if blocks are parameters that are taken whole.
     pub whole_parameter: bool,
     /// The axes along which such parameters are copied, in a regular mesh: sums may go along them too, with one copy's
     /// contributions.
     pub copies: Vec<Axis>,
-    /// Number of processes over which the leading dimensions are sharded, each of which has whole matrices of its own; for
-    /// elements, the number over which the parameters are sharded.
+    /// Number of processes over which the leading dimensions are sharded, each of which has whole matrices of its own;
+    /// for elements, the number over which the parameters are sharded.
     pub stacks: usize,
-    /// The most units that any of them has.
+    /// Most units that any of these processes has.
     pub widest: usize,
     /// The number of the buffer that gradients are averaged in, if they are.
     pub gradient: Option<usize>,
@@ -112,7 +112,8 @@ impl Bucket {
         }
     }
 
-    /// As `span`, for rank `peer` of axis number `level` of `side`; other dimensions as this process has them.
+    /// Elements as of `span`, for rank `peer` of axis number `level` of `side`; other dimensions as this process has
+    /// them.
     #[must_use]
     pub fn peer_span(
         &self,
@@ -163,7 +164,7 @@ impl Bucket {
         (0..self.axes.len()).filter(|&a| over(&self.axes[a])).collect()
     }
 
-    /// Whether any of its work is shared with other processes.
+    /// Tests whether any work of the bucket is shared with other processes.
     #[must_use]
     pub fn distributed(&self) -> bool {
         !self.axes.is_empty()
@@ -237,7 +238,7 @@ pub(super) fn buckets(
     let mut closed: Vec<Bucket> = parts.collect();
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
     for bucket in &mut closed {
-        // What is planned must not depend on what is stored where: the ranks would start collectives in other orders.
+        // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
         bucket.units.retain(|unit| unit.shard.lead.is_some());
         loads.assign(bucket);
     }

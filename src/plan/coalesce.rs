@@ -1,4 +1,4 @@
-//! Buckets that go together: their sums are made at the same places of their programs and share a message.
+//! Coalesced buckets: their sums are made at the same points of their programs and share a message.
 
 use super::arena::{ArenaRange, sizes};
 use super::bucket::Bucket;
@@ -18,11 +18,11 @@ pub(super) struct CoalescedCollective {
     pub(super) lines: Vec<Vec<u64>>,
     /// The type that travels in a message of several buffers.
     pub(super) dtype: DType,
-    /// The number of the message within the coalesced buckets where buffers travel apart from their places.
+    /// Number of the common message among those of the coalesced buckets, if the collective has one.
     pub(super) message: Option<usize>,
 }
 
-/// What is done until something is sent, and what then is in flight.
+/// Synchronization point: the steps until something is sent, and the collectives that then are in flight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct SyncPoint {
     /// The steps of buckets.
@@ -38,15 +38,15 @@ pub(super) struct Coalesced {
     pub(super) buckets: Vec<usize>,
     /// Bytes of the buffers and messages of each.
     pub(super) sizes: Vec<Vec<usize>>,
-    /// The common messages: of each the parts, by place of the bucket among `buckets` and bytes, in the order of the
-    /// numbers that their redistributions give.
+    /// Common messages, each as its parts: index of the bucket in `buckets`, number that the redistribution gives the
+    /// part, and bytes.
     pub(super) messages: Vec<Vec<(usize, usize, usize)>>,
-    /// What is done.
+    /// Synchronization points in order.
     pub(super) sync_points: Vec<SyncPoint>,
 }
 
-/// Joins buckets into coalesced buckets: those that take parameters whole and have to meet into one, in place of the first of
-/// them; every other one alone.
+/// Coalesces buckets: those that take parameters whole and have to meet into one set, at the position of the first of
+/// them; every other bucket into a set of its own.
 #[must_use]
 pub(super) fn coalesce(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Coalesced> {
     let together: Vec<usize> =
@@ -102,7 +102,8 @@ fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], together: &[u
     one
 }
 
-/// The steps of buckets at a stop. Where one sums over its group, all have what came before any goes on.
+/// The steps of buckets at a synchronization point. Where one sums over its group, all have what came before any goes
+/// on.
 fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Vec<Step>)> {
     let groups = joining.iter().any(|(b, _)| buckets[*b].program.group_buffer().is_some());
     let arrivals = |segment: &Segment| match segment.steps.iter().position(|s| !matches!(s, Step::Unpack(_)))
@@ -115,13 +116,13 @@ fn computes(buckets: &[Bucket], joining: &[(usize, &Segment)]) -> Vec<(usize, Ve
     first.chain(then).filter(|(_, steps)| !steps.is_empty()).collect()
 }
 
-/// A redistribution of a bucket in coalesced buckets.
+/// Redistribution of one of the coalesced buckets.
 struct Sum<'a> {
     bucket: usize,
     redistribution: &'a Redistribution,
     /// The axis that it goes along.
     axis: Axis,
-    /// The ranks of the axes of the mesh that this is.
+    /// The ranks of each axis of the mesh that `axis` stands for.
     lines: Vec<Vec<u64>>,
     /// Axes along which there are copies.
     copies: &'a [Axis],
@@ -203,7 +204,7 @@ impl Coalesced {
         }
     }
 
-    /// The places of every bucket's buffers and messages from byte `offset` on, by bucket, those of the common messages,
+    /// Ranges of every bucket's buffers and messages from byte `offset` on, by bucket, those of the common messages,
     /// and the end.
     pub(super) fn places(
         &self,
@@ -228,7 +229,7 @@ impl Coalesced {
             }
             common.push(whole);
         }
-        // A redistribution's message `number` is at that place behind the bucket's own messages.
+        // A redistribution's message `number` is at that index behind the bucket's own messages.
         parts.sort_by_key(|(bucket, number, _)| (*bucket, *number));
         for (bucket, _, place) in parts {
             places[bucket].push(place);

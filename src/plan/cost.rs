@@ -1,4 +1,4 @@
-//! Who does how much: owners, floating-point operations and bytes of a step.
+//! Cost of a step: owners, floating-point operations and bytes.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::error::Result;
 /// Floating-point operations of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Of this process, on what it stores.
+    /// Operations of this process on the shards that it stores.
     pub local: f64,
-    /// Of this process, on the whole matrices that it takes.
+    /// Operations of this process on the whole matrices that it takes.
     pub whole: f64,
-    /// The same of the process that takes most.
+    /// Operations on whole matrices of the process that takes most.
     pub whole_most: f64,
-    /// The mean over the processes.
+    /// Mean over the processes of the operations on whole matrices.
     pub whole_mean: f64,
 }
 
@@ -59,7 +59,7 @@ impl Plan {
         Ok(work)
     }
 
-    /// For each parameter that others work on too, who orthonormalizes it: "axis=position, ...".
+    /// Owners by parameter, where whole matrices are sharded by owner: "axis=position,..." of each.
     #[must_use]
     pub fn owners(&self) -> BTreeMap<usize, String> {
         let mut owners: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -75,8 +75,8 @@ impl Plan {
         owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
     }
 
-    /// For each parameter the bytes that this process gives to collectives in a step in which nothing is due: its
-    /// bucket's, in equal shares.
+    /// Bytes by parameter that this process gives to collectives in a step in which nothing is due: its bucket's, in
+    /// equal shares.
     #[must_use]
     pub fn wire_bytes(&self) -> BTreeMap<usize, usize> {
         let mut wire = BTreeMap::new();

@@ -83,8 +83,8 @@ impl Plan {
         text
     }
 
-    /// What the ranks of an axis must agree on, one line for each parameter that lives on it; those of all parameters
-    /// when `ranks` is empty. Positions of the ranks are left out.
+    /// Facts that the ranks of an axis must agree on, one line for each parameter that lives on it; those of all
+    /// parameters when `ranks` is empty. Positions of the ranks are left out.
     #[must_use]
     pub fn agreed(&self, ranks: &[u64]) -> Vec<String> {
         let on_axis = |planned: &&Param| ranks.is_empty() || planned.layout.lives_on(ranks);
@@ -152,7 +152,7 @@ pub fn placements(layout: &Layout) -> String {
     words.join(", ")
 }
 
-/// How a bucket's work is shared.
+/// Phrase for how a bucket's work is shared.
 fn about(bucket: &Bucket) -> String {
     if !bucket.distributed() {
         return "no communication".into();

@@ -1,4 +1,4 @@
-//! Where the blocks and states of one parameter lie in what this process stores.
+//! Blocks and states of one parameter within the storage of this process.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, spans};
 use crate::spec::{Block, DimSharding, ParamSpec, Rect, Share, Side, StateSpec};
 
-/// What the name of scales ends in.
+/// Suffix of the names of scales.
 pub(super) const SCALES: &str = "_absmax";
 
 /// One side of a block: `len` elements from `start` of a dimension of `dim · scale` elements, which is sharded in steps of
@@ -45,21 +45,21 @@ pub struct BlockShard {
     pub index: usize,
     /// The block in the parameter's global storage.
     pub block: Block,
-    /// What is stored of it here, in local storage.
+    /// Part of the block that this process stores, in local storage.
     pub local: Rect,
-    /// Its first row and column here within the stored part of its matrix.
+    /// First row and column of that part within the stored part of its matrix.
     pub origin: [usize; 2],
-    /// Rows and columns of that part.
+    /// Rows and columns of the stored part of its matrix.
     pub stored: [usize; 2],
-    /// Place among the matrices that are stored here; none when the matrix lies elsewhere.
+    /// Index among the matrices that are stored here; none when the matrix is stored elsewhere.
     pub lead: Option<usize>,
-    /// Its place among the blocks of this parameter that the same process stores, whichever that is.
+    /// Index among the blocks of this parameter that the same process stores, whichever that is.
     pub slot: usize,
-    /// Its rows within their dimension.
+    /// Rows of the block within their dimension.
     pub rows: Extent,
-    /// Its columns within their dimension.
+    /// Columns of the block within their dimension.
     pub cols: Extent,
-    /// How many of its matrices are stored, for a parameter that is taken whole; else one.
+    /// Number of stored matrices of a parameter that is taken whole; else one.
     pub stack: usize,
 }
 
@@ -70,7 +70,7 @@ pub struct LocalState {
     pub spec: StateSpec,
     /// Offset and length of the stored part by dimension.
     pub spans: Vec<(usize, usize)>,
-    /// For each axis of the parameter's layout the dimension of the state that it shards.
+    /// Dimension of the state that each axis of the parameter's layout shards, if any.
     pub shards: Vec<Option<usize>>,
     /// The number of the state whose scales these are.
     pub scales_of: Option<usize>,
@@ -102,7 +102,7 @@ impl LocalState {
         Self { spec, spans, shards, scales_of: None }
     }
 
-    /// Its name: scales are called after the state that they belong to.
+    /// Name of the state: scales are called after the state that they belong to.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}{}", self.spec.role, if self.scales_of.is_some() { SCALES } else { "" })
@@ -308,8 +308,8 @@ impl BlockShard {
     }
 }
 
-/// The place of matrix `index` among those that its process stores, counted as if every process stored as many as the
-/// one with most.
+/// Index of matrix `index` among those that its process stores, counted as if every process stored as many as the one
+/// with most.
 fn slot(index: usize, shape: &[usize], layout: &Layout) -> usize {
     let (mut rest, mut slot, mut step) = (index, 0, 1);
     for (dim, &size) in shape.iter().enumerate().rev() {
@@ -321,7 +321,7 @@ fn slot(index: usize, shape: &[usize], layout: &Layout) -> usize {
     slot
 }
 
-/// The place of matrix `index` among those stored here, by leading dimensions; `None` when it is stored elsewhere.
+/// Index of matrix `index` among those stored here, by leading dimensions; `None` when it is stored elsewhere.
 fn local_lead(index: usize, shape: &[usize], spans: &[(usize, usize)]) -> Option<usize> {
     let (mut rest, mut place, mut step) = (index, 0, 1);
     for (&size, &(start, len)) in shape.iter().zip(spans).rev() {

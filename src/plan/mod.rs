@@ -36,19 +36,19 @@ use crate::spec::options::BFLOAT16_PRODUCTS;
 use crate::spec::{Block, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
 
-/// What the plan needs to know of a group.
+/// Facts about a group that the plan needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupSpec {
-    /// Name of its algorithm.
+    /// Name of the group's algorithm.
     pub algorithm: String,
-    /// Its structural settings.
+    /// Structural settings of the group.
     pub options: Options,
-    /// The device of its parameters.
+    /// Device of the group's parameters.
     pub device: Device,
 }
 
 impl GroupSpec {
-    /// The same for parameters on `device`; `bfloat16`: which multiplies matrices of that type the fastest.
+    /// Sets the device of the parameters; `bfloat16`: true if it multiplies matrices of that type the fastest.
     #[must_use]
     pub fn on_device(mut self, device: Device, bfloat16: bool) -> Self {
         self.options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(bfloat16));
@@ -56,18 +56,18 @@ impl GroupSpec {
     }
 }
 
-/// What the plan needs to know of a parameter.
+/// Facts about a parameter that the plan needs.
 #[derive(Clone, Debug)]
 pub struct ParamInput {
     /// Global facts.
     pub spec: ParamSpec,
-    /// Where its elements live.
+    /// Layout of the elements over ranks.
     pub layout: Layout,
-    /// Dimensions that axes which the user named shard, with whether that is the outer axis.
+    /// Dimensions that axes named by the user shard, with true for the outer axis.
     pub named: Vec<(usize, bool)>,
     /// Index of its group.
     pub group: usize,
-    /// Whether it takes no gradients: it gets no state and no work.
+    /// True if the parameter takes no gradients: it gets no state and no work.
     pub frozen: bool,
     /// Types (bytes as `Q8`) and global shapes of states that exist already, by role: they are taken as they are.
     pub states: BTreeMap<String, (DType, Vec<usize>)>,
@@ -88,7 +88,7 @@ pub struct Plan {
     pub arena: Arena,
     /// Steps between communication.
     pub computes: Vec<Compute>,
-    /// What is communicated.
+    /// Transfers between ranks.
     pub transfers: Vec<Transfer>,
     /// The instructions.
     pub schedule: Vec<Instr>,

@@ -9,13 +9,13 @@ use crate::spec::{DimSharding, Side};
 /// Placement of a buffer along one axis before it is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AxisPlacement {
-    /// Its shards are put together where the matrix goes.
+    /// Shards of a side, still to be put together.
     Sharded(Side),
-    /// Contributions are added.
+    /// Contributions to a sum over a side, still to be added.
     Summed(Side),
-    /// Contributions are averaged.
+    /// Contributions still to be averaged.
     Averaged,
-    /// It is whole already, on every rank.
+    /// Whole matrix already, on every rank.
     Replicated,
 }
 
@@ -68,13 +68,13 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     (axis_placements.iter().map(|(a, _)| ranks(*a)).product(), sharded)
 }
 
-/// What every process has taken so far, by the axes that it was sharded by owner over.
+/// Work that every process has taken so far, by the axes over which matrices are sharded by owner.
 #[derive(Debug, Default)]
 pub(super) struct Loads(BTreeMap<Vec<Vec<u64>>, Vec<f64>>);
 
 impl Loads {
-    /// Chooses the axes to shard by owner over and the owner of every unit, and sorts the units by owner. Every process gets
-    /// its equal share; what is left over goes to those that have taken least so far.
+    /// Chooses the axes to shard by owner over and the owner of every unit, and sorts the units by owner. Every process
+    /// gets its equal share; what is left over goes to those that have taken least so far.
     pub(super) fn assign(&mut self, bucket: &mut Bucket) {
         let Some(buffer) = whole_buffer(bucket) else {
             return;
@@ -111,8 +111,8 @@ impl Loads {
     }
 }
 
-/// The ranks of the axes that a bucket is sharded by owner over, in an order that does not depend on the bucket, and the number of
-/// a process in that order by its positions along `owner_axes`.
+/// The ranks of the axes that a bucket is sharded by owner over, in an order that does not depend on the bucket, and
+/// the number of a process in that order by its positions along `owner_axes`.
 pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usize + use<>) {
     let mut axes: Vec<(usize, Vec<u64>)> =
         bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
@@ -122,7 +122,7 @@ pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usi
     (axes.into_iter().map(|(_, ranks)| ranks).collect(), number)
 }
 
-/// How many of `units` each process takes: equal shares, and what is left over one by one to where it keeps the
+/// Number of `units` that each process takes: equal shares, and what is left over one by one to where it keeps the
 /// messages along each axis even, then to those that have taken least so far, with their neighbours and alone.
 fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
     let takers = loads.len();

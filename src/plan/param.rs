@@ -10,7 +10,7 @@ use crate::spec::{ParamSpec, Side};
 pub struct Param {
     /// Global facts.
     pub spec: ParamSpec,
-    /// Where its elements live.
+    /// Layout of the elements over ranks.
     pub layout: Layout,
     /// The shape that is stored here.
     pub local: Vec<usize>,
@@ -18,13 +18,13 @@ pub struct Param {
     pub group: usize,
     /// Index of its algorithm in the plan's list.
     pub algorithm: usize,
-    /// Whether it takes no gradients.
+    /// True if the parameter takes no gradients.
     pub frozen: bool,
-    /// Its matrices, as far as they are stored here.
+    /// Matrices of the parameter, as far as they are stored here.
     pub shards: Vec<BlockShard>,
-    /// The side that splits it into blocks of which every process stores whole ones.
+    /// The side that splits the parameter into blocks of which every process stores whole ones.
     pub whole: Option<Side>,
-    /// Its states: those of its algorithm, then the scales of those that are stored in 8 bits.
+    /// States of the parameter: those of its algorithm, then the scales of those that are stored in 8 bits.
     pub states: Vec<LocalState>,
     /// The seed of the random numbers by which it is rounded, if it is.
     pub rounding: Option<u64>,

@@ -222,7 +222,7 @@ mod tests {
     }
 
     impl Layout {
-        /// The same for a tensor that has only the second dimension.
+        /// Layout of a tensor that has only the second dimension.
         fn on_columns(mut self) -> Self {
             for placement in &mut self.placements {
                 *placement = match placement {

@@ -10,10 +10,10 @@ use crate::program::{BufferId, BufferSpec, ProgramOp, Stage, Target};
 use crate::spec::{DimSharding, Side};
 use crate::tensor::DType;
 
-/// What this process holds of a buffer.
+/// Shard of a buffer that this process holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferShard {
-    /// Which units of the bucket.
+    /// Range of the bucket's units.
     pub units: Range<usize>,
     /// Number of times that each side is sharded.
     pub depth: [usize; 2],
@@ -26,29 +26,29 @@ pub struct Redistribution {
     pub buffer: BufferId,
     /// The axis, by its number in the bucket.
     pub axis: usize,
-    /// What happens.
+    /// Kind of the change.
     pub kind: RedistributionKind,
-    /// What is held before.
+    /// Shard that is held before.
     pub before: BufferShard,
-    /// What is held after.
+    /// Shard that is held after.
     pub after: BufferShard,
-    /// Which of the bucket's places for messages it uses.
+    /// Index of the message range that it uses among those of the bucket.
     pub message: usize,
-    /// Whether this process contributes nothing: another one with the same copy does.
+    /// True if this process contributes nothing: another one with the same copy does.
     pub silent: bool,
-    /// Whether it is left out where no unit is due.
+    /// True if the change is left out where no unit is due.
     pub guarded: bool,
 }
 
-/// The kinds of change. A shard is named by its side and the number of its axis among those that shard that side; `at` is the position of
-/// the axis in the owners of the units.
+/// Kinds of change. A shard is named by its side and the number of its axis among those that shard that side; `at` is
+/// the position of the axis in the owners of the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedistributionKind {
     /// The parts of each unit go to its owner: all-to-all.
     ToOwner {
         /// The side that is gathered.
         side: Side,
-        /// Its number.
+        /// Number of its axis among those that shard the side.
         level: usize,
         /// Position in `owner`.
         at: usize,
@@ -57,14 +57,14 @@ pub enum RedistributionKind {
     FromOwner {
         /// The side that is sharded.
         side: Side,
-        /// Its number.
+        /// Number of its axis among those that shard the side.
         level: usize,
         /// Position in `owner`.
         at: usize,
     },
     /// Contributions go to the owner, which adds them in the order of the ranks: all-to-all.
     ReduceToOwner {
-        /// Whether the mean is wanted.
+        /// Sum or mean.
         how: Reduction,
         /// Position in `owner`.
         at: usize,
@@ -75,19 +75,19 @@ pub enum RedistributionKind {
     GatherOwned {
         /// Position in `owner`.
         at: usize,
-        /// Whether every message has its own length.
+        /// True if every message has its own length.
         exact: bool,
     },
     /// Everybody gets all parts: all-gather.
     AllGather {
         /// The side that is gathered.
         side: Side,
-        /// Its number.
+        /// Number of its axis among those that shard the side.
         level: usize,
     },
     /// Contributions are added for everybody: all-reduce.
     AllReduce {
-        /// Whether the mean is wanted.
+        /// Sum or mean.
         how: Reduction,
     },
 }
@@ -108,20 +108,21 @@ impl RedistributionKind {
     }
 }
 
-/// A stage with what it works on.
+/// Stage with the units and shards that it works on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagePoint {
     /// The stage.
     pub stage: Stage,
-    /// Its name for the printed plan.
+    /// Name of the stage for the printed plan.
     pub name: &'static str,
-    /// Whether it works on whole matrices; then it takes those without a gradient too, so that they lie together.
+    /// True if the stage works on whole matrices; then it takes those without a gradient too, so that they lie
+    /// together.
     pub whole: bool,
     /// The units that it takes.
     pub units: Range<usize>,
-    /// What is held of each buffer.
+    /// Shard of each buffer that is held.
     pub held: Vec<BufferShard>,
-    /// Whether it is left out where no unit is due.
+    /// True if the stage is left out where no unit is due.
     pub guarded: bool,
 }
 
@@ -139,7 +140,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Whether it is left out where no unit is due.
+    /// Tests whether the step is left out where no unit is due.
     #[must_use]
     pub fn guarded(&self) -> bool {
         match self {
@@ -157,7 +158,7 @@ pub(super) struct Segment {
     pub steps: Vec<Step>,
     /// The redistributions.
     pub redistributions: Vec<Redistribution>,
-    /// Where buckets that go together meet: the number of the placement changes between two stages, and that of the
+    /// Meeting point of coalesced buckets: the number of the placement changes between two stages, and that of the
     /// round within them.
     pub at: (usize, usize),
 }
@@ -336,7 +337,7 @@ impl Writer<'_> {
     }
 }
 
-/// Holds a redistribution against the table of placement changes.
+/// Checks a redistribution against the table of placement changes.
 fn check(spec: &BufferSpec, bucket: &Bucket, axis: usize, kind: RedistributionKind) -> Result<()> {
     use Placement::{OwnerSharded, Partial, Replicate, Shard};
     let (from, to) = match kind {
@@ -379,7 +380,7 @@ pub(super) fn shared(bucket: &Bucket, at: usize) -> Range<usize> {
     (0..at).fold(0..bucket.units.len(), |units, earlier| owned(bucket, &units, earlier))
 }
 
-/// Whether an all-gather along the axis at position `at` would carry more padding than units.
+/// Tests whether an all-gather along the axis at position `at` would carry more padding than units.
 fn sparse(bucket: &Bucket, at: usize) -> bool {
     let units = shared(bucket, at);
     let ranks = bucket.axes[bucket.owner_axes[at]].axis.ranks.len();
@@ -388,13 +389,13 @@ fn sparse(bucket: &Bucket, at: usize) -> bool {
 }
 
 impl Redistribution {
-    /// Whether contributions travel apart from the buffer: in another type, or with those of other buffers.
+    /// Tests whether contributions travel apart from the buffer: in another type, or with those of other buffers.
     #[must_use]
     pub fn staged(&self, spec: &BufferSpec) -> bool {
         spec.wire != spec.dtype || self.message > 0
     }
 
-    /// The type that travels: contributions to be added have one of their own.
+    /// Element type that travels: contributions to be added have one of their own.
     #[must_use]
     pub fn dtype(&self, spec: &BufferSpec) -> DType {
         if matches!(self.kind, RedistributionKind::AllReduce { .. }) { spec.wire } else { spec.dtype }

@@ -1,4 +1,4 @@
-//! What each rank sends to and gets from each other in a redistribution: counts, and the places of all parts.
+//! Routes of a redistribution: elements that each rank sends to and gets from each other, and the offsets of all parts.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use crate::spec::{Rect, Side};
 /// Elements to and from each rank of the axis. Messages lie one after the other in the order of the ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// To each rank.
+    /// Elements to each rank.
     pub send: Vec<usize>,
-    /// From each rank.
+    /// Elements from each rank.
     pub recv: Vec<usize>,
 }
 
-/// A bucket's redistribution with what its numbers are computed from.
+/// Redistribution with the bucket and buffer from which its numbers are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
     bucket: &'a Bucket,
@@ -109,8 +109,8 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// The parts of every unit in an area in which they lie by rank, with their places in the buffer when the axis is
-    /// undone: (place in the messages, place in the buffer). Messages begin at multiples of `pitch` where given.
+    /// Parts of every unit as pairs: the rectangle in the messages, which lie by rank, and that in the buffer once the
+    /// axis is gathered. Messages begin at multiples of `pitch` where given.
     #[must_use]
     pub fn parts(
         &self,
@@ -141,14 +141,14 @@ impl<'a> Route<'a> {
         places
     }
 
-    /// Elements of the buffer before each of `units`, of which the first held one is at zero, and of them.
+    /// Elements of the buffer before `units`, counted from the first unit held, and elements of `units`.
     #[must_use]
     pub fn run(&self, held: &BufferShard, units: &Range<usize>) -> (usize, usize) {
         let before = held.units.start..units.start.max(held.units.start);
         (self.sum(&before, self.held(held.depth)), self.sum(units, self.held(held.depth)))
     }
 
-    /// For each rank the elements that its units take in the buffer that everybody gets: (first, count).
+    /// Elements by rank that its units take in the buffer that everybody gets: (first, count).
     #[must_use]
     pub fn runs_by_owner(&self, at: usize) -> Vec<(usize, usize)> {
         let all = &self.redistribution.after;

@@ -10,7 +10,7 @@ use super::route::Route;
 use crate::layout::{Axis, Collective};
 use crate::tensor::DType;
 
-/// Trains whose collectives are in flight at a time.
+/// Sets of coalesced buckets whose collectives are in flight at a time.
 const LANES: usize = 2;
 
 /// One instruction of the schedule; the number is an index into the plan's lists.
@@ -58,24 +58,25 @@ pub struct Transfer {
     pub axis: Axis,
     /// The ranks of the axes of the mesh that it stands for.
     pub lines: Vec<Vec<u64>>,
-    /// What happens to them.
+    /// Collective that carries the bytes.
     pub collective: Collective,
-    /// Their type.
+    /// Element type of the bytes.
     pub dtype: DType,
-    /// Where they are taken from.
+    /// Arena range that is sent.
     pub send: ArenaRange,
-    /// Where they arrive.
+    /// Arena range that is received.
     pub recv: ArenaRange,
     /// Bytes to each rank; one entry where all get the same.
     pub send_bytes: Vec<usize>,
     /// Bytes from each rank.
     pub recv_bytes: Vec<usize>,
-    /// Whether it is left out where no unit of the bucket is due.
+    /// True if the transfer is left out where no unit of the bucket is due.
     pub guarded: bool,
 }
 
 impl Transfer {
-    /// The transfer of a collective of a coalesced buckets whose common messages have these places.
+    /// Transfer of a collective of coalesced buckets; `places` are the ranges of every bucket's buffers and messages,
+    /// `common` those of the common messages.
     fn of(
         buckets: &[Bucket],
         collective: &CoalescedCollective,
@@ -109,7 +110,7 @@ impl Transfer {
         Some(transfer)
     }
 
-    /// The transfer of one redistribution; `places` are those of the bucket's buffers and messages.
+    /// Transfer of one redistribution; `places` are the ranges of the bucket's buffers and messages.
     fn of_redistribution(
         bucket: &Bucket,
         number: usize,
@@ -147,19 +148,19 @@ impl Transfer {
     }
 }
 
-/// A schedule and what its numbers mean.
+/// Schedule, with the computes and collectives that its numbers stand for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scheduled {
     pub(super) computes: Vec<Compute>,
-    /// The coalesced buckets and call of each collective.
+    /// Collectives, each with the number of its set of coalesced buckets.
     pub(super) collectives: Vec<(usize, CoalescedCollective)>,
     pub(super) order: Vec<Instr>,
-    /// The slot of each coalesced buckets.
+    /// Arena slot of each set of coalesced buckets.
     pub(super) slots: Vec<usize>,
 }
 
 impl Scheduled {
-    /// The transfers of all collectives, once the buffers have their places.
+    /// The transfers of all collectives, once the arena is laid out.
     pub(super) fn transfers(&self, buckets: &[Bucket], arena: &Arena) -> Vec<Transfer> {
         let transfer = |(one, collective): &(usize, CoalescedCollective)| {
             Transfer::of(buckets, collective, &arena.places, &arena.common[*one])
@@ -167,8 +168,8 @@ impl Scheduled {
         self.collectives.iter().filter_map(transfer).collect()
     }
 
-    /// Goes on from a stop of a coalesced buckets to where it has something in flight: returns what that is, nothing at the end,
-    /// and the next stop.
+    /// Schedules coalesced buckets from synchronization point `next` to the first that has collectives in flight:
+    /// returns their numbers, none at the end, and the point that follows.
     fn advance(&mut self, number: usize, one: &Coalesced, mut next: usize) -> (Vec<usize>, usize) {
         let first = self.collectives.len();
         while first == self.collectives.len()
@@ -196,8 +197,8 @@ struct Flight {
     lane: usize,
 }
 
-/// Pipelines the coalesced buckets: while one waits for its collectives the next ones compute, and those without communication
-/// fill the first gaps.
+/// Pipelines the sets of coalesced buckets: while one waits for its collectives the next ones compute, and those
+/// without communication fill the first gaps.
 #[must_use]
 pub(super) fn schedule(coalesced: &[Coalesced]) -> Scheduled {
     let mut plan = Scheduled { slots: vec![0; coalesced.len()], ..Scheduled::default() };

@@ -10,27 +10,28 @@ use crate::tensor::Device;
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
 const DEFAULT_BATCH_BYTES: usize = 32 << 20;
-/// The same for each bucket's own matrices where no other process waits for it: fewer at a time, of which every core still
-/// has several.
+/// Bytes of a bucket's own matrices where no other process waits for it: fewer at a time, of which every core still has
+/// several.
 const ALONE_BATCH_BYTES: usize = 2 << 20;
-/// The same on a device, which small batches do not fill.
+/// Bytes of buffers of one bucket on a device, which small batches do not fill.
 const DEVICE_BATCH_BYTES: usize = 256 << 20;
-/// The same where matrices are sharded by owner: a bucket should have one for every process that could take one.
+/// Bytes of buffers of one bucket where matrices are sharded by owner: it should have one for every process that could
+/// take one.
 const OWNER_BATCH_BYTES: usize = 1 << 30;
 
 /// Bytes of buffers that one bucket of a group may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
-    /// Unless matrices are sharded by owner.
+    /// Bound unless matrices are sharded by owner.
     most: usize,
-    /// Where they are, for one that every process could take.
+    /// Bound where they are, within which every process that could take a matrix gets one.
     owner_axes: usize,
-    /// Of what is not shared by a bucket's matrices, where no other process has to do with it.
+    /// Bound of what a bucket's matrices do not share, where no other process has to do with it.
     alone: usize,
 }
 
 impl Limit {
-    /// What the user sets with `max_batch_bytes`, or the default.
+    /// Reads the bound that the user sets with `max_batch_bytes`, or the default.
     pub(super) fn of_group(group: &GroupSpec) -> Result<Self> {
         let (usual, alone) = match group.device {
             Device::Cpu => (DEFAULT_BATCH_BYTES, ALONE_BATCH_BYTES),
@@ -45,9 +46,9 @@ impl Limit {
     }
 }
 
-/// splits a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are sharded by owner
-/// one for every process that could take one, within a wider bound. Counts with the largest shard that any process
-/// has, so that all split alike.
+/// Splits a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are sharded by
+/// owner one for every process that could take one, within a wider bound. Counts with the largest shard that any
+/// process has, so that all split alike.
 pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
     if bucket.leading.is_none() || bucket.whole_parameter {

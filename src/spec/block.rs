@@ -7,14 +7,14 @@ use crate::tensor::{DType, Device};
 /// One side of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Its rows.
+    /// Rows of the matrix.
     Rows,
-    /// Its columns.
+    /// Columns of the matrix.
     Cols,
 }
 
 impl Side {
-    /// Its place in an array of rows and columns.
+    /// Index of the side in an array of rows and columns.
     #[must_use]
     pub fn index(self) -> usize {
         match self {
@@ -27,17 +27,18 @@ impl Side {
 /// Sharding of one dimension of a tensor, relative to that of the parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DimSharding<T> {
-    /// Never sharded.
+    /// Dimension that is never sharded.
     Replicated,
-    /// It is that side (or dimension) of the parameter and is sharded as that is.
+    /// Side (or dimension) of the parameter, sharded as the parameter is.
     LikeParam(T),
-    /// It is none of the parameter's, and is sharded evenly over the processes that shard that side (or dimension).
+    /// Dimension that is none of the parameter's, sharded evenly over the processes that shard that side (or
+    /// dimension).
     Even(T),
-    /// One for each matrix that is stored of a parameter that is taken whole.
+    /// Dimension of one entry for each matrix that is stored of a parameter that is taken whole.
     PerMatrix,
 }
 
-/// A matrix inside a row-major area: its first element, size, and the distance of its rows.
+/// Matrix inside row-major storage: its first element, size, and the distance of its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rect {
     /// First element.
@@ -96,11 +97,11 @@ pub struct UnitShape {
     pub rows: usize,
     /// Columns of each block (0 for flat units, whose lengths differ).
     pub cols: usize,
-    /// Whether a low-rank algorithm works on the transpose.
+    /// True if a low-rank algorithm works on the transpose.
     pub transposed: bool,
     /// Numbers of processes over which rows and columns are sharded.
     pub num_shards: [usize; 2],
-    /// Whether no other process has a part or a copy of them.
+    /// True if no other process has a part or a copy of the parameters.
     pub alone: bool,
     /// The device of the parameters.
     pub device: Device,
@@ -114,7 +115,7 @@ pub struct UnitShape {
 }
 
 impl UnitShape {
-    /// Whether the matrices of a bucket are multiplied together, so that each needs scratch of its own.
+    /// Tests whether the matrices of a bucket are multiplied together, so that each needs scratch of its own.
     #[must_use]
     pub fn is_batched(&self) -> bool {
         self.device != Device::Cpu

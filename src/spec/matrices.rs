@@ -4,10 +4,10 @@ use super::Options;
 use crate::error::{Error, Result};
 use crate::spec::{Block, ParamSpec, Side};
 
-/// The option keys that choose a view.
+/// Option keys that choose how a parameter is read as matrices.
 pub const OPTIONS: [&str; 4] = ["flatten", "num_heads", "split_sizes", "split_dim"];
 
-/// How a parameter is split into matrices.
+/// Rule by which a parameter is read as matrices.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Matrices {
     /// Read `[d0, d1, ...]` as one `[d0, d1·d2·…]` matrix instead of a stack over the leading dimensions.
@@ -21,7 +21,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// The view that a group asks for.
+    /// Reads the rule from the options of a group.
     ///
     /// # Errors
     /// `Error::Value` for values of the wrong kind or that exclude each other.
@@ -57,13 +57,13 @@ impl Matrices {
         split.then_some(if self.split_dim == 0 { Side::Rows } else { Side::Cols })
     }
 
-    /// Whether all blocks of a parameter are of one shape.
+    /// Tests whether all blocks of a parameter are of one shape.
     #[must_use]
     pub fn alike(&self) -> bool {
         self.split_sizes.windows(2).all(|pair| pair[0] == pair[1])
     }
 
-    /// How many leading dimensions number the matrices of a parameter.
+    /// Number of leading dimensions that count the matrices of a parameter.
     #[must_use]
     pub fn leading(&self, p: &ParamSpec) -> usize {
         if self.flatten { 0 } else { p.shape.len().saturating_sub(2) }
@@ -72,7 +72,7 @@ impl Matrices {
     /// The matrices of a parameter.
     ///
     /// # Errors
-    /// `Error::Value` that names the parameter when the view does not fit its shape.
+    /// `Error::Value` that names the parameter when the rule does not fit its shape.
     pub fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         let shape = &p.shape;
         if shape.len() < 2 {
@@ -129,7 +129,7 @@ impl Matrices {
         Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect())
     }
 
-    /// One phrase for `explain()`.
+    /// Phrase for `explain()`.
     #[must_use]
     pub fn phrase(&self, p: &ParamSpec) -> String {
         if self.flatten && p.shape.len() > 2 {

@@ -10,7 +10,7 @@ use crate::tensor::DType;
 /// One setting as it came from the group.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OptionValue {
-    /// Not set.
+    /// No value: the setting is not set.
     None,
     /// A flag.
     Bool(bool),
@@ -28,7 +28,7 @@ pub enum OptionValue {
     Callback(Callback),
 }
 
-/// A function of the user: what calls it, in a form that only its maker and its user know.
+/// Function of the user, type-erased: only its maker and its user know the type.
 #[derive(Clone)]
 pub struct Callback {
     name: String,
@@ -61,7 +61,7 @@ impl PartialEq for Callback {
     }
 }
 
-/// Not a key of a group: whether bfloat16 matrices are multiplied fastest where the parameters are.
+/// Internal key, not one of a group: true if bfloat16 matrices are the fastest to multiply on the parameters' device.
 pub const BFLOAT16_PRODUCTS: &str = "bfloat16_products";
 
 /// The settings of one group by key; a key that the group lacks reads as not set.
@@ -82,7 +82,7 @@ impl Options {
         Err(Error::Value(format!("{key} must be {wanted}, got {:?}", self.get(key))))
     }
 
-    /// Whether the group sets it to anything.
+    /// Tests whether the group sets the key to anything.
     #[must_use]
     pub fn is_set(&self, key: &str) -> bool {
         *self.get(key) != OptionValue::None
@@ -121,7 +121,7 @@ impl Options {
         }
     }
 
-    /// Whether the second of two words is given; not set is the first.
+    /// Choice between two words: false for the first or not set, true for the second.
     ///
     /// # Errors
     /// `Error::Value` for anything else.

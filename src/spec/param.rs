@@ -1,4 +1,4 @@
-//! Parameters: their shapes, and what is said about them.
+//! Parameters: their shapes, and their descriptions for users.
 
 use super::Block;
 use crate::tensor::DType;
@@ -14,7 +14,7 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: DType,
-    /// Whether a low-rank algorithm works on the transpose of its matrices; not set: where they have fewer rows than
+    /// True if a low-rank algorithm works on the transpose of the matrices; not set: where they have fewer rows than
     /// columns.
     pub transposed: Option<bool>,
 }
@@ -26,8 +26,8 @@ impl ParamSpec {
         self.shape.iter().product()
     }
 
-    /// Whether a low-rank algorithm works on the transposes of these blocks: the same for all, so that they share a
-    /// state; the largest one decides.
+    /// Tests whether a low-rank algorithm works on the transposes of these blocks: one answer for all, so that they
+    /// share a state; the largest one decides.
     #[must_use]
     pub fn oriented(&self, blocks: impl IntoIterator<Item = Block>) -> bool {
         let wide = |b: Option<Block>| b.is_some_and(|b| b.rows < b.cols);
@@ -37,17 +37,17 @@ impl ParamSpec {
     }
 }
 
-/// What `explain()` says about one parameter.
+/// Facts that `explain()` prints about one parameter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Description {
-    /// How the parameter is read as matrices.
+    /// Phrase for how the parameter is read as matrices.
     pub view: String,
-    /// `lr` is multiplied by this factor.
+    /// Factor by which `lr` is multiplied.
     pub lr_factor: f64,
     /// Rank of the update, where it is bounded by a hyper-parameter.
     pub rank: Option<usize>,
     /// Floating-point operations of one step.
     pub flops: f64,
-    /// Those of them that need whole matrices.
+    /// Floating-point operations of one step that need whole matrices.
     pub whole_flops: f64,
 }

@@ -3,7 +3,7 @@
 use super::{DimSharding, ParamSpec, Side};
 use crate::tensor::DType;
 
-/// How a state tensor begins.
+/// Initial value of a state tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     /// All zero.
@@ -15,34 +15,34 @@ pub enum Init {
     },
 }
 
-/// Which elements of a state belong to a block of the parameter.
+/// Elements of a state that belong to a block of the parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// Element i belongs to element i of the parameter.
     Like,
-    /// Behind `leading` dimensions that number the matrices, rows go along a side of the matrix: those of the block.
+    /// Rows of the block: behind `leading` dimensions that number the matrices, rows go along a side of the matrix.
     Side {
         /// The side.
         side: Side,
-        /// How many dimensions number the matrices.
+        /// Number of dimensions that count the matrices.
         leading: usize,
-        /// Whether the block has one column only, at its place among the blocks of its parameter.
+        /// True if the block has one column only, at its index among the blocks of its parameter.
         column: bool,
     },
-    /// Behind the dimensions that number the matrices, a matrix for each block, whose columns go along a side of it.
+    /// Matrix for each block, behind the dimensions that number the matrices; its columns go along a side of the block.
     Each {
         /// The side, if any.
         cols: Option<Side>,
     },
-    /// The matrix over the last two dimensions at the block's place among the blocks of its parameter.
+    /// Matrix over the last two dimensions at the block's index among the blocks of its parameter.
     Block,
     /// One element for each block.
     Number,
-    /// Everything belongs to all blocks.
+    /// All elements, shared by all blocks.
     All,
 }
 
-/// How a state is stored in 8 bits: codes, and a scale for each block of a row.
+/// Quantization of a state to 8 bits: codes, and a scale for each block of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     /// Type of the codes.
@@ -72,13 +72,13 @@ pub struct StateSpec {
     pub dtype: DType,
     /// Initial value.
     pub init: Init,
-    /// How each dimension goes along with the parameter's dimensions.
+    /// Sharding of each dimension, relative to the parameter's dimensions.
     pub sharding: Vec<DimSharding<usize>>,
     /// The elements of each block.
     pub share: Share,
-    /// How it is stored when it is stored in 8 bits; none where it never is.
+    /// Quantization of the state when it is stored in 8 bits; none where it never is.
     pub coded: Option<Quantization>,
-    /// Whether it is in the memory of the host, wherever the parameter is.
+    /// True if the state is in the memory of the host, on whichever device the parameter is.
     pub on_host: bool,
 }
 

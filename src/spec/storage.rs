@@ -1,11 +1,11 @@
-//! How a group stores states: in which type, and whether in 8 bits.
+//! Storage of a group's states: element type, and 8 bits or not.
 
 use super::Options;
 use crate::error::{Error, Result};
 use crate::spec::{ParamSpec, Quantization, StateSpec};
 use crate::tensor::DType;
 
-/// The option keys that say so.
+/// Option keys of state storage.
 pub const OPTIONS: [&str; 4] = ["state_dtype", "state_bits", "block_size", "min_quant_numel"];
 
 /// The most elements that a block may have.
@@ -14,9 +14,9 @@ pub const MOST_BLOCK: usize = 512;
 /// The code book of an 8-bit state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// Of numbers of either sign.
+    /// Code book of numbers of either sign.
     Signed,
-    /// Of numbers that are not negative.
+    /// Code book of numbers that are not negative.
     Unsigned,
 }
 
@@ -29,7 +29,7 @@ impl Code {
     }
 }
 
-/// The settings of a group.
+/// Settings of a group for the storage of its states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateStorage {
     dtype: Option<DType>,
@@ -39,7 +39,7 @@ pub struct StateStorage {
 }
 
 impl StateStorage {
-    /// What a group asks for.
+    /// Reads the settings from the options of a group.
     ///
     /// # Errors
     /// `Error::Value` for settings of the wrong kind, and for blocks of no power of two elements.
@@ -58,13 +58,13 @@ impl StateStorage {
         })
     }
 
-    /// The type of states that are not of 8 bits; none is the parameter's.
+    /// Element type of states that are not of 8 bits; none is the parameter's.
     #[must_use]
     pub fn dtype(&self) -> Option<DType> {
         self.dtype
     }
 
-    /// As `StateSpec::like`, of type `dtype`, else the group's, else the parameter's.
+    /// State like the parameter (`StateSpec::like`), of type `dtype`, else the group's, else the parameter's.
     #[must_use]
     pub fn like(&self, role: &'static str, p: &ParamSpec, dtype: Option<DType>) -> StateSpec {
         StateSpec::like(role, p, dtype.or(self.dtype).unwrap_or(p.dtype))
@@ -78,8 +78,8 @@ impl StateStorage {
 }
 
 impl StateSpec {
-    /// The state, in 8 bits where the group asks for that, the whole state has as many elements as it says, and it
-    /// takes less memory so. What decides is the same wherever the state lies.
+    /// Stores the state in 8 bits where the group asks for that, the whole state has at least as many elements as it
+    /// says, and it takes less memory so. The decision is the same on every process.
     #[must_use]
     pub fn eight_bit(mut self, code: Code, storage: &StateStorage) -> Self {
         let coded = Quantization { dtype: code.dtype(), block: storage.block };

@@ -96,7 +96,7 @@ pub fn each(count: usize, task: impl Fn(usize) + Sync) {
     }
 }
 
-/// As `each`; returns what the tasks do, in the order of the items.
+/// Runs tasks as `each` does; returns their results in the order of the items.
 pub fn map<T: Send>(count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let results: Vec<Mutex<Option<T>>> = (0..count).map(|_| Mutex::default()).collect();
     each(count, |i| *results[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(task(i)));
@@ -105,7 +105,7 @@ pub fn map<T: Send>(count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
     results.flatten().collect()
 }
 
-/// As `each`, of chunks of `length` elements, the last one shorter: `task(number, chunk)`.
+/// Runs tasks as `each` does on chunks of `length` elements, the last one shorter: `task(number, chunk)`.
 pub fn chunks<T: Send>(all: &mut [T], length: usize, task: impl Fn(usize, &mut [T]) + Sync) {
     let parts: Vec<_> = all.chunks_mut(length.max(1)).map(Mutex::new).collect();
     each(parts.len(), |i| task(i, &mut parts[i].lock().unwrap_or_else(PoisonError::into_inner)));

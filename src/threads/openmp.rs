@@ -12,7 +12,7 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// What every thread of a region runs, with the region's argument.
+/// Function that every thread of a region runs, with the region's argument.
 type Entry = extern "C" fn(*mut c_void);
 /// Runs a region: on so many threads at most, the calling one among them; flags are zero. The OpenMP of LLVM and of Intel
 /// have it under the same name.
@@ -23,10 +23,10 @@ type Parallel = unsafe extern "C" fn(Entry, *mut c_void, c_uint, c_uint);
 
 const PARALLEL: &CStr = c"GOMP_parallel";
 
-/// Set in a forked child: the threads stayed with its parent, and the library waits for them.
+/// Flag set in a forked child: the threads stayed with its parent, and the library waits for them.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// None where libtorch has another way to be parallel.
+/// Finds the function that runs a region; none where libtorch has another way to be parallel.
 fn parallel() -> Option<Parallel> {
     static FOUND: OnceLock<Option<Parallel>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -37,7 +37,7 @@ fn parallel() -> Option<Parallel> {
     })
 }
 
-/// What the threads of a region share.
+/// State that the threads of a region share.
 struct Region<'a> {
     work: &'a (dyn Fn() + Sync),
 }
@@ -61,7 +61,7 @@ pub(super) fn run(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
     true
 }
 
-/// A forked child has none of the threads.
+/// Marks the process as a forked child, which has none of the threads.
 pub(super) fn forget_after_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }

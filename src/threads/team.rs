@@ -9,14 +9,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// What is done to each item.
+/// Function that is applied to each item.
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
 /// Jobs that can be open at the same time: one, and one of each of so many items of it.
 const JOBS: usize = 33;
-/// How often a thread looks for work before it lets others have its core: about 0.1 ms.
+/// Number of times that a thread looks for work before it lets others have its core: about 0.1 ms.
 const LOOKS: u32 = 2000;
-/// How often it then does that before it sleeps.
+/// Number of times that a thread then lets others have its core before it sleeps.
 const YIELDS: u32 = 50;
 
 thread_local! {
@@ -40,10 +40,10 @@ pub(super) struct Team {
 #[repr(align(128))]
 struct Job {
     taken: AtomicBool,
-    /// In the upper half which of the jobs that were here it is, in the lower one how many items nobody has taken up.
+    /// Upper half: number of the job among those that were here; lower half: items that nobody has taken up.
     left: AtomicU64,
     count: AtomicUsize,
-    /// Where the thread that posted it keeps the `Task`.
+    /// Address at which the thread that posted the job keeps the `Task`.
     task: AtomicPtr<()>,
     done: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -52,7 +52,7 @@ struct Job {
 const LEFT: u64 = u32::MAX as u64;
 
 impl Job {
-    /// Opens it, in the place of the one that was here.
+    /// Opens a job, in place of the one that was here.
     fn open(&self, count: u32, task: &Task<'_>) {
         self.count.store(count as usize, Ordering::Relaxed);
         self.task.store(std::ptr::from_ref(task).cast::<()>().cast_mut(), Ordering::Relaxed);
@@ -91,12 +91,12 @@ impl Job {
     }
 }
 
-/// Waits a little longer each time.
+/// Wait that gets a little longer each time.
 #[derive(Default)]
 struct Patience(u32);
 
 impl Patience {
-    /// Whether it is at its end.
+    /// Waits once; true if patience is at its end.
     fn wait(&mut self) -> bool {
         self.0 = self.0.saturating_add(1);
         match self.0 {
@@ -107,7 +107,7 @@ impl Patience {
     }
 }
 
-/// Makes a team that of this thread while it lives.
+/// Guard that makes a team the one of this thread while it lives.
 struct Membership;
 
 impl Membership {
@@ -124,7 +124,7 @@ impl Drop for Membership {
 }
 
 impl Team {
-    /// Without jobs.
+    /// Team without jobs.
     pub(super) fn new() -> Self {
         Self {
             jobs: std::array::from_fn(|_| Job::default()),
@@ -136,18 +136,18 @@ impl Team {
         }
     }
 
-    /// Whether this thread works in a team.
+    /// Tests whether this thread works in a team.
     pub(super) fn is_there() -> bool {
         !CURRENT.get().is_null()
     }
 
-    /// Does something with the team of this thread, if it works in one.
+    /// Runs `work` with the team of this thread, if it works in one.
     pub(super) fn with_current<R>(work: impl FnOnce(&Self) -> R) -> Option<R> {
         // SAFETY: a member leaves before its team ends.
         unsafe { CURRENT.get().as_ref() }.map(work)
     }
 
-    /// Works as the one who leads the team, which then ends. What it panics with is what this returns as an error.
+    /// Runs `work` as the leader of the team, which then ends. A panic of it is returned as an error.
     pub(super) fn lead<R>(&self, work: impl FnOnce() -> R) -> std::thread::Result<R> {
         let member = Membership::of(self);
         let result = catch_unwind(AssertUnwindSafe(work));
@@ -171,7 +171,7 @@ impl Team {
         }
     }
 
-    /// Does `task` to items `0..count`, with the other threads; returns when all are done.
+    /// Applies `task` to items `0..count`, with the other threads; returns when all are done.
     ///
     /// # Panics
     /// As one of the items did.
