@@ -69,7 +69,7 @@ impl Adafactor {
         })
     }
 
-    /// The states of second moments; the step and the momentum follow.
+    /// Number of states of second moments; the step and the momentum follow.
     fn moments(shape: &UnitShape) -> usize {
         if is_matrix(shape) { 3 } else { 1 }
     }

@@ -31,7 +31,7 @@ pub(super) struct AdamW {
     /// The counter of the steps, which is where the parameters are for graphs that count.
     step: StateSpec,
     cautious: bool,
-    /// Whether the decay comes after the update.
+    /// True if weight decay comes after the update.
     late: bool,
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,

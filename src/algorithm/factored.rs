@@ -19,12 +19,12 @@ pub(super) struct Factored {
     pub(super) buffers: BufferId,
 }
 
-/// How many leading dimensions number the matrices.
+/// Number of leading dimensions that count the matrices.
 pub(super) fn leading(p: &ParamSpec) -> usize {
     if p.shape.len() < 2 { p.shape.len() } else { p.shape.len() - 2 }
 }
 
-/// Whether the parameters of a bucket are matrices.
+/// Tests whether the parameters of a bucket are matrices.
 pub(super) fn is_matrix(shape: &UnitShape) -> bool {
     shape.inner.len() == 2
 }

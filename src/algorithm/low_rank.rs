@@ -1,4 +1,4 @@
-//! What the optimizers with moments of a projected gradient share: which sides are projected, the states, when the
+//! Common parts of the optimizers with moments of a projected gradient: which sides are projected, the states, when the
 //! projection changes, the update.
 
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::kernels;
 use crate::spec::{Block, Code, DimSharding, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage};
 use crate::tensor::DType;
 
-/// The settings that it reads.
+/// Option keys of these optimizers.
 pub(super) const OPTIONS: [&str; 8] = [
     "rank",
     "proj_type",
@@ -22,20 +22,20 @@ pub(super) const OPTIONS: [&str; 8] = [
 pub(super) const MOMENTUM: usize = 0;
 pub(super) const VARIANCE: usize = 1;
 
-/// Which sides of a matrix are projected.
+/// Sides of a matrix that are projected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Projection {
     /// The shorter one; columns of a square matrix.
     Std,
-    /// The other one.
+    /// The longer one; rows of a square matrix.
     Reverse,
     /// Rows.
     Left,
     /// Columns.
     Right,
-    /// Both.
+    /// Both sides.
     Full,
-    /// The one that is not sharded, where one is.
+    /// The side that is not sharded, where one is.
     Unsharded,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct LowRank {
     projection: Projection,
     pub(super) gap: usize,
     pub(super) seed: u64,
-    /// Whether weight decay comes after the update.
+    /// True if weight decay comes after the update.
     pub(super) late: bool,
     pub(super) cautious: bool,
     momentum_dtype: Option<DType>,
@@ -86,7 +86,7 @@ impl LowRank {
         self.rank.unwrap_or(0)
     }
 
-    /// Whether the gradient of such a parameter is projected: it has matrices whose sides are longer than the rank.
+    /// Tests whether the gradient of a parameter is projected: it has matrices whose sides are longer than the rank.
     pub(super) fn takes(&self, p: &ParamSpec) -> bool {
         p.shape.len() >= 2
             && self.rank.is_some_and(|r| r > 0 && p.shape[p.shape.len() - 2..].iter().all(|&n| r < n))
@@ -117,7 +117,7 @@ impl LowRank {
         self.sides(rows, cols, p.oriented(blocks.iter().copied()))
     }
 
-    /// Both moments and the counter.
+    /// States of a parameter: both moments and the counter.
     pub(super) fn states(&self, p: &ParamSpec, sides: &[Side]) -> Vec<StateSpec> {
         let (lead, wide) = (p.shape.len() - 2, p.dtype.arithmetic());
         let side = |side: Side| {

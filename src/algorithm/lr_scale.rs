@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// How the learning rate is multiplied for a matrix of `fan_out` rows and `fan_in` columns.
+/// Factor of the learning rate for a matrix of `fan_out` rows and `fan_in` columns.
 ///
 /// With an update whose singular values are all 1, the effective learning rate is `lr * factor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

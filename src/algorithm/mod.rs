@@ -40,51 +40,52 @@ pub trait Algorithm: Debug + Send + Sync {
     /// The live scalars, in the order by which `run` indexes them.
     fn scalars(&self) -> &'static [&'static str];
 
-    /// Whether the algorithm is elementwise, so that blocks of any length share a bucket.
+    /// Tests whether the algorithm is elementwise, so that blocks of any length share a bucket.
     fn flat(&self) -> bool {
         false
     }
 
-    /// Whether it takes parameters of any shape whole, each as one block. Sums over blocks that are sharded are then made for
-    /// all of them together, by one collective.
+    /// Tests whether the algorithm takes parameters of any shape whole, each as one block. Sums over blocks that are
+    /// sharded are then made for all of them together, by one collective.
     fn whole_parameter(&self) -> bool {
         false
     }
 
-    /// Whether it works on such a parameter; others go to `adamw`. Asked of the algorithms in `SELECTIVE`.
+    /// Tests whether the algorithm works on a parameter; others go to `adamw`. Asked of the algorithms in `SELECTIVE`.
     fn takes(&self, _p: &ParamSpec) -> bool {
         true
     }
 
-    /// Whether it works on the transposes of matrices whose rows and columns are sharded over so many processes, where
-    /// that depends on it.
+    /// Orientation of matrices whose rows and columns are sharded over so many processes: true for the transpose,
+    /// `None` where it does not depend on that.
     fn orientation(&self, _num_shards: [usize; 2]) -> Option<bool> {
         None
     }
 
-    /// Whether the session counts the steps of each parameter in its state `step`.
+    /// Tests whether the session counts the steps of each parameter in its state `step`.
     fn counted(&self) -> bool {
         false
     }
 
-    /// Whether products of libtorch read gradients where they are: those of a captured step then have to stay there.
+    /// Tests whether products of libtorch read gradients in their own memory: those of a captured step have to stay
+    /// there.
     fn multiplies_gradients(&self) -> bool {
         false
     }
 
-    /// Whether the parts of the program that wait for it (`Program::when_due`) run in a step before which the
-    /// parameter has taken `steps`.
+    /// Tests whether the guarded parts of the program (`Program::when_due`) run in a step before which the parameter
+    /// has taken `steps`.
     fn due(&self, _param: usize, _steps: f64) -> bool {
         true
     }
 
-    /// How many leading dimensions number the matrices of a parameter; the next one holds their rows, the rest their
-    /// columns.
+    /// Number of leading dimensions that count the matrices of a parameter; the next one holds their rows, the rest
+    /// their columns.
     fn leading(&self, p: &ParamSpec) -> usize {
         p.shape.len().saturating_sub(2)
     }
 
-    /// How the parameter is split into blocks.
+    /// Splits the parameter into blocks.
     ///
     /// # Errors
     /// `Error::Value` for a shape that the algorithm does not take.
@@ -102,13 +103,13 @@ pub trait Algorithm: Debug + Send + Sync {
     /// `Error::Value` for sizes beyond what can be addressed.
     fn program(&self, shape: &UnitShape) -> Result<Program>;
 
-    /// Runs a stage on what this process holds. Writes parameters, states and buffers in place.
+    /// Runs a stage on the shards that this process holds. Writes parameters, states and buffers in place.
     ///
     /// # Errors
     /// Whatever libtorch or a kernel says.
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, hyper: &Hyper) -> Result<()>;
 
-    /// What `explain()` prints, of blocks whose rows and columns are sharded over so many processes.
+    /// Description for `explain()` of blocks whose rows and columns are sharded over so many processes.
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description;
 }
 
@@ -230,7 +231,7 @@ pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'stati
     Ok(found.name)
 }
 
-/// Whether an algorithm takes parameters that are no matrices.
+/// Tests whether an algorithm takes parameters that are no matrices.
 fn any_shape(algorithm: &dyn Algorithm) -> bool {
     algorithm.flat() || algorithm.whole_parameter()
 }

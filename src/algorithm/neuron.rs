@@ -20,7 +20,7 @@ use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 2] = ["norm_scope", "variance_dtype"];
 
-/// Behind the stages of all orthonormalized updates.
+/// Stage numbers behind those of all orthonormalized updates.
 pub(super) const SQUARES: Stage = 10;
 pub(super) const NORMALIZE: Stage = 11;
 
@@ -28,7 +28,7 @@ const VARIANCE: usize = 1;
 
 #[derive(Debug)]
 pub(super) struct Neuron {
-    /// Whether norms are those of what one process stores.
+    /// True if norms are those of the shards that one process stores.
     shard: bool,
     dtype: Option<DType>,
     /// The first of the two buffers.
@@ -36,7 +36,7 @@ pub(super) struct Neuron {
 }
 
 impl Neuron {
-    /// How many buffers it declares.
+    /// Number of buffers that it declares.
     pub(super) const BUFFERS: usize = 2;
 
     pub(super) fn new(options: &Options, squares: BufferId) -> Result<Self> {
@@ -45,7 +45,7 @@ impl Neuron {
         Ok(Self { shard, dtype, squares })
     }
 
-    /// One number for each row over the last dimension; for each column block of its own.
+    /// State V: one number for each row over the last dimension; each column block has its own.
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> StateSpec {
         let split = view.splits() == Some(Side::Cols);
         let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype));

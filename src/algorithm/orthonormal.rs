@@ -1,5 +1,5 @@
-//! What the optimizers with an orthonormalized update share: reading a parameter as matrices, the orthonormalization,
-//! the learning-rate factor, the update.
+//! Common parts of the optimizers with an orthonormalized update: reading a parameter as matrices, the
+//! orthonormalization, the learning-rate factor, the update.
 
 use tch::Tensor;
 
@@ -18,7 +18,7 @@ use crate::spec::{
 };
 use crate::tensor::{DType, product_dtype};
 
-/// The settings that it reads, beside those of the view and of the orthonormalization.
+/// Option keys, beside those of the matrices and of the orthonormalization.
 pub(super) const OPTIONS: [&str; 4] = ["adjust_lr", "cautious_wd", "orth_dtype", "momentum_dtype"];
 
 /// The scalars that all of them have, in this order. The second is the factor of the momentum.
@@ -26,7 +26,7 @@ pub(super) const LR: usize = 0;
 pub(super) const MU: usize = 1;
 pub(super) const WEIGHT_DECAY: usize = 2;
 pub(super) const EPSILON: usize = 3;
-/// Of those that normalize neurons.
+/// Scalar of the optimizers that normalize neurons.
 pub(super) const BETA2: usize = 4;
 
 /// The momentum is the first state of all of them.
@@ -47,7 +47,7 @@ pub(super) struct Orthonormal {
     orthonormalizer: Orthonormalizer,
     momentum_dtype: Option<DType>,
     orth_dtype: Option<DType>,
-    /// Whether products of bfloat16 matrices are the fastest ones.
+    /// True if products of bfloat16 matrices are the fastest ones.
     bfloat16: bool,
     storage: StateStorage,
 }
@@ -114,7 +114,7 @@ impl Orthonormal {
         kernels::fold_units(&pass, &each, &sums)
     }
 
-    /// For how many of so many matrices there is such memory at once.
+    /// Number of matrices among `count` for which there is scratch memory at once.
     pub(super) fn at_once(shape: &UnitShape, count: usize) -> usize {
         if shape.is_batched() { count } else { 1 }
     }
@@ -155,7 +155,7 @@ impl Orthonormal {
         }
     }
 
-    /// What `explain()` says, for an orthonormalization of `size` of each block.
+    /// Description for `explain()`, for an orthonormalization of `size` of each block.
     pub(super) fn describe(
         &self,
         p: &ParamSpec,

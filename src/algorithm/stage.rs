@@ -1,4 +1,4 @@
-//! What a stage of an algorithm gets to work on.
+//! Inputs and outputs of an algorithm's stage.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,11 +26,11 @@ pub struct UnitIo {
     pub cols: usize,
     /// Elements of the whole parameter.
     pub numel: usize,
-    /// Whether the algorithm works on the transpose.
+    /// True if the algorithm works on the transpose.
     pub transposed: bool,
-    /// Which matrix of every buffer is its own.
+    /// Index of its own matrix in every buffer.
     pub position: usize,
-    /// Whether its parameter is due (`Algorithm::due`), where a part of the program waits for it.
+    /// True if its parameter is due (`Algorithm::due`), where a part of the program waits for that.
     pub due: bool,
     /// The steps that its parameter has taken before this one, where the session counts them (`Algorithm::counted`).
     pub steps: f64,
@@ -87,16 +87,16 @@ pub struct MatrixShard {
     pub offset: usize,
     /// Rows and columns.
     pub shape: [usize; 2],
-    /// Its first row and column within the whole matrix.
+    /// First row and column within the whole matrix.
     pub origin: [usize; 2],
-    /// The columns that it has as declared, before spread ones were put together.
+    /// Columns that it has as declared, before evenly sharded ones were gathered.
     pub declared_cols: Range<usize>,
 }
 
 /// A buffer with its matrices as they are held for a stage.
 #[derive(Clone, Copy, Debug)]
 pub struct BufferIo<'a> {
-    /// Its declaration.
+    /// Declaration of the buffer.
     pub spec: &'a BufferSpec,
     /// Its memory.
     pub flat: FlatView,

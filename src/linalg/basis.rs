@@ -44,7 +44,7 @@ pub fn orthonormal_basis(
         let done = kernels::cholesky_qr(&flats, cols, method == QrMethod::Cqr2);
         rest.retain(|i| !done[*i]);
     }
-    // Some at a time: a copy of each with its sketch and a handful of results lie in memory at once.
+    // Some at a time: a copy of each with its sketch and a handful of results are in memory at once.
     let bytes =
         usize::try_from(m * r).unwrap_or(usize::MAX).saturating_mul(p_bmr.f_kind()?.elt_size_in_bytes());
     let mut report = Report::default();
@@ -59,7 +59,7 @@ pub fn orthonormal_basis(
     Ok(report)
 }
 
-/// As [`orthonormal_basis`], but a matrix of zeros stays one: any basis would be made up.
+/// Orthonormal bases as of [`orthonormal_basis`], but a matrix of zeros stays one: any basis would be made up.
 ///
 /// On a device, where the host reads nothing, all methods but [`QrMethod::Qr`] are Cholesky QR in as many passes as the
 /// factors ask for, with shifts; a column that still depends on those before it becomes zero. Square and float64

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Most rows of an iteration: far more than any needs, few enough to bound the time of a step.
 pub const MOST_STEPS: usize = 32;
 
-/// What brings the singular values of the first argument below 1.
+/// Scaling that brings the singular values of the first argument below 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preconditioner {
     /// Division by the Frobenius norm.
@@ -33,7 +33,7 @@ pub struct Polynomial {
     /// The input is divided by `norm_factor * ||X||_F + epsilon`, so a factor above 1 leaves room for
     /// rounding.
     pub norm_factor: f64,
-    /// What is done after that division.
+    /// Scaling after that division.
     pub preconditioner: Preconditioner,
 }
 
@@ -62,7 +62,7 @@ impl Polynomial {
         Ok(Self { name: "custom", rows, norm_factor: 1.0, preconditioner: Preconditioner::Frobenius })
     }
 
-    /// The same with `steps` rows: the first ones, the last of them repeated where there are fewer.
+    /// Polynomial with `steps` rows: the first ones, the last of them repeated where there are fewer.
     ///
     /// # Errors
     /// [`Error::Value`] unless `1 <= steps <= MOST_STEPS`.

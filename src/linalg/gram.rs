@@ -1,4 +1,4 @@
-//! The same polynomials as in `newton_schulz`, computed on the Gram matrix of the short side (Gram-Newton-Schulz).
+//! Polynomials of `newton_schulz`, computed on the Gram matrix of the short side (Gram-Newton-Schulz).
 //!
 //! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
 //!
@@ -14,11 +14,11 @@ use super::products::Products;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
-/// By which share, in total, the factors may come out larger on a spurious eigenvalue than at zero: see [`restarts`].
+/// Share by which, in total, the factors may come out larger on a spurious eigenvalue than at zero: see [`restarts`].
 /// In 16-bit types what stays bounded: a tenth is less than what the polynomials leave.
 const BOUNDED: f64 = 0.1;
-/// The same in wider types, which are chosen for accuracy: on 40 matrices of early training and of rank 1 plus noise
-/// the error of Polar Express in float32 is 5e-3 of the norm without restarts and 3e-4 with the one that this asks for.
+/// Share in wider types, which are chosen for accuracy: on 40 matrices of early training and of rank 1 plus noise the
+/// error of Polar Express in float32 is 5e-3 of the norm without restarts and 3e-4 with the one that this asks for.
 const ACCURATE: f64 = 1e-3;
 
 /// Elements of scratch, in the dtype of the batch, that [`gram_newton_schulz`] needs for `b` matrices `m x n`.
@@ -103,7 +103,7 @@ pub fn restarts(rows: &[[f64; 3]], unit_roundoff: f64) -> Vec<usize> {
     found
 }
 
-/// As [`newton_schulz`](super::newton_schulz::newton_schulz), in the Gram form.
+/// Newton–Schulz iteration as [`newton_schulz`](super::newton_schulz::newton_schulz), in the Gram form.
 ///
 /// The scaled iterate `Y` makes the linear coefficient a power of two `l`, so a step is `l (I + Z)` with
 /// `Z = (gamma / l)(ratio G + G G)`. Only `Z` is stored, and of the product of the factors `prod l (I + V)` only
@@ -124,7 +124,7 @@ pub fn gram_newton_schulz(
     Iteration { polynomial, restarts: Some(restarts), epsilon, squares: None }.run(x_bmn, scratch)
 }
 
-/// As [`newton_schulz::iterate`](super::newton_schulz::iterate).
+/// Applies the steps as [`newton_schulz::iterate`](super::newton_schulz::iterate) does, in the Gram form.
 pub(super) fn iterate(
     products: &mut impl Products,
     steps: &[Step],

@@ -1,4 +1,4 @@
-//! How a batch goes through an iteration: normalized, by kernels of our own or by libtorch, one matrix or a group at a
+//! Iterations on a batch of matrices: normalized, by kernels of our own or by libtorch, one matrix or a group at a
 //! time.
 //!
 //! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
@@ -39,7 +39,7 @@ const GUARD: f64 = 1.35;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Iteration<'a> {
     pub(super) polynomial: &'a Polynomial,
-    /// Those of the Gram form; `None` for the standard form.
+    /// Restarts of the Gram form; `None` for the standard form.
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
     /// Of each matrix where the sum of the squares of its elements is, one float64, if it is known.
@@ -56,7 +56,7 @@ pub(super) fn group_size(b: i64, m: i64, n: i64) -> i64 {
     (GROUP_ELEMENTS / (m * n).max(1)).clamp(1, b.max(1)).min(b)
 }
 
-/// Whether libtorch computes a matrix alone, whatever the size of the batch.
+/// Tests whether libtorch computes a matrix alone, whatever the size of the batch.
 fn alone(m: i64, n: i64) -> bool {
     group_size(2, m, n) < 2
 }
@@ -90,7 +90,7 @@ pub(super) fn elements_of_each(m: i64, n: i64, dtype: DType, in_gram_form: bool)
     Library::elements(1, [m, n], squares).max(2 * m * n)
 }
 
-/// As `scratch_elements`, where libtorch's products are used in any case.
+/// Elements of scratch as of `scratch_elements`, where libtorch's products are used in any case.
 fn library_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
     let (squares, kept) = beside([m, n], dtype, in_gram_form);
     // Before the first step, the matrix in twice the width.
@@ -217,8 +217,8 @@ impl Iteration<'_> {
         Ok(())
     }
 
-    /// How many matrices libtorch computes together, and whether each is alone for it: on a device as many as there is
-    /// scratch for, so that they fill it.
+    /// Number of matrices that libtorch computes together, and true if each is alone for it: on a device as many as
+    /// there is scratch for, so that they fill it.
     fn together(&self, [b, m, n]: [i64; 3], dtype: DType, scratch: &Tensor) -> (i64, bool) {
         if !kernels::on_device() {
             return (group_size(b, m, n), alone(m, n));
@@ -237,7 +237,7 @@ impl Iteration<'_> {
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
         let (group, alone) = self.together([b, m, n], dtype, scratch);
-        // Kernels of symmetric products want the short side's rows to lie together.
+        // Kernels of symmetric products want the short side's rows to be contiguous.
         let turned = m > n && has_symmetric_product(kind, n);
         let compute = |iteration: &Iteration<'_>, part: &Tensor, home: Option<&mut Tensor>| -> Result<()> {
             let squares = i64::try_from(iteration.squares()).unwrap_or(0);
@@ -323,7 +323,7 @@ impl Iteration<'_> {
     }
 }
 
-/// Whether a result of the Gram form is to be computed again. NaN is.
+/// Tests whether a result of the Gram form is to be computed again. NaN is.
 fn exploded(norm: f64, [m, n]: [usize; 2]) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
     let bound = GUARD * m.min(n) as f64;

@@ -16,7 +16,7 @@ pub(super) struct Library {
     squares: Vec<Tensor>,
     symmetric: Symmetric,
     tall: bool,
-    /// Whether `next` is what the caller gave.
+    /// True if `next` is the memory of the caller's matrices.
     swapped: bool,
 }
 
@@ -27,7 +27,7 @@ impl Library {
         g * (m * n + squares * k * k)
     }
 
-    /// For the matrices `[g, m, n]`. `alone`: they are matrices, not batches, for libtorch.
+    /// Workspace of the matrices `[g, m, n]`. `alone`: they are matrices, not batches, for libtorch.
     pub(super) fn new(x_gmn: &Tensor, squares: i64, memory: &Tensor, alone: bool) -> Result<Self> {
         let (g, m, n) = x_gmn.size3()?;
         let k = m.min(n);
@@ -49,7 +49,7 @@ impl Library {
         })
     }
 
-    /// Brings the result to where the matrices were; or, where those were turned, to `home`, turned back.
+    /// Writes the result to the memory of the matrices; or, where those were turned, to `home`, turned back.
     pub(super) fn finish(mut self, home: Option<&mut Tensor>) -> Result<()> {
         let Some(home) = home else {
             if self.swapped {
@@ -179,7 +179,7 @@ fn norms(x: &Tensor) -> Result<Tensor> {
     Ok(squares_of_parts(&FlatView::of(x)?, count)?.f_view(size.as_slice())?.f_sqrt()?)
 }
 
-/// What matrices are divided by before the first step: `(factor ||X||_F + epsilon) start`.
+/// Divisor of matrices before the first step: `(factor ||X||_F + epsilon) start`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Divisor<'a> {
     pub(super) factor: f64,
@@ -228,7 +228,7 @@ pub(super) fn normalize(
     Ok(())
 }
 
-/// Whether a product with the number would change nothing.
+/// Tests whether a product with the number would change nothing.
 #[allow(clippy::float_cmp)] // exactly one
 fn is_one(factor: f64) -> bool {
     factor == 1.0

@@ -120,8 +120,8 @@ fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
     others.iter().try_for_each(by_library)
 }
 
-/// Whether a product scales what it is added to, which libtorch and faer do in a pass of its own: with decay that is a
-/// quarter of the time of an update of rank 64, and less than libtorch gains where the rank is larger.
+/// Tests whether a product scales the matrix that it is added to, which libtorch and faer do in a pass of its own: with
+/// decay that is a quarter of the time of an update of rank 64, and less than libtorch gains where the rank is larger.
 #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
 fn is_scaled(product: &ThinProduct) -> bool {
     let dtype = product.out.dtype();
@@ -205,9 +205,9 @@ fn by_library(product: &ThinProduct) -> Result<()> {
 pub struct GaussianRows {
     /// Whose numbers they are.
     pub key: Key,
-    /// Separates uses of the key.
+    /// Tag that separates uses of the key.
     pub tag: u32,
-    /// Separates times.
+    /// Step that separates times.
     pub step: u64,
     /// The first row.
     pub first: usize,

@@ -100,7 +100,7 @@ pub(super) fn quadratic(products: &mut impl Products, step: &Step, gamma: f64) -
     }
 }
 
-/// The same where `S[1] = S[0]²` is there already, for `by² S[0]`.
+/// `quadratic` where `S[1] = S[0]²` is there already, for `by² S[0]`.
 pub(super) fn quadratic_of_both(
     products: &mut impl Products,
     step: &Step,

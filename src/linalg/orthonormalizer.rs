@@ -1,4 +1,4 @@
-//! The one place where a group's settings become a way to orthonormalize batches of matrices.
+//! Orthonormalization methods: the one module in which a group's settings choose how batches of matrices are replaced.
 
 use tch::Tensor;
 
@@ -18,8 +18,8 @@ use crate::tensor::{DType, FlatView};
 pub const OPTIONS: [&str; 6] =
     ["newton_schulz_func", "ns_coefficients", "ns_steps", "orth_method", "orth_preset", "use_polar_express"];
 
-/// A user's function of a batch `[B, m, n]` and epsilon, which returns the orthonormalized batch. What a [`Callback`]
-/// holds for [`OPTIONS`]' `newton_schulz_func`.
+/// A user's function of a batch `[B, m, n]` and epsilon, which returns the orthonormalized batch. A [`Callback`] holds
+/// it for [`OPTIONS`]' `newton_schulz_func`.
 pub type Function = Box<dyn Fn(&Tensor, f64) -> Result<Tensor> + Send + Sync>;
 
 /// Stands for "however many matrices there are": the iterations bound how many they take together.
@@ -27,21 +27,22 @@ const ANY_COUNT: i64 = 1 << 20;
 /// Matrices with a shorter short side are computed in the standard form: there the calls of libtorch cost as much as the
 /// products, and 16-bit types gain nothing.
 const GRAM_FROM: usize = 128;
-/// The same in float32: 64 x 1024 takes 0.57 of the time in the Gram form, 64 x 256 takes 0.81.
+/// Short side, in float32, below which the standard form is used: 64 x 1024 takes 0.57 of the time in the Gram form, 64
+/// x 256 takes 0.81.
 const GRAM_FROM_FLOAT32: usize = 64;
 /// The Gram form is chosen where it takes at most this share of the work of the standard form. The time is at most 0.05
 /// above the share of work, and the same at a share of 0.95: measured on 1024 rows in float32 and bfloat16, one thread.
 const GRAM_SHARE: f64 = 0.9;
 
-/// How a polynomial is evaluated.
+/// Way in which a polynomial is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Form {
     /// The Gram form where it takes clearly fewer operations, else the standard form. Depends on shape and dtype only.
     #[default]
     Auto,
-    /// On the matrix itself.
+    /// Products of the matrix itself.
     Standard,
-    /// On the Gram matrix of the short side, with the restarts that the dtype needs.
+    /// Products of the Gram matrix of the short side, with the restarts that the dtype needs.
     Gram,
 }
 
@@ -57,7 +58,7 @@ enum Kind {
 pub struct Orthonormalizer(Kind);
 
 impl Orthonormalizer {
-    /// A polynomial, evaluated in this form.
+    /// Orthonormalizer by a polynomial, evaluated in this form.
     ///
     /// # Errors
     /// [`Error::Value`] for a polynomial that the Gram form does not take.
@@ -68,8 +69,8 @@ impl Orthonormalizer {
         Ok(Self(Kind::Iteration { polynomial, form }))
     }
 
-    /// What a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or "svd"); the
-    /// polynomial is `ns_coefficients` (a name or triples) or, without, Polar Express or Newton–Schulz by
+    /// Reads the method that a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or
+    /// "svd"); the polynomial is `ns_coefficients` (a name or triples) or, without, Polar Express or Newton–Schulz by
     /// `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is [`POLAR_EXPRESS_FAST`].
     ///
     /// # Errors
@@ -118,7 +119,7 @@ impl Orthonormalizer {
         form.map_or(Ok(Self(Kind::Polar)), |form| Self::iteration(polynomial, form))
     }
 
-    /// The restarts of the Gram form where that is what matrices of this shape and dtype are computed in.
+    /// Restarts of the Gram form, if matrices of this shape and dtype are computed in it.
     fn gram_restarts(&self, rows: usize, cols: usize, dtype: DType) -> Option<Vec<usize>> {
         let Kind::Iteration { polynomial, form } = &self.0 else { return None };
         let positive = polynomial.rows.iter().all(|row| row[0] > 0.0);
@@ -168,7 +169,7 @@ impl Orthonormalizer {
         self.run_with(x_bmn, epsilon, None, scratch)
     }
 
-    /// As [`run`](Self::run), of matrices for each of which the sum of the squares of its elements is known: one float64.
+    /// Orthonormalizes as [`run`](Self::run) does, where the sum of the squares of each matrix is known: one float64.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -217,7 +218,7 @@ impl Orthonormalizer {
     }
 }
 
-/// Multiplications, with one triangle of symmetric products: what the choice of a form goes by.
+/// Multiplications, with one triangle of symmetric products: the measure by which a form is chosen.
 #[expect(clippy::cast_precision_loss, reason = "a count of operations to compare")]
 fn work(polynomial: &Polynomial, restarts: Option<&[usize]>, rows: usize, cols: usize) -> f64 {
     let (k, n) = (rows.min(cols) as f64, rows.max(cols) as f64);

@@ -55,7 +55,7 @@ fn parts(kernel: Kernel, [rows, cols]: [usize; 2]) -> [usize; 3] {
     [need(Side::Left, left), need(Side::Right, right), k * k].map(|n| n.next_multiple_of(unit))
 }
 
-/// Whether sums may be kept in the type of the elements.
+/// Tests whether sums may be kept in the type of the elements.
 fn blocked(kernel: Kernel) -> bool {
     kernel.dtype().arithmetic() == kernel.dtype()
 }
@@ -67,7 +67,7 @@ impl Packed {
         left + right + squares * square
     }
 
-    /// For the row-major matrix `x`. `spread` over the threads of the pool that the products run in.
+    /// Workspace of the row-major matrix `x`. `spread` over the threads of the pool that the products run in.
     pub(super) fn new(
         kernel: Kernel,
         x: FlatView,

@@ -18,8 +18,8 @@ pub(super) trait Products {
     /// `X <- keep X + factor S[p] X`. `S[p]` is overwritten.
     fn apply(&mut self, p: usize, keep: f64, factor: f64) -> Result<()>;
 
-    /// With `S[square] = S[gram]²` of `S[gram] = X Xᵀ`: divides `X` by `d = factor ||S[square]||_F^(1/4)`, and both by
-    /// `d²` and `d⁴` times the second and fourth power of the returned number.
+    /// Divides `X` by `d = factor ||S[square]||_F^(1/4)`, where `S[square] = S[gram]²` and `S[gram] = X Xᵀ`; and both
+    /// of these by `d²` and `d⁴` times the second and fourth power of the returned number.
     fn divide(&mut self, gram: usize, square: usize, factor: f64) -> Result<f64>;
 
     /// Divides row `i` of the short side of `X` by `factor sqrt(Σ_j |(X Xᵀ)_ij|)`; a row whose sum is zero becomes zero.

@@ -39,8 +39,8 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     Ok(if is_first { out_dd.f_zero_()? } else { out_dd })
 }
 
-/// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of the
-/// whole matrix is made, and with each whether it lies in memory as its transpose does. On a device there is one part.
+/// Hands over parts `[d, w]` of the columns of `A` in float64, one after the other, of about so many bytes: no copy of
+/// the whole matrix is made; and with each true if it is stored as its transpose. On a device there is one part.
 pub(super) fn in_float64(
     a_de: &Tensor,
     bytes: i64,
@@ -54,7 +54,7 @@ pub(super) fn in_float64(
     // Parts of about one size.
     let parts = ((e + most - 1) / most).max(1);
     let width = (e + parts - 1) / parts;
-    // Elements lie as those of A do.
+    // The elements of a part have the order of those of A.
     let turned = a_de.stride()[0] == 1;
     let room = Tensor::f_empty([d * width], (Kind::Double, Device::Cpu))?;
     for first in (0..e).step_by(usize::try_from(width).unwrap_or(1).max(1)) {
@@ -67,7 +67,7 @@ pub(super) fn in_float64(
     Ok(())
 }
 
-/// What a basis is made of.
+/// Source of a basis.
 #[derive(Debug)]
 pub enum Source<'a> {
     /// `A Aᵀ`.
@@ -127,7 +127,7 @@ pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> 
     Ok(Some(signed_dr.f_mul(&alive_r)?))
 }
 
-/// The same columns with signs by which their entry of largest magnitude is positive.
+/// Columns with signs by which their entry of largest magnitude is positive.
 fn signed(vectors_dr: &Tensor) -> Result<Tensor> {
     let first_r = vectors_dr.f_abs()?.f_argmax(0, true)?;
     let signs_1r = vectors_dr.f_gather(0, &first_r, false)?.f_sign()?;

@@ -11,7 +11,7 @@ use tch::{Kind, Tensor};
 use super::random::{Key, fill_normal};
 use crate::error::{Error, Result};
 
-/// Which factorization [`orthonormalize`] tries first.
+/// Factorization that [`orthonormalize`] tries first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum QrMethod {
     /// Randomized Cholesky QR: QR of a sketch, then one Cholesky QR (arXiv:2406.11751). Any condition number.

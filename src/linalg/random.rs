@@ -4,7 +4,7 @@
 
 use crate::kernels::{gaussian, stream};
 
-/// Names one stream of numbers.
+/// Name of one stream of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The user's seed.

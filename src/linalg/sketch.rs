@@ -30,13 +30,13 @@ pub fn sketch_columns(rank: usize, d: usize) -> Option<usize> {
 /// Ω `[d, s]`: a function of all that is in here.
 #[derive(Clone, Copy, Debug)]
 pub struct Omega {
-    /// Whose numbers they are.
+    /// Key of the numbers.
     pub key: Key,
-    /// Separates uses of the key.
+    /// Tag that separates uses of the key.
     pub tag: u32,
-    /// Separates times.
+    /// Step that separates times.
     pub step: u64,
-    /// Which of the matrices of the key it is.
+    /// Index among the matrices of the key.
     pub index: usize,
     /// d and s.
     pub shape: [usize; 2],
@@ -47,12 +47,12 @@ impl Omega {
         stream([self.key.seed, self.key.stream, self.step], self.tag)
     }
 
-    /// The place of the first row in the stream.
+    /// Position of the first row in the stream.
     fn first(&self) -> u64 {
         (self.index * self.shape[0]) as u64
     }
 
-    /// All of it in float64, at a at.
+    /// Ω as a whole in float64, on device `at`.
     ///
     /// # Errors
     /// Whatever libtorch or a kernel says.
@@ -63,7 +63,7 @@ impl Omega {
         Ok(omega_ds)
     }
 
-    /// Writes it to memory of float64 zeros.
+    /// Writes Ω to memory of float64 zeros.
     ///
     /// # Errors
     /// Whatever a kernel says.
@@ -71,7 +71,7 @@ impl Omega {
         sign_matrix(out, self.shape, self.stream(), self.first())
     }
 
-    /// `A (Aᵀ Ω)` in float64 for a matrix at a at.
+    /// `A (Aᵀ Ω)` in float64 for a matrix on device `at`.
     ///
     /// # Errors
     /// As `dense`.

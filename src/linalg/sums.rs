@@ -15,7 +15,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// In float64 for matrices on the CPU, where tiles are faster than libtorch's products.
+    /// Sums in float64 for matrices on the CPU, where tiles are faster than libtorch's products.
     pub(super) fn in_float64(device: Device) -> Result<Option<Self>> {
         let here = device == Device::Cpu && !on_device();
         let kernel = Kernel::of(DType::F64).filter(|kernel| here && kernel.outruns_library());

@@ -1,14 +1,14 @@
 //! Symmetric products, computed on and below the diagonal by strips of rows and mirrored.
 //!
 //! k = rows of the products, n = inner dimension, g = matrices of a batch. Matrices are `[k, k]`, or `[g, k, k]`
-//! for a batch, which is never cut into strips.
+//! for a batch, which is never split into strips.
 
 use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 use crate::kernels::{on_device, symmetric_product};
 
-/// Products of at least this many rows are cut into strips.
+/// Rows from which a product is split into strips.
 const STRIPS_FROM: i64 = 512;
 /// Rows of a strip for every thread of libtorch; fewer make the products inefficient.
 const STRIP_ROWS: i64 = 128;
@@ -22,7 +22,7 @@ pub(super) struct Symmetric {
 }
 
 impl Symmetric {
-    /// For `g` matrices of `k` rows that are multiplied together.
+    /// Products of `g` matrices of `k` rows that are multiplied together.
     pub(super) fn new(g: i64, k: i64) -> Self {
         let threads = i64::from(tch::get_num_threads().max(1));
         let strips = if g == 1 && k >= STRIPS_FROM && !on_device() {
@@ -89,7 +89,7 @@ fn block(matrix: &Tensor, top: i64, bottom: i64, left: i64, right: i64) -> Resul
     Ok(matrix.f_narrow(0, top, bottom - top)?.f_narrow(1, left, right - left)?)
 }
 
-/// Copies what lies below the diagonal in rows `[low, high)` to its mirror image. `free` is overwritten.
+/// Copies the elements below the diagonal in rows `[low, high)` to their mirror image. `free` is overwritten.
 fn reflect(matrix: &Tensor, low: i64, high: i64, free: &Tensor) -> Result<()> {
     if low > 0 {
         block(matrix, 0, low, low, high)?.f_copy_(&block(matrix, low, high, 0, low)?.f_transpose(0, 1)?)?;

@@ -29,7 +29,7 @@ const EPSILON: usize = 3;
 const WEIGHT_DECAY: usize = 4;
 const SCALE: usize = 5;
 
-/// Behind the states that all algorithms of the kind have.
+/// State behind those that all algorithms of the kind have.
 const UPDATE_NORM: usize = 3;
 
 const PROJECT: Stage = 0;
@@ -53,7 +53,7 @@ const WIDE: BufferId = 6;
 #[derive(Debug)]
 pub(super) struct Apollo {
     common: LowRank,
-    /// Whether the matrix has one factor.
+    /// True if the matrix has one factor.
     tensor: bool,
 }
 
@@ -71,7 +71,7 @@ impl Apollo {
         self.common.sides(class.rows, class.cols, class.transposed)[0]
     }
 
-    /// The other one, whose rows or columns have factors.
+    /// The side that is not projected, whose rows or columns have factors.
     fn channel_side(&self, class: &UnitShape) -> Side {
         if self.side(class) == Side::Cols { Side::Rows } else { Side::Cols }
     }

@@ -1,4 +1,4 @@
-//! The state Q of Dion: where its matrices lie.
+//! The state Q of Dion: shape and sharding of its matrices.
 
 use super::super::Algorithm;
 use super::Dion;

@@ -111,7 +111,7 @@ impl Dion {
         self.orth_dtype.unwrap_or(needed)
     }
 
-    /// Whether the update is a matrix of its own before it goes to the parameter, which is then written once.
+    /// Tests whether the update is a matrix of its own before it goes to the parameter, which is then written once.
     fn in_two_steps(&self, param: DType, product: DType) -> bool {
         self.cautious || param != product
     }

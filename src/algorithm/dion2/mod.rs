@@ -40,12 +40,12 @@ pub(super) struct Dion2 {
     neuron: Option<Neuron>,
 }
 
-/// What is selected of the blocks of a class.
+/// Selection of slices of the blocks of a class.
 struct Selection {
     side: Side,
-    /// How many slices each process chooses.
+    /// Number of slices that each process chooses.
     count: usize,
-    /// Whether it chooses among those of all processes.
+    /// True if a process chooses among the slices of all processes.
     global: bool,
 }
 
@@ -69,7 +69,7 @@ impl Dion2 {
     /// Rows where neurons are normalized. Else the side that is sharded where the choice is local, or the shorter one.
     fn select(&self, [rows, cols]: [usize; 2], num_shards: [usize; 2]) -> Selection {
         let shorter = if rows <= cols { Side::Rows } else { Side::Cols };
-        // Blocks of a parameter do not lie in equal parts on all processes: each chooses among all its slices.
+        // Blocks of a parameter are not in equal parts on all processes: each chooses among all its slices.
         let whole = self.global || self.common.view.splits().is_some();
         let side = match num_shards {
             _ if self.neuron.is_some() => Side::Rows,
@@ -82,7 +82,7 @@ impl Dion2 {
         Selection { side, count: self.count(if global { slices } else { slices.div_ceil(sharers) }), global }
     }
 
-    /// The size of what is orthonormalized of a block.
+    /// Size of the part of a block that is orthonormalized.
     fn size(&self, [rows, cols]: [usize; 2], num_shards: [usize; 2]) -> [usize; 2] {
         let Selection { side, count, global } = self.select([rows, cols], num_shards);
         let all = if global { count } else { count * num_shards[side.index()] };

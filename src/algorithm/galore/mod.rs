@@ -47,7 +47,7 @@ const APPLY: Stage = 6;
 /// The projected gradient; where both sides are projected, first its sums over the rows, then those over the columns.
 const LOW: BufferId = 0;
 const LOW_ALL: BufferId = 1;
-/// What a basis is computed from.
+/// Matrix from which a basis is computed.
 const SOURCE: BufferId = 2;
 /// New bases, of the first side that is projected and of the second.
 const BASES: [BufferId; 2] = [3, 4];
@@ -56,7 +56,7 @@ const OVERLAPS: [BufferId; 2] = [5, 6];
 /// A matrix in the type of products.
 const WIDE: BufferId = 7;
 
-/// How a basis is computed.
+/// Method by which a basis is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Svd {
     Gram,
@@ -64,14 +64,14 @@ enum Svd {
     Random,
 }
 
-/// From where its owner has what a basis is computed from.
+/// Source, at its owner, of the matrix from which a basis is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// The gradient is there.
+    /// The gradient, stored by the owner.
     Here,
     /// Sums over the side that is not projected.
     Sums(Side),
-    /// The gradient is sent.
+    /// The gradient, sent to the owner.
     Sent,
 }
 

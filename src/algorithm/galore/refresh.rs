@@ -1,4 +1,4 @@
-//! How `GaLore` finds new bases.
+//! Refresh of `GaLore`'s bases.
 
 use tch::Tensor;
 
@@ -18,7 +18,7 @@ use crate::tensor::{DType, FlatView, MatrixView};
 const SKETCH_TAG: u32 = 2;
 
 impl GaLore {
-    /// Appends what computes new bases where they are due.
+    /// Appends the stages that compute new bases where they are due.
     pub(super) fn refresh(&self, mut program: Program, sides: &[Side], from: Origin) -> Program {
         let bases = &BASES[..sides.len()];
         program = match from {

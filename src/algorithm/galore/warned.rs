@@ -1,4 +1,4 @@
-//! What is said of gradients that give no projection.
+//! Warnings about gradients that give no projection.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -44,8 +44,8 @@ impl Warned {
         say(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).said, param);
     }
 
-    /// Says so if the flag is false, once the host gets to know it: when `listen` is called at some later time. What is
-    /// captured says nothing: no one knows when it runs.
+    /// Says that a parameter keeps its projection if the flag is false, once the host gets to know it: when `listen` is
+    /// called at some later time. A captured step says nothing: no one knows when it runs.
     pub(super) fn ask(&self, param: usize, flag: &Tensor) -> Result<()> {
         if kernels::is_capturing()? {
             return Ok(());

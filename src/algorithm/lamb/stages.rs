@@ -8,7 +8,8 @@ use crate::program::BufferId;
 use crate::spec::Hyper;
 use crate::tensor::{DType, FlatView};
 
-/// Whether the moments are stored in the type in which they are computed, so that nothing is lost by writing them first.
+/// Tests whether the moments are stored in the type in which they are computed, so that nothing is lost by writing them
+/// first.
 fn exact(io: &StageIo<'_>) -> bool {
     io.units.iter().all(|u| {
         let types = [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]].map(|area| area.dtype());
