@@ -161,7 +161,7 @@ class CudaGraphOptimizer(Optimizer):
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's: a replay takes gradients from where they are."""
+        """Resets gradients as the optimizer does: a replay reads them in their own memory."""
         self.optimizer.zero_grad(set_to_none)
 
     @override

@@ -43,7 +43,7 @@ pytestmark = [] if EMULATED else pytest.mark.cuda
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 Outcomes = Callable[[str], Mapping[str, Outcome]]
 
-#: Those whose moments take no root or quotient and no product of matrices: the bits of the CPU.
+#: Optimizers whose moments take no root or quotient and no product of matrices: the bits of the CPU.
 EXACT_CODES = ("adamw", "lion", "muon", "normuon", "lamb")
 
 
@@ -146,7 +146,7 @@ def test_half_precision_products_stay_near_the_polar_factor(orth_dtype: str) -> 
 
 #: Decompositions that read on the host whether they converged.
 CHECKED = (torch.ops.aten._linalg_eigh, torch.ops.aten._linalg_svd, torch.ops.aten._linalg_check_errors)
-#: What is known of a result, or how large it is, only once it is there.
+#: Tags of operations whose result, or its size, is known only once it is there.
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 

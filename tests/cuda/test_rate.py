@@ -8,7 +8,7 @@ from .driver import TESTS, needs_nvrtc, run
 
 pytestmark = needs_nvrtc
 
-#: What needs no product of libtorch is captured as a whole.
+#: Optimizers without a product of libtorch, which are captured as a whole.
 ELEMENTWISE = [
     "oxidion.AdamW(p, lr=lr, capturable=True, weight_decay=0.1)",
     "oxidion.AdamW(p, lr=lr, capturable=True, weight_decay=0.1, amsgrad=True, cautious_wd=True)",

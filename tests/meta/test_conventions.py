@@ -1,14 +1,15 @@
-"""Promises of docs/conventions.md that no other test holds: lines of pages, names of tests, the changelog."""
+"""Promises of docs/conventions.md that no other test holds: lines, comments, names, the changelog."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from .sources import ROOT, numbered, python_files, relative
+from .sources import ROOT, RUST, numbered, python_files, relative, rust_files
 
 WIDTH = 160
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,6 +20,16 @@ ALLOWED = {
 }
 #: Tests with torch's own names.
 TORCH_NAMES = "tests/conformance/"
+#: Words that no first sentence of a comment begins with: the thing that it is about comes first.
+VAGUE = {"What", "Where", "Whether", "How", "That", "Those"}
+#: Folders of src whose comments still have such sentences, with how many at most. Numbers only fall.
+VAGUE_ALLOWED = {
+    "algorithm": 14,
+    "kernels": 153,
+    "linalg": 6,
+    "session": 27,
+    "tensor": 38,
+}
 SETTINGS = "".join((ROOT / name).read_text() for name in ("Cargo.toml", "clippy.toml", "pyproject.toml"))
 HELD = re.compile(r"^\| .+ \| (.*) \|$", re.MULTILINE)
 
@@ -83,6 +94,56 @@ def test_readme_fits_two_screens_and_says_the_first_things_on_the_first() -> Non
         assert word in first
     assert "make demo" in "\n".join(lines)
     assert "make test" in "\n".join(lines)
+
+
+def openings(text: str) -> Iterator[tuple[int, str]]:
+    """First lines of the doc comments of Rust, with their numbers."""
+    last = ""
+    for number, line in numbered(text):
+        marker, _, words = line.strip().partition(" ")
+        if marker in {"///", "//!"} and marker != last:
+            yield number, words
+        last = marker if marker in {"///", "//!"} else ""
+
+
+def is_vague(sentence: str) -> bool:
+    """A sentence that begins with one of the words."""
+    first = re.match(r"\w*", sentence)
+    return first is not None and first[0] in VAGUE
+
+
+def test_vague_sentences_are_found_at_the_beginning_of_a_comment_only() -> None:
+    text = "//! What a.\n//! How.\n\n/// A b.\n/// Where c.\nd\n    /// Whether e.\n// How f.\n/// Whatever."
+    assert [number for number, words in openings(text) if is_vague(words)] == [1, 7]
+
+
+def test_first_sentence_of_a_rust_comment_begins_with_its_subject() -> None:
+    found: Counter[str] = Counter()
+    lines: dict[str, list[str]] = {}
+    comments = 0
+    for file in rust_files():
+        room = file.relative_to(RUST).parts[0]
+        for number, words in openings(file.read_text()):
+            comments += 1
+            if is_vague(words):
+                found[room] += 1
+                lines.setdefault(room, []).append(f"{relative(file)}:{number}: {words}")
+    assert comments > 2000
+    wrong = [line for room in found if found[room] > VAGUE_ALLOWED.get(room, 0) for line in lines[room]]
+    assert wrong == []
+    assert [room for room in VAGUE_ALLOWED if not found[room]] == [], "done: take them out of VAGUE_ALLOWED"
+
+
+def test_first_sentence_of_a_docstring_begins_with_its_subject() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [
+        (relative(file), text.strip())
+        for file in python_files("python/oxidion")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+    ]
+    assert len(docstrings) > 300
+    assert [f"{file}: {text.splitlines()[0]}" for file, text in docstrings if is_vague(text)] == []
 
 
 def test_name_of_a_test_has_a_subject_and_an_outcome() -> None:

@@ -68,7 +68,7 @@ _COUNTS = {2: "two", 3: "three"}
 
 
 def betas(default: tuple[float, ...]) -> Field:
-    """As many decay rates as the default has."""
+    """Tuple of decay rates, as many as the default has."""
 
     def check(value: object) -> bool:
         return _has_length(value, len(default)) and all(_is_beta(b) for b in value)  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def betas(default: tuple[float, ...]) -> Field:
 
 
 def numbers(default: tuple[float, ...]) -> Field:
-    """As many finite numbers of at least 0 as the default has."""
+    """Tuple of finite numbers of at least 0, as many as the default has."""
     single = number(0.0)
 
     def check(value: object) -> bool:
@@ -100,7 +100,7 @@ def interval() -> Field:
 
 
 def optional(field: Field, default: Any = None) -> Field:
-    """The same, or None."""
+    """Value of ``field``, or None."""
     return Field(default, f"{field.wanted}, or None", lambda v: v is None or field.check(v))
 
 

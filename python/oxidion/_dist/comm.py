@@ -39,7 +39,7 @@ class Meshes:
     check: bool = False
 
     def __deepcopy__(self, _memo: object) -> Meshes:
-        """The same: process groups cannot be copied."""
+        """Returns these meshes: process groups cannot be copied."""
         return self
 
     def __reduce__(self) -> Any:
@@ -144,7 +144,7 @@ def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
 
 
 def ordered(groups: Groups) -> Groups:
-    """The same groups, outermost axis first.
+    """Groups sorted by axis, the outermost first.
 
     All ranks of a mesh have its axes in the same order, and any lines that share ranks are in one order for
     all of them: ranks that take their lines in turn never wait in a circle.
@@ -206,7 +206,7 @@ def _assembled(own: Tensor, param: Any, placements: Any, shape: Any, stride: Any
 
 
 def along_rows(values: Tensor, param: Any) -> Tensor:
-    """Of a vector with one element for each row of ``param``, those of the rows that this process stores."""
+    """Elements for the rows that this process stores, of a vector with one for each row of ``param``."""
     if not is_distributed(param):
         return values
     whole: Any = _assembled(values, param, _placements(param, [None] * param.device_mesh.ndim), values.shape)

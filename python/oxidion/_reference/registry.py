@@ -20,7 +20,7 @@ from oxidion._reference.update import Group, State, Step
 
 
 def _packed(step: Step) -> Step:
-    """The same on tensors of any strides: views as matrices need those of rows."""
+    """Wraps a step for tensors of any strides: views as matrices need those of rows."""
 
     def packed(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         whole = param.contiguous()

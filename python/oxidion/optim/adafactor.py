@@ -99,7 +99,7 @@ class Adafactor(OxOptimizer):
     @classmethod
     @override
     def check_together(cls, group: dict[str, Any], where: str) -> None:
-        """As in transformers; moreover ``lr`` has to be given where the step is not relative."""
+        """Refuses what transformers refuses, and a step that is not relative without ``lr``."""
         if group["relative_step"] and group["lr"] is not None:
             raise ValueError(
                 f"lr must be None with relative_step=True, got {group['lr']!r} ({where}): give it with "
