@@ -67,7 +67,7 @@ impl ShardingAxes {
 
     /// Offset of element `index` of `size` within the part that holds it, and the length of the largest part.
     #[must_use]
-    pub fn place(&self, size: usize, index: usize) -> (usize, usize) {
+    pub fn offset_of(&self, size: usize, index: usize) -> (usize, usize) {
         let (mut len, mut at, mut largest) = (size, index, size);
         for (parts, _) in &self.0 {
             let full = len.div_ceil((*parts).max(1)).max(1);

@@ -246,7 +246,7 @@ pub(super) fn shards(
         return Err(Error::Layout {
             param: p.name.clone(),
             what: format!(
-                "placement {placement:?} on axis '{}' shards the columns of the flattened matrix into shards that do not lie together",
+                "placement {placement:?} on axis '{}' shards the columns of the flattened matrix into pieces that do not lie together",
                 axis.name
             ),
             way_out: format!("Shard dimension {rows_dim} or {cols_dim} instead"),
@@ -300,7 +300,7 @@ impl BlockShard {
     /// Makes the block one that lies whole on one process along a side: here if `stored` elements of that side are.
     fn alone(&mut self, sharding: &ShardingAxes, stored: usize, side: impl Fn(&mut Self) -> &mut Extent) {
         let Extent { dim, start, len, .. } = *side(self);
-        self.slot = sharding.place(dim, start).0 / len.max(1);
+        self.slot = sharding.offset_of(dim, start).0 / len.max(1);
         *side(self) = Extent::whole(len);
         if stored == 0 {
             (self.lead, self.local) = (None, Rect::default());
@@ -313,7 +313,7 @@ impl BlockShard {
 fn slot(index: usize, shape: &[usize], layout: &Layout) -> usize {
     let (mut rest, mut slot, mut step) = (index, 0, 1);
     for (dim, &size) in shape.iter().enumerate().rev() {
-        let (at, largest) = ShardingAxes::of(layout, dim).0.place(size, rest % size.max(1));
+        let (at, largest) = ShardingAxes::of(layout, dim).0.offset_of(size, rest % size.max(1));
         rest /= size.max(1);
         slot += at * step;
         step *= largest;

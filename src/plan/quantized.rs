@@ -108,7 +108,7 @@ fn check_cuts(p: &ParamSpec, state: &StateSpec, coded: Quantization, layout: &La
     Err(Error::Layout {
         param: p.name.clone(),
         what: format!(
-            "dimension {dim} of {width} is sharding among {} processes inside of blocks of {} elements, of which the 8-bit \
+            "dimension {dim} of {width} is sharded among {} processes inside of blocks of {} elements, of which the 8-bit \
              state '{}' keeps one scale each",
             sharding.num_shards(),
             coded.block,

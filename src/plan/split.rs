@@ -25,7 +25,7 @@ pub(super) struct Limit {
     /// Bound unless matrices are sharded by owner.
     most: usize,
     /// Bound where they are, within which every process that could take a matrix gets one.
-    owner_axes: usize,
+    owner_sharded: usize,
     /// Bound of what a bucket's matrices do not share, where no other process has to do with it.
     alone: usize,
 }
@@ -40,7 +40,7 @@ impl Limit {
         let given = group.options.optional_count("max_batch_bytes")?;
         Ok(Self {
             most: given.unwrap_or(usual),
-            owner_axes: given.unwrap_or(OWNER_BATCH_BYTES),
+            owner_sharded: given.unwrap_or(OWNER_BATCH_BYTES),
             alone: given.unwrap_or(alone),
         })
     }
@@ -72,7 +72,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     }
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
     let wanted = fit(limit.most).max(1).next_multiple_of(all);
-    let bound = fit(limit.owner_axes).max(1).next_multiple_of(sharding);
+    let bound = fit(limit.owner_sharded).max(1).next_multiple_of(sharding);
     let wanted = if bucket.distributed() { wanted } else { wanted.min((limit.alone / each.max(1)).max(1)) };
     let most = if all == 1 { wanted } else { wanted.min(bound) };
     stacks_of(&bucket.units, most.max(1))
