@@ -48,7 +48,7 @@ build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install th
 test: build ## Run the tests of the Rust core and of the Python package
 	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda
 	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
-	OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist worksteal -m "($(MARKERS)) and not alone" $(ARGS); many=$$?; \
+	OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "($(MARKERS)) and not alone" $(ARGS); many=$$?; \
 	[ $$many = 0 ] || [ $$many = 5 ] || exit $$many; \
 	python -m pytest -m "($(MARKERS)) and alone" $(ARGS); alone=$$?; \
 	[ $$alone = 5 ] && [ $$many = 0 ] || exit $$alone

@@ -13,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from .compile import ARCHITECTURES, missing
-from .emulator.library import FLAGS, HERE, Emulated
+from support import cache as files
+
+from .compile import ARCHITECTURES, key, missing
+from .emulator.library import FLAGS, HERE, Emulated, parts
+from .kept import compiled
 
 TESTS = Path(__file__).resolve().parents[1]
+EMULATED_ARCHITECTURE = "sm_90a"
+"""What the emulated device is unless ``OXIDION_EMULATED_CAPABILITY`` says otherwise."""
 REQUIRED = os.environ.get("OXIDION_REQUIRE_EMULATOR") == "1"
 """Whether tests fail, not skip, where what the emulator is built with is missing."""
 
@@ -45,29 +50,31 @@ def parameters(*shapes, dtype=torch.float32):
 """
 
 
-def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[str, str]:
-    """Compiles driver and kernels into a folder; returns the environment of a process that is to use them."""
-    driver = folder / "driver"
-    driver.mkdir(parents=True)
-    command = [
-        "g++",
-        *FLAGS,
-        f"-I{HERE}",
-        str(HERE / "driver.cpp"),
-        "-ldl",
-        "-o",
-        str(driver / "libcuda.so.1"),
-    ]
+def _compile_driver(file: Path) -> None:
+    command = ["g++", *FLAGS, f"-I{HERE}", str(HERE / "driver.cpp"), "-ldl", "-o", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"g++ does not compile the driver:\n{done.stderr[:4000]}")
+
+
+def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[str, str]:
+    """Driver, kernels and machine code in a folder; returns the environment of a process that uses them."""
+    driver, cache = folder / "driver", folder / "cache"
+    driver.mkdir(parents=True)
+    cache.mkdir()
+    own = parts((HERE / "driver.cpp").read_text())
+    shutil.copyfile(files.kept("libcuda.so.1", own, _compile_driver), driver / "libcuda.so.1")
     libraries = [str(Emulated(source, folder / source).path) for source in sources]
+    for source in sources:
+        if EMULATED_ARCHITECTURE in ARCHITECTURES[source]:
+            name = f"{key(source, EMULATED_ARCHITECTURE)}.cubin"
+            (cache / name).write_bytes(compiled(source, EMULATED_ARCHITECTURE).code)
     paths = [str(driver), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(paths),
         "OXIDION_EMULATED_KERNELS": ":".join(libraries),
-        "OXIDION_CACHE": str(folder / "cache"),
+        "OXIDION_CACHE": str(cache),
     }
 
 

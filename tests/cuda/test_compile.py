@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, Kernel, compiled
+from .compile import ARCHITECTURES, SOURCES, Kernel
 from .driver import needs_nvrtc
+from .kept import compiled
 
 pytestmark = needs_nvrtc
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]

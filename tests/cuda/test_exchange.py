@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from .compile import ARCHITECTURES, compiled
+from .compile import ARCHITECTURES
 from .driver import needs_nvrtc
 from .emulator.library import KERNELS, Emulated, KernelFault
 from .exchanges import MOST, PIECE, THREADS, Copy, messages, table
+from .kept import compiled
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NUMBERS = {F16: torch.int16, BF16: torch.int16, F32: torch.int32, F64: torch.int64}

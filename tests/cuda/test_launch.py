@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -235,17 +236,30 @@ def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str,
     assert said.splitlines()[-1] == str(len(compiler.ARCHITECTURES) - len(compiler.FORMED))
 
 
+PLAIN = [source for source in compiler.ARCHITECTURES if source not in compiler.FORMED]
+
+
 @needs_nvrtc
-def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, str]) -> None:
-    fresh = {**environment, "OXIDION_CACHE": environment["OXIDION_CACHE"] + "-fresh"}
-    assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
-    assert "compiling" not in run(fresh, LOGGED_STEP)
-    files = {path.name for path in Path(fresh["OXIDION_CACHE"]).iterdir()}
-    plain = [source for source in compiler.ARCHITECTURES if source not in compiler.FORMED]
-    assert files == {f"{compiler.key(source, 'sm_90a')}.cubin" for source in plain}
-    kept = Path(fresh["OXIDION_CACHE"]) / f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
+@pytest.mark.parametrize(
+    "fresh",
+    [("updates.cu", "copies.cu"), pytest.param(tuple(PLAIN), marks=pytest.mark.slow)],
+    ids=["two", "all"],
+)
+def test_machine_code_is_compiled_once_for_all_processes(
+    environment: dict[str, str], tmp_path: Path, fresh: tuple[str, ...]
+) -> None:
+    own = {**environment, "OXIDION_CACHE": str(tmp_path / "cache")}
+    shutil.copytree(environment["OXIDION_CACHE"], own["OXIDION_CACHE"])
+    names = {source: tmp_path / "cache" / f"{compiler.key(source, 'sm_90a')}.cubin" for source in PLAIN}
+    for source in fresh:
+        names[source].unlink()
+    said = run(own, LOGGED_STEP)
+    assert all((f"compiling {source} for sm_90a" in said) == (source in fresh) for source in PLAIN)
+    assert "compiling" not in run(own, LOGGED_STEP)
+    assert all(file.exists() for file in names.values())
+    kept = names["updates.cu"]
     kept.write_bytes(kept.read_bytes()[:-1000])
-    assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
+    assert "compiling updates.cu for sm_90a" in run(own, LOGGED_STEP)
 
 
 @needs_nvrtc
