@@ -88,9 +88,11 @@ def run(environment: dict[str, str], *code: str) -> str:
     return done.stdout
 
 
-def on_the_device(environment: dict[str, str], chosen: str, *places: str) -> tuple[int, int]:
+def on_the_device(
+    environment: dict[str, str], chosen: str, *places: str, markers: str = "not slow"
+) -> tuple[int, int]:
     """Runs tests on the emulated device; how many passed, and how many were skipped."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", markers]
     done = subprocess.run(
         [*command, "-k", chosen, *(str(TESTS / place) for place in places)],
         capture_output=True,
