@@ -11,7 +11,7 @@ from .compile import ARCHITECTURES
 from .driver import needs_nvrtc
 from .kept import compiled
 
-pytestmark = needs_nvrtc
+pytestmark = [pytest.mark.equipment, needs_nvrtc]
 SOURCE = "coded.cu"
 WITH_ROOTS = ("adamw", "direction", "lamb")
 

@@ -12,7 +12,7 @@ from .emulator.library import KERNELS
 from .jobs import PASSES
 from .kept import compiled
 
-pytestmark = needs_nvrtc
+pytestmark = [pytest.mark.equipment, needs_nvrtc]
 AHEAD = 2  # vectors that a thread has under way
 
 
