@@ -108,6 +108,7 @@ def test_code_block_without_imports_uses_names_and_arguments_that_exist(source: 
             assert {keyword.arg for keyword in node.keywords} <= parameters.keys()
 
 
-@pytest.mark.parametrize(("page", "target"), LINKS, ids=[f"{page.name}-{target}" for page, target in LINKS])
-def test_relative_link_leads_to_a_file(page: Path, target: str) -> None:
-    assert (page.parent / target).exists()
+@pytest.mark.parametrize("page", sorted({page for page, _ in LINKS}), ids=lambda page: page.stem)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    targets = [target for own, target in LINKS if own == page]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
