@@ -89,8 +89,8 @@ def names_of(optimizer: str) -> set[str]:
 class Selection:
     """Leaves of the tests that were collected those that are called for."""
 
-    def __init__(self, optimizer: str, files: Iterable[Path], named: bool) -> None:
-        self.optimizer, self.files, self.named = optimizer, {*files}, named
+    def __init__(self, optimizer: str, named: bool) -> None:
+        self.optimizer, self.named = optimizer, named
         self.names: set[str] = set()
 
     def wants(self, item: pytest.Item) -> bool:
@@ -124,7 +124,7 @@ def main() -> int:
         places = [TESTS / "contract", TESTS / "algorithm", LAYOUTS]
     else:
         places = sorted({*called_for(changed()), TESTS / "meta", LAYOUTS})
-    selection = Selection(options.alg or ALWAYS, places, bool(options.alg))
+    selection = Selection(options.alg or ALWAYS, bool(options.alg))
     return int(pytest.main(["-q", "--ff", *map(str, places), *more], plugins=[selection]))
 
 
