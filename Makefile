@@ -26,9 +26,11 @@ ONEDNN = $$(python -c 'import os, oxidion; print(*(f"{k}={v}" for k, v in os.env
 # What `cargo test` and the lints share with the extension of `make dev`: everything but the crate itself, which has
 # the checks of a debug build.
 CORE := --profile fast $(foreach key,opt-level=1 debug-assertions=true overflow-checks=true,--config profile.fast.package.oxidion.$(key))
-# The extension that is installed, if any, else the one that is built fastest.
-BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-fast)
+# The extension that is installed, if any, else the one that is shipped; and its profile.
+BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-release)
+PROFILE := $(patsubst $(VENV)/.built-%,%,$(BUILT))
 PYTEST_TOGETHER = OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+comma := ,
 TCH_2.11 := 0.24.0
 TCH_2.13 := 0.26.0
 
@@ -53,14 +55,14 @@ demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel)
 
 build: $(if $(TORCH),pin) $(VENV)/.built-release ## Compile the extension and install the package and its tools into .venv
 
-dev: $(VENV)/.built-fast ## The same, compiled in seconds after a change: without optimization across crates
+dev: $(VENV)/.built-fast ## The same for development: compiled in seconds after a change, with slower kernels
 
 quick: dev ## Check, lint and type-check, and run the tests of what has changed (three minutes), or of one optimizer: ALG=adamw
 	$(if $(ALG),,cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings)
 	$(if $(ALG),,ruff check && ruff format --check && mypy)
 	python tests/quick.py $(if $(ALG),--alg $(ALG)) $(ARGS)
 
-test: $(BUILT) ## Run the tests of the Rust core and of the Python package
+test: build ## Run the tests of the Rust core and of the Python package
 	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test $(CORE) --no-default-features --features cuda
 	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
 	chosen="($(MARKERS))$$(python tests/cuda/equipment.py)"; \
@@ -82,7 +84,7 @@ lint: $(BUILT) ## Check formatting, lints, types and the stub of the extension
 	cargo fmt --check
 	cargo clippy --all-targets $(CORE) --no-default-features -- -D warnings
 	cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings
-	cargo clippy --all-targets $(CORE) --features extension-module -- -D warnings
+	cargo clippy --all-targets --profile $(PROFILE) --features extension-module -- -D warnings
 	ruff check
 	ruff format --check
 	mypy
@@ -126,7 +128,7 @@ $(VENV)/.deps: $(VENV)/.python pyproject.toml
 	touch $@
 
 $(VENV)/.built-release $(VENV)/.built-fast: $(VENV)/.built-%: $(VENV)/.deps $(RUST)
-	maturin develop --profile $* --extras test,lint,examples,bench
+	maturin develop --profile $* $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install)
 	rm -f $(VENV)/.built $(VENV)/.built-*  # one extension is installed
 	touch $@
 
