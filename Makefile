@@ -4,6 +4,7 @@
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
 #   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, abi.py, Cargo.lock)
 #   MARKERS="not slow"  with `test`: which tests pytest selects
+#   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
 #   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
 #   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
@@ -15,12 +16,21 @@ JOBS ?= 2
 PEERS ?= .cache/peers
 ARGS ?=
 GUARD ?=
+ALG ?=
 
 VENV := $(CURDIR)/.venv
 RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock .cargo/config.toml
 TORCH_LIB = $$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
 # What importing the package sets where bfloat16 products of libtorch crash: tests of the core need it too.
 ONEDNN = $$(python -c 'import os, oxidion; print(*(f"{k}={v}" for k, v in os.environ.items() if k == "ONEDNN_MAX_CPU_ISA"))')
+# What `cargo test` and the lints share with the extension of `make dev`: everything but the crate itself, which has
+# the checks of a debug build.
+CORE := --profile fast $(foreach key,opt-level=1 debug-assertions=true overflow-checks=true,--config profile.fast.package.oxidion.$(key))
+# The extension that is installed, if any, else the one that is shipped; and its profile.
+BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-release)
+PROFILE := $(patsubst $(VENV)/.built-%,%,$(BUILT))
+PYTEST_TOGETHER = OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+comma := ,
 TCH_2.11 := 0.24.0
 TCH_2.13 := 0.26.0
 
@@ -31,10 +41,10 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build lint test test-cuda bench bench-cuda bench-quick docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint test test-all test-equipment test-cuda bench bench-cuda bench-quick docs site wheel all
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 	@sed -n '/^# Variables/,/^$$/s/^# *//p' $(MAKEFILE_LIST)
 
 demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
@@ -43,21 +53,38 @@ demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
 demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel), and compare with one process
 	OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --rank-fraction 0.25 --dtype float64 --steps 60 --compare --tolerance 1e-6 $(ARGS)
 
-build: $(if $(TORCH),pin) $(VENV)/.built ## Compile the extension and install the package and its tools into .venv
+build: $(if $(TORCH),pin) $(VENV)/.built-release ## Compile the extension and install the package and its tools into .venv
+
+dev: $(VENV)/.built-fast ## The same for development: compiled in seconds after a change, with slower kernels
+
+quick: dev ## Check, lint and type-check, and run the tests of what has changed (three minutes), or of one optimizer: ALG=adamw
+	$(if $(ALG),,cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings)
+	$(if $(ALG),,ruff check && ruff format --check && mypy)
+	python tests/quick.py $(if $(ALG),--alg $(ALG)) $(ARGS)
 
 test: build ## Run the tests of the Rust core and of the Python package
-	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda
+	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test $(CORE) --no-default-features --features cuda
 	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
-	OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist worksteal -m "($(MARKERS)) and not alone" $(ARGS); many=$$?; \
+	chosen="($(MARKERS))$$(python tests/cuda/equipment.py)"; \
+	$(PYTEST_TOGETHER) -m "$$chosen and not alone" $(ARGS); many=$$?; \
 	[ $$many = 0 ] || [ $$many = 5 ] || exit $$many; \
-	python -m pytest -m "($(MARKERS)) and alone" $(ARGS); alone=$$?; \
+	python -m pytest -m "$$chosen and alone" $(ARGS); alone=$$?; \
 	[ $$alone = 5 ] && [ $$many = 0 ] || exit $$alone
 
-lint: build site ## Check formatting, lints, types, the stub of the extension and the documentation site
+test-equipment: $(BUILT) ## Run the tests of the emulator and of its checks, and record what they were run on
+	$(PYTEST_TOGETHER) -m equipment --junitxml=target/equipment.xml
+	python tests/cuda/equipment.py --record target/equipment.xml
+
+test-all: build ## Run every test, with the extension as it is shipped and the core as a debug build (at night)
+	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda
+	$(PYTEST_TOGETHER) -m "not alone and not slow" $(ARGS)
+	python -m pytest -m "slow or alone" $(ARGS)
+
+lint: $(BUILT) site ## Check formatting, lints, types, the stub of the extension and the documentation site
 	cargo fmt --check
-	cargo clippy --all-targets --no-default-features -- -D warnings
-	cargo clippy --all-targets --no-default-features --features cuda -- -D warnings
-	cargo clippy --all-targets --release --features extension-module -- -D warnings
+	cargo clippy --all-targets $(CORE) --no-default-features -- -D warnings
+	cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings
+	cargo clippy --all-targets --profile $(PROFILE) --features extension-module -- -D warnings
 	ruff check
 	ruff format --check
 	mypy
@@ -77,11 +104,11 @@ bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTH
 bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)
 
-docs: build site ## Build the documentation of the core and the site, and run the code blocks of all pages
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --no-default-features
+docs: $(BUILT) site ## Build the documentation of the core and the site, and run the code blocks of all pages
+	RUSTDOCFLAGS="-D warnings" cargo doc --profile fast --no-deps --no-default-features
 	python -m pytest tests/meta/test_docs.py
 
-site: build $(VENV)/.docs ## Build the documentation site into target/site, with warnings as errors, and check it
+site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, with warnings as errors, and check it
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 	python -m pytest tests/meta/test_site.py
 
@@ -108,8 +135,9 @@ $(VENV)/.docs: $(VENV)/.python pyproject.toml
 	python -m pip install -q --group docs
 	touch $@
 
-$(VENV)/.built: $(VENV)/.deps $(RUST)
-	maturin develop --release --extras test,lint,examples,bench
+$(VENV)/.built-release $(VENV)/.built-fast: $(VENV)/.built-%: $(VENV)/.deps $(RUST)
+	maturin develop --profile $* $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install)
+	rm -f $(VENV)/.built $(VENV)/.built-*  # one extension is installed
 	touch $@
 
 .PHONY: pin

@@ -13,6 +13,8 @@ pytest.register_assert_rewrite("support")
 
 import torch  # noqa: E402
 
+from support import spread  # noqa: E402
+
 MAX_THREADS = 2
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
@@ -27,13 +29,22 @@ def pytest_configure() -> None:
         device.prepare(emulated=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the tests that need a device that is not there, with the reason."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tells which tests stay together; skips those that need a device that is not there, with the reason."""
+    if getattr(config.option, "loadgroup", False):
+        items[:] = spread.in_groups(items)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Reports a test without its group: ``--last-failed`` of a run without groups has to find it."""
+    report.nodeid = spread.without_group(report.nodeid)
 
 
 @pytest.fixture(autouse=True)

@@ -22,23 +22,13 @@ def test_every_row_has_bad_values() -> None:
 
 
 @every_bad_value
-def test_bad_hyper_parameter_in_the_constructor_raises(case: Case, key: str, value: object) -> None:
+def test_bad_hyper_parameter_raises_in_constructor_group_and_added_group(
+    case: Case, key: str, value: object
+) -> None:
     with pytest.raises(ValueError, match=rf"{key}\b.* must be .*got"):
         case.new([matrix()], **{key: value})
-
-
-@every_bad_value
-def test_bad_hyper_parameter_in_a_group_raises_and_names_the_group(
-    case: Case, key: str, value: object
-) -> None:
     with pytest.raises(ValueError, match=rf"{key}\b.* must be .*got.*group 1"):
         case.new([{"params": [matrix()]}, {"params": [matrix()], key: value}])
-
-
-@every_bad_value
-def test_bad_hyper_parameter_in_an_added_group_raises_and_changes_nothing(
-    case: Case, key: str, value: object
-) -> None:
     param = matrix()
     optimizer = case.new([param])
     set_grads([param], 0)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from .compile import ARCHITECTURES, missing
-from .emulator.library import FLAGS, HERE, Emulated
+from support import cache as files
+
+from .compile import ARCHITECTURES, key, missing
+from .emulator.library import FLAGS, HERE, Emulated, parts
+from .kept import compiled
 
 TESTS = Path(__file__).resolve().parents[1]
+EMULATED_ARCHITECTURE = "sm_90a"
+"""What the emulated device is unless ``OXIDION_EMULATED_CAPABILITY`` says otherwise."""
 REQUIRED = os.environ.get("OXIDION_REQUIRE_EMULATOR") == "1"
 """Whether tests fail, not skip, where what the emulator is built with is missing."""
 
@@ -45,45 +53,105 @@ def parameters(*shapes, dtype=torch.float32):
 """
 
 
-def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[str, str]:
-    """Compiles driver and kernels into a folder; returns the environment of a process that is to use them."""
-    driver = folder / "driver"
-    driver.mkdir(parents=True)
-    command = [
-        "g++",
-        *FLAGS,
-        f"-I{HERE}",
-        str(HERE / "driver.cpp"),
-        "-ldl",
-        "-o",
-        str(driver / "libcuda.so.1"),
-    ]
+def _compile_driver(file: Path) -> None:
+    command = ["g++", *FLAGS, f"-I{HERE}", str(HERE / "driver.cpp"), "-ldl", "-o", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"g++ does not compile the driver:\n{done.stderr[:4000]}")
+
+
+def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[str, str]:
+    """Driver, kernels and machine code in a folder; returns the environment of a process that uses them."""
+    driver, cache = folder / "driver", folder / "cache"
+    driver.mkdir(parents=True)
+    cache.mkdir()
+    own = parts((HERE / "driver.cpp").read_text())
+    shutil.copyfile(files.kept("libcuda.so.1", own, _compile_driver), driver / "libcuda.so.1")
     libraries = [str(Emulated(source, folder / source).path) for source in sources]
+    for source in sources:
+        if EMULATED_ARCHITECTURE in ARCHITECTURES[source]:
+            name = f"{key(source, EMULATED_ARCHITECTURE)}.cubin"
+            (cache / name).write_bytes(compiled(source, EMULATED_ARCHITECTURE).code)
     paths = [str(driver), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         **os.environ,
         "LD_LIBRARY_PATH": ":".join(paths),
         "OXIDION_EMULATED_KERNELS": ":".join(libraries),
-        "OXIDION_CACHE": str(folder / "cache"),
+        "OXIDION_CACHE": str(cache),
     }
 
 
-def run(environment: dict[str, str], *code: str) -> str:
+class Forks:
+    """Runs code in forks of one process, which has imported what all of it needs (``forks.py``)."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, code: str) -> tuple[int, str, str]:
+        """Exit code and what was said to stdout and stderr."""
+        if self._server is None:
+            command = [sys.executable, str(Path(__file__).with_name("forks.py"))]
+            self._server = subprocess.Popen(
+                command,
+                env=dict(self.environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._server.stdin
+        assert self._server.stdout
+        with tempfile.TemporaryDirectory() as folder:
+            places = {name: f"{folder}/{name}" for name in ("stdout", "stderr")}
+            try:
+                self._server.stdin.write(json.dumps({"code": code, **places}) + "\n")
+                self._server.stdin.flush()
+                outcome = self._server.stdout.readline()
+            except BaseException:
+                self.stop()  # a fork hangs
+                raise
+            if not outcome:
+                self.stop()
+                raise RuntimeError("the process that is forked has ended")
+            said = {name: Path(place).read_text() for name, place in places.items()}
+        return int(outcome), said["stdout"], said["stderr"]
+
+    def stop(self) -> None:
+        """Ends the process and its forks."""
+        if self._server is not None:
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.communicate()
+            self._server = None
+
+
+class Environment(dict[str, str]):
+    """What processes on the emulated device need, and one that is forked for them."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        super().__init__(variables)
+        self.forks = Forks(variables)
+
+
+def run(environment: Mapping[str, str], *code: str) -> str:
     """Runs Python code on the emulated device; returns what it prints."""
     text = PREAMBLE + "".join(map(textwrap.dedent, code))
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    if isinstance(environment, Environment):
+        outcome, said, complaints = environment.forks.run(text)
+    else:
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment
+        )
+        outcome, said, complaints = done.returncode, done.stdout, done.stderr
+    assert outcome == 0, complaints[-3000:]
+    return said
 
 
-def on_the_device(environment: dict[str, str], chosen: str, *places: str) -> tuple[int, int]:
+def on_the_device(
+    environment: dict[str, str], chosen: str, *places: str, markers: str = "not slow"
+) -> tuple[int, int]:
     """Runs tests on the emulated device; how many passed, and how many were skipped."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", markers]
     done = subprocess.run(
         [*command, "-k", chosen, *(str(TESTS / place) for place in places)],
         capture_output=True,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, Kernel, compiled
+from .compile import ARCHITECTURES, SOURCES, Kernel
 from .driver import needs_nvrtc
+from .kept import compiled
 
-pytestmark = needs_nvrtc
+pytestmark = [pytest.mark.equipment, needs_nvrtc]
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536

@@ -7,10 +7,11 @@ import torch
 
 from support import codes as book
 
-from .compile import ARCHITECTURES, compiled
+from .compile import ARCHITECTURES
 from .driver import needs_nvrtc
+from .kept import compiled
 
-pytestmark = needs_nvrtc
+pytestmark = [pytest.mark.equipment, needs_nvrtc]
 SOURCE = "coded.cu"
 WITH_ROOTS = ("adamw", "direction", "lamb")
 

@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, compiled
+from .compile import ARCHITECTURES, SOURCES
 from .driver import needs_nvrtc
 from .emulator.library import KERNELS
 from .jobs import PASSES
+from .kept import compiled
 
-pytestmark = needs_nvrtc
+pytestmark = [pytest.mark.equipment, needs_nvrtc]
 AHEAD = 2  # vectors that a thread has under way
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from .compile import ARCHITECTURES, compiled
+from .compile import ARCHITECTURES
 from .driver import needs_nvrtc
 from .emulator.library import KERNELS, Emulated, KernelFault
 from .exchanges import MOST, PIECE, THREADS, Copy, messages, table
+from .kept import compiled
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 NUMBERS = {F16: torch.int16, BF16: torch.int16, F32: torch.int32, F64: torch.int64}
@@ -150,6 +151,7 @@ SUM_FAULTS = {
 }
 
 
+@pytest.mark.equipment
 @pytest.mark.parametrize("fault", COPY_FAULTS)
 def test_planted_fault_of_copies_is_caught(fault: str, tmp_path: Path) -> None:
     edit = ("copies.cu", *COPY_FAULTS[fault])
@@ -163,6 +165,7 @@ def test_planted_fault_of_copies_is_caught(fault: str, tmp_path: Path) -> None:
         work()
 
 
+@pytest.mark.equipment
 @pytest.mark.parametrize("fault", SUM_FAULTS)
 def test_planted_fault_of_sums_is_caught(fault: str, tmp_path: Path) -> None:
     kernels = Emulated("messages.cu", tmp_path / "faulty", [("messages.cu", *SUM_FAULTS[fault])])
@@ -176,6 +179,7 @@ def test_planted_fault_of_sums_is_caught(fault: str, tmp_path: Path) -> None:
         work()
 
 
+@pytest.mark.equipment
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES["copies.cu"])
 def test_copies_move_chunks_of_16_bytes(architecture: str) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from . import compile as compiler
 from .driver import needs_nvrtc, on_the_device, run
 
 CHOSEN = [
@@ -18,13 +16,6 @@ CHOSEN = [
     ("goes_right_direction and float32 and not scheduler", "conformance/test_torch_optim.py"),
     ("Muon or Lamb or CAME", "contract/test_gradients.py"),
 ]
-
-LOGGED_STEP = """
-logging.basicConfig(level=logging.INFO)
-logging.getLogger().handlers[0].setStream(__import__("sys").stdout)
-oxidion.Lion(parameters((4, 3))).step()
-print(driver.emulator_loads())
-"""
 
 
 @needs_nvrtc
@@ -224,28 +215,6 @@ def test_muon_has_room_for_matrices_of_any_shape(environment: dict[str, str], sh
             assert all(bool(param.isfinite().all()) for param in params)
         """,
     )
-
-
-@needs_nvrtc
-def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str, str]) -> None:
-    run(environment, LOGGED_STEP)  # all are kept from here on
-    said = run({**environment, "OXIDION_EMULATED_REFUSALS": "1"}, LOGGED_STEP)
-    assert said.count("compiling") == 1  # what was refused
-    assert "updates.cu as kept: CUDA: loading a module: CUDA_ERROR_INVALID_IMAGE" in said
-    assert said.splitlines()[-1] == str(len(compiler.ARCHITECTURES) - len(compiler.FORMED))
-
-
-@needs_nvrtc
-def test_machine_code_is_compiled_once_for_all_processes(environment: dict[str, str]) -> None:
-    fresh = {**environment, "OXIDION_CACHE": environment["OXIDION_CACHE"] + "-fresh"}
-    assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
-    assert "compiling" not in run(fresh, LOGGED_STEP)
-    files = {path.name for path in Path(fresh["OXIDION_CACHE"]).iterdir()}
-    plain = [source for source in compiler.ARCHITECTURES if source not in compiler.FORMED]
-    assert files == {f"{compiler.key(source, 'sm_90a')}.cubin" for source in plain}
-    kept = Path(fresh["OXIDION_CACHE"]) / f"{compiler.key('updates.cu', 'sm_90a')}.cubin"
-    kept.write_bytes(kept.read_bytes()[:-1000])
-    assert "compiling updates.cu for sm_90a" in run(fresh, LOGGED_STEP)
 
 
 @needs_nvrtc

@@ -33,7 +33,8 @@ def test_sharded_results_equal_those_of_one_process(
     environment: dict[str, str], place: str, chosen: str, least: int
 ) -> None:
     """All ranks in one process, and ranks over gloo whose messages are memory of the device."""
-    passed, _ = on_the_device(environment, chosen, f"distributed/{place}")
+    # Of the full product of cases and layouts too, which is slow as a whole.
+    passed, _ = on_the_device(environment, chosen, f"distributed/{place}", markers="")
     assert passed >= least
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,9 +31,19 @@ def device() -> str:
     return "cuda" if "nccl" in str(dist.get_backend_config()) else "cpu"
 
 
-def mesh_of(axes: dict[str, int]) -> DeviceMesh:
-    """A mesh over all ranks."""
+def new_mesh(axes: dict[str, int]) -> DeviceMesh:
+    """A mesh over all ranks, with process groups of its own."""
     return init_device_mesh(device(), tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+@cache
+def _mesh(axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    return new_mesh(dict(axes))
+
+
+def mesh_of(axes: dict[str, int]) -> DeviceMesh:
+    """A mesh over all ranks, the same one for all jobs: the threads of its process groups stay."""
+    return _mesh(tuple(axes.items()))
 
 
 def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:

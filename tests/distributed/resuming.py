@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from support.workers import Workers, workers
+from support.workers import Workers
 
 from . import jobs, saving
 
-Groups = dict[int, Workers]
+Groups = Mapping[int, Workers]
 Place = tuple[int, str]
 """How many ranks, and their layout."""
-
-
-@contextmanager
-def two_and_four() -> Iterator[Groups]:
-    """Processes for the length of a block, by their number."""
-    with workers(2) as two, workers(4) as four:
-        yield {2: two, 4: four}
 
 
 def run(groups: Groups, ranks: int, job: Any, *args: Any) -> Any:

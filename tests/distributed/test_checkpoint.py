@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ from torch import nn
 import oxidion
 
 from . import saving
-from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal, run, two_and_four
+from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal, run
 
 # Of the way of six steps in float64; gradients are summed in another order on every layout.
 CLOSE = 1e-11
 DTYPES = {"Dion": {"state_dtype": torch.bfloat16}, "AdamW": {"state_dtype": torch.bfloat16}}
-
-
-@pytest.fixture(scope="module")
-def groups() -> Iterator[Groups]:
-    with two_and_four() as both:
-        yield both
 
 
 WAYS = [

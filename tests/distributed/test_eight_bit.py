@@ -14,7 +14,7 @@ import oxidion
 from oxidion import LayoutError
 from support.inputs import gaussian
 from support.sim_mesh import Layout, R, S, SimMesh, T, cut, spans
-from support.workers import Workers, workers
+from support.workers import Pool
 
 from . import coded
 
@@ -199,20 +199,14 @@ def test_a_cut_inside_of_blocks_raises_on_every_rank(cls: Any, own: dict[str, An
         SimMesh({"fs": 2}, lambda p, keys=keys: make(p, **keys), [{"fs": S(1)}]).build([torch.zeros(64, 640)])
 
 
-@pytest.fixture(scope="module")
-def groups() -> Iterator[dict[int, Workers]]:
-    with workers(2) as two, workers(4) as four:
-        yield {2: two, 4: four}
-
-
-def run(groups: dict[int, Workers], ranks: int, job: Any, *args: Any) -> Any:
+def run(groups: Pool, ranks: int, job: Any, *args: Any) -> Any:
     """The answer of rank 0; in this process where one rank is wanted."""
     return groups[ranks].run(job, *args)[0] if ranks > 1 else job(*args)
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon"])
 def test_checkpoints_keep_codes_and_scales_from_4_to_2_to_1_ranks(
-    groups: dict[int, Workers], tmp_path: Path, name: str
+    groups: Pool, tmp_path: Path, name: str
 ) -> None:
     expected = coded.train(name, 1, None, None)
     first, second = str(tmp_path / "a"), str(tmp_path / "b")
@@ -230,7 +224,7 @@ def test_checkpoints_keep_codes_and_scales_from_4_to_2_to_1_ranks(
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion"])
 def test_steps_after_a_checkpoint_of_another_layout_are_bit_equal(
-    groups: dict[int, Workers], tmp_path: Path, name: str
+    groups: Pool, tmp_path: Path, name: str
 ) -> None:
     folder = str(tmp_path / "a")
     run(groups, 4, coded.train, name, 2, None, folder)
@@ -242,7 +236,7 @@ def test_steps_after_a_checkpoint_of_another_layout_are_bit_equal(
 
 @pytest.mark.parametrize(("cls", "close"), [(cls, close) for cls, _, close in SUMMED], ids=named)
 def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
-    groups: dict[int, Workers], tmp_path: Path, cls: Any, close: float
+    groups: Pool, tmp_path: Path, cls: Any, close: float
 ) -> None:
     name, first, second = cls.__name__, str(tmp_path / "a"), str(tmp_path / "b")
     start = coded.train(name, 0, None, None)
@@ -267,7 +261,7 @@ def test_checkpoints_of_sums_over_ranks_keep_codes_and_go_on_on_other_layouts(
                     assert_next_to(other[key], value)
 
 
-def test_bfloat16_parameters_with_float32_states_survive(groups: dict[int, Workers], tmp_path: Path) -> None:
+def test_bfloat16_parameters_with_float32_states_survive(groups: Pool, tmp_path: Path) -> None:
     folder = str(tmp_path / "a")
     keys = {"state_bits": 32, "state_dtype": torch.float32, "stochastic_rounding": True}
     run(groups, 4, coded.train, "AdamW", 2, None, folder, torch.bfloat16, keys)
@@ -277,7 +271,7 @@ def test_bfloat16_parameters_with_float32_states_survive(groups: dict[int, Worke
     assert {str(v.dtype) for k, v in got.items() if "param" not in k} == {"torch.float32"}
 
 
-def test_synchronizing_averages_what_codes_stand_for(groups: dict[int, Workers]) -> None:
+def test_synchronizing_averages_what_codes_stand_for(groups: Pool) -> None:
     for before, after, error in groups[2].run(coded.synchronized):
         assert before > 1e-2
         assert after == 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,12 @@ import pytest
 import torch
 
 from . import family, jobs
-from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal, two_and_four
+from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal
 
 GLOBAL: dict[str, Any] = {"selection_scope": "global", "fraction": 0.5}
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (("NorMuon", {}), ("Dion2", GLOBAL), ("NorDion2", GLOBAL))
 # Of the way of the steps in float64; gradients are summed in another order on every layout.
 CLOSE = 1e-11
-
-
-@pytest.fixture(scope="module")
-def groups() -> Iterator[Groups]:
-    with two_and_four() as both:
-        yield both
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,24 +14,6 @@ NAMES = ("Dion", "Muon", "AdamW", "Lion")
 CASES = ("dion-quarter", "muon-default", "adamw-default", "lion-default")
 # Of the way of four steps in float64: every wrapper sums gradients in an order of its own.
 CLOSE = 1e-12
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Workers]:
-    with workers(2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Workers]:
-    with workers(4) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[Workers]:
-    with workers(8) as group:
-        yield group
 
 
 def size_of(axes: dict[str, int]) -> int:

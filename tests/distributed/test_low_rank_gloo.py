@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from . import family, jobs
-from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal, two_and_four
+from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal
 
 GALORE = {"rank": 2, "update_proj_gap": 2}
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -22,12 +21,6 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
 IDS = ["galore", "galore-rotate-stagger", "apollo", "mini"]
 # Of the way of the steps in float64; gradients are summed in another order on every layout.
 CLOSE = 1e-11
-
-
-@pytest.fixture(scope="module")
-def groups() -> Iterator[Groups]:
-    with two_and_four() as both:
-        yield both
 
 
 @pytest.mark.parametrize(

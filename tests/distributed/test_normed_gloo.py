@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from support.layouts import SETTINGS
 
 from . import jobs, normed
-from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal, two_and_four
+from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal
 
 CASES = ("lamb-default", "lamb-clipped", "adafactor-scaled", "adafactor-beta1", "came-default")
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -26,12 +25,6 @@ every_model = pytest.mark.parametrize(
 )
 # Of the way of the steps in float64; gradients are summed in another order on every layout.
 CLOSE = 1e-11
-
-
-@pytest.fixture(scope="module")
-def groups() -> Iterator[Groups]:
-    with two_and_four() as both:
-        yield both
 
 
 def size_of(axes: dict[str, int]) -> int:

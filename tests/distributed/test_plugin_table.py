@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import oxidion
-from support.workers import Workers, workers
+from support.workers import Workers
 
 from . import plugins
 
@@ -43,12 +42,6 @@ def lines_of(plugin: str) -> str:
 
 
 CELLS = table()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Workers]:
-    with workers(4) as group:
-        yield group
 
 
 def test_every_plugin_has_a_cell_for_every_optimizer() -> None:

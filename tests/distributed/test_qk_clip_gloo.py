@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 
-from support.workers import Workers, workers
+from support.workers import Workers
 
 from . import clipping
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Workers]:
-    with workers(2) as group:
-        yield group
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Workers]:
-    with workers(4) as group:
-        yield group
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,51 +12,30 @@ from torch import Tensor
 
 import oxidion
 from oxidion._reference.registry import REFERENCE
-from support.cases import ALL_CASES, MATRIX_ALGORITHMS, Case, Group, case_named
+from support.cases import MATRIX_ALGORITHMS, Case, Group, case_named
 from support.inputs import Shape, gradients
-from support.layouts import SETTINGS, WIDE, Setting, setting_named
+from support.layouts import Setting, setting_named
 from support.sim_mesh import Layout, R, Rank, S, cut
 
 from .comparison import Comparison, on_grid
+from .pairs import CHOSEN, ROWS, WIDE_CHOSEN, WIDE_ROWS
 
 STEPS = 3
-TRAILING = tuple(case.name for case in ALL_CASES if "flatten" in case.name)
 
 
-def too_deep(case: Case, setting: Setting) -> bool:
-    """Whether a flattened kernel would be cut beyond its second dimension, which is refused."""
-    return case.name in TRAILING and any(
-        dim > 1 for shape in case.shapes for _, dim in setting.place(shape).values()
-    )
+def rows(all_rows: Sequence[tuple[Any, ...]], chosen: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Cases and layouts; those that are not chosen are part of the full product, which is slow."""
+    names = {tuple(map(str, row)) for row in chosen}
+    assert names
+    return [
+        pytest.param(*row[:2], marks=() if tuple(map(str, row)) in names else pytest.mark.slow)
+        for row in all_rows
+    ]
 
 
-LOCAL = (
-    *("always", "betas", "cautious", "eps", "maximize", "mu", "newton-schulz", "no-decay", "none", "phi"),
-    *("rms", "step", "sums", "unadapted", "unadjusted", "warmup"),
-)
-"""Settings that change nothing but elementwise arithmetic, or what is done to whole matrices."""
-FEW = ("fsdp4-dim0", "fsdp2-tp3", "hsdp-compressed", "dp2-fsdp2-tp2")
-
-
-def worth(case: Case, setting: Setting) -> bool:
-    """Whether a case may behave otherwise on this layout than on a few others."""
-    return setting.name in FEW or case.name.split("-", 1)[1] not in LOCAL
-
-
-PAIRS = [
-    (case, setting)
-    for case in ALL_CASES
-    for setting in SETTINGS
-    if worth(case, setting) and not too_deep(case, setting)
-]
-
-
-def test_every_case_meets_every_setting() -> None:
-    met = {(case.name, setting.name) for case, setting in PAIRS}
-    left_out = {(c.name, s.name) for c in ALL_CASES for s in SETTINGS if worth(c, s)} - met
-    assert left_out == {(name, "experts2-tp2") for name in TRAILING}
-    assert {case.algorithm for case, _ in PAIRS} == set(REFERENCE)
-    assert len(PAIRS) > 500
+def rows_of(dtype: str) -> list[Any]:
+    """Rows of one dtype."""
+    return rows([row for row in ROWS if row[2] == dtype], CHOSEN)
 
 
 def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int = STEPS) -> None:
@@ -70,7 +51,7 @@ def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int =
         single.step()
 
 
-@pytest.mark.parametrize(("case", "setting"), PAIRS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("case", "setting"), rows_of("float64"), ids=str)
 def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float64, "float64")
     run_beside_one_process(comparison, "float64")
@@ -80,16 +61,7 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
         comparison.check(1e-12)
 
 
-DEFAULTS = (
-    *("muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came", "galore"),
-    "apollo",
-)
-OTHERS = "dion-quarter dion-cqr muon-nesterov galore-rotate galore-left apollo-tensor adafactor-scaled"
-FLOAT32_CASES = (*OTHERS.split(), *(f"{name}-default" for name in DEFAULTS))
-FLOAT32 = [(case_named(n), s) for n in FLOAT32_CASES for s in SETTINGS if s.outer is None]
-
-
-@pytest.mark.parametrize(("case", "setting"), FLOAT32, ids=lambda value: str(value))
+@pytest.mark.parametrize(("case", "setting"), rows_of("float32"), ids=str)
 def test_float32_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float32, "float32")
     run_beside_one_process(comparison, "float32")
@@ -97,10 +69,9 @@ def test_float32_step_on_any_layout_equals_one_process(case: Case, setting: Sett
     comparison.check(2e-6)
 
 
-@pytest.mark.parametrize("name", ["dion-quarter", *(f"{name}-default" for name in DEFAULTS)])
-@pytest.mark.parametrize("setting", WIDE, ids=str)
-def test_sixty_four_ranks_equal_one_process(name: str, setting: Setting) -> None:
-    comparison = Comparison(case_named(name), setting, torch.float64, "float64")
+@pytest.mark.parametrize(("case", "setting"), rows(WIDE_ROWS, WIDE_CHOSEN), ids=str)
+def test_sixty_four_ranks_equal_one_process(case: Case, setting: Setting) -> None:
+    comparison = Comparison(case, setting, torch.float64, "float64")
     run_beside_one_process(comparison, "float64", 2)
     comparison.expected = [p.detach() for p in comparison.single]
     comparison.check(1e-12)

@@ -101,7 +101,7 @@ def plane(name: str, axes: dict[str, int], strided: bool, compressed: bool) -> f
 
 def flattened(name: str) -> float:
     """FSDP2 over a mesh of two flattened axes."""
-    mesh = jobs.mesh_of({"dp": 2, "cp": dist.get_world_size() // 2})
+    mesh = jobs.new_mesh({"dp": 2, "cp": dist.get_world_size() // 2})
     both = mesh["dp", "cp"]._flatten("dp_cp")
     network = jobs.placed_model()
     fully_shard(network, mesh=both)
@@ -115,7 +115,7 @@ def rebuilt_mesh(name: str) -> float:
     world = dist.get_world_size()
     network = jobs.placed_model()
     fully_shard(network, mesh=jobs.mesh_of({"fs": world}))
-    again = jobs.mesh_of({"fs": world})
+    again = jobs.new_mesh({"fs": world})
     keys = {"distributed_mesh": again} if name == "Muon" else {}
     optimizer = jobs.optimizer_of(network, name, **keys)
     jobs.train(network, optimizer, STEPS, (dist.get_rank(), world))

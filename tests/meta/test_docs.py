@@ -129,6 +129,7 @@ def test_a_block_that_fails_on_one_rank_fails(snippets: subprocess.Popen[str], t
     assert "AssertionError: told" in answer["errors"]
 
 
-@pytest.mark.parametrize(("page", "target"), LINKS, ids=[f"{page.name}-{target}" for page, target in LINKS])
-def test_relative_link_leads_to_a_file(page: Path, target: str) -> None:
-    assert (page.parent / target).exists()
+@pytest.mark.parametrize("page", sorted({page for page, _ in LINKS}), ids=lambda page: page.stem)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    targets = [target for own, target in LINKS if own == page]
+    assert [target for target in targets if not (page.parent / target).exists()] == []

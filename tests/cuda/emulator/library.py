@@ -14,6 +14,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from support import cache as files
+
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[2] / "src" / "kernels" / "cuda"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
@@ -117,18 +119,36 @@ class Launch(ctypes.Structure):
     )
 
 
-def _write_sources(folder: Path, edits: Sequence[Edit]) -> None:
-    """Copies the sources, edited, without their PTX: the emulator's twins are found by the include path."""
+def _sources(source: str, edits: Sequence[Edit], kernels: Sequence[str]) -> dict[str, str]:
+    """Sources, edited, without their PTX, whose twins the include path finds, and what enters the kernels."""
     texts = {path.name: path.read_text() for path in SOURCES.glob("*.cu*")}
     for name, old, new in edits:
         if texts[name].count(old) != 1:
             raise ValueError(f"{name}: expected one {old!r}, found {texts[name].count(old)}")
         texts[name] = texts[name].replace(old, new)
     twins = {path.name for path in HERE.glob("*.cuh")}
-    for name, text in texts.items():
-        if name not in twins:
-            filled = SHARED.sub(r"\1static \2 \3\4; emulator::leave_unwritten(&\3, sizeof \3);", text)
-            (folder / name).write_text(filled)
+    filled = r"\1static \2 \3\4; emulator::leave_unwritten(&\3, sizeof \3);"
+    made = {name: SHARED.sub(filled, text) for name, text in texts.items() if name not in twins}
+    entry = [f'#include "{source}"']
+    entry += [
+        f"EMULATED_KERNEL({kernel}, {structure})"
+        for kernel, structure in KERNELS[source].items()
+        if not kernels or kernel in kernels
+    ]
+    return {**made, "entry.cpp": "\n".join(entry) + "\n"}
+
+
+def parts(*texts: str) -> list[str]:
+    """All that a library depends on which is made of these texts: the emulator, the flags, the compiler."""
+    emulator = sorted(path for path in HERE.iterdir() if path.suffix in (".h", ".cuh"))
+    own = (part for path in emulator for part in (path.name, path.read_text()))
+    return [files.version("g++"), *FLAGS, *own, *texts]
+
+
+def library_parts(source: str, edits: Sequence[Edit] = (), kernels: Sequence[str] = ()) -> list[str]:
+    """All that the library of a source's kernels depends on."""
+    made = _sources(source, edits, kernels)
+    return parts(*(part for name in sorted(made) for part in (name, made[name])))
 
 
 def _compile(*arguments: str) -> None:
@@ -153,20 +173,18 @@ class Emulated:
     def __init__(
         self, source: str, folder: Path, edits: Sequence[Edit] = (), kernels: Sequence[str] = ()
     ) -> None:
+        def make(library: Path) -> None:
+            for name, text in _sources(source, edits, kernels).items():
+                (library.parent / name).write_text(text)
+            folders = [f"-I{place}" for place in (library.parent, HERE, _precompiled())]
+            _compile(*folders, "-include", TWINS, str(library.parent / "entry.cpp"), "-o", str(library))
+
         folder.mkdir(parents=True, exist_ok=True)
-        _write_sources(folder, edits)
-        entry = [f'#include "{source}"']
-        entry += [
-            f"EMULATED_KERNEL({kernel}, {structure})"
-            for kernel, structure in KERNELS[source].items()
-            if not kernels or kernel in kernels
-        ]
-        (folder / "entry.cpp").write_text("\n".join(entry) + "\n")
-        built = folder / "kernels.so"
-        folders = [f"-I{place}" for place in (folder, HERE, _precompiled())]
-        _compile(*folders, "-include", TWINS, str(folder / "entry.cpp"), "-o", str(built))
-        self.path = built
-        self._library = ctypes.CDLL(str(built))
+        self.path = folder / "kernels.so"
+        # A copy: the loader gives the variables of one file to all that load it.
+        name = f"{source.removesuffix('.cu')}.so"
+        shutil.copyfile(files.kept(name, library_parts(source, edits, kernels), make), self.path)
+        self._library = ctypes.CDLL(str(self.path))
         self._library.emulator_failure.restype = ctypes.c_char_p
 
     def launch(

@@ -1,0 +1,64 @@
+"""Machine code of the CUDA sources and what was read from it, kept between runs."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from support import cache as files
+
+from . import compile as compiler
+from .compile import Cubin, Kernel
+
+
+@cache
+def tools() -> str:
+    """Which compiler and which disassembler are installed."""
+    library, (major, minor) = compiler.nvrtc(), (ctypes.c_int(), ctypes.c_int())
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    size = Path(library._name).stat().st_size
+    disassembler = compiler._tool("cuobjdump", "--version")
+    return f"NVRTC {major.value}.{minor.value}, {size} bytes, {disassembler}"
+
+
+def parts(source: str, architecture: str) -> list[str]:
+    """All that the machine code of a source depends on, and what is read from it."""
+    headers = sorted(compiler.SOURCES.glob("*.cuh"))
+    texts = [text for path in (compiler.SOURCES / source, *headers) for text in (path.name, path.read_text())]
+    return [tools(), architecture, *compiler.OPTIONS, *texts, *map(read, (compiler.__file__, __file__))]
+
+
+def read(file: str) -> str:
+    """The text of a file."""
+    return Path(file).read_text()
+
+
+def written(cubin: Cubin) -> str:
+    """A cubin as text."""
+    kernels = {
+        name: [kernel.registers, kernel.stack, kernel.spill, kernel.instructions]
+        for name, kernel in cubin.kernels.items()
+    }
+    return json.dumps([kernels, cubin.log, cubin.seconds, base64.b64encode(cubin.code).decode()])
+
+
+def read_back(text: str) -> Cubin:
+    """The cubin of a text."""
+    kernels, log, seconds, code = json.loads(text)
+    made = {name: Kernel(*numbers, Counter(counts)) for name, (*numbers, counts) in kernels.items()}
+    return Cubin(made, log, seconds, base64.b64decode(code))
+
+
+@cache
+def compiled(source: str, architecture: str) -> Cubin:
+    """A file of ``src/kernels/cuda`` compiled and taken apart, now or in an earlier run."""
+
+    def make(file: Path) -> None:
+        file.write_text(written(compiler.compiled(source, architecture)))
+
+    name = f"{source.removesuffix('.cu')}-{architecture}.json"
+    return read_back(files.kept(name, parts(source, architecture), make).read_text())

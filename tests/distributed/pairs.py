@@ -1,0 +1,112 @@
+"""Which cases meet which layouts: all that may differ, and few of them that have every pair of features."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from support.cases import ALL_CASES, BASE, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, case_named
+from support.layouts import SETTINGS, WIDE, Setting
+from support.pairwise import covering
+
+TRAILING = tuple(case.name for case in ALL_CASES if "flatten" in case.name)
+LOCAL = (
+    *("always", "betas", "cautious", "eps", "maximize", "mu", "newton-schulz", "no-decay", "none", "phi"),
+    *("rms", "step", "sums", "unadapted", "unadjusted", "warmup"),
+)
+"""Settings that change nothing but elementwise arithmetic, or what is done to whole matrices."""
+FEW = ("fsdp4-dim0", "fsdp2-tp3", "hsdp-compressed", "dp2-fsdp2-tp2")
+
+Row = tuple[Case, Setting, str]
+"""A case on a layout, and the dtype of its parameters."""
+
+
+def too_deep(case: Case, setting: Setting) -> bool:
+    """Whether a flattened kernel would be cut beyond its second dimension, which is refused."""
+    return case.name in TRAILING and any(
+        dim > 1 for shape in case.shapes for _, dim in setting.place(shape).values()
+    )
+
+
+def worth(case: Case, setting: Setting) -> bool:
+    """Whether a case may behave otherwise on this layout than on a few others."""
+    return setting.name in FEW or case.name.split("-", 1)[1] not in LOCAL
+
+
+DEFAULTS = (
+    *("muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came", "galore"),
+    "apollo",
+)
+OTHERS = "dion-quarter dion-cqr muon-nesterov galore-rotate galore-left apollo-tensor adafactor-scaled"
+FLOAT32_CASES = (*OTHERS.split(), *(f"{name}-default" for name in DEFAULTS))
+
+PAIRS = [
+    (case, setting)
+    for case in ALL_CASES
+    for setting in SETTINGS
+    if worth(case, setting) and not too_deep(case, setting)
+]
+ROWS: list[Row] = [
+    *((case, setting, "float64") for case, setting in PAIRS),
+    *((case_named(n), s, "float32") for n in FLOAT32_CASES for s in SETTINGS if s.outer is None),
+]
+"""All that is worth a comparison with one process."""
+
+
+def options(case: Case) -> set[str]:
+    """Settings of a case and the shapes of its parameters, each as a feature."""
+    keys = [case.kwargs, *(group.keys for group in case.groups)]
+    settings = {f"{key}={value}" for own in keys for key, value in own.items() if BASE.get(key) != value}
+    return {*settings, f"shapes={case.shapes}"}
+
+
+def traits(setting: Setting) -> set[str]:
+    """How a layout cuts a stack of matrices, by how many ranks and axes, and who is told of them."""
+    places = setting.place((3, 6, 4))
+    cuts = "+".join(sorted(f"{kind}{dim}" for kind, dim in places.values() if kind != "R"))
+    copies = any(kind == "R" for kind, _ in places.values())
+    pending = not all(setting.extra.values())
+    sizes = setting.axes.values()
+    return {
+        f"cuts={cuts}",
+        f"replicas={'compressed' if pending else 'averaged' if copies else 'none'}",
+        f"named={setting.outer},{setting.inner}",
+        f"shards={'empty' if max(sizes) > 8 else 'uneven' if any(n % 2 for n in sizes) else 'even'}",
+        f"axes={len(sizes)}",
+    }
+
+
+def features(row: Row) -> set[Hashable]:
+    """What a row has: its case, and pairs.
+
+    An algorithm meets every layout, a setting or shape every trait of layouts, and a dtype all of them.
+    """
+    case, setting, dtype = row
+    meets_dtype = (case.algorithm, setting.name, *options(case))
+    return {
+        case.name,
+        (case.algorithm, setting.name),
+        *((option, trait) for option in options(case) for trait in traits(setting)),
+        *((dtype, other) for other in meets_dtype),
+    }
+
+
+CHOSEN = covering(ROWS, features)
+"""Rows that have every pair of features that any row has."""
+
+
+def kind(algorithm: str) -> str:
+    """Algorithms that lay out their work alike."""
+    if algorithm in MATRIX_ALGORITHMS:
+        return "matrix"
+    if algorithm in LOW_RANK_ALGORITHMS:
+        return "low rank"
+    return "elementwise" if algorithm in ("adamw", "lion") else "sums"
+
+
+WIDE_ROWS = [
+    (case_named(name), setting)
+    for name in ("dion-quarter", *(f"{name}-default" for name in DEFAULTS))
+    for setting in WIDE
+]
+WIDE_CHOSEN = covering(WIDE_ROWS, lambda row: {row[0].name, (kind(row[0].algorithm), row[1].name)})
+"""Every case, and every kind of algorithm on every wide layout."""
