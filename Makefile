@@ -85,7 +85,7 @@ site: build $(VENV)/.docs ## Build the documentation site into target/site, with
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 	python -m pytest tests/meta/test_site.py
 
-wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+wheel: build ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
 	python tests/cuda/compile.py --cubins target/cubins
 	OXIDION_CUBINS=$(CURDIR)/target/cubins maturin build --release --strip --out dist
 

@@ -33,5 +33,7 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::prepare_devices, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::device_kernels, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::generated_headers, module)?)?;
     functional::register(module)
 }

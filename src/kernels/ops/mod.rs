@@ -1,4 +1,6 @@
-//! Operations: of each what it is told, its operands, and how the CPU carries it out.
+//! Operations: of each its scalars and operands, how the CPU carries it out, and its kernels on devices.
+
+use super::cuda_call::Declared;
 
 pub(in crate::kernels) mod adamw;
 pub(in crate::kernels) mod apply;
@@ -6,6 +8,7 @@ pub(in crate::kernels) mod channels;
 pub(in crate::kernels) mod clipping;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convert;
+pub(in crate::kernels) mod declare;
 pub(in crate::kernels) mod direction;
 pub(in crate::kernels) mod factored;
 pub(in crate::kernels) mod factors;
@@ -20,4 +23,20 @@ pub(in crate::kernels) mod normals;
 pub(in crate::kernels) mod rotations;
 pub(in crate::kernels) mod signs;
 pub(in crate::kernels) mod slices;
+pub(in crate::kernels) mod sum_of_squares;
 pub(in crate::kernels) mod trust;
+
+/// Every declared operation.
+pub(in crate::kernels) static TABLE: &[&Declared] = &[
+    &adamw::DECLARED,
+    &apply::DECLARED,
+    &convert::DECLARED,
+    &direction::DECLARED,
+    &factored::DECLARED,
+    &lamb::DECLARED,
+    &lion::DECLARED,
+    &means::DECLARED,
+    &momentum::DECLARED,
+    &momentum_squares::DECLARED,
+    &sum_of_squares::DECLARED,
+];
