@@ -27,6 +27,7 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::PyPlan>()?;
     module.add_class::<session::PySession>()?;
     module.add_function(wrap_pyfunction!(plan::algorithms, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::state_names, module)?)?;
     module.add_function(wrap_pyfunction!(handles::axes_of, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_signs, module)?)?;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 use super::cuda_call::{Declared, Family, Kernel};
-use super::ops::TABLE;
+use super::ops::table;
 
 /// The pass of each kind of kernel, as macros name it, and its header.
 const FAMILIES: [(Family, &str, &str); 4] = [
@@ -18,7 +18,7 @@ const FAMILIES: [(Family, &str, &str); 4] = [
 
 /// All kernels that are declared, in order.
 pub fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    TABLE.iter().flat_map(|declared| declared.kernels.iter().copied())
+    table().flat_map(|declared| declared.kernels.iter().copied())
 }
 
 /// Names of the kernels of a pass; where `encoded`, of those with a form for operands that are more than numbers of their
@@ -32,7 +32,7 @@ pub(super) fn stems(family: Family, encoded: bool) -> Vec<&'static str> {
 pub fn generated() -> &'static [(&'static str, String)] {
     static ALL: OnceLock<Vec<(&str, String)>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let inline = TABLE.iter().filter(|declared| declared.is_inline);
+        let inline = table().filter(|declared| declared.is_inline);
         inline
             .map(|declared| (declared.header.0, declared.header.1.to_owned()))
             .chain([("scalars.cuh", scalars())])
@@ -90,8 +90,8 @@ fn scalars() -> String {
 /// The operations of a pass, and macros that name each of its kernels.
 fn each(family: Family, name: &str) -> String {
     let mut text = String::from("// Written from the declarations in src/kernels/ops.\n#pragma once\n");
-    let has = |declared: &&&Declared| declared.kernels.iter().any(|kernel| kernel.family == family);
-    for declared in TABLE.iter().filter(has) {
+    let has = |declared: &&Declared| declared.kernels.iter().any(|kernel| kernel.family == family);
+    for declared in table().filter(has) {
         let _ = writeln!(text, "#include \"{}\"", declared.header.0);
     }
     for (prefix, encoded) in [("", false), ("ENCODED_", true)] {
@@ -112,10 +112,10 @@ mod tests {
     fn names_of_kernels_and_headers_are_used_once() {
         let names: BTreeSet<_> = kernels().map(|kernel| kernel.name).collect();
         let devices: BTreeSet<_> = kernels().map(|kernel| kernel.device).collect();
-        let headers: BTreeSet<_> = TABLE.iter().map(|declared| declared.header.0).collect();
+        let headers: BTreeSet<_> = table().map(|declared| declared.header.0).collect();
         assert!(names.len() > 20);
         assert_eq!([names.len(), devices.len()], [kernels().count(); 2]);
-        assert_eq!(headers.len(), TABLE.len());
+        assert_eq!(headers.len(), table().count());
     }
 
     #[test]

@@ -33,7 +33,6 @@ pub use dispatch::{
     measured_squares, move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
 };
 pub use headers::{generated as generated_headers, kernels as device_kernels};
-pub use ops::adamw::AdamW;
 pub use ops::apply::{Apply, Decay};
 pub use ops::channels::{
     ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
@@ -42,18 +41,19 @@ pub use ops::clipping::{Clipping, Rates, UpdateSums};
 pub use ops::columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use ops::convert::Convert;
 pub use ops::direction::{ApplyLate, Direction};
+pub(crate) use ops::elementwise_optimizers;
 pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use ops::factors::{Factors, Steps};
 pub use ops::finite::{Finite, clear_without_basis};
 pub use ops::lamb::{Lamb, LambNorms};
-pub use ops::lion::Lion;
 pub use ops::means::{Means, NewShare, Squares};
 pub use ops::momentum::{Accumulate, Momentum, Release};
 pub use ops::momentum_squares::MomentumSquares;
 pub use ops::neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use ops::normals::{Normals, fill_normals};
+pub use ops::optimizers::*;
 pub use ops::rotations::{ROTATED_SIZES, orthogonal_rows};
 pub use ops::signs::{SIGNS, Signs, sign_matrix};
 pub use ops::slices::{

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::cuda::{Source, Sources, When, jacobi, panel, symmetric};
 use super::cuda_call::Family;
 use super::headers::{generated, stems};
-use super::ops::TABLE;
+use super::ops::table;
 
 /// Headers by the name under which they are included; those of operations are declared with them.
 const HEADERS: &[(&str, &str)] = &[
@@ -247,7 +247,7 @@ static SOURCES: &[&Source] = &[
 pub(super) fn sources() -> &'static Sources {
     static ALL: OnceLock<Sources> = OnceLock::new();
     ALL.get_or_init(|| {
-        let files = TABLE.iter().filter(|declared| !declared.is_inline).map(|declared| declared.header);
+        let files = table().filter(|declared| !declared.is_inline).map(|declared| declared.header);
         let files = HEADERS.iter().copied().chain(files).map(|(name, text)| (name, Cow::Borrowed(text)));
         let written = generated().iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str())));
         let mut headers: Vec<_> = files.chain(written).collect();

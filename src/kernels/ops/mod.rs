@@ -2,7 +2,6 @@
 
 use super::cuda_call::Declared;
 
-pub(in crate::kernels) mod adamw;
 pub(in crate::kernels) mod apply;
 pub(in crate::kernels) mod channels;
 pub(in crate::kernels) mod clipping;
@@ -14,7 +13,6 @@ pub(in crate::kernels) mod factored;
 pub(in crate::kernels) mod factors;
 pub(in crate::kernels) mod finite;
 pub(in crate::kernels) mod lamb;
-pub(in crate::kernels) mod lion;
 pub(in crate::kernels) mod means;
 pub(in crate::kernels) mod momentum;
 pub(in crate::kernels) mod momentum_squares;
@@ -26,17 +24,48 @@ pub(in crate::kernels) mod slices;
 pub(in crate::kernels) mod sum_of_squares;
 pub(in crate::kernels) mod trust;
 
-/// Every declared operation.
-pub(in crate::kernels) static TABLE: &[&Declared] = &[
-    &adamw::DECLARED,
+/// Elementwise optimizers by the name of their files: of each the update is in one here, the algorithm in one of
+/// `algorithm`.
+macro_rules! elementwise_optimizers {
+    ($then:ident) => {
+        $then! {
+            adamw
+            ademamix
+            lion
+        }
+    };
+}
+pub(crate) use elementwise_optimizers;
+
+macro_rules! updates {
+    ($($name:ident)*) => {
+        $( pub(in crate::kernels) mod $name; )*
+
+        /// What they export.
+        pub(in crate::kernels) mod optimizers {
+            $( pub use super::$name::*; )*
+        }
+
+        /// Operations that are updates.
+        const UPDATES: &[&Declared] = &[$( &$name::DECLARED ),*];
+    };
+}
+elementwise_optimizers!(updates);
+
+/// Operations that several optimizers share, or that are part of a step.
+const PASSES: &[&Declared] = &[
     &apply::DECLARED,
     &convert::DECLARED,
     &direction::DECLARED,
     &factored::DECLARED,
     &lamb::DECLARED,
-    &lion::DECLARED,
     &means::DECLARED,
     &momentum::DECLARED,
     &momentum_squares::DECLARED,
     &sum_of_squares::DECLARED,
 ];
+
+/// Every declared operation.
+pub(in crate::kernels) fn table() -> impl Iterator<Item = &'static Declared> {
+    UPDATES.iter().chain(PASSES).copied()
+}
