@@ -55,6 +55,7 @@ test: build ## Run the tests of the Rust core and of the Python package
 
 lint: build site ## Check formatting, lints, types, the stub of the extension and the documentation site
 	cargo fmt --check
+	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
 	cargo clippy --all-targets --no-default-features -- -D warnings
 	cargo clippy --all-targets --no-default-features --features cuda -- -D warnings
 	cargo clippy --all-targets --release --features extension-module -- -D warnings
@@ -84,6 +85,9 @@ docs: build site ## Build the documentation of the core and the site, and run th
 site: build $(VENV)/.docs ## Build the documentation site into target/site, with warnings as errors, and check it
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 	python -m pytest tests/meta/test_site.py
+
+new-optimizer: ## Write the files of a new optimizer, which is SGD with momentum until they are edited: NAME=ademamix CLASS=AdEMAMix
+	$(PYTHON) .ci/new_optimizer.py $(NAME) $(if $(CLASS),--class-name $(CLASS)) $(if $(KIND),--kind $(KIND))
 
 wheel: build ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
 	python tests/cuda/compile.py --cubins target/cubins

@@ -1,6 +1,6 @@
-"""Writes the files of a new optimizer: SGD with momentum under its name, which works at once and is then edited.
+"""Writes the files of a new optimizer: SGD with momentum under its name, which works and is then edited.
 
-``make new-optimizer NAME=ademamix CLASS=AdEMAMix`` calls it. It writes five files and adds a line to three.
+``make new-optimizer NAME=ademamix CLASS=AdEMAMix`` calls it. It writes five files and edits three.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ NEW = {
 
 def filled(text: str, name: str, class_name: str) -> str:
     """A template under this name."""
-    return text.replace("CLASS", class_name).replace("NAME_step", f"{name}_step").replace(
-        '"NAME"', f'"{name}"'
-    ).replace("NAME.", f"{name}.").replace("NAME =", f"{name} =")
+    return text.replace("ClassName", class_name).replace("optimizer_name", name)
 
 
-def listed(text: str, line: str, block: re.Pattern[str]) -> str:
-    """The text with a line among those of a block, which are sorted."""
-    found = block.search(text)
+def listed(text: str, line: str, block: str) -> str:
+    """The text with a line among the sorted ones of a block; words in upper case come first."""
+    found = re.search(block, text)
     if found is None:
-        raise SystemExit(f"error: expected a block {block.pattern!r}, found none")
-    lines = [*found[1].splitlines(keepends=True), line]
-    indent = re.match(r" *", found[1])
-    ordered = sorted({re.sub(r"^ *", indent[0] if indent else "", each) for each in lines}, key=str.lower)
-    return text[: found.start(1)] + "".join(ordered) + text[found.end(1) :]
+        raise SystemExit(f"error: expected lines like {block!r}, found none")
+    lines = sorted({*found[1].splitlines(), line}, key=lambda each: (not each.strip(' ",').isupper(), each))
+    return text[: found.start(1)] + "".join(f"{each}\n" for each in lines) + text[found.end(1) :]
 
 
 def edits(name: str, class_name: str) -> dict[str, list[tuple[str, str]]]:
-    """Files that get a line: the pattern of the block that gets it, and the line."""
-    exported = rf"from oxidion\.optim\.{name} import {class_name}\n"
+    """Files that get a line: the line, and the lines among which it belongs."""
     return {
-        "src/kernels/ops/mod.rs": [(r"\$then! \{\n((?: +\w+\n)+)", f"{name}\n")],
+        "src/kernels/ops/mod.rs": [(f"            {name}", r"\$then! \{\n((?: {12}\w+\n)+)")],
         "python/oxidion/optim/__init__.py": [
-            (r"((?:from oxidion\.optim\.\w+ import [^\n]+\n)+)", exported.replace("\\", "")),
-            (r"__all__ = \[\n((?: +\"\w+\",\n)+)", f'"{class_name}",\n'),
+            (
+                f"from oxidion.optim.{name} import {class_name}",
+                r"((?:from oxidion\.optim\.\w+ import \w+\n)+)",
+            ),
+            (f'    "{class_name}",', r"__all__ = \[\n((?: {4}\"\w+\",\n)+)"),
         ],
         "CHANGELOG.md": [],
     }
@@ -84,8 +82,8 @@ def write(root: Path, name: str, class_name: str) -> list[Path]:
     touched = list(places.values())
     for place, lines in edits(name, class_name).items():
         file, text = root / place, (root / place).read_text()
-        for pattern, line in lines:
-            text = listed(text, line, re.compile(pattern))
+        for line, block in lines:
+            text = listed(text, line, block)
         file.write_text(noted(text, class_name) if file.name == "CHANGELOG.md" else text)
         touched.append(file)
     return touched

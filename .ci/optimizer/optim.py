@@ -1,4 +1,4 @@
-"""CLASS: say whose signature it has."""
+"""ClassName: say whose signature it has."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
 
 
-class CLASS(OxOptimizer):
-    r"""CLASS: momentum with decoupled weight decay (say whose, with the paper).
+class ClassName(OxOptimizer):
+    r"""ClassName: momentum with decoupled weight decay (say whose, with the paper).
 
     .. math::
         m &\leftarrow \mu m + g \\
@@ -31,7 +31,7 @@ class CLASS(OxOptimizer):
     Arguments that are not named here are those of ``OxOptimizer``.
     """
 
-    ALGORITHM = "NAME"
+    ALGORITHM = "optimizer_name"
     MATRIX = False
     SCHEMA: ClassVar[dict[str, Field]] = {"momentum": validate.number(0.9)}
 

@@ -1,4 +1,4 @@
-"""CLASS: momentum."""
+"""ClassName: momentum."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 from oxidion._reference.update import Group, State, average, decay
 
 
-def NAME_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
-    """CLASS (write it from the paper, not from the Rust file).
+def optimizer_name_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """ClassName (write it from the paper, not from the Rust file).
 
     ``m <- mu m + g``; decay, with ``cautious_wd`` where ``m X >= 0``; ``X <- X - lr m``.
     """

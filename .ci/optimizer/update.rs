@@ -1,4 +1,4 @@
-//! The update of `CLASS`.
+//! The update of `ClassName`.
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
@@ -6,17 +6,17 @@ use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
 ops! {
-    cuda "NAME.cuh" r#"// The update of CLASS.
+    cuda "optimizer_name.cuh" r#"// The update of ClassName.
 #pragma once
 #include "arithmetic.cuh"
 
-// As src/kernels/ops/NAME.rs has it. Operands: x, g, m.
+// As src/kernels/ops/optimizer_name.rs has it. Operands: x, g, m.
 template <typename C>
-struct CLASS : CLASSOperands {
+struct ClassName : ClassNameOperands {
     C lr, mu, keep, factor;
     bool cautious;
 
-    __device__ CLASS(const CLASSScalars& s, const Job&)
+    __device__ ClassName(const ClassNameScalars& s, const Job&)
         : lr(scalar<C>(s.lr())),
           mu(scalar<C>(s.mu())),
           keep(scalar<C>(1.0 - s.decay())),
@@ -33,7 +33,7 @@ struct CLASS : CLASSOperands {
 
     /// `m ← μ·m + g`, decay, `x ← x - lr·m`. Operands: x, gradient, m.
     #[derive(Clone, Copy, Debug)]
-    pub struct CLASS {
+    pub struct ClassName {
         /// `lr`.
         lr: f64 * lr,
         /// μ, the momentum factor.
@@ -45,11 +45,11 @@ struct CLASS : CLASSOperands {
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,
     } => {
-        NAME = CLASS [x: update param, g: read plain, m: update signed];
+        optimizer_name = ClassName [x: update param, g: read plain, m: update signed];
     }
 }
 
-impl Op<3> for CLASS {
+impl Op<3> for ClassName {
     const WRITES: [bool; 3] = [true, false, true];
 
     #[inline(always)]

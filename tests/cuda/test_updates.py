@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.cases import DERIVED
+
 from .emulator.library import Emulated, KernelFault
 from .jobs import MOST, PASSES, PIECE, POSITIVE, THREADS, Pass, Rate, table
+from .operations import names
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 GUARD = 64
@@ -24,6 +27,12 @@ CASES = [(name, case) for name, cases in PASSES.items() for case in range(len(ca
 @pytest.fixture(scope="module")
 def updates(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated("updates.cu", tmp_path_factory.mktemp("updates"))
+
+
+def test_operation_without_an_equation_is_the_update_of_an_optimizer() -> None:
+    """`test_launch_cases.py` compares the steps of those on the emulator with those on the CPU."""
+    assert set(PASSES) <= set(names("elementwise"))
+    assert set(names("elementwise")) - set(PASSES) <= {cls.ALGORITHM for cls in DERIVED}
 
 
 def guarded(values: Tensor, dtype: torch.dtype, shift: int) -> tuple[Tensor, Tensor]:
