@@ -38,7 +38,7 @@ def samples(field: Field) -> tuple[Any, ...]:
     elif isinstance(default, tuple):
         found = (RATES[: len(default)],)
     elif "integer" in field.wanted:
-        found = (3,)
+        found = (3, 1000)
     else:
         found = tuple(value for value in (0.25, 2.0) if field.check(value))[:1]
     assert found, field
@@ -66,7 +66,7 @@ def settings(cls: type[OxOptimizer]) -> Iterator[tuple[str, dict[str, Any]]]:
 def live(cls: type[OxOptimizer]) -> dict[str, Any]:
     """Another value of every number of a class's own."""
     return {
-        key: samples(field)[0]
+        key: samples(field)[-1]
         for key, field in cls.SCHEMA.items()
         if field.wanted != "True or False" and not field.wanted.startswith("one of ")
     }
