@@ -82,6 +82,7 @@ test-all: build ## Run every test, with the extension as it is shipped and the c
 
 lint: $(BUILT) site ## Check formatting, lints, types, the stub of the extension and the documentation site
 	cargo fmt --check
+	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
 	cargo clippy --all-targets $(CORE) --no-default-features -- -D warnings
 	cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings
 	cargo clippy --all-targets --profile $(PROFILE) --features extension-module -- -D warnings
@@ -112,7 +113,10 @@ site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, w
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 	python -m pytest tests/meta/test_site.py
 
-wheel: $(VENV)/.deps ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+new-optimizer: ## Write the files of a new optimizer, which is SGD with momentum until they are edited: NAME=ademamix CLASS=AdEMAMix
+	$(PYTHON) .ci/new_optimizer.py $(NAME) $(if $(CLASS),--class-name $(CLASS)) $(if $(KIND),--kind $(KIND))
+
+wheel: build ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
 	python tests/cuda/compile.py --cubins target/cubins
 	OXIDION_CUBINS=$(CURDIR)/target/cubins maturin build --release --strip --out dist
 

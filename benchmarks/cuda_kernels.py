@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ROOT / "src" / "kernels" / "cuda"
 MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76
 SHARED_LIMIT = 8
 
@@ -129,7 +128,7 @@ class SymmetricKernels:
         if name not in self._functions:
             major, minor = self._capability
             architecture = "sm_90a" if major == 9 else "sm_80" if major == 8 else f"sm_{major}{minor}"
-            code, _ = _compiler().machine_code(SOURCES / f"{name}.cu", architecture)
+            code, _ = _compiler().machine_code(f"{name}.cu", architecture)
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(module), code)
             self._call("cuModuleGetFunction", ctypes.byref(function), module, f"{name}_bfloat16".encode())

@@ -18,46 +18,16 @@ from oxidion._core.abi import check_torch
 
 check_torch(torch.__version__)
 
-from oxidion import _oxidion, checkpoint, functional, hf, qk_clip  # noqa: E402
+from oxidion import _oxidion, checkpoint, functional, hf, optim, qk_clip  # noqa: E402
 from oxidion._core import table  # noqa: E402
 from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
 from oxidion.groups import galore_param_groups, param_groups  # noqa: E402
-from oxidion.optim import (  # noqa: E402
-    CAME,
-    Adafactor,
-    AdamW,
-    APOLLOAdamW,
-    APOLLOMini,
-    Dion,
-    Dion2,
-    Dion3,
-    DionMixedPrecisionConfig,
-    GaLoreAdamW,
-    Lamb,
-    Lion,
-    Muon,
-    NorDion2,
-    NorMuon,
-)
+from oxidion.optim import *  # noqa: E402, F403
 
 __all__ = [
-    "CAME",
-    "APOLLOAdamW",
-    "APOLLOMini",
-    "Adafactor",
-    "AdamW",
-    "Dion",
-    "Dion2",
-    "Dion3",
-    "DionMixedPrecisionConfig",
-    "GaLoreAdamW",
-    "Lamb",
+    *optim.__all__,
     "LayoutError",
-    "Lion",
-    "Muon",
-    "NorDion2",
-    "NorMuon",
     "PlanMismatch",
     "PoisonedOptimizer",
     "__version__",

@@ -2,18 +2,26 @@
 //!
 //! m ← β₁m + (1-β₁)g, v ← β₂v + (1-β₂)g², x ← (1-lr·λ)x - lr/(1-β₁ᵗ) · m / (√v/√(1-β₂ᵗ) + ε).
 
+use std::sync::Arc;
+
+use super::elementwise::Elementwise;
 use super::stage::{StageIo, jobs};
-use super::{Algorithm, flops, whole};
+use super::{Entry, MOMENTS, STORAGE};
 use crate::error::Result;
 use crate::kernels;
-use crate::program::{Program, Stage};
-use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::spec::{Code, Hyper, Options, ParamSpec, StateSpec, StateStorage};
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 6] =
-    ["amsgrad", "capturable", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"];
+pub(super) const ENTRY: Entry = Entry {
+    name: AdamW::NAME,
+    options: &[
+        &["amsgrad", "capturable", "cautious_wd", "decay_order", "momentum_dtype", "variance_dtype"],
+        &STORAGE,
+    ],
+    states: &[&MOMENTS, &[("max_variance", "max_exp_avg_sq")]],
+    new: |options| Ok(Arc::new(AdamW::new(options)?)),
+};
 
-const SCALARS: [&str; 5] = ["lr", "beta1", "beta2", "epsilon", "weight_decay"];
 const LR: usize = 0;
 const BETA1: usize = 1;
 const BETA2: usize = 2;
@@ -26,7 +34,7 @@ const STEP: usize = 2;
 const MAX_VARIANCE: usize = 3;
 
 #[derive(Debug)]
-pub(super) struct AdamW {
+struct AdamW {
     amsgrad: bool,
     /// The counter of the steps, which is where the parameters are for graphs that count.
     step: StateSpec,
@@ -39,7 +47,7 @@ pub(super) struct AdamW {
 }
 
 impl AdamW {
-    pub(super) fn new(options: &Options) -> Result<Self> {
+    fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             amsgrad: options.flag("amsgrad")?,
             step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
@@ -52,24 +60,12 @@ impl AdamW {
     }
 }
 
-impl Algorithm for AdamW {
-    fn name(&self) -> &'static str {
-        "adamw"
-    }
+impl Elementwise for AdamW {
+    const NAME: &'static str = "adamw";
+    const SCALARS: &'static [&'static str] = &["lr", "beta1", "beta2", "epsilon", "weight_decay"];
+    const FLOPS: usize = 14;
 
-    fn scalars(&self) -> &'static [&'static str] {
-        &SCALARS
-    }
-
-    fn flat(&self) -> bool {
-        true
-    }
-
-    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        Ok(whole(p))
-    }
-
-    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
+    fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
         let moment = |role, dtype, code| self.storage.like(role, p, dtype).eight_bit(code, &self.storage);
         let mut states = vec![
             moment("momentum", self.momentum_dtype, Code::Signed),
@@ -79,14 +75,10 @@ impl Algorithm for AdamW {
         if self.amsgrad {
             states.push(moment("max_variance", self.variance_dtype, Code::Unsigned));
         }
-        Ok(states)
+        states
     }
 
-    fn program(&self, _shape: &UnitShape) -> Result<Program> {
-        Ok(Program::new().local(0, "apply"))
-    }
-
-    fn run(&self, _stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let counters = io.units.iter().map(|u| u.state[STEP].row(0)).collect();
         let (corrections, steps) = kernels::count_steps(counters, h[LR], [h[BETA1], h[BETA2]])?;
         let update = kernels::AdamW {
@@ -108,14 +100,5 @@ impl Algorithm for AdamW {
             kernels::run(&update, &jobs(areas.map(Ok))?)?;
         }
         Ok(())
-    }
-
-    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _num_shards: [usize; 2]) -> Description {
-        Description {
-            view: "elements".into(),
-            lr_factor: 1.0,
-            flops: flops(14 * p.numel()),
-            ..Description::default()
-        }
     }
 }

@@ -16,6 +16,9 @@ use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, Stat
 use crate::tensor::{DType, FlatView};
 
 pub(super) const OPTIONS: [&str; 3] = ["capturable", "cautious_wd", "momentum_dtype"];
+/// The authors' names of states.
+pub(super) const STATES: [(&str, &str); 3] =
+    [("res_row", "exp_avg_res_row"), ("res_col", "exp_avg_res_col"), ("res_mean", "exp_avg_res_mean")];
 
 const SCALARS: [&str; 8] =
     ["lr", "eps[0]", "eps[1]", "clip_threshold", "betas[0]", "betas[1]", "betas[2]", "weight_decay"];

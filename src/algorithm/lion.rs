@@ -2,17 +2,23 @@
 //!
 //! u = sign(β₁m + (1-β₁)g), m ← β₂m + (1-β₂)g, x ← (1-lr·λ)x - lr·u.
 
+use std::sync::Arc;
+
+use super::elementwise::Elementwise;
 use super::stage::{StageIo, jobs};
-use super::{Algorithm, flops, whole};
+use super::{Entry, STORAGE};
 use crate::error::Result;
 use crate::kernels;
-use crate::program::{Program, Stage};
-use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+use crate::spec::{Hyper, Options, ParamSpec, StateSpec, StateStorage};
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 2] = ["cautious_wd", "momentum_dtype"];
+pub(super) const ENTRY: Entry = Entry {
+    name: Lion::NAME,
+    options: &[&["cautious_wd", "momentum_dtype"], &STORAGE],
+    states: &[&[("momentum", "exp_avg")]],
+    new: |options| Ok(Arc::new(Lion::new(options)?)),
+};
 
-const SCALARS: [&str; 4] = ["lr", "beta1", "beta2", "weight_decay"];
 const LR: usize = 0;
 const BETA1: usize = 1;
 const BETA2: usize = 2;
@@ -21,14 +27,14 @@ const WEIGHT_DECAY: usize = 3;
 const MOMENTUM: usize = 0;
 
 #[derive(Debug)]
-pub(super) struct Lion {
+struct Lion {
     cautious: bool,
     momentum_dtype: Option<DType>,
     storage: StateStorage,
 }
 
 impl Lion {
-    pub(super) fn new(options: &Options) -> Result<Self> {
+    fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             cautious: options.flag("cautious_wd")?,
             momentum_dtype: options.dtype("momentum_dtype")?,
@@ -37,32 +43,16 @@ impl Lion {
     }
 }
 
-impl Algorithm for Lion {
-    fn name(&self) -> &'static str {
-        "lion"
+impl Elementwise for Lion {
+    const NAME: &'static str = "lion";
+    const SCALARS: &'static [&'static str] = &["lr", "beta1", "beta2", "weight_decay"];
+    const FLOPS: usize = 10;
+
+    fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
+        vec![self.storage.momentum(p, self.momentum_dtype)]
     }
 
-    fn scalars(&self) -> &'static [&'static str] {
-        &SCALARS
-    }
-
-    fn flat(&self) -> bool {
-        true
-    }
-
-    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        Ok(whole(p))
-    }
-
-    fn state(&self, p: &ParamSpec, _blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![self.storage.momentum(p, self.momentum_dtype)])
-    }
-
-    fn program(&self, _shape: &UnitShape) -> Result<Program> {
-        Ok(Program::new().local(0, "apply"))
-    }
-
-    fn run(&self, _stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let update = kernels::Lion {
             lr: h[LR],
             beta1: h[BETA1],
@@ -73,14 +63,5 @@ impl Algorithm for Lion {
         };
         let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM]]));
         kernels::run(&update, &jobs(areas)?)
-    }
-
-    fn describe(&self, p: &ParamSpec, _blocks: &[Block], _num_shards: [usize; 2]) -> Description {
-        Description {
-            view: "elements".into(),
-            lr_factor: 1.0,
-            flops: flops(10 * p.numel()),
-            ..Description::default()
-        }
     }
 }

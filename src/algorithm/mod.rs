@@ -1,15 +1,14 @@
 //! The optimizers. An algorithm is mathematics on local batches: states, a program, stages.
 
 mod adafactor;
-mod adamw;
 mod apollo;
 mod came;
 mod dion;
 mod dion2;
+mod elementwise;
 mod factored;
 mod galore;
 mod lamb;
-mod lion;
 mod low_rank;
 mod lr_scale;
 mod muon;
@@ -26,10 +25,11 @@ use orthonormal::OPTIONS as ORTH;
 use stage::StageIo;
 
 use crate::error::{Error, Result};
+use crate::kernels::elementwise_optimizers;
 use crate::linalg::orthonormalizer::OPTIONS as METHOD;
 use crate::program::{Program, Stage};
 use crate::spec::matrices::OPTIONS as VIEW;
-use crate::spec::storage::OPTIONS as STATES;
+use crate::spec::storage::OPTIONS as STORAGE;
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, UnitShape};
 
 /// Mathematics of one optimizer with the structural settings of one group.
@@ -116,64 +116,98 @@ pub trait Algorithm: Debug + Send + Sync {
 /// Any algorithm.
 pub type AnyAlgorithm = Arc<dyn Algorithm>;
 
-/// An entry of the table below.
+/// An entry of the tables below.
 struct Entry {
     name: &'static str,
     /// The structural settings that it reads.
     options: &'static [&'static [&'static str]],
+    /// States that torch, or the optimizer's authors, call by another name than the core, with that name.
+    states: &'static [&'static [(&'static str, &'static str)]],
     new: fn(&Options) -> Result<AnyAlgorithm>,
 }
 
-const TABLE: [Entry; 12] = [
+const TABLE: &[Entry] = &[
     Entry {
         name: "adafactor",
-        options: &[&adafactor::OPTIONS, &STATES],
+        options: &[&adafactor::OPTIONS, &STORAGE],
+        states: &[&MOMENTS, &FACTORS],
         new: |o| Ok(Arc::new(adafactor::Adafactor::new(o)?)),
     },
     Entry {
-        name: "adamw",
-        options: &[&adamw::OPTIONS, &STATES],
-        new: |o| Ok(Arc::new(adamw::AdamW::new(o)?)),
-    },
-    Entry {
         name: "apollo_adamw",
-        options: &[&low_rank::OPTIONS, &apollo::OPTIONS, &STATES],
+        options: &[&low_rank::OPTIONS, &apollo::OPTIONS, &STORAGE],
+        states: &[&MOMENTS],
         new: |o| Ok(Arc::new(apollo::Apollo::new(o)?)),
     },
-    Entry { name: "came", options: &[&came::OPTIONS, &STATES], new: |o| Ok(Arc::new(came::Came::new(o)?)) },
+    Entry {
+        name: "came",
+        options: &[&came::OPTIONS, &STORAGE],
+        states: &[&MOMENTS, &FACTORS, &came::STATES],
+        new: |o| Ok(Arc::new(came::Came::new(o)?)),
+    },
     Entry {
         name: "dion",
-        options: &[&dion::OPTIONS, &STATES, &VIEW],
+        options: &[&dion::OPTIONS, &STORAGE, &VIEW],
+        states: &[],
         new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
     },
     Entry {
         name: "dion2",
-        options: &[&dion2::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        states: &[],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
     },
     Entry {
         name: "galore_adamw",
-        options: &[&low_rank::OPTIONS, &galore::OPTIONS, &STATES],
+        options: &[&low_rank::OPTIONS, &galore::OPTIONS, &STORAGE],
+        states: &[&MOMENTS],
         new: |o| Ok(Arc::new(galore::GaLore::new(o)?)),
     },
-    Entry { name: "lamb", options: &[&lamb::OPTIONS, &STATES], new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)) },
-    Entry { name: "lion", options: &[&lion::OPTIONS, &STATES], new: |o| Ok(Arc::new(lion::Lion::new(o)?)) },
+    Entry {
+        name: "lamb",
+        options: &[&lamb::OPTIONS, &STORAGE],
+        states: &[&MOMENTS],
+        new: |o| Ok(Arc::new(lamb::Lamb::new(o)?)),
+    },
     Entry {
         name: "muon",
-        options: &[&muon::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        states: &[],
         new: |o| Ok(Arc::new(Muon::new(o)?)),
     },
     Entry {
         name: "nordion2",
-        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        states: &[],
         new: |o| Ok(Arc::new(Dion2::normalized(o)?)),
     },
     Entry {
         name: "normuon",
-        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &STATES, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        states: &[],
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
 ];
+
+/// torch's names of moments.
+const MOMENTS: [(&str, &str); 2] = [("momentum", "exp_avg"), ("variance", "exp_avg_sq")];
+/// Those of second moments by row and by column.
+const FACTORS: [(&str, &str); 3] =
+    [("row", "exp_avg_sq_row"), ("col", "exp_avg_sq_col"), ("mean", "exp_avg_sq_mean")];
+
+macro_rules! algorithms {
+    ($($name:ident)*) => {
+        $( mod $name; )*
+
+        /// The elementwise algorithms.
+        const ELEMENTWISE: &[Entry] = &[$( $name::ENTRY ),*];
+    };
+}
+elementwise_optimizers!(algorithms);
+
+fn table() -> impl Iterator<Item = &'static Entry> {
+    ELEMENTWISE.iter().chain(TABLE)
+}
 
 /// The algorithms that leave some parameters to `adamw`.
 const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
@@ -185,7 +219,7 @@ const PLAN_OPTIONS: [&str; 4] = ["strict", "max_batch_bytes", "stochastic_roundi
 /// them: it takes what other algorithms do not.
 #[must_use]
 pub fn option_keys(name: &str) -> Vec<&'static str> {
-    let read = TABLE.iter().filter(|e| e.name == name || e.name == "adamw");
+    let read = table().filter(|e| e.name == name || e.name == "adamw");
     let mut keys: Vec<_> =
         read.flat_map(|e| e.options.iter().copied().flatten().copied()).chain(PLAN_OPTIONS).collect();
     keys.sort_unstable();
@@ -196,12 +230,18 @@ pub fn option_keys(name: &str) -> Vec<&'static str> {
 /// The names of all algorithms.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
-    TABLE.iter().map(|e| e.name).collect()
+    let mut names: Vec<_> = table().map(|e| e.name).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Of each algorithm the states that torch, or the optimizer's authors, call by another name than the core, with that name.
+pub fn state_names() -> impl Iterator<Item = (&'static str, Vec<(&'static str, &'static str)>)> {
+    table().map(|e| (e.name, e.states.iter().copied().flatten().copied().collect()))
 }
 
 fn entry(name: &str) -> Result<&'static Entry> {
-    TABLE
-        .iter()
+    table()
         .find(|e| e.name == name)
         .ok_or_else(|| Error::Value(format!("algorithm must be one of {}, got '{name}'", names().join(", "))))
 }
@@ -236,7 +276,7 @@ fn any_shape(algorithm: &dyn Algorithm) -> bool {
     algorithm.flat() || algorithm.whole_parameter()
 }
 
-/// One block that is the whole parameter, for elementwise algorithms.
+/// One block that is the whole parameter.
 fn whole(p: &ParamSpec) -> Vec<Block> {
     vec![Block { offset: 0, rows: 1, cols: p.numel() }]
 }

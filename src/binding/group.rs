@@ -129,7 +129,7 @@ fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
     if let Some(index) = element {
         (name, value) = (format!("{name}[{index}]"), value.get_item(index)?);
     }
-    let (what, bound) = if bare.contains("beta") {
+    let (what, bound) = if bare.starts_with("beta") || bare.ends_with("_beta2") {
         ("number >= 0 and < 1", 1.0)
     } else if sign < 0.0 {
         ("finite number <= 0", f64::INFINITY)

@@ -27,11 +27,14 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::PyPlan>()?;
     module.add_class::<session::PySession>()?;
     module.add_function(wrap_pyfunction!(plan::algorithms, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::state_names, module)?)?;
     module.add_function(wrap_pyfunction!(handles::axes_of, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_normal, module)?)?;
     module.add_function(wrap_pyfunction!(tensor::fill_signs, module)?)?;
     module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::prepare_devices, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::device_kernels, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::generated_headers, module)?)?;
     functional::register(module)
 }

@@ -30,6 +30,12 @@ pub(super) fn algorithms() -> Vec<&'static str> {
     algorithm::names()
 }
 
+/// Keys of `Optimizer.state` in the classes that follow torch's names, by algorithm and the core's name of the state.
+#[pyfunction]
+pub(super) fn state_names() -> BTreeMap<&'static str, BTreeMap<&'static str, &'static str>> {
+    algorithm::state_names().map(|(name, states)| (name, states.into_iter().collect())).collect()
+}
+
 /// Dtype name and shape of each state that exists, by role.
 type States = BTreeMap<String, (String, Vec<usize>)>;
 

@@ -1,4 +1,4 @@
-//! How an elementwise operation is called where it is compiled apart from this crate.
+//! Kernels of operations as they are declared, and how they are called where they are compiled apart from this crate.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))] // what is said is for devices
 
@@ -10,14 +10,133 @@ use crate::tensor::FlatView;
 /// Scalars of an operation at most.
 pub(super) const MOST_SCALARS: usize = 12;
 
+/// A scalar of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Scalar {
+    /// Its name in Rust and on devices.
+    pub name: &'static str,
+    /// Whether it is yes or no.
+    pub is_flag: bool,
+    /// Whether it is, or may be, proportional to the learning rate.
+    pub follows_rate: bool,
+}
+
+/// Contents of an operand, which say how it may be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A parameter, which may be rounded at random.
+    Param,
+    /// Numbers of their type.
+    Plain,
+    /// A state of either sign, which may be codes.
+    Signed,
+    /// A state without negative numbers, which may be codes.
+    Unsigned,
+}
+
+/// An operand of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    /// Its name in the operation's equation.
+    pub name: &'static str,
+    /// Whether its elements are read.
+    pub reads: bool,
+    /// Whether its elements are written.
+    pub writes: bool,
+    /// Its contents.
+    pub content: Content,
+}
+
+/// The kind of pass that a kernel makes, each compiled by sources of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Over elements.
+    Elementwise,
+    /// Over elements, with sums.
+    Sum,
+    /// Over elements, in float64 whatever their type.
+    Mean,
+    /// Over the rows of matrices.
+    Row,
+}
+
+/// A kernel of an operation: the one source of its name, of its operands and of the order of its scalars.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// Its name, without what says how many jobs it takes.
+    pub name: &'static str,
+    /// The operation on devices.
+    pub device: &'static str,
+    /// Its pass.
+    pub family: Family,
+    /// The structure that has its scalars.
+    pub told: &'static str,
+    /// In the order in which a device gets them.
+    pub scalars: &'static [Scalar],
+    /// In order.
+    pub operands: &'static [Operand],
+}
+
+impl Kernel {
+    /// The operands that are written.
+    pub(super) const fn writes<const N: usize>(&self) -> [bool; N] {
+        assert!(self.operands.len() == N);
+        let mut writes = [false; N];
+        let mut at = 0;
+        while at < N {
+            writes[at] = self.operands[at].writes;
+            at += 1;
+        }
+        writes
+    }
+
+    /// Whether exactly these operands are written.
+    pub(super) const fn writes_only<const N: usize>(&self, expected: [bool; N]) -> bool {
+        let (writes, mut at) = (self.writes::<N>(), 0);
+        while at < N {
+            if writes[at] != expected[at] {
+                return false;
+            }
+            at += 1;
+        }
+        true
+    }
+
+    /// Whether there is a form of it for operands that are more than numbers of their type.
+    #[must_use]
+    pub fn has_encoded_form(&self) -> bool {
+        matches!(self.family, Family::Elementwise | Family::Sum)
+            && self.operands.iter().any(|operand| operand.content != Content::Plain)
+    }
+}
+
+/// Kernels that are declared together, with the header that has their operations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Declared {
+    /// Name and text of the header.
+    pub header: (&'static str, &'static str),
+    /// Whether the text stands in a Rust file, and not in a file of its own.
+    pub is_inline: bool,
+    /// The kernels.
+    pub kernels: &'static [&'static Kernel],
+}
+
+/// How an elementwise operation on `N` operands is called on CUDA devices.
+pub trait Launch<const N: usize> {
+    /// None where there is no kernel of it.
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        None
+    }
+}
+
 /// A kernel's name and what it is told beside its operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     /// The kernel, without what says how many jobs it takes.
     pub(super) kernel: &'static str,
-    /// In the order of the operation's constructor.
+    /// In the order of the kernel's declaration.
     pub(super) scalars: [f64; MOST_SCALARS],
-    /// A bit for each scalar that is for each unit of the learning rate, where the device has it.
+    /// A bit for each scalar that is proportional to the learning rate, by which a device multiplies it that has the rate.
     pub(super) per_rate: u32,
     /// Two factors of each job's own; none where the operation has none.
     pub(super) factors: &'a [[f64; 2]],
@@ -39,17 +158,17 @@ pub struct RowPassCall<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// An operation with these scalars.
-    pub(super) fn new<const N: usize>(kernel: &'static str, scalars: [f64; N]) -> Self {
+    /// A kernel that is told these scalars, of which those with a true follow the learning rate.
+    pub(super) fn new<const N: usize>(kernel: &'static Kernel, told: [(f64, bool); N]) -> Self {
         const { assert!(N <= MOST_SCALARS) };
-        let mut all = [0.0; MOST_SCALARS];
-        all[..N].copy_from_slice(&scalars);
-        Self { kernel, scalars: all, per_rate: 0, factors: &[], steps: &[], live: &[], double: false }
-    }
-
-    /// The same with these scalars proportional to the learning rate, a bit for each.
-    pub(super) fn per_rate(self, scalars: u32) -> Self {
-        Self { per_rate: scalars, ..self }
+        debug_assert_eq!(N, kernel.scalars.len(), "{}", kernel.name);
+        let (mut scalars, mut per_rate) = ([0.0; MOST_SCALARS], 0);
+        for (at, (to, (scalar, follows))) in scalars.iter_mut().zip(told).enumerate() {
+            *to = scalar;
+            per_rate |= u32::from(follows) << at;
+        }
+        let kernel = kernel.name;
+        Self { kernel, scalars, per_rate, factors: &[], steps: &[], live: &[], double: false }
     }
 
     /// The same with factors of each job's own.
@@ -63,8 +182,8 @@ impl<'a> Pass<'a> {
     }
 
     /// The same with factors of each job's own that the device left.
-    pub(super) fn reading(self, live: &'a [FlatView]) -> Self {
-        Self { live, ..self }
+    pub(super) fn reading(self, live: &'a (impl AsRef<[FlatView]> + ?Sized)) -> Self {
+        Self { live: live.as_ref(), ..self }
     }
 
     /// The same in float64.
@@ -92,9 +211,4 @@ impl RowPassCall<'_> {
         };
         Self { pass, scales: self.scales.map(|scales| part(scales, jobs.clone())) }
     }
-}
-
-/// A flag as a scalar.
-pub(super) fn flag(on: bool) -> f64 {
-    f64::from(u8::from(on))
 }

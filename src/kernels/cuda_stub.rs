@@ -79,14 +79,6 @@ pub fn emulate() -> Result<()> {
     refuse()
 }
 
-/// Refused.
-///
-/// # Errors
-/// Always.
-pub fn enter(_ordinal: usize, _stream: usize, _formed: bool) -> Result<Entered> {
-    refuse()
-}
-
 pub(super) fn is_entered() -> bool {
     false
 }

@@ -11,6 +11,7 @@ use super::decode::decoded;
 use super::ops::factors::Steps;
 use crate::error::{Error, Result};
 use crate::kernels::ops::adamw::AdamW;
+use crate::kernels::ops::sum_of_squares::SumOfSquares;
 use crate::tensor::{DType, Device, FlatView};
 
 /// Runs `op` over all jobs: each is `N` views of equal length, disjoint from those of the other jobs, all in one place.
@@ -223,9 +224,28 @@ pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
     let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
     let places: Vec<_> = (0..count).map(|i| sums.part(i, 1)).collect();
     // Who works on a device has no other memory, whatever place a tensor's own is.
-    let pass = Fold::<1, 1>::on_cuda(&cpu::fold::SumOfSquares { factor: 1.0 });
-    super::cuda::fold(&pass.ok_or_else(no_kernel::<cpu::fold::SumOfSquares>)?, 1.0, &jobs, &places)?;
+    let pass = Fold::<1, 1>::on_cuda(&SumOfSquares { factor: 1.0 });
+    super::cuda::fold(&pass.ok_or_else(no_kernel::<SumOfSquares>)?, 1.0, &jobs, &places)?;
     Ok(squares)
+}
+
+/// Has the kernels of this thread launched on a stream of a device; `encoded` says whether also those for what is more than
+/// numbers of its type.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+#[cfg(feature = "cuda")]
+pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<super::cuda::Entered> {
+    super::cuda::enter(super::sources::sources(), ordinal, stream, encoded)
+}
+
+/// As there, in a build without kernels for devices.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "cuda"))]
+pub fn enter(_ordinal: usize, _stream: usize, _encoded: bool) -> Result<super::cuda::Entered> {
+    Err(Error::Cuda("this build has no kernels for devices (feature `cuda`)".into()))
 }
 
 /// Whether this thread works on a device.

@@ -9,10 +9,13 @@ pub mod cuda;
 mod cuda_call;
 mod decode;
 mod dispatch;
+mod headers;
 mod ops;
+#[cfg(feature = "cuda")]
+mod sources;
 
 pub use cpu::dense::{cholesky_qr, multiply};
-pub use cpu::fold::{Fold, SumOfSquares, fold as fold_on_cpu};
+pub use cpu::fold::{Fold, fold as fold_on_cpu};
 pub use cpu::gaussian::gaussian;
 pub use cpu::isa::{Isa, best as best_isa, limit as isa_limit};
 pub use cpu::pack::{Copy, Messages};
@@ -24,11 +27,12 @@ pub use cpu::product::{
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
+pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{
-    copy, count_steps, fold, fold_units, frozen, has_symmetric_product, is_capturing, measured_squares,
-    move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
+    copy, count_steps, enter, fold, fold_units, frozen, has_symmetric_product, is_capturing,
+    measured_squares, move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
 };
-pub use ops::adamw::AdamW;
+pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use ops::apply::{Apply, Decay};
 pub use ops::channels::{
     ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
@@ -37,21 +41,23 @@ pub use ops::clipping::{Clipping, Rates, UpdateSums};
 pub use ops::columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use ops::convert::Convert;
 pub use ops::direction::{ApplyLate, Direction};
+pub(crate) use ops::elementwise_optimizers;
 pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use ops::factors::{Factors, Steps};
 pub use ops::finite::{Finite, clear_without_basis};
 pub use ops::lamb::{Lamb, LambNorms};
-pub use ops::lion::Lion;
 pub use ops::means::{Means, NewShare, Squares};
 pub use ops::momentum::{Accumulate, Momentum, Release};
 pub use ops::momentum_squares::MomentumSquares;
 pub use ops::neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use ops::normals::{Normals, fill_normals};
+pub use ops::optimizers::*;
 pub use ops::rotations::{ROTATED_SIZES, orthogonal_rows};
 pub use ops::signs::{SIGNS, Signs, sign_matrix};
 pub use ops::slices::{
     Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,
 };
+pub use ops::sum_of_squares::SumOfSquares;
 pub use ops::trust::{Debias, Trust};

@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::tensors::places;
 use crate::error::{Error, Result};
 use crate::kernels;
-use crate::kernels::cuda::{self, Entered};
+use crate::kernels::cuda::Entered;
 use crate::plan::{Param, Plan};
 use crate::spec::StateSpec;
 use crate::tensor::{Device, MOST_SPANS, is_emulated};
@@ -76,7 +76,7 @@ pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
 pub(super) fn enter(device: Device, stream: usize, encoded: bool) -> Result<Option<Entered>> {
     match device {
         Device::Cpu => Ok(None),
-        Device::Cuda(number) => cuda::enter(usize::from(number), stream, encoded).map(Some),
+        Device::Cuda(number) => kernels::enter(usize::from(number), stream, encoded).map(Some),
     }
 }
 

@@ -13,3 +13,15 @@ impl Index<usize> for Hyper {
         &self.0[scalar]
     }
 }
+
+impl Hyper {
+    /// All of them.
+    ///
+    /// # Panics
+    /// Where the algorithm has another number of scalars.
+    #[must_use]
+    pub fn all<const N: usize>(&self) -> [f64; N] {
+        assert_eq!(self.0.len(), N, "scalars of an algorithm");
+        std::array::from_fn(|scalar| self.0[scalar])
+    }
+}

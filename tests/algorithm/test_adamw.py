@@ -12,7 +12,7 @@ import oxidion
 from support.appendix import assert_near, two_steps
 from support.asserts import assert_tensors_close, assert_updates_close, error_in_ulps
 from support.inputs import gaussian
-from support.trajectory import STATE_ROLES, role_state
+from support.trajectory import role_names, role_state
 
 MOMENTS = {
     "momentum": ((-0.01, 0.23, -0.065), (0.245, 0.055, 0.22)),
@@ -31,7 +31,8 @@ MOMENTS = {
 def test_adamw_recorded_two_steps_are_reproduced(cls: type, cautious: bool, expected: object) -> None:
     param, state = two_steps(cls, keys={"algorithm": "adamw", "cautious_wd": cautious}, betas=(0.9, 0.95))
     assert_near(param, expected, 2e-6)
-    named = {STATE_ROLES.get(key, key): value for key, value in state.items()}
+    roles = role_names(cls)
+    named = {roles.get(key, key): value for key, value in state.items()}
     for key, value in MOMENTS.items():
         assert_near(named[key], value, 2e-6)
 

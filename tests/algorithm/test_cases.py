@@ -20,6 +20,12 @@ from support.trajectory import FACTORS, Twin, as_float64, role_state
 
 STEPS = 4
 NORMED = ("lamb", "adafactor", "came")
+ELEMENTWISE = {
+    algorithm
+    for case in ALL_CASES
+    for algorithm in case.algorithms
+    if algorithm not in (*NORMED, *MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS)
+}
 
 every_case = pytest.mark.parametrize("case", ALL_CASES, ids=str)
 
@@ -59,9 +65,8 @@ def test_case_table_covers_every_exported_optimizer() -> None:
 @every_case
 def test_float64_steps_equal_the_reference(case: Case) -> None:
     # Only the order of summation differs; Dion and Muon pass it through a QR or a steep polynomial.
-    others = ("adamw", "lion", *NORMED)
     tolerance = dict.fromkeys((*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS), 1e-10)
-    tolerance |= dict.fromkeys(others, 1e-12)
+    tolerance |= dict.fromkeys((*ELEMENTWISE, *NORMED), 1e-12)
     assert_follows_reference(case, torch.float64, tolerance, "auto")
 
 
@@ -72,8 +77,8 @@ def test_float32_steps_stay_at_rounding_level(case: Case) -> None:
     # Adam divides small elements of a projected gradient, which has the rounding of the large ones, by
     # themselves.
     tolerance = dict.fromkeys((*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS), 5e-5)
-    tolerance |= {"adamw": 2e-6, "lion": 2e-6, "dion": 1e-5}
-    tolerance |= dict.fromkeys(NORMED, 1e-5)
+    tolerance |= dict.fromkeys((*NORMED, "dion"), 1e-5)
+    tolerance |= dict.fromkeys(ELEMENTWISE, 2e-6)
     assert_follows_reference(case, torch.float32, tolerance, "float32")
 
 
@@ -96,7 +101,7 @@ def test_low_precision_step_is_the_float64_step_rounded_once(case: Case, dtype: 
         ):
             where = f"{label} step {number}"
             # A matrix update also carries the rounding of the stored momentum and Q.
-            limit = 1.0 if algorithm in ("adamw", "lion", "adafactor", "lamb", "came") else 2.0
+            limit = 1.0 if algorithm in (*ELEMENTWISE, "adafactor", "lamb", "came") else 2.0
             wide_roles = {*FACTORS, "variance"} if algorithm in ("adafactor", "came") else set()
             # The moments of projected gradients are float32.
             kept = {"state_dtype": torch.float32} if {"proj", "update_norm"} & set(state) else wide

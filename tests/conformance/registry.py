@@ -136,21 +136,7 @@ INFOS = [
         supports_complex=False,
         supports_sparse=False,
     )
-    for cls in (
-        oxidion.Adafactor,
-        oxidion.APOLLOAdamW,
-        oxidion.APOLLOMini,
-        oxidion.AdamW,
-        oxidion.CAME,
-        oxidion.Dion,
-        oxidion.Dion2,
-        oxidion.GaLoreAdamW,
-        oxidion.Lamb,
-        oxidion.Lion,
-        oxidion.Muon,
-        oxidion.NorDion2,
-        oxidion.NorMuon,
-    )
+    for cls in dict.fromkeys(getattr(oxidion, name) for name in OWN)
 ]
 
 

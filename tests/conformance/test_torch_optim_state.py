@@ -15,6 +15,8 @@ from torch.testing._internal.common_device_type import instantiate_device_type_t
 from torch.testing._internal.common_optimizers import OptimizerInfo, optims
 from torch.testing._internal.common_utils import TestCase
 
+from support.trajectory import role_names
+
 from .arguments import least
 from .problem import Linear, inputs, train
 from .registry import plug_in
@@ -222,7 +224,8 @@ class TestOptimStateConformance(TestCase):
 
     def first_moment(self, optimizer: Any) -> str:
         keys = optimizer.state[optimizer.param_groups[0]["params"][0]]
-        return next(key for key in ("exp_avg", "momentum", "exp_avg_sq_row") if key in keys)
+        by_role = {role_names(type(optimizer)).get(key, key): key for key in keys}
+        return next(by_role[role] for role in ("momentum", "row") if role in by_role)
 
     def over(self, info: OptimizerInfo, kwargs: dict[str, Any], problem: Linear, *, named: bool) -> Any:
         params: list[Parameter] | list[tuple[str, Parameter]] = problem.params

@@ -1,11 +1,13 @@
 """The table of all optimizer classes that the contract suite runs over; a new class is one more row.
 
 A row says what the constructor looks like, which state each algorithm keeps, which values are refused and
-which hyper-parameters must be read again at every step. The values are written by hand from the documents.
+which hyper-parameters must be read again at every step. The values are written by hand from the documents; an
+elementwise class without a row gets one by its schema.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from oxidion._core.base import OxOptimizer
+from oxidion._oxidion import state_names
+from support import derived
+
 from .case import MATRIX_ALGORITHMS, STEP_KEYS, Case
 from .memory_rows import MEMORY_CASES
+from .rows import BAD_LR_AND_DECAY, EXTRA
 from .rows import CASES as OTHER_CASES
 
 __all__ = [
@@ -35,7 +42,28 @@ __all__ = [
     "set_grads",
 ]
 
-CASES = (*OTHER_CASES, *MEMORY_CASES)
+BY_HAND = (*OTHER_CASES, *MEMORY_CASES)
+
+
+def _derived(cls: type[OxOptimizer]) -> Case:
+    """The row of a class by its schema and signature: the elementwise ones, which keep ``step``."""
+    keywords = derived.arguments(cls, inspect.Parameter.KEYWORD_ONLY)
+    own = keywords.keys() - EXTRA
+    assert keywords.keys() >= EXTRA
+    assert own <= {"cautious_wd", *cls.SCHEMA}
+    states = set(state_names()[cls.ALGORITHM].values())
+    return Case(
+        cls=cls,
+        algorithm=cls.ALGORITHM,
+        positional=tuple(derived.arguments(cls, inspect.Parameter.POSITIONAL_OR_KEYWORD).items()),
+        keyword_only=frozenset(keywords),
+        state={cls.ALGORITHM: frozenset({*states, "step"})},
+        bad=(*BAD_LR_AND_DECAY, *derived.bad(cls)),
+        other={"lr": 0.03, "weight_decay": 0.3, **derived.live(cls)},
+    )
+
+
+CASES = (*BY_HAND, *map(_derived, derived.classes_without({case.algorithm for case in BY_HAND})))
 MATRIX_CASES = tuple(case for case in CASES if case.is_matrix)
 ELEMENTWISE_CASES = tuple(case for case in CASES if not case.is_matrix)
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "kernels" / "cuda"
+KERNELS = Path(__file__).resolve().parents[2] / "src" / "kernels"
+SOURCES = KERNELS / "cuda" / "src"
 # wgmma exists on sm_90a only; everything else is for every machine from sm_80 on.
 EVERYWHERE = ("sm_80", "sm_90a", "sm_100")
 ARCHITECTURES = {
@@ -108,7 +109,20 @@ def _text(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return buffer.raw
 
 
-def machine_code(source: Path, architecture: str) -> tuple[bytes, str]:
+def texts() -> dict[str, str]:
+    """Sources and headers by name: files of the checkout, and what is written from declared operations."""
+    from oxidion import _oxidion
+
+    files = (*SOURCES.glob("*.cu*"), *(KERNELS / "ops").glob("*.cuh"))
+    return {**{path.name: path.read_text() for path in files}, **_oxidion.generated_headers()}
+
+
+def headers() -> dict[str, str]:
+    """The headers, in the order of their names."""
+    return {name: text for name, text in sorted(texts().items()) if name.endswith(".cuh")}
+
+
+def machine_code(source: str, architecture: str) -> tuple[bytes, str]:
     """The cubin of a source and the compilers' messages.
 
     Raises:
@@ -116,15 +130,22 @@ def machine_code(source: Path, architecture: str) -> tuple[bytes, str]:
     """
     library = nvrtc()
     program = ctypes.c_void_p()
+    included = headers()
+    strings = ctypes.c_char_p * len(included)
     library.nvrtcCreateProgram(
-        ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None
+        ctypes.byref(program),
+        texts()[source].encode(),
+        source.encode(),
+        len(included),
+        strings(*(text.encode() for text in included.values())),
+        strings(*(name.encode() for name in included)),
     )
-    options = [*OPTIONS, "--ptxas-options=-v", f"--gpu-architecture={architecture}", f"-I{source.parent}"]
+    options = [*OPTIONS, "--ptxas-options=-v", f"--gpu-architecture={architecture}"]
     array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     failed = library.nvrtcCompileProgram(program, len(options), array)
     log = _text(library, program, "ProgramLog").rstrip(b"\0").decode()
     if failed:
-        raise RuntimeError(f"{source.name} for {architecture}:\n{log}")
+        raise RuntimeError(f"{source} for {architecture}:\n{log}")
     code = _text(library, program, "CUBIN")
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return code, log
@@ -155,9 +176,9 @@ def _spilled_bytes(log: str) -> dict[str, int]:
 
 @cache
 def compiled(source: str, architecture: str) -> Cubin:
-    """Compiles one file of ``src/kernels/cuda`` and takes its cubin apart."""
+    """Compiles one file of ``src/kernels/cuda/src`` and takes its cubin apart."""
     start = time.perf_counter()
-    code, log = machine_code(SOURCES / source, architecture)
+    code, log = machine_code(source, architecture)
     seconds = time.perf_counter() - start
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
@@ -195,10 +216,8 @@ def table() -> str:
 
 def key(source: str, architecture: str) -> str:
     """The name of machine code: as ``src/kernels/cuda/compile.rs`` makes it."""
-    headers = sorted(SOURCES.glob("*.cuh"))
-    texts = [(SOURCES / source).read_text(), *(t for path in headers for t in (path.name, path.read_text()))]
     content = hashlib.sha256()
-    for part in (*OPTIONS, *texts):
+    for part in (*OPTIONS, texts()[source], *(part for header in headers().items() for part in header)):
         content.update(len(part.encode()).to_bytes(8, "little") + part.encode())
     return f"{source.removesuffix('.cu')}-{architecture}-{content.hexdigest()[:24]}"
 
@@ -215,7 +234,7 @@ def write_cubins(folder: Path) -> None:
         stale.unlink()
     for file, (source, architecture) in files.items():
         if not file.exists():
-            file.write_bytes(machine_code(SOURCES / source, architecture)[0])
+            file.write_bytes(machine_code(source, architecture)[0])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def _imported(path: Path) -> Iterator[Path]:
 
 def files() -> list[Path]:
     """All that the equipment is made of: sources, emulator, and every module that its tests import."""
-    found = {*(ROOT / "src" / "kernels" / "cuda").glob("*.cu*")}
+    kernels = ROOT / "src" / "kernels"
+    found = {*(kernels / "cuda" / "src").glob("*.cu*"), *(kernels / "ops").glob("*.cuh")}
     found |= {p for p in (TESTS / "cuda" / "emulator").iterdir() if p.suffix in (".h", ".cuh", ".cpp")}
     pending = marked()
     while pending:
@@ -60,11 +61,14 @@ def files() -> list[Path]:
 
 
 def digest() -> str:
-    """Of all files by their names, and of the torch whose compilers make the machine code."""
+    """Of all files by their names, the headers that are generated, and the torch whose compilers make machine code."""
+    from oxidion import _oxidion
+
     content = hashlib.sha256()
     pins = re.findall(r"torch==[\d.*]+", (ROOT / "pyproject.toml").read_text())
     texts = [text for path in files() for text in (str(path.relative_to(ROOT)), path.read_text())]
-    for part in (*pins, *texts):
+    generated = [text for pair in sorted(_oxidion.generated_headers().items()) for text in pair]
+    for part in (*pins, *generated, *texts):
         content.update(len(part.encode()).to_bytes(8, "little") + part.encode())
     return content.hexdigest()
 

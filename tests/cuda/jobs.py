@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
+
+from .operations import OPERATIONS
 
 MOST_OPERANDS, MOST_SCALARS, THREADS, PIECE = 5, 12, 256, 1 << 14
 MOST = {"few": 32, "many": 338, "wide": 32}
@@ -84,151 +87,203 @@ def table(
 
 @dataclass(frozen=True)
 class Pass:
-    """An operation: operands, scalars, what it does to float64 operands, factors by value and live.
+    """What an operation is told, and what it does to float64 operands: scalars, factors by value and live.
 
-    ``per_rate``: the scalars that are proportional to a learning rate; ``factor_too``, the first factor is.
+    ``factor_too``: the first factor is proportional to the learning rate.
     """
 
-    operands: int
-    scalars: tuple[float, ...]
-    equation: Callable[..., None]
+    name: str
+    equation: Callable[[Values, SimpleNamespace], None]
+    values: dict[str, float]
     factors: tuple[float, float] = (0.0, 0.0)
     live: tuple[float, ...] = ()
-    per_rate: tuple[int, ...] = ()
     factor_too: bool = False
+
+    @property
+    def operands(self) -> int:
+        """How many there are."""
+        return len(OPERATIONS[self.name].operands)
+
+    @property
+    def scalars(self) -> tuple[float, ...]:
+        """Scalars in the order of the kernel."""
+        return OPERATIONS[self.name].told(self.values)
+
+    @property
+    def per_rate(self) -> tuple[int, ...]:
+        """Scalars that are proportional to a learning rate."""
+        return tuple(n for n, follows in enumerate(OPERATIONS[self.name].follows_rate) if follows)
+
+    def told(self, factors: Sequence[float] = ()) -> SimpleNamespace:
+        """All numbers by name."""
+        return SimpleNamespace(**self.values, factors=factors or self.factors, live=self.live)
+
+    def compute(self, x: Values, factors: Sequence[float] = ()) -> None:
+        """The equation; with other factors where they are given."""
+        self.equation(x, self.told(factors))
 
 
 def _sign_of(x: Tensor, u: Tensor) -> Tensor:
     return (x * u >= 0).double()
 
 
-def _count(x: Values) -> None:
+def _count(x: Values, _: SimpleNamespace) -> None:
     x[0].add_(1)
 
 
-def _momentum(x: Values, mu: float, factor: float, nesterov: float) -> None:
-    g, m, u = x
-    m.copy_(mu * m + factor * g)
-    u.copy_(mu * m + factor * g if nesterov else m)
+def _momentum(x: Values, s: SimpleNamespace) -> None:
+    g, m, *u = x
+    m.copy_(s.mu * m + s.grad_factor * g)
+    if u:
+        u[0].copy_(s.mu * m + s.grad_factor * g if s.nesterov else m)
 
 
-def _momentum_alone(x: Values, mu: float, factor: float) -> None:
-    x[1].copy_(mu * x[1] + factor * x[0])
+def _accumulate(x: Values, s: SimpleNamespace) -> None:
+    x[2].copy_(x[1] + s.grad_factor * x[0])
 
 
-def _accumulate(x: Values, factor: float) -> None:
-    x[2].copy_(x[1] + factor * x[0])
+def _apply(x: Values, s: SimpleNamespace) -> None:
+    kept = 1 - s.decay * (_sign_of(*x) if s.cautious else 1.0)
+    x[0].copy_(x[0] * kept - s.rate * x[1])
 
 
-def _apply(x: Values, rate: float, decay: float, cautious: float) -> None:
-    kept = 1 - decay * (_sign_of(*x) if cautious else 1.0)
-    x[0].copy_(x[0] * kept - rate * x[1])
+def _apply_late(x: Values, s: SimpleNamespace) -> None:
+    y = x[0] - s.rate * x[1]
+    x[0].copy_(y * (1 - s.decay * (_sign_of(y, x[1]) if s.cautious else 1.0)))
 
 
-def _apply_late(x: Values, rate: float, decay: float, cautious: float) -> None:
-    y = x[0] - rate * x[1]
-    x[0].copy_(y * (1 - decay * (_sign_of(y, x[1]) if cautious else 1.0)))
+def _convert(x: Values, s: SimpleNamespace) -> None:
+    x[1].copy_(s.factor * x[0])
 
 
-def _convert(x: Values, factor: float) -> None:
-    x[1].copy_(factor * x[0])
-
-
-def _release(x: Values, keep: float) -> None:
+def _release(x: Values, s: SimpleNamespace) -> None:
     x[1].copy_(x[0])
-    x[0].mul_(keep)
+    x[0].mul_(s.keep)
 
 
-def _decay(x: Values, decay: float) -> None:
-    x[0].mul_(1 - decay)
+def _decay(x: Values, s: SimpleNamespace) -> None:
+    x[0].mul_(1 - s.decay)
 
 
-def _adamw(x: Values, *scalars: float) -> None:
-    beta1, beta2, epsilon, decay, cautious, late, factor, rate, inverse_root = scalars
+def _adamw(x: Values, s: SimpleNamespace) -> None:
     w, g, m, v, *largest = x
-    m.copy_(beta1 * m + (1 - beta1) * factor * g)
-    v.copy_(beta2 * v + (1 - beta2) * (factor * g) ** 2)
+    m.copy_(s.beta1 * m + (1 - s.beta1) * s.grad_factor * g)
+    v.copy_(s.beta2 * v + (1 - s.beta2) * (s.grad_factor * g) ** 2)
     second = v
     if largest:
         second = largest[0].copy_(torch.maximum(largest[0], v))
-    step = rate * m / (second.sqrt() * inverse_root + epsilon)
-    if late:
-        w.sub_(step).mul_(1 - decay * (_sign_of(w, m) if cautious else 1.0))
+    rate, inverse_root = s.factors
+    step = rate * m / (second.sqrt() * inverse_root + s.epsilon)
+    if s.late:
+        w.sub_(step).mul_(1 - s.decay * (_sign_of(w, m) if s.cautious else 1.0))
     else:
-        w.copy_(w * (1 - decay * (_sign_of(w, m) if cautious else 1.0)) - step)
+        w.copy_(w * (1 - s.decay * (_sign_of(w, m) if s.cautious else 1.0)) - step)
 
 
-def _lion(
-    x: Values, lr: float, beta1: float, beta2: float, decay: float, cautious: float, factor: float
-) -> None:
+def _lion(x: Values, s: SimpleNamespace) -> None:
     w, g, m = x
-    u = torch.sign(beta1 * m + (1 - beta1) * factor * g)
-    m.copy_(beta2 * m + (1 - beta2) * factor * g)
-    w.copy_(w * (1 - decay * (_sign_of(w, u) if cautious else 1.0)) - lr * u)
+    u = torch.sign(s.beta1 * m + (1 - s.beta1) * s.grad_factor * g)
+    m.copy_(s.beta2 * m + (1 - s.beta2) * s.grad_factor * g)
+    w.copy_(w * (1 - s.decay * (_sign_of(w, u) if s.cautious else 1.0)) - s.lr * u)
 
 
-def _direction(x: Values, *scalars: float) -> None:
-    beta1, beta2, epsilon, factor, unit, rate, inverse_root = scalars
+def _direction(x: Values, s: SimpleNamespace) -> None:
     r, m, v = x
-    m.copy_(beta1 * m + (1 - beta1) * factor * r)
-    v.copy_(beta2 * v + (1 - beta2) * (factor * r) ** 2)
-    r.copy_(unit * rate * m / (v.sqrt() * inverse_root + epsilon))
+    m.copy_(s.beta1 * m + (1 - s.beta1) * s.grad_factor * r)
+    v.copy_(s.beta2 * v + (1 - s.beta2) * (s.grad_factor * r) ** 2)
+    rate, inverse_root = s.factors
+    r.copy_(s.unit * rate * m / (v.sqrt() * inverse_root + s.epsilon))
 
 
-def lamb_direction(w: Tensor, m: Tensor, v: Tensor, *scalars: float) -> Tensor:
+def lamb_direction(w: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace) -> Tensor:
     """Direction of LAMB."""
-    _, _, _, epsilon, decay, cautious, first, second, _, _ = scalars
-    adam = m * first / (v.sqrt() * second + epsilon)
-    return adam + decay * w * (_sign_of(w, adam) if cautious else 1.0)
+    first, second, _, _ = s.live
+    adam = m * first / (v.sqrt() * second + s.epsilon)
+    return adam + s.weight_decay * w * (_sign_of(w, adam) if s.cautious else 1.0)
 
 
-def lamb_moments(x: Values, *scalars: float) -> None:
+def lamb_moments(x: Values, s: SimpleNamespace) -> None:
     """Updates both moments of LAMB."""
-    beta1, blend, beta2, _, _, _, _, _, factor, _ = scalars
     _, g, m, v = x
-    m.copy_(beta1 * m + blend * factor * g)
-    v.copy_(beta2 * v + (1 - beta2) * (factor * g) ** 2)
+    factor = s.live[2]
+    m.copy_(s.beta1 * m + s.blend * factor * g)
+    v.copy_(s.beta2 * v + (1 - s.beta2) * (factor * g) ** 2)
 
 
-def _lamb(x: Values, *scalars: float) -> None:
-    lamb_moments(x, *scalars)
-    x[0].sub_(scalars[9] * lamb_direction(x[0], x[2], x[3], *scalars))
+def _lamb(x: Values, s: SimpleNamespace) -> None:
+    lamb_moments(x, s)
+    x[0].sub_(s.live[3] * lamb_direction(x[0], x[2], x[3], s))
 
 
-def _lamb_along(x: Values, *scalars: float) -> None:
-    x[0].sub_(scalars[9] * lamb_direction(*x, *scalars))
+def _lamb_along(x: Values, s: SimpleNamespace) -> None:
+    x[0].sub_(s.live[3] * lamb_direction(*x, s))
 
 
-ADAM = (0.9, 0.98, 1e-6, 0.03)
-LAMB = (0.9, 0.1, 0.98, 1e-6, 0.03, 0.0)
-CAUTIOUS_LAMB = (*LAMB[:5], 1.0)
+#: What each operation is told; several where a number is another: names with their values in turn.
+TOLD: dict[str, list[dict[str, float]]] = {
+    "count": [{}],
+    "momentum": [
+        {"mu": 0.9, "grad_factor": 0.5, "nesterov": 1},
+        {"mu": 0.9, "grad_factor": -1, "nesterov": 0},
+    ],
+    "momentum_alone": [{"mu": 0.9, "grad_factor": 0.5, "nesterov": 0}],
+    "accumulate": [{"grad_factor": 0.5}],
+    "apply": [{"rate": 0.3, "decay": 0.1, "cautious": cautious} for cautious in (0, 1)],
+    "apply_late": [{"rate": 0.3, "decay": 0.1, "cautious": cautious} for cautious in (0, 1)],
+    "convert": [{"factor": 0.25}],
+    "release": [{"keep": 0.7}],
+    "decay": [{"decay": 0.1}],
+}
+ADAM = {"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "decay": 0.03, "grad_factor": 0.5}
+TOLD["adamw"] = [{**ADAM, "cautious": cautious, "late": late} for cautious in (0, 1) for late in (0, 1)]
+TOLD["adamw_largest"] = TOLD["adamw"][:1]
+LION = {"beta1": 0.9, "beta2": 0.95, "lr": 0.02, "decay": 0.1}
+TOLD["lion"] = [{**LION, "cautious": 0, "grad_factor": 0.5}, {**LION, "cautious": 1, "grad_factor": -1}]
+TOLD["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor": 0.5, "unit": 1}]
+LAMB_VALUES = {"beta1": 0.9, "blend": 0.1, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.03}
+TOLD["lamb"] = [{**LAMB_VALUES, "cautious": cautious} for cautious in (0, 1)]
+TOLD["lamb_along"] = TOLD["lamb"][:1]
+
 #: Corrections of m and of the root of v, factor of the gradient, rate.
 LIVE_LAMB = (1.3, 1.2, 0.5, 0.1)
 
+EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
+    "count": _count,
+    "momentum": _momentum,
+    "momentum_alone": _momentum,
+    "accumulate": _accumulate,
+    "apply": _apply,
+    "apply_late": _apply_late,
+    "convert": _convert,
+    "release": _release,
+    "decay": _decay,
+    "adamw": _adamw,
+    "adamw_largest": _adamw,
+    "lion": _lion,
+    "direction": _direction,
+    "lamb": _lamb,
+    "lamb_along": _lamb_along,
+}
+#: Factors of a job, by value and live, and whether the first one follows the learning rate.
+FACTORS: dict[str, tuple[tuple[float, float], tuple[float, ...], bool]] = {
+    "adamw": ((0.02, 1.4), (), True),
+    "adamw_largest": ((0.02, 1.4), (), True),
+    "direction": ((0.3, 1.4), (), False),
+    "lamb": ((0.0, 0.0), LIVE_LAMB, False),
+    "lamb_along": ((0.0, 0.0), LIVE_LAMB, False),
+}
+
 #: By the name of the kernel, without what says how many jobs it takes.
 PASSES: dict[str, list[Pass]] = {
-    "count": [Pass(1, (), _count)],
-    "momentum": [Pass(3, (0.9, 0.5, 1.0), _momentum), Pass(3, (0.9, -1.0, 0.0), _momentum)],
-    "momentum_alone": [Pass(2, (0.9, 0.5), _momentum_alone)],
-    "accumulate": [Pass(3, (0.5,), _accumulate)],
-    "apply": [Pass(2, (0.3, 0.1, cautious), _apply, per_rate=(0, 1)) for cautious in (0.0, 1.0)],
-    "apply_late": [Pass(2, (0.3, 0.1, cautious), _apply_late, per_rate=(0, 1)) for cautious in (0.0, 1.0)],
-    "convert": [Pass(2, (0.25,), _convert)],
-    "release": [Pass(2, (0.7,), _release)],
-    "decay": [Pass(1, (0.1,), _decay, per_rate=(0,))],
-    "adamw": [
-        Pass(4, (*ADAM, cautious, late, 0.5), _adamw, (0.02, 1.4), per_rate=(3,), factor_too=True)
-        for cautious in (0.0, 1.0)
-        for late in (0.0, 1.0)
-    ],
-    "adamw_largest": [Pass(5, (*ADAM, 0.0, 0.0, 0.5), _adamw, (0.02, 1.4), per_rate=(3,), factor_too=True)],
-    "lion": [
-        Pass(3, (0.02, 0.9, 0.95, 0.1, 0.0, 0.5), _lion, per_rate=(0, 3)),
-        Pass(3, (0.02, 0.9, 0.95, 0.1, 1.0, -1.0), _lion, per_rate=(0, 3)),
-    ],
-    "direction": [Pass(3, (0.9, 0.98, 1e-6, 0.5, 1.0), _direction, (0.3, 1.4), per_rate=(4,))],
-    "lamb": [Pass(4, LAMB, _lamb, live=LIVE_LAMB), Pass(4, CAUTIOUS_LAMB, _lamb, live=LIVE_LAMB)],
-    "lamb_along": [Pass(3, LAMB, _lamb_along, live=LIVE_LAMB)],
+    name: [Pass(name, equation, values, *FACTORS.get(name, ())) for values in TOLD[name]]
+    for name, equation in EQUATIONS.items()
 }
-#: Second moments, which are not negative: operand numbers from the end.
-POSITIVE = {"adamw": (3,), "adamw_largest": (3, 4), "direction": (2,), "lamb": (3,), "lamb_along": (2,)}
+LAMB = PASSES["lamb"][0].scalars
+#: All that LAMB is told.
+LAMB_TOLD = PASSES["lamb"][0].told()
+#: Second moments, which are not negative, by operand. What is converted may be.
+POSITIVE = {
+    each.name: tuple(n for n, content in enumerate(each.contents) if content == "unsigned")
+    for each in OPERATIONS.values()
+    if each.name != "convert"
+}

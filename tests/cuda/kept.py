@@ -27,8 +27,8 @@ def tools() -> str:
 
 def parts(source: str, architecture: str) -> list[str]:
     """All that the machine code of a source depends on, and what is read from it."""
-    headers = sorted(compiler.SOURCES.glob("*.cuh"))
-    texts = [text for path in (compiler.SOURCES / source, *headers) for text in (path.name, path.read_text())]
+    made = {source: compiler.texts()[source], **compiler.headers()}
+    texts = [text for pair in made.items() for text in pair]
     return [tools(), architecture, *compiler.OPTIONS, *texts, *map(read, (compiler.__file__, __file__))]
 
 
@@ -55,7 +55,7 @@ def read_back(text: str) -> Cubin:
 
 @cache
 def compiled(source: str, architecture: str) -> Cubin:
-    """A file of ``src/kernels/cuda`` compiled and taken apart, now or in an earlier run."""
+    """A file of ``src/kernels/cuda/src`` compiled and taken apart, now or in an earlier run."""
 
     def make(file: Path) -> None:
         file.write_text(written(compiler.compiled(source, architecture)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +18,11 @@ from support import codes as book
 
 from .coded import CODED_THREADS, MOST_CODED, Codes, Operand, Plain, Rounded, coded_table, decoded, encoded
 from .emulator.library import Emulated
-from .jobs import LAMB, LIVE_LAMB, PASSES, PIECE
+from .jobs import LAMB_TOLD, PASSES, PIECE, Pass
+from .operations import OPERATIONS, names
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 WIDTHS = (1, 7, 255, 256, 257, 1000)
-ADAM = (0.9, 0.98, 1e-6, 0.03, 0.0, 0.0, 0.5)
 
 
 def _root(x: Tensor) -> Tensor:
@@ -29,80 +30,87 @@ def _root(x: Tensor) -> Tensor:
     return x.double().sqrt().to(x.dtype)
 
 
-def _adamw(x: list[Tensor], *_: float) -> None:
+def _adamw(x: list[Tensor], s: SimpleNamespace) -> None:
     w, g, m, v, *most = x
-    g = 0.5 * g
-    m.copy_(m + (1 - 0.9) * (g - m))
-    v.copy_(0.98 * v + (1 - 0.98) * (g * g))
+    g = s.grad_factor * g
+    m.copy_(m + (1 - s.beta1) * (g - m))
+    v.copy_(s.beta2 * v + (1 - s.beta2) * (g * g))
     second = most[0].copy_(torch.maximum(most[0], v)) if most else v
-    w.copy_(w * (1 - 0.03) - 0.02 * m / (_root(second) * 1.4 + 1e-6))
+    rate, inverse_root = s.factors
+    w.copy_(w * (1 - s.decay) - rate * m / (_root(second) * inverse_root + s.epsilon))
 
 
-def _direction(x: list[Tensor], *_: float) -> None:
+def _direction(x: list[Tensor], s: SimpleNamespace) -> None:
     r, m, v = x
-    g = 0.5 * r
-    m.copy_(m + (1 - 0.9) * (g - m))
-    v.copy_(0.98 * v + (1 - 0.98) * (g * g))
-    r.copy_(0.3 * m / (_root(v) * 1.4 + 1e-6))
+    g = s.grad_factor * r
+    m.copy_(m + (1 - s.beta1) * (g - m))
+    v.copy_(s.beta2 * v + (1 - s.beta2) * (g * g))
+    rate, inverse_root = s.factors
+    r.copy_(rate * m / (_root(v) * inverse_root + s.epsilon))
 
 
-def lamb_direction(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
+def lamb_direction(x: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace = LAMB_TOLD) -> Tensor:
     """Direction of LAMB in the order of the kernel."""
-    first, second, *_ = LIVE_LAMB
-    return (m * first) / (_root(v) * second + LAMB[3]) + LAMB[4] * x
+    first, second, *_ = s.live
+    return (m * first) / (_root(v) * second + s.epsilon) + s.weight_decay * x
 
 
-def lamb_moments(g: Tensor, m: Tensor, v: Tensor) -> None:
+def lamb_moments(g: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace = LAMB_TOLD) -> None:
     """Updates both moments of LAMB in the order of the kernel."""
-    g = LIVE_LAMB[2] * g
-    m.copy_(LAMB[0] * m + LAMB[1] * g)
-    v.copy_(LAMB[2] * v + (1 - LAMB[2]) * (g * g))
+    g = s.live[2] * g
+    m.copy_(s.beta1 * m + s.blend * g)
+    v.copy_(s.beta2 * v + (1 - s.beta2) * (g * g))
 
 
-def _lamb(x: list[Tensor], *_: float) -> None:
+def _lamb(x: list[Tensor], s: SimpleNamespace) -> None:
     w, g, m, v = x
     lamb_moments(g, m, v)
-    w.sub_(LIVE_LAMB[3] * lamb_direction(w, m, v))
+    w.sub_(s.live[3] * lamb_direction(w, m, v))
 
 
-def _lamb_along(x: list[Tensor], *_: float) -> None:
-    x[0].sub_(LIVE_LAMB[3] * lamb_direction(*x))
+def _lamb_along(x: list[Tensor], s: SimpleNamespace) -> None:
+    x[0].sub_(s.live[3] * lamb_direction(*x))
+
+
+#: Equations in the order of the kernel, where those in float64 have another.
+IN_ORDER: dict[str, Callable[[list[Tensor], SimpleNamespace], None]] = {
+    "adamw": _adamw,
+    "adamw_largest": _adamw,
+    "direction": _direction,
+    "lamb": _lamb,
+    "lamb_along": _lamb_along,
+}
+#: By what an operand holds: rounded, plain, codes of either sign, codes of numbers that are not negative.
+KINDS = {"param": "x", "plain": "g", "signed": "m", "unsigned": "v"}
 
 
 @dataclass(frozen=True)
 class Case:
     """What each operand is (x: rounded, g: plain, m: signed, v: unsigned), which are written, and how."""
 
-    kinds: str
-    writes: tuple[int, ...]
-    scalars: tuple[float, ...]
-    equation: Callable[..., None]
-    factors: tuple[float, float] = (0.0, 0.0)
-    live: tuple[float, ...] = ()
+    name: str
+
+    @property
+    def plain(self) -> Pass:
+        """What it is told."""
+        return PASSES[self.name][0]
+
+    @property
+    def kinds(self) -> str:
+        """One letter for each operand."""
+        return "".join(KINDS[content] for content in OPERATIONS[self.name].contents)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Numbers of the operands that are written."""
+        return OPERATIONS[self.name].written()
+
+    def compute(self, x: list[Tensor]) -> None:
+        """The equation, on what is stored."""
+        IN_ORDER.get(self.name, self.plain.equation)(x, self.plain.told())
 
 
-def of_pass(name: str, kinds: str, writes: tuple[int, ...]) -> Case:
-    """The case of a plain pass whose equation is in the order of the kernel."""
-    plain = PASSES[name][0]
-    return Case(kinds, writes, plain.scalars, plain.equation, plain.factors)
-
-
-CASES = {
-    "momentum": of_pass("momentum", "gmg", (1, 2)),
-    "momentum_alone": of_pass("momentum_alone", "gm", (1,)),
-    "accumulate": of_pass("accumulate", "gmg", (2,)),
-    "apply": of_pass("apply", "xg", (0,)),
-    "apply_late": of_pass("apply_late", "xg", (0,)),
-    "convert": of_pass("convert", "vm", (1,)),
-    "release": of_pass("release", "mg", (0, 1)),
-    "decay": of_pass("decay", "x", (0,)),
-    "adamw": Case("xgmv", (0, 2, 3), ADAM, _adamw, (0.02, 1.4)),
-    "adamw_largest": Case("xgmvv", (0, 2, 3, 4), ADAM, _adamw, (0.02, 1.4)),
-    "lion": of_pass("lion", "xgm", (0, 2)),
-    "direction": Case("gmv", (0, 1, 2), (0.9, 0.98, 1e-6, 0.5, 1.0), _direction, (0.3, 1.4)),
-    "lamb": Case("xgmv", (0, 2, 3), LAMB, _lamb, live=LIVE_LAMB),
-    "lamb_along": Case("xmv", (0,), LAMB, _lamb_along, live=LIVE_LAMB),
-}
+CASES = {name: Case(name) for name in names("elementwise", encoded=True) if name in PASSES}
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +142,9 @@ def operands_of(
 def launch(
     kernels: Emulated, name: str, form: str, jobs: Sequence[Sequence[Operand]], lanes: int = 0, seed: int = 0
 ) -> None:
-    case = CASES[name]
-    live = torch.tensor(case.live, dtype=F64)
-    made, blocks = coded_table(form, jobs, case.scalars, [case.factors] * len(jobs), lanes, live)
+    plain = CASES[name].plain
+    live = torch.tensor(plain.live, dtype=F64)
+    made, blocks = coded_table(form, jobs, plain.scalars, [plain.factors] * len(jobs), lanes, live)
     kernels.launch(
         f"{name}_coded_{form}",
         made,
@@ -161,9 +169,8 @@ def check(
     expected = copy.deepcopy(jobs)
     case = CASES[name]
     for operands in expected:
-        own = [factor for factor in case.factors if factor]
         x = [operand.read().to(F64 if form == "wide" else F32) for operand in operands]
-        case.equation(x, *case.scalars, *own)
+        case.compute(x)
         for n in case.writes:
             operands[n].store(x[n])
     launch(kernels, name, form, jobs, lanes, seed)

@@ -39,8 +39,8 @@ def test_run_that_did_not_pass_whole_is_not_recorded(own_record: Path, counts: t
 def test_all_that_the_tests_use_is_part_of_the_digest() -> None:
     names = {str(path.relative_to(equipment.ROOT)) for path in equipment.files()}
     assert names >= {
-        "src/kernels/cuda/coded.cu",
-        "src/kernels/cuda/blocks.cuh",
+        "src/kernels/cuda/src/coded.cu",
+        "src/kernels/cuda/src/blocks.cuh",
         "tests/cuda/compile.py",
         "tests/cuda/driver.py",
         "tests/cuda/emulator/fibers.h",
@@ -57,7 +57,12 @@ def test_all_that_the_tests_use_is_part_of_the_digest() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["src/kernels/cuda/blocks.cuh", "tests/cuda/emulator/fibers.h", "tests/cuda/faults.py", "another torch"],
+    [
+        "src/kernels/cuda/src/blocks.cuh",
+        "tests/cuda/emulator/fibers.h",
+        "tests/cuda/faults.py",
+        "another torch",
+    ],
 )
 def test_whatever_changes_is_another_digest(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     before, read = equipment.digest(), Path.read_text

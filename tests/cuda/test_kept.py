@@ -18,6 +18,7 @@ from .driver import needs_compiler, needs_nvrtc
 from .emulator import library
 
 SOURCE = "updates.cu"
+ONCE = "EACH_ELEMENTWISE(UPDATE)"
 
 
 def copied(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, folder: Path) -> Path:
@@ -38,14 +39,11 @@ def test_library_has_another_name_for_whatever_it_is_made_of(
     def name(**keys: object) -> str:
         return cache.key(library.library_parts(SOURCE, **keys))  # type: ignore[arg-type]
 
-    once = next(
-        line for line in (library.SOURCES / SOURCE).read_text().splitlines() if "UPDATE(count" in line
-    )
-    names = [name(), name(kernels=["count_few"]), name(edits=[(SOURCE, once, f"{once} ")])]
-    sources = copied(monkeypatch, library, "SOURCES", tmp_path)
+    names = [name(), name(kernels=["count_few"]), name(edits=[(SOURCE, ONCE, f"{ONCE} ")])]
+    sources = copied(monkeypatch, compiler, "SOURCES", tmp_path)
     emulator = copied(monkeypatch, library, "HERE", tmp_path)
     assert name() == names[0]
-    for file in (sources / SOURCE, sources / "updates.cuh", emulator / "fibers.h", emulator / "ptx.cuh"):
+    for file in (sources / SOURCE, sources / "jobs.cuh", emulator / "fibers.h", emulator / "ptx.cuh"):
         extended(file)
         names.append(name())
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-O2"))
@@ -65,7 +63,7 @@ def test_machine_code_has_another_name_for_whatever_it_is_made_of(
     names = [name(), name("sm_80")]
     sources = copied(monkeypatch, compiler, "SOURCES", tmp_path)
     assert name() == names[0]
-    for file in (sources / SOURCE, sources / "updates.cuh"):
+    for file in (sources / SOURCE, sources / "jobs.cuh"):
         extended(file)
         names.append(name())
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--use_fast_math"))

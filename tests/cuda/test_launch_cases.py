@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from support.cases import DERIVED
+
 from .device_steps import ALGORITHMS
 from .driver import needs_nvrtc, on_the_device
 
@@ -26,6 +28,13 @@ def test_device_cases_hold_there(environment: dict[str, str], chosen: str, least
     """Some of them."""
     passed, skipped = on_the_device(environment, chosen, PLACE)
     assert passed >= least
+    assert skipped == 0
+
+
+def test_classes_without_rows_by_hand_hold_there(environment: dict[str, str]) -> None:
+    chosen = " or ".join(cls.ALGORITHM for cls in DERIVED)
+    passed, skipped = on_the_device(environment, f"(float32 or float64 or codes) and ({chosen})", PLACE)
+    assert passed >= 3 * len(DERIVED) > 0
     assert skipped == 0
 
 

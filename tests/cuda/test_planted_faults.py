@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from .compile import headers, texts
 from .driver import needs_compiler
-from .emulator.library import SOURCES, Emulated, KernelFault
+from .emulator.library import Emulated, KernelFault
 from .faults import CHOLESKY_FAULTS, GRAM_FAULTS, MMA_FAULTS, WGMMA_FAULTS, Fault
 from .panel_checks import (
     check_factor_and_solve,
@@ -50,8 +51,8 @@ def passes(launches: Sequence[Launch]) -> bool:
 
 def built(source: str, fault: Fault, folder: Path, kernels: Sequence[str] = ()) -> Emulated:
     """Kernels with the fault, in the source itself or in what it includes."""
-    texts = {path.name: path.read_text() for path in (SOURCES / source, *sorted(SOURCES.glob("*.cuh")))}
-    edits = [(next(name for name in texts if old in texts[name]), old, new) for old, new in fault]
+    parts = {source: texts()[source], **headers()}
+    edits = [(next(name for name in parts if old in parts[name]), old, new) for old, new in fault]
     return Emulated(source, folder, edits, kernels)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .emulator.library import Emulated, KernelFault
 from .jobs import MOST, THREADS, Rate, table
+from .operations import OPERATIONS, names
 from .stacks import Stack, launch, scale
 from .test_sums import FACTORS
 from .test_updates import BF16, F16, F32, F64, GUARD, ROUNDOFF
@@ -71,6 +72,13 @@ CASES: dict[str, tuple[int, int, tuple[float, ...], Callable[..., object], bool]
     "confident_apply": (3, 2, (0.9, 1.0, 0.02, 0.01), _confident_apply, False),
 }
 TYPES = {"few": (F32, F32, F32), "many": (BF16, F32, F16), "wide": (F64, F32, F64)}
+
+
+def test_every_operation_on_rows_has_an_equation() -> None:
+    assert set(CASES) == set(names("row"))
+    assert {name: case[0] for name, case in CASES.items()} == {
+        name: len(OPERATIONS[name].operands) for name in CASES
+    }
 
 
 @pytest.fixture(scope="module")

@@ -45,19 +45,23 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "static_cast<long long>(piece) * Op::SUMS + k",
             "static_cast<long long>(piece) + k",
         ),
-        "squares are summed in float32": ("summed.cuh", "double sum[1] = {0};", "float sum[1] = {0};"),
+        "squares are summed in float32": (
+            "sum_of_squares.cuh",
+            "double sum[1] = {0};",
+            "float sum[1] = {0};",
+        ),
         "squares are taken in float32": (
-            "summed.cuh",
+            "sum_of_squares.cuh",
             "sum[0] += static_cast<double>(x[0]) * static_cast<double>(x[0]); }",
             "sum[0] += static_cast<double>(x[0] * x[0]); }",
         ),
         "squares are those of what is not yet rounded": (
-            "summed.cuh",
+            "momentum_squares.cuh",
             "as_stored(stored, x[2])",
             "static_cast<double>(x[2])",
         ),
         "squares are rounded as the gradient is": (
-            "summed.cuh",
+            "momentum_squares.cuh",
             "stored(job.type[2])",
             "stored(job.type[0])",
         ),
@@ -170,17 +174,17 @@ FAULTS: dict[str, dict[str, Edit]] = {
             "Piece<2>(share.job, 0)",
         ),
         "epsilon is divided too": (
-            "means.cu",
+            "means.cuh",
             "x[1] / count + epsilon - x[0]",
             "(x[1] + epsilon) / count - x[0]",
         ),
         "the factor is not squared": (
-            "means.cu",
+            "means.cuh",
             "(g * g + epsilon - x[0])",
             "(g * x[1] + epsilon - x[0])",
         ),
         "the host's share where the device counts": (
-            "means.cu",
+            "means.cuh",
             "return job.steps ? pow(",
             "return false ? pow(",
         ),

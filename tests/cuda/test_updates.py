@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.cases import DERIVED
+
 from .emulator.library import Emulated, KernelFault
 from .jobs import MOST, PASSES, PIECE, POSITIVE, THREADS, Pass, Rate, table
+from .operations import names
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 GUARD = 64
@@ -24,6 +27,12 @@ CASES = [(name, case) for name, cases in PASSES.items() for case in range(len(ca
 @pytest.fixture(scope="module")
 def updates(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated("updates.cu", tmp_path_factory.mktemp("updates"))
+
+
+def test_operation_without_an_equation_is_the_update_of_an_optimizer() -> None:
+    """`test_launch_cases.py` compares the steps of those on the emulator with those on the CPU."""
+    assert set(PASSES) <= set(names("elementwise"))
+    assert set(names("elementwise")) - set(PASSES) <= {cls.ALGORITHM for cls in DERIVED}
 
 
 def guarded(values: Tensor, dtype: torch.dtype, shift: int) -> tuple[Tensor, Tensor]:
@@ -48,8 +57,7 @@ def make(
 def check(name: str, case: Pass, runs: list[list[tuple[Tensor, Tensor]]], before: list[list[Tensor]]) -> None:
     for operands, old in zip(runs, before, strict=True):
         expected = [x.double() for x in old]
-        own = [f for f in case.factors if f]
-        case.equation(expected, *case.scalars, *own, *case.live)
+        case.compute(expected)
         # Arithmetic rounds in float32 unless an operand is float64, what is stored once more in its type. A
         # difference is small beside its terms, which are of size 1.
         arithmetic = ROUNDOFF[F64 if any(x.dtype == F64 for x, _ in operands) else F32]
@@ -107,7 +115,7 @@ def test_full_table_gives_every_job_its_own_factors(updates: Emulated) -> None:
 @pytest.mark.parametrize("name", ["adamw", "adamw_largest", "direction"])
 def test_factors_follow_the_steps_that_the_device_counts(updates: Emulated, name: str) -> None:
     case, counts, rate = PASSES[name][0], [1.0, 7.0, 1000.0, 1_000_003.0], 0.02
-    beta1, beta2 = case.scalars[:2]
+    beta1, beta2 = case.values["beta1"], case.values["beta2"]
     counters = [torch.tensor(count) for count in counts]
     runs = [make(name, case, 40, (F64,) * 5, 0) for _ in counts]
     before = [[x.clone() for x, _ in operands] for operands in runs]
@@ -116,11 +124,16 @@ def test_factors_follow_the_steps_that_the_device_counts(updates: Emulated, name
     updates.launch(f"{name}_wide", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
     for count, run, old in zip(counts, runs, before, strict=True):
         factors = rate / (1 - beta1**count), (1 - beta2**count) ** -0.5
-        case.equation(old, *case.scalars, *factors)
+        case.compute(old, factors)
         for (x, _), want in zip(run, old, strict=True):
             assert (x - want).abs().max() <= 1e-12 * (1 + want.abs().max())
 
 
+WRITTEN = """struct MomentumOperands {
+    static constexpr int OPERANDS = 3;
+    static constexpr u32 READS = 0b011;
+    static constexpr u32 WRITES = 0b110;
+"""
 FAULTS = {
     "a job begins with the piece before it": (
         "jobs.cuh",
@@ -147,7 +160,7 @@ FAULTS = {
         "const u32 pair = j < 2 ? x.low : x.high;",
         "const u32 pair = j < 2 ? x.high : x.low;",
     ),
-    "an operand too few is written": ("updates.cuh", "WRITES = 0b110;", "WRITES = 0b100;"),
+    "an operand too few is written": ("scalars.cuh", WRITTEN, WRITTEN.replace("0b110", "0b100")),
 }
 
 

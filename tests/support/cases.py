@@ -9,7 +9,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 import oxidion
+from oxidion._core.base import OxOptimizer
 
+from . import derived
 from .case import (
     BASE,
     EMULATED,
@@ -130,7 +132,7 @@ OTHER_WAY = (
     Group(MATRICES[:3], {"algorithm": "dion", "mu": 0.9, "rank_fraction": 0.5}),
 )
 
-ALL_CASES: tuple[Case, ...] = (
+BY_HAND: tuple[Case, ...] = (
     _dion("default"),
     _dion("quarter", rank_fraction=0.25),
     _dion("tall", Group(((12, 8), (17, 5), (8, 12), (7, 1))), rank_fraction=0.5),
@@ -212,6 +214,21 @@ ALL_CASES: tuple[Case, ...] = (
     *GALORE_CASES,
     *APOLLO_CASES,
 )
+DERIVED = derived.classes_without({case.algorithm for case in BY_HAND})
+"""Classes without a row by hand."""
+
+
+def _derived(cls: type[OxOptimizer]) -> list[Case]:
+    """Rows of a class by its schema."""
+    shared = {"default": {}, "cautious": {"cautious_wd": True}, "maximize": {"maximize": True}}
+    shared["no-decay"] = {"weight_decay": 0.0}
+    return [
+        Case(f"{cls.ALGORITHM}-{name}", cls, cls.ALGORITHM, {**BASE, **kwargs}, (Group(VECTORS),))
+        for name, kwargs in (*shared.items(), *derived.settings(cls))
+    ]
+
+
+ALL_CASES: tuple[Case, ...] = (*BY_HAND, *(case for cls in DERIVED for case in _derived(cls)))
 
 
 def cases_of(algorithm: str) -> list[Case]:
@@ -250,6 +267,7 @@ SMALL_CASES = tuple(
         ("came", "default", {}),
         ("galore_adamw", "rotate", {"rotate_moments": True}),
         ("apollo_adamw", "tensor", {"scale_type": "tensor"}),
+        *((cls.ALGORITHM, "default", {}) for cls in DERIVED),
     )
     for case in cases_of(algorithm)[:1]
 )

@@ -14,27 +14,21 @@ from oxidion._reference.registry import REFERENCE
 from .cases import Case
 from .inputs import gradients, well_conditioned
 
-STATE_ROLES = {
-    "exp_avg": "momentum",
-    "exp_avg_sq": "variance",
-    "max_exp_avg_sq": "max_variance",
-    "step_dev": "step",
-    "exp_avg_sq_row": "row",
-    "exp_avg_sq_col": "col",
-    "exp_avg_sq_mean": "mean",
-    "exp_avg_res_row": "res_row",
-    "exp_avg_res_col": "res_col",
-    "exp_avg_res_mean": "res_mean",
-}
 FACTORS = {"row", "col", "mean", "res_row", "res_col", "res_mean"}
 """Roles that are averages over dimensions, in float32 at least."""
 
 Grad = Tensor | None
 
 
+def role_names(cls: Any) -> dict[str, str]:
+    """The reference's names of the states that a class calls by others, by those."""
+    return {key: role for names in cls.STATE_NAMES.values() for role, key in names.items()}
+
+
 def role_state(optimizer: Optimizer, param: Tensor) -> dict[str, Tensor]:
     """The live state tensors of a parameter under the reference's role names."""
-    return {STATE_ROLES.get(key, key): value for key, value in optimizer.state[param].items()}
+    roles = role_names(type(optimizer))
+    return {roles.get(key, key): value for key, value in optimizer.state[param].items()}
 
 
 def as_float64(state: dict[str, Tensor]) -> dict[str, Tensor]:

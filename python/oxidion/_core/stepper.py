@@ -22,7 +22,7 @@ from oxidion._core.state import (
 )
 from oxidion._cuda import device
 from oxidion._dist import agree, collectives, comm
-from oxidion._oxidion import Plan, PoisonedOptimizer, Session
+from oxidion._oxidion import Plan, PoisonedOptimizer, Session, state_names
 
 
 class Stepper:
@@ -34,8 +34,11 @@ class Stepper:
             of NCCL alone the host waits for the device to compare.
     """
 
-    STATE_NAMES: ClassVar[Names] = {}
-    """By algorithm: keys under which ``state`` holds roles of the core. A key has one role in all of them."""
+    STATE_NAMES: ClassVar[Names] = state_names()
+    """By algorithm: keys under which ``state`` holds roles of the core, torch's where a class says no others.
+
+    A key has one role in all of them.
+    """
     OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
     """Moments of this class's algorithm that a setting may switch on between two steps."""
     LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from torch import Tensor
 
-from oxidion._reference.adafactor import adafactor_step
-from oxidion._reference.adamw import adamw_step
-from oxidion._reference.apollo import apollo_step
-from oxidion._reference.came import came_step
-from oxidion._reference.dion import dion_step
-from oxidion._reference.dion2 import dion2_step
-from oxidion._reference.galore import galore_step
-from oxidion._reference.lamb import lamb_step
-from oxidion._reference.lion import lion_step
-from oxidion._reference.muon import muon_step
-from oxidion._reference.nordion2 import nordion2_step
-from oxidion._reference.normuon import normuon_step
+from oxidion._oxidion import algorithms
 from oxidion._reference.update import Group, State, Step
 
 
@@ -33,18 +24,12 @@ def _packed(step: Step) -> Step:
     return packed
 
 
-REFERENCE: dict[str, Step] = {
-    "dion": _packed(dion_step),
-    "dion2": _packed(dion2_step),
-    "nordion2": _packed(nordion2_step),
-    "muon": _packed(muon_step),
-    "normuon": _packed(normuon_step),
-    "adamw": adamw_step,
-    "lion": lion_step,
-    "lamb": lamb_step,
-    "adafactor": adafactor_step,
-    "came": came_step,
-    "galore_adamw": _packed(galore_step),
-    "apollo_adamw": _packed(apollo_step),
-}
+def _step(algorithm: str) -> Step:
+    """The function ``NAME_step`` of the module that has the algorithm's name, less AdamW's."""
+    name = algorithm.removesuffix("_adamw")
+    step: Step = getattr(import_module(f"oxidion._reference.{name}"), f"{name}_step")
+    return _packed(step)
+
+
+REFERENCE: dict[str, Step] = {algorithm: _step(algorithm) for algorithm in algorithms()}
 """The naive step of each algorithm."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oxidion.optim.adafactor import Adafactor
 from oxidion.optim.adamw import AdamW
+from oxidion.optim.ademamix import AdEMAMix
 from oxidion.optim.apollo import APOLLOAdamW
 from oxidion.optim.apollo_mini import APOLLOMini
 from oxidion.optim.came import CAME
@@ -23,6 +24,7 @@ __all__ = [
     "CAME",
     "APOLLOAdamW",
     "APOLLOMini",
+    "AdEMAMix",
     "Adafactor",
     "AdamW",
     "Dion",

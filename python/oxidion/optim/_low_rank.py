@@ -1,9 +1,9 @@
-"""Base, group keys and state names of the classes with moments of a projected gradient."""
+"""Base and group keys of the classes with moments of a projected gradient."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar
+from typing import Any
 
 from typing_extensions import override
 
@@ -23,19 +23,11 @@ LOW_RANK_SCHEMA: dict[str, Field] = {
 }
 """Group keys of every class."""
 
-ADAMW_NAMES = {"momentum": "exp_avg", "variance": "exp_avg_sq", "max_variance": "max_exp_avg_sq"}
-
 
 class LowRankOptimizer(OxOptimizer):
     """Base of optimizers with moments of a projected gradient; what is not projected gets AdamW."""
 
     TAKES_VECTORS = True
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {
-        "galore_adamw": ADAMW_NAMES,
-        "apollo_adamw": ADAMW_NAMES,
-        "adamw": ADAMW_NAMES,
-        "lion": {"momentum": "exp_avg"},
-    }
 
     @classmethod
     @override

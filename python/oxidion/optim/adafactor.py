@@ -12,7 +12,6 @@ from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
-from oxidion.optim._names import TORCH_NAMES
 
 
 class Adafactor(OxOptimizer):
@@ -68,7 +67,6 @@ class Adafactor(OxOptimizer):
         "relative_step": validate.flag(True),
         "warmup_init": validate.flag(False),
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,

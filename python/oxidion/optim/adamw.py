@@ -11,7 +11,6 @@ from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
-from oxidion.optim._names import TORCH_NAMES
 
 
 class AdamW(OxOptimizer):
@@ -48,7 +47,6 @@ class AdamW(OxOptimizer):
         "eps": validate.number(1e-8),
         "amsgrad": validate.flag(False),
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,

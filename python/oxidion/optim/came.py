@@ -11,7 +11,6 @@ from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
-from oxidion.optim._names import TORCH_NAMES
 
 
 class CAME(OxOptimizer):
@@ -56,7 +55,6 @@ class CAME(OxOptimizer):
         "clip_threshold": validate.number(1.0, open_low=True),
         "betas": validate.betas((0.9, 0.999, 0.9999)),
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class Dion(OxOptimizer):
     """
 
     ALGORITHM = "dion"
+    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {}  # the core's, which are those of microsoft/dion
     SCHEMA: ClassVar[dict[str, validate.Field]] = {
         "rank_fraction": validate.number(1.0, high=1.0, open_low=True),
         "rank_multiple_of": validate.count(1),

@@ -11,7 +11,6 @@ from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
-from oxidion.optim._names import TORCH_NAMES
 
 
 class Lamb(OxOptimizer):
@@ -58,7 +57,6 @@ class Lamb(OxOptimizer):
         "max_grad_norm": validate.optional(validate.number(1.0, open_low=True)),
         "grad_averaging": validate.flag(True),
     }
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._core.validate import Field
-from oxidion.optim._names import TORCH_NAMES
 
 
 class Lion(OxOptimizer):
@@ -37,7 +36,6 @@ class Lion(OxOptimizer):
     ALGORITHM = "lion"
     MATRIX = False
     SCHEMA: ClassVar[dict[str, Field]] = {"betas": validate.betas((0.9, 0.99))}
-    STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = TORCH_NAMES
 
     def __init__(
         self,

@@ -68,6 +68,7 @@ impl Apollo {
             grad_factor: io.grad_factor,
             // Not corrected: the step size is.
             corrections: vec![[1.0; 2]; io.units.len()],
+            unit: 1.0,
             per_rate: false,
         };
         let units = io.units.iter().enumerate();

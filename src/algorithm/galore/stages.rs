@@ -81,6 +81,7 @@ impl GaLore {
                 [h[BETA1], h[BETA2]],
                 io.units.iter().map(|u| u.steps + 1.0),
             ),
+            unit: 1.0,
             per_rate: direct,
         };
         let turned = self.turned(io)?;

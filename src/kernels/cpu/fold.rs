@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::lanes::{LANES, sums};
 use super::{Op, Real, run};
-use crate::kernels::cuda_call::Pass;
+use crate::kernels::cuda_call::{Launch, Pass};
 use crate::tensor::FlatView;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
@@ -35,6 +34,8 @@ struct Pieces<'a, F, const K: usize> {
     /// Bits of float64 numbers: each is written by the one thread that has the piece.
     sums: Vec<[AtomicU64; K]>,
 }
+
+impl<F, const N: usize, const K: usize> Launch<N> for Pieces<'_, F, K> {}
 
 impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
     const WRITES: [bool; N] = F::WRITES;
@@ -72,29 +73,4 @@ pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
     let factor = pass.factor();
     totals.iter_mut().flatten().for_each(|total| *total = *total * factor * factor);
     totals
-}
-
-/// Σ (factor·x)². Operand: x.
-#[derive(Clone, Copy, Debug)]
-pub struct SumOfSquares {
-    /// The factor.
-    pub factor: f64,
-}
-
-impl Fold<1, 1> for SumOfSquares {
-    const WRITES: [bool; 1] = [false];
-
-    #[inline(always)]
-    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
-        [x.chunks(RUN).map(|x| sums!(x;; j => x[j] * x[j])).sum()]
-    }
-
-    fn factor(&self) -> f64 {
-        self.factor
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("sum_of_squares", []))
-    }
 }

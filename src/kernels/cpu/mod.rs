@@ -22,7 +22,7 @@ pub(in crate::kernels) use fold::Fold;
 use isa::Isa;
 use philox::philox;
 
-use super::cuda_call::Pass;
+use super::cuda_call::Launch;
 use crate::tensor::{DType, Element, FlatView};
 use crate::threads;
 
@@ -32,7 +32,7 @@ pub(in crate::kernels) const PIECE: usize = 1 << 16;
 pub(in crate::kernels) const TILE: usize = 512;
 
 /// An elementwise operation on `N` operands of equal length.
-pub trait Op<const N: usize>: Sync {
+pub trait Op<const N: usize>: Launch<N> + Sync {
     /// Which operands are written.
     const WRITES: [bool; N];
     /// Whether a job may be handed over in parts of any length.
@@ -40,11 +40,6 @@ pub trait Op<const N: usize>: Sync {
 
     /// Applies the operation to equally long slices of job `job`.
     fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]);
-
-    /// How it is called on CUDA devices; none where there is no kernel of it.
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        None
-    }
 }
 
 struct Piece<const N: usize> {

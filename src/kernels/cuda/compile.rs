@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 use sha2::{Digest, Sha256};
 
-use super::sources::{HEADERS, Source};
+use super::sources::{Source, Sources};
 use crate::error::{Error, Result};
 
 /// Every machine code is made with these.
@@ -41,11 +41,10 @@ pub(super) fn architecture((major, minor): (i32, i32)) -> Result<String> {
 }
 
 /// What the machine code of a source for an architecture depends on, as a name.
-pub(super) fn key(source: &Source, architecture: &str) -> String {
+pub(super) fn key(sources: &Sources, source: &Source, architecture: &str) -> String {
     let mut hash = Sha256::new();
-    for part in
-        OPTIONS.into_iter().chain([source.text]).chain(HEADERS.iter().flat_map(|(name, text)| [*name, text]))
-    {
+    let headers = sources.headers.iter().flat_map(|(name, text)| [*name, text]);
+    for part in OPTIONS.into_iter().chain([source.text]).chain(headers) {
         hash.update(part.len().to_le_bytes());
         hash.update(part);
     }
@@ -59,11 +58,12 @@ pub(super) fn key(source: &Source, architecture: &str) -> String {
 
 /// Where machine code may be found, and what makes it.
 struct Places<'a> {
+    sources: &'a Sources,
     /// In the package: key and bytes.
     shipped: &'a [(&'a str, &'a [u8])],
     /// The user's folder.
     folder: Option<PathBuf>,
-    compile: fn(&Source, &str) -> Result<Vec<u8>>,
+    compile: fn(&Sources, &Source, &str) -> Result<Vec<u8>>,
 }
 
 /// Has the machine code of a source loaded: that of the package, else what is kept in the user's folder, else what is
@@ -72,12 +72,13 @@ struct Places<'a> {
 /// # Errors
 /// Those of `load` and [`compile`] for what is compiled.
 pub(super) fn loaded<Module>(
+    sources: &Sources,
     source: &Source,
     architecture: &str,
     load: impl FnMut(&[u8]) -> Result<Module>,
 ) -> Result<Module> {
     let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    Places { shipped: SHIPPED, folder, compile }.loaded(source, architecture, load)
+    Places { sources, shipped: SHIPPED, folder, compile }.loaded(source, architecture, load)
 }
 
 impl Places<'_> {
@@ -87,7 +88,7 @@ impl Places<'_> {
         architecture: &str,
         mut load: impl FnMut(&[u8]) -> Result<Module>,
     ) -> Result<Module> {
-        let key = key(source, architecture);
+        let key = key(self.sources, source, architecture);
         let file = self.folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")));
         let shipped = || Some(self.shipped.iter().find(|(name, _)| *name == key)?.1.to_vec());
         let kept = || fs::read(file.as_ref()?).ok().filter(|image| is_whole(image));
@@ -102,7 +103,7 @@ impl Places<'_> {
             }
         }
         log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
-        let image = (self.compile)(source, architecture)?;
+        let image = (self.compile)(self.sources, source, architecture)?;
         if let Some(file) = file
             && let Err(error) = store(&file, &image)
         {
@@ -140,7 +141,7 @@ fn store(file: &Path, image: &[u8]) -> std::io::Result<()> {
 }
 
 /// Compiles a source by NVRTC.
-fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+fn compile(sources: &Sources, source: &Source, architecture: &str) -> Result<Vec<u8>> {
     // SAFETY: loading NVRTC does nothing that is seen.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::Cuda(format!(
@@ -150,8 +151,8 @@ fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
         )));
     }
     let text = |text: &str| CString::new(text).map_err(|_| Error::Internal("a source with a zero".into()));
-    let headers = HEADERS.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>>>()?;
-    let names = HEADERS.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>>>()?;
+    let headers = sources.headers.iter().map(|(_, header)| text(header)).collect::<Result<Vec<_>>>()?;
+    let names = sources.headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>>>()?;
     let target = format!("--gpu-architecture={architecture}");
     let options = OPTIONS.into_iter().chain([&*target]).map(text).collect::<Result<Vec<_>>>()?;
     let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
@@ -167,7 +168,7 @@ fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
                 &raw mut program,
                 source_text.as_ptr(),
                 name.as_ptr(),
-                count(HEADERS.len()),
+                count(sources.headers.len()),
                 headers_at.as_ptr(),
                 names_at.as_ptr(),
             ),
@@ -219,7 +220,11 @@ fn check(what: &str, code: nvrtcResult) -> Result<()> {
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
-    use crate::kernels::cuda::sources::{SOURCES, SYMMETRIC_MMA, UPDATES};
+    use crate::kernels::sources::sources;
+
+    fn source(name: &str) -> &'static Source {
+        sources().all.iter().find(|source| source.name == name).unwrap()
+    }
 
     #[test]
     fn architecture_of_a_device_is_one_that_it_runs() {
@@ -249,11 +254,11 @@ mod tests {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "takes the place of what may fail")]
-    fn made(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+    fn made(_: &Sources, source: &Source, architecture: &str) -> Result<Vec<u8>> {
         Ok(image(&format!("{} compiled for {architecture}", source.name)))
     }
 
-    fn never(source: &Source, architecture: &str) -> Result<Vec<u8>> {
+    fn never(_: &Sources, source: &Source, architecture: &str) -> Result<Vec<u8>> {
         Err(Error::Internal(format!("{} for {architecture} is compiled", source.name)))
     }
 
@@ -280,14 +285,15 @@ mod tests {
     #[test]
     fn every_device_loads_the_shipped_code_that_it_runs_and_nothing_is_compiled() {
         let names = ["sm_80", "sm_90a", "sm_100"];
-        let images: Vec<_> = SOURCES
+        let images: Vec<_> = sources()
+            .all
             .iter()
             .flat_map(|source| {
-                names.map(|name| (key(source, name), image(&format!("{} {name}", source.name))))
+                names.map(|name| (key(sources(), source, name), image(&format!("{} {name}", source.name))))
             })
             .collect();
         let shipped: Vec<_> = images.iter().map(|(key, image)| (&**key, &**image)).collect();
-        let places = Places { shipped: &shipped, folder: None, compile: never };
+        let places = Places { sources: sources(), shipped: &shipped, folder: None, compile: never };
         for (capability, expected) in [
             ((8, 0), "sm_80"),
             ((8, 6), "sm_80"),
@@ -296,47 +302,51 @@ mod tests {
             ((10, 0), "sm_100"),
             ((10, 3), "sm_100"),
         ] {
-            for source in SOURCES {
+            for source in sources().all {
                 let loaded = chosen(&places, source, &architecture(capability).unwrap(), 0).unwrap();
                 assert_eq!(loaded, format!("{} {expected}", source.name), "{capability:?}");
             }
         }
         let places = Places { compile: made, ..places };
-        let loaded = chosen(&places, &UPDATES, &architecture((12, 0)).unwrap(), 0).unwrap();
+        let loaded = chosen(&places, source("updates.cu"), &architecture((12, 0)).unwrap(), 0).unwrap();
         assert_eq!(loaded, "updates.cu compiled for sm_120");
     }
 
     #[test]
     fn refused_code_gives_way_to_what_is_kept_and_that_to_what_is_compiled() {
         let folder = folder("refused");
-        let (key, shipped) = (key(&UPDATES, "sm_80"), image("shipped"));
+        let (key, shipped) = (key(sources(), source("updates.cu"), "sm_80"), image("shipped"));
         let shipped: [(&str, &[u8]); 1] = [(&key, &shipped)];
-        let places = Places { shipped: &shipped, folder: Some(folder.clone()), compile: made };
+        let places =
+            Places { sources: sources(), shipped: &shipped, folder: Some(folder.clone()), compile: made };
         let compiled = "updates.cu compiled for sm_80";
-        assert_eq!(chosen(&places, &UPDATES, "sm_80", 0).unwrap(), "shipped");
-        assert_eq!(chosen(&places, &UPDATES, "sm_80", 1).unwrap(), compiled);
-        let refused = chosen(&places, &UPDATES, "sm_80", 3).unwrap_err().to_string();
+        assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 0).unwrap(), "shipped");
+        assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 1).unwrap(), compiled);
+        let refused = chosen(&places, source("updates.cu"), "sm_80", 3).unwrap_err().to_string();
         assert!(refused.contains(&format!("{compiled} is refused")), "{refused}");
         store(&folder.join(format!("{key}.cubin")), &image("kept")).unwrap();
-        assert_eq!(chosen(&places, &UPDATES, "sm_80", 0).unwrap(), "shipped");
-        assert_eq!(chosen(&places, &UPDATES, "sm_80", 1).unwrap(), "kept");
-        assert_eq!(chosen(&places, &UPDATES, "sm_80", 2).unwrap(), compiled);
+        assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 0).unwrap(), "shipped");
+        assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 1).unwrap(), "kept");
+        assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 2).unwrap(), compiled);
         // What is compiled takes the place of what was refused.
-        let places = Places { shipped: &[], compile: never, ..places };
-        assert_eq!(chosen(&places, &UPDATES, "sm_80", 0).unwrap(), compiled);
+        let places = Places { sources: sources(), shipped: &[], compile: never, ..places };
+        assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 0).unwrap(), compiled);
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn code_of_other_sources_is_not_loaded() {
         let folder = folder("stale");
-        let old = Source { text: "an older text", ..UPDATES };
-        let (key, image) = (key(&old, "sm_80"), image("stale"));
+        let old = Source { text: "an older text", ..*source("updates.cu") };
+        let (key, image) = (key(sources(), &old, "sm_80"), image("stale"));
         store(&folder.join(format!("{key}.cubin")), &image).unwrap();
         let shipped: [(&str, &[u8]); 1] = [(&key, &image)];
-        let places = Places { shipped: &shipped, folder: Some(folder.clone()), compile: made };
+        let places =
+            Places { sources: sources(), shipped: &shipped, folder: Some(folder.clone()), compile: made };
         assert_eq!(chosen(&places, &old, "sm_80", 1).unwrap(), "stale");
-        for (source, architecture) in [(&UPDATES, "sm_80"), (&old, "sm_90a"), (&SYMMETRIC_MMA, "sm_80")] {
+        for (source, architecture) in
+            [(source("updates.cu"), "sm_80"), (&old, "sm_90a"), (source("symmetric_mma.cu"), "sm_80")]
+        {
             let expected = format!("{} compiled for {architecture}", source.name);
             assert_eq!(chosen(&places, source, architecture, 0).unwrap(), expected);
         }
@@ -345,11 +355,11 @@ mod tests {
 
     #[test]
     fn key_names_source_architecture_and_content() {
-        let one = key(&UPDATES, "sm_80");
+        let one = key(sources(), source("updates.cu"), "sm_80");
         assert!(one.starts_with("updates-sm_80-") && one.len() == "updates-sm_80-".len() + 24);
-        assert_ne!(one, key(&UPDATES, "sm_90a"));
-        assert_ne!(one, key(&Source { text: "", ..UPDATES }, "sm_80"));
-        assert!(key(&SYMMETRIC_MMA, "sm_80").starts_with("symmetric_mma-"));
+        assert_ne!(one, key(sources(), source("updates.cu"), "sm_90a"));
+        assert_ne!(one, key(sources(), &Source { text: "", ..*source("updates.cu") }, "sm_80"));
+        assert!(key(sources(), source("symmetric_mma.cu"), "sm_80").starts_with("symmetric_mma-"));
     }
 
     #[test]
@@ -366,10 +376,11 @@ mod tests {
 
     #[test]
     fn every_header_that_a_source_includes_is_there() {
-        let texts = SOURCES.iter().map(|s| s.text).chain(HEADERS.iter().map(|(_, text)| *text));
+        let Sources { all, headers } = sources();
+        let texts = all.iter().map(|s| s.text).chain(headers.iter().map(|(_, text)| &**text));
         for line in texts.flat_map(str::lines).filter_map(|line| line.strip_prefix("#include \"")) {
             let name = line.trim_end_matches('"');
-            assert!(HEADERS.iter().any(|(header, _)| *header == name), "{name}");
+            assert!(headers.iter().any(|(header, _)| *header == name), "{name}");
         }
     }
 

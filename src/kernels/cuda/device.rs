@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
 use super::driver::{self, Context, Function, Grid, Stream};
-use super::sources::{SOURCES, Source, When};
+use super::sources::{Sources, When};
 use super::table::number_of;
 use super::{compile, tape};
 use crate::error::{Error, Result};
@@ -92,9 +92,9 @@ impl LoadedDevice {
     }
 
     /// Loads the kernels that are wanted and not loaded yet, into the current context, which is the device's.
-    fn load(&self, stream: Stream, encoded: bool) -> Result<()> {
+    fn load(&self, sources: &'static Sources, stream: Stream, encoded: bool) -> Result<()> {
         let mut loaded = lock(&self.loaded);
-        let wanted = SOURCES.iter().filter(|source| match source.when {
+        let wanted = sources.all.iter().filter(|source| match source.when {
             When::Always => true,
             When::Encoded => encoded,
             When::On(architecture) => architecture == self.architecture,
@@ -111,7 +111,7 @@ impl LoadedDevice {
             )));
         }
         for source in missing {
-            let module = compile::loaded(source, &self.architecture, driver::load)?;
+            let module = compile::loaded(sources, source, &self.architecture, driver::load)?;
             for name in source.kernels() {
                 let function = driver::function(module, &name, source.shared)?;
                 loaded.functions.insert(name, function);
@@ -131,12 +131,17 @@ pub struct Entered {
     outer: Option<(&'static LoadedDevice, Stream)>,
 }
 
-/// Has the kernels of this thread launched on a stream of a device; `formed` says whether also those for what is more than
+/// Has the kernels of this thread, which `sources` have, launched on a stream of a device; `encoded` says whether also those for what is more than
 /// numbers of its type.
 ///
 /// # Errors
 /// [`Error::Cuda`] where there is no driver or no such device.
-pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
+pub(in super::super) fn enter(
+    sources: &'static Sources,
+    ordinal: usize,
+    stream: usize,
+    encoded: bool,
+) -> Result<Entered> {
     let (device, stream) = (LoadedDevice::get(ordinal)?, Stream(stream));
     let current = driver::current()?;
     let before = (current != device.context).then_some(current);
@@ -145,7 +150,7 @@ pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
     }
     let outer = CURRENT.replace(Some((device, stream)));
     let entered = Entered { _thread: PhantomData, before, outer };
-    device.load(stream, encoded)?;
+    device.load(sources, stream, encoded)?;
     Ok(entered)
 }
 
@@ -215,10 +220,10 @@ pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -
     Ok((room, flat))
 }
 
-/// The multiprocessors of the device that this thread launches on, where it loads a source.
-pub(super) fn multiprocessors(source: &Source) -> Option<u32> {
+/// The multiprocessors of the device that this thread launches on, where it loads what is loaded then.
+pub(super) fn multiprocessors(when: When) -> Option<u32> {
     let (device, _) = CURRENT.get()?;
-    let loads = !matches!(source.when, When::On(architecture) if architecture != device.architecture);
+    let loads = !matches!(when, When::On(architecture) if architecture != device.architecture);
     loads.then_some(device.multiprocessors)
 }
 

@@ -2,11 +2,12 @@
 
 use super::device::{launch, scratch};
 use super::driver::Grid;
-use super::sources::JACOBI;
 use super::table::to_i32;
 use crate::error::Result;
 use crate::tensor::{DType, FlatView};
 
+/// Bytes of shared memory of a block.
+pub(in crate::kernels) const SHARED: u32 = 84488;
 /// Rows that are turned together.
 const PAIR: usize = 64;
 const THREADS: u32 = 256;
@@ -71,7 +72,7 @@ pub(in super::super) fn orthogonal_rows(
             // SAFETY: the layout is asserted above; matrices and scratch are memory of the device, which torch's allocator
             // gives to others only after what is on the stream.
             unsafe {
-                launch("jacobi_angles", Grid::of(count * pairs, THREADS, JACOBI.shared)?, &now)?;
+                launch("jacobi_angles", Grid::of(count * pairs, THREADS, SHARED)?, &now)?;
                 launch("jacobi_turn", Grid::of(count * pairs * 2 * pairs, THREADS, TURNED)?, &now)?;
             }
         }

@@ -6,12 +6,15 @@ use tch::Tensor;
 use super::columns::scale_to_units;
 use super::device::{launch, scratch};
 use super::driver::Grid;
-use super::sources::{CHOLESKY, GRAM};
 use super::symmetric::{Factor, MatrixBatch};
 use super::table::to_i32;
 use crate::error::Result;
 use crate::tensor::{DType, FlatView, to_i64};
 
+/// Bytes of shared memory of a block.
+pub(in crate::kernels) const GRAM_SHARED: u32 = 55296;
+/// Bytes of shared memory of a block.
+pub(in crate::kernels) const CHOLESKY_SHARED: u32 = 90624;
 /// Rows and columns of a tile, threads of a block.
 const TILE: usize = 64;
 const THREADS: u32 = 128;
@@ -213,9 +216,9 @@ impl Panels {
         // SAFETY: the layouts are asserted above; panels and scratch are memory of the device, which torch's allocator
         // gives to others only after what is on the stream.
         unsafe {
-            launch("gram_product", Grid::of(count * parts * tiles, THREADS, GRAM.shared)?, &product)?;
-            launch("cholesky_factor", Grid::of(count, THREADS, CHOLESKY.shared)?, &factorization)?;
-            launch("cholesky_solve", Grid::of(count * row_tiles, THREADS, CHOLESKY.shared)?, &solve)
+            launch("gram_product", Grid::of(count * parts * tiles, THREADS, GRAM_SHARED)?, &product)?;
+            launch("cholesky_factor", Grid::of(count, THREADS, CHOLESKY_SHARED)?, &factorization)?;
+            launch("cholesky_solve", Grid::of(count * row_tiles, THREADS, CHOLESKY_SHARED)?, &solve)
         }
     }
 }

@@ -4,11 +4,17 @@ use tch::{Kind, Tensor};
 
 use super::device::{is_entered, launch, multiprocessors};
 use super::driver::{Boxes, Grid, TensorMap, tensor_map};
-use super::sources::{SYMMETRIC_MMA, SYMMETRIC_WGMMA};
+use super::sources::When;
 use super::table::to_i32;
 use crate::error::{Error, Result};
 use crate::tensor::{address_of, is_emulated, to_i64};
 
+/// Bytes of shared memory of a block.
+pub(in crate::kernels) const SHARED: u32 = 65536;
+/// Bytes of shared memory of a block.
+pub(in crate::kernels) const GROUP_SHARED: u32 = 229_440;
+/// Devices with instructions of warpgroups.
+pub(in crate::kernels) const GROUPS: When = When::On("sm_90a");
 /// Rows and columns of a tile of `symmetric_mma.cu`, threads of its block.
 const TILE: usize = 128;
 const THREADS: u32 = 256;
@@ -177,7 +183,7 @@ pub(in super::super) fn symmetric_product(
     }
     let product = Product { matrices: [left, right, to], terms, float16: kind == Kind::Half };
     // With a tile for every multiprocessor, the instructions of warpgroups are the faster ones.
-    let blocks = multiprocessors(&SYMMETRIC_WGMMA).unwrap_or(u32::MAX);
+    let blocks = multiprocessors(GROUPS).unwrap_or(u32::MAX);
     if product.group_tiles()? >= blocks && product.is_aligned() {
         product.by_groups(blocks)?;
     } else {
@@ -225,7 +231,7 @@ impl Product {
             tiles: to_i32(self.tiles(GROUP_TILE, TILE))?,
             batch: to_i32(count)?,
         };
-        let grid = Grid { blocks, threads: GROUP_THREADS, shared: SYMMETRIC_WGMMA.shared };
+        let grid = Grid { blocks, threads: GROUP_THREADS, shared: GROUP_SHARED };
         // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it to
         // others only after what is on the stream.
         unsafe { launch(&self.name("symmetric_wgmma"), grid, &product) }
@@ -244,7 +250,7 @@ impl Product {
             depth: to_i32(depth)?,
             tiles: to_i32(tiles)?,
         };
-        let grid = Grid { blocks: to_u32(count * tiles)?, threads: THREADS, shared: SYMMETRIC_MMA.shared };
+        let grid = Grid { blocks: to_u32(count * tiles)?, threads: THREADS, shared: SHARED };
         // SAFETY: as above.
         unsafe { launch(&self.name("symmetric_mma"), grid, &product) }
     }

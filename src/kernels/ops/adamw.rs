@@ -3,30 +3,40 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::ops::declare::{kernel, ops};
 use crate::tensor::FlatView;
 
-/// `AdamW` with decoupled decay. Operands: x, gradient, first moment, second moment[, its running maximum].
-#[derive(Clone, Debug)]
-pub struct AdamW {
-    /// Decay rate of the first moment.
-    pub beta1: f64,
-    /// Decay rate of the second moment.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-    /// `lr · weight_decay`.
-    pub decay: f64,
-    /// Whether the decay acts only where `m·x ≥ 0`.
-    pub cautious: bool,
-    /// Whether the decay comes after the update.
-    pub late: bool,
-    /// The gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
-    /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
-    pub corrections: Vec<[f64; 2]>,
-    /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
-    pub steps: Vec<FlatView>,
+ops! {
+    cuda "adamw.cuh";
+
+    /// `AdamW` with decoupled decay. Operands: x, gradient, first moment, second moment[, its running maximum].
+    #[derive(Clone, Debug)]
+    pub struct AdamW {
+        /// Decay rate of the first moment.
+        beta1: f64,
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// Added to the denominator.
+        epsilon: f64,
+        /// `lr · weight_decay`.
+        decay: f64 * lr,
+        /// Whether the decay acts only where `m·x ≥ 0`.
+        cautious: bool,
+        /// Whether the decay comes after the update.
+        late: bool,
+        /// The gradient's factor: sign and unscaling.
+        grad_factor: f64,
+        ;
+        /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
+        corrections: Vec<[f64; 2]> => with,
+        /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
+        steps: Vec<FlatView> => after,
+    } => {
+        adamw = AdamW [x: update param, g: read plain, m: update signed, v: update unsigned];
+        adamw_largest = AdamWLargest [
+            x: update param, g: read plain, m: update signed, v: update unsigned, largest: update unsigned,
+        ];
+    }
 }
 
 impl AdamW {
@@ -41,12 +51,6 @@ impl AdamW {
             last.1
         });
         each.collect()
-    }
-
-    fn pass(&self, kernel: &'static str) -> Pass<'_> {
-        let Self { beta1, beta2, epsilon, decay, cautious, late, grad_factor, .. } = *self;
-        let scalars = [beta1, beta2, epsilon, decay, flag(cautious), flag(late), grad_factor];
-        Pass::new(kernel, scalars).per_rate(0b1000).with(&self.corrections).after(&self.steps)
     }
 
     #[inline(always)]
@@ -121,10 +125,6 @@ impl Op<4> for AdamW {
             moments.apply(x, *m, v);
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.pass("adamw"))
-    }
 }
 
 impl Op<5> for AdamW {
@@ -139,9 +139,5 @@ impl Op<5> for AdamW {
             *largest = if *largest >= v { *largest } else { v };
             moments.apply(x, *m, *largest);
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.pass("adamw_largest"))
     }
 }

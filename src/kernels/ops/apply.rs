@@ -3,17 +3,35 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::ops::declare::{kernel, ops};
 
-/// `x ← (1 - decay)·x - rate·u`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
-#[derive(Clone, Copy, Debug)]
-pub struct Apply {
-    /// Factor of the update.
-    pub rate: f64,
-    /// `lr · weight_decay`.
-    pub decay: f64,
-    /// Whether the decay acts only where it points along the update.
-    pub cautious: bool,
+ops! {
+    cuda "apply.cuh";
+
+    /// `x ← (1 - decay)·x - rate·u`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Apply {
+        /// Factor of the update.
+        rate: f64 * lr,
+        /// `lr · weight_decay`.
+        decay: f64 * lr,
+        /// Whether the decay acts only where it points along the update.
+        cautious: bool,
+    } => {
+        apply = Apply [x: update param, u: read plain];
+    }
+
+    /// `x ← (1 - decay)·x`. Operand: x.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Decay {
+        /// `lr · weight_decay`, or another.
+        decay: f64 * lr if per_rate,
+        ;
+        /// Whether it is proportional to the learning rate.
+        per_rate: bool,
+    } => {
+        decay = Decay [x: update param];
+    }
 }
 
 impl Op<2> for Apply {
@@ -33,19 +51,6 @@ impl Op<2> for Apply {
             }
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("apply", [self.rate, self.decay, flag(self.cautious)]).per_rate(0b011))
-    }
-}
-
-/// `x ← (1 - decay)·x`. Operand: x.
-#[derive(Clone, Copy, Debug)]
-pub struct Decay {
-    /// `lr · weight_decay`, or another.
-    pub decay: f64,
-    /// Whether it is proportional to the learning rate.
-    pub per_rate: bool,
 }
 
 impl Op<1> for Decay {
@@ -57,9 +62,5 @@ impl Op<1> for Decay {
         for x in x.iter_mut() {
             *x = *x * keep;
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("decay", [self.decay]).per_rate(u32::from(self.per_rate)))
     }
 }

@@ -3,13 +3,26 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::Pass;
+use crate::kernels::ops::declare::{kernel, ops};
 
-/// `y ← factor·x`, from one type to another. Operands: x, y.
-#[derive(Clone, Copy, Debug)]
-pub struct Convert {
-    /// The factor.
-    pub factor: f64,
+ops! {
+    cuda "convert.cuh";
+
+    /// `y ← factor·x`, from one type to another. Operands: x, y.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Convert {
+        /// The factor.
+        factor: f64,
+    } => {
+        convert = Convert [x: read unsigned, y: write signed];
+    }
+
+    /// `x ← x + 1`. Operand: x.
+    #[derive(Clone, Copy, Debug)]
+    pub(in crate::kernels) struct Count {
+    } => {
+        count = Count [x: update plain];
+    }
 }
 
 impl Op<2> for Convert {
@@ -22,15 +35,7 @@ impl Op<2> for Convert {
             *y = factor * *x;
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("convert", [self.factor]))
-    }
 }
-
-/// `x ← x + 1`. Operand: x.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Count;
 
 impl Op<1> for Count {
     const WRITES: [bool; 1] = [true];
@@ -40,9 +45,5 @@ impl Op<1> for Count {
         for x in x.iter_mut() {
             *x = *x + C::of(1.0);
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("count", []))
     }
 }

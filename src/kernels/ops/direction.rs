@@ -3,24 +3,46 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::ops::declare::{kernel, ops};
 
-/// Adam's direction: `m ← β₁m + (1-β₁)γr`, `v ← β₂v + (1-β₂)(γr)²`, `r ← f·m̂ / (√v̂ + ε)`. Operands: r, m, v.
-#[derive(Clone, Debug)]
-pub struct Direction {
-    /// Decay rate of the first moment.
-    pub beta1: f64,
-    /// Decay rate of the second moment.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-    /// γ, the gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
-    /// `f / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, with the factor f of the result
-    /// ([`super::elementwise::AdamW::corrections`]).
-    pub corrections: Vec<[f64; 2]>,
-    /// Whether f is proportional to the learning rate.
-    pub per_rate: bool,
+ops! {
+    cuda "direction.cuh";
+
+    /// Adam's direction: `m ← β₁m + (1-β₁)γr`, `v ← β₂v + (1-β₂)(γr)²`, `r ← f·m̂ / (√v̂ + ε)`. Operands: r, m, v.
+    #[derive(Clone, Debug)]
+    pub struct Direction {
+        /// Decay rate of the first moment.
+        beta1: f64,
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// Added to the denominator.
+        epsilon: f64,
+        /// γ, the gradient's factor: sign and unscaling.
+        grad_factor: f64,
+        /// 1, by which the result is multiplied: the learning rate where a device reads it and f is proportional to it.
+        unit: f64 * lr if per_rate,
+        ;
+        /// `f / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, with the factor f of the result
+        /// ([`super::adamw::AdamW::corrections`]).
+        corrections: Vec<[f64; 2]> => with,
+        /// Whether f is proportional to the learning rate.
+        per_rate: bool,
+    } => {
+        direction = Direction [r: update plain, m: update signed, v: update unsigned];
+    }
+
+    /// `x ← x - rate·u`, then `x ← (1 - decay)·x`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
+    #[derive(Clone, Copy, Debug)]
+    pub struct ApplyLate {
+        /// Factor of the update.
+        rate: f64 * lr,
+        /// `lr · weight_decay`.
+        decay: f64 * lr,
+        /// Whether the decay acts only where it points along the update.
+        cautious: bool,
+    } => {
+        apply_late = ApplyLate [x: update param, u: read plain];
+    }
 }
 
 impl Op<3> for Direction {
@@ -38,23 +60,6 @@ impl Op<3> for Direction {
             *r = rate * *m / (v.sqrt() * inverse_root + epsilon);
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        let scalars = [self.beta1, self.beta2, self.epsilon, self.grad_factor, 1.0];
-        let per_rate = if self.per_rate { 0b10000 } else { 0 };
-        Some(Pass::new("direction", scalars).per_rate(per_rate).with(&self.corrections))
-    }
-}
-
-/// `x ← x - rate·u`, then `x ← (1 - decay)·x`; cautious: the decay acts where `x·u ≥ 0`. Operands: x, u.
-#[derive(Clone, Copy, Debug)]
-pub struct ApplyLate {
-    /// Factor of the update.
-    pub rate: f64,
-    /// `lr · weight_decay`.
-    pub decay: f64,
-    /// Whether the decay acts only where it points along the update.
-    pub cautious: bool,
 }
 
 impl Op<2> for ApplyLate {
@@ -67,9 +72,5 @@ impl Op<2> for ApplyLate {
             let y = *x - rate * *u;
             *x = if self.cautious && y * *u < zero { y } else { y * keep };
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("apply_late", [self.rate, self.decay, flag(self.cautious)]).per_rate(0b011))
     }
 }

@@ -7,7 +7,8 @@ use crate::kernels::cpu::Real;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::reduce::values;
 use crate::kernels::cpu::rows::{At, RowPass};
-use crate::kernels::cuda_call::{Pass, RowPassCall, flag};
+use crate::kernels::cuda_call::{Kernel, RowPassCall};
+use crate::kernels::ops::declare::{kernel, ops};
 use crate::tensor::{Device, FlatView};
 
 /// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
@@ -114,15 +115,58 @@ fn roots(values: Vec<f64>) -> Vec<f64> {
     values.into_iter().map(|v| 1.0 / v.sqrt()).collect()
 }
 
-/// Σ g² by row and column. Operand: gradient.
-#[derive(Clone, Copy, Debug)]
-pub struct GradientSquares {
-    /// The gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
+ops! {
+    cuda "factored.cuh" also [&GRADIENT, &GRADIENT_AND_PARAMETER, &UPDATE, &RESIDUAL, &SCALED, &AVERAGED, &CONFIDENT];
+
+    /// Σ g² by row and column. Operand: gradient.
+    #[derive(Clone, Copy, Debug)]
+    pub struct GradientSquares {
+        /// The gradient's factor: sign and unscaling.
+        grad_factor: f64,
+    }
+
+    /// Scalars of [`Residual`].
+    struct ResidualScalars {
+        /// β₁.
+        beta1: f64,
+    }
+
+    /// Scalars of [`ScaledApply`].
+    struct ScaledApplyScalars {
+        /// Whether the decay acts only where it points along the update.
+        cautious: bool,
+        /// β₁ where the finished step is averaged.
+        beta1: f64,
+    }
+
+    /// Scalars of [`ConfidentApply`].
+    struct ConfidentApplyScalars {
+        /// β₁.
+        beta1: f64,
+        /// Whether the decay acts only where it points along the step.
+        cautious: bool,
+        /// Its rate.
+        rate: f64 * lr,
+        /// `lr · weight_decay`.
+        decay: f64 * lr,
+    }
 }
 
+const GRADIENT: Kernel = kernel!(Row gradient_squares = GradientSquares told GradientSquares [g: read plain]);
+const GRADIENT_AND_PARAMETER: Kernel = kernel!(Row gradient_and_parameter_squares = GradientAndParameterSquares told GradientSquares
+        [g: read plain, x: read param]);
+const UPDATE: Kernel = kernel!(Row update_squares = UpdateSquares told GradientSquares [g: read plain]);
+const RESIDUAL: Kernel =
+    kernel!(Row residual = Residual told ResidualScalars [g: read plain, m: read signed]);
+const SCALED: Kernel =
+    kernel!(Row scaled_apply = ScaledApply told ScaledApplyScalars [x: update param, g: read plain]);
+const AVERAGED: Kernel = kernel!(Row scaled_apply_averaged = ScaledApplyAveraged told ScaledApplyScalars
+    [x: update param, g: read plain, m: update signed]);
+const CONFIDENT: Kernel = kernel!(Row confident_apply = ConfidentApply told ConfidentApplyScalars
+    [x: update param, g: read plain, m: update signed]);
+
 impl RowPass<1> for GradientSquares {
-    const WRITES: [bool; 1] = [false];
+    const WRITES: [bool; 1] = GRADIENT.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, _at: At, [g]: [&mut [C]; 1], cols: &mut [C]) -> [f64; 2] {
@@ -139,13 +183,13 @@ impl RowPass<1> for GradientSquares {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(Pass::new("gradient_squares", [self.grad_factor]).over_rows([&[], &[]]))
+        Some(self.told(&GRADIENT).over_rows([&[], &[]]))
     }
 }
 
 /// As without it, and Σ x² of all. Operands: gradient, x.
 impl RowPass<2> for GradientSquares {
-    const WRITES: [bool; 2] = [false; 2];
+    const WRITES: [bool; 2] = GRADIENT_AND_PARAMETER.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [g, x]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
@@ -156,7 +200,7 @@ impl RowPass<2> for GradientSquares {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(Pass::new("gradient_and_parameter_squares", [self.grad_factor]).over_rows([&[], &[]]))
+        Some(self.told(&GRADIENT_AND_PARAMETER).over_rows([&[], &[]]))
     }
 }
 
@@ -170,7 +214,7 @@ pub struct UpdateSquares<'a> {
 }
 
 impl RowPass<1> for UpdateSquares<'_> {
-    const WRITES: [bool; 1] = [false];
+    const WRITES: [bool; 1] = UPDATE.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [g]: [&mut [C]; 1], _cols: &mut [C]) -> [f64; 2] {
@@ -180,7 +224,8 @@ impl RowPass<1> for UpdateSquares<'_> {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(Pass::new("update_squares", [self.grad_factor]).over_rows([self.scales, &[]]))
+        let scalars = GradientSquares { grad_factor: self.grad_factor };
+        Some(scalars.told(&UPDATE).over_rows([self.scales, &[]]))
     }
 }
 
@@ -196,7 +241,7 @@ pub struct Residual<'a> {
 }
 
 impl RowPass<2> for Residual<'_> {
-    const WRITES: [bool; 2] = [false; 2];
+    const WRITES: [bool; 2] = RESIDUAL.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [g, m]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
@@ -214,7 +259,7 @@ impl RowPass<2> for Residual<'_> {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        let pass = Pass::new("residual", [self.beta1]).reading(self.factors.left());
+        let pass = ResidualScalars { beta1: self.beta1 }.told(&RESIDUAL).reading(self.factors);
         Some(pass.over_rows([self.scales, &[]]))
     }
 }
@@ -238,14 +283,14 @@ fn decayed<C: Real>(cautious: bool, x: C, step: C, decay: C) -> C {
 }
 
 impl ScaledApply<'_> {
-    fn pass(&self, kernel: &'static str) -> RowPassCall<'_> {
-        let pass = Pass::new(kernel, [flag(self.cautious), self.beta1]).reading(self.factors.left());
-        pass.over_rows([self.scales, &[]])
+    fn pass(&self, kernel: &'static Kernel) -> RowPassCall<'_> {
+        let scalars = ScaledApplyScalars { cautious: self.cautious, beta1: self.beta1 };
+        scalars.told(kernel).reading(self.factors).over_rows([self.scales, &[]])
     }
 }
 
 impl RowPass<2> for ScaledApply<'_> {
-    const WRITES: [bool; 2] = [true, false];
+    const WRITES: [bool; 2] = SCALED.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [x, g]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
@@ -260,13 +305,13 @@ impl RowPass<2> for ScaledApply<'_> {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.pass("scaled_apply"))
+        Some(self.pass(&SCALED))
     }
 }
 
 /// With `m ← β₁·m + (1-β₁)·step` in place of the step. Operands: x, g, m.
 impl RowPass<3> for ScaledApply<'_> {
-    const WRITES: [bool; 3] = [true, false, true];
+    const WRITES: [bool; 3] = AVERAGED.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
@@ -282,7 +327,7 @@ impl RowPass<3> for ScaledApply<'_> {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.pass("scaled_apply_averaged"))
+        Some(self.pass(&AVERAGED))
     }
 }
 
@@ -303,7 +348,7 @@ pub struct ConfidentApply<'a> {
 }
 
 impl RowPass<3> for ConfidentApply<'_> {
-    const WRITES: [bool; 3] = [true, false, true];
+    const WRITES: [bool; 3] = CONFIDENT.writes();
 
     #[inline(always)]
     fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
@@ -322,8 +367,9 @@ impl RowPass<3> for ConfidentApply<'_> {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        let scalars = [self.update.beta1, flag(self.cautious), self.rate, self.decay];
-        let pass = Pass::new("confident_apply", scalars).per_rate(0b1100).reading(self.update.factors.left());
+        let Self { cautious, rate, decay, .. } = *self;
+        let scalars = ConfidentApplyScalars { beta1: self.update.beta1, cautious, rate, decay };
+        let pass = scalars.told(&CONFIDENT).reading(self.update.factors);
         Some(pass.over_rows([self.update.scales, self.scales]))
     }
 }

@@ -44,6 +44,12 @@ impl<const K: usize> Factors<K> {
     }
 }
 
+impl<const K: usize> AsRef<[FlatView]> for Factors<K> {
+    fn as_ref(&self) -> &[FlatView] {
+        &self.left
+    }
+}
+
 /// The steps that each parameter of a bucket has taken.
 #[derive(Clone, Debug)]
 pub enum Steps {
@@ -62,7 +68,7 @@ impl Steps {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
             return Ok(Self::Counted(counters.iter().map(FlatView::increment).collect()));
         }
-        crate::kernels::run(&Count, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
+        crate::kernels::run(&Count {}, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
         Ok(Self::Counters(counters))
     }
 

@@ -6,27 +6,43 @@ use super::factors::Factors;
 use crate::kernels::cpu::fold::RUN;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::{Fold, Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::cuda_call::{Kernel, Pass};
+use crate::kernels::ops::declare::{kernel, ops};
 
-/// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`.
-#[derive(Debug)]
-pub struct Lamb {
-    /// β₁.
-    pub beta1: f64,
-    /// γ, the gradient's weight in m.
-    pub blend: f64,
-    /// β₂.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-    /// λ.
-    pub weight_decay: f64,
-    /// Whether the decay acts only where it points along the update.
-    pub cautious: bool,
-    /// Of each job `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` or ones, the gradient's factor (sign, unscaling, clipping), and by
-    /// what u is multiplied in the end.
-    pub factors: Factors<4>,
+ops! {
+    cuda "lamb.cuh" also [&NORMS, &NORMS_ONLY];
+
+    /// LAMB: `m ← β₁·m + γ·g`, `v ← β₂·v + (1-β₂)·g²`, `u = m̂ / (√v̂ + ε) + λ·x`.
+    #[derive(Debug)]
+    pub struct Lamb {
+        /// β₁.
+        beta1: f64,
+        /// γ, the gradient's weight in m.
+        blend: f64,
+        /// β₂.
+        beta2: f64,
+        /// Added to the denominator.
+        epsilon: f64,
+        /// λ.
+        weight_decay: f64,
+        /// Whether the decay acts only where it points along the update.
+        cautious: bool,
+        ;
+        /// Of each job `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` or ones, the gradient's factor (sign, unscaling, clipping), and by
+        /// what u is multiplied in the end.
+        factors: Factors<4> => reading,
+    } => {
+        lamb = Lamb [x: update param, g: read plain, m: update signed, v: update unsigned];
+        lamb_along = LambAlong [x: update param, m: read signed, v: read unsigned];
+    }
 }
+
+/// Sums with the moments written, of parameters that are stored as numbers of their type.
+const NORMS: Kernel = kernel!(Sum lamb_norms = LambNormsKept told Lamb
+    [x: read param, g: read plain, m: update plain, v: update plain]);
+/// Sums alone.
+const NORMS_ONLY: Kernel = kernel!(Sum lamb_norms_only = LambNormsOnly told Lamb
+    [x: read param, g: read plain, m: read signed, v: read unsigned]);
 
 #[derive(Clone, Copy)]
 struct Direction<C> {
@@ -44,12 +60,6 @@ struct Direction<C> {
 }
 
 impl Lamb {
-    fn pass(&self, kernel: &'static str) -> Pass<'_> {
-        let Self { beta1, blend, beta2, epsilon, weight_decay, cautious, .. } = *self;
-        Pass::new(kernel, [beta1, blend, beta2, epsilon, weight_decay, flag(cautious)])
-            .reading(self.factors.left())
-    }
-
     #[inline(always)]
     fn direction<C: Real>(&self, job: usize) -> Direction<C> {
         let [first, second, factor, rate] = self.factors.of(job);
@@ -93,7 +103,7 @@ impl<C: Real> Direction<C> {
 pub struct LambNorms<'a, const STORE: bool>(pub &'a Lamb);
 
 impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
-    const WRITES: [bool; 4] = [false, false, STORE, STORE];
+    const WRITES: [bool; 4] = if STORE { NORMS.writes() } else { NORMS_ONLY.writes() };
 
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
@@ -120,7 +130,7 @@ impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.0.pass(if STORE { "lamb_norms" } else { "lamb_norms_only" }))
+        Some(self.0.call(if STORE { &NORMS } else { &NORMS_ONLY }))
     }
 }
 
@@ -138,10 +148,6 @@ impl Op<4> for Lamb {
             *x = *x - direction.rate * u;
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.pass("lamb"))
-    }
 }
 
 /// `x ← x - rate·u` along moments that are written. Operands: x, m, v.
@@ -154,9 +160,5 @@ impl Op<3> for Lamb {
         for ((x, m), v) in x.iter_mut().zip(m).zip(v) {
             *x = *x - direction.rate * direction.along(*x, *m, *v);
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.pass("lamb_along"))
     }
 }

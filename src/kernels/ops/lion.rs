@@ -3,23 +3,29 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::ops::declare::{kernel, ops};
 
-/// Lion: `u = sign(β₁·m + (1-β₁)·g)`, `m ← β₂·m + (1-β₂)·g`, decay, `x ← x - lr·u`. Operands: x, gradient, m.
-#[derive(Clone, Copy, Debug)]
-pub struct Lion {
-    /// `lr`.
-    pub lr: f64,
-    /// Weight of the momentum in the direction.
-    pub beta1: f64,
-    /// Decay rate of the momentum.
-    pub beta2: f64,
-    /// `lr · weight_decay`.
-    pub decay: f64,
-    /// Whether the decay acts only where `x·u ≥ 0`.
-    pub cautious: bool,
-    /// The gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
+ops! {
+    cuda "lion.cuh";
+
+    /// Lion: `u = sign(β₁·m + (1-β₁)·g)`, `m ← β₂·m + (1-β₂)·g`, decay, `x ← x - lr·u`. Operands: x, gradient, m.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Lion {
+        /// `lr`.
+        lr: f64 * lr,
+        /// Weight of the momentum in the direction.
+        beta1: f64,
+        /// Decay rate of the momentum.
+        beta2: f64,
+        /// `lr · weight_decay`.
+        decay: f64 * lr,
+        /// Whether the decay acts only where `x·u ≥ 0`.
+        cautious: bool,
+        /// The gradient's factor: sign and unscaling.
+        grad_factor: f64,
+    } => {
+        lion = Lion [x: update param, g: read plain, m: update signed];
+    }
 }
 
 impl Op<3> for Lion {
@@ -48,10 +54,5 @@ impl Op<3> for Lion {
             let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
             *x = kept - step;
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        let scalars = [self.lr, self.beta1, self.beta2, self.decay, flag(self.cautious), self.grad_factor];
-        Some(Pass::new("lion", scalars).per_rate(0b1001))
     }
 }

@@ -4,8 +4,26 @@
 
 use super::factors::Steps;
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::Pass;
+use crate::kernels::cuda_call::{Kernel, Launch, Pass};
+use crate::kernels::ops::declare::{kernel, ops};
 use crate::tensor::FlatView;
+
+ops! {
+    cuda "means.cuh" also [&MEANS, &SQUARES];
+
+    /// Scalars of running means.
+    struct MeansScalars {
+        /// Added to what is new.
+        epsilon: f64,
+        /// Exponent of the steps.
+        exponent: f64,
+        /// The gradient's factor: sign and unscaling.
+        grad_factor: f64,
+    }
+}
+
+const MEANS: Kernel = kernel!(Mean means = Means told MeansScalars [m: update plain, sum: read plain]);
+const SQUARES: Kernel = kernel!(Mean squares = Squares told MeansScalars [v: update plain, g: read plain]);
 
 /// The share of what is new in running means.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +69,9 @@ impl Moves {
         Self { epsilon, exponent, own: own.collect(), steps: counters }
     }
 
-    fn pass(&self, kernel: &'static str, factor: f64) -> Pass<'_> {
-        Pass::new(kernel, [self.epsilon, self.exponent, factor]).with(&self.own).after(&self.steps).double()
+    fn pass(&self, kernel: &'static Kernel, grad_factor: f64) -> Pass<'_> {
+        let scalars = MeansScalars { epsilon: self.epsilon, exponent: self.exponent, grad_factor };
+        scalars.told(kernel).with(&self.own).after(&self.steps).double()
     }
 }
 
@@ -68,8 +87,14 @@ impl Means {
     }
 }
 
+impl Launch<2> for Means {
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.0.pass(&MEANS, 0.0))
+    }
+}
+
 impl Op<2> for Means {
-    const WRITES: [bool; 2] = [true, false];
+    const WRITES: [bool; 2] = MEANS.writes();
 
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [m, sum]: [&mut [C]; 2]) {
@@ -78,10 +103,6 @@ impl Op<2> for Means {
             let old = m.wide();
             *m = C::of(old + share * (sum.wide() / count + epsilon - old));
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.0.pass("means", 0.0))
     }
 }
 
@@ -101,8 +122,14 @@ impl Squares {
     }
 }
 
+impl Launch<2> for Squares {
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.moves.pass(&SQUARES, self.grad_factor))
+    }
+}
+
 impl Op<2> for Squares {
-    const WRITES: [bool; 2] = [true, false];
+    const WRITES: [bool; 2] = SQUARES.writes();
 
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [v, g]: [&mut [C]; 2]) {
@@ -111,9 +138,5 @@ impl Op<2> for Squares {
             let (old, g) = (v.wide(), self.grad_factor * g.wide());
             *v = C::of(old + share * (g * g + epsilon - old));
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.moves.pass("squares", self.grad_factor))
     }
 }

@@ -1,17 +1,18 @@
-//! Operations: of each what it is told, its operands, and how the CPU carries it out.
+//! Operations: of each its scalars and operands, how the CPU carries it out, and its kernels on devices.
 
-pub(in crate::kernels) mod adamw;
+use super::cuda_call::Declared;
+
 pub(in crate::kernels) mod apply;
 pub(in crate::kernels) mod channels;
 pub(in crate::kernels) mod clipping;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convert;
+pub(in crate::kernels) mod declare;
 pub(in crate::kernels) mod direction;
 pub(in crate::kernels) mod factored;
 pub(in crate::kernels) mod factors;
 pub(in crate::kernels) mod finite;
 pub(in crate::kernels) mod lamb;
-pub(in crate::kernels) mod lion;
 pub(in crate::kernels) mod means;
 pub(in crate::kernels) mod momentum;
 pub(in crate::kernels) mod momentum_squares;
@@ -20,4 +21,51 @@ pub(in crate::kernels) mod normals;
 pub(in crate::kernels) mod rotations;
 pub(in crate::kernels) mod signs;
 pub(in crate::kernels) mod slices;
+pub(in crate::kernels) mod sum_of_squares;
 pub(in crate::kernels) mod trust;
+
+/// Elementwise optimizers by the name of their files: of each the update is in one here, the algorithm in one of
+/// `algorithm`.
+macro_rules! elementwise_optimizers {
+    ($then:ident) => {
+        $then! {
+            adamw
+            ademamix
+            lion
+        }
+    };
+}
+pub(crate) use elementwise_optimizers;
+
+macro_rules! updates {
+    ($($name:ident)*) => {
+        $( pub(in crate::kernels) mod $name; )*
+
+        /// What they export.
+        pub(in crate::kernels) mod optimizers {
+            $( pub use super::$name::*; )*
+        }
+
+        /// Operations that are updates.
+        const UPDATES: &[&Declared] = &[$( &$name::DECLARED ),*];
+    };
+}
+elementwise_optimizers!(updates);
+
+/// Operations that several optimizers share, or that are part of a step.
+const PASSES: &[&Declared] = &[
+    &apply::DECLARED,
+    &convert::DECLARED,
+    &direction::DECLARED,
+    &factored::DECLARED,
+    &lamb::DECLARED,
+    &means::DECLARED,
+    &momentum::DECLARED,
+    &momentum_squares::DECLARED,
+    &sum_of_squares::DECLARED,
+];
+
+/// Every declared operation.
+pub(in crate::kernels) fn table() -> impl Iterator<Item = &'static Declared> {
+    UPDATES.iter().chain(PASSES).copied()
+}

@@ -3,17 +3,42 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::ops::declare::{kernel, ops};
 
-/// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
-#[derive(Clone, Copy, Debug)]
-pub struct Momentum {
-    /// β, the momentum factor.
-    pub mu: f64,
-    /// γ, the gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
-    /// Whether `u` looks one step ahead.
-    pub nesterov: bool,
+ops! {
+    cuda "momentum.cuh";
+
+    /// `m ← β·m + γ·g`, then `u ← β·m + γ·g` (nesterov) or `u ← m`. Operands: gradient, momentum, u.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Momentum {
+        /// β, the momentum factor.
+        mu: f64,
+        /// γ, the gradient's factor: sign and unscaling.
+        grad_factor: f64,
+        /// Whether `u` looks one step ahead.
+        nesterov: bool,
+    } => {
+        momentum = Momentum [g: read plain, m: update signed, u: write plain];
+        momentum_alone = MomentumAlone [g: read plain, m: update signed];
+    }
+
+    /// `u ← m + γ·g`, m as it was. Operands: gradient, momentum, u.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Accumulate {
+        /// γ, the gradient's factor: sign and unscaling.
+        grad_factor: f64,
+    } => {
+        accumulate = Accumulate [g: read plain, m: read signed, u: write plain];
+    }
+
+    /// `u ← m`, then `m ← keep·m`. Operands: m, u.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Release {
+        /// What is left of m.
+        keep: f64,
+    } => {
+        release = Release [m: update signed, u: write plain];
+    }
 }
 
 impl Op<3> for Momentum {
@@ -36,10 +61,6 @@ impl Op<3> for Momentum {
             }
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("momentum", [self.mu, self.grad_factor, flag(self.nesterov)]))
-    }
 }
 
 /// `m ← β·m + γ·g` without a second output. Operands: gradient, momentum.
@@ -53,17 +74,6 @@ impl Op<2> for Momentum {
             *m = mu * *m + factor * *g;
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("momentum_alone", [self.mu, self.grad_factor]))
-    }
-}
-
-/// `u ← m + γ·g`, m as it was. Operands: gradient, momentum, u.
-#[derive(Clone, Copy, Debug)]
-pub struct Accumulate {
-    /// γ, the gradient's factor: sign and unscaling.
-    pub grad_factor: f64,
 }
 
 impl Op<3> for Accumulate {
@@ -76,17 +86,6 @@ impl Op<3> for Accumulate {
             *u = *m + factor * *g;
         }
     }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("accumulate", [self.grad_factor]))
-    }
-}
-
-/// `u ← m`, then `m ← keep·m`. Operands: m, u.
-#[derive(Clone, Copy, Debug)]
-pub struct Release {
-    /// What is left of m.
-    pub keep: f64,
 }
 
 impl Op<2> for Release {
@@ -99,9 +98,5 @@ impl Op<2> for Release {
             *u = *m;
             *m = keep * *m;
         }
-    }
-
-    fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(Pass::new("release", [self.keep]))
     }
 }

@@ -3,12 +3,20 @@
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
 use crate::kernels::cpu::{Fold, Op, Real};
-use crate::kernels::cuda_call::{Pass, flag};
+use crate::kernels::cuda_call::{Kernel, Pass};
+use crate::kernels::ops::declare::{kernel, ops};
 use crate::kernels::ops::momentum::Momentum;
 use crate::tensor::DType;
 
 /// Sums of squares that are gathered side by side.
 const LANES: usize = 16;
+
+ops! {
+    cuda "momentum_squares.cuh" also [&SQUARES];
+}
+
+const SQUARES: Kernel = kernel!(Sum momentum_squares = MomentumSquares told Momentum
+    [g: read plain, m: update signed, u: write plain]);
 
 /// [`Momentum`] that also sums u² in float64, of the numbers that are stored. Operands: gradient, momentum, u.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +28,7 @@ pub struct MomentumSquares {
 }
 
 impl Fold<3, 1> for MomentumSquares {
-    const WRITES: [bool; 3] = <Momentum as Op<3>>::WRITES;
+    const WRITES: [bool; 3] = SQUARES.writes();
 
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [g, m, u]: [&mut [C]; 3]) -> [f64; 1] {
@@ -29,8 +37,7 @@ impl Fold<3, 1> for MomentumSquares {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        let Momentum { mu, grad_factor, nesterov } = self.momentum;
-        Some(Pass::new("momentum_squares", [mu, grad_factor, flag(nesterov)]))
+        Some(self.momentum.call(&SQUARES))
     }
 }
 

@@ -1,4 +1,4 @@
-// The twin of src/kernels/cuda/hopper.cuh: the same names, done by the emulator.
+// The twin of src/kernels/cuda/src/hopper.cuh: the same names, done by the emulator.
 #pragma once
 #include "barriers.h"
 #include "group_products.h"

@@ -16,33 +16,25 @@ from torch import Tensor
 
 from support import cache as files
 
+from ..compile import texts  # noqa: TID252 (`cuda` is another package's name)
+from ..operations import names  # noqa: TID252
+
 HERE = Path(__file__).resolve().parent
-SOURCES = HERE.parents[2] / "src" / "kernels" / "cuda"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-U_FORTIFY_SOURCE", "-fno-exceptions", "-fno-rtti")
 TWINS = "twins.h"
 SHARED_BYTES = 227 * 1024
 # A static array of a block, which begins with what nobody wrote: the emulator fills it.
 SHARED = re.compile(r"^(\s*)__shared__ ([\w<>]+) (\w+)((?:\[[^;]*\])?);$", re.MULTILINE)
 
-# Elementwise passes, and what each takes: jobs in a small table, in a large one, in float64.
-UPDATES = (
-    *("count", "momentum", "momentum_alone", "accumulate"),
-    *("apply", "apply_late", "convert", "release", "decay"),
-    *("adamw", "adamw_largest", "lion", "direction", "lamb", "lamb_along"),
-)
-SUMS = ("sum_of_squares", "momentum_squares", "lamb_norms", "lamb_norms_only")
 COLUMNS = (
     *("column_squares_few", "column_squares_wide", "column_totals"),
     *("normalize_columns_few", "normalize_columns_wide", "unit_columns"),
 )
+# What a pass takes: jobs in a small table, in a large one, in float64.
 FORMS = {"few": "FEW", "many": "MANY", "wide": "FEW"}
 CODED_FORMS = {"many": "MANY_CODED", "wide": "FEW"}
 BY_SIZE = ("few", "many")
-# Passes over stacks of matrices.
-ROWS = (
-    *("gradient_squares", "gradient_and_parameter_squares", "update_squares", "residual"),
-    *("scaled_apply", "scaled_apply_averaged", "confident_apply"),
-)
+# The same of passes over stacks of matrices.
 STACKS = {"few": "FEW_STACKS", "many": "MANY_STACKS", "wide": "FEW_STACKS"}
 
 # Kernels of each source and the structure that they take by value.
@@ -55,21 +47,24 @@ KERNELS = {
         "symmetric_wgmma_bfloat16": "SymmetricTensorProduct",
         "symmetric_wgmma_float16": "SymmetricTensorProduct",
     },
-    "updates.cu": {f"{name}_{form}": f"Jobs<{most}>" for name in UPDATES for form, most in FORMS.items()},
+    "updates.cu": {
+        f"{name}_{form}": f"Jobs<{most}>" for name in names("elementwise") for form, most in FORMS.items()
+    },
     "copies.cu": {"copy_few": "Rectangles<FEW>", "copy_many": "Rectangles<MANY>"},
     "messages.cu": {"sum_messages": "Messages"},
     "coded.cu": {
         f"{name}_coded_{form}": f"CodedJobs<{most}>"
-        for name in UPDATES
-        if name != "count"
+        for name in names("elementwise", encoded=True)
         for form, most in CODED_FORMS.items()
     },
     "coded_sums.cu": {
         f"{name}_coded_{form}": f"CodedSumJobs<{most}>"
-        for name in SUMS[1:]
+        for name in names("sum", encoded=True)
         for form, most in CODED_FORMS.items()
     },
-    "sums.cu": {f"{name}_{form}": f"SumJobs<{most}>" for name in SUMS for form, most in FORMS.items()},
+    "sums.cu": {
+        f"{name}_{form}": f"SumJobs<{most}>" for name in names("sum") for form, most in FORMS.items()
+    },
     "totals.cu": {
         **{"add_pieces": "PieceSums", "add_numbers": "Addends"},
         **{
@@ -79,10 +74,10 @@ KERNELS = {
         },
     },
     "factors.cu": {"lamb_factors": "LambFactors", "update_factors": "UpdateFactors"},
-    "rows.cu": {f"{name}_{form}": f"Stacks<{most}>" for name in ROWS for form, most in STACKS.items()},
-    "means.cu": {
-        f"{name}_{form}": f"Jobs<{FORMS[form]}>" for name in ("means", "squares") for form in BY_SIZE
+    "rows.cu": {
+        f"{name}_{form}": f"Stacks<{most}>" for name in names("row") for form, most in STACKS.items()
     },
+    "means.cu": {f"{name}_{form}": f"Jobs<{FORMS[form]}>" for name in names("mean") for form in BY_SIZE},
     "gram.cu": {"gram_product": "GramProduct"},
     "neurons.cu": {f"neuron_{form}": "NeuronJobs" for form in ("squares", "variance", "scale")},
     "low_rank.cu": {
@@ -121,14 +116,14 @@ class Launch(ctypes.Structure):
 
 def _sources(source: str, edits: Sequence[Edit], kernels: Sequence[str]) -> dict[str, str]:
     """Sources, edited, without their PTX, whose twins the include path finds, and what enters the kernels."""
-    texts = {path.name: path.read_text() for path in SOURCES.glob("*.cu*")}
+    edited = dict(texts())
     for name, old, new in edits:
-        if texts[name].count(old) != 1:
-            raise ValueError(f"{name}: expected one {old!r}, found {texts[name].count(old)}")
-        texts[name] = texts[name].replace(old, new)
+        if edited[name].count(old) != 1:
+            raise ValueError(f"{name}: expected one {old!r}, found {edited[name].count(old)}")
+        edited[name] = edited[name].replace(old, new)
     twins = {path.name for path in HERE.glob("*.cuh")}
     filled = r"\1static \2 \3\4; emulator::leave_unwritten(&\3, sizeof \3);"
-    made = {name: SHARED.sub(filled, text) for name, text in texts.items() if name not in twins}
+    made = {name: SHARED.sub(filled, text) for name, text in edited.items() if name not in twins}
     entry = [f'#include "{source}"']
     entry += [
         f"EMULATED_KERNEL({kernel}, {structure})"

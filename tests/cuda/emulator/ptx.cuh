@@ -1,4 +1,4 @@
-// The twin of src/kernels/cuda/ptx.cuh: the same names, done by the emulator.
+// The twin of src/kernels/cuda/src/ptx.cuh: the same names, done by the emulator.
 #pragma once
 #include "copies.h"
 #include "language.h"

@@ -4,6 +4,7 @@
 use super::super::fold::Fold;
 use super::super::reduce::{set_values, values};
 use super::super::{Op, Real};
+use crate::kernels::cuda_call::Launch;
 use crate::tensor::FlatView;
 
 /// Sums of squares that are gathered side by side.
@@ -53,6 +54,8 @@ pub fn divide_rows(x: &FlatView, [rows, cols]: [usize; 2], gram: &FlatView, fact
 #[derive(Clone, Copy, Debug)]
 pub struct Scale(pub f64);
 
+impl Launch<1> for Scale {}
+
 impl Op<1> for Scale {
     const WRITES: [bool; 1] = [true];
 
@@ -73,6 +76,8 @@ pub struct Combine {
     /// Factor of `x`.
     pub factor: f64,
 }
+
+impl Launch<2> for Combine {}
 
 impl Op<2> for Combine {
     const WRITES: [bool; 2] = [true, false];

@@ -1,5 +1,5 @@
 // Factors of jobs that follow from sums on the device: one thread for each job.
-#include "updates.cuh"
+#include "arithmetic.cuh"
 
 constexpr int MOST = 384;
 

@@ -1,5 +1,5 @@
 // Passes over stacks of matrices: every operand is read and written once.
-#include "factored.cuh"
+#include "each_row.cuh"
 
 // For small tables of stacks, for large ones, and in float64.
 #define ROWS(name, Op)                                                    \
@@ -16,10 +16,4 @@
         each_row<double, Op>(stacks);                                     \
     }
 
-ROWS(gradient_squares, GradientSquares)
-ROWS(gradient_and_parameter_squares, GradientAndParameterSquares)
-ROWS(update_squares, UpdateSquares)
-ROWS(residual, Residual)
-ROWS(scaled_apply, ScaledApply)
-ROWS(scaled_apply_averaged, ScaledApplyAveraged)
-ROWS(confident_apply, ConfidentApply)
+EACH_ROW(ROWS)

@@ -1,5 +1,6 @@
 // The passes of sums.cu over operands that may be codes or rounded at random.
 #include "coded.cuh"
+#include "each_sum.cuh"
 #include "summed.cuh"
 
 template <int Most>
@@ -30,6 +31,4 @@ __device__ __forceinline__ void sum_coded(const CodedSumJobs<Most>& what) {
         sum_coded<double, Op>(table);                                               \
     }
 
-SUM_CODED(momentum_squares, MomentumSquares)
-SUM_CODED(lamb_norms, LambNormsKept)
-SUM_CODED(lamb_norms_only, LambNormsOnly)
+EACH_ENCODED_SUM(SUM_CODED)

@@ -1,6 +1,5 @@
 // Elementwise passes: every operand is read and written once.
-#include "lamb.cuh"
-#include "updates.cuh"
+#include "each_elementwise.cuh"
 
 template <typename C, template <typename> class Op, int Most>
 __device__ __forceinline__ void update(const Jobs<Most>& jobs) {
@@ -12,18 +11,4 @@ __device__ __forceinline__ void update(const Jobs<Most>& jobs) {
 // Arithmetic is float32, and float64 where an operand of a job is.
 #define UPDATE(name, Op) EACH_FORM(name, Jobs, update, Op)
 
-UPDATE(count, Count)
-UPDATE(momentum, Momentum)
-UPDATE(momentum_alone, MomentumAlone)
-UPDATE(accumulate, Accumulate)
-UPDATE(apply, Apply)
-UPDATE(apply_late, ApplyLate)
-UPDATE(convert, Convert)
-UPDATE(release, Release)
-UPDATE(decay, Decay)
-UPDATE(adamw, AdamW)
-UPDATE(adamw_largest, AdamWLargest)
-UPDATE(lion, Lion)
-UPDATE(direction, Direction)
-UPDATE(lamb, Lamb)
-UPDATE(lamb_along, LambAlong)
+EACH_ELEMENTWISE(UPDATE)

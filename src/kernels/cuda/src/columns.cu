@@ -12,7 +12,7 @@ constexpr int UNDER_WAY = 8;        // rows that a thread loads before it uses t
 constexpr int MOST_MATRICES = 128;  // of a launch
 
 // A column whose norm is at most this fraction of the largest one holds rounding noise only, as in
-// src/kernels/cpu/columns.rs.
+// src/kernels/ops/columns.
 constexpr double DEAD = 2.4e-7;
 
 struct ColumnJob {

@@ -57,7 +57,7 @@ struct SignOf {
 };
 using SignJobs = Lines<SignOf, SignJob>;
 
-// Sparse sign matrices as src/kernels/cpu/signs.rs has them: the columns are cut into NONZEROS blocks, and a
+// Sparse sign matrices as src/kernels/ops/signs has them: the columns are cut into NONZEROS blocks, and a
 // row has 1 or -1 at one place of each: row i in column i, if that is one of the block. A thread for each row.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     low_rank_signs(const __grid_constant__ SignJobs table) {

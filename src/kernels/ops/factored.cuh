@@ -2,22 +2,20 @@
 // src/kernels/ops/factored.rs has them. Each takes one element of every operand, with the scales of its row
 // and of its column.
 #pragma once
+#include "arithmetic.cuh"
 #include "stacks.cuh"
-#include "updates.cuh"
 
-// (factor g)^2. Scalar: factor of the gradient. Operand: g.
+// (factor g)^2. Operand: g.
 template <typename C>
-struct GradientSquares {
-    static constexpr int OPERANDS = 1;
-    static constexpr u32 READS = 0b1;
-    static constexpr u32 WRITES = 0;
+struct GradientSquares : GradientSquaresOperands {
     static constexpr int SCALES = 0;
     static constexpr bool SUMS = true;
     static constexpr bool TOTAL = false;
     C factor;
     double total = 0;
 
-    __device__ GradientSquares(const Scalars& s, const StackJob&) : factor(scalar<C>(s[0])) {}
+    __device__ GradientSquares(const GradientSquaresScalars& s, const StackJob&)
+        : factor(scalar<C>(s.grad_factor())) {}
 
     __device__ C operator()(C (&x)[1], const C*, const C*) const {
         const C g = factor * x[0];
@@ -27,17 +25,15 @@ struct GradientSquares {
 
 // As without it, and the sum of x^2. Operands: g, x.
 template <typename C>
-struct GradientAndParameterSquares {
-    static constexpr int OPERANDS = 2;
-    static constexpr u32 READS = 0b11;
-    static constexpr u32 WRITES = 0;
+struct GradientAndParameterSquares : GradientAndParameterSquaresOperands {
     static constexpr int SCALES = 0;
     static constexpr bool SUMS = true;
     static constexpr bool TOTAL = true;
     C factor;
     double total = 0;
 
-    __device__ GradientAndParameterSquares(const Scalars& s, const StackJob&) : factor(scalar<C>(s[0])) {}
+    __device__ GradientAndParameterSquares(const GradientSquaresScalars& s, const StackJob&)
+        : factor(scalar<C>(s.grad_factor())) {}
 
     __device__ C operator()(C (&x)[2], const C*, const C*) {
         const C g = factor * x[0];
@@ -46,19 +42,17 @@ struct GradientAndParameterSquares {
     }
 };
 
-// The sum of u^2 with u = factor g scale. Scalar: factor of the gradient. Operand: g.
+// The sum of u^2 with u = factor g scale. Operand: g.
 template <typename C>
-struct UpdateSquares {
-    static constexpr int OPERANDS = 1;
-    static constexpr u32 READS = 0b1;
-    static constexpr u32 WRITES = 0;
+struct UpdateSquares : UpdateSquaresOperands {
     static constexpr int SCALES = 1;
     static constexpr bool SUMS = false;
     static constexpr bool TOTAL = true;
     C factor;
     double total = 0;
 
-    __device__ UpdateSquares(const Scalars& s, const StackJob&) : factor(scalar<C>(s[0])) {}
+    __device__ UpdateSquares(const GradientSquaresScalars& s, const StackJob&)
+        : factor(scalar<C>(s.grad_factor())) {}
 
     __device__ C operator()(C (&x)[1], const C* row, const C* col) {
         const double u = static_cast<double>(x[0] * (row[0] * factor) * col[0]);
@@ -67,22 +61,19 @@ struct UpdateSquares {
     }
 };
 
-// (u - m)^2 with u = factor g scale and m as it will be: beta1 m + (1 - beta1) u. Scalar: beta1. Live factor
-// of a job: that of u. Operands: g, m.
+// (u - m)^2 with u = factor g scale and m as it will be: beta1 m + (1 - beta1) u. Live factor of a job: that
+// of u. Operands: g, m.
 template <typename C>
-struct Residual {
-    static constexpr int OPERANDS = 2;
-    static constexpr u32 READS = 0b11;
-    static constexpr u32 WRITES = 0;
+struct Residual : ResidualOperands {
     static constexpr int SCALES = 1;
     static constexpr bool SUMS = true;
     static constexpr bool TOTAL = false;
     C keep, rest, factor;
     double total = 0;
 
-    __device__ Residual(const Scalars& s, const StackJob& job)
-        : keep(scalar<C>(s[0])),
-          rest(scalar<C>(1.0 - s[0])),
+    __device__ Residual(const ResidualScalars& s, const StackJob& job)
+        : keep(scalar<C>(s.beta1())),
+          rest(scalar<C>(1.0 - s.beta1())),
           factor(scalar<C>(in_global_memory(job.live)[0])) {}
 
     __device__ C operator()(C (&x)[2], const C* row, const C* col) const {
@@ -93,32 +84,29 @@ struct Residual {
 };
 
 // x <- (1 - decay) x - step with step = factor g scale, or with its running mean m; cautious: the decay acts
-// where x step >= 0. Scalars: cautious, beta1. Live factors of a job: that of the step, decay. Operands: x,
-// g[, m].
-template <typename C, bool Averaged>
-struct ScaledApplyWith {
-    static constexpr int OPERANDS = Averaged ? 3 : 2;
-    static constexpr u32 READS = Averaged ? 0b111 : 0b11;
-    static constexpr u32 WRITES = Averaged ? 0b101 : 0b01;
+// where x step >= 0. Live factors of a job: that of the step, decay. Operands: x, g[, m].
+template <typename C, typename Operands>
+struct ScaledApplyWith : Operands {
+    static constexpr int COUNT = Operands::OPERANDS;
     static constexpr int SCALES = 1;
     static constexpr bool SUMS = false;
     static constexpr bool TOTAL = false;
     C keep, rest, factor, decay;
     bool cautious;
 
-    __device__ ScaledApplyWith(const Scalars& s, const StackJob& job)
+    __device__ ScaledApplyWith(const ScaledApplyScalars& s, const StackJob& job)
         : ScaledApplyWith(s, in_global_memory(job.live)) {}
 
-    __device__ ScaledApplyWith(const Scalars& s, const double* live)
-        : keep(scalar<C>(s[1])),
-          rest(scalar<C>(1.0 - s[1])),
+    __device__ ScaledApplyWith(const ScaledApplyScalars& s, const double* live)
+        : keep(scalar<C>(s.beta1())),
+          rest(scalar<C>(1.0 - s.beta1())),
           factor(scalar<C>(live[0])),
           decay(scalar<C>(live[1])),
-          cautious(s[0] != 0) {}
+          cautious(s.cautious()) {}
 
-    __device__ C operator()(C (&x)[OPERANDS], const C* row, const C* col) const {
+    __device__ C operator()(C (&x)[COUNT], const C* row, const C* col) const {
         C step = x[1] * (row[0] * factor) * col[0];
-        if constexpr (Averaged) {
+        if constexpr (COUNT == 3) {
             step = keep * x[2] + rest * step;
             x[2] = step;
         }
@@ -128,30 +116,27 @@ struct ScaledApplyWith {
 };
 
 template <typename C>
-using ScaledApply = ScaledApplyWith<C, false>;
+using ScaledApply = ScaledApplyWith<C, ScaledApplyOperands>;
 template <typename C>
-using ScaledApplyAveraged = ScaledApplyWith<C, true>;
+using ScaledApplyAveraged = ScaledApplyWith<C, ScaledApplyAveragedOperands>;
 
 // m <- beta1 m + (1 - beta1) u with u = factor g scale, then x as above along rate m scale, with a scale of
-// its own. Scalars: beta1, cautious, rate, decay. Live factor of a job: that of u. Operands: x, g, m.
+// its own. Live factor of a job: that of u. Operands: x, g, m.
 template <typename C>
-struct ConfidentApply {
-    static constexpr int OPERANDS = 3;
-    static constexpr u32 READS = 0b111;
-    static constexpr u32 WRITES = 0b101;
+struct ConfidentApply : ConfidentApplyOperands {
     static constexpr int SCALES = 2;
     static constexpr bool SUMS = false;
     static constexpr bool TOTAL = false;
     C keep, rest, factor, rate, decay;
     bool cautious;
 
-    __device__ ConfidentApply(const Scalars& s, const StackJob& job)
-        : keep(scalar<C>(s[0])),
-          rest(scalar<C>(1.0 - s[0])),
+    __device__ ConfidentApply(const ConfidentApplyScalars& s, const StackJob& job)
+        : keep(scalar<C>(s.beta1())),
+          rest(scalar<C>(1.0 - s.beta1())),
           factor(scalar<C>(in_global_memory(job.live)[0])),
-          rate(scalar<C>(s[2])),
-          decay(scalar<C>(s[3])),
-          cautious(s[1] != 0) {}
+          rate(scalar<C>(s.rate())),
+          decay(scalar<C>(s.decay())),
+          cautious(s.cautious()) {}
 
     __device__ C operator()(C (&x)[3], const C* row, const C* col) const {
         x[2] = keep * x[2] + rest * (x[1] * (row[0] * factor) * col[0]);

@@ -1,7 +1,7 @@
 // Arithmetic in which every operation rounds by itself, as on the CPU. Of plain numbers the compiler makes
 // one operation of a product and a sum, and a code or a random rounding may hang on the last bit.
 #pragma once
-#include "updates.cuh"
+#include "arithmetic.cuh"
 
 __device__ __forceinline__ float rounded_product(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ float rounded_sum(float x, float y) { return __fadd_rn(x, y); }

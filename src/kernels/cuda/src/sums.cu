@@ -1,5 +1,6 @@
 // Elementwise passes that also sum something up, in the same order at every launch: each block leaves the
 // sums of its piece, and a kernel of totals.cu adds those of a job.
+#include "each_sum.cuh"
 #include "summed.cuh"
 
 template <int Most>
@@ -19,7 +20,4 @@ __device__ __forceinline__ void sum_pieces(const SumJobs<Most>& what) {
 
 #define SUM(name, Op) EACH_FORM(name, SumJobs, sum_pieces, Op)
 
-SUM(sum_of_squares, SumOfSquares)
-SUM(momentum_squares, MomentumSquares)
-SUM(lamb_norms, LambNormsKept)
-SUM(lamb_norms_only, LambNormsOnly)
+EACH_SUM(SUM)

@@ -1,0 +1,49 @@
+//! `ClassName`: momentum (say whose, with the paper), optional cautious decay.
+//!
+//! m ← μ·m + g, x ← (1-lr·λ)x - lr·m.
+
+use std::sync::Arc;
+
+use super::elementwise::Elementwise;
+use super::stage::{StageIo, jobs};
+use super::{Entry, STORAGE};
+use crate::error::Result;
+use crate::kernels;
+use crate::spec::{Hyper, Options, ParamSpec, StateSpec, StateStorage};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: ClassName::NAME,
+    options: &[&["cautious_wd"], &STORAGE],
+    states: &[&[("momentum", "momentum_buffer")]],
+    new: |options| Ok(Arc::new(ClassName::new(options)?)),
+};
+
+#[derive(Debug)]
+struct ClassName {
+    cautious: bool,
+    storage: StateStorage,
+}
+
+impl ClassName {
+    fn new(options: &Options) -> Result<Self> {
+        Ok(Self { cautious: options.flag("cautious_wd")?, storage: StateStorage::from_options(options)? })
+    }
+}
+
+impl Elementwise for ClassName {
+    const NAME: &'static str = "optimizer_name";
+    const SCALARS: &'static [&'static str] = &["lr", "momentum", "weight_decay"];
+    const FLOPS: usize = 5;
+
+    fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
+        vec![self.storage.momentum(p, None)]
+    }
+
+    fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let [lr, mu, weight_decay] = h.all();
+        let (cautious, grad_factor) = (self.cautious, io.grad_factor);
+        let update = kernels::ClassName { lr, mu, decay: lr * weight_decay, cautious, grad_factor };
+        let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[0]]));
+        kernels::run(&update, &jobs(areas)?)
+    }
+}

@@ -1,0 +1,56 @@
+"""ClassName: say whose signature it has."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from oxidion._core import validate
+from oxidion._core.base import OxOptimizer
+from oxidion._core.schema import defaults
+from oxidion._core.validate import Field
+
+
+class ClassName(OxOptimizer):
+    r"""ClassName: momentum with decoupled weight decay (say whose, with the paper).
+
+    .. math::
+        m &\leftarrow \mu m + g \\
+        x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x - \mathrm{lr}\, m
+
+    State: ``momentum_buffer``, shaped like the parameter, of its dtype unless ``state_dtype``. Parameters and
+    state are written in place. A non-finite gradient makes its element non-finite, no other.
+
+    Args:
+        lr: step size; a one-element tensor is allowed.
+        momentum: momentum factor.
+        weight_decay: decay per unit of ``lr``.
+
+    Arguments that are not named here are those of ``OxOptimizer``.
+    """
+
+    ALGORITHM = "optimizer_name"
+    MATRIX = False
+    SCHEMA: ClassVar[dict[str, Field]] = {"momentum": validate.number(0.9)}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        cautious_wd: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        strict: bool = True,
+        max_batch_bytes: int | None = None,
+        state_dtype: Any = None,
+        state_bits: int = 32,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(params, defaults(locals(), self.SCHEMA))

@@ -1,0 +1,78 @@
+//! `AdEMAMix`: Adam with a second, slow first moment (Pagliardini et al. 2024, arXiv:2409.03137), optional cautious decay.
+//!
+//! m₁ ← β₁m₁ + (1-β₁)g, m₂ ← β₃m₂ + (1-β₃)g, v ← β₂v + (1-β₂)g²,
+//! x ← (1-lr·λ)x - lr · (m₁/(1-β₁ᵗ) + α·m₂) / (√v/√(1-β₂ᵗ) + ε), with α and β₃ that grow in the first steps.
+
+use std::sync::Arc;
+
+use super::elementwise::Elementwise;
+use super::stage::{StageIo, jobs};
+use super::{Entry, STORAGE};
+use crate::error::Result;
+use crate::kernels::{self, Steps};
+use crate::spec::{Code, Hyper, Options, ParamSpec, StateSpec, StateStorage};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: AdEMAMix::NAME,
+    options: &[&["capturable", "cautious_wd"], &STORAGE],
+    states: &[&[("momentum", "exp_avg_fast"), ("slow_momentum", "exp_avg_slow"), ("variance", "exp_avg_sq")]],
+    new: |options| Ok(Arc::new(AdEMAMix::new(options)?)),
+};
+
+#[derive(Debug)]
+struct AdEMAMix {
+    /// The counter of the steps, which is where the parameters are for graphs that count.
+    step: StateSpec,
+    cautious: bool,
+    storage: StateStorage,
+}
+
+impl AdEMAMix {
+    fn new(options: &Options) -> Result<Self> {
+        Ok(Self {
+            step: StateSpec { on_host: !options.flag("capturable")?, ..StateSpec::counter("step") },
+            cautious: options.flag("cautious_wd")?,
+            storage: StateStorage::from_options(options)?,
+        })
+    }
+}
+
+impl Elementwise for AdEMAMix {
+    const NAME: &'static str = "ademamix";
+    const SCALARS: &'static [&'static str] =
+        &["lr", "betas[0]", "betas[1]", "betas[2]", "alpha", "t_alpha_beta3?", "epsilon", "weight_decay"];
+    const FLOPS: usize = 19;
+
+    fn states(&self, p: &ParamSpec) -> Vec<StateSpec> {
+        let moment = |role, code| self.storage.like(role, p, None).eight_bit(code, &self.storage);
+        vec![
+            moment("momentum", Code::Signed),
+            moment("slow_momentum", Code::Signed),
+            moment("variance", Code::Unsigned),
+            self.step.clone(),
+        ]
+    }
+
+    fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let [lr, beta1, beta2, beta3, alpha, warmup, epsilon, weight_decay] = h.all();
+        let (cautious, grad_factor, decay) = (self.cautious, io.grad_factor, lr * weight_decay);
+        let (known, steps) = (Vec::new(), Vec::new());
+        let steps_taken = Steps::count(io.units.iter().map(|u| u.state[3].row(0)).collect())?;
+        let update = kernels::AdEMAMix {
+            lr,
+            beta1,
+            beta2,
+            beta3,
+            alpha,
+            warmup,
+            epsilon,
+            decay,
+            cautious,
+            grad_factor,
+            known,
+            steps,
+        };
+        let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[0], u.state[1], u.state[2]]));
+        kernels::run(&update.at(steps_taken), &jobs(areas)?)
+    }
+}

@@ -1,0 +1,55 @@
+// The update of AdamW.
+#pragma once
+#include "arithmetic.cuh"
+
+// AdamW with decoupled decay. Factors of a job: see Corrections, the rate is lr. Operands: x, g, m, v[, the
+// running maximum of v].
+template <typename C, typename Operands>
+struct AdamWith : Operands {
+    static constexpr int COUNT = Operands::OPERANDS;
+    C factor, rest1, beta2, rest2, rate, inverse_root, epsilon, decay, keep;
+    bool cautious, late;
+
+    __device__ AdamWith(const AdamWScalars& s, const Job& job)
+        : AdamWith(s, Corrections(job, s.beta1(), s.beta2(), s.all.rate.value())) {}
+
+    __device__ AdamWith(const AdamWScalars& s, const Corrections& own)
+        : factor(scalar<C>(s.grad_factor())),
+          rest1(scalar<C>(1.0 - s.beta1())),
+          beta2(scalar<C>(s.beta2())),
+          rest2(scalar<C>(1.0 - s.beta2())),
+          rate(scalar<C>(own.first)),
+          inverse_root(scalar<C>(own.second)),
+          epsilon(scalar<C>(s.epsilon())),
+          decay(scalar<C>(s.decay())),
+          keep(scalar<C>(1.0 - s.decay())),
+          cautious(s.cautious() && s.decay() != 0),
+          late(s.late() && s.decay() != 0) {}
+
+    __device__ void operator()(C (&x)[COUNT]) const {
+        const C g = factor * x[1];
+        x[2] = x[2] + rest1 * (g - x[2]);
+        x[3] = beta2 * x[3] + rest2 * (g * g);
+        C second = x[3];
+        if constexpr (COUNT == 5) {
+            // A NaN in v has to show: the comparison is false for it.
+            x[4] = x[4] >= second ? x[4] : second;
+            second = x[4];
+        }
+        const C step = quotient(rate * x[2], root(second) * inverse_root + epsilon);
+        if (late) {
+            const C y = x[0] - step;
+            x[0] = cautious && x[2] * y < C(0) ? y : y * keep;
+        } else if (cautious) {
+            const C own_decay = x[2] * x[0] < C(0) ? C(0) : decay;
+            x[0] = x[0] - own_decay * x[0] - step;
+        } else {
+            x[0] = x[0] * keep - step;
+        }
+    }
+};
+
+template <typename C>
+using AdamW = AdamWith<C, AdamWOperands>;
+template <typename C>
+using AdamWLargest = AdamWith<C, AdamWLargestOperands>;

@@ -1,0 +1,147 @@
+//! The update of `AdEMAMix`.
+
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use super::factors::Steps;
+use crate::kernels::cpu::{Op, Real};
+use crate::kernels::ops::declare::{kernel, ops};
+use crate::tensor::FlatView;
+
+ops! {
+    cuda "ademamix.cuh" r#"// The update of AdEMAMix.
+#pragma once
+#include "arithmetic.cuh"
+
+// As src/kernels/ops/ademamix.rs has it. The first factor of a job is the number of this step, unless the device
+// counts. Operands: x, g, fast, slow, v.
+template <typename C>
+struct AdEMAMix : AdEMAMixOperands {
+    C factor, rest1, rest3, beta2, rest2, fast, slow, inverse_root, epsilon, decay, keep;
+    bool cautious;
+
+    __device__ AdEMAMix(const AdEMAMixScalars& s, const Job& job)
+        : AdEMAMix(s, job.steps ? static_cast<double>(*in_global_memory(job.steps)) : job.factor[0]) {}
+
+    __device__ AdEMAMix(const AdEMAMixScalars& s, double step)
+        : factor(scalar<C>(s.grad_factor())),
+          rest1(scalar<C>(1.0 - s.beta1())),
+          rest3(scalar<C>(1.0 - beta3_at(s, step))),
+          beta2(scalar<C>(s.beta2())),
+          rest2(scalar<C>(1.0 - s.beta2())),
+          fast(scalar<C>(s.lr() / (1.0 - power(s.beta1(), static_cast<float>(step))))),
+          slow(scalar<C>(s.lr() * (step < s.warmup() ? s.alpha() * step / s.warmup() : s.alpha()))),
+          inverse_root(scalar<C>(1.0 / sqrt(1.0 - power(s.beta2(), static_cast<float>(step))))),
+          epsilon(scalar<C>(s.epsilon())),
+          decay(scalar<C>(s.decay())),
+          keep(scalar<C>(1.0 - s.decay())),
+          cautious(s.cautious() && s.decay() != 0) {}
+
+    // beta3 comes from beta1 so that its half-life grows evenly.
+    static __device__ double beta3_at(const AdEMAMixScalars& s, double step) {
+        if (!(step < s.warmup())) return s.beta3();
+        const double t = step / s.warmup();
+        return fmin(exp(1.0 / ((1.0 - t) / log(s.beta1()) + t / log(s.beta3()))), s.beta3());
+    }
+
+    __device__ void operator()(C (&x)[5]) const {
+        const C g = factor * x[1];
+        x[2] = x[2] + rest1 * (g - x[2]);
+        x[3] = x[3] + rest3 * (g - x[3]);
+        x[4] = beta2 * x[4] + rest2 * (g * g);
+        const C step = quotient(fast * x[2] + slow * x[3], root(x[4]) * inverse_root + epsilon);
+        if (cautious) {
+            const C own_decay = step * x[0] < C(0) ? C(0) : decay;
+            x[0] = x[0] - own_decay * x[0] - step;
+        } else {
+            x[0] = x[0] * keep - step;
+        }
+    }
+};
+"#;
+
+    /// `AdEMAMix` with decoupled decay. Operands: x, gradient, fast and slow first moment, second moment.
+    #[derive(Clone, Debug)]
+    pub struct AdEMAMix {
+        /// `lr`.
+        lr: f64 * lr,
+        /// Decay rate of the fast first moment.
+        beta1: f64,
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// Decay rate of the slow first moment, at last.
+        beta3: f64,
+        /// Weight of the slow first moment, at last.
+        alpha: f64,
+        /// Steps in which the last two grow to what they are; NaN where they do not.
+        warmup: f64,
+        /// Added to the denominator.
+        epsilon: f64,
+        /// `lr · weight_decay`.
+        decay: f64 * lr,
+        /// Whether the decay acts only where it points along the update.
+        cautious: bool,
+        /// The gradient's factor: sign and unscaling.
+        grad_factor: f64,
+        ;
+        /// Of each job its number of this step, where the host counts.
+        known: Vec<[f64; 2]> => with,
+        /// Where a device counts the steps of each job; else empty.
+        steps: Vec<FlatView> => after,
+    } => {
+        ademamix = AdEMAMix [
+            x: update param, g: read plain, fast: update signed, slow: update signed, v: update unsigned,
+        ];
+    }
+}
+
+impl AdEMAMix {
+    /// The same at these steps.
+    #[must_use]
+    pub fn at(self, steps: Steps) -> Self {
+        match steps {
+            Steps::Counted(steps) => {
+                Self { known: steps.into_iter().map(|step| [step, 0.0]).collect(), steps: Vec::new(), ..self }
+            }
+            Steps::Counters(steps) => Self { known: Vec::new(), steps, ..self },
+        }
+    }
+
+    /// β₃ of a step, with a half-life that grows evenly from that of β₁.
+    fn beta3_at(&self, step: f64) -> f64 {
+        let t = step / self.warmup;
+        let grown = (1.0 / ((1.0 - t) / self.beta1.ln() + t / self.beta3.ln())).exp();
+        if t < 1.0 { grown.min(self.beta3) } else { self.beta3 }
+    }
+
+    /// α of a step.
+    fn alpha_at(&self, step: f64) -> f64 {
+        if step < self.warmup { self.alpha * step / self.warmup } else { self.alpha }
+    }
+}
+
+impl Op<5> for AdEMAMix {
+    const WRITES: [bool; 5] = [true, false, true, true, true];
+
+    #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
+    fn apply<C: Real>(&self, job: usize, [x, g, fast, slow, v]: [&mut [C]; 5]) {
+        let [step, _] = self.known[job];
+        let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
+        let (rest1, rest3) = (C::of(1.0 - self.beta1), C::of(1.0 - self.beta3_at(step)));
+        let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));
+        let rate = C::of(self.lr / (1.0 - self.beta1.powf(step)));
+        let slow_rate = C::of(self.lr * self.alpha_at(step));
+        let inverse_root = C::of(1.0 / (1.0 - self.beta2.powf(step)).sqrt());
+        let (decay, keep) = (C::of(self.decay), C::of(1.0 - self.decay));
+        let cautious = self.cautious && self.decay != 0.0;
+        for ((((x, g), fast), slow), v) in x.iter_mut().zip(g).zip(fast).zip(slow).zip(v) {
+            let g = *g * factor;
+            *fast = *fast + rest1 * (g - *fast);
+            *slow = *slow + rest3 * (g - *slow);
+            *v = beta2 * *v + rest2 * (g * g);
+            let step = (rate * *fast + slow_rate * *slow) / (v.sqrt() * inverse_root + epsilon);
+            let own = if cautious && step * *x < C::default() { C::default() } else { decay };
+            *x = if cautious { *x - own * *x - step } else { *x * keep - step };
+        }
+    }
+}

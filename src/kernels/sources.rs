@@ -1,0 +1,257 @@
+//! The CUDA sources, as they are compiled into this crate.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use super::cuda::{Source, Sources, When, jacobi, panel, symmetric};
+use super::cuda_call::Family;
+use super::headers::{generated, stems};
+use super::ops::table;
+
+/// Headers by the name under which they are included; those of operations are declared with them.
+const HEADERS: &[(&str, &str)] = &[
+    ("arithmetic.cuh", include_str!("cuda/src/arithmetic.cuh")),
+    ("block_sum.cuh", include_str!("cuda/src/block_sum.cuh")),
+    ("blocks.cuh", include_str!("cuda/src/blocks.cuh")),
+    ("coded.cuh", include_str!("cuda/src/coded.cuh")),
+    ("common.cuh", include_str!("cuda/src/common.cuh")),
+    ("hopper.cuh", include_str!("cuda/src/hopper.cuh")),
+    ("jobs.cuh", include_str!("cuda/src/jobs.cuh")),
+    ("lines.cuh", include_str!("cuda/src/lines.cuh")),
+    ("normal.cuh", include_str!("cuda/src/normal.cuh")),
+    ("panel.cuh", include_str!("cuda/src/panel.cuh")),
+    ("philox.cuh", include_str!("cuda/src/philox.cuh")),
+    ("ptx.cuh", include_str!("cuda/src/ptx.cuh")),
+    ("rounding.cuh", include_str!("cuda/src/rounding.cuh")),
+    ("search.cuh", include_str!("cuda/src/search.cuh")),
+    ("stacks.cuh", include_str!("cuda/src/stacks.cuh")),
+    ("summed.cuh", include_str!("cuda/src/summed.cuh")),
+    ("swizzle.cuh", include_str!("cuda/src/swizzle.cuh")),
+    ("symmetric.cuh", include_str!("cuda/src/symmetric.cuh")),
+    ("unfused.cuh", include_str!("cuda/src/unfused.cuh")),
+];
+
+/// Elementwise passes, each for small tables of jobs, for large ones and in float64.
+static UPDATES: Source = Source {
+    name: "updates.cu",
+    text: include_str!("cuda/src/updates.cu"),
+    stems: || stems(Family::Elementwise, false),
+    forms: &["few", "many", "wide"],
+    shared: 0,
+    when: When::Always,
+};
+/// Symmetric products.
+static SYMMETRIC_MMA: Source = Source {
+    name: "symmetric_mma.cu",
+    text: include_str!("cuda/src/symmetric_mma.cu"),
+    stems: || vec!["symmetric_mma"],
+    forms: &["bfloat16", "float16"],
+    shared: symmetric::SHARED,
+    when: When::Always,
+};
+/// The same by the instructions of warpgroups.
+static SYMMETRIC_WGMMA: Source = Source {
+    name: "symmetric_wgmma.cu",
+    text: include_str!("cuda/src/symmetric_wgmma.cu"),
+    stems: || vec!["symmetric_wgmma"],
+    forms: &["bfloat16", "float16"],
+    shared: symmetric::GROUP_SHARED,
+    when: symmetric::GROUPS,
+};
+/// Elementwise passes over codes of blocks and numbers that are rounded at random.
+static CODED: Source = Source {
+    name: "coded.cu",
+    text: include_str!("cuda/src/coded.cu"),
+    stems: || stems(Family::Elementwise, true),
+    forms: &["coded_many", "coded_wide"],
+    shared: 0,
+    when: When::Encoded,
+};
+/// The same with sums.
+static CODED_SUMS: Source = Source {
+    name: "coded_sums.cu",
+    text: include_str!("cuda/src/coded_sums.cu"),
+    stems: || stems(Family::Sum, true),
+    forms: &["coded_many", "coded_wide"],
+    shared: 0,
+    when: When::Encoded,
+};
+/// Gram matrices of panels.
+static GRAM: Source = Source {
+    name: "gram.cu",
+    text: include_str!("cuda/src/gram.cu"),
+    stems: || vec!["gram_product"],
+    forms: &[""],
+    shared: panel::GRAM_SHARED,
+    when: When::Always,
+};
+/// Cholesky factors of Gram matrices, and panels divided by them.
+static CHOLESKY: Source = Source {
+    name: "cholesky.cu",
+    text: include_str!("cuda/src/cholesky.cu"),
+    stems: || vec!["cholesky_factor", "cholesky_solve"],
+    forms: &[""],
+    shared: panel::CHOLESKY_SHARED,
+    when: When::Always,
+};
+/// Rows made orthogonal.
+static JACOBI: Source = Source {
+    name: "jacobi.cu",
+    text: include_str!("cuda/src/jacobi.cu"),
+    stems: || vec!["jacobi"],
+    forms: &["angles", "turn", "end"],
+    shared: jacobi::SHARED,
+    when: When::Always,
+};
+/// Passes over the columns of thin matrices.
+static COLUMNS: Source = Source {
+    name: "columns.cu",
+    text: include_str!("cuda/src/columns.cu"),
+    stems: || {
+        vec![
+            "column_squares_few",
+            "column_squares_wide",
+            "column_totals",
+            "normalize_columns_few",
+            "normalize_columns_wide",
+            "unit_columns",
+        ]
+    },
+    forms: &[""],
+    shared: 0,
+    when: When::Always,
+};
+/// Copies of many rectangles, for small tables and for large ones.
+static COPIES: Source = Source {
+    name: "copies.cu",
+    text: include_str!("cuda/src/copies.cu"),
+    stems: || vec!["copy"],
+    forms: &["few", "many"],
+    shared: 0,
+    when: When::Always,
+};
+/// The sum of what ranks contribute.
+static MESSAGES: Source = Source {
+    name: "messages.cu",
+    text: include_str!("cuda/src/messages.cu"),
+    stems: || vec!["sum"],
+    forms: &["messages"],
+    shared: 0,
+    when: When::Always,
+};
+/// Normalization by neuron.
+static NEURONS: Source = Source {
+    name: "neurons.cu",
+    text: include_str!("cuda/src/neurons.cu"),
+    stems: || vec!["neuron"],
+    forms: &["squares", "variance", "scale"],
+    shared: 0,
+    when: When::Always,
+};
+/// Slices chosen by their sums.
+static SELECT: Source = Source {
+    name: "select.cu",
+    text: include_str!("cuda/src/select.cu"),
+    stems: || vec!["slice"],
+    forms: &["rows", "columns", "chunks", "choice", "take", "apply"],
+    shared: 0,
+    when: When::Always,
+};
+/// Elementwise passes with sums.
+static SUMS: Source = Source {
+    name: "sums.cu",
+    text: include_str!("cuda/src/sums.cu"),
+    stems: || stems(Family::Sum, false),
+    forms: &["few", "many", "wide"],
+    shared: 0,
+    when: When::Always,
+};
+/// Sums of what other kernels left.
+static TOTALS: Source = Source {
+    name: "totals.cu",
+    text: include_str!("cuda/src/totals.cu"),
+    stems: || {
+        vec![
+            "add_pieces",
+            "add_numbers",
+            "add_strips_few",
+            "add_strips_many",
+            "add_tiles_few",
+            "add_tiles_many",
+        ]
+    },
+    forms: &[""],
+    shared: 0,
+    when: When::Always,
+};
+/// Factors of jobs.
+static FACTORS: Source = Source {
+    name: "factors.cu",
+    text: include_str!("cuda/src/factors.cu"),
+    stems: || vec!["lamb_factors", "update_factors"],
+    forms: &[""],
+    shared: 0,
+    when: When::Always,
+};
+/// Passes over stacks of matrices.
+static ROWS: Source = Source {
+    name: "rows.cu",
+    text: include_str!("cuda/src/rows.cu"),
+    stems: || stems(Family::Row, false),
+    forms: &["few", "many", "wide"],
+    shared: 0,
+    when: When::Always,
+};
+/// Running means, in float64.
+static MEANS: Source = Source {
+    name: "means.cu",
+    text: include_str!("cuda/src/means.cu"),
+    stems: || stems(Family::Mean, false),
+    forms: &["few", "many"],
+    shared: 0,
+    when: When::Always,
+};
+/// Low-rank moments.
+static LOW_RANK: Source = Source {
+    name: "low_rank.cu",
+    text: include_str!("cuda/src/low_rank.cu"),
+    stems: || vec!["low_rank"],
+    forms: &["normals", "signs", "guard", "ratios", "measure", "total", "limit", "step"],
+    shared: 0,
+    when: When::Always,
+};
+/// What is launched.
+static SOURCES: &[&Source] = &[
+    &UPDATES,
+    &SYMMETRIC_MMA,
+    &SYMMETRIC_WGMMA,
+    &CODED,
+    &CODED_SUMS,
+    &GRAM,
+    &CHOLESKY,
+    &JACOBI,
+    &COLUMNS,
+    &COPIES,
+    &MESSAGES,
+    &NEURONS,
+    &SELECT,
+    &SUMS,
+    &TOTALS,
+    &FACTORS,
+    &ROWS,
+    &MEANS,
+    &LOW_RANK,
+];
+
+/// All sources, with all headers.
+pub(super) fn sources() -> &'static Sources {
+    static ALL: OnceLock<Sources> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let files = table().filter(|declared| !declared.is_inline).map(|declared| declared.header);
+        let files = HEADERS.iter().copied().chain(files).map(|(name, text)| (name, Cow::Borrowed(text)));
+        let written = generated().iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str())));
+        let mut headers: Vec<_> = files.chain(written).collect();
+        headers.sort_unstable_by_key(|(name, _)| *name);
+        Sources { all: SOURCES, headers }
+    })
+}
