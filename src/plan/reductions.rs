@@ -43,7 +43,9 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
                 writer.steps.push(Step::Stage(point));
             }
             ProgramOp::Beside { .. } | ProgramOp::Release { .. } | ProgramOp::WhenDue(_) => {
-                return Err(Error::Internal("parameters that are taken whole are not sharded by owner".into()));
+                return Err(Error::Internal(
+                    "parameters that are taken whole are not sharded by owner".into(),
+                ));
             }
         }
     }

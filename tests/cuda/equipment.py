@@ -61,7 +61,7 @@ def files() -> list[Path]:
 
 
 def digest() -> str:
-    """Of all files by their names, the headers that are generated, and the torch whose compilers make machine code."""
+    """Of all files by name, generated headers, and the torch whose compilers make machine code."""
     from oxidion import _oxidion
 
     content = hashlib.sha256()
