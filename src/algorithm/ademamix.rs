@@ -56,7 +56,7 @@ impl Elementwise for AdEMAMix {
     fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let [lr, beta1, beta2, beta3, alpha, warmup, epsilon, weight_decay] = h.all();
         let (cautious, grad_factor, decay) = (self.cautious, io.grad_factor, lr * weight_decay);
-        let (known, steps) = (Vec::new(), Vec::new());
+        let (known, at_step, steps) = (Vec::new(), Vec::new(), Vec::new());
         let steps_taken = Steps::count(io.units.iter().map(|u| u.state[3].row(0)).collect())?;
         let update = kernels::AdEMAMix {
             lr,
@@ -70,6 +70,7 @@ impl Elementwise for AdEMAMix {
             cautious,
             grad_factor,
             known,
+            at_step,
             steps,
         };
         let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[0], u.state[1], u.state[2]]));

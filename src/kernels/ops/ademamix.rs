@@ -85,6 +85,8 @@ struct AdEMAMix : AdEMAMixOperands {
         ;
         /// Of each job its number of this step, where the host counts.
         known: Vec<[f64; 2]> => with,
+        /// Of each job what the host has computed from that number, once for all of its elements.
+        at_step: Vec<AtStep>,
         /// Where a device counts the steps of each job; else empty.
         steps: Vec<FlatView> => after,
     } => {
@@ -94,15 +96,39 @@ struct AdEMAMix : AdEMAMixOperands {
     }
 }
 
+/// Factors of one step.
+#[derive(Clone, Copy, Debug)]
+pub struct AtStep {
+    /// `lr / (1 - β₁ᵗ)`.
+    rate: f64,
+    /// `lr · α` of the step.
+    slow_rate: f64,
+    /// `1 - β₃` of the step.
+    slow_rest: f64,
+    /// `1 / √(1 - β₂ᵗ)`.
+    inverse_root: f64,
+}
+
 impl AdEMAMix {
     /// The same at these steps.
     #[must_use]
     pub fn at(self, steps: Steps) -> Self {
         match steps {
             Steps::Counted(steps) => {
-                Self { known: steps.into_iter().map(|step| [step, 0.0]).collect(), steps: Vec::new(), ..self }
+                let at_step = steps.iter().map(|&step| self.at_step(step)).collect();
+                let known = steps.into_iter().map(|step| [step, 0.0]).collect();
+                Self { known, at_step, steps: Vec::new(), ..self }
             }
             Steps::Counters(steps) => Self { known: Vec::new(), steps, ..self },
+        }
+    }
+
+    fn at_step(&self, step: f64) -> AtStep {
+        AtStep {
+            rate: self.lr / (1.0 - self.beta1.powf(step)),
+            slow_rate: self.lr * self.alpha_at(step),
+            slow_rest: 1.0 - self.beta3_at(step),
+            inverse_root: 1.0 / (1.0 - self.beta2.powf(step)).sqrt(),
         }
     }
 
@@ -125,13 +151,11 @@ impl Op<5> for AdEMAMix {
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
     fn apply<C: Real>(&self, job: usize, [x, g, fast, slow, v]: [&mut [C]; 5]) {
-        let [step, _] = self.known[job];
+        let at = &self.at_step[job];
         let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
-        let (rest1, rest3) = (C::of(1.0 - self.beta1), C::of(1.0 - self.beta3_at(step)));
+        let (rest1, rest3) = (C::of(1.0 - self.beta1), C::of(at.slow_rest));
         let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));
-        let rate = C::of(self.lr / (1.0 - self.beta1.powf(step)));
-        let slow_rate = C::of(self.lr * self.alpha_at(step));
-        let inverse_root = C::of(1.0 / (1.0 - self.beta2.powf(step)).sqrt());
+        let (rate, slow_rate, inverse_root) = (C::of(at.rate), C::of(at.slow_rate), C::of(at.inverse_root));
         let (decay, keep) = (C::of(self.decay), C::of(1.0 - self.decay));
         let cautious = self.cautious && self.decay != 0.0;
         for ((((x, g), fast), slow), v) in x.iter_mut().zip(g).zip(fast).zip(slow).zip(v) {
