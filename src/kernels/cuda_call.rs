@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 
-use super::ops::factored::Scales;
 use crate::tensor::FlatView;
 
 /// Scalars of an operation at most.
@@ -148,13 +147,17 @@ pub struct Pass<'a> {
     pub(super) double: bool,
 }
 
+/// Second moments of a stack of matrices by row, by column and of all; by column alone where they are by element; empty views
+/// where nothing is scaled.
+pub(super) type ScaleMoments = [FlatView; 3];
+
 /// How a pass over the rows of matrices is called.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RowPassCall<'a> {
     /// The kernel and what it is told.
     pub(super) pass: Pass<'a>,
-    /// The scales of every job; none where the operation has none.
-    pub(super) scales: [&'a [Scales]; 2],
+    /// The moments that scale every job; none where the operation has no scales.
+    pub(super) scales: [Vec<ScaleMoments>; 2],
 }
 
 impl<'a> Pass<'a> {
@@ -192,7 +195,7 @@ impl<'a> Pass<'a> {
     }
 
     /// As a pass over rows with these scales.
-    pub(super) fn over_rows(self, scales: [&'a [Scales]; 2]) -> RowPassCall<'a> {
+    pub(super) fn over_rows(self, scales: [Vec<ScaleMoments>; 2]) -> RowPassCall<'a> {
         RowPassCall { pass: self, scales }
     }
 }
@@ -209,6 +212,7 @@ impl RowPassCall<'_> {
             live: part(self.pass.live, jobs.clone()),
             ..self.pass
         };
-        Self { pass, scales: self.scales.map(|scales| part(scales, jobs.clone())) }
+        let scales = self.scales.each_ref().map(|scales| part(scales, jobs.clone()).to_vec());
+        Self { pass, scales }
     }
 }

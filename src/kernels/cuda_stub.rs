@@ -2,23 +2,13 @@
 
 use std::path::PathBuf;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::cpu::rows::Stack;
 use super::cuda_call::{Pass, RowPassCall};
-use super::ops::channels::{ChannelStep, Channels, Limited, Projected};
-use super::ops::clipping::{Clipping, Rates, UpdateSums};
-use super::ops::columns::{Columns, Kept};
-use super::ops::factors::Steps;
-use super::ops::neurons::Neurons;
-use super::ops::normals::Normals;
-use super::ops::slices::{Move, Sliced};
-use super::ops::trust::Trust;
 use super::{Copy, Messages};
 use crate::error::{Error, Result};
-use crate::kernels::ops::apply::Apply;
-use crate::spec::Side;
-use crate::tensor::{DType, Device, FlatView, MatrixView};
+use crate::tensor::{DType, Device, FlatView};
 
 /// A thread's stay on a device: there is none.
 #[derive(Debug)]
@@ -64,7 +54,7 @@ pub(super) fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> {
     work()
 }
 
-fn refuse<T>() -> Result<T> {
+pub(super) fn refuse<T>() -> Result<T> {
     Err(Error::Cuda("this build has no kernels for it (feature `cuda`)".into()))
 }
 
@@ -76,6 +66,14 @@ pub fn keep_in(_folder: Option<PathBuf>) {}
 /// # Errors
 /// Always.
 pub fn emulate() -> Result<()> {
+    refuse()
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn enter(_ordinal: usize, _stream: usize, _encoded: bool) -> Result<Entered> {
     refuse()
 }
 
@@ -104,26 +102,6 @@ pub(super) fn sum(_messages: &Messages, _factor: f64, _to: &FlatView) -> Result<
     refuse()
 }
 
-pub(super) fn neurons(_kernel: &'static str, _mean: [f64; 2], _all: &[Neurons]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn line_sums(_side: Side, _absolute: bool, _all: &[(MatrixView, FlatView)]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn choose(_count: usize, _all: &[(FlatView, FlatView)]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn move_slices(_side: Side, _how: Move, _all: &[Sliced]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn apply_slices(_side: Side, _apply: &Apply, _all: &[Sliced]) -> Result<()> {
-    refuse()
-}
-
 pub(super) fn fold<const N: usize>(
     _pass: &Pass<'_>,
     _factor: f64,
@@ -146,84 +124,6 @@ pub(super) fn rows<const N: usize>(_call: &RowPassCall<'_>, _jobs: &[Stack<N>]) 
     refuse()
 }
 
-pub(super) fn update_factors(
-    _clipping: &Clipping,
-    _rates: &Rates<'_>,
-    _sums: &[UpdateSums],
-    _out: &[FlatView],
-) -> Result<()> {
-    refuse()
-}
-
 pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Device) -> Result<(Tensor, FlatView)> {
-    refuse()
-}
-
-pub(super) fn lamb_factors(
-    _trust: &Trust,
-    _steps: &Steps,
-    _norms: Option<&[FlatView]>,
-    _group: &[FlatView],
-    _out: &[FlatView],
-) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn normals(_factor: f64, _all: &[Normals]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn orthogonal_rows(
-    _w: &FlatView,
-    _j: &FlatView,
-    _norms: &FlatView,
-    _shape: [usize; 2],
-) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn signs(_out: &FlatView, _shape: [usize; 2], _stream: [u32; 4], _first: u64) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn clear_without_basis(_all: &[(MatrixView, FlatView)]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn channel_ratios(_factor: f64, _all: &[Projected]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn channel_totals(_all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn channel_steps(_step: &ChannelStep, _all: &[Limited]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn has_symmetric_product(_kind: Kind, _rows: i64) -> bool {
-    false
-}
-
-#[allow(clippy::unnecessary_wraps)] // as where there are kernels
-pub(super) fn symmetric_product(
-    _out: &Tensor,
-    _factors: [&Tensor; 2],
-    _add: &[(f64, &Tensor)],
-    _factor: f64,
-) -> Result<bool> {
-    Ok(false)
-}
-
-pub(super) fn squares_and_scaled(_all: &[Columns], _factor: f64) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn normalize_columns(_all: &[Kept], _epsilon: f64, _factor: f64, _per_rate: bool) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn orthonormal_columns(_matrices: &FlatView, _shape: [usize; 3], _twice: bool) -> Result<()> {
     refuse()
 }

@@ -23,6 +23,7 @@ pub fn kernels() -> impl Iterator<Item = &'static Kernel> {
 
 /// Names of the kernels of a pass; where `encoded`, of those with a form for operands that are more than numbers of their
 /// type.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(super) fn stems(family: Family, encoded: bool) -> Vec<&'static str> {
     kernels().filter(|k| k.family == family && (!encoded || k.has_encoded_form())).map(|k| k.name).collect()
 }

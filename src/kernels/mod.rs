@@ -7,7 +7,6 @@ pub mod cuda;
 #[path = "cuda_stub.rs"]
 pub mod cuda;
 mod cuda_call;
-mod decode;
 mod dispatch;
 mod headers;
 mod ops;
@@ -27,10 +26,11 @@ pub use cpu::product::{
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
+#[cfg(not(feature = "cuda"))]
+pub use cuda::enter;
 pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{
-    copy, count_steps, enter, fold, fold_units, frozen, has_symmetric_product, is_capturing,
-    measured_squares, move_down, on_device, rows, run, squares_of_parts, sum, symmetric_product,
+    copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
 };
 pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use ops::apply::{Apply, Decay};
@@ -40,12 +40,13 @@ pub use ops::channels::{
 pub use ops::clipping::{Clipping, Rates, UpdateSums};
 pub use ops::columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
 pub use ops::convert::Convert;
+pub use ops::decode::rows;
 pub use ops::direction::{ApplyLate, Direction};
 pub(crate) use ops::elementwise_optimizers;
 pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
-pub use ops::factors::{Factors, Steps};
+pub use ops::factors::{Factors, Steps, count_steps};
 pub use ops::finite::{Finite, clear_without_basis};
 pub use ops::lamb::{Lamb, LambNorms};
 pub use ops::means::{Means, NewShare, Squares};
@@ -59,5 +60,8 @@ pub use ops::signs::{SIGNS, Signs, sign_matrix};
 pub use ops::slices::{
     Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,
 };
-pub use ops::sum_of_squares::SumOfSquares;
+pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
+pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
+#[cfg(feature = "cuda")]
+pub use sources::enter;

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use super::cuda::{Source, Sources, When, jacobi, panel, symmetric};
+use super::cuda::{self, Entered, Source, Sources, When};
 use super::cuda_call::Family;
 use super::headers::{generated, stems};
-use super::ops::table;
+use super::ops::{columns::panel, rotations::device as rotations, symmetric::device as symmetric, table};
+use crate::error::Result;
 
 /// Headers by the name under which they are included; those of operations are declared with them.
 const HEADERS: &[(&str, &str)] = &[
@@ -100,7 +101,7 @@ static JACOBI: Source = Source {
     text: include_str!("cuda/src/jacobi.cu"),
     stems: || vec!["jacobi"],
     forms: &["angles", "turn", "end"],
-    shared: jacobi::SHARED,
+    shared: rotations::SHARED,
     when: When::Always,
 };
 /// Passes over the columns of thin matrices.
@@ -254,4 +255,13 @@ pub(super) fn sources() -> &'static Sources {
         headers.sort_unstable_by_key(|(name, _)| *name);
         Sources { all: SOURCES, headers }
     })
+}
+
+/// Has the kernels of this thread launched on a stream of a device; `encoded` says whether also those for what is more than
+/// numbers of its type.
+///
+/// # Errors
+/// [`crate::error::Error::Cuda`] where there is no driver or no such device.
+pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
+    cuda::enter(sources(), ordinal, stream, encoded)
 }

@@ -46,18 +46,18 @@ BY_HAND = (*OTHER_CASES, *MEMORY_CASES)
 
 
 def _derived(cls: type[OxOptimizer]) -> Case:
-    """The row of a class by its schema and signature: the elementwise ones, which keep ``step``."""
+    """The row of a class by its schema and signature."""
     keywords = derived.arguments(cls, inspect.Parameter.KEYWORD_ONLY)
     own = keywords.keys() - EXTRA
     assert keywords.keys() >= EXTRA
     assert own <= {"cautious_wd", *cls.SCHEMA}
-    states = set(state_names()[cls.ALGORITHM].values())
+    states = {*state_names()[cls.ALGORITHM].values(), *({"step"} if derived.counts_steps(cls) else ())}
     return Case(
         cls=cls,
         algorithm=cls.ALGORITHM,
         positional=tuple(derived.arguments(cls, inspect.Parameter.POSITIONAL_OR_KEYWORD).items()),
         keyword_only=frozenset(keywords),
-        state={cls.ALGORITHM: frozenset({*states, "step"})},
+        state={cls.ALGORITHM: frozenset(states)},
         bad=(*BAD_LR_AND_DECAY, *derived.bad(cls)),
         other={"lr": 0.03, "weight_decay": 0.3, **derived.live(cls)},
     )

@@ -120,6 +120,37 @@ def test_rust_modules_use_only_the_layers_below_them() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+KERNELS = ("cuda_call", "cpu", "cuda", "dispatch", "ops", "headers", "sources")
+"""Modules of ``kernels``, the lower ones first; ``cuda_stub`` stands for ``cuda``."""
+
+
+def exported(text: str) -> dict[str, str]:
+    """Names that a module exports from modules of its own, with the module."""
+    uses = re.findall(r"^pub(?:\([\w: ]*\))? use (?!crate|super)(.*?);", text, re.DOTALL | re.MULTILINE)
+    return {path[-1]: path[0] for use in uses for path in _use_tree(use) if len(path) > 1}
+
+
+def test_modules_of_kernels_use_only_those_below_them() -> None:
+    folder = RUST / "kernels"
+    exports = exported(rust_code((folder / "mod.rs").read_text()))
+    assert exports["run"] == "dispatch"
+    assert exports["Apply"] == "ops"
+    wrong, seen = [], 0
+    for file in (file for file in rust_files(tests=False) if folder in file.parents):
+        own = file.relative_to(folder).parts[0].removesuffix(".rs")
+        own = {"cuda_stub": "cuda"}.get(own, own)
+        if own == "mod":
+            continue
+        for room, *path in crate_paths(file, without_unit_tests(rust_code(file.read_text()))):
+            if room == "kernels" and path:
+                target = exports.get(path[0], path[0])
+                seen += target != own and target in KERNELS
+                if target in KERNELS and KERNELS.index(target) > KERNELS.index(own):
+                    wrong.append(f"{relative(file)}: {own} may not use {'::'.join(path)} of {target}")
+    assert seen > 50
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize(
     ("pattern", "only"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -81,3 +82,8 @@ def arguments(cls: type[OxOptimizer], kind: Any) -> dict[str, Any]:
     """Names and defaults of the arguments of a constructor that are of a kind, without ``params``."""
     parameters = inspect.signature(cls).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is kind and p.name != "params"}
+
+
+def counts_steps(cls: type[OxOptimizer]) -> bool:
+    """Whether a class says that it keeps the number of steps."""
+    return bool(re.search(r"^ *State:[^.]*``step``", cls.__doc__ or "", re.MULTILINE))

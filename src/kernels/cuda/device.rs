@@ -19,7 +19,7 @@ const EMULATED: &str = "oxidion emulator";
 
 /// A device that this process uses.
 #[derive(Debug)]
-pub(super) struct LoadedDevice {
+pub(in crate::kernels) struct LoadedDevice {
     ordinal: usize,
     context: Context,
     architecture: String,
@@ -47,7 +47,7 @@ thread_local! {
 /// A learning rate in memory of the device, as `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rate {
+pub(in crate::kernels) struct Rate {
     at: usize,
     scalars: u32,
     kind: u8,
@@ -57,10 +57,10 @@ const _: () = assert!(size_of::<Rate>() == 16);
 
 impl Rate {
     /// Nowhere: the host has multiplied what is proportional to it.
-    pub(super) const NONE: Self = Self { at: 0, scalars: 0, kind: 0 };
+    pub(in crate::kernels) const NONE: Self = Self { at: 0, scalars: 0, kind: 0 };
 
     /// The one that this thread's launches read, for the scalars that have a bit.
-    pub(super) fn of(scalars: u32) -> Self {
+    pub(in crate::kernels) fn of(scalars: u32) -> Self {
         let rate = RATE.get();
         if rate.at == 0 { rate } else { Self { scalars, ..rate } }
     }
@@ -136,7 +136,7 @@ pub struct Entered {
 ///
 /// # Errors
 /// [`Error::Cuda`] where there is no driver or no such device.
-pub(in super::super) fn enter(
+pub(in crate::kernels) fn enter(
     sources: &'static Sources,
     ordinal: usize,
     stream: usize,
@@ -196,7 +196,11 @@ impl Drop for Following {
 ///
 /// # Safety
 /// As [`tape::launch`].
-pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Parameters) -> Result<()> {
+pub(in crate::kernels) unsafe fn launch<Parameters>(
+    name: &str,
+    grid: Grid,
+    parameters: &Parameters,
+) -> Result<()> {
     let here = CURRENT.get().ok_or_else(|| Error::Internal("a launch without a device".into()))?;
     let (device, stream) = here;
     let function = lock(&device.loaded).functions.get(name).copied();
@@ -207,7 +211,11 @@ pub(super) unsafe fn launch<Parameters>(name: &str, grid: Grid, parameters: &Par
 
 /// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is
 /// on the stream.
-pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, FlatView)> {
+pub(in crate::kernels) fn scratch(
+    elements: usize,
+    dtype: DType,
+    device: Device,
+) -> Result<(Tensor, FlatView)> {
     let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
@@ -221,19 +229,19 @@ pub(in super::super) fn scratch(elements: usize, dtype: DType, device: Device) -
 }
 
 /// The multiprocessors of the device that this thread launches on, where it loads what is loaded then.
-pub(super) fn multiprocessors(when: When) -> Option<u32> {
+pub(in crate::kernels) fn multiprocessors(when: When) -> Option<u32> {
     let (device, _) = CURRENT.get()?;
     let loads = !matches!(when, When::On(architecture) if architecture != device.architecture);
     loads.then_some(device.multiprocessors)
 }
 
 /// Whether this thread launches on a device.
-pub(in super::super) fn is_entered() -> bool {
+pub(in crate::kernels) fn is_entered() -> bool {
     CURRENT.get().is_some()
 }
 
 /// Whether what this thread launches is put into a graph instead of being run.
-pub(in super::super) fn is_capturing() -> Result<bool> {
+pub(in crate::kernels) fn is_capturing() -> Result<bool> {
     CURRENT.get().map_or(Ok(false), |(_, stream)| driver::is_capturing(stream))
 }
 

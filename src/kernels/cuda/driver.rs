@@ -9,23 +9,23 @@ use crate::error::{Error, Result};
 
 /// The context of a device that torch shares with everybody in the process: the primary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Context(sys::CUcontext);
+pub(in crate::kernels) struct Context(sys::CUcontext);
 
 /// A kernel that is loaded on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Function(sys::CUfunction);
+pub(in crate::kernels) struct Function(sys::CUfunction);
 
 /// Machine code that is loaded on a device, until the process ends.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Module(sys::CUmodule);
+pub(in crate::kernels) struct Module(sys::CUmodule);
 
 /// What a graph does: one launch of a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node(sys::CUgraphNode);
+pub(in crate::kernels) struct Node(sys::CUgraphNode);
 
 /// A stream of torch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stream(pub(super) usize);
+pub(in crate::kernels) struct Stream(pub(in crate::kernels) usize);
 
 // SAFETY: handles of the driver may be used by any thread; what they stand for lives as long as the process.
 unsafe impl Send for Context {}
@@ -45,25 +45,25 @@ unsafe impl Sync for Node {}
 
 /// What is asked of a device once.
 #[derive(Clone, Debug)]
-pub(super) struct Properties {
-    pub(super) context: Context,
-    pub(super) name: String,
+pub(in crate::kernels) struct Properties {
+    pub(in crate::kernels) context: Context,
+    pub(in crate::kernels) name: String,
     /// Major and minor number of what it can do.
-    pub(super) capability: (i32, i32),
-    pub(super) multiprocessors: u32,
+    pub(in crate::kernels) capability: (i32, i32),
+    pub(in crate::kernels) multiprocessors: u32,
 }
 
 /// How many blocks and threads a launch has, and the shared memory of a block in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Grid {
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
-    pub(super) shared: u32,
+pub(in crate::kernels) struct Grid {
+    pub(in crate::kernels) blocks: u32,
+    pub(in crate::kernels) threads: u32,
+    pub(in crate::kernels) shared: u32,
 }
 
 impl Grid {
     /// Of a number of blocks that was computed.
-    pub(super) fn of(blocks: usize, threads: u32, shared: u32) -> Result<Self> {
+    pub(in crate::kernels) fn of(blocks: usize, threads: u32, shared: u32) -> Result<Self> {
         let blocks = u32::try_from(blocks).map_err(|_| Error::Internal(format!("{blocks} blocks")))?;
         Ok(Self { blocks, threads, shared })
     }
@@ -72,24 +72,24 @@ impl Grid {
 /// How tensor copies see matrices: as the driver encodes it, and as `hopper.cuh` lays it out.
 #[repr(C, align(128))]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TensorMap([u64; 16]);
+pub(in crate::kernels) struct TensorMap([u64; 16]);
 
 /// Matrices of one shape for tensor copies. Lengths are in elements, of two bytes each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Boxes {
-    pub(super) first: usize,
+pub(in crate::kernels) struct Boxes {
+    pub(in crate::kernels) first: usize,
     /// Columns, rows, matrices.
-    pub(super) extent: [usize; 3],
+    pub(in crate::kernels) extent: [usize; 3],
     /// From row to row, from matrix to matrix: multiples of 16 bytes.
-    pub(super) strides: [usize; 2],
+    pub(in crate::kernels) strides: [usize; 2],
     /// Rows of what one copy moves, and its columns.
-    pub(super) moved: [u32; 2],
+    pub(in crate::kernels) moved: [u32; 2],
     /// Whether the elements are float16 numbers, not bfloat16.
-    pub(super) float16: bool,
+    pub(in crate::kernels) float16: bool,
 }
 
 /// Whether a driver can be loaded; looked for once.
-pub(super) fn is_present() -> bool {
+pub(in crate::kernels) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading a library runs its initializers, and those of the driver do nothing that is seen.
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
@@ -109,7 +109,7 @@ fn check(what: &str, code: sys::CUresult) -> Result<()> {
 }
 
 /// Takes hold of a device's primary context and asks what the device is.
-pub(super) fn open(ordinal: usize) -> Result<Properties> {
+pub(in crate::kernels) fn open(ordinal: usize) -> Result<Properties> {
     if !is_present() {
         return Err(Error::Cuda("no driver was found (libcuda.so.1)".into()));
     }
@@ -140,7 +140,7 @@ pub(super) fn open(ordinal: usize) -> Result<Properties> {
 }
 
 /// The context of the calling thread.
-pub(super) fn current() -> Result<Context> {
+pub(in crate::kernels) fn current() -> Result<Context> {
     let mut context = std::ptr::null_mut();
     // SAFETY: the driver writes to what it is given.
     check("current context", unsafe { sys::cuCtxGetCurrent(&raw mut context) })?;
@@ -148,13 +148,13 @@ pub(super) fn current() -> Result<Context> {
 }
 
 /// Makes a context that of the calling thread.
-pub(super) fn set_current(context: Context) -> Result<()> {
+pub(in crate::kernels) fn set_current(context: Context) -> Result<()> {
     // SAFETY: it is one that the driver gave.
     check("set context", unsafe { sys::cuCtxSetCurrent(context.0) })
 }
 
 /// Whether what is launched on the stream is put into a graph instead of being run.
-pub(super) fn is_capturing(stream: Stream) -> Result<bool> {
+pub(in crate::kernels) fn is_capturing(stream: Stream) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is torch's and alive; the driver writes to what it is given.
     check("capture status", unsafe { sys::cuStreamIsCapturing(stream.0 as sys::CUstream, &raw mut status) })?;
@@ -162,7 +162,7 @@ pub(super) fn is_capturing(stream: Stream) -> Result<bool> {
 }
 
 /// Loads machine code into the current context.
-pub(super) fn load(image: &[u8]) -> Result<Module> {
+pub(in crate::kernels) fn load(image: &[u8]) -> Result<Module> {
     let mut module = std::ptr::null_mut();
     // SAFETY: a cubin says how long it is.
     check("loading a module", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
@@ -170,7 +170,7 @@ pub(super) fn load(image: &[u8]) -> Result<Module> {
 }
 
 /// Encodes how tensor copies with the 128-byte swizzle see matrices. What lies outside of them is read as zero.
-pub(super) fn tensor_map(boxes: &Boxes) -> Result<TensorMap> {
+pub(in crate::kernels) fn tensor_map(boxes: &Boxes) -> Result<TensorMap> {
     use sys::CUtensorMapDataType as Element;
     let element = if boxes.float16 {
         Element::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -203,7 +203,7 @@ pub(super) fn tensor_map(boxes: &Boxes) -> Result<TensorMap> {
 }
 
 /// Finds a kernel, and lets its blocks have `shared` bytes of shared memory.
-pub(super) fn function(module: Module, name: &str, shared: u32) -> Result<Function> {
+pub(in crate::kernels) fn function(module: Module, name: &str, shared: u32) -> Result<Function> {
     let text = CString::new(name).map_err(|_| Error::Internal(format!("a kernel named {name:?}")))?;
     let mut function = std::ptr::null_mut();
     // SAFETY: the module is loaded, the name ends in a zero.
@@ -222,7 +222,7 @@ pub(super) fn function(module: Module, name: &str, shared: u32) -> Result<Functi
 /// # Safety
 /// `Parameters` is laid out as the kernel's structure, and what it points to is memory of the device that is alive
 /// when the kernel runs.
-pub(super) unsafe fn launch<Parameters>(
+pub(in crate::kernels) unsafe fn launch<Parameters>(
     function: Function,
     grid: Grid,
     stream: Stream,
@@ -248,7 +248,7 @@ pub(super) unsafe fn launch<Parameters>(
 }
 
 /// The node that the stream's last launch became in the graph that is captured.
-pub(super) fn captured_node(stream: Stream) -> Result<Node> {
+pub(in crate::kernels) fn captured_node(stream: Stream) -> Result<Node> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut nodes, mut count) = (std::ptr::null(), 0);
     // SAFETY: the stream is torch's and alive; the driver writes to what it is given, and leaves out what is null.
@@ -275,7 +275,7 @@ pub(super) fn captured_node(stream: Stream) -> Result<Node> {
 /// # Safety
 /// As [`launch`], for every replay until the parameters are set anew; `graph` is an executable graph of the one that the
 /// node belongs to.
-pub(super) unsafe fn set_parameters<Parameters>(
+pub(in crate::kernels) unsafe fn set_parameters<Parameters>(
     graph: usize,
     node: Node,
     function: Function,

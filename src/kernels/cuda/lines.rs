@@ -4,10 +4,9 @@ use super::device::launch;
 use super::driver::Grid;
 use super::table::{number_of, to_i32};
 use crate::error::{Error, Result};
-use crate::kernels::ops::slices::Chosen;
-use crate::tensor::{MatrixView, to_i64};
+use crate::tensor::{FlatView, MatrixView, to_i64};
 
-pub(super) const THREADS: u32 = 256;
+pub(in crate::kernels) const THREADS: u32 = 256;
 /// Jobs of one launch.
 const MOST: usize = 128;
 /// Elements from which a line takes all threads of a block.
@@ -26,7 +25,7 @@ struct Lines<H, J> {
 }
 
 /// A job of such a table.
-pub(super) trait Job: Copy + Default {
+pub(in crate::kernels) trait Job: Copy + Default {
     /// The blocks of this job and all before it.
     fn end(&mut self) -> &mut u32;
 }
@@ -34,35 +33,35 @@ pub(super) trait Job: Copy + Default {
 /// As `lines.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Numbers {
+pub(in crate::kernels) struct Numbers {
     start: usize,
     most: i32,
     first: i32,
 }
 
 impl Numbers {
-    pub(super) fn of(chosen: Option<&Chosen>) -> Result<Self> {
-        let Some(chosen) = chosen else { return Ok(Self::default()) };
+    pub(in crate::kernels) fn of(chosen: Option<(FlatView, Option<usize>)>) -> Result<Self> {
+        let Some((numbers, first)) = chosen else { return Ok(Self::default()) };
         Ok(Self {
-            start: chosen.numbers.device_address()?,
-            most: to_i32(chosen.numbers.len())?,
-            first: chosen.first.map_or(Ok(-1), to_i32)?,
+            start: numbers.device_address()?,
+            most: to_i32(numbers.len())?,
+            first: first.map_or(Ok(-1), to_i32)?,
         })
     }
 }
 
 /// A matrix as kernels find it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Matrix {
-    pub(super) start: usize,
-    pub(super) stride: i64,
-    pub(super) rows: i32,
-    pub(super) cols: i32,
-    pub(super) kind: u8,
+pub(in crate::kernels) struct Matrix {
+    pub(in crate::kernels) start: usize,
+    pub(in crate::kernels) stride: i64,
+    pub(in crate::kernels) rows: i32,
+    pub(in crate::kernels) cols: i32,
+    pub(in crate::kernels) kind: u8,
 }
 
 impl Matrix {
-    pub(super) fn of(area: &MatrixView) -> Result<Self> {
+    pub(in crate::kernels) fn of(area: &MatrixView) -> Result<Self> {
         let ((flat, stride), [rows, cols]) = (area.strided(), area.shape());
         Ok(Self {
             start: flat.device_address()?,
@@ -75,12 +74,12 @@ impl Matrix {
 }
 
 /// Blocks for so many lines of this length.
-pub(super) fn blocks_of(lines: usize, length: usize) -> usize {
+pub(in crate::kernels) fn blocks_of(lines: usize, length: usize) -> usize {
     teams(lines, length >= LONG)
 }
 
 /// Blocks for so many teams' work, each of a whole block or of a warp.
-pub(super) fn teams(lines: usize, block: bool) -> usize {
+pub(in crate::kernels) fn teams(lines: usize, block: bool) -> usize {
     lines.div_ceil(OF_A_TEAM * if block { 1 } else { THREADS as usize / WARP })
 }
 
@@ -89,7 +88,7 @@ pub(super) fn teams(lines: usize, block: bool) -> usize {
 /// # Safety
 /// The kernel takes a table of such a head and such jobs, and what these point to is memory of the device that is alive
 /// when it runs.
-pub(super) unsafe fn launch_lines<H: Copy, J: Job>(
+pub(in crate::kernels) unsafe fn launch_lines<H: Copy, J: Job>(
     kernel: &str,
     head: H,
     jobs: impl IntoIterator<Item = Result<(J, usize)>>,

@@ -8,7 +8,6 @@ use super::driver::Grid;
 use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::RowPassCall;
-use crate::kernels::ops::factored::Scales;
 use crate::tensor::{DType, FlatView, to_i64};
 
 const MOST_OPERANDS: usize = 3;
@@ -111,7 +110,7 @@ fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<
         }
     }
     for (at, scales) in call.scales.iter().enumerate() {
-        let [row, col, all] = scales.get(number).map_or([FlatView::EMPTY; 3], Scales::moments);
+        let [row, col, all] = scales.get(number).copied().unwrap_or([FlatView::EMPTY; 3]);
         let addresses = [row, col, all].map(|flat| flat.device_address());
         let [row_at, col_at, all_at] = addresses;
         job.moments[at] = Moments { row: row_at?, col: col_at?, all: all_at? };

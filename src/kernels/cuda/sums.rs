@@ -53,7 +53,7 @@ const _: () = {
 };
 
 /// Runs a pass over all jobs and writes the sums of each, multiplied by the square of `factor`, where `sums` says.
-pub(in super::super) fn fold<const N: usize>(
+pub(in crate::kernels) fn fold<const N: usize>(
     pass: &Pass<'_>,
     factor: f64,
     jobs: &[[FlatView; N]],
@@ -92,7 +92,7 @@ pub(in super::super) fn fold<const N: usize>(
 }
 
 /// As [`fold`], of units that have some jobs each: one sum of each unit.
-pub(in super::super) fn fold_units<const N: usize>(
+pub(in crate::kernels) fn fold_units<const N: usize>(
     pass: &Pass<'_>,
     factor: f64,
     units: &[Vec<[FlatView; N]>],
@@ -157,12 +157,12 @@ fn add_up(partial: &FlatView, ends: &[u32], factor: f64, to: &[FlatView]) -> Res
 }
 
 /// As many blocks.
-pub(super) fn blocks_of(count: usize) -> Result<u32> {
+pub(in crate::kernels) fn blocks_of(count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| Error::Internal(format!("a launch of {count} blocks")))
 }
 
 /// Writes the sum of all numbers.
-pub(super) fn add_numbers(numbers: &[FlatView], total: &FlatView) -> Result<()> {
+pub(in crate::kernels) fn add_numbers(numbers: &[FlatView], total: &FlatView) -> Result<()> {
     for (at, parts) in numbers.chunks(MANY).enumerate() {
         let mut addends = Addends {
             total: total.device_address()?,

@@ -8,24 +8,24 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda_call::{MOST_SCALARS, Pass};
 use crate::tensor::{DType, FlatView, to_i64};
 
-pub(super) const MOST_OPERANDS: usize = 5;
-pub(super) const THREADS: u32 = 256;
+pub(in crate::kernels) const MOST_OPERANDS: usize = 5;
+pub(in crate::kernels) const THREADS: u32 = 256;
 /// Elements of one block.
-pub(super) const PIECE: usize = 1 << 14;
+pub(in crate::kernels) const PIECE: usize = 1 << 14;
 /// Jobs of one launch. The kernels in float64 take the small table.
-pub(super) const FEW: usize = 32;
-pub(super) const MANY: usize = 338;
+pub(in crate::kernels) const FEW: usize = 32;
+pub(in crate::kernels) const MANY: usize = 338;
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scalars {
+pub(in crate::kernels) struct Scalars {
     rate: Rate,
     value: [f64; MOST_SCALARS],
 }
 
 impl Scalars {
-    pub(super) fn of(pass: &Pass<'_>) -> Self {
+    pub(in crate::kernels) fn of(pass: &Pass<'_>) -> Self {
         Self { rate: Rate::of(pass.per_rate), value: pass.scalars }
     }
 }
@@ -33,23 +33,23 @@ impl Scalars {
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Job {
+pub(in crate::kernels) struct Job {
     operand: [usize; MOST_OPERANDS],
     length: i64,
     factor: [f64; 2],
     steps: usize,
     live: usize,
-    pub(super) end: u32,
-    pub(super) kind: [u8; MOST_OPERANDS],
+    pub(in crate::kernels) end: u32,
+    pub(in crate::kernels) kind: [u8; MOST_OPERANDS],
 }
 
 /// As `jobs.cuh` lays it out.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Jobs<const MOST: usize> {
+pub(in crate::kernels) struct Jobs<const MOST: usize> {
     scalars: Scalars,
     count: i32,
-    pub(super) job: [Job; MOST],
+    pub(in crate::kernels) job: [Job; MOST],
 }
 
 const _: () = {
@@ -58,7 +58,7 @@ const _: () = {
 };
 
 /// Runs a pass over all jobs.
-pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
+pub(in crate::kernels) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
     let (mut wide_coded, mut narrow_coded) = (Vec::new(), Vec::new());
     for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
@@ -86,12 +86,16 @@ pub(in super::super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; 
 }
 
 /// Whether arithmetic is float64.
-pub(super) fn is_wide<const N: usize>(operands: &[FlatView; N]) -> bool {
+pub(in crate::kernels) fn is_wide<const N: usize>(operands: &[FlatView; N]) -> bool {
     operands.iter().any(|o| o.dtype() == DType::F64)
 }
 
 /// Job `number` of a pass.
-pub(super) fn job<const N: usize>(pass: &Pass<'_>, number: usize, operands: &[FlatView; N]) -> Result<Job> {
+pub(in crate::kernels) fn job<const N: usize>(
+    pass: &Pass<'_>,
+    number: usize,
+    operands: &[FlatView; N],
+) -> Result<Job> {
     const { assert!(N <= MOST_OPERANDS) };
     let factor = pass.factors.get(number).copied().unwrap_or_default();
     let address = |flats: &[FlatView]| flats.get(number).map_or(Ok(0), FlatView::device_address);
@@ -109,7 +113,7 @@ pub(super) fn job<const N: usize>(pass: &Pass<'_>, number: usize, operands: &[Fl
 }
 
 /// A type as `jobs.cuh` numbers it.
-pub(super) fn number_of(dtype: DType) -> u8 {
+pub(in crate::kernels) fn number_of(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => 0,
         DType::BF16 => 1,
@@ -121,12 +125,12 @@ pub(super) fn number_of(dtype: DType) -> u8 {
 }
 
 /// A side of a matrix, or a number of its lines.
-pub(super) fn to_i32(n: usize) -> Result<i32> {
+pub(in crate::kernels) fn to_i32(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| Error::Internal(format!("{n} rows or columns of one matrix")))
 }
 
 /// The end of a job with this many pieces behind one that ends at `end`.
-pub(super) fn add_pieces(end: u32, pieces: usize) -> Result<u32> {
+pub(in crate::kernels) fn add_pieces(end: u32, pieces: usize) -> Result<u32> {
     u32::try_from(pieces)
         .ok()
         .and_then(|pieces| end.checked_add(pieces))
@@ -134,7 +138,10 @@ pub(super) fn add_pieces(end: u32, pieces: usize) -> Result<u32> {
 }
 
 /// A table of jobs, and how many pieces they have.
-pub(super) fn table<const MOST: usize>(pass: &Pass<'_>, jobs: &[Job]) -> Result<(Jobs<MOST>, u32)> {
+pub(in crate::kernels) fn table<const MOST: usize>(
+    pass: &Pass<'_>,
+    jobs: &[Job],
+) -> Result<(Jobs<MOST>, u32)> {
     let scalars = Scalars::of(pass);
     let mut table =
         Jobs { scalars, count: i32::try_from(jobs.len()).unwrap_or(0), job: [Job::default(); MOST] };

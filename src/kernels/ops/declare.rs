@@ -1,4 +1,5 @@
-//! The macros that declare operations: of each the structure that calls it, its scalars, operands and kernels.
+//! Macros of operations. `kernel` and `ops` declare them: of each the structure that calls it, its scalars, operands and
+//! kernels. `on_device` calls what is there in builds with kernels for devices.
 
 /// A kernel: its pass, name and operation on devices, the structure that has its scalars, and its operands, each with what
 /// is done to it (`read`, `write`, `update` for both) and what it holds ([`crate::kernels::cuda_call::Content`]).
@@ -129,4 +130,23 @@ macro_rules! ops {
     (@follows $self:ident lr $when:ident) => { $self.$when };
 }
 
-pub(in crate::kernels) use {kernel, ops};
+/// A call of what is there in builds with kernels for devices; refused in others, or what stands behind `else` there.
+#[cfg(feature = "cuda")]
+macro_rules! on_device {
+    ($call:expr $(, else $other:expr)?) => {
+        $call
+    };
+}
+
+/// As there.
+#[cfg(not(feature = "cuda"))]
+macro_rules! on_device {
+    ($call:expr) => {
+        crate::kernels::cuda::refuse()
+    };
+    ($call:expr, else $other:expr) => {
+        $other
+    };
+}
+
+pub(in crate::kernels) use {kernel, on_device, ops};

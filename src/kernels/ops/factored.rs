@@ -7,7 +7,7 @@ use crate::kernels::cpu::Real;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::reduce::values;
 use crate::kernels::cpu::rows::{At, RowPass};
-use crate::kernels::cuda_call::{Kernel, RowPassCall};
+use crate::kernels::cuda_call::{Kernel, RowPassCall, ScaleMoments};
 use crate::kernels::ops::declare::{kernel, ops};
 use crate::tensor::{Device, FlatView};
 
@@ -49,8 +49,7 @@ pub struct Scales {
     /// Columns of a matrix.
     width: usize,
     /// On a device the second moments themselves.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    moments: [FlatView; 3],
+    moments: ScaleMoments,
 }
 
 impl Scales {
@@ -97,18 +96,17 @@ impl Scales {
     const NONE: Self =
         Self { rows: Line::NONE, cols: Line::NONE, height: 0, width: 0, moments: [FlatView::EMPTY; 3] };
 
-    /// R, C and S; C alone by element; empty views where nothing is scaled.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(in crate::kernels) fn moments(&self) -> [FlatView; 3] {
-        self.moments
-    }
-
     /// The row's factor and those of the columns.
     #[inline(always)]
     fn at<C: Real>(&self, at: At) -> (C, &[C]) {
         let row = self.rows.get::<C>()[at.matrix * self.height + at.row];
         (row, &self.cols.get::<C>()[at.matrix * self.width..][at.col..self.width])
     }
+}
+
+/// What a device computes scales from.
+fn moments(scales: &[Scales]) -> Vec<ScaleMoments> {
+    scales.iter().map(|scales| scales.moments).collect()
 }
 
 fn roots(values: Vec<f64>) -> Vec<f64> {
@@ -183,7 +181,7 @@ impl RowPass<1> for GradientSquares {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.told(&GRADIENT).over_rows([&[], &[]]))
+        Some(self.told(&GRADIENT).over_rows([Vec::new(), Vec::new()]))
     }
 }
 
@@ -200,7 +198,7 @@ impl RowPass<2> for GradientSquares {
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
-        Some(self.told(&GRADIENT_AND_PARAMETER).over_rows([&[], &[]]))
+        Some(self.told(&GRADIENT_AND_PARAMETER).over_rows([Vec::new(), Vec::new()]))
     }
 }
 
@@ -225,7 +223,7 @@ impl RowPass<1> for UpdateSquares<'_> {
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
         let scalars = GradientSquares { grad_factor: self.grad_factor };
-        Some(scalars.told(&UPDATE).over_rows([self.scales, &[]]))
+        Some(scalars.told(&UPDATE).over_rows([moments(self.scales), Vec::new()]))
     }
 }
 
@@ -260,7 +258,7 @@ impl RowPass<2> for Residual<'_> {
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
         let pass = ResidualScalars { beta1: self.beta1 }.told(&RESIDUAL).reading(self.factors);
-        Some(pass.over_rows([self.scales, &[]]))
+        Some(pass.over_rows([moments(self.scales), Vec::new()]))
     }
 }
 
@@ -285,7 +283,7 @@ fn decayed<C: Real>(cautious: bool, x: C, step: C, decay: C) -> C {
 impl ScaledApply<'_> {
     fn pass(&self, kernel: &'static Kernel) -> RowPassCall<'_> {
         let scalars = ScaledApplyScalars { cautious: self.cautious, beta1: self.beta1 };
-        scalars.told(kernel).reading(self.factors).over_rows([self.scales, &[]])
+        scalars.told(kernel).reading(self.factors).over_rows([moments(self.scales), Vec::new()])
     }
 }
 
@@ -370,6 +368,6 @@ impl RowPass<3> for ConfidentApply<'_> {
         let Self { cautious, rate, decay, .. } = *self;
         let scalars = ConfidentApplyScalars { beta1: self.update.beta1, cautious, rate, decay };
         let pass = scalars.told(&CONFIDENT).reading(self.update.factors);
-        Some(pass.over_rows([self.update.scales, self.scales]))
+        Some(pass.over_rows([self.update.scales, self.scales].map(moments)))
     }
 }

@@ -3,7 +3,8 @@
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::kernels::{cpu, cuda};
+use crate::kernels::cpu;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView, MatrixView};
 
 /// Clears each run of elements whose basis has only zeros.
@@ -12,7 +13,7 @@ use crate::tensor::{Device, FlatView, MatrixView};
 /// `Error::Cuda` where the device refuses it.
 pub fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
     if all.first().is_some_and(|(_, out)| out.device() != Device::Cpu) {
-        return cuda::clear_without_basis(all);
+        return on_device!(super::channels::device::clear_without_basis(all));
     }
     let without = |basis: &MatrixView| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
     all.iter().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())

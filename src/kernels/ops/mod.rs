@@ -1,5 +1,7 @@
 //! Operations: of each its scalars and operands, how the CPU carries it out, and its kernels on devices.
 
+#![cfg_attr(not(feature = "cuda"), allow(unused_variables, dead_code))] // what devices are told
+
 use super::cuda_call::Declared;
 
 pub(in crate::kernels) mod apply;
@@ -8,6 +10,7 @@ pub(in crate::kernels) mod clipping;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convert;
 pub(in crate::kernels) mod declare;
+pub(in crate::kernels) mod decode;
 pub(in crate::kernels) mod direction;
 pub(in crate::kernels) mod factored;
 pub(in crate::kernels) mod factors;
@@ -22,6 +25,7 @@ pub(in crate::kernels) mod rotations;
 pub(in crate::kernels) mod signs;
 pub(in crate::kernels) mod slices;
 pub(in crate::kernels) mod sum_of_squares;
+pub(in crate::kernels) mod symmetric;
 pub(in crate::kernels) mod trust;
 
 /// Elementwise optimizers by the name of their files: of each the update is in one here, the algorithm in one of

@@ -1,7 +1,7 @@
 //! Normal numbers on a device.
 
 use crate::error::Result;
-use crate::kernels::cuda;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView};
 
 /// A part of a stream of normal numbers.
@@ -24,6 +24,6 @@ pub fn fill_normals(factor: f64, all: &[Normals]) -> Result<bool> {
     if all.first().is_none_or(|one| one.out.device() == Device::Cpu) {
         return Ok(false);
     }
-    cuda::normals(factor, all)?;
+    on_device!(super::channels::device::normals(factor, all))?;
     Ok(true)
 }

@@ -1,10 +1,15 @@
 //! The sum of squares.
 
+use tch::Tensor;
+
+use crate::error::Result;
 use crate::kernels::cpu::fold::RUN;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::{Fold, Real};
+use crate::kernels::cuda;
 use crate::kernels::cuda_call::{Kernel, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
+use crate::tensor::{DType, FlatView};
 
 ops! {
     cuda "sum_of_squares.cuh" also [&KERNEL];
@@ -36,4 +41,18 @@ impl Fold<1, 1> for SumOfSquares {
     fn on_cuda(&self) -> Option<Pass<'_>> {
         Some(self.call(&KERNEL))
     }
+}
+
+/// Σ x² of each of `count` equal parts of memory of a device, as float64 `[count]` there.
+///
+/// # Errors
+/// As [`crate::kernels::run`].
+pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
+    let (squares, sums) = cuda::scratch(count, DType::F64, x.device())?;
+    let each = x.len() / count.max(1);
+    let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
+    let places: Vec<_> = (0..count).map(|i| sums.part(i, 1)).collect();
+    // Who works on a device has no other memory, whatever place a tensor's own is.
+    cuda::fold(&SumOfSquares { factor: 1.0 }.call(&KERNEL), 1.0, &jobs, &places)?;
+    Ok(squares)
 }

@@ -2,6 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView};
 
 /// What is done about moments that start at zero.
@@ -52,7 +53,13 @@ impl Trust {
         let device = norms.first().map_or(Device::Cpu, FlatView::device);
         let (Device::Cpu, Steps::Counted(steps)) = (device, steps) else {
             let factors = Factors::room(norms.len(), device)?;
-            crate::kernels::cuda::lamb_factors(self, steps, summed.then_some(norms), group, factors.left())?;
+            on_device!(super::factors::device::lamb_factors(
+                self,
+                steps,
+                summed.then_some(norms),
+                group,
+                factors.left()
+            ))?;
             return Ok(factors);
         };
         let norm = group.iter().flat_map(|sums| sums.numbers().iter()).sum::<f64>().sqrt();

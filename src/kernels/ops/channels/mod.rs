@@ -1,10 +1,12 @@
 //! Updates whose rows or columns ("channels") have factors of their own, and what they come from.
 
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
 mod host;
 
 use crate::error::Result;
-use crate::kernels::cuda;
-use crate::kernels::decode::{decoded, encoded_elements};
+use crate::kernels::ops::declare::on_device;
+use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
@@ -80,7 +82,7 @@ pub fn channel_squares(all: &[Projected]) -> Result<()> {
         return Ok(());
     }
     let sums: Vec<_> = all.iter().map(|one| (one.low, one.channels.factors)).collect();
-    cuda::line_sums(side, false, &sums)
+    on_device!(crate::kernels::ops::slices::device::line_sums(side, false, &sums))
 }
 
 /// `|N| / (|γR| + 1e-8)` of each channel, of N and of what [`channel_squares`] left of R; or where the channels have one
@@ -97,7 +99,7 @@ pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => cuda::channel_ratios(grad_factor, all),
+        Some(Device::Cuda(_)) => on_device!(device::channel_ratios(grad_factor, all)),
     }
 }
 
@@ -114,7 +116,7 @@ pub fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => cuda::channel_totals(all),
+        Some(Device::Cuda(_)) => on_device!(device::channel_totals(all)),
     }
 }
 
@@ -137,7 +139,7 @@ pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
                 all,
                 |one| encoded_elements(&one.param),
                 |decoded, one| Ok(Limited { param: decoded.operand(one.param, wide(one), true)?, ..*one }),
-                |_, part| cuda::channel_steps(step, part),
+                |_, part| on_device!(device::channel_steps(step, part)),
             )
         }
     }

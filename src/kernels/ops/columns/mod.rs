@@ -1,11 +1,15 @@
 //! Passes over the columns of thin matrices, for all matrices of a bucket.
 
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
 mod host;
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod panel;
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::kernels::cuda;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// A row-major matrix with as many columns as it has sums.
@@ -67,7 +71,7 @@ fn on_host<T>(all: &[T], columns: impl Fn(&T) -> Columns) -> Result<bool> {
 /// `Error::Internal` when sums are not float64 or `scaled` is no matrix like `x`; [`Error::Cuda`] where a device refuses.
 pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
     if !on_host(all, |columns| *columns)? {
-        return cuda::squares_and_scaled(all, factor);
+        return on_device!(device::squares_and_scaled(all, factor));
     }
     for Columns { x, sums, scaled } in all {
         host::squares_and_scaled(x, sums, factor, scaled);
@@ -86,7 +90,7 @@ pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
 /// As [`squares_and_scaled`].
 pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64, per_rate: bool) -> Result<()> {
     if !on_host(all, |kept| kept.columns)? {
-        return cuda::normalize_columns(all, epsilon, factor, per_rate);
+        return on_device!(device::normalize_columns(all, epsilon, factor, per_rate));
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
         host::normalize_columns(x, sums, epsilon, factor, (q, own.clone()), scaled);
@@ -103,5 +107,5 @@ pub fn orthonormal_columns(matrices: &FlatView, shape: [usize; 3], twice: bool) 
     if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
     }
-    cuda::orthonormal_columns(matrices, shape, twice)
+    on_device!(panel::orthonormal_columns(matrices, shape, twice))
 }

@@ -2,11 +2,13 @@
 //!
 //! Neurons are numbered through the matrix in row-major order; some of them share a norm.
 
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
 mod host;
 
 use super::slices::Chosen;
 use crate::error::Result;
-use crate::kernels::cuda;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView, MatrixView};
 
 /// An update with its neurons.
@@ -40,7 +42,7 @@ pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
     if device(all) == Device::Cpu {
         return all.iter().try_for_each(host::squares);
     }
-    cuda::neurons("neuron_squares", [0.0; 2], all)
+    on_device!(device::neurons("neuron_squares", [0.0; 2], all))
 }
 
 /// `V ← V + (1-β₂)(s/length - V)` with s the sum of squares of a neuron, which has `length` elements where it is whole.
@@ -57,7 +59,7 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()>
         }
         return Ok(());
     }
-    cuda::neurons("neuron_variance", [beta2, length], all)
+    on_device!(device::neurons("neuron_variance", [beta2, length], all))
 }
 
 /// Multiplies every neuron by `(√a / max(√b, 1e-8)) / (√V + 1e-8)` with a and b the totals of its norm.
@@ -69,5 +71,5 @@ pub fn normalize_neurons(all: &[Neurons]) -> Result<()> {
         all.iter().for_each(host::normalize);
         return Ok(());
     }
-    cuda::neurons("neuron_scale", [0.0; 2], all)
+    on_device!(device::neurons("neuron_scale", [0.0; 2], all))
 }

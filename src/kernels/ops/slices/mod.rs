@@ -1,12 +1,14 @@
 //! Rows or columns ("slices") of matrices that are chosen by their absolute sums.
 
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
 mod host;
 mod select;
 
 use crate::error::Result;
-use crate::kernels::cuda;
-use crate::kernels::decode::{decoded, encoded_elements};
 use crate::kernels::ops::apply::Apply;
+use crate::kernels::ops::declare::on_device;
+use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, MatrixView};
 
@@ -95,7 +97,7 @@ pub fn absolute_sums(side: Side, all: &[(MatrixView, FlatView)]) -> Result<()> {
         }
         return Ok(());
     }
-    cuda::line_sums(side, true, all)
+    on_device!(device::line_sums(side, true, all))
 }
 
 /// `m ← m + factor·g` and in the same pass the sums of `absolute_sums` over m. `all` are g, m and the sums. Returns whether
@@ -128,7 +130,7 @@ pub fn choose(count: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
         }
         return Ok(());
     }
-    cuda::choose(count, all)
+    on_device!(device::choose(count, all))
 }
 
 /// Copies the chosen slices of `x` to `u`, whose others become zero, and multiplies them in `x` by `keep`.
@@ -137,7 +139,7 @@ pub fn choose(count: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
 /// As `absolute_sums`.
 pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
     if device(all) != Device::Cpu {
-        return cuda::move_slices(side, Move::Take(keep), all);
+        return on_device!(device::move_slices(side, Move::Take(keep), all));
     }
     all.iter().try_for_each(|one| {
         one.u.runs().try_for_each(|run| run.clear())?;
@@ -152,7 +154,7 @@ pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
 /// As `absolute_sums`.
 pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
     if device(all) != Device::Cpu {
-        return cuda::move_slices(side, Move::Return, all);
+        return on_device!(device::move_slices(side, Move::Return, all));
     }
     for one in all {
         let back: Vec<_> = one.pairs(side).into_iter().map(|(to, from)| (from, to)).collect();
@@ -172,7 +174,7 @@ pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
             all,
             |one| encoded_elements(&one.x),
             |decoded, one| Ok(Sliced { x: decoded.operand(one.x, wide(one), true)?, ..*one }),
-            |_, part| cuda::apply_slices(side, apply, part),
+            |_, part| on_device!(device::apply_slices(side, apply, part)),
         );
     }
     for one in all {

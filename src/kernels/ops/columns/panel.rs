@@ -3,12 +3,12 @@
 
 use tch::Tensor;
 
-use super::columns::scale_to_units;
-use super::device::{launch, scratch};
-use super::driver::Grid;
-use super::symmetric::{Factor, MatrixBatch};
-use super::table::to_i32;
+use super::device::scale_to_units;
 use crate::error::Result;
+use crate::kernels::cuda::device::{launch, scratch};
+use crate::kernels::cuda::driver::Grid;
+use crate::kernels::cuda::table::to_i32;
+use crate::kernels::ops::symmetric::device::{Factor, MatrixBatch};
 use crate::tensor::{DType, FlatView, to_i64};
 
 /// Bytes of shared memory of a block.
@@ -112,8 +112,8 @@ struct Panels {
     _memory: [Tensor; 3],
 }
 
-/// See [`super::super::orthonormal_columns`].
-pub(in super::super) fn orthonormal_columns(
+/// See [`crate::kernels::orthonormal_columns`].
+pub(in crate::kernels) fn orthonormal_columns(
     matrices: &FlatView,
     shape @ [count, _, cols]: [usize; 3],
     twice: bool,

@@ -1,7 +1,10 @@
 //! Rows of matrices on a device made orthogonal.
 
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
+
 use crate::error::{Error, Result};
-use crate::kernels::cuda;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, FlatView};
 
 /// What the sizes of matrices must be multiples of.
@@ -27,5 +30,5 @@ pub fn orthogonal_rows(
             "{w:?}, {j:?} and {norms:?} as {count} matrices of size {size}"
         )));
     }
-    cuda::orthogonal_rows(w, j, norms, shape)
+    on_device!(device::orthogonal_rows(w, j, norms, shape))
 }

@@ -2,11 +2,11 @@
 
 use tch::{Kind, Tensor};
 
-use super::device::{is_entered, launch, multiprocessors};
-use super::driver::{Boxes, Grid, TensorMap, tensor_map};
-use super::sources::When;
-use super::table::to_i32;
 use crate::error::{Error, Result};
+use crate::kernels::cuda::device::{is_entered, launch, multiprocessors};
+use crate::kernels::cuda::driver::{Boxes, Grid, TensorMap, tensor_map};
+use crate::kernels::cuda::sources::When;
+use crate::kernels::cuda::table::to_i32;
 use crate::tensor::{address_of, is_emulated, to_i64};
 
 /// Bytes of shared memory of a block.
@@ -31,19 +31,19 @@ const ALIGNED: [usize; 2] = [16, 8];
 /// As `common.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MatrixBatch {
-    pub(super) first: usize,
-    pub(super) each: usize,
-    pub(super) matrix_stride: i64,
-    pub(super) row_stride: i64,
+pub(in crate::kernels) struct MatrixBatch {
+    pub(in crate::kernels) first: usize,
+    pub(in crate::kernels) each: usize,
+    pub(in crate::kernels) matrix_stride: i64,
+    pub(in crate::kernels) row_stride: i64,
 }
 
 /// As `common.cuh` lays it out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Factor {
-    pub(super) live: usize,
-    pub(super) value: f32,
+pub(in crate::kernels) struct Factor {
+    pub(in crate::kernels) live: usize,
+    pub(in crate::kernels) value: f32,
 }
 
 /// As `symmetric.cuh` lays it out.
@@ -137,12 +137,12 @@ impl Matrices {
 }
 
 /// Whether this thread is where a kernel computes symmetric products of matrices of this type with so many rows.
-pub(in super::super) fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
+pub(in crate::kernels) fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
     is_entered() && matches!(kind, Kind::BFloat16 | Kind::Half) && rows >= FROM
 }
 
-/// See [`super::super::symmetric_product`].
-pub(in super::super) fn symmetric_product(
+/// See [`crate::kernels::symmetric_product`].
+pub(in crate::kernels) fn symmetric_product(
     out: &Tensor,
     factors: [&Tensor; 2],
     add: &[(f64, &Tensor)],

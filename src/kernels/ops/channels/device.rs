@@ -1,12 +1,12 @@
 //! What the optimizers with low-rank moments are made of: the kernels of `low_rank.cu`.
 
-use super::device::{Rate, scratch};
-use super::lines::{Job, Matrix, blocks_of, launch_lines};
-use super::select::line_sums;
-use super::table::{number_of, to_i32};
 use crate::error::Result;
+use crate::kernels::cuda::device::{Rate, scratch};
+use crate::kernels::cuda::lines::{Job, Matrix, blocks_of, launch_lines};
+use crate::kernels::cuda::table::{number_of, to_i32};
 use crate::kernels::ops::channels::{ChannelStep, Channels, Limited, Projected};
 use crate::kernels::ops::normals::Normals;
+use crate::kernels::ops::slices::device::line_sums;
 use crate::spec::Side;
 use crate::tensor::{DType, FlatView, MatrixView, to_i64};
 
@@ -123,9 +123,9 @@ impl Job for ChannelJob {
     }
 }
 
-/// See [`super::super::fill_normals`].
+/// See [`crate::kernels::fill_normals`].
 #[allow(clippy::cast_possible_truncation)] // rounded as on the host
-pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
+pub(in crate::kernels) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
     let jobs = all.iter().map(|one| {
         let (out, kind) = (one.out.device_address()?, number_of(one.out.dtype()));
         let length = one.out.len();
@@ -138,8 +138,8 @@ pub(in super::super) fn normals(factor: f64, all: &[Normals]) -> Result<()> {
     unsafe { launch_lines("low_rank_normals", factor as f32, jobs) }
 }
 
-/// See [`super::super::sign_matrix`].
-pub(in super::super) fn signs(
+/// See [`crate::kernels::sign_matrix`].
+pub(in crate::kernels) fn signs(
     out: &FlatView,
     [rows, cols]: [usize; 2],
     stream: [u32; 4],
@@ -151,8 +151,8 @@ pub(in super::super) fn signs(
     unsafe { launch_lines("low_rank_signs", 0_i32, [Ok((job, rows.div_ceil(THREADS)))]) }
 }
 
-/// See [`super::super::clear_without_basis`].
-pub(in super::super) fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
+/// See [`crate::kernels::clear_without_basis`].
+pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
     let jobs = all.iter().map(|(basis, out)| {
         let Matrix { start, stride, rows, cols, kind } = Matrix::of(basis)?;
         let (count, out, out_kind) = (to_i64(out.len())?, out.device_address()?, number_of(out.dtype()));
@@ -195,8 +195,8 @@ fn job_of(channels: &Channels, grad: &MatrixView, param: Option<&MatrixView>) ->
     })
 }
 
-/// See [`super::super::channel_ratios`].
-pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
+/// See [`crate::kernels::channel_ratios`].
+pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let (like, side) = (first.channels.factors, first.channels.side);
     let total = all.iter().map(|one| one.channels.factors.len()).sum();
@@ -215,8 +215,8 @@ pub(in super::super) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> R
     unsafe { launch_lines("low_rank_ratios", head(grad_factor, side), jobs) }
 }
 
-/// See [`super::super::channel_totals`].
-pub(in super::super) fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
+/// See [`crate::kernels::channel_totals`].
+pub(in crate::kernels) fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
     let Some((channels, _, total)) = all.first() else { return Ok(()) };
     let blocks = |grad: &MatrixView| blocks_of(grad.shape()[0], grad.shape()[1]);
     let pieces = all.iter().map(|(_, grad, _)| blocks(grad)).sum();
@@ -238,8 +238,8 @@ pub(in super::super) fn channel_totals(all: &[(Channels, MatrixView, FlatView)])
     }
 }
 
-/// See [`super::super::channel_steps`].
-pub(in super::super) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
+/// See [`crate::kernels::channel_steps`].
+pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let (_memory, steps) = scratch(all.len(), DType::F64, first.total.device())?;
     let jobs = all.iter().enumerate().map(|(i, one)| {

@@ -1,5 +1,8 @@
 //! Numbers of each job that a step computes on its way, and that no host reads where a device computed them.
 
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
+
 use std::sync::Mutex;
 
 use tch::Tensor;
@@ -96,4 +99,20 @@ impl Steps {
             Self::Counters(counters) => counters.get(param).copied(),
         }
     }
+}
+
+/// Counts a step of each counter where it is. Returns `AdamW`'s corrections, and the counters that they follow: none
+/// where the host counts.
+///
+/// # Errors
+/// As [`crate::kernels::run`].
+pub fn count_steps(
+    counters: Vec<FlatView>,
+    lr: f64,
+    betas: [f64; 2],
+) -> Result<(Vec<[f64; 2]>, Vec<FlatView>)> {
+    Ok(match Steps::count(counters)? {
+        Steps::Counted(steps) => (super::adamw::AdamW::corrections(lr, betas, steps.into_iter()), Vec::new()),
+        Steps::Counters(counters) => (vec![[lr, 1.0]; counters.len()], counters),
+    })
 }

@@ -1,9 +1,9 @@
 //! Slices of matrices that are chosen by their sums: the kernels of `select.cu`.
 
-use super::device::{Rate, scratch};
-use super::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
-use super::table::to_i32;
 use crate::error::Result;
+use crate::kernels::cuda::device::{Rate, scratch};
+use crate::kernels::cuda::lines::{self, Job, Matrix, Numbers, THREADS, launch_lines};
+use crate::kernels::cuda::table::to_i32;
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::slices::{Move, Sliced};
 use crate::spec::Side;
@@ -95,7 +95,11 @@ impl Job for SliceJob {
 }
 
 /// The sums of absolute values, else of squares, of each row or column, into float64 views.
-pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(MatrixView, FlatView)]) -> Result<()> {
+pub(in crate::kernels) fn line_sums(
+    side: Side,
+    absolute: bool,
+    all: &[(MatrixView, FlatView)],
+) -> Result<()> {
     let job = |(x, sums): &(MatrixView, FlatView), partial: usize| -> Result<SumJob> {
         let Matrix { start, stride, rows, cols, kind } = Matrix::of(x)?;
         let sums = sums.device_address()?;
@@ -129,8 +133,8 @@ pub(in super::super) fn line_sums(side: Side, absolute: bool, all: &[(MatrixView
     }
 }
 
-/// See [`super::super::choose`].
-pub(in super::super) fn choose(wanted: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
+/// See [`crate::kernels::choose`].
+pub(in crate::kernels) fn choose(wanted: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
     let jobs = all.iter().map(|(scores, chosen)| {
         let (count, room) = (to_i32(scores.len())?, to_i32(chosen.len())?);
         let (scores, chosen) = (scores.device_address()?, chosen.device_address()?);
@@ -145,7 +149,7 @@ fn job(one: &Sliced) -> Result<SliceJob> {
     Ok(SliceJob {
         matrix: x.start,
         update: u.start,
-        chosen: Numbers::of(Some(&one.chosen))?,
+        chosen: Numbers::of(Some((one.chosen.numbers, one.chosen.first)))?,
         stride: x.stride,
         update_stride: u.stride,
         rows: x.rows,
@@ -168,7 +172,7 @@ fn blocks(side: Side, area: &MatrixView) -> usize {
 }
 
 /// Moves chosen slices between matrices.
-pub(in super::super) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Result<()> {
+pub(in crate::kernels) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Result<()> {
     let (keep, give_back) = match how {
         Move::Take(keep) => (keep, 0),
         Move::Return => (1.0, 1),
@@ -180,8 +184,8 @@ pub(in super::super) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Re
     unsafe { launch_lines("slice_take", head, jobs) }
 }
 
-/// See [`super::super::apply_slices`].
-pub(in super::super) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
+/// See [`crate::kernels::apply_slices`].
+pub(in crate::kernels) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
     let head = SliceMove {
         unit: Rate::of(0),
         rate: apply.rate,

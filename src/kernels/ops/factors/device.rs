@@ -1,10 +1,10 @@
 //! Factors of jobs that follow from sums on the device.
 
-use super::device::{Rate, launch, scratch};
-use super::driver::Grid;
-use super::sums::{add_numbers, blocks_of};
-use super::table::THREADS;
 use crate::error::{Error, Result};
+use crate::kernels::cuda::device::{Rate, launch, scratch};
+use crate::kernels::cuda::driver::Grid;
+use crate::kernels::cuda::sums::{add_numbers, blocks_of};
+use crate::kernels::cuda::table::THREADS;
 use crate::kernels::ops::clipping::{Clipping, Rates, UpdateSums, count};
 use crate::kernels::ops::factors::Steps;
 use crate::kernels::ops::trust::{Debias, Trust};
@@ -74,7 +74,7 @@ const _: () = {
 };
 
 /// Writes the four factors of each job of LAMB. See [`Trust::factors`].
-pub(in super::super) fn lamb_factors(
+pub(in crate::kernels) fn lamb_factors(
     trust: &Trust,
     steps: &Steps,
     norms: Option<&[FlatView]>,
@@ -120,7 +120,7 @@ pub(in super::super) fn lamb_factors(
 }
 
 /// Writes the two factors of each job of clipped updates. See [`Clipping::factors`].
-pub(in super::super) fn update_factors(
+pub(in crate::kernels) fn update_factors(
     clipping: &Clipping,
     rates: &Rates<'_>,
     sums: &[UpdateSums],

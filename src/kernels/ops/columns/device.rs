@@ -1,9 +1,9 @@
 //! Passes over the columns of thin matrices: what the kernels of `columns.cu` are launched with.
 
-use super::device::{Rate, launch, scratch};
-use super::driver::Grid;
-use super::table::{add_pieces, number_of, to_i32};
 use crate::error::{Error, Result};
+use crate::kernels::cuda::device::{Rate, launch, scratch};
+use crate::kernels::cuda::driver::Grid;
+use crate::kernels::cuda::table::{add_pieces, number_of, to_i32};
 use crate::kernels::ops::columns::{Columns, Kept};
 use crate::tensor::{DType, FlatView, to_i64};
 
@@ -136,8 +136,8 @@ fn sum(jobs: &mut [ColumnJob], like: &FlatView, factor: f64) -> Result<()> {
     run("column_totals", jobs, Head::NONE, Blocks::Columns)
 }
 
-/// See [`super::super::squares_and_scaled`].
-pub(in super::super) fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
+/// See [`crate::kernels::squares_and_scaled`].
+pub(in crate::kernels) fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let mut jobs = all.iter().map(job).collect::<Result<Vec<_>>>()?;
     for (_, columns) in jobs.iter().zip(all).filter(|(job, _)| job.rows == 0) {
@@ -146,8 +146,8 @@ pub(in super::super) fn squares_and_scaled(all: &[Columns], factor: f64) -> Resu
     sum(&mut jobs, &first.x, factor)
 }
 
-/// See [`super::super::normalize_columns`].
-pub(in super::super) fn normalize_columns(
+/// See [`crate::kernels::normalize_columns`].
+pub(in crate::kernels) fn normalize_columns(
     all: &[Kept],
     epsilon: f64,
     factor: f64,
@@ -168,7 +168,7 @@ pub(in super::super) fn normalize_columns(
 
 /// Scales the columns of float32 matrices `[count, rows, cols]` to norm 1 in place. A column of zeros stays one; one that
 /// is not finite becomes NaN.
-pub(super) fn scale_to_units(matrices: &FlatView, [count, rows, cols]: [usize; 3]) -> Result<()> {
+pub(in crate::kernels) fn scale_to_units(matrices: &FlatView, [count, rows, cols]: [usize; 3]) -> Result<()> {
     let (_memory, sums) = scratch(count * cols, DType::F64, matrices.device())?;
     let units = (0..count).map(|i| {
         let x = matrices.part(i * rows * cols, rows * cols);

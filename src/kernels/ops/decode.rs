@@ -8,8 +8,11 @@ use std::ops::Range;
 use tch::Tensor;
 
 use crate::error::Result;
+use crate::kernels::cpu::rows::{RowPass, Stack, rows as rows_on_cpu};
+use crate::kernels::cuda_call::RowPassCall;
+use crate::kernels::dispatch::{common, no_kernel};
 use crate::kernels::ops::convert::Convert;
-use crate::tensor::{DType, FlatView, MatrixView};
+use crate::tensor::{DType, Device, FlatView, MatrixView};
 
 /// Elements for which there is memory at once, if not one operand has more.
 const AT_ONCE: usize = 1 << 24;
@@ -35,7 +38,7 @@ impl Decoded {
             return Ok(FlatView::EMPTY.at(flat.device()).area(0, [rows, cols], cols));
         }
         let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (memory, numbers) = super::cuda::scratch(rows * cols, dtype, flat.device())?;
+        let (memory, numbers) = crate::kernels::cuda::scratch(rows * cols, dtype, flat.device())?;
         self.memory.push(memory);
         let mut start = 0;
         for stored in x.runs() {
@@ -52,10 +55,10 @@ impl Decoded {
     /// Does the work between decoding and encoding.
     fn around(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let convert = Convert { factor: 1.0 };
-        super::run(&convert, &self.read)?;
+        crate::kernels::run(&convert, &self.read)?;
         work()?;
         let back: Vec<_> = self.written.iter().map(|&[stored, numbers]| [numbers, stored]).collect();
-        super::run(&convert, &back)
+        crate::kernels::run(&convert, &back)
     }
 }
 
@@ -80,6 +83,38 @@ pub(super) fn decoded<T>(
 pub(super) fn encoded_elements(x: &MatrixView) -> usize {
     let [rows, cols] = x.shape();
     if x.strided().0.is_encoded() { rows * cols } else { 0 }
+}
+
+/// Runs a pass over the rows of all jobs, and writes its sums where they say.
+///
+/// # Errors
+/// As [`crate::kernels::run`].
+pub fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) -> Result<()> {
+    match common(jobs.iter().flat_map(|stack| &stack.operands))? {
+        Device::Cpu => {
+            rows_on_cpu(pass, jobs);
+            Ok(())
+        }
+        Device::Cuda(_) => rows_decoded::<N, P>(&pass.on_cuda().ok_or_else(no_kernel::<P>)?, jobs),
+    }
+}
+
+/// The pass on a device, on numbers of operands that are encoded.
+fn rows_decoded<const N: usize, P: RowPass<N>>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
+    decoded(
+        jobs,
+        |stack| stack.operands.iter().filter(|o| o.is_encoded()).map(FlatView::len).sum(),
+        |decoded, stack| {
+            let wide = stack.operands.iter().any(|o| o.dtype() == DType::F64);
+            let mut operands = stack.operands;
+            for (operand, is_written) in operands.iter_mut().zip(P::WRITES) {
+                let len = operand.len();
+                *operand = decoded.operand(operand.area(0, [1, len], len), wide, is_written)?.all();
+            }
+            Ok(Stack { operands, ..*stack })
+        },
+        |range, part| crate::kernels::cuda::rows(&call.of(range), part),
+    )
 }
 
 /// Jobs, by the elements that have to be decoded of each, in ranges that there is memory for at once.

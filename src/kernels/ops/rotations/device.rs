@@ -1,9 +1,9 @@
 //! Rows made orthogonal by rotations, in float64. What a sweep has turned stays on the device, where the next one reads it.
 
-use super::device::{launch, scratch};
-use super::driver::Grid;
-use super::table::to_i32;
 use crate::error::Result;
+use crate::kernels::cuda::device::{launch, scratch};
+use crate::kernels::cuda::driver::Grid;
+use crate::kernels::cuda::table::to_i32;
 use crate::tensor::{DType, FlatView};
 
 /// Bytes of shared memory of a block.
@@ -37,8 +37,8 @@ struct Jacobi {
 
 const _: () = assert!(size_of::<Jacobi>() == 72);
 
-/// See [`super::super::orthogonal_rows`].
-pub(in super::super) fn orthogonal_rows(
+/// See [`crate::kernels::orthogonal_rows`].
+pub(in crate::kernels) fn orthogonal_rows(
     w: &FlatView,
     j: &FlatView,
     norms: &FlatView,

@@ -1,8 +1,8 @@
 //! Normalization by neuron: the kernels of `neurons.cu`.
 
-use super::lines::{self, Job, Matrix, Numbers, launch_lines};
-use super::table::{number_of, to_i32};
 use crate::error::Result;
+use crate::kernels::cuda::lines::{self, Job, Matrix, Numbers, launch_lines};
+use crate::kernels::cuda::table::{number_of, to_i32};
 use crate::kernels::ops::neurons::Neurons;
 use crate::tensor::to_i64;
 
@@ -39,7 +39,7 @@ impl Job for NeuronJob {
 }
 
 /// Launches one of the kernels; `mean` is β₂ and the length of a whole neuron.
-pub(in super::super) fn neurons(kernel: &'static str, mean: [f64; 2], all: &[Neurons]) -> Result<()> {
+pub(in crate::kernels) fn neurons(kernel: &'static str, mean: [f64; 2], all: &[Neurons]) -> Result<()> {
     let jobs = all.iter().map(|one| {
         let ([rows, _], [_, across]) = (one.u.shape(), one.variance.shape());
         let (groups, group) = (one.totals.len() / 2, one.group.max(1));
@@ -55,7 +55,7 @@ pub(in super::super) fn neurons(kernel: &'static str, mean: [f64; 2], all: &[Neu
             variance: variance.device_address()?,
             squares: one.squares.device_address()?,
             totals: one.totals.device_address()?,
-            chosen: Numbers::of(one.chosen.as_ref())?,
+            chosen: Numbers::of(one.chosen.map(|chosen| (chosen.numbers, chosen.first)))?,
             stride: u.stride,
             variance_stride: to_i64(variance_stride)?,
             rows: u.rows,

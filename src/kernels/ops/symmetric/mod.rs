@@ -1,0 +1,30 @@
+//! Products of matrices of which the result is symmetric, on a device.
+
+#[cfg(feature = "cuda")]
+pub(in crate::kernels) mod device;
+
+use tch::{Kind, Tensor};
+
+use crate::error::Result;
+use crate::kernels::ops::declare::on_device;
+
+/// `out <- factor (Σ weight addend + A Bᵀ)` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
+/// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the place, type and
+/// size. False, with nothing done, where there is none.
+///
+/// # Errors
+/// [`Error::Cuda`] where the device refuses it.
+pub fn symmetric_product(
+    out: &Tensor,
+    [a, b]: [&Tensor; 2],
+    add: &[(f64, &Tensor)],
+    factor: f64,
+) -> Result<bool> {
+    on_device!(device::symmetric_product(out, [a, b], add, factor), else Ok(false))
+}
+
+/// Whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns lie together.
+#[must_use]
+pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
+    on_device!(device::has_symmetric_product(kind, rows), else false)
+}
