@@ -33,7 +33,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tests/algorithm/test_{}.py", "tests/contract/test_construction.py"),
     ),
     (r"src/kernels/(?:cuda/src|ops)/(\w+)\.cuh?", ("tests/cuda/test_{}.py", "tests/cuda/test_emulated*.py")),
-    (r"src/kernels/cuda/.*\.rs()", ("tests/cuda/test_launch.py",)),
+    (r"src/kernels/(?:cuda/.*|ops/\w+/(?:device|panel))\.rs()", ("tests/cuda/test_launch.py",)),
     (r"src/(?:linalg|kernels)/.*\.rs()", ("tests/test_orthonormalizers.py", "tests/test_golden.py")),
     (r"src/(?:plan|program|layout)\b.*\.rs()", ("tests/plan", "tests/distributed/test_layout_pairs.py")),
     (r"src/.*\.rs()", ("tests/test_golden.py",)),
