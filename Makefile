@@ -116,7 +116,7 @@ site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, w
 new-optimizer: ## Write the files of a new optimizer, which is SGD with momentum until they are edited: NAME=ademamix CLASS=AdEMAMix
 	$(PYTHON) .ci/new_optimizer.py $(NAME) $(if $(CLASS),--class-name $(CLASS)) $(if $(KIND),--kind $(KIND))
 
-wheel: build ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+wheel: build ## Build a wheel into dist/, with machine code for sm_80, sm_90a and sm_100
 	python tests/cuda/compile.py --cubins target/cubins
 	OXIDION_CUBINS=$(CURDIR)/target/cubins maturin build --release --strip --out dist
 
