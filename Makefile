@@ -58,12 +58,12 @@ build: $(if $(TORCH),pin) $(VENV)/.built-release ## Compile the extension and in
 dev: $(VENV)/.built-fast ## The same for development: compiled in seconds after a change, with slower kernels
 
 quick: dev ## Check, lint and type-check, and run the tests of what has changed (three minutes), or of one optimizer: ALG=adamw
-	$(if $(ALG),,cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings)
+	$(if $(ALG),,cargo clippy --all-targets $(CORE) --no-default-features --features cuda,internals -- -D warnings)
 	$(if $(ALG),,ruff check && ruff format --check && mypy)
 	python tests/quick.py $(if $(ALG),--alg $(ALG)) $(ARGS)
 
 test: build ## Run the tests of the Rust core and of the Python package
-	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test $(CORE) --no-default-features --features cuda
+	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test $(CORE) --no-default-features --features cuda,internals
 	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
 	chosen="($(MARKERS))$$(python tests/cuda/equipment.py)"; \
 	$(PYTEST_TOGETHER) -m "$$chosen and not alone" $(ARGS); many=$$?; \
@@ -76,7 +76,7 @@ test-equipment: $(BUILT) ## Run the tests of the emulator and of its checks, and
 	python tests/cuda/equipment.py --record target/equipment.xml
 
 test-all: build ## Run every test, with the extension as it is shipped and the core as a debug build (at night)
-	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda
+	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda,internals
 	$(PYTEST_TOGETHER) -m "not alone and not slow" $(ARGS)
 	python -m pytest -m "slow or alone" $(ARGS)
 
@@ -84,7 +84,7 @@ lint: $(BUILT) site ## Check formatting, lints, types, the stub of the extension
 	cargo fmt --check
 	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
 	cargo clippy --all-targets $(CORE) --no-default-features -- -D warnings
-	cargo clippy --all-targets $(CORE) --no-default-features --features cuda -- -D warnings
+	cargo clippy --all-targets $(CORE) --no-default-features --features cuda,internals -- -D warnings
 	cargo clippy --all-targets --profile $(PROFILE) --features extension-module -- -D warnings
 	ruff check
 	ruff format --check
@@ -106,7 +106,7 @@ bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)
 
 docs: $(BUILT) site ## Build the documentation of the core and the site, and run the code blocks of all pages
-	RUSTDOCFLAGS="-D warnings" cargo doc --profile fast --no-deps --no-default-features
+	RUSTDOCFLAGS="-D warnings" cargo doc --profile fast --no-deps --no-default-features --features internals
 	python -m pytest tests/meta/test_docs.py
 
 site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, with warnings as errors, and check it

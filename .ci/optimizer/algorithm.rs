@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::elementwise::Elementwise;
-use super::stage::{StageIo, jobs};
+use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, STORAGE};
 use crate::error::Result;
 use crate::kernels;
@@ -43,7 +43,9 @@ impl Elementwise for ClassName {
         let [lr, mu, weight_decay] = h.all();
         let (cautious, grad_factor) = (self.cautious, io.grad_factor);
         let update = kernels::ClassName { lr, mu, decay: lr * weight_decay, cautious, grad_factor };
-        let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[0]]));
-        kernels::run(&update, &jobs(areas)?)
+        let operands = io.units.iter_mut().map(|UnitIo { param, grad, state: [m, ..], .. }| {
+            ([*grad], [param.reborrow(), m.reborrow()])
+        });
+        kernels::run(&update, &mut jobs(operands))
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
@@ -49,11 +50,11 @@ struct ClassName : ClassNameOperands {
     }
 }
 
-impl Op<3> for ClassName {
-    const WRITES: [bool; 3] = [true, false, true];
+impl Op<3, 1, 2> for ClassName {
+    const ORDER: [Slot; 3] = [Write(0), Read(0), Write(1)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x, g, m]: [&mut [C]; 3]) {
+    fn apply<C: Real>(&self, _job: usize, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2]) {
         let (lr, mu, keep) = (C::of(self.lr), C::of(self.mu), C::of(1.0 - self.decay));
         let factor = C::of(self.grad_factor);
         let cautious = self.cautious && self.decay != 0.0;

@@ -3,14 +3,14 @@
 //! a = ρ·max(ε₂, RMS(x)), β₂ = 1 - t^decay; u = g/√V, u ← u/max(1, RMS(u)/clip), x ← x - λ·a·x - a·u; with β₁ the
 //! finished step a·u is averaged.
 
-use super::factored::{self, Factored, counters, is_matrix, sums};
-use super::stage::StageIo;
+use super::factored::{self, Factored, is_matrix, sums};
+use super::stage::{StageIo, UnitIo};
 use super::{Algorithm, flops, whole_matrices};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Clipping, GradientSquares, NewShare, Rates, ScaledApply, Steps};
+use crate::kernels::{self, Clipping, GradientSquares, Job, NewShare, Rates, ScaledApply, Steps};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
-use crate::tensor::{DType, FlatView};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 7] = [
     "beta1",
@@ -75,57 +75,73 @@ impl Adafactor {
     }
 
     /// ρ. A rate of zero stays: frameworks set it to take a step that moves nothing.
-    fn rates<'a>(&self, h: &Hyper, steps: &'a Steps) -> Rates<'a> {
+    fn rates<'a>(&self, h: &Hyper, steps: &'a Steps<'a>) -> Rates<'a> {
         if !self.relative_step || h[LR] == 0.0 {
             return Rates::Learning(h[LR]);
         }
         Rates::Relative { steps, warms_up: self.warmup_init }
     }
 
-    fn squares(&self, io: &StageIo<'_>) -> Result<()> {
+    fn squares(&self, io: &mut StageIo<'_>) -> Result<()> {
         let pass = GradientSquares { grad_factor: io.grad_factor };
-        let units = io.units.iter().enumerate();
+        let StageIo { units, buffers, class, .. } = io;
+        if !self.scale_parameter && !is_matrix(class) {
+            return Ok(());
+        }
+        let rooms = SECOND.rooms(class, units, buffers, true, self.scale_parameter.then_some(PARAM))?;
+        let units = units.iter().zip(rooms);
         if self.scale_parameter {
-            let stacks = units
-                .map(|(i, u)| SECOND.stack(io, i, [u.grad.all(), u.param.all()], (true, io.flat(PARAM, i)?)));
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
-        } else if is_matrix(io.class) {
-            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, FlatView::EMPTY)));
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+            let stacks = units.map(|(unit, room)| {
+                room.stack(Job { read: [unit.grad.all(), unit.param.view().all()], write: [] })
+            });
+            kernels::rows::<2, 2, 0, _>(&pass, &mut stacks.collect::<Vec<_>>())
         } else {
-            Ok(())
+            let stacks = units.map(|(unit, room)| room.stack(Job { read: [unit.grad.all()], write: [] }));
+            kernels::rows::<1, 1, 0, _>(&pass, &mut stacks.collect::<Vec<_>>())
         }
     }
 
-    fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let steps = &Steps::count(counters(io, Self::moments(io.class)))?;
-        SECOND.update(io, &NewShare::OfSteps { steps, exponent: -h[DECAY_RATE] }, h[EPSILON1])?;
-        SECOND.update_squares(io, UPDATES)
+    fn update(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let StageIo { units, buffers, class, grad_factor, .. } = io;
+        let mut parts: Vec<_> = units.iter_mut().map(UnitIo::reborrow).collect();
+        let counters = parts.iter_mut().map(|unit| unit.take_state(Self::moments(class)).into_row(0));
+        let steps = &Steps::count(counters.collect())?;
+        let share = NewShare::OfSteps { steps, exponent: -h[DECAY_RATE] };
+        SECOND.update(class, &mut parts, buffers, &share, (h[EPSILON1], *grad_factor))?;
+        SECOND.update_squares(class, &mut parts, buffers, (UPDATES, *grad_factor))
     }
 
-    fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let moments = Self::moments(io.class);
+    fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let (moments, class) = (Self::moments(io.class), io.class);
         let clipping = Clipping {
             grad_factor: io.grad_factor,
             threshold: h[CLIP],
             floor: h[EPSILON2],
             weight_decay: h[WEIGHT_DECAY],
         };
-        let steps = Steps::counted(counters(io, moments));
-        let rates = self.rates(h, &steps);
-        let factors = clipping.factors(&rates, &sums(io, UPDATES, self.scale_parameter.then_some(PARAM))?)?;
+        let StageIo { units, buffers, .. } = io;
+        let factors = {
+            let steps = Steps::counted(units.iter().map(|unit| unit.state[moments].view().row(0)).collect());
+            let sums = sums(units, buffers, UPDATES, self.scale_parameter.then_some(PARAM))?;
+            clipping.factors(&self.rates(h, &steps), &sums)?
+        };
+        let rooms = SECOND.rooms(class, units, buffers, false, None)?;
+        let mut parts: Vec<_> = units.iter_mut().map(UnitIo::reborrow).collect();
+        let scales: Vec<_> = parts.iter_mut().map(|unit| SECOND.scale(class, unit)).collect();
         let (cautious, beta1) = (self.cautious, h[BETA1]);
-        let pass = ScaledApply { scales: &SECOND.scales(io), factors: &factors, cautious, beta1 };
-        let (units, none) = (io.units.iter().enumerate(), (false, FlatView::EMPTY));
+        let pass = ScaledApply { scales: &scales, factors: &factors, cautious, beta1 };
+        let parts = parts.into_iter().zip(rooms);
         if self.momentum {
-            let stacks = units.map(|(i, u)| {
-                let operands = [u.param.all(), u.grad.all(), u.state[moments + 1].all()];
-                SECOND.stack(io, i, operands, none)
+            let stacks = parts.map(|(mut unit, room)| {
+                let momentum = unit.take_state(moments + 1).into_all();
+                room.stack(Job { read: [unit.grad.all()], write: [unit.param.into_all(), momentum] })
             });
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+            kernels::rows::<3, 1, 2, _>(&pass, &mut stacks.collect::<Vec<_>>())
         } else {
-            let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.param.all(), u.grad.all()], none));
-            kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+            let stacks = parts.map(|(unit, room)| {
+                room.stack(Job { read: [unit.grad.all()], write: [unit.param.into_all()] })
+            });
+            kernels::rows::<2, 1, 1, _>(&pass, &mut stacks.collect::<Vec<_>>())
         }
     }
 }

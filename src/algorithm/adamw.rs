@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::elementwise::Elementwise;
-use super::stage::{StageIo, jobs};
+use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, MOMENTS, STORAGE};
 use crate::error::Result;
 use crate::kernels;
@@ -27,11 +27,6 @@ const BETA1: usize = 1;
 const BETA2: usize = 2;
 const EPSILON: usize = 3;
 const WEIGHT_DECAY: usize = 4;
-
-const MOMENTUM: usize = 0;
-const VARIANCE: usize = 1;
-const STEP: usize = 2;
-const MAX_VARIANCE: usize = 3;
 
 #[derive(Debug)]
 struct AdamW {
@@ -79,7 +74,17 @@ impl Elementwise for AdamW {
     }
 
     fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let counters = io.units.iter().map(|u| u.state[STEP].row(0)).collect();
+        let grad_factor = io.grad_factor;
+        let (mut counters, mut areas) =
+            (Vec::with_capacity(io.units.len()), Vec::with_capacity(io.units.len()));
+        let mut largest = Vec::new();
+        for UnitIo { param, grad, state: [m, v, step, max, ..], .. } in &mut io.units {
+            counters.push(step.row(0));
+            areas.push(([*grad], [param.reborrow(), m.reborrow(), v.reborrow()]));
+            if self.amsgrad {
+                largest.push(max.reborrow());
+            }
+        }
         let (corrections, steps) = kernels::count_steps(counters, h[LR], [h[BETA1], h[BETA2]])?;
         let update = kernels::AdamW {
             beta1: h[BETA1],
@@ -88,16 +93,16 @@ impl Elementwise for AdamW {
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
             late: self.late,
-            grad_factor: io.grad_factor,
+            grad_factor,
             corrections,
             steps,
         };
-        let areas = io.units.iter().map(|u| [u.param, u.grad, u.state[MOMENTUM], u.state[VARIANCE]]);
         if self.amsgrad {
-            let areas = areas.zip(io.units).map(|([x, g, m, v], u)| Ok([x, g, m, v, u.state[MAX_VARIANCE]]));
-            kernels::run(&update, &jobs(areas)?)?;
+            let areas = areas.into_iter().zip(largest);
+            let areas = areas.map(|((g, [x, m, v]), largest)| (g, [x, m, v, largest]));
+            kernels::run(&update, &mut jobs(areas))?;
         } else {
-            kernels::run(&update, &jobs(areas.map(Ok))?)?;
+            kernels::run(&update, &mut jobs(areas))?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::elementwise::Elementwise;
-use super::stage::{StageIo, jobs};
+use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, STORAGE};
 use crate::error::Result;
 use crate::kernels::{self, Steps};
@@ -57,7 +57,13 @@ impl Elementwise for AdEMAMix {
         let [lr, beta1, beta2, beta3, alpha, warmup, epsilon, weight_decay] = h.all();
         let (cautious, grad_factor, decay) = (self.cautious, io.grad_factor, lr * weight_decay);
         let (known, at_step, steps) = (Vec::new(), Vec::new(), Vec::new());
-        let steps_taken = Steps::count(io.units.iter().map(|u| u.state[3].row(0)).collect())?;
+        let (mut counters, mut operands) =
+            (Vec::with_capacity(io.units.len()), Vec::with_capacity(io.units.len()));
+        for UnitIo { param, grad, state: [fast, slow, v, step, ..], .. } in &mut io.units {
+            counters.push(step.row(0));
+            operands.push(([*grad], [param.reborrow(), fast.reborrow(), slow.reborrow(), v.reborrow()]));
+        }
+        let steps_taken = Steps::count(counters)?;
         let update = kernels::AdEMAMix {
             lr,
             beta1,
@@ -73,7 +79,6 @@ impl Elementwise for AdEMAMix {
             at_step,
             steps,
         };
-        let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[0], u.state[1], u.state[2]]));
-        kernels::run(&update.at(steps_taken), &jobs(areas)?)
+        kernels::run(&update.at(steps_taken), &mut jobs(operands))
     }
 }

@@ -4,16 +4,16 @@
 //! u = g/√V, u ← u/max(1, RMS(u)/clip), m ← β₁m + (1-β₁)u, q = (u - m)² + ε₂ with its own means by row and column under
 //! β₃, x ← x - lr·λ·x - lr·m/√Q. A parameter of fewer than two dimensions takes m as it is.
 
-use super::factored::{self, Factored, counters, is_matrix, sums};
-use super::stage::StageIo;
+use super::factored::{self, Factored, is_matrix, sums};
+use super::stage::{StageIo, UnitIo, lines};
 use super::{Algorithm, flops, whole_matrices};
 use crate::error::{Error, Result};
 use crate::kernels::{
-    self, Clipping, ConfidentApply, Factors, GradientSquares, NewShare, Rates, Residual, Scales, Steps,
+    self, Clipping, ConfidentApply, Factors, GradientSquares, Job, NewShare, Rates, Residual, Scales, Steps,
 };
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
-use crate::tensor::{DType, FlatView};
+use crate::tensor::DType;
 
 pub(super) const OPTIONS: [&str; 3] = ["capturable", "cautious_wd", "momentum_dtype"];
 /// The authors' names of states.
@@ -62,58 +62,76 @@ impl Came {
         })
     }
 
-    fn squares(io: &StageIo<'_>) -> Result<()> {
-        if !is_matrix(io.class) {
+    fn squares(io: &mut StageIo<'_>) -> Result<()> {
+        let pass = GradientSquares { grad_factor: io.grad_factor };
+        let StageIo { units, buffers, class, .. } = io;
+        if !is_matrix(class) {
             return Ok(());
         }
-        let pass = GradientSquares { grad_factor: io.grad_factor };
-        let units = io.units.iter().enumerate();
-        let stacks = units.map(|(i, u)| SECOND.stack(io, i, [u.grad.all()], (true, FlatView::EMPTY)));
-        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+        let rooms = SECOND.rooms(class, units, buffers, true, None)?;
+        let stacks = units.iter().zip(rooms);
+        let stacks = stacks.map(|(unit, room)| room.stack(Job { read: [unit.grad.all()], write: [] }));
+        kernels::rows::<1, 1, 0, _>(&pass, &mut stacks.collect::<Vec<_>>())
     }
 
-    fn update(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        Steps::count(counters(io, STEP))?;
-        SECOND.update(io, &NewShare::Same(1.0 - h[BETA2]), h[EPSILON1])?;
-        SECOND.update_squares(io, UPDATES)
+    fn update(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let StageIo { units, buffers, class, grad_factor, .. } = io;
+        let _ = Steps::count(lines(units, STEP))?;
+        let share = NewShare::Same(1.0 - h[BETA2]);
+        SECOND.update(class, units, buffers, &share, (h[EPSILON1], *grad_factor))?;
+        SECOND.update_squares(class, units, buffers, (UPDATES, *grad_factor))
     }
 
     /// The factors by which u is clipped.
     fn clipped(io: &StageIo<'_>, h: &Hyper) -> Result<Factors<2>> {
         let (threshold, floor) = (h[CLIP], f64::NAN);
         let clipping = Clipping { grad_factor: io.grad_factor, threshold, floor, weight_decay: 0.0 };
-        clipping.factors(&Rates::Unit, &sums(io, UPDATES, None)?)
+        clipping.factors(&Rates::Unit, &sums(&io.units, &io.buffers, UPDATES, None)?)
     }
 
-    fn residuals(io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+    fn residuals(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         if !is_matrix(io.class) {
             return Ok(());
         }
-        let (scales, factors) = (SECOND.scales(io), Self::clipped(io, h)?);
+        let factors = Self::clipped(io, h)?;
+        let StageIo { units, buffers, class, .. } = io;
+        let rooms = INSTABILITY.rooms(class, units, buffers, true, None)?;
+        let mut parts: Vec<_> = units.iter_mut().map(UnitIo::reborrow).collect();
+        let scales: Vec<_> = parts.iter_mut().map(|unit| SECOND.scale(class, unit)).collect();
         let pass = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
-        let units = io.units.iter().enumerate();
-        let stacks = units.map(|(i, u)| {
-            INSTABILITY.stack(io, i, [u.grad.all(), u.state[MOMENTUM].all()], (true, FlatView::EMPTY))
+        let stacks = parts.into_iter().zip(rooms).map(|(mut unit, room)| {
+            let momentum = unit.take_state(MOMENTUM).into_view().all();
+            room.stack(Job { read: [unit.grad.all(), momentum], write: [] })
         });
-        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+        kernels::rows(&pass, &mut stacks.collect::<Vec<_>>())
     }
 
-    fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let (scales, factors) = (SECOND.scales(io), Self::clipped(io, h)?);
-        let update = Residual { scales: &scales, factors: &factors, beta1: h[BETA1] };
-        let scales = if is_matrix(io.class) {
-            INSTABILITY.update(io, &NewShare::Same(1.0 - h[BETA3]), h[EPSILON2])?;
-            INSTABILITY.scales(io)
-        } else {
-            io.units.iter().map(|u| Scales::ones(&u.param.all())).collect()
+    fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let factors = Self::clipped(io, h)?;
+        let StageIo { units, buffers, class, grad_factor, .. } = io;
+        if is_matrix(class) {
+            let share = NewShare::Same(1.0 - h[BETA3]);
+            INSTABILITY.update(class, units, buffers, &share, (h[EPSILON2], *grad_factor))?;
+        }
+        let rooms = INSTABILITY.rooms(class, units, buffers, false, None)?;
+        let mut parts: Vec<_> = units.iter_mut().map(UnitIo::reborrow).collect();
+        let own: Vec<_> = parts.iter_mut().map(|unit| SECOND.scale(class, unit)).collect();
+        let along = |unit: &mut UnitIo<'_>| {
+            let (len, device) = (unit.grad.shape().iter().product(), unit.param.device());
+            if is_matrix(class) { None } else { Some(Scales::ones(len, device)) }
         };
+        let scales: Vec<_> = parts
+            .iter_mut()
+            .map(|unit| along(unit).unwrap_or_else(|| INSTABILITY.scale(class, unit)))
+            .collect();
+        let update = Residual { scales: &own, factors: &factors, beta1: h[BETA1] };
         let (rate, decay, cautious) = (h[LR], h[LR] * h[WEIGHT_DECAY], self.cautious);
         let step = ConfidentApply { update, scales: &scales, rate, decay, cautious };
-        let stacks = io.units.iter().enumerate().map(|(i, u)| {
-            let operands = [u.param.all(), u.grad.all(), u.state[MOMENTUM].all()];
-            INSTABILITY.stack(io, i, operands, (false, FlatView::EMPTY))
+        let stacks = parts.into_iter().zip(rooms).map(|(mut unit, room)| {
+            let momentum = unit.take_state(MOMENTUM).into_all();
+            room.stack(Job { read: [unit.grad.all()], write: [unit.param.into_all(), momentum] })
         });
-        kernels::rows(&step, &stacks.collect::<Result<Vec<_>>>()?)
+        kernels::rows(&step, &mut stacks.collect::<Vec<_>>())
     }
 }
 

@@ -4,12 +4,12 @@
 //! With s the squares plus ε, R and C their running means over columns and rows, and S that over all: 1/√V = √S/(√R·√C).
 //! S is the mean of R and of C; kept beside them, it needs no sum over what others store.
 
-use super::stage::{StageIo, UnitIo};
+use super::stage::{Buffers, UnitIo};
 use crate::error::Result;
-use crate::kernels::{self, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
+use crate::kernels::{self, Job, Means, NewShare, Scales, Squares, Stack, UpdateSquares, UpdateSums};
 use crate::program::{BufferId, BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Init, ParamSpec, Share, Side, StateSpec, UnitShape};
-use crate::tensor::{DType, FlatView};
+use crate::tensor::{DType, FlatView, FlatViewMut};
 
 /// The moments of one quantity: where its states and buffers begin. Of states there are R, C, S, or one by element; of
 /// buffers the sums by row, by column and of all.
@@ -82,80 +82,139 @@ impl Factored {
         (0..3).fold(program, |program, i| program.redistribute(self.buffers + i, Target::Replicate))
     }
 
-    /// Unit `i` as a stack of matrices (one row where it is none) over these operands; with the sums of squares if
-    /// `summed`, and with the sum that goes to `total` unless that is empty.
-    pub(super) fn stack<const N: usize>(
+    /// Where the sums of each unit go: those of squares if `summed`, and the pass's own into a buffer, if there is one.
+    pub(super) fn rooms<'s>(
         &self,
-        io: &StageIo<'_>,
-        i: usize,
-        operands: [FlatView; N],
-        (summed, total): (bool, FlatView),
-    ) -> Result<Stack<N>> {
-        let [mut row_sums, mut col_sums, mut all_sums] = [FlatView::EMPTY; 3];
-        let [mut stack, mut rows, mut cols] = [1, 1, operands[0].len()];
-        if is_matrix(io.class) {
-            [stack, rows] = io.shape(self.buffers, i)?;
-            cols = io.shape(self.buffers + 1, i)?[1];
-            if summed {
-                let sums = |at| io.flat(self.buffers + at, i);
-                (row_sums, col_sums, all_sums) = (sums(0)?, sums(1)?, sums(2)?);
+        class: &UnitShape,
+        units: &[UnitIo<'_>],
+        buffers: &'s mut Buffers<'_>,
+        summed: bool,
+        total: Option<BufferId>,
+    ) -> Result<Vec<Room<'s>>> {
+        let mut rooms: Vec<_> = units.iter().map(|_| Room::default()).collect();
+        if is_matrix(class) {
+            for (room, unit) in rooms.iter_mut().zip(units) {
+                let [stack, rows] = buffers.get(self.buffers)?.shape(unit)?;
+                room.shape = Some([stack, rows, buffers.get(self.buffers + 1)?.shape(unit)?[1]]);
             }
         }
-        Ok(Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total })
+        let [rows, cols, all] = [0, 1, 2].map(|at| self.buffers + at);
+        let (sums, total) = match total {
+            Some(total) if summed && is_matrix(class) => {
+                let [rows, cols, all, total] = buffers.several([rows, cols, all, total])?;
+                (Some([rows, cols, all]), Some(total))
+            }
+            Some(total) => (None, Some(buffers.get_mut(total)?)),
+            None if summed && is_matrix(class) => (Some(buffers.several([rows, cols, all])?), None),
+            None => (None, None),
+        };
+        if let Some(sums) = sums {
+            for (at, buffer) in sums.into_iter().enumerate() {
+                for (room, flat) in rooms.iter_mut().zip(buffer.flats(units)?) {
+                    room.sums[at] = flat;
+                }
+            }
+        }
+        if let Some(total) = total {
+            for (room, flat) in rooms.iter_mut().zip(total.flats(units)?) {
+                room.total = flat;
+            }
+        }
+        Ok(rooms)
     }
 
     /// Moves R, C and S by the share of what is new towards the means of what was summed, plus ε; second moments by
     /// element towards g² + ε.
-    pub(super) fn update(&self, io: &StageIo<'_>, share: &NewShare<'_>, epsilon: f64) -> Result<()> {
-        let state = |u: &UnitIo, at: usize| u.state[self.states + at].row(0);
-        if !is_matrix(io.class) {
-            let jobs: Vec<_> = io.units.iter().map(|u| [state(u, 0), u.grad.all()]).collect();
-            return kernels::run(&Squares::new(epsilon, share, io.grad_factor, jobs.len()), &jobs);
+    pub(super) fn update(
+        &self,
+        class: &UnitShape,
+        units: &mut [UnitIo<'_>],
+        buffers: &Buffers<'_>,
+        share: &NewShare<'_>,
+        (epsilon, grad_factor): (f64, f64),
+    ) -> Result<()> {
+        if !is_matrix(class) {
+            let all = units.iter_mut();
+            let all = all.map(|u| Job { read: [u.grad.all()], write: [u.state[self.states].row(0)] });
+            let mut jobs: Vec<_> = all.collect();
+            return kernels::run(&Squares::new(epsilon, share, grad_factor, jobs.len()), &mut jobs);
         }
         let (mut means, mut jobs) = (Vec::new(), Vec::new());
-        for (i, unit) in io.units.iter().enumerate() {
+        for (i, unit) in units.iter_mut().enumerate() {
             #[allow(clippy::cast_precision_loss)] // sizes of matrices
             let [rows, cols] = [unit.rows, unit.cols].map(|n| n.max(1) as f64);
-            for (at, count) in [cols, rows, rows * cols].into_iter().enumerate() {
+            let mut sums = Vec::with_capacity(3);
+            for at in 0..3 {
+                sums.push(buffers.get(self.buffers + at)?.read(unit)?);
+            }
+            let states = unit.state[self.states..self.states + 3].iter_mut();
+            for ((state, sum), count) in states.zip(sums).zip([cols, rows, rows * cols]) {
                 means.push((i, count));
-                jobs.push([state(unit, at), io.flat(self.buffers + at, i)?]);
+                jobs.push(Job { read: [sum], write: [state.row(0)] });
             }
         }
-        kernels::run(&Means::new(epsilon, share, &means), &jobs)
+        kernels::run(&Means::new(epsilon, share, &means), &mut jobs)
     }
 
-    /// 1/√V of every unit, from its states.
-    pub(super) fn scales(&self, io: &StageIo<'_>) -> Vec<Scales> {
-        let state = |u: &UnitIo, at: usize| u.state[self.states + at].row(0);
-        let of = |u: &UnitIo| {
-            if is_matrix(io.class) {
-                Scales::of([0, 1, 2].map(|at| state(u, at)))
-            } else {
-                Scales::by_element(state(u, 0))
-            }
-        };
-        io.units.iter().map(of).collect()
+    /// 1/√V of a unit, from its states.
+    pub(super) fn scale<'s>(&self, class: &UnitShape, unit: &mut UnitIo<'s>) -> Scales<'s> {
+        let mut state = |at: usize| unit.take_state(self.states + at).into_view().row(0);
+        if is_matrix(class) { Scales::of([0, 1, 2].map(state)) } else { Scales::by_element(state(0)) }
     }
 
     /// Σ u² with u = g/√V into a buffer.
-    pub(super) fn update_squares(&self, io: &StageIo<'_>, buffer: BufferId) -> Result<()> {
-        let pass = UpdateSquares { scales: &self.scales(io), grad_factor: io.grad_factor };
-        let units = io.units.iter().enumerate();
-        let stacks = units.map(|(i, u)| self.stack(io, i, [u.grad.all()], (false, io.flat(buffer, i)?)));
-        kernels::rows(&pass, &stacks.collect::<Result<Vec<_>>>()?)
+    pub(super) fn update_squares(
+        &self,
+        class: &UnitShape,
+        units: &mut [UnitIo<'_>],
+        buffers: &mut Buffers<'_>,
+        (buffer, grad_factor): (BufferId, f64),
+    ) -> Result<()> {
+        let rooms = self.rooms(class, units, buffers, false, Some(buffer))?;
+        let grads: Vec<_> = units.iter().map(|unit| unit.grad.all()).collect();
+        let scales: Vec<_> = units.iter_mut().map(|unit| self.scale(class, &mut unit.reborrow())).collect();
+        let stacks = rooms.into_iter().zip(grads).map(|(room, g)| room.stack(Job { read: [g], write: [] }));
+        let pass = UpdateSquares { scales: &scales, grad_factor };
+        kernels::rows(&pass, &mut stacks.collect::<Vec<_>>())
     }
 }
 
-/// Where the steps of each parameter are counted.
-pub(super) fn counters(io: &StageIo<'_>, state: usize) -> Vec<FlatView> {
-    io.units.iter().map(|u| u.state[state].row(0)).collect()
+/// The sizes of a unit's matrices, if it has some, and where sums over them go.
+#[derive(Debug)]
+pub(super) struct Room<'s> {
+    /// Matrices, rows and columns.
+    shape: Option<[usize; 3]>,
+    /// By row, by column and of all; empty where none are wanted.
+    sums: [FlatViewMut<'s>; 3],
+    /// The pass's own; empty where it is not wanted.
+    total: FlatViewMut<'s>,
+}
+
+impl Default for Room<'_> {
+    fn default() -> Self {
+        Self { shape: None, sums: [const { FlatViewMut::EMPTY }; 3], total: FlatViewMut::EMPTY }
+    }
+}
+
+impl<'s> Room<'s> {
+    /// These operands as a stack of matrices, one row where they are none.
+    pub(super) fn stack<const R: usize, const W: usize>(self, operands: Job<'s, R, W>) -> Stack<'s, R, W> {
+        let [stack, rows, cols] = self.shape.unwrap_or([1, 1, operands.len()]);
+        let ([row_sums, col_sums, all_sums], total) = (self.sums, self.total);
+        Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total }
+    }
 }
 
 /// The sums from which the factors of each parameter follow; `param` where its rate follows its own size.
-pub(super) fn sums(io: &StageIo<'_>, update: BufferId, param: Option<BufferId>) -> Result<Vec<UpdateSums>> {
-    let of = |i: usize| {
-        let param = param.map_or(Ok(FlatView::EMPTY), |buffer| io.flat(buffer, i))?;
-        Ok(UpdateSums { update: io.flat(update, i)?, param, numel: io.units[i].numel })
+pub(super) fn sums<'s>(
+    units: &[UnitIo<'_>],
+    buffers: &'s Buffers<'_>,
+    update: BufferId,
+    param: Option<BufferId>,
+) -> Result<Vec<UpdateSums<'s>>> {
+    let of = |unit: &UnitIo<'_>| {
+        let param = param.map_or(Ok(FlatView::EMPTY), |buffer| buffers.get(buffer)?.read(unit))?;
+        Ok(UpdateSums { update: buffers.get(update)?.read(unit)?, param, numel: unit.numel })
     };
-    (0..io.units.len()).map(of).collect()
+    units.iter().map(of).collect()
 }

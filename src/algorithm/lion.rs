@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::elementwise::Elementwise;
-use super::stage::{StageIo, jobs};
+use super::stage::{StageIo, UnitIo, jobs};
 use super::{Entry, STORAGE};
 use crate::error::Result;
 use crate::kernels;
@@ -61,7 +61,9 @@ impl Elementwise for Lion {
             cautious: self.cautious,
             grad_factor: io.grad_factor,
         };
-        let areas = io.units.iter().map(|u| Ok([u.param, u.grad, u.state[MOMENTUM]]));
-        kernels::run(&update, &jobs(areas)?)
+        let operands = io.units.iter_mut().map(|UnitIo { param, grad, state, .. }| {
+            ([*grad], [param.reborrow(), state[MOMENTUM].reborrow()])
+        });
+        kernels::run(&update, &mut jobs(operands))
     }
 }

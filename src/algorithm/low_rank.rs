@@ -2,7 +2,7 @@
 //! projection changes, the update.
 
 use crate::error::{Error, Result};
-use crate::kernels;
+use crate::kernels::{self, Job};
 use crate::spec::{Block, Code, DimSharding, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage};
 use crate::tensor::DType;
 
@@ -154,7 +154,7 @@ impl LowRank {
     }
 
     /// The last step where the update is spelled out: `X ← X - rate·U` and decay.
-    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &[[crate::tensor::FlatView; 2]]) -> Result<()> {
+    pub(super) fn update(&self, rate: f64, decay: f64, jobs: &mut [Job<'_, 1, 1>]) -> Result<()> {
         if self.late {
             kernels::run(&kernels::ApplyLate { rate, decay, cautious: self.cautious }, jobs)
         } else {

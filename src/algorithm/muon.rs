@@ -89,7 +89,6 @@ impl Algorithm for Muon {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let every = |_: &StageIo<'_>, _: usize| Ok(None);
         match (stage, &self.neuron) {
             (PREPARE, _) => {
                 let momentum =
@@ -97,18 +96,21 @@ impl Algorithm for Muon {
                 Orthonormal::prepare(io, momentum, self.norms(io.class))
             }
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], self.norms(io.class)),
-            (SQUARES, Some(neuron)) => neuron.squares(io, every),
-            (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], every),
+            (SQUARES, Some(neuron)) => neuron.squares(io, None),
+            (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], None),
             (APPLY, neuron) => {
                 if let Some(neuron) = neuron {
-                    neuron.scale(io, every)?;
+                    neuron.scale(io, None)?;
                 }
-                let Some(unit) = io.units.first() else {
+                let StageIo { units, buffers, .. } = io;
+                let Some(unit) = units.first() else {
                     return Ok(());
                 };
                 let update = self.common.update(unit, h);
-                let units = io.units.iter().enumerate();
-                kernels::run(&update, &jobs(units.map(|(i, u)| Ok([u.param, io.area(U, i)?])))?)
+                let updates = buffers.get_mut(U)?.matrices(units)?;
+                let all = units.iter_mut().zip(updates);
+                let all = all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]));
+                kernels::run(&update, &mut jobs(all))
             }
             _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
         }

@@ -8,7 +8,7 @@
 //! flattened parameter too.
 
 use super::orthonormal::U;
-use super::stage::StageIo;
+use super::stage::{BufferIo, StageIo, UnitIo};
 use crate::error::Result;
 use crate::kernels;
 use crate::kernels::{Chosen, Neurons};
@@ -102,52 +102,43 @@ impl Neuron {
     }
 
     /// Elements of `U` by neuron as stored here, and neurons by norm.
-    fn sizes(io: &StageIo<'_>, i: usize) -> Result<(usize, usize)> {
-        let [rows, cols] = io.shape(U, i)?;
-        Ok(match io.class.inner.as_slice() {
-            [.., length] if io.class.inner.len() == 3 => (*length, cols / length.max(&1)),
-            [.., group, length] if io.class.inner.len() > 3 => (*length, *group),
+    fn sizes(class: &UnitShape, [rows, cols]: [usize; 2]) -> (usize, usize) {
+        match class.inner.as_slice() {
+            [.., length] if class.inner.len() == 3 => (*length, cols / length.max(&1)),
+            [.., group, length] if class.inner.len() > 3 => (*length, *group),
             _ => (cols, rows),
-        })
+        }
     }
 
-    /// `U` of all units with its neurons. `chosen` says which rows of the parameter it has; none: all.
-    fn all(
-        &self,
-        io: &StageIo<'_>,
-        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
-    ) -> Result<Vec<Neurons>> {
-        let one = |i: usize| {
-            let (length, group) = Self::sizes(io, i)?;
-            Ok(Neurons {
-                u: io.area(U, i)?,
-                chosen: chosen(io, i)?,
-                length,
-                group,
-                variance: io.units[i].state[VARIANCE],
-                squares: io.flat(self.squares, i)?,
-                totals: io.flat(self.squares + 1, i)?,
-            })
+    /// `U` of all units with its neurons. `rows` says which rows of the parameter it has; none: all.
+    fn all<'s>(&self, io: &'s mut StageIo<'_>, rows: Option<ChosenRows>) -> Result<Vec<Neurons<'s>>> {
+        let StageIo { units, buffers, class, .. } = io;
+        let (squares, totals) = (self.squares, self.squares + 1);
+        let (chosen, [u, squares, totals]) = match rows {
+            None => (units.iter().map(|_| None).collect(), buffers.several([U, squares, totals])?),
+            Some(rows) => {
+                let [u, squares, totals, chosen] = buffers.several([U, squares, totals, rows.buffer])?;
+                let one = |unit: &UnitIo<'_>| Ok(Some(rows.of(u, chosen, unit)?));
+                (units.iter().map(one).collect::<Result<Vec<_>>>()?, [u, squares, totals])
+            }
         };
-        (0..io.units.len()).map(one).collect()
+        let updates = u.matrices(units)?.into_iter().zip(chosen);
+        let sums = squares.flats(units)?.into_iter().zip(totals.flats(units)?);
+        let all = units.iter_mut().zip(updates).zip(sums);
+        let neurons = all.map(|((unit, (u, chosen)), (squares, totals))| {
+            let (length, group) = Self::sizes(class, u.shape());
+            Neurons { u, chosen, length, group, variance: unit.state[VARIANCE].reborrow(), squares, totals }
+        });
+        Ok(neurons.collect())
     }
 
     /// Sums of squares by neuron.
-    pub(super) fn squares(
-        &self,
-        io: &StageIo<'_>,
-        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
-    ) -> Result<()> {
-        kernels::neuron_squares(&self.all(io, chosen)?)
+    pub(super) fn squares(&self, io: &mut StageIo<'_>, rows: Option<ChosenRows>) -> Result<()> {
+        kernels::neuron_squares(&mut self.all(io, rows)?)
     }
 
     /// Updates V and sums up the squared norms with and without it.
-    pub(super) fn update(
-        &self,
-        io: &StageIo<'_>,
-        beta2: f64,
-        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
-    ) -> Result<()> {
+    pub(super) fn update(&self, io: &mut StageIo<'_>, beta2: f64, rows: Option<ChosenRows>) -> Result<()> {
         let Some(unit) = io.units.first() else {
             return Ok(());
         };
@@ -155,15 +146,38 @@ impl Neuron {
             [.., length] if io.class.inner.len() != 2 => *length,
             _ => unit.cols,
         };
-        kernels::neuron_variance(beta2, length, &self.all(io, chosen)?)
+        kernels::neuron_variance(beta2, length, &mut self.all(io, rows)?)
     }
 
     /// Divides every neuron of `U` by the root of its V and brings the norm back.
-    pub(super) fn scale(
+    pub(super) fn scale(&self, io: &mut StageIo<'_>, rows: Option<ChosenRows>) -> Result<()> {
+        kernels::normalize_neurons(&mut self.all(io, rows)?)
+    }
+}
+
+/// Which rows of a parameter `U` has.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChosenRows {
+    /// The buffer with their numbers.
+    pub(super) buffer: BufferId,
+    /// Whether they have the places in `U` that they have in the parameter.
+    pub(super) in_place: bool,
+    /// What they are, where they are rows or columns.
+    pub(super) side: Side,
+}
+
+impl ChosenRows {
+    /// Those of a unit.
+    pub(super) fn of<'s>(
         &self,
-        io: &StageIo<'_>,
-        chosen: impl Fn(&StageIo<'_>, usize) -> Result<Option<Chosen>>,
-    ) -> Result<()> {
-        kernels::normalize_neurons(&self.all(io, chosen)?)
+        u: &BufferIo<'_>,
+        chosen: &'s BufferIo<'_>,
+        unit: &UnitIo<'_>,
+    ) -> Result<Chosen<'s>> {
+        let numbers = chosen.read(unit)?;
+        if !self.in_place {
+            return Ok(Chosen::packed(numbers));
+        }
+        Ok(Chosen::in_place(numbers, u.origin(unit)?[self.side.index()]))
     }
 }

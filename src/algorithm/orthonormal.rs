@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::flops;
 use super::lr_scale::LrScale;
 use super::neuron::Neuron;
-use super::stage::{StageIo, UnitIo, jobs};
+use super::stage::{StageIo, UnitIo, jobs, record};
 use crate::error::Result;
 use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::orthogonality::orthogonality_error;
@@ -103,15 +103,22 @@ impl Orthonormal {
     }
 
     /// The momentum of all units, and the update that is orthonormalized; `squares`: with the sums of its squares.
-    pub(super) fn prepare(io: &StageIo<'_>, momentum: Momentum, squares: Option<BufferId>) -> Result<()> {
-        let units = io.units.iter().enumerate();
-        let all = units.map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(U, i)?]));
-        let Some(squares) = squares else { return kernels::run(&momentum, &jobs(all)?) };
-        let each = all.map(|operands| jobs([operands])).collect::<Result<Vec<_>>>()?;
+    pub(super) fn prepare(io: &mut StageIo<'_>, momentum: Momentum, squares: Option<BufferId>) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        let Some(squares) = squares else {
+            let updates = buffers.get_mut(U)?.matrices(units)?;
+            let all = units.iter_mut().zip(updates);
+            let all = all.map(|(unit, u)| ([unit.grad], [unit.state[MOMENTUM].reborrow(), u]));
+            return kernels::run(&momentum, &mut jobs(all));
+        };
+        let [updates, squares] = buffers.several([U, squares])?;
+        let (updates, mut sums) = (updates.matrices(units)?, squares.flats(units)?);
+        let all = units.iter_mut().zip(updates);
+        let each: Vec<_> =
+            all.map(|(unit, u)| jobs([([unit.grad], [unit.state[MOMENTUM].reborrow(), u])])).collect();
         let Some(first) = each.iter().flatten().next() else { return Ok(()) };
-        let pass = MomentumSquares { momentum, stored: first[2].dtype() };
-        let sums = (0..each.len()).map(|i| io.flat(squares, i)).collect::<Result<Vec<_>>>()?;
-        kernels::fold_units(&pass, &each, &sums)
+        let pass = MomentumSquares { momentum, stored: first.write[1].dtype() };
+        kernels::fold_units(&pass, each, &mut sums)
     }
 
     /// Number of matrices among `count` for which there is scratch memory at once.
@@ -120,7 +127,7 @@ impl Orthonormal {
     }
 
     /// Orthonormalizes matrices `[B, m, n]` in place.
-    pub(super) fn run(&self, batch: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
+    pub(super) fn run(&self, batch: &mut Tensor, epsilon: f64, scratch: &mut Tensor) -> Result<()> {
         self.orthonormalizer.run(batch, epsilon, scratch)
     }
 
@@ -131,23 +138,29 @@ impl Orthonormal {
         epsilon: f64,
         squares: Option<BufferId>,
     ) -> Result<()> {
-        if io.units.is_empty() {
+        let StageIo { units, buffers, probe, .. } = io;
+        if units.is_empty() {
             return Ok(());
         }
-        let mut batch = io.matrices(U, io.units.len())?;
-        // Where the work is sharded by owner, the units of this stage are some of those whose norms are known.
-        let each = |squares| (0..io.units.len()).map(|i| io.flat(squares, i)).collect::<Result<Vec<_>>>();
-        let squares = squares.map(each).transpose()?;
-        self.orthonormalizer.run_with(&mut batch, epsilon, squares.as_deref(), &io.scratch(SCRATCH)?)?;
-        for i in 0..io.units.len() {
-            let matrix = io.matrix(U, i)?;
-            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+        if let Some(squares) = squares {
+            let [updates, squares, scratch] = buffers.several([U, squares, SCRATCH])?;
+            // Where the work is sharded by owner, the units of this stage are some of those whose norms are known.
+            let known = units.iter().map(|unit| squares.read(unit)).collect::<Result<Vec<_>>>()?;
+            let (mut batch, mut scratch) = (updates.batch(units)?, scratch.all()?);
+            self.orthonormalizer.run_with(&mut batch, epsilon, Some(&known), &mut scratch)?;
+        } else {
+            let [updates, scratch] = buffers.several([U, SCRATCH])?;
+            self.orthonormalizer.run(&mut *updates.batch(units)?, epsilon, &mut *scratch.all()?)?;
+        }
+        let updates = buffers.get(U)?;
+        for unit in &*units {
+            record(probe, "orthogonality_error", unit, || orthogonality_error(&*updates.read_tensor(unit)?))?;
         }
         Ok(())
     }
 
     /// The last step: decay and `X ← X - lr·s·U`.
-    pub(super) fn update(&self, unit: &UnitIo, h: &Hyper) -> kernels::Apply {
+    pub(super) fn update(&self, unit: &UnitIo<'_>, h: &Hyper) -> kernels::Apply {
         kernels::Apply {
             rate: h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64),
             decay: h[LR] * h[WEIGHT_DECAY],

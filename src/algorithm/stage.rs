@@ -3,19 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use tch::Tensor;
-
 use crate::error::{Error, Result};
+use crate::kernels::Job;
 use crate::program::{BufferId, BufferSpec};
 use crate::spec::UnitShape;
-use crate::tensor::{FlatView, MatrixView};
+use crate::tensor::{FlatView, FlatViewMut, Lent, LentMut, MatrixView, MatrixViewMut};
 
 /// Most states that one algorithm keeps for a parameter.
 pub const MAX_STATES: usize = 8;
 
-/// One block with its gradient and states: areas of one shape, or the block's part of a state of another shape.
-#[derive(Clone, Copy, Debug)]
-pub struct UnitIo {
+/// One block with its gradient and states: matrices of one shape, or the block's part of a state of another shape.
+#[derive(Debug)]
+pub struct UnitIo<'a> {
     /// Index of the parameter: also the stream of its random numbers.
     pub param_index: usize,
     /// Index of the block within the parameter.
@@ -34,15 +33,15 @@ pub struct UnitIo {
     pub due: bool,
     /// The steps that its parameter has taken before this one, where the session counts them (`Algorithm::counted`).
     pub steps: f64,
-    /// The block's parameters, written in place.
-    pub param: MatrixView,
-    /// The block's gradient, read only; for a stage on whole matrices where this process has all of it.
-    pub grad: MatrixView,
-    /// The block's states in the order of `Algorithm::state`, written in place.
-    pub state: [MatrixView; MAX_STATES],
+    /// The block's parameters.
+    pub param: MatrixViewMut<'a>,
+    /// The block's gradient; for a stage on whole matrices where this process has all of it.
+    pub grad: MatrixView<'a>,
+    /// The block's states in the order of `Algorithm::state`.
+    pub state: [MatrixViewMut<'a>; MAX_STATES],
 }
 
-impl UnitIo {
+impl UnitIo<'_> {
     /// Nothing.
     pub const EMPTY: Self = Self {
         param_index: 0,
@@ -54,30 +53,53 @@ impl UnitIo {
         position: 0,
         due: false,
         steps: 0.0,
-        param: MatrixView::EMPTY,
+        param: MatrixViewMut::EMPTY,
         grad: MatrixView::EMPTY,
-        state: [MatrixView::EMPTY; MAX_STATES],
+        state: [const { MatrixViewMut::EMPTY }; MAX_STATES],
     };
 }
 
-/// Jobs for an elementwise kernel on operands of one shape each: one where all lie together, else one for each row.
-///
-/// # Errors
-/// Whatever an operand's lookup returned.
-pub fn jobs<const N: usize>(
-    operands: impl IntoIterator<Item = Result<[MatrixView; N]>>,
-) -> Result<Vec<[FlatView; N]>> {
-    let operands = operands.into_iter();
-    let mut jobs = Vec::with_capacity(operands.size_hint().0);
-    for areas in operands {
-        let areas = areas?;
-        if areas.iter().all(|a| a.flat().is_some()) {
-            jobs.push(areas.map(|a| a.all()));
-        } else {
-            jobs.extend((0..areas[0].shape()[0]).map(|row| areas.map(|a| a.row(row))));
+impl<'a> UnitIo<'a> {
+    /// The same for a while, of which parts can be taken.
+    pub fn reborrow(&mut self) -> UnitIo<'_> {
+        UnitIo {
+            param: self.param.reborrow(),
+            grad: self.grad,
+            state: self.state.each_mut().map(MatrixViewMut::reborrow),
+            ..*self
         }
     }
-    Ok(jobs)
+
+    /// A state, which is empty here from then on.
+    pub fn take_state(&mut self, state: usize) -> MatrixViewMut<'a> {
+        std::mem::replace(&mut self.state[state], MatrixViewMut::EMPTY)
+    }
+}
+
+/// The first row of a state of each unit: all of one that is no matrix.
+pub fn lines<'s>(units: &'s mut [UnitIo<'_>], state: usize) -> Vec<FlatViewMut<'s>> {
+    units.iter_mut().map(|unit| unit.state[state].row(0)).collect()
+}
+
+/// Jobs for an elementwise kernel on operands of one shape each: one where all lie together, else one for each row.
+pub fn jobs<'a, const R: usize, const W: usize>(
+    operands: impl IntoIterator<Item = ([MatrixView<'a>; R], [MatrixViewMut<'a>; W])>,
+) -> Vec<Job<'a, R, W>> {
+    let operands = operands.into_iter();
+    let mut jobs = Vec::with_capacity(operands.size_hint().0);
+    for (read, write) in operands {
+        if read.iter().all(MatrixView::is_flat) && write.iter().all(MatrixViewMut::is_flat) {
+            jobs.push(Job { read: read.map(|x| x.all()), write: write.map(MatrixViewMut::into_all) });
+            continue;
+        }
+        let rows = read.first().map_or_else(|| write[0].shape()[0], |x| x.shape()[0]);
+        let mut write = write.map(MatrixViewMut::into_rows);
+        for row in 0..rows {
+            let write = write.each_mut().map(|rows| rows.next().unwrap_or(FlatViewMut::EMPTY));
+            jobs.push(Job { read: read.map(|x| x.row(row)), write });
+        }
+    }
+    jobs
 }
 
 /// One matrix of a buffer as it is held for a stage.
@@ -94,14 +116,171 @@ pub struct MatrixShard {
 }
 
 /// A buffer with its matrices as they are held for a stage.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct BufferIo<'a> {
     /// Declaration of the buffer.
     pub spec: &'a BufferSpec,
     /// Its memory.
-    pub flat: FlatView,
-    /// Its matrices by position; a scratch buffer has none.
+    pub flat: FlatViewMut<'a>,
+    /// Its matrices by position, one after the other; a scratch buffer has none.
     pub shards: &'a [MatrixShard],
+}
+
+impl BufferIo<'_> {
+    fn shard(&self, unit: &UnitIo<'_>) -> Result<&MatrixShard> {
+        let found = self.shards.get(unit.position);
+        found.ok_or_else(|| Error::Internal(format!("no matrix {} of {}", unit.position, self.spec.name)))
+    }
+
+    /// Rows and columns of a unit's matrix.
+    ///
+    /// # Errors
+    /// `Error::Internal` where there is none.
+    pub fn shape(&self, unit: &UnitIo<'_>) -> Result<[usize; 2]> {
+        Ok(self.shard(unit)?.shape)
+    }
+
+    /// The first row and column of a unit's matrix within the whole one.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn origin(&self, unit: &UnitIo<'_>) -> Result<[usize; 2]> {
+        Ok(self.shard(unit)?.origin)
+    }
+
+    /// The columns that a unit's matrix has as declared, among all.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn declared_cols(&self, unit: &UnitIo<'_>) -> Result<Range<usize>> {
+        Ok(self.shard(unit)?.declared_cols.clone())
+    }
+
+    /// A unit's matrix, as elements; all of a buffer that is shared.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn flat(&mut self, unit: &UnitIo<'_>) -> Result<FlatViewMut<'_>> {
+        if self.spec.shared {
+            return Ok(self.flat.reborrow());
+        }
+        let MatrixShard { offset, shape, .. } = *self.shard(unit)?;
+        Ok(self.flat.part(offset, shape[0] * shape[1]))
+    }
+
+    /// As `flat`, to be read.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn read(&self, unit: &UnitIo<'_>) -> Result<FlatView<'_>> {
+        if self.spec.shared {
+            return Ok(self.flat.view());
+        }
+        let MatrixShard { offset, shape, .. } = *self.shard(unit)?;
+        Ok(self.flat.view().part(offset, shape[0] * shape[1]))
+    }
+
+    /// A unit's matrix.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn matrix(&mut self, unit: &UnitIo<'_>) -> Result<MatrixViewMut<'_>> {
+        let shape = self.shape(unit)?;
+        Ok(self.flat(unit)?.into_matrix(0, shape, shape[1]))
+    }
+
+    /// A unit's matrix as a tensor `[rows, cols]`.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn tensor(&mut self, unit: &UnitIo<'_>) -> Result<LentMut<'_>> {
+        let shape = self.shape(unit)?;
+        self.flat(unit)?.into_tensor(&shape)
+    }
+
+    /// A unit's matrix as a tensor `[rows, cols]`, to be read.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn read_tensor(&self, unit: &UnitIo<'_>) -> Result<Lent<'_>> {
+        self.read(unit)?.tensor(&self.shape(unit)?)
+    }
+
+    /// The matrices of all these units, in their order, as elements.
+    ///
+    /// # Errors
+    /// As `shape`, and `Error::Internal` for units that are not in the order of their matrices.
+    pub fn flats(&mut self, units: &[UnitIo<'_>]) -> Result<Vec<FlatViewMut<'_>>> {
+        let (mut rest, mut done) = (self.flat.reborrow(), 0);
+        let mut flats = Vec::with_capacity(units.len());
+        for unit in units {
+            let found = self.shards.get(unit.position).filter(|shard| shard.offset >= done);
+            let Some(MatrixShard { offset, shape, .. }) = found else {
+                return Err(Error::Internal(format!("no matrix {} of {}", unit.position, self.spec.name)));
+            };
+            let _others = rest.take_first(offset - done);
+            flats.push(rest.take_first(shape[0] * shape[1]));
+            done = offset + shape[0] * shape[1];
+        }
+        Ok(flats)
+    }
+
+    /// The matrices of all these units, in their order.
+    ///
+    /// # Errors
+    /// As `flats`.
+    pub fn matrices(&mut self, units: &[UnitIo<'_>]) -> Result<Vec<MatrixViewMut<'_>>> {
+        let shapes = units.iter().map(|unit| self.shape(unit)).collect::<Result<Vec<_>>>()?;
+        let flats = self.flats(units)?.into_iter().zip(shapes);
+        Ok(flats.map(|(flat, shape)| flat.into_matrix(0, shape, shape[1])).collect())
+    }
+
+    /// The matrices of these units, all of one shape and the first of the buffer, as a tensor `[count, rows, cols]`.
+    ///
+    /// # Errors
+    /// As `shape`.
+    pub fn batch(&mut self, units: &[UnitIo<'_>]) -> Result<LentMut<'_>> {
+        let [rows, cols] = units.first().map_or(Ok([0, 0]), |unit| self.shape(unit))?;
+        self.flat.part(0, units.len() * rows * cols).into_tensor(&[units.len(), rows, cols])
+    }
+
+    /// All of it as a flat tensor.
+    ///
+    /// # Errors
+    /// Whatever libtorch says.
+    pub fn all(&mut self) -> Result<LentMut<'_>> {
+        self.flat.tensor(&[self.flat.len()])
+    }
+}
+
+/// The buffers of a bucket by number.
+#[derive(Debug)]
+pub struct Buffers<'a>(pub(crate) Vec<BufferIo<'a>>);
+
+impl<'a> Buffers<'a> {
+    /// One of them.
+    ///
+    /// # Errors
+    /// `Error::Internal` for a buffer that the program did not declare.
+    pub fn get(&self, buffer: BufferId) -> Result<&BufferIo<'a>> {
+        self.0.get(buffer).ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
+    }
+
+    /// One of them, to be written.
+    ///
+    /// # Errors
+    /// As `get`.
+    pub fn get_mut(&mut self, buffer: BufferId) -> Result<&mut BufferIo<'a>> {
+        self.0.get_mut(buffer).ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
+    }
+
+    /// Several of them, to be written.
+    ///
+    /// # Errors
+    /// As `get`, and for one buffer twice.
+    pub fn several<const N: usize>(&mut self, buffers: [BufferId; N]) -> Result<[&mut BufferIo<'a>; N]> {
+        self.0.get_disjoint_mut(buffers).map_err(|_| Error::Internal(format!("no buffers {buffers:?}")))
+    }
 }
 
 /// Measurements of one step by name, each with its parameter's index. Taken only when somebody asks.
@@ -111,130 +290,59 @@ pub type Probe = BTreeMap<&'static str, Vec<(usize, f64)>>;
 #[derive(Debug)]
 pub struct StageIo<'a> {
     /// Units with a gradient, in bucket order; for a stage on whole matrices all units.
-    pub units: &'a [UnitIo],
+    pub units: Vec<UnitIo<'a>>,
     /// What all units have in common.
     pub class: &'a UnitShape,
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
-    /// The bucket's group buffer of all parameters of the group, where its program has one.
-    pub group: Vec<FlatView>,
+    /// The group buffer of the buckets of the group in their order, none for this bucket's own; empty where its program has
+    /// none.
+    pub group: Vec<Option<FlatView<'a>>>,
     /// Where measurements go, when asked for.
     pub probe: Option<&'a mut Probe>,
-    pub(crate) buffers: &'a [BufferIo<'a>],
+    /// The memory that stages hand on.
+    pub buffers: Buffers<'a>,
 }
 
-impl StageIo<'_> {
-    fn buffer(&self, buffer: BufferId) -> Result<&BufferIo<'_>> {
-        self.buffers.get(buffer).ok_or_else(|| Error::Internal(format!("no buffer {buffer}")))
-    }
+/// The group buffer of all buckets of a group ([`StageIo::group`]); `own` is this bucket's.
+///
+/// # Errors
+/// As [`Buffers::get`].
+pub fn group_buffers<'s>(
+    group: &'s [Option<FlatView<'_>>],
+    buffers: &'s Buffers<'_>,
+    own: BufferId,
+) -> Result<Vec<FlatView<'s>>> {
+    group.iter().map(|one| one.map_or_else(|| Ok(buffers.get(own)?.flat.view()), Ok)).collect()
+}
 
-    fn shard(&self, buffer: BufferId, unit: usize) -> Result<&MatrixShard> {
-        let shards = self.buffer(buffer)?.shards;
-        let position = self.units.get(unit).map(|u| u.position);
-        position.and_then(|p| shards.get(p)).ok_or_else(|| Error::Internal(format!("no matrix {unit}")))
-    }
+/// Notes a measurement of the stored matrix of a unit, when somebody asked for them and all of the matrix is stored here: a
+/// part would give another number. The value is computed only then.
+///
+/// # Errors
+/// Whatever `value` returns.
+pub fn record_stored(
+    probe: &mut Option<&mut Probe>,
+    name: &'static str,
+    unit: &UnitIo<'_>,
+    value: impl FnOnce() -> Result<f64>,
+) -> Result<()> {
+    if unit.param.shape() == [unit.rows, unit.cols] { record(probe, name, unit, value) } else { Ok(()) }
+}
 
-    /// Unit `unit`'s matrix of a buffer, as elements; all of a buffer that is shared.
-    ///
-    /// # Errors
-    /// `Error::Internal` for a buffer that the program did not declare.
-    pub fn flat(&self, buffer: BufferId, unit: usize) -> Result<FlatView> {
-        let io = self.buffer(buffer)?;
-        if io.spec.shared {
-            return Ok(io.flat);
-        }
-        let MatrixShard { offset, shape, .. } = self.shard(buffer, unit)?;
-        Ok(io.flat.part(*offset, shape[0] * shape[1]))
+/// Notes a measurement of a unit, when somebody asked for them. The value is computed only then.
+///
+/// # Errors
+/// Whatever `value` returns.
+pub fn record(
+    probe: &mut Option<&mut Probe>,
+    name: &'static str,
+    unit: &UnitIo<'_>,
+    value: impl FnOnce() -> Result<f64>,
+) -> Result<()> {
+    if let Some(probe) = probe.as_deref_mut() {
+        let value = value()?;
+        probe.entry(name).or_default().push((unit.param_index, value));
     }
-
-    /// Rows and columns of unit `unit`'s matrix of a buffer.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn shape(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
-        Ok(self.shard(buffer, unit)?.shape)
-    }
-
-    /// The first row and column of unit `unit`'s matrix of a buffer within the whole one.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn origin(&self, buffer: BufferId, unit: usize) -> Result<[usize; 2]> {
-        Ok(self.shard(buffer, unit)?.origin)
-    }
-
-    /// Unit `unit`'s matrix of a buffer, as an area.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn area(&self, buffer: BufferId, unit: usize) -> Result<MatrixView> {
-        let shape = self.shape(buffer, unit)?;
-        Ok(self.flat(buffer, unit)?.area(0, shape, shape[1]))
-    }
-
-    /// The columns that unit `unit`'s matrix of a buffer has as declared, among all.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn declared_cols(&self, buffer: BufferId, unit: usize) -> Result<Range<usize>> {
-        Ok(self.shard(buffer, unit)?.declared_cols.clone())
-    }
-
-    /// Unit `unit`'s matrix of a buffer, as a tensor `[rows, cols]`.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn matrix(&self, buffer: BufferId, unit: usize) -> Result<Tensor> {
-        self.flat(buffer, unit)?.tensor(&self.shape(buffer, unit)?)
-    }
-
-    /// The matrices of the first `count` units of a buffer, all of one shape, as a tensor `[count, rows, cols]`.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn matrices(&self, buffer: BufferId, count: usize) -> Result<Tensor> {
-        let [rows, cols] = if count == 0 { [0, 0] } else { self.shape(buffer, 0)? };
-        self.buffer(buffer)?.flat.part(0, count * rows * cols).tensor(&[count, rows, cols])
-    }
-
-    /// A shared buffer as a flat tensor.
-    ///
-    /// # Errors
-    /// As `view`.
-    pub fn scratch(&self, buffer: BufferId) -> Result<Tensor> {
-        let flat = self.flat(buffer, 0)?;
-        flat.tensor(&[flat.len()])
-    }
-
-    /// Notes a measurement of the stored matrix of unit `unit`, when somebody asked for them and all of the matrix is
-    /// stored here: a part would give another number. The value is computed only then.
-    ///
-    /// # Errors
-    /// Whatever `value` returns.
-    pub fn record_stored(
-        &mut self,
-        name: &'static str,
-        unit: usize,
-        value: impl FnOnce() -> Result<f64>,
-    ) -> Result<()> {
-        let UnitIo { rows, cols, param, .. } = self.units[unit];
-        if param.shape() == [rows, cols] { self.record(name, unit, value) } else { Ok(()) }
-    }
-
-    /// Notes a measurement of unit `unit`, when somebody asked for them. The value is computed only then.
-    ///
-    /// # Errors
-    /// Whatever `value` returns.
-    pub fn record(
-        &mut self,
-        name: &'static str,
-        unit: usize,
-        value: impl FnOnce() -> Result<f64>,
-    ) -> Result<()> {
-        if let Some(probe) = self.probe.as_deref_mut() {
-            let value = value()?;
-            probe.entry(name).or_default().push((self.units[unit].param_index, value));
-        }
-        Ok(())
-    }
+    Ok(())
 }

@@ -16,8 +16,8 @@ use crate::linalg::qr::{self, QrMethod};
 use crate::linalg::random::Key;
 use crate::spec::Options;
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::{Blocks, DType, Encoding as Stored, FlatView};
-use crate::{kernels, threads};
+use crate::tensor::DType;
+use crate::threads;
 
 /// Kind of the object that came from Python, which decides how a result is sent back.
 enum Form {
@@ -112,8 +112,8 @@ fn orthonormalize<'py>(
             let dtype = DType::from_kind(batch.kind()).unwrap_or(DType::F32);
             let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype, false)?;
             let scratch = i64::try_from(scratch).map_err(|_| Error::Value("x is too large".into()))?;
-            let scratch = Tensor::f_empty([scratch], (batch.kind(), batch.device()))?;
-            orthonormalizer.run(&mut batch, epsilon, &scratch)?;
+            let mut scratch = Tensor::f_empty([scratch], (batch.kind(), batch.device()))?;
+            orthonormalizer.run(&mut batch, epsilon, &mut scratch)?;
         }
         Ok(matrix)
     })?;
@@ -171,26 +171,6 @@ fn scales_shape(size: &[i64], block: usize) -> PyResult<Vec<i64>> {
     Ok(shape)
 }
 
-/// Runs a conversion from or to codes.
-fn convert(
-    codes: &Tensor,
-    scales: &Tensor,
-    other: &Tensor,
-    block: usize,
-    signed: bool,
-    to: bool,
-) -> Result<()> {
-    let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
-    let form = Stored::Blocks(Blocks { scales: FlatView::of(scales)?, width, block });
-    let codes = FlatView::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.encoded_as(&form);
-    let other = FlatView::of(other)?;
-    if !codes.is_empty() {
-        let job = if to { [other, codes] } else { [codes, other] };
-        kernels::run(&kernels::Convert { factor: 1.0 }, &[job])?;
-    }
-    Ok(())
-}
-
 /// Codes and scales of blocks along the last dimension.
 #[pyfunction]
 fn quantize_blockwise<'py>(
@@ -204,7 +184,7 @@ fn quantize_blockwise<'py>(
     let (codes, scales) = py.enter(move || {
         let codes = Tensor::f_zeros(values.size(), (Kind::Uint8, values.device()))?;
         let scales = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
-        convert(&codes, &scales, &values, block_size, signed, true)?;
+        tensor::convert_codes(&codes, &scales, &values, block_size, [signed, true])?;
         Ok((codes, scales))
     })?;
     let (for_codes, for_scales) = match form {
@@ -235,7 +215,7 @@ fn dequantize_blockwise<'py>(
     let py = absmax.py();
     let values = py.enter(move || {
         let values = Tensor::f_zeros(codes.size(), (Kind::Float, codes.device()))?;
-        convert(&codes, &scales, &values, block_size, signed, false)?;
+        tensor::convert_codes(&codes, &scales, &values, block_size, [signed, false])?;
         Ok(values)
     })?;
     give(py, &values, &form)

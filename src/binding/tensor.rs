@@ -10,10 +10,11 @@ use tch::python::CPyObject;
 
 use super::enter::Enter;
 use super::error::to_python;
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::kernels::{self, Job};
 use crate::linalg::random::{Key, fill_normal as normals};
 use crate::linalg::sketch::Omega;
-use crate::tensor::{Device, FlatView, prefetch};
+use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, prefetch};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -155,8 +156,8 @@ pub(super) fn fill_normal(
     let target = unpack(tensor, "tensor")?;
     require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
-        let flat = FlatView::of(&target)?;
-        if flat.dtype() != crate::tensor::DType::F32 {
+        let flat = FlatPtr::of(&target)?;
+        if flat.dtype() != DType::F32 {
             return Err(Error::Type("normal numbers are made in float32".into()));
         }
         let mut shape = shape.unwrap_or_else(|| vec![flat.len()]);
@@ -175,8 +176,9 @@ pub(super) fn fill_normal(
                 .into_iter()
                 .for_each(|(start, n)| (*start, *n) = (*start * size, *n * size));
         }
-        // SAFETY: `target` is alive, contiguous float32 on the CPU, and Python's caller does not touch it meanwhile.
-        let numbers = unsafe { flat.slice::<f32>() };
+        // SAFETY: `target` is alive, and Python's caller does not touch it meanwhile.
+        let mut view = unsafe { flat.view_mut(None) };
+        let numbers = view.as_mut_slice::<f32>()?;
         let run = spans.last().map_or(1, |(_, len)| *len).max(1);
         for (row, out) in numbers.chunks_mut(run).enumerate() {
             normals(out, Key { seed, stream }, tag, step, first_index(row, &shape, &spans));
@@ -199,12 +201,14 @@ pub(super) fn fill_signs(
     let target = unpack(tensor, "tensor")?;
     require_cpu(&target, "tensor")?;
     tensor.py().enter(move || {
-        let flat = FlatView::of(&target)?;
-        let (Ok((rows, cols)), crate::tensor::DType::F64) = (target.size2(), flat.dtype()) else {
+        let flat = FlatPtr::of(&target)?;
+        let (Ok((rows, cols)), DType::F64) = (target.size2(), flat.dtype()) else {
             return Err(Error::Type("signs are written to float64 matrices".into()));
         };
         let shape = [rows, cols].map(|n| usize::try_from(n).unwrap_or(0));
-        Omega { key: Key { seed, stream }, tag, step, index, shape }.write(&flat)
+        Omega { key: Key { seed, stream }, tag, step, index, shape }
+            // SAFETY: as in `fill_normal`.
+            .write(&mut unsafe { flat.view_mut(None) })
     })
 }
 
@@ -219,6 +223,31 @@ fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
         step *= size;
     }
     index as u64
+}
+
+/// Converts numbers from or to codes of the signed or unsigned book, in blocks of so many elements along the last dimension.
+/// The tensors are the caller's alone.
+///
+/// # Errors
+/// `Error::Internal` for tensors that are not contiguous.
+pub(super) fn convert_codes(
+    codes: &Tensor,
+    scales: &Tensor,
+    numbers: &Tensor,
+    block: usize,
+    [signed, to]: [bool; 2],
+) -> Result<()> {
+    let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
+    let encoding = Encoding::Blocks(Blocks { scales: FlatPtr::of(scales)?, width, block });
+    let codes = FlatPtr::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?;
+    let numbers = FlatPtr::of(numbers)?;
+    if codes.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: `functional.rs` has made the tensors that are written, or copied what it was given; they are alive.
+    let (codes, numbers) = unsafe { (codes.view_mut(Some(&encoding)), numbers.view_mut(None)) };
+    let (from, to) = if to { (numbers, codes) } else { (codes, numbers) };
+    kernels::run(&kernels::Convert { factor: 1.0 }, &mut [Job { read: [from.into_view()], write: [to] }])
 }
 
 /// `ValueError` unless the tensor is on the CPU.

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use crate::kernels::cpu::Slot;
 use crate::tensor::FlatView;
 
 /// Scalars of an operation at most.
@@ -77,24 +78,41 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The operands that are written.
-    pub(super) const fn writes<const N: usize>(&self) -> [bool; N] {
-        assert!(self.operands.len() == N);
-        let mut writes = [false; N];
-        let mut at = 0;
-        while at < N {
-            writes[at] = self.operands[at].writes;
+    /// How many operands are written, or only read.
+    pub(super) const fn operands_that_are(&self, written: bool) -> usize {
+        let (mut count, mut at) = (0, 0);
+        while at < self.operands.len() {
+            if self.operands[at].writes == written {
+                count += 1;
+            }
             at += 1;
         }
-        writes
+        count
     }
 
-    /// Whether exactly these operands are written.
-    pub(super) const fn writes_only<const N: usize>(&self, expected: [bool; N]) -> bool {
-        let (writes, mut at) = (self.writes::<N>(), 0);
+    /// Where a job has each operand: those that are only read in order, and those that are written.
+    pub(super) const fn order<const N: usize>(&self) -> [Slot; N] {
+        assert!(self.operands.len() == N);
+        let (mut order, mut read, mut written, mut at) = ([Slot::Read(0); N], 0, 0, 0);
         while at < N {
-            if writes[at] != expected[at] {
-                return false;
+            order[at] = if self.operands[at].writes { Slot::Write(written) } else { Slot::Read(read) };
+            if self.operands[at].writes {
+                written += 1;
+            } else {
+                read += 1;
+            }
+            at += 1;
+        }
+        order
+    }
+
+    /// Whether it takes operands in this order.
+    pub(super) const fn takes<const N: usize>(&self, expected: [Slot; N]) -> bool {
+        let (order, mut at) = (self.order::<N>(), 0);
+        while at < N {
+            match (order[at], expected[at]) {
+                (Slot::Read(a), Slot::Read(b)) | (Slot::Write(a), Slot::Write(b)) if a == b => {}
+                _ => return false,
             }
             at += 1;
         }
@@ -140,16 +158,16 @@ pub struct Pass<'a> {
     /// Two factors of each job's own; none where the operation has none.
     pub(super) factors: &'a [[f64; 2]],
     /// Where the steps of each job are counted, if that is on the device: its factors depend on them.
-    pub(super) steps: &'a [FlatView],
+    pub(super) steps: &'a [FlatView<'a>],
     /// Where the device left factors of each job; none where the operation has none of that kind.
-    pub(super) live: &'a [FlatView],
+    pub(super) live: &'a [FlatView<'a>],
     /// Whether arithmetic is float64 whatever the operands are.
     pub(super) double: bool,
 }
 
 /// Second moments of a stack of matrices by row, by column and of all; by column alone where they are by element; empty views
 /// where nothing is scaled.
-pub(super) type ScaleMoments = [FlatView; 3];
+pub(super) type ScaleMoments<'a> = [FlatView<'a>; 3];
 
 /// How a pass over the rows of matrices is called.
 #[derive(Clone, Debug)]
@@ -157,7 +175,7 @@ pub struct RowPassCall<'a> {
     /// The kernel and what it is told.
     pub(super) pass: Pass<'a>,
     /// The moments that scale every job; none where the operation has no scales.
-    pub(super) scales: [Vec<ScaleMoments>; 2],
+    pub(super) scales: [Vec<ScaleMoments<'a>>; 2],
 }
 
 impl<'a> Pass<'a> {
@@ -180,12 +198,12 @@ impl<'a> Pass<'a> {
     }
 
     /// The same with the steps of each job.
-    pub(super) fn after(self, steps: &'a [FlatView]) -> Self {
+    pub(super) fn after(self, steps: &'a [FlatView<'a>]) -> Self {
         Self { steps, ..self }
     }
 
     /// The same with factors of each job's own that the device left.
-    pub(super) fn reading(self, live: &'a (impl AsRef<[FlatView]> + ?Sized)) -> Self {
+    pub(super) fn reading(self, live: &'a (impl AsRef<[FlatView<'static>]> + ?Sized)) -> Self {
         Self { live: live.as_ref(), ..self }
     }
 
@@ -195,7 +213,7 @@ impl<'a> Pass<'a> {
     }
 
     /// As a pass over rows with these scales.
-    pub(super) fn over_rows(self, scales: [Vec<ScaleMoments>; 2]) -> RowPassCall<'a> {
+    pub(super) fn over_rows(self, scales: [Vec<ScaleMoments<'a>>; 2]) -> RowPassCall<'a> {
         RowPassCall { pass: self, scales }
     }
 }

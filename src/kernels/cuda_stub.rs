@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use tch::Tensor;
 
+use super::cpu::Slot;
 use super::cpu::rows::Stack;
 use super::cuda_call::{Pass, RowPassCall};
 use super::{Copy, Messages};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Device, FlatView};
+use crate::tensor::{DType, Device, FlatPtr, FlatView, FlatViewMut};
 
 /// A thread's stay on a device: there is none.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub struct Following;
 ///
 /// # Errors
 /// Never.
-pub fn follow(_rate: Option<&FlatView>) -> Result<Following> {
+pub fn follow(_rate: Option<&FlatPtr>) -> Result<Following> {
     Ok(Following)
 }
 
@@ -90,7 +91,7 @@ pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[FlatView; N]]) -> 
     refuse()
 }
 
-pub(super) fn copy(_copies: &[Copy]) -> Result<()> {
+pub(super) fn copy(_copies: &[Copy<'_>]) -> Result<()> {
     refuse()
 }
 
@@ -120,10 +121,26 @@ pub(super) fn fold_units<const N: usize>(
     refuse()
 }
 
-pub(super) fn rows<const N: usize>(_call: &RowPassCall<'_>, _jobs: &[Stack<N>]) -> Result<()> {
+pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
+    _call: &RowPassCall<'_>,
+    _jobs: &mut [Stack<'_, R, W>],
+    _order: [Slot; N],
+) -> Result<()> {
     refuse()
 }
 
-pub(super) fn scratch(_elements: usize, _dtype: DType, _place: Device) -> Result<(Tensor, FlatView)> {
+pub(super) fn scratch(
+    _elements: usize,
+    _dtype: DType,
+    _device: Device,
+) -> Result<(Tensor, FlatView<'static>)> {
+    refuse()
+}
+
+pub(super) fn scratch_mut(
+    _elements: usize,
+    _dtype: DType,
+    _device: Device,
+) -> Result<(Tensor, FlatViewMut<'static>)> {
     refuse()
 }

@@ -4,121 +4,149 @@ use tch::Kind;
 
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
-use super::cpu::{self, Op};
+use super::cpu::{self, Job, Op, Slot};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, FlatView};
+use crate::tensor::{Device, FlatView, FlatViewMut};
 
-/// Runs `op` over all jobs: each is `N` views of equal length, disjoint from those of the other jobs, all in one place.
+/// Runs `op` over all jobs, all on one device.
 ///
 /// Arithmetic is float64 for a job with a float64 operand, else float32.
 ///
 /// # Errors
 /// [`Error::Cuda`] where there is no kernel of the operation on the device, or the device refuses it.
-pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[FlatView; N]]) -> Result<()> {
-    match common(jobs.iter().flatten())? {
+pub fn run<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
+    op: &O,
+    jobs: &mut [Job<'_, R, W>],
+) -> Result<()> {
+    match common(jobs.iter().flat_map(Job::devices))? {
         Device::Cpu => {
             cpu::run(op, jobs);
             Ok(())
         }
-        Device::Cuda(_) => super::cuda::run(&op.on_cuda().ok_or_else(no_kernel::<O>)?, jobs),
+        Device::Cuda(_) => {
+            let call = op.on_cuda().ok_or_else(no_kernel::<O>)?;
+            super::cuda::run(&call, &ordered(jobs, O::ORDER))
+        }
     }
+}
+
+/// The operands of jobs as a device's kernel takes them.
+fn ordered<'j, const N: usize, const R: usize, const W: usize>(
+    jobs: &'j mut [Job<'_, R, W>],
+    order: [Slot; N],
+) -> Vec<[FlatView<'j>; N]> {
+    jobs.iter_mut().map(|job| job.ordered(order)).collect()
 }
 
 /// Runs a pass over all jobs as `run` does, and writes the `K` sums of each where `sums` says: float64.
 ///
 /// # Errors
 /// As [`run`].
-pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
+pub fn fold<const N: usize, const R: usize, const W: usize, const K: usize, F: Fold<N, R, W, K>>(
     pass: &F,
-    jobs: &[[FlatView; N]],
-    sums: &[FlatView],
+    jobs: &mut [Job<'_, R, W>],
+    sums: &mut [FlatViewMut<'_>],
 ) -> Result<()> {
     if sums.len() != jobs.len() || sums.iter().any(|flat| flat.len() != K) {
         return Err(Error::Internal(format!("{} jobs with {K} sums have {} places", jobs.len(), sums.len())));
     }
-    match common(jobs.iter().flatten())? {
+    match common(jobs.iter().flat_map(Job::devices))? {
         Device::Cpu => {
             let totals = cpu::fold::fold(pass, jobs);
             totals.iter().zip(sums).for_each(|(totals, to)| to.numbers().copy_from_slice(totals));
             Ok(())
         }
         Device::Cuda(_) => {
-            super::cuda::fold(&pass.on_cuda().ok_or_else(no_kernel::<F>)?, pass.factor(), jobs, sums)
+            let call = pass.on_cuda().ok_or_else(no_kernel::<F>)?;
+            super::cuda::fold(&call, pass.factor(), &ordered(jobs, F::ORDER), &views(sums))
         }
     }
+}
+
+fn views<'s>(sums: &'s [FlatViewMut<'_>]) -> Vec<FlatView<'s>> {
+    sums.iter().map(FlatViewMut::view).collect()
 }
 
 /// As [`fold`], of units that have some jobs each: one sum of each unit.
 ///
 /// # Errors
 /// As [`run`].
-pub fn fold_units<const N: usize, F: Fold<N, 1>>(
+pub fn fold_units<const N: usize, const R: usize, const W: usize, F: Fold<N, R, W, 1>>(
     pass: &F,
-    units: &[Vec<[FlatView; N]>],
-    sums: &[FlatView],
+    units: Vec<Vec<Job<'_, R, W>>>,
+    sums: &mut [FlatViewMut<'_>],
 ) -> Result<()> {
-    let jobs = units.concat();
-    if units.iter().all(|jobs| jobs.len() == 1) {
-        return fold(pass, &jobs, sums);
+    let counts: Vec<usize> = units.iter().map(Vec::len).collect();
+    let mut jobs: Vec<_> = units.into_iter().flatten().collect();
+    if counts.iter().all(|count| *count == 1) {
+        return fold(pass, &mut jobs, sums);
     }
-    match common(jobs.iter().flatten())? {
+    match common(jobs.iter().flat_map(Job::devices))? {
         Device::Cpu => {
-            let mut totals = cpu::fold::fold(pass, &jobs).into_iter();
-            for (jobs, sum) in units.iter().zip(sums) {
-                sum.numbers().fill(totals.by_ref().take(jobs.len()).map(|[total]| total).sum());
+            let mut totals = cpu::fold::fold(pass, &mut jobs).into_iter();
+            for (count, sum) in counts.into_iter().zip(sums) {
+                sum.numbers().fill(totals.by_ref().take(count).map(|[total]| total).sum());
             }
             Ok(())
         }
         Device::Cuda(_) => {
             let call = pass.on_cuda().ok_or_else(no_kernel::<F>)?;
-            super::cuda::fold_units(&call, pass.factor(), units, sums)
+            let mut jobs = ordered(&mut jobs, F::ORDER).into_iter();
+            let units: Vec<Vec<_>> =
+                counts.iter().map(|count| jobs.by_ref().take(*count).collect()).collect();
+            super::cuda::fold_units(&call, pass.factor(), &units, &views(sums))
         }
     }
 }
 
-/// The place of all operands.
-pub(super) fn common<'a>(operands: impl IntoIterator<Item = &'a FlatView>) -> Result<Device> {
-    let mut operands = operands.into_iter();
-    let device = operands.next().map_or(Device::Cpu, FlatView::device);
-    if operands.any(|flat| flat.device() != device) {
+/// The device of all operands.
+pub(super) fn common(devices: impl IntoIterator<Item = Device>) -> Result<Device> {
+    let mut devices = devices.into_iter();
+    let first = devices.next().unwrap_or(Device::Cpu);
+    if devices.any(|device| device != first) {
         return Err(Error::Internal("the operands of one pass are in different places".into()));
     }
-    Ok(device)
+    Ok(first)
 }
 
-/// Carries out copies between areas that do not overlap.
+/// Carries out copies.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
-pub fn copy(copies: &[Copy]) -> Result<()> {
-    match common(copies.iter().flat_map(|copy| [&copy.from, &copy.to]))? {
+pub fn copy(copies: Vec<Copy<'_>>) -> Result<()> {
+    match common(copies.iter().flat_map(|copy| [copy.from.device(), copy.to.device()]))? {
         Device::Cpu => pack::copy(copies),
-        Device::Cuda(_) => return super::cuda::copy(copies),
+        Device::Cuda(_) => return super::cuda::copy(&copies),
     }
     Ok(())
 }
 
-/// Moves runs of one buffer to where they belong, `(from, to)` in order and downwards: each has its place before the
-/// next one begins, and may overlap itself.
+/// Moves runs of one buffer to where they belong, each given as where it is, where it goes and its length, in order and
+/// downwards: each has its place before the next one begins, and may overlap itself.
 ///
 /// # Errors
 /// As [`copy`].
-pub fn move_down(moves: &[(FlatView, FlatView)]) -> Result<()> {
-    match common(moves.iter().flat_map(|(from, to)| [from, to]))? {
-        Device::Cpu => moves.iter().for_each(|(from, to)| from.copy_to(to)),
-        Device::Cuda(_) => return super::cuda::move_down(moves),
+pub fn move_down(buffer: &mut FlatViewMut<'_>, moves: &[[usize; 3]]) -> Result<()> {
+    if buffer.device() == Device::Cpu {
+        for &[from, to, count] in moves {
+            buffer.copy_within(from, to, count);
+        }
+        return Ok(());
     }
-    Ok(())
+    let all = buffer.view();
+    let runs: Vec<_> =
+        moves.iter().map(|&[from, to, count]| (all.part(from, count), all.part(to, count))).collect();
+    super::cuda::move_down(&runs)
 }
 
 /// `to = factor · Σ messages`, added in order in float64.
 ///
 /// # Errors
 /// As [`copy`].
-pub fn sum(messages: &Messages, factor: f64, to: &FlatView) -> Result<()> {
-    match common([&messages.all, to])? {
+pub fn sum(messages: &Messages<'_>, factor: f64, to: FlatViewMut<'_>) -> Result<()> {
+    match common([messages.all.device(), to.device()])? {
         Device::Cpu => pack::sum(messages, factor, to),
-        Device::Cuda(_) => return super::cuda::sum(messages, factor, to),
+        Device::Cuda(_) => return super::cuda::sum(messages, factor, &to.view()),
     }
     Ok(())
 }
@@ -131,7 +159,7 @@ pub(super) fn no_kernel<O>() -> Error {
 ///
 /// # Errors
 /// Whatever libtorch says of memory of a device.
-pub fn measured_squares(x: &FlatView) -> Result<f64> {
+pub fn measured_squares(x: &FlatView<'_>) -> Result<f64> {
     if x.device() == Device::Cpu {
         return Ok(cpu::reduce::sum_of_squares(x));
     }

@@ -13,15 +13,15 @@ mod ops;
 #[cfg(feature = "cuda")]
 mod sources;
 
-pub use cpu::dense::{cholesky_qr, multiply};
+pub use cpu::Job;
 pub use cpu::fold::{Fold, fold as fold_on_cpu};
 pub use cpu::gaussian::gaussian;
 pub use cpu::isa::{Isa, best as best_isa, limit as isa_limit};
 pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
-    Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, divide_rows,
-    multiplies_bf16, trace,
+    Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, cholesky_qr,
+    divide_rows, multiplies_bf16, multiply, trace,
 };
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;

@@ -3,9 +3,10 @@
 use tch::{Kind, Tensor};
 
 use super::qr::{QrMethod, Report, orthonormalize, rows};
+use super::views;
 use crate::error::Result;
 use crate::kernels;
-use crate::tensor::{FlatView, to_i64};
+use crate::tensor::to_i64;
 
 /// Bytes of the matrices that libtorch orthonormalizes together.
 const TOGETHER: usize = 1 << 20;
@@ -38,10 +39,9 @@ pub fn orthonormal_basis(
     }
     let mut rest: Vec<usize> = (0..usize::try_from(b).unwrap_or(0)).collect();
     if m > r && method != QrMethod::Qr {
-        let (all, cols) = (FlatView::of(p_bmr)?, usize::try_from(r).unwrap_or(0));
+        let (all, cols) = (views::write(p_bmr)?, usize::try_from(r).unwrap_or(0));
         let each = all.len() / rest.len();
-        let flats: Vec<FlatView> = rest.iter().map(|i| all.part(i * each, each)).collect();
-        let done = kernels::cholesky_qr(&flats, cols, method == QrMethod::Cqr2);
+        let done = kernels::cholesky_qr(all.chunks(each).collect(), cols, method == QrMethod::Cqr2);
         rest.retain(|i| !done[*i]);
     }
     // Some at a time: a copy of each with its sketch and a handful of results are in memory at once.
@@ -80,7 +80,7 @@ pub fn orthonormal_or_zero(
         kernels::frozen(|| on_device(p_bmr, method))?;
         return Ok(Report::default());
     }
-    let (all, count) = (FlatView::of(p_bmr)?, usize::try_from(b).unwrap_or(0));
+    let (all, count) = (views::read(p_bmr)?, usize::try_from(b).unwrap_or(0));
     let each = all.len() / count;
     let empty = (0..b).zip(0..count).filter(|(_, i)| kernels::only_zeros(&all.part(i * each, each)));
     let empty: Vec<i64> = empty.map(|(index, _)| index).collect();
@@ -97,7 +97,8 @@ fn on_device(p_bmr: &mut Tensor, method: QrMethod) -> Result<()> {
     match p_bmr.f_kind()? {
         Kind::Float if m > r && method != QrMethod::Qr => {
             let shape = [b, m, r].map(|n| usize::try_from(n).unwrap_or(0));
-            return kernels::orthonormal_columns(&FlatView::of(p_bmr)?, shape, method == QrMethod::Cqr2);
+            let twice = method == QrMethod::Cqr2;
+            return kernels::orthonormal_columns(&mut views::write(p_bmr)?, shape, twice);
         }
         Kind::Half | Kind::BFloat16 => {
             let mut wide = p_bmr.f_to_kind(Kind::Float)?;

@@ -2,9 +2,9 @@
 
 use tch::{Kind, Tensor};
 
+use super::views;
 use crate::error::Result;
 use crate::kernels::{ROTATED_SIZES, on_device, orthogonal_rows};
-use crate::tensor::FlatView;
 
 /// Values by falling size, and for each the column that belongs to it.
 pub(super) type Vectors = (Tensor, Tensor);
@@ -45,10 +45,11 @@ fn rotated(x_de: &Tensor) -> Result<Vectors> {
     let k = r_kk.size()[0];
     let size = usize::try_from(k).unwrap_or(0).next_multiple_of(ROTATED_SIZES);
     let (padded, options) = (i64::try_from(size).unwrap_or(i64::MAX), (Kind::Double, x_de.device()));
-    let w = Tensor::f_zeros([padded, padded], options)?;
+    let mut w = Tensor::f_zeros([padded, padded], options)?;
     w.f_narrow(0, 0, k)?.f_narrow(1, 0, k)?.f_copy_(&r_kk)?;
-    let (j, norm) = (Tensor::f_eye(padded, options)?, w.f_norm()?);
-    orthogonal_rows(&FlatView::of(&w)?, &FlatView::of(&j)?, &FlatView::of(&norm)?, [1, size])?;
+    let (mut j, norm) = (Tensor::f_eye(padded, options)?, w.f_norm()?);
+    let [mut rows, mut turns] = views::write_all([&mut w, &mut j])?;
+    orthogonal_rows(&mut rows, &mut turns, &views::read(&norm)?, [1, size])?;
     let norms = w.f_square()?.f_sum_dim_intlist([1].as_slice(), false, Kind::Double)?.f_sqrt()?;
     // Of rows of zeros those that were added are the last.
     let (values, order) = norms.f_sort_stable(true, 0, true)?;

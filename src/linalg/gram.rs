@@ -119,7 +119,7 @@ pub fn gram_newton_schulz(
     polynomial: &Polynomial,
     restarts: &[usize],
     epsilon: f64,
-    scratch: &Tensor,
+    scratch: &mut Tensor,
 ) -> Result<()> {
     Iteration { polynomial, restarts: Some(restarts), epsilon, squares: None }.run(x_bmn, scratch)
 }

@@ -20,13 +20,13 @@ fn roundoff(kind: Kind) -> f64 {
 /// Runs the Gram form with a scratch full of NaN: nothing may be read before it is written.
 fn run_with(x: &Tensor, polynomial: &Polynomial, restarts: &[usize], epsilon: f64) -> Tensor {
     let (b, m, n) = x.size3().unwrap();
-    let scratch = Tensor::full(
+    let mut scratch = Tensor::full(
         [scratch_elements(b, m, n, DType::from_kind(x.kind()).unwrap())],
         f64::NAN,
         (x.kind(), Device::Cpu),
     );
     let mut out = x.copy();
-    gram_newton_schulz(&mut out, polynomial, restarts, epsilon, &scratch).unwrap();
+    gram_newton_schulz(&mut out, polynomial, restarts, epsilon, &mut scratch).unwrap();
     out
 }
 
@@ -189,9 +189,10 @@ fn largest_singular_values_in_bfloat16_are_those_of_the_standard_form() {
             largest += spectral_norm(&gram) / 4.0;
             error += relative(&gram, &expected(&narrow, &POLAR_EXPRESS)) / 4.0;
             let elements = super::super::newton_schulz::scratch_elements(1, m, n, DType::BF16);
-            let scratch = Tensor::zeros([elements], (Kind::BFloat16, Device::Cpu));
+            let mut scratch = Tensor::zeros([elements], (Kind::BFloat16, Device::Cpu));
             let mut other = narrow.copy();
-            super::super::newton_schulz::newton_schulz(&mut other, &POLAR_EXPRESS, 0.0, &scratch).unwrap();
+            super::super::newton_schulz::newton_schulz(&mut other, &POLAR_EXPRESS, 0.0, &mut scratch)
+                .unwrap();
             standard += spectral_norm(&other) / 4.0;
         }
         // 0.009 and 0.034 where diagonals are rounded with the rest.
@@ -280,9 +281,9 @@ fn result_of_another_norm_is_computed_again_in_the_standard_form() {
             let x = random(&[b, m, n], 2).to_kind(kind);
             let dtype = DType::from_kind(kind).unwrap();
             let elements = super::super::newton_schulz::scratch_elements(b, m, n, dtype);
-            let scratch = Tensor::full([elements], f64::NAN, (kind, Device::Cpu));
+            let mut scratch = Tensor::full([elements], f64::NAN, (kind, Device::Cpu));
             let mut standard = x.copy();
-            super::super::newton_schulz::newton_schulz(&mut standard, &large, 0.0, &scratch).unwrap();
+            super::super::newton_schulz::newton_schulz(&mut standard, &large, 0.0, &mut scratch).unwrap();
             let gram = run_with(&x, &large, &[], 0.0);
             assert_eq!(gram.equal(&standard), again, "{kind:?} {m}x{n}");
             assert!(relative(&gram, &standard.to_kind(Kind::Double)) < 1e-2);
@@ -328,6 +329,9 @@ fn rows_without_a_linear_term_and_wrong_scratch_are_refused() {
         assert!(message.contains("a > 0 in every triple"), "{message}");
     }
     let mut x = random(&[1, 3, 4], 1);
-    let short = Tensor::zeros([scratch_elements(1, 3, 4, DType::F64) - 1], DOUBLE);
-    assert!(matches!(gram_newton_schulz(&mut x, &POLAR_EXPRESS, &[], 1e-8, &short), Err(Error::Internal(_))));
+    let mut short = Tensor::zeros([scratch_elements(1, 3, 4, DType::F64) - 1], DOUBLE);
+    assert!(matches!(
+        gram_newton_schulz(&mut x, &POLAR_EXPRESS, &[], 1e-8, &mut short),
+        Err(Error::Internal(_))
+    ));
 }

@@ -3,7 +3,7 @@
 //!
 //! B = matrices in the batch, g = matrices computed together, m = rows, n = cols, k = min(m, n).
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
@@ -13,9 +13,10 @@ use super::library::{Divisor, Library, normalize};
 use super::newton_schulz::{self, Step, plan};
 use super::packed::{self, Packed, TINY};
 use super::products::Products;
+use super::views;
 use crate::error::{Error, Result};
 use crate::kernels::{self, Kernel, has_symmetric_product};
-use crate::tensor::{DType, FlatView};
+use crate::tensor::{DType, FlatView, FlatViewMut};
 use crate::threads;
 
 /// libtorch computes matrices together while their elements stay within one group: small matrices share the cost of a
@@ -43,7 +44,7 @@ pub(super) struct Iteration<'a> {
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
     /// Of each matrix where the sum of the squares of its elements is, one float64, if it is known.
-    pub(super) squares: Option<&'a [FlatView]>,
+    pub(super) squares: Option<&'a [FlatView<'a>]>,
 }
 
 /// The kernel for matrices of this shape, `None` where libtorch's products are used.
@@ -111,7 +112,7 @@ fn slots(each: usize, dtype: DType, b: usize) -> usize {
 
 impl Iteration<'_> {
     /// Replaces every matrix of the batch, in place.
-    pub(super) fn run(&self, x_bmn: &Tensor, scratch: &Tensor) -> Result<()> {
+    pub(super) fn run(&self, x_bmn: &mut Tensor, scratch: &mut Tensor) -> Result<()> {
         let (b, m, n) = x_bmn.size3()?;
         if b == 0 || m == 0 || n == 0 {
             return Ok(());
@@ -134,8 +135,8 @@ impl Iteration<'_> {
         }
         match kernel_for(dtype, [m, n].map(to_usize)) {
             Some(kernel) if here => {
-                let batch = [FlatView::of(x_bmn)?, FlatView::of(scratch)?];
-                self.by_kernel(kernel, &batch, to_usize(b), [m, n].map(to_usize))
+                let batch = views::write_all([x_bmn, scratch])?;
+                self.by_kernel(kernel, batch, to_usize(b), [m, n].map(to_usize))
             }
             _ => self.by_library(x_bmn, dtype, scratch),
         }
@@ -153,7 +154,7 @@ impl Iteration<'_> {
     fn by_kernel(
         &self,
         kernel: Kernel,
-        [x, memory]: &[FlatView; 2],
+        [x, memory]: [FlatViewMut<'_>; 2],
         b: usize,
         shape: [usize; 2],
     ) -> Result<()> {
@@ -163,16 +164,14 @@ impl Iteration<'_> {
         let threads = threads::get();
         let workers = slots(each, kernel.dtype(), b).min(threads);
         let spread = workers < threads && m * n * m.min(n) >= SPREAD_FROM;
-        let failed = Mutex::new(None);
+        let slots: Vec<_> = memory.chunks(each).take(workers.max(1)).map(Mutex::new).collect();
+        let matrices: Vec<_> = x.chunks(m * n).map(|x| Mutex::new((x, Ok(())))).collect();
         let one = |slot: usize, i: usize| {
-            let memory = memory.part(slot * each, each);
+            let mut memory = slots[slot].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut matrix = matrices[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let (x, done) = &mut *matrix;
             let squares = self.squares.and_then(|squares| squares.get(i)?.numbers().first().copied());
-            let matrix = (x.part(i * m * n, m * n), squares);
-            if let Err(error) = self.one(kernel, matrix, shape, &memory, spread)
-                && let Ok(mut failed) = failed.lock()
-            {
-                *failed = Some(error);
-            }
+            *done = self.one(kernel, (x.reborrow(), squares), shape, memory.reborrow(), spread);
         };
         if workers > 1 {
             threads::share(workers, b, one);
@@ -181,38 +180,43 @@ impl Iteration<'_> {
         } else {
             (0..b).for_each(|i| one(0, i));
         }
-        failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+        matrices.into_iter().try_for_each(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner).1)
     }
 
     fn one(
         &self,
         kernel: Kernel,
-        (x, squares): (FlatView, Option<f64>),
+        (mut x, squares): (FlatViewMut<'_>, Option<f64>),
         shape: [usize; 2],
-        memory: &FlatView,
+        memory: FlatViewMut<'_>,
         spread: bool,
     ) -> Result<()> {
-        let norm = squares.map_or_else(|| packed::norm(&x), f64::sqrt);
+        let norm = squares.map_or_else(|| packed::norm(&x.view()), f64::sqrt);
         if norm == 0.0 {
             return Ok(());
         }
         if !norm.is_finite() {
-            packed::scale(&x, f64::NAN);
+            packed::scale(x, f64::NAN);
             return Ok(());
         }
         let (steps, start) = plan(self.polynomial);
         let (factor, scale) = self.first_divisor(start);
-        packed::scale(&x, ((norm * factor + self.epsilon) * scale).max(TINY).recip());
-        let products = |squares: usize| Packed::new(kernel, x, shape, squares, memory, spread);
+        packed::scale(x.reborrow(), ((norm * factor + self.epsilon) * scale).max(TINY).recip());
+        let (mut memory, kept) = memory.split_at(Packed::elements(kernel, shape, self.squares()));
         if !self.guarded(kernel.dtype()) {
-            return self.iterate(&mut products(self.squares())?, &steps, start);
+            let mut products = Packed::new(kernel, x, shape, self.squares(), memory, spread)?;
+            return self.iterate(&mut products, &steps, start);
         }
-        let kept = memory.part(Packed::elements(kernel, shape, self.squares()), x.len());
-        x.copy_to(&kept);
-        self.iterate(&mut products(self.squares())?, &steps, start)?;
-        if exploded(packed::norm(&x), shape) {
-            kept.copy_to(&x);
-            self.standard().iterate(&mut products(self.standard().squares())?, &steps, start)?;
+        let mut kept = kept.into_part(0, x.len());
+        kept.copy_from(x.view());
+        let mut products =
+            Packed::new(kernel, x.reborrow(), shape, self.squares(), memory.reborrow(), spread)?;
+        self.iterate(&mut products, &steps, start)?;
+        if exploded(packed::norm(&x.view()), shape) {
+            x.copy_from(kept.view());
+            let standard = self.standard();
+            let mut products = Packed::new(kernel, x, shape, standard.squares(), memory, spread)?;
+            standard.iterate(&mut products, &steps, start)?;
         }
         Ok(())
     }
@@ -286,6 +290,7 @@ impl Iteration<'_> {
             return Ok(None);
         };
         let each = squares.iter().map(|one| one.tensor(&[1, 1, 1])).collect::<Result<Vec<_>>>()?;
+        let each: Vec<&Tensor> = each.iter().map(|one| &**one).collect();
         Ok(Some(Tensor::f_cat(&each, 0)?))
     }
 

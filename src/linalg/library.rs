@@ -4,9 +4,9 @@ use tch::{Kind, Tensor};
 
 use super::products::Products;
 use super::symmetric::{Symmetric, accumulate, number};
+use super::views;
 use crate::error::{Error, Result};
 use crate::kernels::{on_device, squares_of_parts, symmetric_product};
-use crate::tensor::FlatView;
 
 /// Matrices and their workspace.
 pub(super) struct Library {
@@ -176,7 +176,7 @@ fn norms(x: &Tensor) -> Result<Tensor> {
     let last = size.len().saturating_sub(2);
     size[last..].fill(1);
     let count = usize::try_from(size.iter().product::<i64>()).unwrap_or(0);
-    Ok(squares_of_parts(&FlatView::of(x)?, count)?.f_view(size.as_slice())?.f_sqrt()?)
+    Ok(squares_of_parts(&views::read(x)?, count)?.f_view(size.as_slice())?.f_sqrt()?)
 }
 
 /// Divisor of matrices before the first step: `(factor ||X||_F + epsilon) start`.

@@ -6,38 +6,41 @@ use tch::Tensor;
 use super::random::{Key, fill_normal};
 use crate::error::{Error, Result};
 use crate::kernels::{
-    self, Decay, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
+    self, Decay, Job, Kernel, Normals, ThinProduct, fill_normals, frozen, multiply, on_device, stream,
 };
-use crate::tensor::{MatrixView, Stack};
+use crate::tensor::{MatrixViewMut, Stack, stacked, stacked_mut};
 
 /// A matrix with factors: B, the oriented matrix `[m, n]`, `p` `[m, r]` and `r` `[n, r]`, all of one type.
-#[derive(Clone, Copy, Debug)]
-pub struct Factored {
+#[derive(Debug)]
+pub struct Factored<'a> {
     /// B or its transpose.
-    pub stored: MatrixView,
+    pub stored: MatrixViewMut<'a>,
     /// Whether it is the transpose.
     pub transposed: bool,
     /// The factor with B's rows.
-    pub p: MatrixView,
+    pub p: MatrixViewMut<'a>,
     /// The factor with B's columns.
-    pub r: MatrixView,
+    pub r: MatrixViewMut<'a>,
 }
 
-impl Factored {
+impl Factored<'_> {
     /// `p = B·r`.
-    fn project(&self) -> ThinProduct {
-        ThinProduct { out: self.p, left: (self.stored, self.transposed), right: (self.r, false), keep: 0.0 }
+    fn project(&mut self) -> ThinProduct<'_> {
+        let (left, right) = ((self.stored.view(), self.transposed), (self.r.view(), false));
+        ThinProduct { out: self.p.reborrow(), left, right, keep: 0.0 }
     }
 
     /// `r = Bᵀ·p`.
-    fn back_project(&self) -> ThinProduct {
-        ThinProduct { out: self.r, left: (self.stored, !self.transposed), right: (self.p, false), keep: 0.0 }
+    fn back_project(&mut self) -> ThinProduct<'_> {
+        let (left, right) = ((self.stored.view(), !self.transposed), (self.p.view(), false));
+        ThinProduct { out: self.r.reborrow(), left, right, keep: 0.0 }
     }
 
     /// `B = keep·B + p·rᵀ`.
-    fn product(&self, keep: f64) -> ThinProduct {
-        let (left, right) = if self.transposed { (self.r, self.p) } else { (self.p, self.r) };
-        ThinProduct { out: self.stored, left: (left, false), right: (right, true), keep }
+    fn product(&mut self, keep: f64) -> ThinProduct<'_> {
+        let (p, r) = (self.p.view(), self.r.view());
+        let (left, right) = if self.transposed { (r, p) } else { (p, r) };
+        ThinProduct { out: self.stored.reborrow(), left: (left, false), right: (right, true), keep }
     }
 }
 
@@ -45,32 +48,32 @@ impl Factored {
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn project(all: &[Factored]) -> Result<()> {
-    run(all.iter().map(Factored::project))
+pub fn project(all: &mut [Factored<'_>]) -> Result<()> {
+    run(all.iter_mut().map(Factored::project))
 }
 
 /// `r = Bᵀ·p` for every matrix.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn back_project(all: &[Factored]) -> Result<()> {
-    run(all.iter().map(Factored::back_project))
+pub fn back_project(all: &mut [Factored<'_>]) -> Result<()> {
+    run(all.iter_mut().map(Factored::back_project))
 }
 
 /// `B = p·rᵀ` for every matrix; what is in B is not read.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn set_product(all: &[Factored]) -> Result<()> {
-    run(all.iter().map(|f| f.product(0.0)))
+pub fn set_product(all: &mut [Factored<'_>]) -> Result<()> {
+    run(all.iter_mut().map(|f| f.product(0.0)))
 }
 
 /// `B = B + p·rᵀ` for every matrix.
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn add_product(all: &[Factored]) -> Result<()> {
-    run(all.iter().map(|f| f.product(1.0)))
+pub fn add_product(all: &mut [Factored<'_>]) -> Result<()> {
+    run(all.iter_mut().map(|f| f.product(1.0)))
 }
 
 /// `B = (1 - decay)·B + p·rᵀ` for every matrix, with a decay that is proportional to the learning rate; `None` where there
@@ -78,16 +81,17 @@ pub fn add_product(all: &[Factored]) -> Result<()> {
 ///
 /// # Errors
 /// Whatever libtorch says.
-pub fn decay_and_add_product(all: &[Factored], decay: Option<f64>) -> Result<()> {
+pub fn decay_and_add_product(all: &mut [Factored<'_>], decay: Option<f64>) -> Result<()> {
     if on_device()
         && let Some(decay) = decay
     {
         // One launch for all, which a replay can tell another factor.
-        let runs = all.iter().flat_map(|f| f.stored.runs()).map(|run| [run]);
-        kernels::run(&Decay { decay, per_rate: true }, &runs.collect::<Vec<_>>())?;
+        let runs = all.iter_mut().flat_map(|f| f.stored.reborrow().into_runs());
+        let mut jobs: Vec<_> = runs.map(|run| Job { read: [], write: [run] }).collect();
+        kernels::run(&Decay { decay, per_rate: true }, &mut jobs)?;
         return add_product(all);
     }
-    run(all.iter().map(|f| f.product(1.0 - decay.unwrap_or(0.0))))
+    run(all.iter_mut().map(|f| f.product(1.0 - decay.unwrap_or(0.0))))
 }
 
 /// Multiplications up to which faer takes a product: libtorch spends 2 to 5 us on the call.
@@ -97,33 +101,34 @@ const SMALL: usize = 1 << 22;
 /// 120 ms with these.
 const THIN: usize = 96;
 
-fn run(products: impl Iterator<Item = ThinProduct>) -> Result<()> {
+fn run<'a>(products: impl Iterator<Item = ThinProduct<'a>>) -> Result<()> {
     if on_device() {
-        return frozen(|| in_stacks(&products.collect::<Vec<_>>()));
+        return frozen(|| in_stacks(&mut products.collect::<Vec<_>>()));
     }
-    let (tiled, products): (Vec<_>, Vec<_>) = products.partition(is_tiled);
+    let (mut tiled, products): (Vec<_>, Vec<_>) = products.partition(is_tiled);
     if let Some(kernel) = tiled.first().and_then(|p| Kernel::of(p.out.dtype())) {
-        kernel.thin_products(&tiled)?;
+        kernel.thin_products(&mut tiled)?;
     }
-    let (kept, products): (Vec<_>, Vec<_>) = products.into_iter().partition(is_scaled);
+    let (mut kept, products): (Vec<_>, Vec<_>) = products.into_iter().partition(is_scaled);
     if let Some(kernel) = kept.first().and_then(|p| Kernel::of(p.out.dtype())) {
-        kernel.thin_products(&kept)?;
+        kernel.thin_products(&mut kept)?;
     }
-    let (own, others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);
+    let (own, mut others): (Vec<_>, Vec<_>) = products.into_iter().partition(own);
     // faer is slow where it has to turn a large factor: 50 to 90 GFLOP/s, the kernel does 60 to 130.
-    let (turned, straight): (Vec<_>, Vec<_>) = own.into_iter().partition(|p| p.left.1 && p.work() > SMALL);
-    multiply(&straight);
+    let (mut turned, mut straight): (Vec<_>, Vec<_>) =
+        own.into_iter().partition(|p| p.left.1 && p.work() > SMALL);
+    multiply(&mut straight);
     match turned.first().and_then(|p| Kernel::of(p.out.dtype())) {
-        Some(kernel) => kernel.thin_products(&turned)?,
-        None => turned.iter().try_for_each(by_library)?,
+        Some(kernel) => kernel.thin_products(&mut turned)?,
+        None => turned.iter_mut().try_for_each(by_library)?,
     }
-    others.iter().try_for_each(by_library)
+    others.iter_mut().try_for_each(by_library)
 }
 
 /// Tests whether a product scales the matrix that it is added to, which libtorch and faer do in a pass of its own: with
 /// decay that is a quarter of the time of an update of rank 64, and less than libtorch gains where the rank is larger.
 #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
-fn is_scaled(product: &ThinProduct) -> bool {
+fn is_scaled(product: &ThinProduct<'_>) -> bool {
     let dtype = product.out.dtype();
     let scaled = product.keep != 0.0 && product.keep != 1.0;
     let thin = product.inner() <= THIN && product.work() > SMALL && !product.left.1;
@@ -133,7 +138,7 @@ fn is_scaled(product: &ThinProduct) -> bool {
 /// Whether the tiles of a kernel take a product whatever its rank: where libtorch gets none of this type or is slower than
 /// they are, or in bfloat16 would take longer to compile code for these sizes, as it does for every new one, than many
 /// such products take.
-fn is_tiled(product: &ThinProduct) -> bool {
+fn is_tiled(product: &ThinProduct<'_>) -> bool {
     let tiles = match Kernel::of(product.out.dtype()) {
         Some(kernel) if kernel.is_alone() => true,
         Some(Kernel::Bf16Avx512) => product.work() <= SMALL,
@@ -143,66 +148,73 @@ fn is_tiled(product: &ThinProduct) -> bool {
     tiles && product.work() > 0 && (!product.left.1 || product.is_turned())
 }
 
-fn is_thin(product: &ThinProduct) -> bool {
+fn is_thin(product: &ThinProduct<'_>) -> bool {
     product.out.shape()[1].min(product.inner()) <= THIN
 }
 
 /// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.
-fn own(product: &ThinProduct) -> bool {
+fn own(product: &ThinProduct<'_>) -> bool {
     !product.out.dtype().is_narrow() && (is_thin(product) || product.work() <= SMALL)
 }
 
 /// Products by libtorch, those of matrices at equal distances in one call; what is added to stays as it is.
-fn in_stacks(products: &[ThinProduct]) -> Result<()> {
+fn in_stacks(products: &mut [ThinProduct<'_>]) -> Result<()> {
     let mut rest = products;
-    while let Some(first) = rest.first() {
-        let operands = |p: &ThinProduct| [p.out, p.left.0, p.right.0];
-        let mut stacks = operands(first).map(Stack::new);
-        let alike = rest[1..].iter().take_while(|product| {
-            let longer = [0, 1, 2].map(|i| stacks[i].with(&operands(product)[i]));
-            let [Some(out), Some(left), Some(right)] = longer else { return false };
-            stacks = [out, left, right];
-            true
-        });
-        let count = 1 + alike.count();
-        if count == 1 {
-            by_library(first)?;
+    while !rest.is_empty() {
+        let (same, others) = rest.split_at_mut(alike(rest));
+        if let [one] = same {
+            by_library(one)?;
         } else {
-            let [out, left, right] = stacks.map(|stack| stack.tensor());
-            let turned = |x: Tensor, transposed| if transposed { x.f_transpose(1, 2) } else { Ok(x) };
-            let (mut out, left, right) = (out?, turned(left?, first.left.1)?, turned(right?, first.right.1)?);
-            let _ = if first.keep == 0.0 {
-                left.f_bmm_out(&out, &right)?
-            } else {
-                out.f_baddbmm_(&left, &right)?
-            };
+            let turned = [same[0].left.1, same[0].right.1];
+            let keep = same[0].keep;
+            let left = stacked(same.iter().map(|p| p.left.0))?;
+            let right = stacked(same.iter().map(|p| p.right.0))?;
+            let left = if turned[0] { left.f_transpose(1, 2)? } else { left.f_alias()? };
+            let right = if turned[1] { right.f_transpose(1, 2)? } else { right.f_alias()? };
+            let mut out = stacked_mut(same.iter_mut().map(|p| &mut p.out).collect())?;
+            let _ = if keep == 0.0 { left.f_bmm_out(&out, &right)? } else { out.f_baddbmm_(&left, &right)? };
         }
-        rest = &rest[count..];
+        rest = others;
     }
     Ok(())
 }
 
+/// How many of the first products are of matrices at equal distances.
+fn alike(products: &[ThinProduct<'_>]) -> usize {
+    let operands =
+        |p: &ThinProduct<'_>| [Stack::new(&p.out.view()), Stack::new(&p.left.0), Stack::new(&p.right.0)];
+    let mut stacks = operands(&products[0]);
+    let longer = products[1..].iter().take_while(|next| {
+        let [out, left, right] = stacks;
+        let longer = [out.with(&next.out.view()), left.with(&next.left.0), right.with(&next.right.0)];
+        let [Some(out), Some(left), Some(right)] = longer else { return false };
+        stacks = [out, left, right];
+        true
+    });
+    1 + longer.count()
+}
+
 #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
-fn by_library(product: &ThinProduct) -> Result<()> {
-    let matrix = |(area, transposed): (MatrixView, bool)| -> Result<Tensor> {
-        let stored = area.tensor()?;
-        Ok(if transposed { stored.f_tr()? } else { stored })
-    };
-    let (left, right, mut out) = (matrix(product.left)?, matrix(product.right)?, product.out.tensor()?);
+fn by_library(product: &mut ThinProduct<'_>) -> Result<()> {
+    let (left, right, mut out) = (product.left.0.tensor()?, product.right.0.tensor()?, product.out.tensor()?);
+    let turned = |x: &Tensor, transposed| if transposed { x.f_tr().map(Some) } else { Ok(None) };
+    let (left_turned, right_turned) = (turned(&left, product.left.1)?, turned(&right, product.right.1)?);
+    let left = left_turned.as_ref().unwrap_or(&left);
+    let right = right_turned.as_ref().unwrap_or(&right);
     if product.keep == 0.0 {
-        let _ = left.f_mm_out(&out, &right)?;
+        let _ = left.f_mm_out(&out, right)?;
         return Ok(());
     }
     if product.keep != 1.0 {
         let _ = out.f_mul_scalar_(product.keep)?;
     }
-    let _ = out.f_addmm_(&left, &right)?;
+    let _ = out.f_addmm_(left, right)?;
     Ok(())
 }
 
 /// Rows of a Gaussian matrix: a function of the key, of `tag` and of `step` only.
-#[derive(Clone, Copy, Debug)]
-pub struct GaussianRows {
+#[derive(Debug)]
+pub struct GaussianRows<'a> {
     /// Whose numbers they are.
     pub key: Key,
     /// Tag that separates uses of the key.
@@ -212,29 +224,30 @@ pub struct GaussianRows {
     /// The first row.
     pub first: usize,
     /// Where they go: a matrix whose rows lie together.
-    pub out: MatrixView,
+    pub out: MatrixViewMut<'a>,
 }
 
 /// Fills matrices of one width with entries N(0, 1/columns), rounded to float32.
 ///
 /// # Errors
 /// Whatever libtorch or a kernel says.
-pub fn gaussian_rows(all: &[GaussianRows]) -> Result<()> {
+pub fn gaussian_rows(all: &mut [GaussianRows<'_>]) -> Result<()> {
     let cols = all.first().map_or(0, |one| one.out.shape()[1]);
     #[allow(clippy::cast_precision_loss)] // a number of columns
     let factor = 1.0 / (cols.max(1) as f64).sqrt();
-    let part = |one: &GaussianRows| Normals {
-        out: one.out.all(),
+    let normals = all.iter_mut().map(|one| Normals {
         stream: stream([one.key.seed, one.key.stream, one.step], one.tag),
         first: (one.first * cols) as u64,
-    };
-    if fill_normals(factor, &all.iter().map(part).collect::<Vec<_>>())? {
+        out: one.out.all(),
+    });
+    if fill_normals(factor, &mut normals.collect::<Vec<_>>())? {
         return Ok(());
     }
     for one in all {
-        let mut numbers = vec![0.0_f32; one.out.all().len()];
+        let mut out = one.out.all();
+        let mut numbers = vec![0.0_f32; out.len()];
         fill_normal(&mut numbers, one.key, one.tag, one.step, (one.first * cols) as u64);
-        let mut out = one.out.all().tensor(&[numbers.len()])?;
+        let mut out = out.tensor(&[numbers.len()])?;
         out.f_copy_(&Tensor::f_from_slice(&numbers)?.f_mul_scalar_(factor)?)?;
     }
     Ok(())

@@ -3,11 +3,11 @@
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::tensor::FlatView;
+use crate::tensor::test_views::view_mut;
 
-fn area(x: &Tensor) -> MatrixView {
+fn matrix(x: &Tensor) -> MatrixViewMut<'_> {
     let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
-    FlatView::of(x).unwrap().area(0, [rows, cols], cols)
+    view_mut(x).into_matrix(0, [rows, cols], cols)
 }
 
 fn relative(a: &Tensor, b: &Tensor) -> f64 {
@@ -27,18 +27,18 @@ fn products_of_every_size_are_those_of_float64() {
             let (p, r) = (random([m, rank]), random([n, rank]));
             let wide = |x: &Tensor| x.to_kind(Kind::Double);
             let oriented = |x: &Tensor| if transposed { wide(x).tr() } else { wide(x) };
-            let all = |b: &Tensor, p: &Tensor, r: &Tensor| {
-                [Factored { stored: area(b), transposed, p: area(p), r: area(r) }]
-            };
+            fn all<'t>(b: &'t Tensor, transposed: bool, p: &'t Tensor, r: &'t Tensor) -> [Factored<'t>; 1] {
+                [Factored { stored: matrix(b), transposed, p: matrix(p), r: matrix(r) }]
+            }
             let (left, right) = (random([m, rank]), random([n, rank]));
-            project(&all(&stored, &left, &r)).unwrap();
-            back_project(&all(&stored, &p, &right)).unwrap();
+            project(&mut all(&stored, transposed, &left, &r)).unwrap();
+            back_project(&mut all(&stored, transposed, &p, &right)).unwrap();
             let what = format!("{size:?} {rank} {transposed} {kind:?}");
             assert!(relative(&left, &oriented(&stored).mm(&wide(&r))) < tolerance, "project {what}");
             assert!(relative(&right, &oriented(&stored).tr().mm(&wide(&p))) < tolerance, "back {what}");
             for decay in [None, Some(0.0), Some(0.25), Some(1.0)] {
                 let out = stored.copy();
-                decay_and_add_product(&all(&out, &p, &r), decay).unwrap();
+                decay_and_add_product(&mut all(&out, transposed, &p, &r), decay).unwrap();
                 let expected = oriented(&stored) * (1.0 - decay.unwrap_or(0.0)) + wide(&p).mm(&wide(&r).tr());
                 assert!(relative(&oriented(&out), &expected) < tolerance, "decay {decay:?} {what}");
             }

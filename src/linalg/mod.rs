@@ -24,3 +24,4 @@ pub mod random;
 pub mod sketch;
 mod sums;
 mod symmetric;
+pub(crate) mod views;

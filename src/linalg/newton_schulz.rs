@@ -40,7 +40,7 @@ pub fn newton_schulz(
     x_bmn: &mut Tensor,
     polynomial: &Polynomial,
     epsilon: f64,
-    scratch: &Tensor,
+    scratch: &mut Tensor,
 ) -> Result<()> {
     Iteration { polynomial, restarts: None, epsilon, squares: None }.run(x_bmn, scratch)
 }

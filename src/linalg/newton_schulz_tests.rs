@@ -32,13 +32,13 @@ fn simple(rows: &'static [[f64; 3]], norm_factor: f64) -> Polynomial {
 /// Runs the iteration with a scratch full of NaN: nothing may be read before it is written.
 fn run(x: &Tensor, polynomial: &Polynomial, epsilon: f64) -> Tensor {
     let (b, m, n) = x.size3().unwrap();
-    let scratch = Tensor::full(
+    let mut scratch = Tensor::full(
         [scratch_elements(b, m, n, DType::from_kind(x.kind()).unwrap())],
         f64::NAN,
         (x.kind(), Device::Cpu),
     );
     let mut out = x.copy();
-    newton_schulz(&mut out, polynomial, epsilon, &scratch).unwrap();
+    newton_schulz(&mut out, polynomial, epsilon, &mut scratch).unwrap();
     out
 }
 
@@ -208,11 +208,11 @@ fn empty_batch_and_wrong_scratch() {
     }
     let mut x = random(&[1, 3, 4], Kind::Float);
     let enough = scratch_elements(1, 3, 4, DType::F32);
-    for scratch in [
+    for mut scratch in [
         Tensor::zeros([enough - 1], (Kind::Float, Device::Cpu)),
         Tensor::zeros([enough], (Kind::Double, Device::Cpu)),
     ] {
-        assert!(matches!(newton_schulz(&mut x, &POLAR_EXPRESS, 1e-8, &scratch), Err(Error::Internal(_))));
+        assert!(matches!(newton_schulz(&mut x, &POLAR_EXPRESS, 1e-8, &mut scratch), Err(Error::Internal(_))));
     }
 }
 

@@ -165,7 +165,7 @@ impl Orthonormalizer {
     /// # Errors
     /// Whatever the method says; for a user's function [`Error::Value`] when it returns another shape, and what it
     /// raises as [`Error::Foreign`].
-    pub fn run(&self, x_bmn: &mut Tensor, epsilon: f64, scratch: &Tensor) -> Result<()> {
+    pub fn run(&self, x_bmn: &mut Tensor, epsilon: f64, scratch: &mut Tensor) -> Result<()> {
         self.run_with(x_bmn, epsilon, None, scratch)
     }
 
@@ -177,8 +177,8 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&[FlatView]>,
-        scratch: &Tensor,
+        squares: Option<&[FlatView<'_>]>,
+        scratch: &mut Tensor,
     ) -> Result<()> {
         frozen(|| self.run_now(x_bmn, epsilon, squares, scratch))
     }
@@ -187,8 +187,8 @@ impl Orthonormalizer {
         &self,
         x_bmn: &mut Tensor,
         epsilon: f64,
-        squares: Option<&[FlatView]>,
-        scratch: &Tensor,
+        squares: Option<&[FlatView<'_>]>,
+        scratch: &mut Tensor,
     ) -> Result<()> {
         match &self.0 {
             Kind::Polar => polar_factor(x_bmn),

@@ -27,9 +27,9 @@ fn run(orthonormalizer: &Orthonormalizer, x: &Tensor) -> Result<Tensor> {
     let side = |n: i64| usize::try_from(n).unwrap();
     let dtype = DType::from_kind(x.kind()).unwrap();
     let scratch = orthonormalizer.scratch_elements(side(m), side(n), dtype, false)?;
-    let scratch = Tensor::full([i64::try_from(scratch).unwrap()], f64::NAN, (x.kind(), Device::Cpu));
+    let mut scratch = Tensor::full([i64::try_from(scratch).unwrap()], f64::NAN, (x.kind(), Device::Cpu));
     let mut out = x.copy();
-    orthonormalizer.run(&mut out, 1e-8, &scratch).map(|()| out)
+    orthonormalizer.run(&mut out, 1e-8, &mut scratch).map(|()| out)
 }
 
 fn relative(a: &Tensor, b: &Tensor) -> f64 {

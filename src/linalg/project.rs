@@ -29,7 +29,7 @@ pub fn gram(a_de: &Tensor) -> Result<Tensor> {
     in_float64(a_de, GRAM_BYTES, |part_dw, _| {
         let begins = std::mem::take(&mut is_first);
         if let Some(sums) = &mut tiles {
-            return sums.square(&out_dd, part_dw, if begins { 0.0 } else { 1.0 });
+            return sums.square(&mut out_dd, part_dw, if begins { 0.0 } else { 1.0 });
         }
         if begins {
             return symmetric.gram(&mut out_dd, part_dw, &free);

@@ -10,9 +10,10 @@ use super::project::in_float64;
 use super::random::Key;
 use super::sums::Sums;
 use super::symmetric::accumulate;
+use super::views;
 use crate::error::Result;
 use crate::kernels::{Signs, on_device, sign_matrix, stream};
-use crate::tensor::FlatView;
+use crate::tensor::FlatViewMut;
 
 /// Columns that a sketch has beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -58,8 +59,8 @@ impl Omega {
     /// Whatever libtorch or a kernel says.
     pub fn dense(&self, device: Device, at: crate::tensor::Device) -> Result<Tensor> {
         let size = self.shape.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        let omega_ds = Tensor::f_zeros(size, (Kind::Double, device))?;
-        self.write(&FlatView::of(&omega_ds)?.at(at))?;
+        let mut omega_ds = Tensor::f_zeros(size, (Kind::Double, device))?;
+        self.write(&mut views::write(&mut omega_ds)?.on(at))?;
         Ok(omega_ds)
     }
 
@@ -67,7 +68,7 @@ impl Omega {
     ///
     /// # Errors
     /// Whatever a kernel says.
-    pub fn write(&self, out: &FlatView) -> Result<()> {
+    pub fn write(&self, out: &mut FlatViewMut<'_>) -> Result<()> {
         sign_matrix(out, self.shape, self.stream(), self.first())
     }
 
@@ -92,11 +93,11 @@ impl Omega {
             if room.size()[0] < s * w {
                 room = Tensor::f_empty([s * w], options)?;
             }
-            let product_sw = room.f_narrow(0, 0, s * w)?.f_view([s, w])?;
+            let mut product_sw = room.f_narrow(0, 0, s * w)?.f_view([s, w])?;
             let memory = if turned { part_dw.f_tr()? } else { part_dw.shallow_clone() };
-            signs.product(&FlatView::of(&product_sw)?, &FlatView::of(&memory)?, turned);
+            signs.product(views::write(&mut product_sw)?, &views::read(&memory)?, turned);
             if let Some(sums) = &mut tiles {
-                return sums.product(&out_ds, part_dw, &product_sw, 1.0);
+                return sums.product(&mut out_ds, part_dw, &product_sw, 1.0);
             }
             accumulate(&mut out_ds, part_dw, &product_sw.f_tr()?)
         })?;

@@ -4,9 +4,10 @@
 
 use tch::{Device, Tensor};
 
+use super::views;
 use crate::error::Result;
 use crate::kernels::{Kernel, Operand, Outcome, Product, Side, on_device};
-use crate::tensor::{DType, FlatView};
+use crate::tensor::DType;
 
 /// `Σ W Vᵀ` over parts, with memory for the panels of both.
 pub(super) struct Sums {
@@ -28,46 +29,44 @@ impl Sums {
     }
 
     /// `out <- keep out + W Wᵀ` for a symmetric `out` `[m, m]`.
-    pub(super) fn square(&mut self, out: &Tensor, w: &Tensor, keep: f64) -> Result<()> {
+    pub(super) fn square(&mut self, out: &mut Tensor, w: &Tensor, keep: f64) -> Result<()> {
         self.run(out, [w, w], keep, Outcome::Symmetric)
     }
 
     /// `out <- keep out + W Vᵀ` for `out` `[m, n]`.
-    pub(super) fn product(&mut self, out: &Tensor, w: &Tensor, v: &Tensor, keep: f64) -> Result<()> {
+    pub(super) fn product(&mut self, out: &mut Tensor, w: &Tensor, v: &Tensor, keep: f64) -> Result<()> {
         self.run(out, [w, v], keep, Outcome::General)
     }
 
-    fn run(&mut self, out: &Tensor, factors: [&Tensor; 2], keep: f64, outcome: Outcome) -> Result<()> {
+    fn run(&mut self, out: &mut Tensor, factors: [&Tensor; 2], keep: f64, outcome: Outcome) -> Result<()> {
         let kernel = self.kernel;
         let [left, right] = [operand(factors[0])?, operand(factors[1])?];
-        let panels = [
-            self.room(0, kernel.elements(Side::Left, left.count, left.inner))?,
-            self.room(1, kernel.elements(Side::Right, right.count, right.inner))?,
-        ];
-        let size = [left.count, right.count, left.inner];
-        let product = Product { keep, ..Product::plain(FlatView::of(out)?, size, right.count, outcome) };
-        kernel.pack_and_multiply([&left, &right], &panels, &product)
-    }
-
-    /// Memory of so many elements for one of the operands.
-    fn room(&mut self, at: usize, elements: usize) -> Result<FlatView> {
-        if self.panels[at].numel() < elements {
-            let size = i64::try_from(elements).unwrap_or(i64::MAX);
-            self.panels[at] = Tensor::f_empty([size], (self.kernel.dtype().kind(), Device::Cpu))?;
+        for (panels, (side, operand)) in
+            self.panels.iter_mut().zip([(Side::Left, &left), (Side::Right, &right)])
+        {
+            let elements = kernel.elements(side, operand.count, operand.inner);
+            if panels.numel() < elements {
+                let size = i64::try_from(elements).unwrap_or(i64::MAX);
+                *panels = Tensor::f_empty([size], (kernel.dtype().kind(), Device::Cpu))?;
+            }
         }
-        FlatView::of(&self.panels[at])
+        let [mut left_panels, mut right_panels] = views::write_all(self.panels.each_mut())?;
+        let size = [left.count, right.count, left.inner];
+        let plain = Product::plain(views::write(out)?, size, right.count, outcome);
+        let panels = [&mut left_panels, &mut right_panels];
+        kernel.pack_and_multiply([&left, &right], panels, &mut Product { keep, ..plain })
     }
 }
 
 /// A matrix that lies in memory row by row or column by column.
-fn operand(matrix: &Tensor) -> Result<Operand> {
+fn operand(matrix: &Tensor) -> Result<Operand<'_>> {
     let [count, inner] = <[i64; 2]>::from(matrix.size2()?).map(|n| usize::try_from(n).unwrap_or(0));
     let (x, steps) = if matrix.is_contiguous() {
-        (FlatView::of(matrix)?, [inner, 1])
+        (views::read(matrix)?, [inner, 1])
     } else {
-        (FlatView::of(&matrix.f_tr()?)?, [1, count])
+        (views::read_turned(matrix)?, [1, count])
     };
-    Ok(Operand { x, count, inner, steps })
+    Ok(Operand { x: x.into(), count, inner, steps })
 }
 
 #[cfg(test)]
@@ -86,15 +85,16 @@ mod tests {
             let (a, b) = (random(m, inner), random(n, inner));
             let half = inner / 2;
             for turned in [false, true] {
-                let (mut sums, square, product) = (Sums::by(kernel).unwrap(), random(m, m), random(m, n));
+                let (mut sums, mut square, mut product) =
+                    (Sums::by(kernel).unwrap(), random(m, m), random(m, n));
                 for (first, keep) in [(0, 0.0), (half, 1.0)] {
                     let width = if first == 0 { half } else { inner - half };
                     let part = |x: &Tensor| {
                         let part = x.narrow(1, first, width);
                         if turned { part.tr().contiguous().tr() } else { part.contiguous() }
                     };
-                    sums.square(&square, &part(&a), keep).unwrap();
-                    sums.product(&product, &part(&a), &part(&b), keep).unwrap();
+                    sums.square(&mut square, &part(&a), keep).unwrap();
+                    sums.product(&mut product, &part(&a), &part(&b), keep).unwrap();
                 }
                 for (found, expected) in [(square, a.mm(&a.tr())), (product, a.mm(&b.tr()))] {
                     let error = f64::try_from((found - &expected).abs().max()).unwrap();

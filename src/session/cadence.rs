@@ -10,7 +10,7 @@ impl BoundParam {
     /// them have it too.
     pub(super) fn count(&mut self) {
         if let Some(counter) = self.counter {
-            let _ = self.states[counter].flat.increment();
+            let _ = self.states[counter].view_mut().increment();
         }
     }
 }
@@ -21,7 +21,7 @@ impl Session {
     pub(super) fn mark_due(&mut self) {
         for bound_param in &mut self.bound {
             if let (Some(counter), Some(_)) = (bound_param.counter, &bound_param.grad) {
-                bound_param.steps = bound_param.states[counter].flat.count();
+                bound_param.steps = bound_param.states[counter].view().count();
             }
         }
         for (bucket, marked) in self.plan.buckets.iter().zip(&mut self.due) {
@@ -53,7 +53,7 @@ impl Session {
         let bound = self.bound.iter().zip(&self.plan.params);
         let taken = bound.map(|(bound_param, planned)| {
             let stays = self.plan.algorithms[planned.algorithm].multiplies_gradients();
-            bound_param.grad.as_ref().map_or(0, |grad| if stays { grad.flat.encoded_address() } else { 1 })
+            bound_param.grad.as_ref().map_or(0, |grad| if stays { grad.flat.address() } else { 1 })
         });
         (taken.collect(), self.due.iter().any(|due| *due))
     }

@@ -1,70 +1,90 @@
 //! Puts together what a redistribution sends, and puts where it belongs what came.
 
-use crate::error::{Error, Result};
-use crate::kernels;
+use super::views::Memory;
+use crate::error::Result;
+use crate::kernels::{self, Job};
 use crate::layout::Reduction;
 use crate::plan::{Bucket, Redistribution, RedistributionKind, Route};
 use crate::spec::Rect;
-use crate::tensor::FlatView;
+use crate::tensor::{FlatViewMut, Place};
 
 /// The buffer of a redistribution and the messages, seen as the type that travels.
-struct Areas {
-    main: FlatView,
-    messages: FlatView,
+struct Areas<'a> {
+    main: FlatViewMut<'a>,
+    messages: FlatViewMut<'a>,
 }
 
-fn areas(bucket: &Bucket, redistribution: &Redistribution, memory: &[FlatView]) -> Result<Areas> {
+fn areas<'a>(
+    bucket: &Bucket,
+    redistribution: &Redistribution,
+    number: usize,
+    memory: &'a mut Memory,
+) -> Result<Areas<'a>> {
     let dtype = redistribution.dtype(&bucket.program.buffers[redistribution.buffer]);
     let messages = bucket.program.buffers.len() + redistribution.message;
-    let (Some(main), Some(bytes)) = (memory.get(redistribution.buffer), memory.get(messages)) else {
-        return Err(Error::Internal("a bucket without memory".into()));
-    };
+    let [main, bytes] = memory.two(number, [redistribution.buffer, messages])?;
     let len = bytes.len() * bytes.dtype().bytes() / dtype.bytes();
-    Ok(Areas { main: *main, messages: bytes.carve(0, len, dtype)? })
+    Ok(Areas { main, messages: bytes.retyped(len, dtype)? })
 }
 
 /// Copies between messages and buffer: `(message, buffer)` pairs of places.
-fn copies(areas: &Areas, places: &[(Rect, Rect)], home: bool) -> Vec<kernels::Copy> {
-    let all = |area: &FlatView, rect: &Rect| area.part(rect.offset, area.len() - rect.offset.min(area.len()));
-    let copy = |(there, here): &(Rect, Rect)| {
-        let (there_slab, here_slab) = (all(&areas.messages, there), all(&areas.main, here));
-        let (from, from_stride, to, to_stride) = if home {
-            (there_slab, there.stride, here_slab, here.stride)
-        } else {
-            (here_slab, here.stride, there_slab, there.stride)
-        };
-        kernels::Copy { from, from_stride, to, to_stride, rows: there.rows, cols: there.cols }
-    };
-    places.iter().map(copy).collect()
+fn copies<'a>(
+    Areas { main, messages }: Areas<'a>,
+    places: &[(Rect, Rect)],
+    home: bool,
+) -> Result<Vec<kernels::Copy<'a>>> {
+    let (from, to) = if home { (messages, main) } else { (main, messages) };
+    let (mut sources, mut targets) = (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
+    for (there, here) in places {
+        let shape = [there.rows, there.cols];
+        let [source, target] = if home { [there, here] } else { [here, there] };
+        sources.push((source.offset, shape, source.stride));
+        targets.push(Place { offset: target.offset, shape, stride: target.stride });
+    }
+    let (from, to) = (from.into_view(), to.into_matrices(&targets)?);
+    let pairs = sources.into_iter().zip(to);
+    let pairs = pairs
+        .map(|((offset, shape, stride), to)| kernels::Copy { from: from.matrix(offset, shape, stride), to });
+    Ok(pairs.collect())
 }
 
 /// Before a redistribution: fills what is sent.
 ///
 /// # Errors
 /// `Error::Internal` for memory that the plan did not lay out.
-pub(super) fn pack(bucket: &Bucket, redistribution: &Redistribution, memory: &[FlatView]) -> Result<()> {
+pub(super) fn pack(
+    bucket: &Bucket,
+    redistribution: &Redistribution,
+    number: usize,
+    memory: &mut Memory,
+) -> Result<()> {
     let spec = &bucket.program.buffers[redistribution.buffer];
-    let (areas, route) = (areas(bucket, redistribution, memory)?, Route::new(bucket, redistribution));
+    let route = Route::new(bucket, redistribution);
+    let mut areas = areas(bucket, redistribution, number, memory)?;
     match redistribution.kind {
         RedistributionKind::FromOwner { side, level, .. } => {
-            kernels::copy(&copies(&areas, &route.parts(&redistribution.before, side, level, None), false))?;
+            let places = route.parts(&redistribution.before, side, level, None);
+            kernels::copy(copies(areas, &places, false)?)?;
         }
         RedistributionKind::GatherOwned { exact, .. } => {
             let (_, own) = route.run(&redistribution.before, &redistribution.before.units);
-            let copies = if exact { bucket.axis(redistribution.axis).ranks.len() } else { 1 };
-            let copy = |i| kernels::Copy::run(areas.main.part(0, own), areas.messages.part(i * own, own));
-            kernels::copy(&(0..copies).map(copy).collect::<Vec<_>>())?;
+            let count = if exact { bucket.axis(redistribution.axis).ranks.len() } else { 1 };
+            let from = areas.main.into_view().part(0, own);
+            let to = areas.messages.into_part(0, count * own).chunks(own);
+            kernels::copy(to.map(|to| kernels::Copy::run(from, to)).collect())?;
         }
         RedistributionKind::AllReduce { how } => {
             let (_, len) = route.run(&redistribution.before, &redistribution.before.units);
             let factor = mean_factor(bucket, redistribution, how);
-            let from = areas.main.part(0, len);
             if redistribution.silent {
                 areas.messages.part(0, len).clear()?;
             } else if redistribution.staged(spec) {
-                kernels::run(&kernels::Convert { factor }, &[[from, areas.messages.part(0, len)]])?;
+                let job =
+                    Job { read: [areas.main.view().part(0, len)], write: [areas.messages.part(0, len)] };
+                kernels::run(&kernels::Convert { factor }, &mut [job])?;
             } else if how == Reduction::Avg {
-                kernels::run(&kernels::Decay { decay: 1.0 - factor, per_rate: false }, &[[from]])?;
+                let job = Job { read: [], write: [areas.main.part(0, len)] };
+                kernels::run(&kernels::Decay { decay: 1.0 - factor, per_rate: false }, &mut [job])?;
             }
         }
         RedistributionKind::ToOwner { .. }
@@ -79,39 +99,46 @@ pub(super) fn pack(bucket: &Bucket, redistribution: &Redistribution, memory: &[F
 ///
 /// # Errors
 /// As `pack`.
-pub(super) fn unpack(bucket: &Bucket, redistribution: &Redistribution, memory: &[FlatView]) -> Result<()> {
+pub(super) fn unpack(
+    bucket: &Bucket,
+    redistribution: &Redistribution,
+    number: usize,
+    memory: &mut Memory,
+) -> Result<()> {
     let spec = &bucket.program.buffers[redistribution.buffer];
-    let (areas, route) = (areas(bucket, redistribution, memory)?, Route::new(bucket, redistribution));
+    let route = Route::new(bucket, redistribution);
+    let mut areas = areas(bucket, redistribution, number, memory)?;
     match redistribution.kind {
         RedistributionKind::ToOwner { side, level, .. } => {
-            kernels::copy(&copies(&areas, &route.parts(&redistribution.after, side, level, None), true))?;
+            let places = route.parts(&redistribution.after, side, level, None);
+            kernels::copy(copies(areas, &places, true)?)?;
         }
         RedistributionKind::AllGather { side, level } => {
             let pitch = route.counts().recv.first().copied();
-            kernels::copy(&copies(&areas, &route.parts(&redistribution.after, side, level, pitch), true))?;
+            let places = route.parts(&redistribution.after, side, level, pitch);
+            kernels::copy(copies(areas, &places, true)?)?;
         }
         RedistributionKind::ReduceToOwner { how, .. } => {
             let counts = route.counts().recv;
             let own = counts.first().copied().unwrap_or(0);
-            let messages = kernels::Messages { all: areas.messages, pitch: own, count: counts.len() };
-            kernels::sum(&messages, mean_factor(bucket, redistribution, how), &areas.main.part(0, own))?;
+            let all = areas.messages.into_view();
+            let messages = kernels::Messages { all, pitch: own, count: counts.len() };
+            kernels::sum(&messages, mean_factor(bucket, redistribution, how), areas.main.into_part(0, own))?;
         }
         RedistributionKind::GatherOwned { at, exact: false } => {
             let pitch = route.counts().recv.first().copied().unwrap_or(0);
-            let placed = |(peer, (first, count)): (usize, (usize, usize))| {
-                (areas.main.part(peer * pitch, count), areas.main.part(first, count))
-            };
+            let placed = |(peer, (first, count)): (usize, (usize, usize))| [peer * pitch, first, count];
             let moves: Vec<_> = route.runs_by_owner(at).into_iter().enumerate().map(placed).collect();
-            kernels::move_down(&moves)?;
+            kernels::move_down(&mut areas.main, &moves)?;
         }
         RedistributionKind::Slice => {
             let (first, count) = route.run(&redistribution.before, &redistribution.after.units);
-            kernels::move_down(&[(areas.main.part(first, count), areas.main.part(0, count))])?;
+            kernels::move_down(&mut areas.main, &[[first, 0, count]])?;
         }
         RedistributionKind::AllReduce { .. } if redistribution.staged(spec) => {
             let (_, len) = route.run(&redistribution.before, &redistribution.before.units);
-            let copy = kernels::Convert { factor: 1.0 };
-            kernels::run(&copy, &[[areas.messages.part(0, len), areas.main.part(0, len)]])?;
+            let job = Job { read: [areas.messages.view().part(0, len)], write: [areas.main.part(0, len)] };
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut [job])?;
         }
         RedistributionKind::FromOwner { .. }
         | RedistributionKind::AllReduce { .. }

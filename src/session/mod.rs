@@ -1,5 +1,6 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
+mod apart;
 mod buffers;
 mod cadence;
 mod device;
@@ -7,6 +8,7 @@ mod exchange;
 mod execute;
 mod step;
 mod tensors;
+mod views;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,13 +20,14 @@ use execute::{Fixed, fixed};
 use tch::Tensor;
 use tensors::{BoundParam, BoundTensor};
 pub use tensors::{FastPath, check_gradient};
+use views::{Memory, Room, matrix};
 
-use crate::algorithm::stage::{MAX_STATES, MatrixShard, Probe, UnitIo, jobs};
+use crate::algorithm::stage::{MAX_STATES, MatrixShard, Probe, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::cuda;
 use crate::plan::{Bucket, Param, Plan, Step};
-use crate::spec::{Hyper, Rect};
-use crate::tensor::{DType, Device, FlatView, MatrixView};
+use crate::spec::Hyper;
+use crate::tensor::{Device, FlatPtr};
 
 /// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
 pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
@@ -40,18 +43,17 @@ pub struct Session {
     /// Whether a parameter or a state is more than numbers of its type.
     encoded: bool,
     bound: Vec<BoundParam>,
-    /// The memory of each bucket's buffers, and after them that of its messages.
-    memory: Vec<Vec<FlatView>>,
+    /// The memory of the buckets' buffers and messages.
+    memory: Memory,
     /// For each step of each compute instruction that is a stage, the matrices of every buffer.
     shards: Vec<Vec<Vec<Vec<MatrixShard>>>>,
     /// For each bucket what is the same of its units in every step.
     fixed: Vec<Vec<Fixed>>,
     /// For each bucket room for the units of a stage.
-    room: Vec<Vec<UnitIo>>,
-    _arena: Tensor,
+    room: Vec<Room>,
     hypers: Vec<Hyper>,
     /// For each algorithm the learning rate that a device reads, and where; none where the host has read it.
-    rates: Vec<Option<(Tensor, FlatView)>>,
+    rates: Vec<Option<(Tensor, FlatPtr)>>,
     grad_factors: Vec<f64>,
     /// For each bucket whether a unit of it is due.
     due: Vec<bool>,
@@ -124,18 +126,8 @@ impl Session {
             bound_param.fast = numbers && bound_param.fits(planned);
             bound.push(bound_param);
         }
-        let memory = FlatView::of(&arena)?.at(device);
-        let carve = |(at, device): (usize, &crate::plan::ArenaRange), bucket: &Bucket| {
-            // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
-            let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
-            memory.carve(device.offset, device.bytes / dtype.bytes(), dtype)
-        };
-        let buffers = plan
-            .buckets
-            .iter()
-            .zip(&plan.arena.places)
-            .map(|(bucket, places)| places.iter().enumerate().map(|p| carve(p, bucket)).collect())
-            .collect::<Result<Vec<_>>>()?;
+        apart::check_apart(&bound, &plan)?;
+        let memory = Memory::new(&plan, arena, device)?;
         let shards = plan.computes.iter().map(|compute| {
             let bucket = &plan.buckets[compute.bucket];
             compute.steps.iter().map(|step| stage_shards(bucket, step)).collect()
@@ -145,7 +137,7 @@ impl Session {
         let hypers = vec![Hyper::default(); plan.algorithms.len()];
         let due = vec![false; plan.buckets.len()];
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
-        let room = vec![Vec::new(); plan.buckets.len()];
+        let room = plan.buckets.iter().map(|_| Room::default()).collect();
         let encoded = device::has_forms(&plan);
         Ok(Self {
             plan,
@@ -154,11 +146,10 @@ impl Session {
             encoded,
             due,
             bound,
-            memory: buffers,
+            memory,
             shards,
             fixed,
             room,
-            _arena: arena,
             hypers,
             rates: Vec::new(),
             grad_factors: Vec::new(),
@@ -227,14 +218,17 @@ impl Session {
                 if step.guarded() && !self.due[number] {
                     continue;
                 }
-                let memory = &self.memory[number];
                 match step {
-                    Step::Gradients => self.average_in(bucket, memory)?,
-                    Step::Pack(redistribution) => exchange::pack(bucket, redistribution, memory)?,
-                    Step::Unpack(redistribution) => exchange::unpack(bucket, redistribution, memory)?,
+                    Step::Gradients => self.average_in(number, bucket)?,
+                    Step::Pack(redistribution) => {
+                        exchange::pack(bucket, redistribution, number, &mut self.memory)?;
+                    }
+                    Step::Unpack(redistribution) => {
+                        exchange::unpack(bucket, redistribution, number, &mut self.memory)?;
+                    }
                     Step::Stage(point) => {
                         let rate = self.rates.get(bucket.algorithm).and_then(Option::as_ref);
-                        let _following = cuda::follow(rate.map(|(_, flat)| flat))?;
+                        let _following = cuda::follow(rate.map(|(_, at)| at))?;
                         self.stage(&plan, number, point, (k, at), positions.clone())?;
                     }
                 }
@@ -245,34 +239,22 @@ impl Session {
     }
 
     /// Copies the gradients of a bucket to where they are averaged; a missing one contributes zeros.
-    fn average_in(&self, bucket: &Bucket, memory: &[FlatView]) -> Result<()> {
-        let gradient = bucket.gradient.and_then(|b| memory.get(b));
-        let target = gradient.ok_or_else(|| Error::Internal("no buffer to average gradients in".into()))?;
-        let mut offset = 0;
+    fn average_in(&mut self, number: usize, bucket: &Bucket) -> Result<()> {
+        let none = || Error::Internal("no buffer to average gradients in".into());
+        let mut rest = self.memory.one(number, bucket.gradient.ok_or_else(none)?)?;
         let mut pairs = Vec::with_capacity(bucket.units.len());
         for unit in &bucket.units {
             let local = unit.shard.local;
-            let to = target.part(offset, local.numel());
-            offset += local.numel();
+            let mut to = rest.take_first(local.numel());
             match &self.bound[unit.param].grad {
                 Some(grad) => {
-                    pairs.push(Ok([
-                        area(&grad.flat, &local),
-                        to.area(0, [local.rows, local.cols], local.cols),
-                    ]));
+                    let to = to.into_matrix(0, [local.rows, local.cols], local.cols);
+                    pairs.push(([matrix(&grad.view(), &local)], [to]));
                 }
                 None => to.clear()?,
             }
         }
-        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &jobs(pairs)?)?;
-        Ok(())
-    }
-
-    /// A bucket's group buffer in all buckets of its group.
-    fn group(&self, plan: &Plan, bucket: &Bucket) -> Vec<FlatView> {
-        let Some(buffer) = bucket.program.group_buffer() else { return Vec::new() };
-        let siblings = plan.buckets.iter().zip(&self.memory).filter(|(b, _)| b.algorithm == bucket.algorithm);
-        siblings.map(|(_, memory)| memory[buffer]).collect()
+        crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &mut jobs(pairs))
     }
 
     /// The time that the mathematics of algorithms took since this was last asked for: all but the session's own work.
@@ -295,9 +277,4 @@ impl Session {
     pub fn measurements(&self) -> (Option<&Probe>, &[Duration]) {
         (self.probe.as_ref(), &self.spent)
     }
-}
-
-/// A part of a tensor's memory.
-fn area(flat: &FlatView, part: &Rect) -> MatrixView {
-    flat.area(part.offset, [part.rows, part.cols], part.stride)
 }

@@ -6,7 +6,7 @@ use super::Session;
 use super::tensors::{BoundParam, BoundTensor, FastPath, check_gradient, check_written};
 use crate::error::Result;
 use crate::spec::Hyper;
-use crate::tensor::{Device, FlatView, Watch};
+use crate::tensor::{Device, FlatPtr, Watch};
 
 /// How many parameters ahead of the one that is looked at the memory is asked for; half as many ahead, what that
 /// points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
@@ -78,7 +78,7 @@ impl Session {
         // What a device refuses, it refuses here.
         let opened = super::device::enter(self.device, self.stream, self.encoded)
             .and_then(|_there| super::device::require_capturable(&self.plan));
-        let element = |rate: Tensor| FlatView::of(&rate).map(|flat| (rate, flat.at(self.device)));
+        let element = |rate: Tensor| FlatPtr::of(&rate).map(|at| (rate, at.on(self.device)));
         let read = rates.into_iter().map(|rate| rate.map(element).transpose()).collect::<Result<_>>();
         let read = match opened.and(read).and_then(|read| self.take(grads, steps).map(|()| read)) {
             Ok(read) => read,

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
 use crate::plan::Param;
-use crate::tensor::{Blocks, DType, Device, Encoding, FlatView, Gradient, Places, Rounding, Watch};
+use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, Gradient, Places, Rounding, Watch};
 
 /// Separates the random numbers of rounding from those of other uses.
 const ROUNDING_TAG: u32 = 2;
@@ -18,16 +18,16 @@ pub(super) struct BoundTensor {
     dtype: DType,
     device: Device,
     staged: Option<Tensor>,
-    pub(super) flat: FlatView,
-    /// What `view` points to: it must stay where it is.
-    encoding: Option<Box<Encoding>>,
+    pub(super) flat: FlatPtr,
+    /// How elements are more than numbers of their type, if they are.
+    pub(super) encoding: Option<Box<Encoding>>,
     /// A fast path at the tensor, where one suffices.
     pub(super) watch: Option<Watch>,
 }
 
 impl BoundTensor {
     pub(super) fn new(tensor: Tensor, dtype: DType, device: Device) -> Self {
-        Self { tensor, dtype, device, staged: None, flat: FlatView::EMPTY, encoding: None, watch: None }
+        Self { tensor, dtype, device, staged: None, flat: FlatPtr::EMPTY, encoding: None, watch: None }
     }
 
     /// As `new`, of a tensor that is looked at in every step.
@@ -61,13 +61,14 @@ impl BoundTensor {
         if tensor.device() != self.device.torch() {
             return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
         }
-        self.flat = FlatView::typed(tensor, self.dtype)?.at(self.device);
+        self.flat = FlatPtr::typed(tensor, self.dtype)?.on(self.device);
+        self.encoding = None;
         Ok(())
     }
 
     /// Says what the elements mean, until the next `refresh`.
     fn set_encoding(&mut self, encoding: Encoding) {
-        self.flat = self.flat.encoded_as(self.encoding.insert(Box::new(encoding)));
+        self.encoding = Some(Box::new(encoding));
     }
 
     /// Whether a copy of it is worked on.

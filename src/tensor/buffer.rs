@@ -1,46 +1,56 @@
 //! Elements in the memory of a tensor or of the arena.
 
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
 use tch::Tensor;
 
-use super::{DType, Device, Encoding, prefetch};
+use super::{DType, Device, Encoding, Lent, LentMut, prefetch};
 use crate::error::{Error, Result};
 
-/// A contiguous run of elements, borrowed from a tensor that the session keeps alive.
-#[derive(Clone, Copy, Debug)]
-pub struct FlatView {
-    pub(super) address: usize,
-    pub(super) len: usize,
-    pub(super) dtype: DType,
-    pub(super) device: Device,
-    /// Address of a `Encoding`, where the elements are more than numbers of their type; else 0.
-    pub(super) encoding: usize,
-    /// Place of the first element in the tensor that the encoding is about.
-    pub(super) first: usize,
-}
-
 /// An element type of Rust that stands for a `DType`.
-pub trait Element: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// It has the size of `DTYPE`, and every pattern of bits is a value of it.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// The type it stands for.
     const DTYPE: DType;
 }
-impl Element for f16 {
+// SAFETY: 16 bits, all of them values.
+unsafe impl Element for f16 {
     const DTYPE: DType = DType::F16;
 }
-impl Element for bf16 {
+// SAFETY: 16 bits, all of them values.
+unsafe impl Element for bf16 {
     const DTYPE: DType = DType::BF16;
 }
-impl Element for f32 {
+// SAFETY: 32 bits, all of them values.
+unsafe impl Element for f32 {
     const DTYPE: DType = DType::F32;
 }
-impl Element for f64 {
+// SAFETY: 64 bits, all of them values.
+unsafe impl Element for f64 {
     const DTYPE: DType = DType::F64;
 }
 
-impl FlatView {
+/// Where elements are. It borrows nothing and reads nothing: a [`FlatView`] or a [`FlatViewMut`] is made of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlatPtr {
+    at: *mut u8,
+    len: usize,
+    dtype: DType,
+    device: Device,
+}
+
+// SAFETY: an address and a length. What reads or writes there is a view, and `view` and `view_mut` say who may have one:
+// a `FlatView` is shared like a slice of numbers, a `FlatViewMut` is handed on like an exclusive one.
+unsafe impl Send for FlatPtr {}
+// SAFETY: as above.
+unsafe impl Sync for FlatPtr {}
+
+impl FlatPtr {
     /// No elements.
-    pub const EMPTY: Self =
-        Self { address: 0, len: 0, dtype: DType::F32, device: Device::Cpu, encoding: 0, first: 0 };
+    pub const EMPTY: Self = Self { at: std::ptr::null_mut(), len: 0, dtype: DType::F32, device: Device::Cpu };
 
     /// The elements of a contiguous tensor.
     ///
@@ -68,19 +78,36 @@ impl FlatView {
         if !tensor.is_contiguous() {
             return Err(Error::Internal("a tensor that is not contiguous reached a kernel".into()));
         }
-        let address = address_of(tensor);
-        let flat = Self { address, len: tensor.numel(), dtype, device, ..Self::EMPTY };
-        if flat.address == 0 && flat.len > 0 {
+        let found = Self { at: tensor.data_ptr().cast(), len: tensor.numel(), dtype, device };
+        if found.at.is_null() && found.len > 0 {
             return Err(Error::Value("a tensor without memory cannot be used: its storage was freed".into()));
         }
-        Ok(flat)
+        if !found.is_aligned() {
+            return Err(Error::Value(format!(
+                "a tensor's memory must begin at a multiple of its element's size ({} bytes), got address {:#x}. Use \
+                 .clone()",
+                dtype.bytes(),
+                found.address()
+            )));
+        }
+        Ok(found)
     }
 
-    /// Memory that is no tensor's, as elements of this type. It outlives the view.
+    /// Memory that is no tensor's, as elements of this type.
     #[must_use]
     pub fn over(memory: &mut [u64], dtype: DType) -> Self {
-        let (address, len) = (memory.as_mut_ptr() as usize, size_of_val(memory) / dtype.bytes());
-        Self { address, len, dtype, ..Self::EMPTY }
+        let (len, at) = (size_of_val(memory) / dtype.bytes(), memory.as_mut_ptr().cast());
+        Self { at, len, dtype, device: Device::Cpu }
+    }
+
+    /// Memory that libtorch has told; none where no element can be there.
+    pub(super) fn told(at: *mut u8, len: usize, dtype: DType) -> Option<Self> {
+        let found = Self { at, len, dtype, device: Device::Cpu };
+        (!at.is_null() && len > 0 && found.is_aligned()).then_some(found)
+    }
+
+    fn is_aligned(&self) -> bool {
+        self.at.addr().is_multiple_of(self.dtype.bytes())
     }
 
     /// `len` elements of another type from byte `offset` of this memory: how buffers lie in the arena.
@@ -88,15 +115,13 @@ impl FlatView {
     /// # Errors
     /// `Error::Internal` beyond the end or for an address that the type cannot have.
     pub fn carve(&self, offset: usize, len: usize, dtype: DType) -> Result<Self> {
-        let address = self.address + offset;
-        if offset + len * dtype.bytes() > self.len * self.dtype.bytes()
-            || !address.is_multiple_of(dtype.bytes())
-        {
+        let carved = Self { at: self.at.wrapping_add(offset), len, dtype, device: self.device };
+        if offset + len * dtype.bytes() > self.bytes() || !carved.is_aligned() {
             return Err(Error::Internal(format!(
                 "a buffer of {len} elements at byte {offset} is outside the arena"
             )));
         }
-        Ok(Self { address, len, dtype, device: self.device, ..Self::EMPTY })
+        Ok(carved)
     }
 
     /// Number of elements.
@@ -123,235 +148,626 @@ impl FlatView {
         self.device
     }
 
-    /// The same elements, as memory of this place.
+    /// Their bytes.
     #[must_use]
-    pub fn at(&self, device: Device) -> Self {
-        Self { device, ..*self }
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.bytes()
     }
 
-    /// Where plain numbers are, for a kernel of a device that knows no others.
-    ///
-    /// # Errors
-    /// `Error::Cuda` for elements that are more than numbers of their type.
-    pub fn device_address(&self) -> Result<usize> {
-        if self.encoding != 0 {
-            return Err(Error::Cuda(
-                "there is no kernel for 8-bit states or stochastic rounding in this device".into(),
-            ));
-        }
-        Ok(self.address)
-    }
-
-    /// Where the elements are, for a kernel of a device that heeds their encoding.
+    /// The address of the first one.
     #[must_use]
-    pub fn encoded_address(&self) -> usize {
-        self.address
+    pub fn address(&self) -> usize {
+        self.at.addr()
     }
 
-    /// Whether the elements are more than numbers of their type.
+    /// Whether an element has a byte that one of the others has too.
     #[must_use]
-    pub fn is_encoded(&self) -> bool {
-        self.encoding != 0
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.len > 0
+            && other.len > 0
+            && self.address() < other.address() + other.bytes()
+            && other.address() < self.address() + self.bytes()
     }
 
-    /// A slice may be made of memory of the host only.
-    #[inline]
-    fn check_place(&self) {
-        assert!(self.device == Device::Cpu, "a kernel of the CPU was given memory of a device");
-    }
-
-    /// `len` elements from `offset`, cut to what there is.
+    /// The same elements, as memory of this device.
     #[must_use]
-    pub fn part(&self, offset: usize, len: usize) -> Self {
-        let offset = offset.min(self.len);
-        Self {
-            address: self.address + offset * self.dtype.bytes(),
-            len: len.min(self.len - offset),
-            first: self.first + offset,
-            ..*self
-        }
-    }
-
-    /// The same elements, which begin the tensor that `encoding` describes.
-    #[must_use]
-    pub fn encoded_as(&self, encoding: &Encoding) -> Self {
-        Self { encoding: std::ptr::from_ref(encoding) as usize, first: 0, ..*self }
-    }
-
-    /// The encoding of the elements, and the place of the first one in the tensor that it is about.
-    ///
-    /// # Safety
-    /// The encoding given to `encoded_as` is alive where it was, and `'a` ends before it does.
-    #[must_use]
-    pub unsafe fn encoding<'a>(&self) -> Option<(&'a Encoding, usize)> {
-        // SAFETY: `encoded_as` took the address of an encoding; the caller upholds its lifetime.
-        let encoding = unsafe { (self.encoding as *const Encoding).as_ref() };
-        encoding.map(|encoding| (encoding, self.first))
-    }
-
-    /// The elements of a type of one byte.
-    ///
-    /// # Safety
-    /// As `slice`.
-    #[must_use]
-    #[allow(clippy::mut_from_ref)] // the flat is a pointer, not the owner
-    pub unsafe fn codes<'a>(&self) -> &'a mut [u8] {
-        if self.len == 0 || !self.dtype.is_quantized() {
-            return &mut [];
-        }
-        self.check_place();
-        // SAFETY: `typed` checked type and contiguity; the caller upholds lifetime and exclusivity.
-        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.len) }
+    pub fn on(self, device: Device) -> Self {
+        Self { device, ..self }
     }
 
     /// Asks for a number that is alone, as a counter is.
     #[inline]
     pub fn prefetch_number(&self) {
         if self.len == 1 {
-            prefetch(self.address);
+            prefetch(self.address());
         }
     }
 
-    /// Asks for the memory of the first `len` elements from `offset` on.
-    #[inline]
-    pub fn prefetch(&self, offset: usize, len: usize) {
-        let part = self.part(offset, len);
-        let end = part.address + part.len * part.dtype.bytes();
-        (part.address..end).step_by(64).for_each(prefetch);
+    /// `len` elements from `offset`, cut to what there is.
+    fn part(self, offset: usize, len: usize) -> Self {
+        let offset = offset.min(self.len);
+        let at = self.at.wrapping_add(offset * self.dtype.bytes());
+        Self { at, len: len.min(self.len - offset), ..self }
     }
 
-    /// Adds one to a float32 counter and returns the new value.
+    /// A view that reads the elements.
+    ///
+    /// # Safety
+    /// For all of `'a` the elements are there, and nobody writes them or, where there is an encoding, what it refers to.
     #[must_use]
-    pub fn increment(&self) -> f64 {
-        if self.dtype != DType::F32 || self.len != 1 {
-            return f64::NAN;
+    pub unsafe fn view<'a>(self, encoding: Option<&'a Encoding>) -> FlatView<'a> {
+        FlatView { ptr: self, encoding, first: 0, of: PhantomData }
+    }
+
+    /// A view that writes the elements.
+    ///
+    /// # Safety
+    /// For all of `'a` the elements are there, and nobody else reads or writes them or, where there is an encoding, what it
+    /// refers to.
+    #[must_use]
+    pub unsafe fn view_mut<'a>(self, encoding: Option<&'a Encoding>) -> FlatViewMut<'a> {
+        FlatViewMut { ptr: self, encoding, first: 0, of: PhantomData }
+    }
+
+    /// The pointer, for elements of this type in memory of the host.
+    #[inline]
+    pub(super) fn pointer<T: Element>(&self) -> *mut T {
+        assert!(self.device == Device::Cpu, "a kernel of the CPU was given memory of a device");
+        assert!(self.dtype == T::DTYPE, "elements were taken for those of another type");
+        if self.len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { self.at.cast() }
+    }
+
+    /// A tensor of these sizes and strides over the memory.
+    ///
+    /// # Safety
+    /// All of it lies within these elements, and the result goes before them.
+    unsafe fn tensor(&self, size: &[i64], stride: &[i64]) -> Result<Tensor> {
+        // SAFETY: the caller upholds it.
+        Ok(unsafe { Tensor::f_from_blob(self.at, size, stride, self.dtype.kind(), self.device.torch()) }?)
+    }
+
+    fn none(&self, size: &[i64]) -> Result<Tensor> {
+        Ok(Tensor::f_empty(size, (self.dtype.kind(), self.device.torch()))?)
+    }
+
+    /// The elements as a row-major tensor of this shape.
+    ///
+    /// # Safety
+    /// The result goes before the elements.
+    unsafe fn shaped(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape.iter().product::<usize>() != self.len {
+            return Err(Error::Internal(format!("{} elements viewed as {shape:?}", self.len)));
         }
-        // SAFETY: `of` checked type and device; the stage that counts owns the state.
-        let counter = unsafe { self.slice::<f32>() };
-        counter[0] += 1.0;
-        f64::from(counter[0])
+        let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
+        if self.len == 0 {
+            return self.none(&size);
+        }
+        let mut stride = vec![1_i64; size.len()];
+        for d in (1..size.len()).rev() {
+            stride[d - 1] = stride[d] * size[d];
+        }
+        // SAFETY: as many elements; the caller upholds the rest.
+        unsafe { self.tensor(&size, &stride) }
+    }
+
+    /// The first of matrices in one tensor, with the others, as a tensor.
+    ///
+    /// # Safety
+    /// The matrices are there, and the result goes before them.
+    pub(super) unsafe fn over_stack(
+        &self,
+        sizes: [usize; 3],
+        [distance, step]: [usize; 2],
+    ) -> Result<Tensor> {
+        let [count, rows, cols] = sizes.map(to_i64);
+        let (size, stride) = ([count?, rows?, cols?], [to_i64(distance)?, to_i64(step)?, 1]);
+        // SAFETY: the caller upholds it.
+        unsafe { self.tensor(&size, &stride) }
+    }
+
+    /// A matrix whose rows begin `step` elements apart, as a tensor.
+    ///
+    /// # Safety
+    /// The result goes before the elements.
+    unsafe fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
+        let size = [to_i64(rows)?, to_i64(cols)?];
+        if rows * cols == 0 {
+            return self.none(&size);
+        }
+        if (rows - 1) * step + cols > self.len {
+            return Err(Error::Internal(format!("{} elements viewed as {size:?}", self.len)));
+        }
+        // SAFETY: the last element was checked to be inside; the caller upholds the rest.
+        unsafe { self.tensor(&size, &[to_i64(step)?, 1]) }
+    }
+}
+
+/// Elements of a tensor or of the arena, borrowed to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct FlatView<'a> {
+    ptr: FlatPtr,
+    /// How the elements are more than numbers of their type, if they are.
+    encoding: Option<&'a Encoding>,
+    /// Place of the first element in the tensor that the encoding is about.
+    first: usize,
+    of: PhantomData<&'a [u8]>,
+}
+
+/// Elements of a tensor or of the arena, borrowed to be written by whoever has the view.
+///
+/// It is neither copied nor cloned, so no two views of one element are written; `unsound_uses.rs` has what does not compile.
+#[derive(Debug)]
+pub struct FlatViewMut<'a> {
+    ptr: FlatPtr,
+    encoding: Option<&'a Encoding>,
+    first: usize,
+    of: PhantomData<&'a mut [u8]>,
+}
+
+/// What both kinds of views tell of their elements.
+macro_rules! facts {
+    ($view:ident) => {
+        impl $view<'_> {
+            /// Number of elements.
+            #[must_use]
+            #[inline]
+            pub fn len(&self) -> usize {
+                self.ptr.len
+            }
+
+            /// Whether there are none.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.ptr.len == 0
+            }
+
+            /// Element type.
+            #[must_use]
+            #[inline]
+            pub fn dtype(&self) -> DType {
+                self.ptr.dtype
+            }
+
+            /// Where the elements are.
+            #[must_use]
+            pub fn device(&self) -> Device {
+                self.ptr.device
+            }
+
+            /// Where plain numbers are, for a kernel of a device that knows no others.
+            ///
+            /// # Errors
+            /// `Error::Cuda` for elements that are more than numbers of their type.
+            pub fn device_address(&self) -> Result<usize> {
+                if self.is_encoded() {
+                    return Err(Error::Cuda(
+                        "there is no kernel for 8-bit states or stochastic rounding in this device".into(),
+                    ));
+                }
+                Ok(self.ptr.address())
+            }
+
+            /// Where the elements are, for a kernel of a device that heeds their encoding.
+            #[must_use]
+            pub fn encoded_address(&self) -> usize {
+                self.ptr.address()
+            }
+
+            /// Whether the elements are more than numbers of their type.
+            #[must_use]
+            pub fn is_encoded(&self) -> bool {
+                self.encoding.is_some()
+            }
+
+            /// Asks for the memory of the first `len` elements from `offset` on.
+            #[inline]
+            pub fn prefetch(&self, offset: usize, len: usize) {
+                let part = self.ptr.part(offset, len);
+                (part.address()..part.address() + part.bytes()).step_by(64).for_each(prefetch);
+            }
+        }
+    };
+}
+facts!(FlatView);
+facts!(FlatViewMut);
+
+impl<'a> FlatView<'a> {
+    /// No elements.
+    pub const EMPTY: Self = Self { ptr: FlatPtr::EMPTY, encoding: None, first: 0, of: PhantomData };
+
+    /// The elements of a contiguous tensor.
+    ///
+    /// # Safety
+    /// Nobody writes them for all of `'a`: libtorch may know other owners of the memory, and who has one must not use it.
+    ///
+    /// # Errors
+    /// As [`FlatPtr::of`].
+    pub unsafe fn from_tensor(tensor: &'a Tensor) -> Result<Self> {
+        // SAFETY: the tensor keeps its memory for 'a; the caller upholds the rest.
+        Ok(unsafe { FlatPtr::of(tensor)?.view(None) })
+    }
+
+    /// Memory that is no tensor's, as elements of this type.
+    #[must_use]
+    pub fn over(memory: &'a [u64], dtype: DType) -> Self {
+        let (at, len) = (memory.as_ptr().cast_mut().cast(), size_of_val(memory) / dtype.bytes());
+        let ptr = FlatPtr { at, len, dtype, device: Device::Cpu };
+        Self { ptr, encoding: None, first: 0, of: PhantomData }
+    }
+
+    /// The same elements, as memory of this device.
+    #[must_use]
+    pub fn on(self, device: Device) -> Self {
+        Self { ptr: self.ptr.on(device), ..self }
+    }
+
+    /// `len` elements from `offset`, cut to what there is.
+    #[must_use]
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        Self { ptr: self.ptr.part(offset, len), first: self.first + offset.min(self.ptr.len), ..*self }
+    }
+
+    /// The encoding of the elements, and the place of the first one in the tensor that it is about.
+    #[must_use]
+    #[inline]
+    pub fn encoding(&self) -> Option<(&'a Encoding, usize)> {
+        self.encoding.map(|encoding| (encoding, self.first))
+    }
+
+    /// The elements, which are in memory of the host and of this type.
+    ///
+    /// # Errors
+    /// `Error::Internal` where they are not.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
+        checked::<T>(&self.ptr)?;
+        Ok(self.slice())
+    }
+
+    /// As [`as_slice`](Self::as_slice), where the caller has looked.
+    ///
+    /// # Panics
+    /// Where the elements are of another type, or on a device.
+    #[must_use]
+    #[inline]
+    pub fn slice<T: Element>(&self) -> &'a [T] {
+        // SAFETY: type and device are checked; `FlatPtr::view` says that the elements are there and not written for 'a.
+        unsafe { std::slice::from_raw_parts(self.ptr.pointer::<T>(), self.ptr.len) }
+    }
+
+    /// The elements of a float64 view of the host, none of another type.
+    #[must_use]
+    pub fn numbers(&self) -> &'a [f64] {
+        if self.ptr.dtype == DType::F64 { self.slice() } else { &[] }
     }
 
     /// The value of a float32 counter.
     #[must_use]
     pub fn count(&self) -> f64 {
-        if self.dtype != DType::F32 || self.len != 1 {
+        if self.ptr.dtype != DType::F32 || self.ptr.len != 1 {
             return f64::NAN;
         }
-        // SAFETY: as in `increment`.
-        f64::from(unsafe { self.slice::<f32>() }[0])
+        f64::from(self.slice::<f32>()[0])
     }
 
-    /// The elements of a float64 view, none of another.
+    /// The bytes of elements of one byte in memory of the host.
     #[must_use]
-    pub fn numbers<'a>(&self) -> &'a mut [f64] {
-        if self.dtype != DType::F64 {
+    pub(super) fn codes(&self) -> &'a [u8] {
+        if self.ptr.len == 0 || !self.ptr.dtype.is_quantized() || self.ptr.device != Device::Cpu {
+            return &[];
+        }
+        // SAFETY: bytes; `FlatPtr::view` says that they are there and not written for 'a.
+        unsafe { std::slice::from_raw_parts(self.ptr.at, self.ptr.len) }
+    }
+
+    /// The first element of a type in memory of the host, to be read by kernels that take pointers.
+    ///
+    /// # Panics
+    /// As `slice`.
+    #[must_use]
+    pub(super) fn pointer<T: Element>(&self) -> *const T {
+        self.ptr.pointer()
+    }
+
+    /// The elements as a row-major tensor of this shape that shares their memory, to be read.
+    ///
+    /// # Errors
+    /// `Error::Internal` when the shape has another number of elements.
+    pub fn tensor(&self, shape: &[usize]) -> Result<Lent<'a>> {
+        // SAFETY: the elements are there for 'a, and so is the result.
+        Ok(unsafe { Lent::new(self.ptr.shaped(shape)?) })
+    }
+
+    pub(super) fn strided(&self, shape: [usize; 2], step: usize) -> Result<Lent<'a>> {
+        // SAFETY: as in `tensor`.
+        Ok(unsafe { Lent::new(self.ptr.strided(shape, step)?) })
+    }
+
+    pub(super) fn ptr(&self) -> FlatPtr {
+        self.ptr
+    }
+
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+}
+
+impl<'a> FlatViewMut<'a> {
+    /// No elements.
+    pub const EMPTY: Self = Self { ptr: FlatPtr::EMPTY, encoding: None, first: 0, of: PhantomData };
+
+    /// The elements of a contiguous tensor.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them for all of `'a`: libtorch may know other owners of the memory, and who has one must
+    /// not use it.
+    ///
+    /// # Errors
+    /// As [`FlatPtr::of`].
+    pub unsafe fn from_tensor(tensor: &'a mut Tensor) -> Result<Self> {
+        // SAFETY: the tensor keeps its memory for 'a; the caller upholds the rest.
+        Ok(unsafe { FlatPtr::of(tensor)?.view_mut(None) })
+    }
+
+    /// Memory that is no tensor's, as elements of this type.
+    #[must_use]
+    pub fn over(memory: &'a mut [u64], dtype: DType) -> Self {
+        Self { ptr: FlatPtr::over(memory, dtype), encoding: None, first: 0, of: PhantomData }
+    }
+
+    /// The same elements, as memory of this device.
+    #[must_use]
+    pub fn on(self, device: Device) -> Self {
+        Self { ptr: self.ptr.on(device), ..self }
+    }
+
+    /// The same elements, read while the view is not used otherwise.
+    #[must_use]
+    #[inline]
+    pub fn view(&self) -> FlatView<'_> {
+        FlatView { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
+    }
+
+    /// The same elements, which are only read from now on.
+    #[must_use]
+    #[inline]
+    pub fn into_view(self) -> FlatView<'a> {
+        FlatView { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
+    }
+
+    /// The same elements for a while.
+    #[must_use]
+    #[inline]
+    pub fn reborrow(&mut self) -> FlatViewMut<'_> {
+        FlatViewMut { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
+    }
+
+    /// `len` elements from `offset` for a while, cut to what there is.
+    #[must_use]
+    #[inline]
+    pub fn part(&mut self, offset: usize, len: usize) -> FlatViewMut<'_> {
+        self.reborrow().into_part(offset, len)
+    }
+
+    /// `len` elements from `offset`, cut to what there is.
+    #[must_use]
+    #[inline]
+    pub fn into_part(self, offset: usize, len: usize) -> Self {
+        Self { ptr: self.ptr.part(offset, len), first: self.first + offset.min(self.ptr.len), ..self }
+    }
+
+    /// The first `count` elements, and those behind them.
+    #[must_use]
+    #[inline]
+    pub fn split_at(self, count: usize) -> (Self, Self) {
+        let (ptr, encoding, first) = (self.ptr, self.encoding, self.first);
+        let low = Self { ptr: ptr.part(0, count), encoding, first, of: PhantomData };
+        let high = Self {
+            ptr: ptr.part(count, ptr.len),
+            encoding,
+            first: first + count.min(ptr.len),
+            of: PhantomData,
+        };
+        (low, high)
+    }
+
+    /// Takes the first `count` elements off.
+    #[must_use]
+    #[inline]
+    pub fn take_first(&mut self, count: usize) -> Self {
+        let (low, high) = std::mem::replace(self, Self::EMPTY).split_at(count);
+        *self = high;
+        low
+    }
+
+    /// Runs of `length` elements one after the other, the last one shorter.
+    pub fn chunks(mut self, length: usize) -> impl Iterator<Item = Self> {
+        std::iter::from_fn(move || (!self.is_empty()).then(|| self.take_first(length.max(1))))
+    }
+
+    /// The same memory as `len` elements of another type.
+    ///
+    /// # Errors
+    /// As [`FlatPtr::carve`].
+    pub fn retyped(self, len: usize, dtype: DType) -> Result<Self> {
+        Ok(Self { ptr: self.ptr.carve(0, len, dtype)?, encoding: None, first: 0, of: PhantomData })
+    }
+
+    /// The encoding of the elements, and the place of the first one in the tensor that it is about.
+    #[must_use]
+    #[inline]
+    pub fn encoding(&self) -> Option<(&'a Encoding, usize)> {
+        self.encoding.map(|encoding| (encoding, self.first))
+    }
+
+    /// The elements, which are in memory of the host and of this type.
+    ///
+    /// # Errors
+    /// `Error::Internal` where they are not.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        checked::<T>(&self.ptr)?;
+        Ok(self.slice_mut())
+    }
+
+    /// As [`as_mut_slice`](Self::as_mut_slice), where the caller has looked.
+    ///
+    /// # Panics
+    /// Where the elements are of another type, or on a device.
+    #[must_use]
+    #[inline]
+    pub fn slice_mut<T: Element>(&mut self) -> &mut [T] {
+        self.reborrow().into_slice()
+    }
+
+    /// As `slice_mut`, for as long as the view was.
+    ///
+    /// # Panics
+    /// As `slice_mut`.
+    #[must_use]
+    #[inline]
+    pub fn into_slice<T: Element>(self) -> &'a mut [T] {
+        // SAFETY: type and device are checked; `FlatPtr::view_mut` says that the elements are there and nobody else's for
+        // 'a, and the view is gone.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.pointer::<T>(), self.ptr.len) }
+    }
+
+    /// The elements of a float64 view of the host, none of another type.
+    #[must_use]
+    pub fn numbers(&mut self) -> &mut [f64] {
+        if self.ptr.dtype == DType::F64 { self.slice_mut() } else { &mut [] }
+    }
+
+    /// The bytes of elements of one byte in memory of the host.
+    #[must_use]
+    pub(super) fn codes(&mut self) -> &mut [u8] {
+        if self.ptr.len == 0 || !self.ptr.dtype.is_quantized() || self.ptr.device != Device::Cpu {
             return &mut [];
         }
-        // SAFETY: the type was checked; buffers of numbers belong to the stage that runs.
-        unsafe { self.slice::<f64>() }
+        // SAFETY: bytes; `FlatPtr::view_mut` says that they are there and nobody else's.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.at, self.ptr.len) }
     }
 
-    /// Copies the elements to a view of the same type and length; the two may overlap.
-    pub fn copy_to(&self, to: &Self) {
-        debug_assert!(self.len == to.len && self.dtype == to.dtype);
-        self.check_place();
-        to.check_place();
-        let bytes = self.len.min(to.len) * self.dtype.bytes();
-        if bytes > 0 {
-            // SAFETY: both views are live memory of at least `bytes` bytes, which the running step alone uses.
-            unsafe { std::ptr::copy(self.address as *const u8, to.address as *mut u8, bytes) };
+    /// The first element of a type in memory of the host, for kernels that take pointers.
+    ///
+    /// # Panics
+    /// As `slice_mut`.
+    #[must_use]
+    pub(super) fn pointer<T: Element>(&mut self) -> *mut T {
+        self.ptr.pointer()
+    }
+
+    /// Adds one to a float32 counter and returns the new value.
+    #[must_use]
+    pub fn increment(&mut self) -> f64 {
+        if self.ptr.dtype != DType::F32 || self.ptr.len != 1 {
+            return f64::NAN;
         }
+        let counter = self.slice_mut::<f32>();
+        counter[0] += 1.0;
+        f64::from(counter[0])
+    }
+
+    /// Copies elements of the same type in memory of the host, as many as both have.
+    ///
+    /// # Panics
+    /// As `slice_mut`.
+    pub fn copy_from(&mut self, from: FlatView<'_>) {
+        let count = self.len().min(from.len());
+        self.check_copy(from.ptr);
+        // SAFETY: both are live memory of the host of at least `count` elements of one type; what is written is this view's
+        // alone, so they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from.ptr.at, self.ptr.at, count * self.dtype().bytes()) };
+    }
+
+    /// Copies `count` elements from `from` to `to`, which may overlap.
+    ///
+    /// # Panics
+    /// As `slice_mut`, and beyond the end.
+    pub fn copy_within(&mut self, from: usize, to: usize, count: usize) {
+        assert!(from.max(to) + count <= self.len(), "elements are moved beyond the end");
+        self.check_copy(self.ptr);
+        let each = self.dtype().bytes();
+        let [from, to] = [from, to].map(|at| self.ptr.at.wrapping_add(at * each));
+        // SAFETY: both lie in this view, which nobody else uses.
+        unsafe { std::ptr::copy(from, to, count * each) };
+    }
+
+    fn check_copy(&self, other: FlatPtr) {
+        assert!(
+            self.ptr.device == Device::Cpu && other.device == Device::Cpu,
+            "a kernel of the CPU was given memory of a device"
+        );
+        assert!(self.ptr.dtype == other.dtype, "elements were taken for those of another type");
     }
 
     /// Sets all elements to zero.
     ///
     /// # Errors
     /// Whatever libtorch says of memory of a device.
-    pub fn clear(&self) -> Result<()> {
-        if self.device != Device::Cpu {
-            let _ = self.tensor(&[self.len])?.f_zero_()?;
-        } else if self.len > 0 {
-            // SAFETY: the view is live memory of this length, which the running step alone uses.
-            unsafe { std::ptr::write_bytes(self.address as *mut u8, 0, self.len * self.dtype.bytes()) };
+    pub fn clear(&mut self) -> Result<()> {
+        if self.ptr.device != Device::Cpu {
+            let _ = self.tensor(&[self.len()])?.f_zero_()?;
+        } else if self.ptr.len > 0 {
+            // SAFETY: live memory of this length, which is this view's alone.
+            unsafe { std::ptr::write_bytes(self.ptr.at, 0, self.ptr.bytes()) };
         }
         Ok(())
-    }
-
-    /// The elements as a slice.
-    ///
-    /// # Safety
-    /// The tensor behind the view is alive, nobody else reads or writes these elements while the slice
-    /// lives, and `'a` ends before the stage does.
-    #[must_use]
-    #[allow(clippy::mut_from_ref)] // the flat is a pointer, not the owner
-    pub unsafe fn slice<'a, T: Element>(&self) -> &'a mut [T] {
-        debug_assert_eq!(T::DTYPE, self.dtype);
-        if self.len == 0 {
-            return &mut [];
-        }
-        self.check_place();
-        // SAFETY: `of` checked type and contiguity; the caller upholds lifetime and exclusivity.
-        unsafe { std::slice::from_raw_parts_mut(self.address as *mut T, self.len) }
-    }
-
-    /// A matrix whose rows begin `step` elements apart, as a tensor that shares its memory.
-    pub(super) fn strided(&self, [rows, cols]: [usize; 2], step: usize) -> Result<Tensor> {
-        let size = [to_i64(rows)?, to_i64(cols)?];
-        if rows * cols == 0 {
-            return Ok(Tensor::f_empty(size, (self.dtype.kind(), self.device.torch()))?);
-        }
-        if (rows - 1) * step + cols > self.len {
-            return Err(Error::Internal(format!("{} elements viewed as {size:?}", self.len)));
-        }
-        let stride = [to_i64(step)?, 1];
-        // SAFETY: as in `tensor`; the last element was checked to be inside.
-        unsafe { self.view(&size, &stride) }
-    }
-
-    /// The first of matrices that begin `distance` elements apart in one tensor, with the others: `[count, rows, cols]`.
-    pub(super) fn stacked(&self, sizes: [usize; 3], [distance, step]: [usize; 2]) -> Result<Tensor> {
-        let [count, rows, cols] = sizes.map(to_i64);
-        let (size, stride) = ([count?, rows?, cols?], [to_i64(distance)?, to_i64(step)?, 1]);
-        // SAFETY: as in `tensor`; a `Stack` has been given each of the matrices as a view of the same tensor.
-        unsafe { self.view(&size, &stride) }
-    }
-
-    /// The memory as a tensor of these sizes and strides.
-    ///
-    /// # Safety
-    /// All of it lies within the view, whose tensor outlives the result.
-    unsafe fn view(&self, size: &[i64], stride: &[i64]) -> Result<Tensor> {
-        let (data, kind) = (self.address as *const u8, self.dtype.kind());
-        // SAFETY: the caller upholds it.
-        Ok(unsafe { Tensor::f_from_blob(data, size, stride, kind, self.device.torch()) }?)
     }
 
     /// The elements as a row-major tensor of this shape that shares their memory.
     ///
     /// # Errors
     /// `Error::Internal` when the shape has another number of elements.
-    pub fn tensor(&self, shape: &[usize]) -> Result<Tensor> {
-        if shape.iter().product::<usize>() != self.len {
-            return Err(Error::Internal(format!("{} elements viewed as {shape:?}", self.len)));
-        }
-        let size = shape.iter().map(|&d| to_i64(d)).collect::<Result<Vec<_>>>()?;
-        if self.len == 0 {
-            return Ok(Tensor::f_empty(&size, (self.dtype.kind(), self.device.torch()))?);
-        }
-        let mut stride = vec![1_i64; size.len()];
-        for d in (1..size.len()).rev() {
-            stride[d - 1] = stride[d] * size[d];
-        }
-        // SAFETY: the view's tensor outlives the stage (the session holds it) and the result does not leave it.
-        unsafe { self.view(&size, &stride) }
+    pub fn tensor(&mut self, shape: &[usize]) -> Result<LentMut<'_>> {
+        self.reborrow().into_tensor(shape)
     }
+
+    /// As `tensor`, for as long as the view was.
+    ///
+    /// # Errors
+    /// As `tensor`.
+    pub fn into_tensor(self, shape: &[usize]) -> Result<LentMut<'a>> {
+        // SAFETY: the elements are there for 'a, and so is the result.
+        Ok(unsafe { LentMut::new(self.ptr.shaped(shape)?) })
+    }
+
+    /// The same elements of a device once more, for a kernel and for what decodes and encodes them: those of one stream run
+    /// one after the other.
+    ///
+    /// # Panics
+    /// Where the elements are in memory of the host.
+    #[must_use]
+    pub fn for_kernels(&self) -> Self {
+        assert!(self.ptr.device != Device::Cpu, "memory of the host was handed out twice");
+        // SAFETY: of memory of a device a view has the address only.
+        unsafe { self.alias() }
+    }
+
+    /// The same elements once more, for a matrix that has some of them and one that has others.
+    ///
+    /// # Safety
+    /// No element is used through both.
+    pub(super) unsafe fn alias(&self) -> Self {
+        Self { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
+    }
+
+    pub(super) fn strided(self, shape: [usize; 2], step: usize) -> Result<LentMut<'a>> {
+        // SAFETY: as in `into_tensor`.
+        Ok(unsafe { LentMut::new(self.ptr.strided(shape, step)?) })
+    }
+}
+
+fn checked<T: Element>(ptr: &FlatPtr) -> Result<()> {
+    if ptr.device != Device::Cpu || ptr.dtype != T::DTYPE {
+        return Err(Error::Internal(format!("{ptr:?} as {} of the host", T::DTYPE.name())));
+    }
+    Ok(())
 }
 
 /// Where the first element of a tensor is.
 #[must_use]
 pub fn address_of(tensor: &Tensor) -> usize {
-    tensor.data_ptr() as usize
+    tensor.data_ptr().addr()
 }
 
 /// A size as libtorch wants it.

@@ -1,6 +1,6 @@
 //! Encoding of stored elements: 8-bit codes with a scale for each block, or stochastic rounding.
 
-use super::FlatView;
+use super::{DType, Device, FlatPtr, FlatView, FlatViewMut};
 
 /// How a kernel reads and writes the elements of a tensor.
 #[derive(Clone, Debug)]
@@ -14,8 +14,8 @@ pub enum Encoding {
 /// The blocks of a tensor of codes: each row of `width` elements is cut into blocks, of which the last may be short.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// The largest absolute value of each block, float32, by row.
-    pub scales: FlatView,
+    /// The largest absolute value of each block, float32, by row. Who has a view of codes has those of its blocks with it.
+    pub scales: FlatPtr,
     /// Elements of a row.
     pub width: usize,
     /// Elements of a block, a power of two.
@@ -34,6 +34,20 @@ impl Blocks {
         (row * in_row + here, row * self.width + ((here + 1) << bits).min(self.width))
     }
 
+    /// Where the scales of `count` blocks from number `first` on are, for a kernel of a device; none where there are fewer.
+    #[must_use]
+    pub fn scales_address(&self, first: usize, count: usize) -> Option<usize> {
+        let inside = first + count <= self.scales.len() && self.scales.dtype() == DType::F32;
+        inside.then(|| self.scales.address() + first * DType::F32.bytes())
+    }
+
+    /// The scale of a block, in memory of the host; none where there is none.
+    fn scale(&self, number: usize) -> Option<*mut f32> {
+        let Self { scales, .. } = self;
+        let there = number < scales.len() && scales.dtype() == DType::F32 && scales.device() == Device::Cpu;
+        there.then(|| scales.pointer::<f32>().wrapping_add(number))
+    }
+
     /// The last end of a block that is at most `most` elements behind `start`, a beginning of one; the end of the first
     /// block where none is.
     #[must_use]
@@ -42,6 +56,84 @@ impl Blocks {
         let (row, col) = ((start + most) / self.width, (start + most) % self.width);
         let end = row * self.width + (col & !(self.block - 1));
         if end > start { end } else { self.block_at(start).1 }
+    }
+}
+
+/// Codes with the scales of their blocks, to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Coded<'a> {
+    /// The codes.
+    pub codes: &'a [u8],
+    blocks: &'a Blocks,
+    first: usize,
+}
+
+/// Codes with the scales of those blocks that are whole in them, to be written.
+#[derive(Debug)]
+pub struct CodedMut<'a> {
+    codes: &'a mut [u8],
+    blocks: &'a Blocks,
+    first: usize,
+}
+
+impl<'a> FlatView<'a> {
+    /// Elements of the host that are codes of blocks.
+    #[must_use]
+    #[inline]
+    pub fn coded(&self) -> Option<Coded<'a>> {
+        let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
+        Some(Coded { codes: self.codes(), blocks, first })
+    }
+}
+
+impl FlatViewMut<'_> {
+    /// Elements of the host that are codes of blocks.
+    #[must_use]
+    #[inline]
+    pub fn coded(&mut self) -> Option<CodedMut<'_>> {
+        let Some((Encoding::Blocks(blocks), first)) = self.encoding() else { return None };
+        Some(CodedMut { codes: self.codes(), blocks, first })
+    }
+}
+
+impl<'a> Coded<'a> {
+    /// The codes from number `at` on that are of one block, and its scale: NaN where there is none.
+    #[must_use]
+    #[inline]
+    pub fn block(&self, at: usize) -> (&'a [u8], f32) {
+        let (number, end) = self.blocks.block_at(self.first + at);
+        let codes = &self.codes[at..(end - self.first).min(self.codes.len())];
+        let scale = if codes.is_empty() { None } else { self.blocks.scale(number) };
+        // SAFETY: the scale of a block that the view has codes of is there like them, and not written (`FlatPtr::view`);
+        // a view of a part of a block does not write it (`CodedMut::block`).
+        (codes, scale.map_or(f32::NAN, |scale| unsafe { *scale }))
+    }
+}
+
+impl CodedMut<'_> {
+    /// How many codes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.codes.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.codes.is_empty()
+    }
+
+    /// The block that begins with code number `at`, and its scale; none where all of it is not here: somebody else may have
+    /// the rest, and reads the scale.
+    #[must_use]
+    #[inline]
+    pub fn block(&mut self, at: usize) -> Option<(&mut [u8], &mut f32)> {
+        let (width, place) = (self.blocks.width.max(1), self.first + at);
+        let (number, end) = self.blocks.block_at(place);
+        let begins = place % width & (self.blocks.block - 1) == 0;
+        let codes = self.codes.get_mut(at..end - self.first).filter(|codes| begins && !codes.is_empty())?;
+        // SAFETY: the view has all codes of the block, and with them its scale alone (`FlatPtr::view_mut`).
+        Some((codes, unsafe { &mut *self.blocks.scale(number)? }))
     }
 }
 
@@ -105,7 +197,7 @@ mod tests {
     #[test]
     fn blocks_any_width_cover_each_row_by_itself() {
         for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (513, 256)] {
-            let blocks = Blocks { scales: FlatView::EMPTY, width, block };
+            let blocks = Blocks { scales: FlatPtr::EMPTY, width, block };
             let (mut at, mut number) = (0, 0);
             while at < 3 * width {
                 let (found, end) = blocks.block_at(at);

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use tch::Tensor;
 
-use super::{DType, FlatView};
+use super::{DType, FlatPtr};
 
 /// Dimensions that a watched tensor has at most.
 const DIMS: usize = 4;
@@ -109,7 +109,7 @@ pub enum Gradient {
     /// There is none.
     Absent,
     /// Of the tensor's type and shape, contiguous on the CPU.
-    Plain(Tensor, FlatView),
+    Plain(Tensor, FlatPtr),
     /// Anything else.
     Other,
 }
@@ -141,7 +141,7 @@ impl Watch {
     /// The memory of the tensor, if it still has its type and shape, is contiguous on the CPU and counts its changes.
     #[must_use]
     #[inline]
-    pub fn memory(&self) -> Option<FlatView> {
+    pub fn memory(&self) -> Option<FlatPtr> {
         // SAFETY: the tensor is alive.
         unsafe { self.memory_at(self.ptr()) }
     }
@@ -151,7 +151,7 @@ impl Watch {
     /// # Safety
     /// The tensor is alive.
     #[inline]
-    unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<FlatView> {
+    unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<FlatPtr> {
         let (mut layout, mut device, mut kind, mut dim) = (-1, -1, -1, -1);
         let (mut sizes, mut address) = (std::ptr::null(), std::ptr::null_mut());
         let mut contiguous = false;
@@ -184,12 +184,7 @@ impl Watch {
         }
         // SAFETY: as above.
         let known = unsafe { aoti_torch_get_data_ptr(ptr, &raw mut address) } == 0;
-        (known && !address.is_null() && len > 0).then_some(FlatView {
-            address: address as usize,
-            len,
-            dtype: self.dtype,
-            ..FlatView::EMPTY
-        })
+        if known { FlatPtr::told(address.cast(), len, self.dtype) } else { None }
     }
 
     /// The gradient, of which a reference is taken. Nobody else may set it meanwhile.
@@ -311,11 +306,11 @@ mod tests {
     fn memory_after_a_change_is_that_of_the_changed_tensor_or_none() {
         let mut x = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
         let watch = Watch::of(&x, DType::F32).unwrap();
-        assert_eq!(watch.memory().unwrap().address, x.data_ptr() as usize);
+        assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
         assert_eq!(watch.memory().unwrap().len(), 12);
         let other = Tensor::ones([3, 4], (Kind::Float, Device::Cpu));
         x.set_data(&other);
-        assert_eq!(watch.memory().unwrap().address, other.data_ptr() as usize);
+        assert_eq!(watch.memory().unwrap().address(), other.data_ptr() as usize);
         for changed in [
             other.view([4, 3]),
             other.to_kind(Kind::Double),
@@ -335,7 +330,7 @@ mod tests {
         assert!(matches!(watch.gradient(), Gradient::Absent));
         (&x * 2.0).sum(Kind::Float).backward();
         let Gradient::Plain(_, flat) = watch.gradient() else { panic!("a gradient") };
-        assert_eq!(flat.address, x.grad().data_ptr() as usize);
+        assert_eq!(flat.address(), x.grad().data_ptr() as usize);
         let _ = x.grad().transpose_(0, 1);
         assert!(matches!(watch.gradient(), Gradient::Other));
     }

@@ -11,7 +11,6 @@ use super::low_rank::LowRank;
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
-use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
     Block, Description, DimSharding, Hyper, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec,
@@ -173,10 +172,7 @@ impl Algorithm for Apollo {
             PROJECT => self.project(io),
             RATIO => self.ratio(io, h),
             MEASURE => self.measure(io),
-            SUM => {
-                let pairs = (0..io.units.len()).map(|i| Ok([io.flat(TOTAL, i)?, io.flat(TOTAL_ALL, i)?]));
-                kernels::run(&kernels::Convert { factor: 1.0 }, &pairs.collect::<Result<Vec<_>>>()?)
-            }
+            SUM => Self::sum(io),
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("apollo_adamw has no stage {stage}"))),
         }

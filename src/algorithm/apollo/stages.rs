@@ -1,50 +1,54 @@
 //! The stages of APOLLO.
 
-use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::{
     Apollo, BETA1, BETA2, EPSILON, FACTORS, LOW, LR, NORMS, P, SCALE, TOTAL, TOTAL_ALL, UPDATE_NORM,
     WEIGHT_DECAY, WIDE,
 };
-use crate::algorithm::stage::{StageIo, jobs};
+use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::Result;
-use crate::kernels::{self, ChannelStep, Channels, Limited, Projected};
+use crate::kernels::{self, ChannelStep, Channels, Job, Limited, Projected};
 use crate::linalg::low_rank::{GaussianRows, gaussian_rows};
 use crate::linalg::random::Key;
-use crate::spec::{Hyper, Side};
-use crate::tensor::FlatView;
+use crate::spec::{Hyper, Side, UnitShape};
+use crate::tensor::FlatViewMut;
 
 /// Separates these random numbers from others of the same parameter.
 const TAG: u32 = 4;
 
 impl Apollo {
     /// `R = G·P`, as far as both are stored here.
-    pub(super) fn project(&self, io: &StageIo<'_>) -> Result<()> {
-        let side = self.side(io.class);
-        let product = io.class.param.arithmetic();
-        let rows = io.units.iter().enumerate().map(|(i, unit)| {
+    pub(super) fn project(&self, io: &mut StageIo<'_>) -> Result<()> {
+        let (side, product) = (self.side(io.class), io.class.param.arithmetic());
+        let StageIo { units, buffers, .. } = io;
+        let projections = buffers.get_mut(P)?;
+        let firsts = units.iter().map(|unit| Ok(projections.origin(unit)?[0])).collect::<Result<Vec<_>>>()?;
+        let all = units.iter().zip(projections.matrices(units)?).zip(firsts);
+        let rows = all.map(|((unit, out), first)| {
             let d = [unit.rows, unit.cols][side.index()];
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
             let period = unit.steps as u64 / self.common.gap as u64;
-            Ok(GaussianRows {
+            GaussianRows {
                 key: Key { seed: self.common.seed, stream: unit.param_index as u64 },
                 tag: TAG,
                 step: period,
-                first: unit.block_index * d + io.origin(P, i)?[0],
-                out: io.area(P, i)?,
-            })
+                first: unit.block_index * d + first,
+                out,
+            }
         });
-        gaussian_rows(&rows.collect::<Result<Vec<_>>>()?)?;
-        for (i, unit) in io.units.iter().enumerate() {
-            let p = io.matrix(P, i)?;
+        gaussian_rows(&mut rows.collect::<Vec<_>>())?;
+        let [p, wide, low] = buffers.several([P, WIDE, LOW])?;
+        for unit in &*units {
+            let p = p.read_tensor(unit)?;
             let grad = if unit.grad.dtype() == product {
                 unit.grad.tensor()?
             } else {
                 let [rows, cols] = unit.grad.shape();
-                let wide = io.flat(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols);
-                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([unit.grad, wide])])?)?;
-                wide.tensor()?
+                let mut wide = wide.flat(unit)?.into_matrix(0, [rows, cols], cols);
+                let mut jobs = jobs([([unit.grad], [wide.reborrow()])]);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
+                wide.into_view().tensor()?
             };
-            let out = io.matrix(LOW, i)?;
+            let out = low.tensor(unit)?;
             kernels::frozen(|| {
                 let _ = match side {
                     Side::Cols => grad.f_mm_out(&out, &p)?,
@@ -57,59 +61,95 @@ impl Apollo {
     }
 
     /// Moments of the projected gradient, and the ratios of norms that they give.
-    pub(super) fn ratio(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let one = |i| Ok(Projected { low: io.area(LOW, i)?, channels: self.channels(io, i)? });
-        let projected = (0..io.units.len()).map(one).collect::<Result<Vec<_>>>()?;
-        kernels::channel_squares(&projected)?;
+    pub(super) fn ratio(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let (grad_factor, class) = (io.grad_factor, io.class);
+        let StageIo { units, buffers, .. } = io;
+        let [low, factors, norms] = buffers.several([LOW, FACTORS, NORMS])?;
+        let channels = self.channels(class, units, factors, norms)?;
+        let projected = low.matrices(units)?.into_iter().zip(channels);
+        let mut projected: Vec<_> = projected.map(|(low, channels)| Projected { low, channels }).collect();
+        kernels::channel_squares(&mut projected)?;
         let direction = kernels::Direction {
             beta1: h[BETA1],
             beta2: h[BETA2],
             epsilon: h[EPSILON],
-            grad_factor: io.grad_factor,
+            grad_factor,
             // Not corrected: the step size is.
-            corrections: vec![[1.0; 2]; io.units.len()],
+            corrections: vec![[1.0; 2]; units.len()],
             unit: 1.0,
             per_rate: false,
         };
-        let units = io.units.iter().enumerate();
-        let all = units.map(|(i, u)| Ok([io.area(LOW, i)?, u.state[MOMENTUM], u.state[VARIANCE]]));
-        kernels::run(&direction, &jobs(all)?)?;
-        kernels::channel_ratios(io.grad_factor, &projected)
+        let all = units.iter_mut().zip(&mut projected).map(|(unit, one)| {
+            let [m, v, ..] = &mut unit.state;
+            ([], [one.low.reborrow(), m.reborrow(), v.reborrow()])
+        });
+        kernels::run(&direction, &mut jobs(all))?;
+        kernels::channel_ratios(grad_factor, &mut projected)
     }
 
-    /// The factors of a unit's channels.
-    fn channels(&self, io: &StageIo<'_>, i: usize) -> Result<Channels> {
-        let norms = if self.tensor { io.flat(NORMS, i)? } else { FlatView::EMPTY };
-        Ok(Channels { side: self.channel_side(io.class), factors: io.flat(FACTORS, i)?, norms })
+    /// The factors of the units' channels.
+    fn channels<'s>(
+        &self,
+        class: &UnitShape,
+        units: &[UnitIo<'_>],
+        factors: &'s mut BufferIo<'_>,
+        norms: &'s mut BufferIo<'_>,
+    ) -> Result<Vec<Channels<'s>>> {
+        let side = self.channel_side(class);
+        let norms = if self.tensor {
+            norms.flats(units)?
+        } else {
+            units.iter().map(|_| FlatViewMut::EMPTY).collect()
+        };
+        let all = factors.flats(units)?.into_iter().zip(norms);
+        Ok(all.map(|(factors, norms)| Channels { side, factors, norms }).collect())
     }
 
     /// The squared norms of the updates, as far as they are stored here.
-    pub(super) fn measure(&self, io: &StageIo<'_>) -> Result<()> {
-        let one = |i: usize| Ok((self.channels(io, i)?, io.units[i].grad, io.flat(TOTAL, i)?));
-        kernels::channel_totals(&(0..io.units.len()).map(one).collect::<Result<Vec<_>>>()?)
+    pub(super) fn measure(&self, io: &mut StageIo<'_>) -> Result<()> {
+        let StageIo { units, buffers, class, .. } = io;
+        let [factors, norms, totals] = buffers.several([FACTORS, NORMS, TOTAL])?;
+        let channels = self.channels(class, units, factors, norms)?;
+        let all = units.iter().zip(channels).zip(totals.flats(units)?);
+        let all = all.map(|((unit, channels), total)| (channels, unit.grad, total));
+        kernels::channel_totals(&mut all.collect::<Vec<_>>())
+    }
+
+    /// The sums of the squared norms over the rows, to be summed over the columns.
+    pub(super) fn sum(io: &mut StageIo<'_>) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        let [totals, all] = buffers.several([TOTAL, TOTAL_ALL])?;
+        let pairs = totals.flats(units)?.into_iter().zip(all.flats(units)?);
+        let pairs = pairs.map(|(from, to)| Job { read: [from.into_view()], write: [to] });
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut pairs.collect::<Vec<_>>())
     }
 
     /// The limited step.
-    pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let step = ChannelStep {
             grad_factor: io.grad_factor,
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.common.cautious,
             late: self.common.late,
         };
-        let units = io.units.iter().enumerate().map(|(i, unit)| {
-            let steps = unit.steps + 1.0;
+        let StageIo { units, buffers, class, .. } = io;
+        let [factors, norms, totals] = buffers.several([FACTORS, NORMS, TOTAL_ALL])?;
+        let channels = self.channels(class, units, factors, norms)?;
+        let all = channels.into_iter().zip(totals.flats(units)?);
+        let all = units.iter_mut().zip(all).map(|(unit, (channels, total))| {
+            let (steps, fresh) = (unit.steps + 1.0, unit.steps <= 0.0);
             let corrected = (1.0 - h[BETA2].powf(steps)).sqrt() / (1.0 - h[BETA1].powf(steps));
-            Ok(Limited {
-                channels: self.channels(io, i)?,
-                param: unit.param,
-                grad: unit.grad,
-                total: io.flat(TOTAL_ALL, i)?,
-                last: unit.state[UPDATE_NORM].row(0),
+            let UnitIo { param, grad, state, .. } = unit;
+            Limited {
+                channels,
+                param: param.reborrow(),
+                grad: *grad,
+                total: total.into_view(),
+                last: state[UPDATE_NORM].row(0),
                 rate: h[LR] * corrected * h[SCALE].sqrt(),
-                fresh: unit.steps <= 0.0,
-            })
+                fresh,
+            }
         });
-        kernels::channel_steps(&step, &units.collect::<Result<Vec<_>>>()?)
+        kernels::channel_steps(&step, &mut all.collect::<Vec<_>>())
     }
 }

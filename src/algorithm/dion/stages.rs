@@ -1,7 +1,7 @@
 //! The stages of Dion on one bucket.
 
 use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
-use crate::algorithm::stage::{StageIo, jobs};
+use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
 use crate::linalg::basis::orthonormal_or_zero;
@@ -13,14 +13,14 @@ use crate::linalg::qr::sketch_rows;
 use crate::linalg::random::Key;
 use crate::program::BufferId;
 use crate::spec::Hyper;
-use crate::tensor::{DType, MatrixView};
+use crate::tensor::{DType, MatrixView, MatrixViewMut};
 
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
 
 /// Where the products find the momentum.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum BufferShard {
+enum Held {
     /// In the state itself.
     State,
     /// In a wider copy, from which the state is rounded once.
@@ -30,172 +30,215 @@ enum BufferShard {
 }
 
 /// Sum of the squares of all elements.
-fn energy(area: &MatrixView) -> Result<f64> {
-    area.runs().map(|run| measured_squares(&run)).sum()
+fn energy(matrix: &MatrixView<'_>) -> Result<f64> {
+    matrix.runs().map(|run| measured_squares(&run)).sum()
+}
+
+/// Matrices of all units with the factors P and those in another buffer.
+fn factored<'s>(
+    units: &[UnitIo<'_>],
+    stored: Vec<MatrixViewMut<'s>>,
+    factors: [Vec<MatrixViewMut<'s>>; 2],
+) -> Vec<Factored<'s>> {
+    let [p, r] = factors;
+    let all = units.iter().zip(stored).zip(p).zip(r);
+    all.map(|(((unit, stored), p), r)| Factored { stored, transposed: unit.transposed, p, r }).collect()
 }
 
 impl Dion {
-    fn held(momentum: DType, product: DType) -> BufferShard {
+    fn held(momentum: DType, product: DType) -> Held {
         match momentum {
-            same if same == product => BufferShard::State,
-            wide if wide.bytes() > product.bytes() => BufferShard::Narrower,
-            _ => BufferShard::Wider,
+            same if same == product => Held::State,
+            wide if wide.bytes() > product.bytes() => Held::Narrower,
+            _ => Held::Wider,
         }
     }
 
     /// Where the momentum of the bucket's matrices is, which are all alike.
-    fn momentum_held(io: &StageIo<'_>) -> Result<BufferShard> {
+    fn momentum_held(io: &StageIo<'_>) -> Result<Held> {
         let Some(unit) = io.units.first() else {
-            return Ok(BufferShard::State);
+            return Ok(Held::State);
         };
-        Ok(Self::held(unit.state[MOMENTUM].dtype(), io.flat(P, 0)?.dtype()))
-    }
-
-    /// Every matrix that `stored` tells, with the factors P and those in the buffer `right`.
-    fn factored(
-        io: &StageIo<'_>,
-        right: BufferId,
-        stored: impl Fn(usize) -> Result<MatrixView>,
-    ) -> Result<Vec<Factored>> {
-        let units = io.units.iter().enumerate();
-        units
-            .map(|(i, unit)| {
-                let (p, r) = (io.area(P, i)?, io.area(right, i)?);
-                Ok(Factored { stored: stored(i)?, transposed: unit.transposed, p, r })
-            })
-            .collect()
+        Ok(Self::held(unit.state[MOMENTUM].dtype(), io.buffers.get(P)?.flat.dtype()))
     }
 
     /// The momentum in product type, with the factors P and those in the buffer `right`.
-    fn momentum(io: &StageIo<'_>, right: BufferId) -> Result<Vec<Factored>> {
+    fn momentum<'s>(io: &'s mut StageIo<'_>, right: BufferId) -> Result<Vec<Factored<'s>>> {
         let held = Self::momentum_held(io)?;
-        Self::factored(io, right, |i| {
-            if held == BufferShard::State { Ok(io.units[i].state[MOMENTUM]) } else { io.area(FULL, i) }
-        })
+        let StageIo { units, buffers, .. } = io;
+        if held != Held::State {
+            let [p, r, full] = buffers.several([P, right, FULL])?;
+            let factors = [p.matrices(units)?, r.matrices(units)?];
+            return Ok(factored(units, full.matrices(units)?, factors));
+        }
+        Self::with_factors(units, buffers, right, |unit| unit.state[MOMENTUM].reborrow())
     }
 
-    pub(super) fn accumulate(io: &StageIo<'_>) -> Result<()> {
-        let grad_factor = io.grad_factor;
-        let units = || io.units.iter().enumerate();
+    /// A matrix of each unit with the factors P and those in the buffer `right`.
+    fn with_factors<'s>(
+        units: &'s mut [UnitIo<'_>],
+        buffers: &'s mut Buffers<'_>,
+        right: BufferId,
+        stored: impl Fn(&'s mut UnitIo<'_>) -> MatrixViewMut<'s>,
+    ) -> Result<Vec<Factored<'s>>> {
+        let [p, r] = buffers.several([P, right])?;
+        let all = p.matrices(units)?.into_iter().zip(r.matrices(units)?);
+        let all = units.iter_mut().zip(all).map(|(unit, (p, r))| {
+            let transposed = unit.transposed;
+            Factored { stored: stored(unit), transposed, p, r }
+        });
+        Ok(all.collect())
+    }
+
+    pub(super) fn accumulate(io: &mut StageIo<'_>) -> Result<()> {
+        let (grad_factor, held) = (io.grad_factor, Self::momentum_held(io)?);
+        let StageIo { units, buffers, .. } = io;
         let add = kernels::Momentum { mu: 1.0, grad_factor, nesterov: false };
-        match Self::momentum_held(io)? {
-            BufferShard::State => {
-                kernels::run(&add, &jobs(units().map(|(_, u)| Ok([u.grad, u.state[MOMENTUM]])))?)?;
+        match held {
+            Held::State => {
+                let all = units.iter_mut().map(|unit| ([unit.grad], [unit.state[MOMENTUM].reborrow()]));
+                kernels::run(&add, &mut jobs(all))?;
             }
-            held => {
-                let all = units().map(|(i, u)| Ok([u.grad, u.state[MOMENTUM], io.area(FULL, i)?]));
-                if held == BufferShard::Narrower {
-                    kernels::run(&add, &jobs(all)?)?;
-                } else {
-                    // The momentum is stored once, after the feedback.
-                    kernels::run(&kernels::Accumulate { grad_factor }, &jobs(all)?)?;
-                }
+            Held::Narrower => {
+                let full = buffers.get_mut(FULL)?.matrices(units)?;
+                let all = units.iter_mut().zip(full);
+                let all = all.map(|(unit, full)| ([unit.grad], [unit.state[MOMENTUM].reborrow(), full]));
+                kernels::run(&add, &mut jobs(all))?;
+            }
+            Held::Wider => {
+                // The momentum is stored once, after the feedback.
+                let full = buffers.get_mut(FULL)?.matrices(units)?;
+                let all = units.iter().zip(full);
+                let all = all.map(|(unit, full)| ([unit.grad, unit.state[MOMENTUM].view()], [full]));
+                kernels::run(&kernels::Accumulate { grad_factor }, &mut jobs(all))?;
             }
         }
-        let all = units().map(|(i, u)| Ok([u.state[Q].first_cols(io.shape(WORK, i)?[1]), io.area(WORK, i)?]));
-        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(all)?)
+        let all = units.iter().zip(buffers.get_mut(WORK)?.matrices(units)?).map(|(unit, work)| {
+            let q = unit.state[Q].view().first_cols(work.shape()[1]);
+            ([q], [work])
+        });
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))
     }
 
     /// `P = B·Q` with Q in the given buffer.
-    pub(super) fn project(io: &StageIo<'_>, q: BufferId) -> Result<()> {
-        project(&Self::momentum(io, q)?)
+    pub(super) fn project(io: &mut StageIo<'_>, q: BufferId) -> Result<()> {
+        project(&mut Self::momentum(io, q)?)
     }
 
-    pub(super) fn back_project(io: &StageIo<'_>) -> Result<()> {
-        back_project(&Self::momentum(io, R)?)
+    pub(super) fn back_project(io: &mut StageIo<'_>) -> Result<()> {
+        back_project(&mut Self::momentum(io, R)?)
     }
 
     pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let units = io.units.len();
-        if units == 0 {
+        let StageIo { units, buffers, probe, .. } = io;
+        if units.is_empty() {
             return Ok(());
         }
-        let mut p = io.matrices(P, units)?;
+        let mut p = buffers.get_mut(P)?.batch(units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
         // Zero where Q sees nothing of the momentum: there is no direction to step along.
         let report = orthonormal_or_zero(&mut p, self.method(h[STEP]), |which| {
-            let key = |u: &crate::algorithm::stage::UnitIo| {
-                (Key { seed: self.seed, stream: u.param_index as u64 }, u.block_index)
+            let key = |unit: &UnitIo<'_>| {
+                (Key { seed: self.seed, stream: unit.param_index as u64 }, unit.block_index)
             };
-            let keys: Vec<_> = which.iter().map(|&i| key(&io.units[i])).collect();
+            let keys: Vec<_> = which.iter().map(|&i| key(&units[i])).collect();
             let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
             let step = h[STEP] as u64;
             sketches(&keys, rows, usize::try_from(tall).unwrap_or(0), SKETCH_TAG, step)
         })?;
         if report.householder > 0 {
-            log::debug!(target: "oxidion.dion", "{} of {units} matrices went to Householder QR", report.householder);
+            let (count, all) = (report.householder, units.len());
+            log::debug!(target: "oxidion.dion", "{count} of {all} matrices went to Householder QR");
         }
-        for i in 0..units {
-            let matrix = io.matrix(P, i)?;
-            io.record("orthogonality_error", i, || orthogonality_error(&matrix))?;
+        drop(p);
+        let p = buffers.get(P)?;
+        for unit in &*units {
+            record(probe, "orthogonality_error", unit, || orthogonality_error(&*p.read_tensor(unit)?))?;
         }
         Ok(())
     }
 
     /// R with the sums of its columns and the factor that is made of it.
-    fn columns(io: &StageIo<'_>) -> Result<Vec<Columns>> {
-        let columns =
-            |i| Ok(Columns { x: io.flat(R, i)?, sums: io.flat(NORMS, i)?, scaled: io.flat(WORK, i)? });
-        (0..io.units.len()).map(columns).collect()
+    fn columns<'s>(units: &[UnitIo<'_>], buffers: &'s mut Buffers<'_>) -> Result<Vec<Columns<'s>>> {
+        let [r, norms, work] = buffers.several([R, NORMS, WORK])?;
+        let all = r.flats(units)?.into_iter().zip(norms.flats(units)?).zip(work.flats(units)?);
+        Ok(all.map(|((r, sums), scaled)| Columns { x: r.into_view(), sums, scaled }).collect())
     }
 
     pub(super) fn feedback(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let held = Self::momentum_held(io)?;
-        let lost = h[MU] - 1.0;
+        let (held, lost) = (Self::momentum_held(io)?, h[MU] - 1.0);
         // Of a narrower copy only the product is taken, which the exact momentum is then corrected by.
-        let factor = if held == BufferShard::Narrower { 1.0 } else { lost };
-        kernels::squares_and_scaled(&Self::columns(io)?, factor)?;
-        let products = Self::momentum(io, WORK)?;
-        for (i, product) in products.iter().enumerate() {
-            let r = io.flat(R, i)?;
-            io.record_stored("captured_energy", i, || {
-                Ok(measured_squares(&r)? / energy(&product.stored)?.max(f64::MIN_POSITIVE))
+        let factor = if held == Held::Narrower { 1.0 } else { lost };
+        kernels::squares_and_scaled(&mut Self::columns(&io.units, &mut io.buffers)?, factor)?;
+        let StageIo { units, buffers, probe, .. } = &mut *io;
+        for unit in &*units {
+            record_stored(probe, "captured_energy", unit, || {
+                let all = if held == Held::State {
+                    energy(&unit.state[MOMENTUM].view())?
+                } else {
+                    measured_squares(&buffers.get(FULL)?.read(unit)?)?
+                };
+                Ok(measured_squares(&buffers.get(R)?.read(unit)?)? / all.max(f64::MIN_POSITIVE))
             })?;
         }
-        if held == BufferShard::Narrower {
-            set_product(&products)?;
+        let mut products = Self::momentum(io, WORK)?;
+        if held == Held::Narrower {
+            set_product(&mut products)?;
         } else {
-            add_product(&products)?;
+            add_product(&mut products)?;
         }
-        let units = || io.units.iter().enumerate();
-        let all = || jobs(units().map(|(i, u)| Ok([io.area(FULL, i)?, u.state[MOMENTUM]])));
-        match held {
-            BufferShard::State => {}
-            BufferShard::Wider => kernels::run(&kernels::Convert { factor: 1.0 }, &all()?)?,
-            BufferShard::Narrower => {
+        let StageIo { units, buffers, probe, .. } = io;
+        if held != Held::State {
+            let full = buffers.get_mut(FULL)?.matrices(units)?;
+            let all = units.iter_mut().zip(full);
+            let all = all.map(|(unit, full)| ([full.into_view()], [unit.state[MOMENTUM].reborrow()]));
+            let mut all = jobs(all);
+            if held == Held::Wider {
+                kernels::run(&kernels::Convert { factor: 1.0 }, &mut all)?;
+            } else {
                 let correct = kernels::Momentum { mu: 1.0, grad_factor: lost, nesterov: false };
-                kernels::run(&correct, &all()?)?;
+                kernels::run(&correct, &mut all)?;
             }
         }
-        for i in 0..io.units.len() {
-            let momentum = io.units[i].state[MOMENTUM];
-            io.record_stored("error_feedback_norm", i, || Ok(energy(&momentum)?.sqrt()))?;
+        for unit in &*units {
+            let momentum = unit.state[MOMENTUM].view();
+            record_stored(probe, "error_feedback_norm", unit, || Ok(energy(&momentum)?.sqrt()))?;
         }
         Ok(())
     }
 
-    pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let Some(unit) = io.units.first() else {
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        let Some(unit) = units.first() else {
             return Ok(());
         };
-        let units = 0..io.units.len();
         let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
         let decay = h[LR] * h[WEIGHT_DECAY];
-        let direct = !self.in_two_steps(unit.param.dtype(), io.flat(P, 0)?.dtype());
-        let kept = Self::columns(io)?.into_iter().enumerate().map(|(i, columns)| {
-            let own = io.declared_cols(WORK, i)?;
-            Ok(Kept { columns, q: io.units[i].state[Q].first_cols(own.len()), own })
+        let direct = !self.in_two_steps(unit.param.dtype(), buffers.get(P)?.flat.dtype());
+        let own = units.iter().map(|unit| buffers.get(WORK)?.declared_cols(unit));
+        let own = own.collect::<Result<Vec<_>>>()?;
+        let columns = Self::columns(units, buffers)?;
+        let kept = units.iter_mut().zip(columns).zip(own).map(|((unit, columns), own)| Kept {
+            columns,
+            q: unit.state[Q].reborrow().into_first_cols(own.len()),
+            own,
         });
         let factor = if direct { -rate } else { 1.0 };
-        kernels::normalize_columns(&kept.collect::<Result<Vec<_>>>()?, h[EPSILON], factor, direct)?;
+        kernels::normalize_columns(&mut kept.collect::<Vec<_>>(), h[EPSILON], factor, direct)?;
         if direct {
             let decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
-            decay_and_add_product(&Self::factored(io, WORK, |i| Ok(io.units[i].param))?, decay)
+            let mut all = Self::with_factors(units, buffers, WORK, |unit| unit.param.reborrow())?;
+            decay_and_add_product(&mut all, decay)
         } else {
-            set_product(&Self::factored(io, WORK, |i| io.area(FULL, i))?)?;
+            let [p, work, full] = buffers.several([P, WORK, FULL])?;
+            let factors = [p.matrices(units)?, work.matrices(units)?];
+            set_product(&mut factored(units, full.matrices(units)?, factors))?;
             let apply = kernels::Apply { rate, decay, cautious: self.cautious };
-            kernels::run(&apply, &jobs(units.map(|i| Ok([io.units[i].param, io.area(FULL, i)?])))?)
+            let full = full.matrices(units)?;
+            let all = units.iter_mut().zip(full);
+            let all = all.map(|(unit, full)| ([full.into_view()], [unit.param.reborrow()]));
+            kernels::run(&apply, &mut jobs(all))
         }
     }
 }

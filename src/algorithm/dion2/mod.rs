@@ -10,7 +10,7 @@
 mod stages;
 
 use super::Algorithm;
-use super::neuron::{NORMALIZE, Neuron, SQUARES};
+use super::neuron::{ChosenRows, NORMALIZE, Neuron, SQUARES};
 use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use super::stage::StageIo;
 use crate::error::{Error, Result};
@@ -47,6 +47,13 @@ struct Selection {
     count: usize,
     /// True if a process chooses among the slices of all processes.
     global: bool,
+}
+
+impl Selection {
+    /// Where the chosen slices are.
+    fn rows(&self) -> ChosenRows {
+        ChosenRows { buffer: CHOSEN, in_place: self.global, side: self.side }
+    }
 }
 
 impl Dion2 {
@@ -167,7 +174,7 @@ impl Algorithm for Dion2 {
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let selection = self.select([io.class.rows, io.class.cols], io.class.num_shards);
-        let rows = |io: &StageIo<'_>, i: usize| Ok(Some(Self::chosen(io, i, &selection)?));
+        let rows = Some(selection.rows());
         match (stage, &self.neuron) {
             (PREPARE, _) => self.prepare(io, selection.side),
             (SPREAD, _) => Self::spread(io, selection.side),

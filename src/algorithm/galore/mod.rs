@@ -15,7 +15,7 @@ use super::low_rank::LowRank;
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
-use crate::kernels::{self, SIGNS};
+use crate::kernels::SIGNS;
 use crate::linalg::sketch::sketch_columns;
 use crate::program::{BufferId, Program, Stage};
 use crate::spec::{
@@ -201,10 +201,7 @@ impl Algorithm for GaLore {
             OVERLAP => self.overlap(io),
             TAKE => self.take(io),
             PROJECT => self.project(io),
-            SUM => {
-                let pairs = (0..io.units.len()).map(|i| Ok([io.flat(LOW, i)?, io.flat(LOW_ALL, i)?]));
-                kernels::run(&kernels::Convert { factor: 1.0 }, &pairs.collect::<Result<Vec<_>>>()?)
-            }
+            SUM => Self::sum(io),
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("galore_adamw has no stage {stage}"))),
         }

@@ -4,15 +4,16 @@ use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::{BASES, DECOMPOSE, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, SOURCE, STATISTIC, Svd, TAKE};
-use crate::algorithm::stage::{StageIo, jobs};
+use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, Finite};
 use crate::linalg::project::{Source, basis, gram};
 use crate::linalg::random::Key;
 use crate::linalg::sketch::Omega;
+use crate::linalg::views;
 use crate::program::{BufferId, Program, Target};
-use crate::spec::Side;
-use crate::tensor::{DType, FlatView, MatrixView};
+use crate::spec::{Side, UnitShape};
+use crate::tensor::{DType, Device, FlatView, MatrixView, MatrixViewMut};
 
 /// Separates these random numbers from others of the same parameter.
 const SKETCH_TAG: u32 = 2;
@@ -45,44 +46,51 @@ impl GaLore {
     }
 
     /// What a basis is computed from, as far as it is stored here.
-    pub(super) fn statistic(&self, io: &StageIo<'_>) -> Result<()> {
+    pub(super) fn statistic(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
         let sent = self.from(sides, io.class.num_shards) == Origin::Sent;
-        for (i, unit) in io.units.iter().enumerate() {
+        let StageIo { units, buffers, .. } = io;
+        let sources = buffers.get_mut(SOURCE)?;
+        for unit in &*units {
             if !unit.due {
-                io.flat(SOURCE, i)?.clear()?;
+                sources.flat(unit)?.clear()?;
             } else if sent {
-                let pair = [unit.grad, io.area(SOURCE, i)?];
-                kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok(pair)])?)?;
+                let pair = ([unit.grad], [sources.matrix(unit)?]);
+                kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs([pair]))?;
             } else {
-                let part = oriented(&unit.grad.tensor()?, sides[0])?;
-                let sum = match self.omega(io, i, sides[0]) {
-                    Some(omega) => omega.sketch(&part, io.flat(SOURCE, i)?.device())?,
+                let part = oriented(&*unit.grad.tensor()?, sides[0])?;
+                let sum = match self.omega(unit, sides[0]) {
+                    Some(omega) => omega.sketch(&part, sources.flat.device())?,
                     None => gram(&part)?,
                 };
-                io.matrix(SOURCE, i)?.f_copy_(&sum)?;
+                sources.tensor(unit)?.f_copy_(&sum)?;
             }
         }
         Ok(())
     }
 
     /// New bases of the matrices that this process takes; NaN where there is none.
-    pub(super) fn decompose(&self, io: &StageIo<'_>) -> Result<()> {
+    pub(super) fn decompose(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
         let from = self.from(sides, io.class.num_shards);
-        for (i, unit) in io.units.iter().enumerate().filter(|(_, unit)| unit.due) {
+        let StageIo { units, buffers, class, .. } = io;
+        for unit in units.iter().filter(|unit| unit.due) {
             let matrix = match from {
                 Origin::Here => unit.grad.tensor()?,
-                Origin::Sums(_) | Origin::Sent => io.matrix(SOURCE, i)?,
+                Origin::Sums(_) | Origin::Sent => buffers.get(SOURCE)?.read_tensor(unit)?,
             };
+            // Whoever has a part of the gradient only is told none of it here.
+            let device = buffers.get(BASES[0])?.flat.device();
             let mut found = Vec::with_capacity(sides.len());
             for &side in sides {
-                found.push(self.solve(io, i, side, &matrix, matches!(from, Origin::Sums(_)))?);
+                let of = (&*matrix, matches!(from, Origin::Sums(_)));
+                found.push(self.solve(class, unit, side, of, device)?);
             }
+            drop(matrix);
             // One without the other is of no use.
             let complete = found.iter().all(Option::is_some);
             for (&buffer, new) in BASES.iter().zip(found) {
-                let mut out = io.matrix(buffer, i)?;
+                let mut out = buffers.get_mut(buffer)?.tensor(unit)?;
                 match new.filter(|_| complete) {
                     Some(new) => out.f_copy_(&new)?,
                     None => drop(out.f_fill_(f64::NAN)?),
@@ -90,9 +98,10 @@ impl GaLore {
             }
             if !complete {
                 self.warned.say(unit.param_index);
-            } else if let Finite::There(flag) = Finite::of(&flats(io, &BASES[..sides.len()], i)?)? {
+            } else if let Finite::There(flag) = Finite::of(&flats(unit, buffers, &BASES[..sides.len()])?)? {
                 for &buffer in &BASES[..sides.len()] {
-                    let _ = io.matrix(buffer, i)?.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
+                    let mut basis = buffers.get_mut(buffer)?.tensor(unit)?;
+                    let _ = basis.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
                 }
                 self.warned.ask(unit.param_index, &flag)?;
             }
@@ -103,37 +112,34 @@ impl GaLore {
     /// The basis of a side of a matrix of a unit, given the matrix or the sums that stand for it.
     fn solve(
         &self,
-        io: &StageIo<'_>,
-        i: usize,
+        class: &UnitShape,
+        unit: &UnitIo<'_>,
         side: Side,
-        x: &Tensor,
-        summed: bool,
+        (x, summed): (&Tensor, bool),
+        device: Device,
     ) -> Result<Option<Tensor>> {
-        let (rank, longest) = (self.common.rank(), io.class.rows.max(io.class.cols));
-        let double = io.class.param == DType::F64;
+        let (rank, longest) = (self.common.rank(), class.rows.max(class.cols));
+        let double = class.param == DType::F64;
         let of = |source: &Source<'_>| basis(source, rank, longest, double);
         if self.svd == Svd::Exact {
             return of(&Source::Matrix(x, side == Side::Cols));
         }
-        // Whoever has a part of the gradient only is told none of it here.
-        let place = io.flat(BASES[0], i)?.device();
-        let Some(omega) = self.omega(io, i, side) else {
+        let Some(omega) = self.omega(unit, side) else {
             return if summed {
                 of(&Source::Gram(x))
             } else {
                 of(&Source::Gram(&gram(&oriented(x, side)?)?))
             };
         };
-        let dense = omega.dense(x.device(), place)?;
+        let dense = omega.dense(x.device(), device)?;
         if summed {
             return of(&Source::Sketch(x, &dense));
         }
-        of(&Source::Sketch(&omega.sketch(&oriented(x, side)?, place)?, &dense))
+        of(&Source::Sketch(&omega.sketch(&oriented(x, side)?, device)?, &dense))
     }
 
     /// The random matrix of a sketch, if there is one: a function of seed, parameter, matrix, step and side.
-    fn omega(&self, io: &StageIo<'_>, i: usize, side: Side) -> Option<Omega> {
-        let unit = &io.units[i];
+    fn omega(&self, unit: &UnitIo<'_>, side: Side) -> Option<Omega> {
         let d = [unit.rows, unit.cols][side.index()];
         let cols = self.sketch_columns(d)?;
         let key = Key { seed: self.common.seed, stream: unit.param_index as u64 };
@@ -143,13 +149,15 @@ impl GaLore {
     }
 
     /// `Vᵀ_old·V_new`, as far as it is stored here.
-    pub(super) fn overlap(&self, io: &StageIo<'_>) -> Result<()> {
+    pub(super) fn overlap(&self, io: &mut StageIo<'_>) -> Result<()> {
         let count = self.sides(io.class).len();
-        for (i, unit) in io.units.iter().enumerate() {
+        let StageIo { units, buffers, .. } = io;
+        for unit in &*units {
             for side in 0..count {
-                let new = io.matrix(BASES[side], i)?;
-                let old = unit.state[PROJ + side].tensor()?.f_to_kind(new.kind())?;
-                let out = io.matrix(OVERLAPS[side], i)?;
+                let [new, out] = buffers.several([BASES[side], OVERLAPS[side]])?;
+                let new = new.read_tensor(unit)?;
+                let old = unit.state[PROJ + side].view().tensor()?.f_to_kind(new.kind())?;
+                let out = out.tensor(unit)?;
                 let _ = old.f_tr()?.f_mm_out(&out, &new)?;
             }
         }
@@ -157,13 +165,15 @@ impl GaLore {
     }
 
     /// Takes over new bases.
-    pub(super) fn take(&self, io: &StageIo<'_>) -> Result<()> {
+    pub(super) fn take(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        for (i, unit) in io.units.iter().enumerate() {
-            let has_new = self.has_new(io, i)?;
+        let StageIo { units, buffers, .. } = io;
+        for unit in units {
+            let has_new = self.has_new(unit, buffers, sides)?;
             for (at, &basis) in BASES[..sides.len()].iter().enumerate() {
+                let new = buffers.get(basis)?.read_tensor(unit)?;
                 let mut old = unit.state[PROJ + at].tensor()?;
-                if let Some(new) = has_new.choose(&io.matrix(basis, i)?, &old)? {
+                if let Some(new) = has_new.choose(&new, &old)? {
                     old.f_copy_(&new)?;
                 }
             }
@@ -172,39 +182,45 @@ impl GaLore {
     }
 
     /// Whether a unit has new bases in this step.
-    fn has_new(&self, io: &StageIo<'_>, i: usize) -> Result<Finite> {
-        if !io.units[i].due {
+    fn has_new(&self, unit: &UnitIo<'_>, buffers: &Buffers<'_>, sides: &[Side]) -> Result<Finite> {
+        if !unit.due {
             return Ok(Finite::Known(false));
         }
-        let count = self.sides(io.class).len();
-        let turned = if self.rotate { count } else { 0 };
-        Finite::of(&flats(io, &[&BASES[..count], &OVERLAPS[..turned]].concat(), i)?)
+        let turned = if self.rotate { sides.len() } else { 0 };
+        Finite::of(&flats(unit, buffers, &[&BASES[..sides.len()], &OVERLAPS[..turned]].concat())?)
     }
 
     /// The moments of the units that are to be turned into new bases, turned, in the type of products. They are stored
     /// once the step has gone into them: what is coded would be rounded twice.
-    pub(super) fn turned(&self, io: &StageIo<'_>) -> Result<Vec<Option<[Tensor; 2]>>> {
-        let sides = self.sides(io.class);
-        let one = |i: usize| {
-            let has_new = if self.rotate { self.has_new(io, i)? } else { Finite::Known(false) };
+    pub(super) fn turned(
+        &self,
+        units: &[UnitIo<'_>],
+        buffers: &Buffers<'_>,
+        sides: &[Side],
+    ) -> Result<Vec<Option<[Tensor; 2]>>> {
+        let one = |unit: &UnitIo<'_>| {
+            let has_new =
+                if self.rotate { self.has_new(unit, buffers, sides)? } else { Finite::Known(false) };
             if matches!(has_new, Finite::Known(false)) {
                 return Ok(None);
             }
-            let turns = OVERLAPS[..sides.len()].iter().map(|&overlap| io.matrix(overlap, i));
+            let turns =
+                OVERLAPS[..sides.len()].iter().map(|&overlap| buffers.get(overlap)?.read_tensor(unit));
             let turns = turns.collect::<Result<Vec<_>>>()?;
-            let squares: Vec<_> =
-                turns.iter().map(Tensor::f_square).collect::<std::result::Result<_, _>>()?;
-            let state = io.units[i].state;
-            let of = |role: usize, turns: &[Tensor]| rotate(state[role], sides, turns, &has_new);
+            let squares: Vec<_> = turns.iter().map(|turn| Ok(turn.f_square()?)).collect::<Result<_>>()?;
+            let (turns, squares): (Vec<&Tensor>, Vec<&Tensor>) =
+                (turns.iter().map(|turn| &**turn).collect(), squares.iter().collect());
+            let of =
+                |role: usize, turns: &[&Tensor]| rotate(&unit.state[role].view(), sides, turns, &has_new);
             Ok(of(MOMENTUM, &turns)?.zip(of(VARIANCE, &squares)?).map(|(m, v)| [m, v]))
         };
-        (0..io.units.len()).map(one).collect()
+        units.iter().map(one).collect()
     }
 }
 
 /// Buffers of a unit.
-fn flats(io: &StageIo<'_>, buffers: &[BufferId], i: usize) -> Result<Vec<FlatView>> {
-    buffers.iter().map(|&buffer| io.flat(buffer, i)).collect()
+fn flats<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>, numbers: &[BufferId]) -> Result<Vec<FlatView<'s>>> {
+    numbers.iter().map(|&buffer| buffers.get(buffer)?.read(unit)).collect()
 }
 
 /// The matrix, transposed where its columns are projected.
@@ -213,11 +229,16 @@ fn oriented(matrix: &Tensor, side: Side) -> Result<Tensor> {
 }
 
 /// For each side `moment·turn` where columns are projected, `turnᵀ·moment` where rows are, if there are new bases.
-fn rotate(moment: MatrixView, sides: &[Side], turns: &[Tensor], has_new: &Finite) -> Result<Option<Tensor>> {
-    let [rows, cols] = moment.shape();
-    let size = [rows, cols].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-    let old = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
-    kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([moment, beside(&moment, &old)?])])?)?;
+fn rotate(
+    moment: &MatrixView<'_>,
+    sides: &[Side],
+    turns: &[&Tensor],
+    has_new: &Finite,
+) -> Result<Option<Tensor>> {
+    let size = moment.shape().map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+    let mut old = Tensor::f_empty(size, (turns[0].f_kind()?, turns[0].device()))?;
+    let to = beside(moment, &mut old)?;
+    kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs([([*moment], [to])]))?;
     let mut wide = old.shallow_clone();
     for (turn, &side) in turns.iter().zip(sides) {
         wide = if side == Side::Rows { turn.f_tr()?.f_mm(&wide)? } else { wide.f_mm(turn)? };
@@ -226,7 +247,7 @@ fn rotate(moment: MatrixView, sides: &[Side], turns: &[Tensor], has_new: &Finite
 }
 
 /// A contiguous matrix that was made where a moment is.
-pub(super) fn beside(moment: &MatrixView, matrix: &Tensor) -> Result<MatrixView> {
+pub(super) fn beside<'t>(moment: &MatrixView<'_>, matrix: &'t mut Tensor) -> Result<MatrixViewMut<'t>> {
     let [rows, cols] = moment.shape();
-    Ok(FlatView::of(matrix)?.at(moment.strided().0.device()).area(0, [rows, cols], cols))
+    Ok(views::write(matrix)?.on(moment.device()).into_matrix(0, [rows, cols], cols))
 }

@@ -2,15 +2,14 @@
 
 use tch::Tensor;
 
-use super::super::low_rank::{MOMENTUM, VARIANCE};
 use super::refresh::beside;
 use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
-use crate::algorithm::stage::{StageIo, jobs};
+use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
-use crate::kernels;
+use crate::kernels::{self, Job};
 use crate::program::BufferId;
-use crate::spec::{Hyper, Side};
-use crate::tensor::MatrixView;
+use crate::spec::{Hyper, Side, UnitShape};
+use crate::tensor::{Lent, MatrixViewMut};
 
 impl GaLore {
     /// The buffer with the finished projected gradient.
@@ -19,114 +18,140 @@ impl GaLore {
     }
 
     /// The basis of a unit's side in the type of products.
-    fn basis_of(io: &StageIo<'_>, i: usize, at: usize) -> Result<Tensor> {
-        Ok(io.units[i].state[PROJ + at].tensor()?.f_to_kind(io.class.param.arithmetic().kind())?)
+    fn basis_of(class: &UnitShape, unit: &UnitIo<'_>, at: usize) -> Result<Tensor> {
+        Ok(unit.state[PROJ + at].view().tensor()?.f_to_kind(class.param.arithmetic().kind())?)
     }
 
     /// A matrix of a unit's size in `WIDE`.
-    fn wide(io: &StageIo<'_>, i: usize) -> Result<MatrixView> {
-        let [rows, cols] = io.units[i].param.shape();
-        Ok(io.flat(WIDE, i)?.part(0, rows * cols).area(0, [rows, cols], cols))
+    fn wide<'s>(wide: &'s mut BufferIo<'_>, unit: &UnitIo<'_>) -> Result<MatrixViewMut<'s>> {
+        let [rows, cols] = unit.param.shape();
+        Ok(wide.flat(unit)?.into_matrix(0, [rows, cols], cols))
     }
 
     /// The gradient in the type of products: itself, or its copy.
-    fn gradient(io: &StageIo<'_>, i: usize) -> Result<Tensor> {
-        let grad = io.units[i].grad;
-        if grad.dtype() == io.class.param.arithmetic() {
-            return grad.tensor();
+    fn gradient<'s>(class: &UnitShape, unit: &'s UnitIo<'_>, wide: &'s mut BufferIo<'_>) -> Result<Lent<'s>> {
+        if unit.grad.dtype() == class.param.arithmetic() {
+            return unit.grad.tensor();
         }
-        let wide = Self::wide(io, i)?;
-        kernels::run(&kernels::Convert { factor: 1.0 }, &jobs([Ok([grad, wide])])?)?;
-        wide.tensor()
+        let mut wide = Self::wide(wide, unit)?;
+        let mut jobs = jobs([([unit.grad], [wide.reborrow()])]);
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
+        wide.into_view().tensor()
     }
 
     /// Projects the gradients, as far as they are stored here.
-    pub(super) fn project(&self, io: &StageIo<'_>) -> Result<()> {
+    pub(super) fn project(&self, io: &mut StageIo<'_>) -> Result<()> {
         self.warned.listen()?;
         let sides = self.sides(io.class);
-        for i in 0..io.units.len() {
-            let out = io.matrix(LOW, i)?;
-            let grad = Self::gradient(io, i)?;
-            let first = Self::basis_of(io, i, 0)?;
+        let StageIo { units, buffers, class, .. } = io;
+        let [low, wide] = buffers.several([LOW, WIDE])?;
+        for unit in &*units {
+            let (out, grad) = (low.tensor(unit)?, Self::gradient(class, unit, wide)?);
+            let first = Self::basis_of(class, unit, 0)?;
             kernels::frozen(|| {
                 let _ = match *sides {
                     [Side::Cols] => grad.f_mm_out(&out, &first)?,
                     [Side::Rows] => first.f_tr()?.f_mm_out(&out, &grad)?,
-                    _ => first.f_tr()?.f_mm_out(&out, &grad.f_mm(&Self::basis_of(io, i, 1)?)?)?,
+                    _ => first.f_tr()?.f_mm_out(&out, &grad.f_mm(&Self::basis_of(class, unit, 1)?)?)?,
                 };
                 Ok(())
             })?;
         }
         // Before there is a basis there is no direction, whatever the gradient holds.
         (0..sides.len()).try_for_each(|at| {
-            let pairs = io.units.iter().enumerate();
-            let pairs = pairs.map(|(i, unit)| Ok((unit.state[PROJ + at], io.flat(LOW, i)?)));
-            kernels::clear_without_basis(&pairs.collect::<Result<Vec<_>>>()?)
+            let pairs = units.iter().zip(low.flats(units)?);
+            let pairs = pairs.map(|(unit, low)| (unit.state[PROJ + at].view(), low));
+            kernels::clear_without_basis(&mut pairs.collect::<Vec<_>>())
         })
     }
 
+    /// The sums of projected gradients over the rows, to be summed over the columns.
+    pub(super) fn sum(io: &mut StageIo<'_>) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        let [low, all] = buffers.several([LOW, LOW_ALL])?;
+        let pairs = low.flats(units)?.into_iter().zip(all.flats(units)?);
+        let pairs = pairs.map(|(from, to)| Job { read: [from.into_view()], write: [to] });
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut pairs.collect::<Vec<_>>())
+    }
+
     /// Adam on the projected gradient, and back.
-    pub(super) fn apply(&self, io: &StageIo<'_>, h: &Hyper) -> Result<()> {
-        let sides = self.sides(io.class);
-        let low = Self::low(sides);
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let (sides, grad_factor) = (self.sides(io.class), io.grad_factor);
+        let StageIo { units, buffers, class, .. } = io;
         let (rate, decay) = (h[LR] * h[SCALE], h[LR] * h[WEIGHT_DECAY]);
-        let direct = !self.common.cautious && io.class.param == io.class.param.arithmetic();
+        let direct = !self.common.cautious && class.param == class.param.arithmetic();
         let direction = kernels::Direction {
             beta1: h[BETA1],
             beta2: h[BETA2],
             epsilon: h[EPSILON],
-            grad_factor: io.grad_factor,
+            grad_factor,
             corrections: kernels::AdamW::corrections(
                 if direct { -rate } else { 1.0 },
                 [h[BETA1], h[BETA2]],
-                io.units.iter().map(|u| u.steps + 1.0),
+                units.iter().map(|unit| unit.steps + 1.0),
             ),
             unit: 1.0,
             per_rate: direct,
         };
-        let turned = self.turned(io)?;
-        let stored = |i: usize| [MOMENTUM, VARIANCE].map(|role| io.units[i].state[role]);
-        let wide = |i: usize, pair: &[Tensor; 2]| {
-            let [m, v] = stored(i);
-            Ok::<_, Error>([beside(&m, &pair[0])?, beside(&v, &pair[1])?])
-        };
-        let operands = |i: usize| {
-            let [m, v] = turned[i].as_ref().map_or_else(|| Ok(stored(i)), |pair| wide(i, pair))?;
-            Ok([io.area(low, i)?, m, v])
-        };
-        let all = (0..io.units.len()).map(operands);
-        kernels::run(&direction, &jobs(all)?)?;
-        for (i, pair) in turned.iter().enumerate().filter_map(|(i, pair)| Some((i, pair.as_ref()?))) {
-            let back = wide(i, pair)?.into_iter().zip(stored(i)).map(|(from, to)| Ok([from, to]));
-            kernels::run(&kernels::Convert { factor: 1.0 }, &jobs(back)?)?;
+        let mut turned = self.turned(units, buffers, sides)?;
+        let [low, wide] = buffers.several([Self::low(sides), WIDE])?;
+        let mut operands = Vec::with_capacity(units.len());
+        let lows = low.matrices(units)?;
+        for ((unit, low), pair) in units.iter_mut().zip(lows).zip(&mut turned) {
+            operands.push(([], Self::moments(unit, pair.as_mut(), low)?));
         }
-        let decays = |late: bool| {
+        kernels::run(&direction, &mut jobs(operands))?;
+        for (unit, pair) in units.iter_mut().zip(&mut turned) {
+            let Some([first, second]) = pair else { continue };
+            let [m, v, ..] = &mut unit.state;
+            let back = [(m, first), (v, second)].map(|(to, from)| {
+                let from = beside(&to.view(), from)?.into_view();
+                Ok::<_, Error>(([from], [to.reborrow()]))
+            });
+            let [m, v] = back;
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs([m?, v?]))?;
+        }
+        let decays = |units: &mut [UnitIo<'_>], late: bool| {
             if !direct || h[WEIGHT_DECAY] == 0.0 || late != self.common.late {
                 return Ok(());
             }
-            kernels::run(
-                &kernels::Decay { decay, per_rate: true },
-                &jobs(io.units.iter().map(|u| Ok([u.param])))?,
-            )
+            let mut jobs = jobs(units.iter_mut().map(|unit| ([], [unit.param.reborrow()])));
+            kernels::run(&kernels::Decay { decay, per_rate: true }, &mut jobs)
         };
-        decays(false)?;
-        for (i, unit) in io.units.iter().enumerate() {
-            let (normal, first) = (io.matrix(low, i)?, Self::basis_of(io, i, 0)?);
-            let wide = if direct { unit.param } else { Self::wide(io, i)? };
+        decays(units, false)?;
+        for unit in units.iter_mut() {
+            let (normal, first) = (low.read_tensor(unit)?, Self::basis_of(class, unit, 0)?);
+            let second = if sides.len() == 2 { Some(Self::basis_of(class, unit, 1)?) } else { None };
+            let mut own = if direct { unit.param.reborrow() } else { Self::wide(wide, unit)? };
+            let mut to = own.tensor()?;
             kernels::frozen(|| {
-                let (left, right) = match *sides {
-                    [Side::Cols] => (normal, first.f_tr()?),
-                    [Side::Rows] => (first, normal),
-                    _ => (first.f_mm(&normal)?, Self::basis_of(io, i, 1)?.f_tr()?),
+                let (left, right) = match (sides, &second) {
+                    (_, Some(second)) => (first.f_mm(&normal)?, second.f_tr()?),
+                    ([Side::Rows], _) => (first.shallow_clone(), normal.shallow_clone()),
+                    _ => (normal.shallow_clone(), first.f_tr()?),
                 };
-                let mut to = wide.tensor()?;
                 let _ = if direct { to.f_addmm_(&left, &right)? } else { left.f_mm_out(&to, &right)? };
                 Ok(())
             })?;
+            drop(to);
             if !direct {
-                self.common.update(rate, decay, &jobs([Ok([unit.param, wide])])?)?;
+                let update = Self::wide(wide, unit)?.into_view();
+                self.common.update(rate, decay, &mut jobs([([update], [unit.param.reborrow()])]))?;
             }
         }
-        decays(true)
+        decays(units, true)
+    }
+
+    /// A projected gradient with its moments, or with those that were turned.
+    fn moments<'s>(
+        unit: &'s mut UnitIo<'_>,
+        turned: Option<&'s mut [Tensor; 2]>,
+        low: MatrixViewMut<'s>,
+    ) -> Result<[MatrixViewMut<'s>; 3]> {
+        let [m, v, ..] = &mut unit.state;
+        Ok(match turned {
+            Some([first, second]) => [low, beside(&m.view(), first)?, beside(&v.view(), second)?],
+            None => [low, m.reborrow(), v.reborrow()],
+        })
     }
 }

@@ -97,7 +97,7 @@ impl Lamb {
     }
 
     /// By what each parameter's step is scaled.
-    fn trust(&self, io: &StageIo<'_>, h: &Hyper) -> Trust {
+    fn trust(&self, grad_factor: f64, h: &Hyper) -> Trust {
         Trust {
             lr: h[LR],
             betas: [h[BETA1], h[BETA2]],
@@ -105,7 +105,7 @@ impl Lamb {
             adapts: self.always_adapt || h[WEIGHT_DECAY] != 0.0,
             bounds: PHI.map(|bound| h[bound]),
             clip: h[TRUST_CLIP],
-            grad_factor: io.grad_factor,
+            grad_factor,
             max_grad_norm: h[MAX_GRAD_NORM],
         }
     }

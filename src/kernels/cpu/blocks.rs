@@ -9,11 +9,11 @@
 //! in each decade, and 1. Entry j of a decade is the middle of part j of [0.1, 1] in equal parts, times 10^(i-6).
 //! A scale that is not finite makes its whole block NaN.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::search::{Tables, decode, search};
 use super::{Real, TILE};
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::{DType, Encoding, FlatView};
+use crate::tensor::{DType, Encoding, FlatView, FlatViewMut};
 
 /// Decades of a code book.
 pub(in crate::kernels) const DECADES: usize = 7;
@@ -40,7 +40,7 @@ pub(in crate::kernels) struct Book {
 
 static SIGNED: Book = Book::new(true);
 static UNSIGNED: Book = Book::new(false);
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 static TABLES: [Tables; 2] = [Tables::new(&SIGNED), Tables::new(&UNSIGNED)];
 
 impl Book {
@@ -152,13 +152,13 @@ fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
     let power = shift(scale);
     let inverse = 1.0 / (scale * power);
     let Book { bounds, lines, base, .. } = book;
-    #[cfg(target_arch = "x86_64")]
-    if let (Some(values), true) = (C::as_f32(values), super::isa::best() >= super::isa::Isa::Avx512) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if let Some(values) = C::as_f32(values) {
         let tables = if SIGN { &TABLES[0] } else { &TABLES[1] };
         let again = |x: &[f32], codes: &mut [u8]| refine(book, x, power, inverse, codes);
-        // SAFETY: the features were detected above.
-        unsafe { search::<SIGN>(book, tables, values, (power, inverse), codes, again) };
-        return scale;
+        if search::<SIGN>(book, tables, values, (power, inverse), codes, again) {
+            return scale;
+        }
     }
     let mut doubt = 0_u32;
     for (code, x) in codes.iter_mut().zip(values) {
@@ -212,73 +212,51 @@ fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &
 /// Decodes elements of any part of the blocks. Codes without an encoding decode to NaN: they have no meaning.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(in crate::kernels) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
-    // SAFETY: the session keeps the encoding as long as the memory; the caller holds the only access to this piece.
-    let (Some((Encoding::Blocks(blocks), first)), codes) =
-        (unsafe { from.encoding() }, unsafe { from.codes() })
-    else {
+pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
+    let Some(coded) = from.coded() else {
         return to.fill(C::from_f32(f32::NAN));
     };
     let values = &Book::of(from.dtype()).values;
-    // SAFETY: as above; the scales are read only.
-    let scales = unsafe { blocks.scales.slice::<f32>() };
     let mut at = 0;
-    while at < codes.len() {
-        let (number, end) = blocks.block_at(first + at);
-        let end = (end - first).min(codes.len());
-        let scale = scales[number];
-        #[cfg(target_arch = "x86_64")]
-        if let (Some(to), true) =
-            (C::as_f32_mut(&mut to[at..end]), super::isa::best() >= super::isa::Isa::Avx512)
+    while at < coded.codes.len() {
+        let (codes, scale) = coded.block(at);
+        let (begin, end) = (at, at + codes.len());
+        at = end;
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(to) = C::as_f32_mut(&mut to[begin..end])
+            && decode(values, scale, codes, to)
         {
-            // SAFETY: the features were detected above.
-            unsafe { decode(values, scale, &codes[at..end], to) };
-            at = end;
             continue;
         }
-        for (code, y) in codes[at..end].iter().zip(&mut to[at..end]) {
+        for (code, y) in codes.iter().zip(&mut to[begin..end]) {
             *y = C::from_f32(values[usize::from(*code)] * scale);
         }
-        at = end;
     }
 }
 
 /// Encodes elements that are whole blocks. Others keep what they have: nobody else may know their neighbours.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &FlatView) {
-    // SAFETY: as in `load`; every block is written by one task.
-    let (Some((Encoding::Blocks(blocks), first)), codes) = (unsafe { to.encoding() }, unsafe { to.codes() })
-    else {
-        return;
-    };
+pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
+    let is_signed = to.dtype() == DType::Q8;
+    let Some(mut coded) = to.coded() else { return };
     let mut at = 0;
-    while at < codes.len() {
-        let (number, end) = blocks.block_at(first + at);
-        let end = end - first;
-        debug_assert!(end <= codes.len(), "a part of a block was stored");
-        let end = end.min(codes.len());
-        let part = &mut codes[at..end];
-        let scale = if to.dtype() == DType::Q8 {
-            encode::<C, true>(&from[at..end], part)
-        } else {
-            encode::<C, false>(&from[at..end], part)
+    while at < coded.len() {
+        let Some((codes, scale)) = coded.block(at) else {
+            debug_assert!(false, "a part of a block was stored");
+            return;
         };
-        // SAFETY: as above.
-        unsafe { blocks.scales.part(number, 1).slice::<f32>()[0] = scale };
-        at = end;
+        let values = &from[at..at + codes.len()];
+        at += codes.len();
+        *scale = if is_signed { encode::<C, true>(values, codes) } else { encode::<C, false>(values, codes) };
     }
 }
 
-/// How many elements from the first one of `operands` on may be handled at a time, `most` if no blocks are cut by that.
-pub(in crate::kernels) fn cut<const N: usize>(operands: &[FlatView; N], most: usize) -> usize {
-    for operand in operands {
-        // SAFETY: the session keeps the encoding as long as the memory.
-        if let Some((Encoding::Blocks(blocks), first)) = unsafe { operand.encoding() } {
-            return if operand.is_empty() { most } else { blocks.cut(first, most) - first };
-        }
-    }
-    most
+/// How many elements from the first one on may be handled at a time, `most` at most, without cutting blocks; none where
+/// there are no blocks.
+pub(in crate::kernels) fn cut(operand: &FlatView<'_>, most: usize) -> Option<usize> {
+    let Some((Encoding::Blocks(blocks), first)) = operand.encoding() else { return None };
+    Some(if operand.is_empty() { most } else { blocks.cut(first, most) - first })
 }
 
 /// A block is handled in one tile.

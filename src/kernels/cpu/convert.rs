@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::tensor::{DType, Element, FlatView};
+use crate::tensor::{DType, Element, FlatView, FlatViewMut};
 
 /// An arithmetic type: float32 or float64.
 pub trait Real:
@@ -110,21 +110,16 @@ pub(in crate::kernels) fn widen(x: bf16) -> f32 {
 /// Elements of any type into arithmetic type. `to` is as long as `from`.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(in crate::kernels) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
+pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
     match from.dtype() {
-        // SAFETY: the type was matched; the caller holds the only access to this piece.
-        DType::F32 => unsafe { from.slice::<f32>() }.iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
-        // SAFETY: as above.
-        DType::F64 => unsafe { from.slice::<f64>() }.iter().zip(to).for_each(|(x, y)| *y = C::of(*x)),
-        // SAFETY: as above.
-        DType::BF16 => unsafe { from.slice::<bf16>() }
-            .iter()
-            .zip(to)
-            .for_each(|(&narrow, y)| *y = C::from_f32(widen(narrow))),
+        DType::F32 => from.slice::<f32>().iter().zip(to).for_each(|(x, y)| *y = C::from_f32(*x)),
+        DType::F64 => from.slice::<f64>().iter().zip(to).for_each(|(x, y)| *y = C::of(*x)),
+        DType::BF16 => {
+            from.slice::<bf16>().iter().zip(to).for_each(|(&narrow, y)| *y = C::from_f32(widen(narrow)));
+        }
         DType::F16 => {
             let mut wide = [0.0_f32; super::TILE];
-            // SAFETY: as above.
-            for (x, y) in unsafe { from.slice::<f16>() }.chunks(super::TILE).zip(to.chunks_mut(super::TILE)) {
+            for (x, y) in from.slice::<f16>().chunks(super::TILE).zip(to.chunks_mut(super::TILE)) {
                 x.convert_to_f32_slice(&mut wide[..x.len()]);
                 wide.iter().zip(y).for_each(|(x, y)| *y = C::from_f32(*x));
             }
@@ -137,22 +132,18 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView, to: &mut [C]) {
 /// long as `from`, and whole blocks where it has blocks.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &FlatView) {
+pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
     match to.dtype() {
-        // SAFETY: the type was matched; the caller holds the only access to this piece.
-        DType::F32 => unsafe { to.slice::<f32>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
-        // SAFETY: as above.
-        DType::F64 => unsafe { to.slice::<f64>() }.iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
+        DType::F32 => to.slice_mut::<f32>().iter_mut().zip(from).for_each(|(y, x)| *y = x.to_f32()),
+        DType::F64 => to.slice_mut::<f64>().iter_mut().zip(from).for_each(|(y, x)| *y = x.wide()),
         DType::BF16 if super::rounding::store(from, to) => {}
-        // SAFETY: as above.
-        DType::BF16 => unsafe { to.slice::<bf16>() }
-            .iter_mut()
-            .zip(from)
-            .for_each(|(y, x)| *y = bf16::from_bits(bf16_bits(x.to_f32()))),
+        DType::BF16 => {
+            let to = to.slice_mut::<bf16>().iter_mut();
+            to.zip(from).for_each(|(y, x)| *y = bf16::from_bits(bf16_bits(x.to_f32())));
+        }
         DType::F16 => {
             let mut narrow = [0.0_f32; super::TILE];
-            // SAFETY: as above.
-            for (y, x) in unsafe { to.slice::<f16>() }.chunks_mut(super::TILE).zip(from.chunks(super::TILE)) {
+            for (y, x) in to.slice_mut::<f16>().chunks_mut(super::TILE).zip(from.chunks(super::TILE)) {
                 narrow.iter_mut().zip(x).for_each(|(n, x)| *n = x.to_f32());
                 y.convert_from_f32_slice(&narrow[..x.len()]);
             }

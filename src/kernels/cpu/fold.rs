@@ -2,19 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Op, Real, run};
+use super::{Job, Op, Real, Slot, run};
 use crate::kernels::cuda_call::{Launch, Pass};
-use crate::tensor::FlatView;
 
 /// Elements that are summed in the type of the arithmetic before the sum goes on in float64.
 pub(in crate::kernels) const RUN: usize = 256;
-/// An elementwise pass over `N` operands of equal length with `K` sums.
-pub trait Fold<const N: usize, const K: usize>: Sync {
-    /// Which operands are written.
-    const WRITES: [bool; N];
+/// An elementwise pass over `N` operands of equal length, of which `R` are read and `W` written, with `K` sums.
+pub trait Fold<const N: usize, const R: usize, const W: usize, const K: usize>: Sync {
+    /// The order in which kernels of devices take the operands.
+    const ORDER: [Slot; N];
 
     /// Does its work on equally long slices of job `job`; returns what they add to the sums.
-    fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]) -> [f64; K];
+    fn apply<C: Real>(&self, job: usize, read: [&[C]; R], write: [&mut [C]; W]) -> [f64; K];
 
     /// The sums are multiplied by its square.
     fn factor(&self) -> f64 {
@@ -37,15 +36,17 @@ struct Pieces<'a, F, const K: usize> {
 
 impl<F, const N: usize, const K: usize> Launch<N> for Pieces<'_, F, K> {}
 
-impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
-    const WRITES: [bool; N] = F::WRITES;
+impl<F: Fold<N, R, W, K>, const N: usize, const R: usize, const W: usize, const K: usize> Op<N, R, W>
+    for Pieces<'_, F, K>
+{
+    const ORDER: [Slot; N] = F::ORDER;
     // The sums of parts would be rounded otherwise.
     const SPLITS: bool = false;
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    fn apply<C: Real>(&self, piece: usize, operands: [&mut [C]; N]) {
-        let new = self.fold.apply(self.jobs[piece], operands);
+    fn apply<C: Real>(&self, piece: usize, read: [&[C]; R], write: [&mut [C]; W]) {
+        let new = self.fold.apply(self.jobs[piece], read, write);
         for (sum, new) in self.sums[piece].iter().zip(new) {
             let old = f64::from_bits(sum.load(Ordering::Relaxed));
             sum.store((old + new).to_bits(), Ordering::Relaxed);
@@ -53,18 +54,17 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Op<N> for Pieces<'_, F, K> {
     }
 }
 
-/// Runs a pass over all jobs, each `N` views of equal length, disjoint from those of the other jobs; returns the sums of
-/// each job.
-pub fn fold<const N: usize, const K: usize, F: Fold<N, K>>(
+/// Runs a pass over all jobs; returns the sums of each.
+pub fn fold<const N: usize, const R: usize, const W: usize, const K: usize, F: Fold<N, R, W, K>>(
     pass: &F,
-    jobs: &[[FlatView; N]],
+    jobs: &mut [Job<'_, R, W>],
 ) -> Vec<[f64; K]> {
-    let (owners, pieces): (Vec<usize>, Vec<[FlatView; N]>) =
-        super::pieces(jobs).into_iter().map(|piece| (piece.job, piece.operands)).unzip();
+    let mut totals = vec![[0.0; K]; jobs.len()];
+    let (owners, mut pieces): (Vec<usize>, Vec<Job<'_, R, W>>) =
+        super::pieces(jobs).into_iter().map(|piece| (piece.number, piece.job)).unzip();
     let sums = owners.iter().map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect();
     let op = Pieces { fold: pass, jobs: owners, sums };
-    run(&op, &pieces);
-    let mut totals = vec![[0.0; K]; jobs.len()];
+    run(&op, &mut pieces);
     for (job, sums) in op.jobs.iter().zip(&op.sums) {
         for (total, sum) in totals[*job].iter_mut().zip(sums) {
             *total += f64::from_bits(sum.load(Ordering::Relaxed));

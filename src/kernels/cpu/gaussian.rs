@@ -1,9 +1,7 @@
 //! Normal numbers from counters. Box–Muller with polynomial logarithm, sine and cosine made of single-precision additions
 //! and multiplications, so every machine and every slicing of a stream gives the same bits.
 
-#[cfg(target_arch = "x86_64")]
-use super::isa::{self, Isa};
-use super::philox;
+use super::{Real, isa, philox};
 use crate::threads;
 
 /// Numbers of one block of the generator.
@@ -16,37 +14,26 @@ const PIECE: usize = 1 << 14;
 /// Writes the standard normal numbers of a stream (`stream`) from number `first` on, each at most 6.8 in absolute value.
 pub fn gaussian(out: &mut [f32], stream: [u32; 4], first: u64) {
     threads::chunks(out, PIECE, |piece, part| {
-        vectorised(part, stream, first.wrapping_add((piece * PIECE) as u64));
+        let first = first.wrapping_add((piece * PIECE) as u64);
+        isa::vectorised::<f32, _>(Numbers { out: part, stream, first });
     });
 }
 
-/// The best instruction set that may be used.
-fn vectorised(out: &mut [f32], stream: [u32; 4], first: u64) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let best = isa::best();
-        if best >= Isa::Avx512 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx512(out, stream, first) };
-        }
-        if best == Isa::Avx2 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx2(out, stream, first) };
-        }
+/// Numbers of a stream.
+struct Numbers<'a> {
+    out: &'a mut [f32],
+    stream: [u32; 4],
+    first: u64,
+}
+
+impl isa::Work for Numbers<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn run<C: Real>(self) {
+        body(self.out, self.stream, self.first);
     }
-    body(out, stream, first);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512(out: &mut [f32], stream: [u32; 4], first: u64) {
-    body(out, stream, first);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn with_avx2(out: &mut [f32], stream: [u32; 4], first: u64) {
-    body(out, stream, first);
 }
 
 #[inline(always)]

@@ -3,6 +3,8 @@
 
 use std::sync::OnceLock;
 
+use super::Real;
+
 /// The variable of the environment that names the last instruction set to use.
 const LIMIT: &str = "OXIDION_MAX_CPU_ISA";
 
@@ -78,4 +80,43 @@ fn is_there(isa: Isa) -> bool {
 #[cfg(not(target_arch = "x86_64"))]
 fn is_there(isa: Isa) -> bool {
     isa == Isa::Baseline
+}
+
+/// Work that is compiled for each instruction set: `run` has to be `#[inline(always)]`, and what it calls too.
+pub(in crate::kernels) trait Work: Sized {
+    /// What it returns.
+    type Out;
+
+    /// Does it, with arithmetic of this type.
+    fn run<C: Real>(self) -> Self::Out;
+}
+
+/// Does work with the best instruction set that may be used.
+#[inline]
+pub(in crate::kernels) fn vectorised<C: Real, K: Work>(work: K) -> K::Out {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let best = best();
+        if best >= Isa::Avx512 {
+            // SAFETY: `best` found the features in this processor.
+            return unsafe { with_avx512::<C, K>(work) };
+        }
+        if best == Isa::Avx2 {
+            // SAFETY: `best` found the feature in this processor.
+            return unsafe { with_avx2::<C, K>(work) };
+        }
+    }
+    work.run::<C>()
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+fn with_avx512<C: Real, K: Work>(work: K) -> K::Out {
+    work.run::<C>()
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+fn with_avx2<C: Real, K: Work>(work: K) -> K::Out {
+    work.run::<C>()
 }

@@ -2,7 +2,6 @@
 
 pub(super) mod blocks;
 pub(super) mod convert;
-pub(super) mod dense;
 pub(super) mod fold;
 pub(super) mod gaussian;
 pub(super) mod isa;
@@ -13,17 +12,15 @@ pub(super) mod product;
 pub(super) mod reduce;
 pub(super) mod rounding;
 pub(super) mod rows;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) mod search;
 
 pub(in crate::kernels) use convert::Real;
 pub(in crate::kernels) use fold::Fold;
-#[cfg(target_arch = "x86_64")]
-use isa::Isa;
 use philox::philox;
 
 use super::cuda_call::Launch;
-use crate::tensor::{DType, Element, FlatView};
+use crate::tensor::{DType, Device, Element, FlatView, FlatViewMut};
 use crate::threads;
 
 /// Elements that one task handles.
@@ -31,20 +28,97 @@ pub(in crate::kernels) const PIECE: usize = 1 << 16;
 /// Elements converted at a time when an operand is not of the arithmetic type; the scratch fits in L1.
 pub(in crate::kernels) const TILE: usize = 512;
 
-/// An elementwise operation on `N` operands of equal length.
-pub trait Op<const N: usize>: Launch<N> + Sync {
-    /// Which operands are written.
-    const WRITES: [bool; N];
+/// One piece of work of a pass: operands of equal length, told apart by whether they are written. What is both read and
+/// written is written.
+#[derive(Debug)]
+pub struct Job<'a, const R: usize, const W: usize> {
+    /// What is only read; jobs may share it.
+    pub read: [FlatView<'a>; R],
+    /// What is written.
+    pub write: [FlatViewMut<'a>; W],
+}
+
+impl<'a, const R: usize, const W: usize> Job<'a, R, W> {
+    /// Elements of each operand.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let read = self.read.first().map(FlatView::len);
+        read.or(self.write.first().map(FlatViewMut::len)).unwrap_or(0)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The types of all operands.
+    pub(in crate::kernels) fn dtypes(&self) -> impl Iterator<Item = DType> {
+        self.read.iter().map(FlatView::dtype).chain(self.write.iter().map(FlatViewMut::dtype))
+    }
+
+    /// The devices of all operands.
+    pub(in crate::kernels) fn devices(&self) -> impl Iterator<Item = Device> {
+        self.read.iter().map(FlatView::device).chain(self.write.iter().map(FlatViewMut::device))
+    }
+
+    /// The same for a while.
+    pub(in crate::kernels) fn reborrow(&mut self) -> Job<'_, R, W> {
+        Job { read: self.read, write: self.write.each_mut().map(FlatViewMut::reborrow) }
+    }
+
+    /// Takes the first `count` elements of each operand off.
+    fn take_first(&mut self, count: usize) -> Self {
+        let read = self.read.map(|x| x.part(0, count));
+        self.read = self.read.map(|x| x.part(count, x.len()));
+        Self { read, write: self.write.each_mut().map(|x| x.take_first(count)) }
+    }
+
+    /// The operands in the order of a device's kernel, which takes addresses.
+    pub(in crate::kernels) fn ordered<const N: usize>(&mut self, order: [Slot; N]) -> [FlatView<'_>; N] {
+        let Self { read, write } = &*self;
+        order.map(|operand| match operand {
+            Slot::Read(at) => read[at],
+            Slot::Write(at) => write[at].view(),
+        })
+    }
+
+    fn prefetch(&self, start: usize, len: usize) {
+        self.read.iter().for_each(|x| x.prefetch(start, len));
+        self.write.iter().for_each(|x| x.prefetch(start, len));
+    }
+
+    /// How many elements from the first one on may be handled at a time, `most` if no blocks are cut by that.
+    fn whole_blocks(&self, most: usize) -> usize {
+        let read = self.read.iter().find_map(|x| blocks::cut(x, most));
+        read.or_else(|| self.write.iter().find_map(|x| blocks::cut(&x.view(), most))).unwrap_or(most)
+    }
+}
+
+/// Where a job has an operand: the number of one that is read, or of one that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// Read only.
+    Read(usize),
+    /// Written.
+    Write(usize),
+}
+
+/// An elementwise operation on `N` operands of equal length, of which `R` are read and `W` written.
+pub trait Op<const N: usize, const R: usize, const W: usize>: Launch<N> + Sync {
+    /// The order in which kernels of devices take the operands.
+    const ORDER: [Slot; N];
     /// Whether a job may be handed over in parts of any length.
     const SPLITS: bool = true;
 
     /// Applies the operation to equally long slices of job `job`.
-    fn apply<C: Real>(&self, job: usize, operands: [&mut [C]; N]);
+    fn apply<C: Real>(&self, job: usize, read: [&[C]; R], write: [&mut [C]; W]);
 }
 
-struct Piece<const N: usize> {
-    job: usize,
-    operands: [FlatView; N],
+/// A part of a job, with its number.
+pub(in crate::kernels) struct Piece<'a, const R: usize, const W: usize> {
+    pub(in crate::kernels) number: usize,
+    pub(in crate::kernels) job: Job<'a, R, W>,
 }
 
 /// Elements of a short piece that are worked on before memory of the next piece is asked for: the hardware finds out
@@ -54,127 +128,133 @@ const STRETCH: usize = 64;
 /// Elements of a short piece at most.
 const SHORT: usize = 1 << 12;
 
-/// Runs `op` over all jobs: each is `N` views of equal length, disjoint from those of the other jobs.
+/// Runs `op` over all jobs.
 ///
 /// Arithmetic is float64 for a job with a float64 operand, else float32; other types are converted tile by tile.
-pub fn run<const N: usize, O: Op<N>>(op: &O, jobs: &[[FlatView; N]]) {
-    let total: usize = jobs.iter().map(|job| job[0].len()).sum();
+pub fn run<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
+    op: &O,
+    jobs: &mut [Job<'_, R, W>],
+) {
+    let total: usize = jobs.iter().map(Job::len).sum();
     if total <= PIECE || threads::get() == 1 {
-        for (job, operands) in jobs.iter().enumerate() {
-            dispatch(op, &Piece { job, operands: *operands }, jobs.get(job + 1));
+        let (mut number, mut rest) = (0, jobs);
+        while let Some((job, later)) = rest.split_first_mut() {
+            dispatch(op, number, job, later.first());
+            (number, rest) = (number + 1, later);
         }
         return;
     }
-    let pieces = pieces(jobs);
+    let mut pieces = pieces(jobs);
     // Long runs of memory for each thread: finer tasks cost a few percent of the bandwidth on 100 M elements.
     let share = pieces.len().div_ceil(threads::get() * 2).max(1);
-    threads::each(pieces.len().div_ceil(share), |task| {
-        for at in (task * share..pieces.len()).take(share) {
-            dispatch(op, &pieces[at], pieces.get(at + 1).map(|next| &next.operands));
+    threads::chunks(&mut pieces, share, |_, mut rest| {
+        while let Some((piece, later)) = rest.split_first_mut() {
+            dispatch(op, piece.number, &mut piece.job, later.first().map(|next| &next.job));
+            rest = later;
         }
     });
 }
 
 /// Cuts jobs into pieces, not through blocks.
-fn pieces<const N: usize>(jobs: &[[FlatView; N]]) -> Vec<Piece<N>> {
-    let total: usize = jobs.iter().map(|job| job[0].len()).sum();
+pub(in crate::kernels) fn pieces<'a, const R: usize, const W: usize>(
+    jobs: &'a mut [Job<'_, R, W>],
+) -> Vec<Piece<'a, R, W>> {
+    let total: usize = jobs.iter().map(Job::len).sum();
     let mut pieces = Vec::with_capacity(total / PIECE + jobs.len());
-    for (job, operands) in jobs.iter().enumerate() {
-        let mut start = 0;
-        while start < operands[0].len() {
-            let rest = operands.map(|s| s.part(start, s.len()));
-            let count = blocks::cut(&rest, PIECE);
-            pieces.push(Piece { job, operands: rest.map(|s| s.part(0, count)) });
-            start += count;
+    for (number, job) in jobs.iter_mut().enumerate() {
+        let mut rest = job.reborrow();
+        while !rest.is_empty() {
+            let count = rest.whole_blocks(PIECE);
+            pieces.push(Piece { number, job: rest.take_first(count) });
         }
     }
     pieces
 }
 
 /// Runs `op` on one job on the calling thread.
-pub(in crate::kernels) fn run_here<const N: usize, O: Op<N>>(op: &O, operands: [FlatView; N]) {
-    dispatch(op, &Piece { job: 0, operands }, None);
+pub(in crate::kernels) fn run_here<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
+    op: &O,
+    mut job: Job<'_, R, W>,
+) {
+    dispatch(op, 0, &mut job, None);
 }
 
-fn dispatch<const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
-    if piece.operands.iter().any(|s| s.dtype() == DType::F64) {
-        vectorised::<f64, N, O>(op, piece, next);
-    } else {
-        vectorised::<f32, N, O>(op, piece, next);
+fn dispatch<'a, const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
+    op: &O,
+    number: usize,
+    job: &mut Job<'a, R, W>,
+    next: Option<&Job<'a, R, W>>,
+) {
+    let is_wide = job.dtypes().any(|dtype| dtype == DType::F64);
+    let call = Call { op, number, job, next };
+    if is_wide { isa::vectorised::<f64, _>(call) } else { isa::vectorised::<f32, _>(call) }
+}
+
+struct Call<'c, 'a, const N: usize, const R: usize, const W: usize, O> {
+    op: &'c O,
+    number: usize,
+    job: &'c mut Job<'a, R, W>,
+    next: Option<&'c Job<'a, R, W>>,
+}
+
+impl<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>> isa::Work for Call<'_, '_, N, R, W, O> {
+    type Out = ();
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn run<C: Real>(self) {
+        body::<C, N, R, W, O>(self.op, self.number, self.job, self.next);
     }
-}
-
-/// The best instruction set that may be used.
-fn vectorised<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let best = isa::best();
-        if best >= Isa::Avx512 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx512::<C, N, O>(op, piece, next) };
-        }
-        if best == Isa::Avx2 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx2::<C, N, O>(op, piece, next) };
-        }
-    }
-    body::<C, N, O>(op, piece, next);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
-    body::<C, N, O>(op, piece, next);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn with_avx2<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
-    body::<C, N, O>(op, piece, next);
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-fn body<C: Real, const N: usize, O: Op<N>>(op: &O, piece: &Piece<N>, next: Option<&[FlatView; N]>) {
-    let Piece { job, operands } = piece;
-    if operands.iter().all(|s| s.dtype() == <C as Element>::DTYPE) {
-        // SAFETY: `run`'s caller passes disjoint views of live tensors; this task alone has this piece.
-        let mut slices = operands.map(|s| unsafe { s.slice::<C>() });
-        let len = operands[0].len();
-        let Some(next) = next.filter(|_| O::SPLITS && len <= SHORT) else { return op.apply(*job, slices) };
+fn body<C: Real, const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
+    op: &O,
+    number: usize,
+    job: &mut Job<'_, R, W>,
+    next: Option<&Job<'_, R, W>>,
+) {
+    let len = job.len();
+    if job.dtypes().all(|dtype| dtype == <C as Element>::DTYPE) {
+        let read = job.read.map(|x| x.slice::<C>());
+        let mut write = job.write.each_mut().map(FlatViewMut::slice_mut::<C>);
+        let Some(next) = next.filter(|_| O::SPLITS && len <= SHORT) else {
+            return op.apply(number, read, write);
+        };
         for start in (0..len).step_by(STRETCH) {
-            for flat in next {
-                flat.prefetch(start, STRETCH);
-            }
+            next.prefetch(start, STRETCH);
             let end = len.min(start + STRETCH);
-            op.apply(*job, slices.each_mut().map(|s| &mut s[start..end]));
+            op.apply(number, read.map(|x| &x[start..end]), write.each_mut().map(|x| &mut x[start..end]));
         }
         return;
     }
-    let mut scratch = [[C::default(); TILE]; N];
-    let len = operands[0].len();
-    let mut start = 0;
-    while start < len {
-        let rest = operands.map(|s| s.part(start, len));
-        let tile = rest.map(|s| s.part(0, blocks::cut(&rest, TILE)));
-        let n = tile[0].len();
-        start += n;
-        for (flat, buffer) in tile.iter().zip(scratch.iter_mut()) {
-            if flat.dtype() != <C as Element>::DTYPE {
-                convert::load(flat, &mut buffer[..n]);
+    let (mut reads, mut writes) = ([[C::default(); TILE]; R], [[C::default(); TILE]; W]);
+    let mut rest = job.reborrow();
+    while !rest.is_empty() {
+        let count = rest.whole_blocks(TILE);
+        let Job { read, mut write } = rest.take_first(count);
+        let n = read.first().map_or_else(|| write.first().map_or(0, FlatViewMut::len), FlatView::len);
+        let mut buffers = reads.iter_mut();
+        let read = read.map(|x| match buffers.next() {
+            Some(buffer) if x.dtype() != <C as Element>::DTYPE => {
+                convert::load(&x, &mut buffer[..n]);
+                &buffer[..n]
             }
-        }
-        let mut slices = scratch.each_mut().map(|buffer| &mut buffer[..n]);
-        for (slice, flat) in slices.iter_mut().zip(&tile) {
-            if flat.dtype() == <C as Element>::DTYPE {
-                // SAFETY: as above.
-                *slice = unsafe { flat.slice::<C>() };
+            _ => x.slice::<C>(),
+        });
+        let mut buffers = writes.iter_mut();
+        let slices = write.each_mut().map(|x| match buffers.next() {
+            Some(buffer) if x.dtype() != <C as Element>::DTYPE => {
+                convert::load(&x.view(), &mut buffer[..n]);
+                &mut buffer[..n]
             }
-        }
-        op.apply(*job, slices);
-        for ((flat, buffer), written) in tile.iter().zip(scratch.iter()).zip(O::WRITES) {
-            if written && flat.dtype() != <C as Element>::DTYPE {
-                convert::store(&buffer[..n], flat);
+            _ => x.slice_mut::<C>(),
+        });
+        op.apply(number, read, slices);
+        for (x, buffer) in write.iter_mut().zip(&writes) {
+            if x.dtype() != <C as Element>::DTYPE {
+                convert::store(&buffer[..n], x);
             }
         }
     }

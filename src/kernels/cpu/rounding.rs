@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::{Real, philox};
-use crate::tensor::{Encoding, FlatView, Rounding};
+use crate::tensor::{Encoding, FlatViewMut, Rounding};
 
 /// Numbers of 16 bits that one block of the generator gives.
 const LANES: usize = 8;
@@ -47,11 +47,9 @@ fn numbers(rounding: &Rounding, first: u64) -> [u16; LANES * WIDTH] {
 /// Rounds numbers at random into a view of bfloat16; false, and nothing done, where it has no such encoding.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &FlatView) -> bool {
-    // SAFETY: the session keeps the encoding as long as the memory.
-    let Some((Encoding::Rounding(rounding), first)) = (unsafe { to.encoding() }) else { return false };
-    // SAFETY: the encoding is only given to views of this type; the caller holds the only access to this piece.
-    let to = unsafe { to.slice::<bf16>() };
+pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) -> bool {
+    let Some((Encoding::Rounding(rounding), first)) = to.encoding() else { return false };
+    let to = to.slice_mut::<bf16>();
     let mut at = 0;
     while at < to.len() {
         let (place, run) = rounding.places.find(first + at);

@@ -1,13 +1,11 @@
 //! Passes over stacks of matrices, row by row, with sums by row and by column. Sums are made in the same order whatever
 //! the number of threads.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
-#[cfg(target_arch = "x86_64")]
-use super::isa::{self, Isa};
-use super::{Real, convert};
+use super::{Job, Real, Slot, convert, isa};
 use crate::kernels::cuda_call::RowPassCall;
-use crate::tensor::{DType, Element, FlatView};
+use crate::tensor::{DType, Element, FlatViewMut};
 use crate::threads;
 
 /// Elements that one task should have at least.
@@ -22,10 +20,10 @@ const TILE: usize = 512;
 const RUN: usize = 16;
 
 /// A stack of `stack` matrices `rows × cols` that lie one after the other.
-#[derive(Clone, Copy, Debug)]
-pub struct Stack<const N: usize> {
+#[derive(Debug)]
+pub struct Stack<'a, const R: usize, const W: usize> {
     /// The elements of every operand.
-    pub operands: [FlatView; N],
+    pub operands: Job<'a, R, W>,
     /// Matrices.
     pub stack: usize,
     /// Rows of each.
@@ -33,13 +31,13 @@ pub struct Stack<const N: usize> {
     /// Columns of each.
     pub cols: usize,
     /// Where sums by row go: float64, one for each row of each matrix; empty where none are wanted.
-    pub row_sums: FlatView,
+    pub row_sums: FlatViewMut<'a>,
     /// Where sums by column go: float64, one for each column of each matrix; empty where none are wanted.
-    pub col_sums: FlatView,
+    pub col_sums: FlatViewMut<'a>,
     /// Where the sums of matrices go, of what is summed by row: float64, one for each; empty where none are wanted.
-    pub all_sums: FlatView,
+    pub all_sums: FlatViewMut<'a>,
     /// Where the pass's own sum goes: one float64; empty where it is not wanted.
-    pub total: FlatView,
+    pub total: FlatViewMut<'a>,
 }
 
 /// Where a part of a row is: the job, the matrix within its stack, the row and first column within the matrix.
@@ -55,14 +53,14 @@ pub struct At {
     pub col: usize,
 }
 
-/// A pass over the rows of `N` operands.
-pub trait RowPass<const N: usize>: Sync {
-    /// Which operands are written.
-    const WRITES: [bool; N];
+/// A pass over the rows of `N` operands, of which `R` are read and `W` written.
+pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
+    /// The order in which kernels of devices take the operands.
+    const ORDER: [Slot; N];
 
     /// Does its work on a part of a row and adds to the columns' sums, which may be empty; returns what it adds to the
     /// row's sum and to the job's.
-    fn row<C: Real>(&self, at: At, operands: [&mut [C]; N], cols: &mut [C]) -> [f64; 2];
+    fn row<C: Real>(&self, at: At, read: [&[C]; R], write: [&mut [C]; W], cols: &mut [C]) -> [f64; 2];
 
     /// How it is called on CUDA devices; none where there is no kernel of it.
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
@@ -79,36 +77,25 @@ fn together() -> usize {
 }
 
 /// Rows of one job: of several whole matrices, or of a part of one.
-struct Task {
+struct Task<'a, const R: usize, const W: usize> {
     job: usize,
-    rows: std::ops::Range<usize>,
+    /// The number of the first row in the job, and how many there are.
+    first: usize,
+    count: usize,
+    /// Rows and columns of a matrix.
+    shape: [usize; 2],
     /// Which part of a matrix that is cut; its sums by column are added up at the end.
     part: Option<usize>,
+    /// The elements of the rows.
+    operands: Job<'a, R, W>,
+    row_sums: FlatViewMut<'a>,
+    /// Where the sums by column of whole matrices go.
+    col_sums: FlatViewMut<'a>,
+    /// Whether sums by column are wanted.
+    sums_cols: bool,
     /// Rows that are worked on side by side.
     together: usize,
-}
-
-fn tasks<const N: usize>(jobs: &[Stack<N>], together: usize) -> Vec<Task> {
-    let mut tasks = Vec::new();
-    for (job, stack) in jobs.iter().enumerate() {
-        let (matrix, cols) = (stack.rows * stack.cols, stack.cols.max(1));
-        if matrix >= 2 * TASK {
-            let height = stack.rows.div_ceil(PARTS).max(TASK.div_ceil(cols));
-            for first in (0..stack.stack).map(|m| m * stack.rows) {
-                for (part, start) in (0..stack.rows).step_by(height).enumerate() {
-                    let end = (start + height).min(stack.rows);
-                    tasks.push(Task { job, rows: first + start..first + end, part: Some(part), together });
-                }
-            }
-        } else {
-            let each = TASK.div_ceil(matrix.max(1));
-            for first in (0..stack.stack).step_by(each) {
-                let rows = first * stack.rows..(first + each).min(stack.stack) * stack.rows;
-                tasks.push(Task { job, rows, part: None, together });
-            }
-        }
-    }
-    tasks
+    left: Left,
 }
 
 /// What a task leaves: its share of the job's sum, and the sums by column of a part of a matrix.
@@ -118,21 +105,72 @@ struct Left {
     cols: Vec<f64>,
 }
 
+/// Cuts a job into tasks. The sums by column of matrices that are cut stay with the job.
+fn cut<'a, const R: usize, const W: usize>(
+    job: usize,
+    stack: &'a mut Stack<'_, R, W>,
+    together: usize,
+    tasks: &mut Vec<Task<'a, R, W>>,
+) {
+    let Stack { stack: matrices, rows, cols, .. } = *stack;
+    let (matrix, is_cut) = (rows * cols, rows * cols >= 2 * TASK);
+    let sums_cols = !stack.col_sums.is_empty();
+    let mut operands = stack.operands.reborrow();
+    let mut row_sums = stack.row_sums.reborrow();
+    let mut col_sums = if is_cut { FlatViewMut::EMPTY } else { stack.col_sums.reborrow() };
+    let mut push = |first: usize, count: usize, part: Option<usize>| {
+        let whole = if part.is_none() { count / rows.max(1) } else { 0 };
+        tasks.push(Task {
+            job,
+            first,
+            count,
+            shape: [rows, cols],
+            part,
+            operands: operands.take_first(count * cols),
+            row_sums: row_sums.take_first(count),
+            col_sums: col_sums.take_first(whole * cols),
+            sums_cols,
+            together,
+            left: Left::default(),
+        });
+    };
+    if is_cut {
+        let height = rows.div_ceil(PARTS).max(TASK.div_ceil(cols));
+        for first in (0..matrices).map(|m| m * rows) {
+            for (part, start) in (0..rows).step_by(height).enumerate() {
+                push(first + start, height.min(rows - start), Some(part));
+            }
+        }
+    } else {
+        let each = TASK.div_ceil(matrix.max(1));
+        for first in (0..matrices).step_by(each) {
+            push(first * rows, each.min(matrices - first) * rows, None);
+        }
+    }
+}
+
 /// Runs a pass over all jobs, with its sums.
-pub(in crate::kernels) fn rows<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>]) {
+pub(in crate::kernels) fn rows<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
+    pass: &P,
+    jobs: &mut [Stack<'_, R, W>],
+) {
     rows_side_by_side(pass, jobs, together());
 }
 
-fn rows_side_by_side<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>], together: usize) {
-    for stack in jobs {
+fn rows_side_by_side<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
+    pass: &P,
+    jobs: &mut [Stack<'_, R, W>],
+    together: usize,
+) {
+    for stack in &mut *jobs {
         // No row writes what has none.
         stack.row_sums.numbers().fill(0.0);
         stack.col_sums.numbers().fill(0.0);
     }
     let totals = pass_over(pass, jobs, together);
-    for (stack, total) in jobs.iter().zip(totals) {
+    for (stack, total) in jobs.iter_mut().zip(totals) {
         stack.total.numbers().fill(total);
-        let (all, rows) = (stack.all_sums.numbers(), stack.row_sums.numbers());
+        let (all, rows) = (stack.all_sums.numbers(), stack.row_sums.view().numbers());
         all.fill(0.0);
         for (all, rows) in all.iter_mut().zip(rows.chunks(stack.rows.max(1))) {
             *all = rows.iter().sum();
@@ -141,116 +179,112 @@ fn rows_side_by_side<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>],
 }
 
 /// Runs a pass over all jobs; returns its own sum of each.
-fn pass_over<const N: usize, P: RowPass<N>>(pass: &P, jobs: &[Stack<N>], together: usize) -> Vec<f64> {
-    let tasks = tasks(jobs, together);
-    let left: Vec<Mutex<Left>> = tasks.iter().map(|_| Mutex::default()).collect();
-    let work = |(task, left): (&Task, &Mutex<Left>)| {
-        let stack = &jobs[task.job];
-        let found = if stack.operands.iter().any(|s| s.dtype() == DType::F64) {
-            vectorised::<f64, N, P>(pass, stack, task)
-        } else {
-            vectorised::<f32, N, P>(pass, stack, task)
-        };
-        *left.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = found;
-    };
-    let elements: usize = jobs.iter().map(|s| s.operands[0].len()).sum();
-    if elements < 2 * TASK {
-        tasks.iter().zip(&left).for_each(work);
-    } else {
-        threads::each(tasks.len(), |i| work((&tasks[i], &left[i])));
+fn pass_over<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
+    pass: &P,
+    jobs: &mut [Stack<'_, R, W>],
+    together: usize,
+) -> Vec<f64> {
+    let elements: usize = jobs.iter().map(|s| s.operands.len()).sum();
+    let (mut totals, mut tasks) = (vec![0.0; jobs.len()], Vec::new());
+    for (job, stack) in jobs.iter_mut().enumerate() {
+        cut(job, stack, together, &mut tasks);
     }
-    let mut totals = vec![0.0; jobs.len()];
-    for (task, left) in tasks.iter().zip(left) {
-        let Left { total, cols } = left.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        totals[task.job] += total;
-        if let Some(part) = task.part {
-            let stack = &jobs[task.job];
-            let matrix = task.rows.start / stack.rows.max(1);
-            // SAFETY: the caller owns the sums for this stage; no task is running any more.
-            let sums = unsafe { stack.col_sums.part(matrix * stack.cols, stack.cols).slice::<f64>() };
-            if part == 0 {
-                sums.fill(0.0);
-            }
-            sums.iter_mut().zip(cols).for_each(|(sum, own)| *sum += own);
+    let work = |task: &mut Task<'_, R, W>| {
+        let is_wide = task.operands.dtypes().any(|dtype| dtype == DType::F64);
+        let rows = Rows { pass, task };
+        if is_wide { isa::vectorised::<f64, _>(rows) } else { isa::vectorised::<f32, _>(rows) }
+    };
+    if elements < 2 * TASK {
+        tasks.iter_mut().for_each(work);
+    } else {
+        threads::chunks(&mut tasks, 1, |_, tasks| tasks.iter_mut().for_each(work));
+    }
+    let mut parts = Vec::new();
+    for Task { job, first, shape: [rows, cols], part, left, .. } in tasks {
+        totals[job] += left.total;
+        if let Some(part) = part {
+            parts.push((job, part, first / rows.max(1) * cols, left.cols));
         }
+    }
+    for (job, part, start, found) in parts {
+        let sums = jobs[job].col_sums.numbers().get_mut(start..start + found.len()).unwrap_or_default();
+        if part == 0 {
+            sums.fill(0.0);
+        }
+        sums.iter_mut().zip(found).for_each(|(sum, own)| *sum += own);
     }
     totals
 }
 
-/// The best instruction set that may be used.
-fn vectorised<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let best = isa::best();
-        if best >= Isa::Avx512 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx512::<C, N, P>(pass, stack, task) };
-        }
-        if best == Isa::Avx2 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx2::<C, N, P>(pass, stack, task) };
-        }
+/// A pass over the rows of a task.
+struct Rows<'t, 'a, P, const N: usize, const R: usize, const W: usize> {
+    pass: &'t P,
+    task: &'t mut Task<'a, R, W>,
+}
+
+impl<P: RowPass<N, R, W>, const N: usize, const R: usize, const W: usize> isa::Work
+    for Rows<'_, '_, P, N, R, W>
+{
+    type Out = ();
+
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn run<C: Real>(self) {
+        body::<C, N, R, W, P>(self.pass, self.task);
     }
-    body::<C, N, P>(pass, stack, task)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
-    body::<C, N, P>(pass, stack, task)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn with_avx2<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
-    body::<C, N, P>(pass, stack, task)
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task: &Task) -> Left {
-    let Stack { operands, rows, cols, row_sums, col_sums, .. } = stack;
-    let together = task.together;
-    let (rows, cols) = ((*rows).max(1), *cols);
-    let wanted = if col_sums.is_empty() { 0 } else { cols };
+fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
+    pass: &P,
+    task: &mut Task<'_, R, W>,
+) {
+    let Task { operands, row_sums, col_sums, left, .. } = task;
+    let (together, rows, cols) = (task.together, task.shape[0].max(1), task.shape[1]);
+    let wanted = if task.sums_cols { cols } else { 0 };
     let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
-    let mut scratch: [Vec<C>; N] = operands
-        .map(|s| if s.dtype() == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); TILE] });
-    let mut left = Left::default();
-    let (mut number, mut unflushed) = (task.rows.start, 0);
-    while number < task.rows.end {
+    let scratch = |dtype: DType| {
+        if dtype == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); TILE] }
+    };
+    let mut reads: [Vec<C>; R] = operands.read.map(|x| scratch(x.dtype()));
+    let mut writes: [Vec<C>; W] = operands.write.each_ref().map(|x| scratch(x.dtype()));
+    let (mut done, mut unflushed) = (0, 0);
+    while done < task.count {
         // Rows of one matrix.
+        let number = task.first + done;
         let first = At { job: task.job, matrix: number / rows, row: number % rows, col: 0 };
-        let count = together.min(task.rows.end - number).min(rows - first.row);
+        let count = together.min(task.count - done).min(rows - first.row);
         let mut sums = [0.0; TOGETHER];
         let mut col = 0;
         while col < cols {
             let len = TILE.min(cols - col);
             let sums_of_cols = if wanted > 0 { &mut short[col..col + len] } else { &mut [] };
             for (r, sum) in sums[..count].iter_mut().enumerate() {
-                let flats = operands.map(|s| s.part((number + r) * cols + col, len));
-                let at = At { row: first.row + r, col, ..first };
+                let start = (done + r) * cols + col;
                 if together > 1 {
                     // The columns that come next, or the row.
                     let next = if col + len < cols { r * cols + col + len } else { (together + r) * cols };
-                    for flat in operands {
-                        flat.prefetch(number * cols + next, TILE.min(cols));
-                    }
+                    operands.prefetch(done * cols + next, TILE.min(cols));
                 }
-                let [row, total] = tile(pass, at, flats, &mut scratch, sums_of_cols);
+                let tiles = Job {
+                    read: operands.read.map(|x| x.part(start, len)),
+                    write: operands.write.each_mut().map(|x| x.part(start, len)),
+                };
+                let at = At { row: first.row + r, col, ..first };
+                let [row, total] = tile(pass, at, tiles, (&mut reads, &mut writes), sums_of_cols);
                 *sum += row;
                 left.total += total;
             }
             col += len;
         }
         if !row_sums.is_empty() {
-            // SAFETY: the caller owns the sums for this stage; each row has one of its own, and this task its rows.
-            unsafe { row_sums.part(number, count).slice::<f64>() }.copy_from_slice(&sums[..count]);
+            row_sums.part(done, count).slice_mut::<f64>().copy_from_slice(&sums[..count]);
         }
-        number += count;
+        done += count;
         unflushed += count;
-        let ends = number.is_multiple_of(rows);
-        if wanted > 0 && (unflushed >= RUN || ends || number == task.rows.end) {
+        let ends = (number + count).is_multiple_of(rows);
+        if wanted > 0 && (unflushed >= RUN || ends || done == task.count) {
             unflushed = 0;
             for (wide, short) in wide.iter_mut().zip(&mut short) {
                 *wide += short.wide();
@@ -258,39 +292,45 @@ fn body<C: Real, const N: usize, P: RowPass<N>>(pass: &P, stack: &Stack<N>, task
             }
         }
         if wanted > 0 && ends && task.part.is_none() {
-            // SAFETY: as above; this task alone has this matrix.
-            unsafe { col_sums.part(first.matrix * cols, cols).slice::<f64>() }.copy_from_slice(&wide);
+            let here = (first.matrix - task.first / rows) * cols;
+            col_sums.part(here, cols).slice_mut::<f64>().copy_from_slice(&wide);
             wide.fill(0.0);
         }
     }
     left.cols = if task.part.is_some() { wide } else { Vec::new() };
-    left
 }
 
 /// A pass over a part of a row.
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
-fn tile<C: Real, const N: usize, P: RowPass<N>>(
+fn tile<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
     pass: &P,
     at: At,
-    flats: [FlatView; N],
-    scratch: &mut [Vec<C>; N],
+    Job { read, mut write }: Job<'_, R, W>,
+    (reads, writes): (&mut [Vec<C>; R], &mut [Vec<C>; W]),
     cols: &mut [C],
 ) -> [f64; 2] {
-    for (flat, scratch) in flats.iter().zip(scratch.iter_mut()).filter(|(_, scratch)| !scratch.is_empty()) {
-        convert::load(flat, &mut scratch[..flat.len()]);
-    }
-    let mut buffers = scratch.iter_mut();
-    let lines = flats.map(|flat| match buffers.next() {
-        Some(own) if !own.is_empty() => &mut own[..flat.len()],
-        // SAFETY: the caller passes disjoint views of live tensors; this task alone has this row.
-        _ => unsafe { flat.slice::<C>() },
-    });
-    let sums = pass.row(at, lines, cols);
-    for ((flat, scratch), written) in flats.iter().zip(scratch.iter()).zip(P::WRITES) {
-        if written && !scratch.is_empty() {
-            convert::store(&scratch[..flat.len()], flat);
+    let mut buffers = reads.iter_mut();
+    let lines = read.map(|x| match buffers.next() {
+        Some(own) if !own.is_empty() => {
+            let own = &mut own[..x.len()];
+            convert::load(&x, own);
+            &*own
         }
+        _ => x.slice::<C>(),
+    });
+    let mut buffers = writes.iter_mut();
+    let written = write.each_mut().map(|x| match buffers.next() {
+        Some(own) if !own.is_empty() => {
+            let own = &mut own[..x.len()];
+            convert::load(&x.view(), own);
+            own
+        }
+        _ => x.slice_mut::<C>(),
+    });
+    let sums = pass.row(at, lines, written, cols);
+    for (x, own) in write.iter_mut().zip(writes.iter()).filter(|(_, own)| !own.is_empty()) {
+        convert::store(&own[..x.len()], x);
     }
     sums
 }
@@ -301,6 +341,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::ops::factored::GradientSquares;
+    use crate::tensor::test_views::{view, view_mut};
 
     #[test]
     fn sums_are_the_same_for_any_rows_side_by_side_and_any_threads() {
@@ -312,11 +353,10 @@ mod tests {
                 threads::set(threads);
                 let zeros = |n: i64| Tensor::ones([n], (Kind::Double, Device::Cpu));
                 let made = [shape[0] * shape[1], shape[0] * shape[2], shape[0], 1].map(zeros);
-                let flat = |t: &Tensor| FlatView::of(t).unwrap();
-                let [row_sums, col_sums, all_sums, _] = made.each_ref().map(flat);
-                let (operands, total) = ([flat(&g)], FlatView::EMPTY);
+                let [row_sums, col_sums, all_sums, _] = made.each_ref().map(view_mut);
+                let (operands, total) = (Job { read: [view(&g)], write: [] }, FlatViewMut::EMPTY);
                 let job = Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total };
-                rows_side_by_side(&pass, &[job], together);
+                rows_side_by_side::<1, 1, 0, _>(&pass, &mut [job], together);
                 threads::set(1);
                 Tensor::cat(&made, 0)
             };

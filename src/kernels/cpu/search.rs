@@ -11,6 +11,7 @@ use std::arch::x86_64::{
 };
 
 use super::blocks::{Book, DECADES, DOUBT};
+use super::isa::{self, Isa};
 
 /// Numbers searched for at a time.
 const LANES: usize = 16;
@@ -55,9 +56,40 @@ impl Tables {
     }
 }
 
-/// As the loop of `blocks::load`.
+/// As the loop of `blocks::load`; false, with nothing done, where the processor has no AVX-512.
+#[inline(always)]
+#[allow(clippy::inline_always)] // inside its caller's instruction set
+pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) -> bool {
+    if isa::best() < Isa::Avx512 {
+        return false;
+    }
+    // SAFETY: `isa::best` found the features in this processor.
+    unsafe { decode_there(values, scale, codes, &mut to[..codes.len()]) };
+    true
+}
+
+/// As the loop of `blocks::encode`; calls `refine` for the lanes from some element on where one is doubtful. False, with
+/// nothing done, where the processor has no AVX-512.
+#[inline(always)]
+#[allow(clippy::inline_always)] // inside its caller's instruction set
+pub(in crate::kernels) fn search<const SIGN: bool>(
+    book: &Book,
+    tables: &Tables,
+    values: &[f32],
+    factors: (f32, f32),
+    codes: &mut [u8],
+    refine: impl Fn(&[f32], &mut [u8]),
+) -> bool {
+    if isa::best() < Isa::Avx512 {
+        return false;
+    }
+    // SAFETY: `isa::best` found the features in this processor.
+    unsafe { search_there::<SIGN>(book, tables, values, factors, &mut codes[..values.len()], refine) };
+    true
+}
+
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
+fn decode_there(values: &[f32; 256], scale: f32, codes: &[u8], to: &mut [f32]) {
     let scale = _mm512_set1_ps(scale);
     for (part, out) in codes.chunks(LANES).zip(to.chunks_mut(LANES)) {
         let mask = u16::MAX >> (LANES - part.len());
@@ -70,9 +102,8 @@ pub(in crate::kernels) fn decode(values: &[f32; 256], scale: f32, codes: &[u8], 
     }
 }
 
-/// As the loop of `blocks::encode`; calls `refine` for the lanes from some element on where one is doubtful.
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-pub(in crate::kernels) fn search<const SIGN: bool>(
+fn search_there<const SIGN: bool>(
     book: &Book,
     tables: &Tables,
     values: &[f32],

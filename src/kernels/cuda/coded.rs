@@ -115,8 +115,7 @@ impl CodedJob {
         let (mut cut, length) = (None, operands[0].len());
         let mut scales: [Option<&Blocks>; N] = [None; N];
         for (at, flat) in operands.iter().enumerate() {
-            // SAFETY: the session keeps the form as long as the memory.
-            match unsafe { flat.encoding() } {
+            match flat.encoding() {
                 Some((Encoding::Blocks(blocks), first)) => {
                     let own = Cut { width: blocks.width, block: blocks.block, first };
                     if *cut.get_or_insert(own) != own {
@@ -138,11 +137,8 @@ impl CodedJob {
         let (first, blocks) = cut.blocks(length)?;
         for (to, form) in job.scales.iter_mut().zip(scales) {
             let Some(form) = form else { continue };
-            let scales = form.scales.part(first, blocks);
-            if scales.len() != blocks {
-                return Err(Error::Internal("codes with too few scales".into()));
-            }
-            *to = scales.device_address()?;
+            let few = || Error::Internal("codes with too few scales".into());
+            *to = form.scales_address(first, blocks).ok_or_else(few)?;
         }
         let longest = cut.block.min(cut.width);
         let lanes = longest.div_ceil(SHARE).next_power_of_two().min(32);
@@ -250,12 +246,12 @@ pub(super) fn sum<T>(
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
-    use crate::tensor::{DType, Places};
+    use crate::tensor::{DType, FlatPtr, Places};
 
     #[test]
     fn blocks_of_a_cut_equal_those_of_the_form() {
         for (width, block) in [(1, 8), (7, 8), (8, 8), (9, 8), (20, 8), (257, 256), (1000, 256)] {
-            let form = Blocks { scales: FlatView::EMPTY, width, block };
+            let form = Blocks { scales: FlatPtr::EMPTY, width, block };
             let mut starts = vec![0];
             while starts[starts.len() - 1] < 3 * width {
                 starts.push(form.block_at(starts[starts.len() - 1]).1);
@@ -272,8 +268,13 @@ mod tests {
         assert!(Cut { width: 0, block: 8, first: 0 }.blocks(4).is_err());
     }
 
-    fn coded(memory: &mut [u64], form: &Encoding) -> FlatView {
-        FlatView::over(memory, DType::Q8).encoded_as(form)
+    fn encoded<'t>(memory: &'t mut [u64], dtype: DType, encoding: &'t Encoding) -> FlatView<'t> {
+        // SAFETY: the memory is borrowed, and nothing reads or writes through a view in these tests.
+        unsafe { pointer(memory, dtype).view(Some(encoding)) }
+    }
+
+    fn pointer(memory: &mut [u64], dtype: DType) -> FlatPtr {
+        FlatPtr::over(memory, dtype)
     }
 
     #[test]
@@ -282,36 +283,38 @@ mod tests {
         for (width, block, lanes, share) in
             [(1024_usize, 256, 32, 64), (1024, 512, 32, 32), (8, 256, 1, 2048), (64, 16, 2, 1024)]
         {
-            let scales =
-                FlatView::over(&mut scales, DType::F32).part(0, 16384 / width * width.div_ceil(block));
+            let blocks = 16384 / width * width.div_ceil(block);
+            let scales = pointer(&mut scales[..blocks.div_ceil(2)], DType::F32);
             let form = Encoding::Blocks(Blocks { scales, width, block });
-            let operands = [coded(&mut memory, &form)];
+            let operands = [encoded(&mut memory, DType::Q8, &form)];
             let job = CodedJob::new(Job::default(), &operands).unwrap();
-            assert_eq!((job.lanes, job.share, job.blocks as usize), (lanes, share, scales.len()));
-            assert_eq!((job.scales[0], job.before), (scales.encoded_address(), 0));
+            assert_eq!((job.lanes, job.share, job.blocks as usize), (lanes, share, blocks));
+            assert_eq!((job.scales[0], job.before), (scales.address(), 0));
             assert_eq!(job.pieces(), 1);
             let part =
                 CodedJob::new(Job::default(), &operands.map(|o| o.part(block.min(width), 16384))).unwrap();
-            assert_eq!(part.scales[0], scales.encoded_address() + 4);
+            assert_eq!(part.scales[0], scales.address() + 4);
             assert_eq!(part.before as usize, usize::from(block < width));
         }
     }
 
     #[test]
     fn new_refuses_codes_that_cannot_be_written() {
-        let (mut memory, mut other) = (vec![0; 8], vec![0; 8]);
-        let mut scales = vec![0; 8];
-        let scales = FlatView::over(&mut scales, DType::F32);
-        let [one, two, short] = [(32, 16, scales), (32, 8, scales), (32, 16, scales.part(0, 2))]
+        let (mut memory, mut other, bare) = (vec![0; 8], vec![0; 8], vec![0; 8]);
+        let (mut scales, mut few) = (vec![0; 8], vec![0; 1]);
+        let (scales, few) = (pointer(&mut scales, DType::F32), pointer(&mut few, DType::F32));
+        let [one, two, short] = [(32, 16, scales), (32, 8, scales), (32, 16, few)]
             .map(|(width, block, scales)| Encoding::Blocks(Blocks { scales, width, block }));
-        let new = |operands: [FlatView; 2]| CodedJob::new(Job::default(), &operands);
-        let bare = FlatView::over(&mut other, DType::UQ8);
-        let flat = coded(&mut memory, &one);
-        assert!(new([flat, bare.encoded_as(&one)]).is_ok());
-        assert!(new([flat, bare]).is_err());
-        assert!(new([flat, bare.encoded_as(&two)]).is_err());
-        assert!(new([flat, bare.encoded_as(&short)]).is_err());
-        assert!(new([flat.part(4, 12), bare.encoded_as(&one).part(4, 12)]).is_err());
+        let new = |operands: [FlatView<'_>; 2]| CodedJob::new(Job::default(), &operands);
+        let flat = encoded(&mut memory, DType::Q8, &one);
+        let mut with = |encoding| {
+            let other = encoded(&mut other, DType::UQ8, encoding);
+            (new([flat, other]).is_ok(), new([flat.part(4, 12), other.part(4, 12)]).is_ok())
+        };
+        assert_eq!(with(&one), (true, false));
+        assert_eq!(with(&two), (false, false));
+        assert_eq!(with(&short), (false, false));
+        assert!(new([flat, FlatView::over(&bare, DType::UQ8)]).is_err());
     }
 
     #[test]
@@ -320,13 +323,9 @@ mod tests {
         let spans = |shape: &[usize], part: &[(usize, usize)]| {
             Encoding::Rounding(Rounding { key: [1, 2, 3, 4], places: Places::new(shape, part) })
         };
-        let one = |form: &Encoding| {
-            CodedJob::new(
-                Job::default(),
-                &[FlatView::over(&mut memory, DType::BF16).encoded_as(form).part(3, 60)],
-            )
+        let mut one = |form: &Encoding| {
+            CodedJob::new(Job::default(), &[encoded(&mut memory, DType::BF16, form).part(3, 60)])
         };
-        let mut one = one;
         let job = one(&spans(&[10, 8, 9], &[(2, 4), (0, 8), (1, 2)])).unwrap();
         assert_eq!((job.plain.kind[0], job.rounding.key, job.rounding.first), (ROUNDED, [1, 2, 3, 4], 3));
         assert_eq!(

@@ -12,7 +12,7 @@ use super::sources::{Sources, When};
 use super::table::number_of;
 use super::{compile, tape};
 use crate::error::{Error, Result};
-use crate::tensor::{self, DType, Device, FlatView};
+use crate::tensor::{self, DType, Device, FlatPtr, FlatView, FlatViewMut};
 
 /// How the driver names a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
@@ -178,9 +178,9 @@ pub struct Following {
 ///
 /// # Errors
 /// [`Error::Internal`] where the rate is not on a device.
-pub fn follow(rate: Option<&FlatView>) -> Result<Following> {
+pub fn follow(rate: Option<&FlatPtr>) -> Result<Following> {
     let rate = match rate {
-        Some(flat) => Rate { at: flat.device_address()?, scalars: 0, kind: number_of(flat.dtype()) },
+        Some(flat) => Rate { at: flat.address(), scalars: 0, kind: number_of(flat.dtype()) },
         None => Rate::NONE,
     };
     Ok(Following { _thread: PhantomData, outer: RATE.replace(rate) })
@@ -215,7 +215,21 @@ pub(in crate::kernels) fn scratch(
     elements: usize,
     dtype: DType,
     device: Device,
-) -> Result<(Tensor, FlatView)> {
+) -> Result<(Tensor, FlatView<'static>)> {
+    scratch_mut(elements, dtype, device).map(|(room, all)| (room, all.into_view()))
+}
+
+/// As [`scratch`], to be written by kernels that are told so.
+pub(in crate::kernels) fn scratch_mut(
+    elements: usize,
+    dtype: DType,
+    device: Device,
+) -> Result<(Tensor, FlatViewMut<'static>)> {
+    // Who works on an emulated device may ask by where a tensor itself is.
+    let device = if device == Device::Cpu && tensor::is_emulated() { Device::Cuda(0) } else { device };
+    if device == Device::Cpu {
+        return Err(Error::Internal("scratch of a device on the host".into()));
+    }
     let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
@@ -224,8 +238,10 @@ pub(in crate::kernels) fn scratch(
     {
         std::mem::forget(room.shallow_clone());
     }
-    let flat = FlatView::typed(&room, dtype)?.at(device);
-    Ok((room, flat))
+    // SAFETY: of memory of a device a view has the address only, and whoever launches keeps the room until it has launched
+    // all that uses it.
+    let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
+    Ok((room, all))
 }
 
 /// The multiprocessors of the device that this thread launches on, where it loads what is loaded then.

@@ -5,7 +5,7 @@ use super::device::{launch, scratch};
 use super::driver::Grid;
 use super::table::number_of;
 use crate::error::{Error, Result};
-use crate::tensor::{FlatView, to_i64};
+use crate::tensor::{FlatView, MatrixView, to_i64};
 
 const THREADS: u32 = 256;
 /// Units of one block of `copies.cu`, and elements of one block of `messages.cu`.
@@ -61,11 +61,15 @@ fn too_large(what: usize) -> Error {
 }
 
 /// See [`super::super::copy`].
-pub(in super::super) fn copy(copies: &[Copy]) -> Result<()> {
+pub(in super::super) fn copy(copies: &[Copy<'_>]) -> Result<()> {
     let mut all = Vec::with_capacity(copies.len());
     for copy in copies {
-        add(copy, &mut all)?;
+        add(&copy.from, &copy.to.view(), &mut all)?;
     }
+    launch_all(&mut all)
+}
+
+fn launch_all(all: &mut [Rectangle]) -> Result<()> {
     for rectangles in all.chunks_mut(MANY) {
         if rectangles.len() <= FEW {
             launch_table::<FEW>("copy_few", rectangles)?;
@@ -76,22 +80,32 @@ pub(in super::super) fn copy(copies: &[Copy]) -> Result<()> {
     Ok(())
 }
 
+/// Copies runs.
+fn copy_runs(runs: &[(FlatView<'_>, FlatView<'_>)]) -> Result<()> {
+    let mut all = Vec::with_capacity(runs.len());
+    for (from, to) in runs {
+        let len = from.len().min(to.len());
+        add(&from.matrix(0, [1, len], len), &to.matrix(0, [1, len], len), &mut all)?;
+    }
+    launch_all(&mut all)
+}
+
 /// The widest unit that a number of bytes is a multiple of.
 fn width_of(bytes: usize) -> usize {
     1 << bytes.trailing_zeros().min(4)
 }
 
 /// Adds the rectangles of a copy: units as wide as addresses and distances allow, and what is left of each row.
-fn add(copy: &Copy, all: &mut Vec<Rectangle>) -> Result<()> {
-    let Copy { from, from_stride, to, to_stride, rows, cols } = *copy;
+fn add(from: &MatrixView<'_>, to: &MatrixView<'_>, all: &mut Vec<Rectangle>) -> Result<()> {
+    let [rows, cols] = from.shape();
     let bytes = from.dtype().bytes();
     if rows * cols == 0 {
         return Ok(());
     }
-    let inside = |flat: &FlatView, stride: usize| (rows - 1) * stride + cols <= flat.len();
-    if from.dtype() != to.dtype() || bytes < 2 || !inside(&from, from_stride) || !inside(&to, to_stride) {
+    if from.dtype() != to.dtype() || bytes < 2 || to.shape() != [rows, cols] {
         return Err(Error::Internal(format!("a copy of {rows} x {cols} elements that do not fit")));
     }
+    let ((from, from_stride), (to, to_stride)) = (from.strided(), to.strided());
     let flat = from_stride == cols && to_stride == cols;
     let (rows, cols) = if flat { (1, rows * cols) } else { (rows, cols) };
     let (from, to) = (from.device_address()?, to.device_address()?);
@@ -148,7 +162,7 @@ pub(in super::super) fn move_down(moves: &[(FlatView, FlatView)]) -> Result<()> 
     }
     let Some((one, _)) = due.first() else { return Ok(()) };
     if last_written <= first_read {
-        return copy(&due.iter().map(|(from, to)| Copy::run(*from, *to)).collect::<Vec<_>>());
+        return copy_runs(&due);
     }
     // The blocks of a launch have no order: what would be written over is put aside.
     let (_memory, aside) = scratch(len, one.dtype(), one.device())?;
@@ -156,11 +170,11 @@ pub(in super::super) fn move_down(moves: &[(FlatView, FlatView)]) -> Result<()> 
     for (from, to) in due {
         let room = aside.part(offset, from.len());
         offset += from.len();
-        away.push(Copy::run(from, room));
-        home.push(Copy::run(room, to));
+        away.push((from, room));
+        home.push((room, to));
     }
-    copy(&away)?;
-    copy(&home)
+    copy_runs(&away)?;
+    copy_runs(&home)
 }
 
 /// See [`super::super::sum`].

@@ -2,10 +2,11 @@
 
 use tch::Tensor;
 
+use super::super::cpu::Slot;
 use super::super::cpu::rows::Stack;
 use super::device::{launch, scratch};
 use super::driver::Grid;
-use super::table::{Scalars, THREADS, add_pieces, is_wide, number_of};
+use super::table::{Scalars, THREADS, add_pieces, number_of};
 use crate::error::{Error, Result};
 use crate::kernels::cuda_call::RowPassCall;
 use crate::tensor::{DType, FlatView, to_i64};
@@ -74,13 +75,18 @@ struct Planned {
 }
 
 /// Runs a pass over all jobs, with its sums.
-pub(in super::super) fn rows<const N: usize>(call: &RowPassCall<'_>, jobs: &[Stack<N>]) -> Result<()> {
+pub(in super::super) fn rows<const N: usize, const R: usize, const W: usize>(
+    call: &RowPassCall<'_>,
+    jobs: &mut [Stack<'_, R, W>],
+    order: [Slot; N],
+) -> Result<()> {
     const { assert!(N <= MOST_OPERANDS) };
-    let Some(place) = jobs.first().map(|stack| stack.operands[0].device()) else { return Ok(()) };
+    let Some(place) = jobs.first().and_then(|stack| stack.operands.devices().next()) else { return Ok(()) };
     let (mut wide, mut narrow) = (Vec::new(), Vec::with_capacity(jobs.len()));
-    for (number, stack) in jobs.iter().enumerate() {
-        let list = if is_wide(&stack.operands) { &mut wide } else { &mut narrow };
-        list.push(planned(call, number, stack)?);
+    for (number, stack) in jobs.iter_mut().enumerate() {
+        let planned = planned(call, number, stack, order)?;
+        let is_wide = stack.operands.dtypes().any(|dtype| dtype == DType::F64);
+        if is_wide { &mut wide } else { &mut narrow }.push(planned);
     }
     let room = |jobs: &[Planned]| {
         let numbers = jobs.iter().flat_map(|job| job.partial).sum();
@@ -99,13 +105,19 @@ pub(in super::super) fn rows<const N: usize>(call: &RowPassCall<'_>, jobs: &[Sta
     Ok(())
 }
 
-fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<N>) -> Result<Planned> {
+fn planned<const N: usize, const R: usize, const W: usize>(
+    call: &RowPassCall<'_>,
+    number: usize,
+    stack: &mut Stack<'_, R, W>,
+    order: [Slot; N],
+) -> Result<Planned> {
     let Stack { operands, stack: matrices, rows, cols, row_sums, col_sums, all_sums, total } = stack;
+    let (matrices, rows, cols) = (&*matrices, &*rows, &*cols);
     let live = call.pass.live.get(number).map_or(Ok(0), FlatView::device_address)?;
     let mut job = StackJob { live, ..StackJob::default() };
-    for (at, flat) in operands.iter().enumerate() {
+    for (at, flat) in operands.ordered(order).iter().enumerate() {
         (job.operand[at], job.kind[at]) = (flat.device_address()?, number_of(flat.dtype()));
-        if flat.len() != matrices * rows * cols {
+        if flat.len() != *matrices * *rows * *cols {
             return Err(Error::Internal(format!("{} elements as {matrices} x {rows} x {cols}", flat.len())));
         }
     }
@@ -119,7 +131,7 @@ fn planned<const N: usize>(call: &RowPassCall<'_>, number: usize, stack: &Stack<
             return Err(Error::Internal("second moments of different types".into()));
         }
     }
-    for (to, flat) in job.sums.iter_mut().zip([row_sums, col_sums, all_sums, total]) {
+    for (to, flat) in job.sums.iter_mut().zip([&*row_sums, col_sums, all_sums, total]) {
         *to = if flat.is_empty() { 0 } else { flat.device_address()? };
     }
     let lanes = LANES.into_iter().find(|lanes| lanes * VECTOR >= *cols).unwrap_or(LANES[2]);
@@ -148,7 +160,7 @@ fn launch_table<const MOST: usize>(
     call: &RowPassCall<'_>,
     [form, sums]: [&str; 2],
     jobs: &[Planned],
-    (_memory, room): &(Tensor, FlatView),
+    (_memory, room): &(Tensor, FlatView<'_>),
 ) -> Result<()> {
     let scalars = Scalars::of(&call.pass);
     let count = i32::try_from(jobs.len()).unwrap_or(0);

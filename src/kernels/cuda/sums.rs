@@ -112,7 +112,7 @@ pub(in crate::kernels) fn fold_units<const N: usize>(
 }
 
 /// Memory for the sums of so many pieces, and its address.
-fn room(pieces: u32, to: &[FlatView]) -> Result<((Tensor, FlatView), usize)> {
+fn room(pieces: u32, to: &[FlatView]) -> Result<((Tensor, FlatView<'static>), usize)> {
     let first = to.first().ok_or_else(|| Error::Internal("sums of no job".into()))?;
     let (memory, partial) = scratch(pieces as usize * first.len(), DType::F64, first.device())?;
     Ok(((memory, partial), partial.device_address()?))

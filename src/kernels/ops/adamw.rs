@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 use crate::tensor::FlatView;
@@ -11,7 +12,7 @@ ops! {
 
     /// `AdamW` with decoupled decay. Operands: x, gradient, first moment, second moment[, its running maximum].
     #[derive(Clone, Debug)]
-    pub struct AdamW {
+    pub struct AdamW<'a> {
         /// Decay rate of the first moment.
         beta1: f64,
         /// Decay rate of the second moment.
@@ -30,7 +31,7 @@ ops! {
         /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
         corrections: Vec<[f64; 2]> => with,
         /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
-        steps: Vec<FlatView> => after,
+        steps: Vec<FlatView<'a>> => after,
     } => {
         adamw = AdamW [x: update param, g: read plain, m: update signed, v: update unsigned];
         adamw_largest = AdamWLargest [
@@ -39,7 +40,7 @@ ops! {
     }
 }
 
-impl AdamW {
+impl AdamW<'_> {
     /// `lr / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` for each number of steps taken, this one included. The powers of equal
     /// neighbours are taken once.
     pub fn corrections(lr: f64, [beta1, beta2]: [f64; 2], steps: impl Iterator<Item = f64>) -> Vec<[f64; 2]> {
@@ -114,11 +115,11 @@ impl<C: Real> Moments<C> {
     }
 }
 
-impl Op<4> for AdamW {
-    const WRITES: [bool; 4] = [true, false, true, true];
+impl Op<4, 1, 3> for AdamW<'_> {
+    const ORDER: [Slot; 4] = [Write(0), Read(0), Write(1), Write(2)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) {
+    fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [x, m, v]: [&mut [C]; 3]) {
         let moments = self.moments::<C>(job);
         for (((x, g), m), v) in x.iter_mut().zip(g).zip(m).zip(v) {
             let v = moments.update(*g, m, v);
@@ -127,11 +128,11 @@ impl Op<4> for AdamW {
     }
 }
 
-impl Op<5> for AdamW {
-    const WRITES: [bool; 5] = [true, false, true, true, true];
+impl Op<5, 1, 4> for AdamW<'_> {
+    const ORDER: [Slot; 5] = [Write(0), Read(0), Write(1), Write(2), Write(3)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [x, g, m, v, largest]: [&mut [C]; 5]) {
+    fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [x, m, v, largest]: [&mut [C]; 4]) {
         let moments = self.moments::<C>(job);
         for ((((x, g), m), v), largest) in x.iter_mut().zip(g).zip(m).zip(v).zip(largest) {
             let v = moments.update(*g, m, v);

@@ -3,6 +3,7 @@
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
 use super::factors::Steps;
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 use crate::tensor::FlatView;
@@ -61,7 +62,7 @@ struct AdEMAMix : AdEMAMixOperands {
 
     /// `AdEMAMix` with decoupled decay. Operands: x, gradient, fast and slow first moment, second moment.
     #[derive(Clone, Debug)]
-    pub struct AdEMAMix {
+    pub struct AdEMAMix<'a> {
         /// `lr`.
         lr: f64 * lr,
         /// Decay rate of the fast first moment.
@@ -88,7 +89,7 @@ struct AdEMAMix : AdEMAMixOperands {
         /// Of each job what the host has computed from that number, once for all of its elements.
         at_step: Vec<AtStep>,
         /// Where a device counts the steps of each job; else empty.
-        steps: Vec<FlatView> => after,
+        steps: Vec<FlatView<'a>> => after,
     } => {
         ademamix = AdEMAMix [
             x: update param, g: read plain, fast: update signed, slow: update signed, v: update unsigned,
@@ -109,10 +110,10 @@ pub struct AtStep {
     inverse_root: f64,
 }
 
-impl AdEMAMix {
+impl<'a> AdEMAMix<'a> {
     /// The same at these steps.
     #[must_use]
-    pub fn at(self, steps: Steps) -> Self {
+    pub fn at(self, steps: Steps<'a>) -> Self {
         match steps {
             Steps::Counted(steps) => {
                 let at_step = steps.iter().map(|&step| self.at_step(step)).collect();
@@ -145,12 +146,12 @@ impl AdEMAMix {
     }
 }
 
-impl Op<5> for AdEMAMix {
-    const WRITES: [bool; 5] = [true, false, true, true, true];
+impl Op<5, 1, 4> for AdEMAMix<'_> {
+    const ORDER: [Slot; 5] = [Write(0), Read(0), Write(1), Write(2), Write(3)];
 
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
-    fn apply<C: Real>(&self, job: usize, [x, g, fast, slow, v]: [&mut [C]; 5]) {
+    fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [x, fast, slow, v]: [&mut [C]; 4]) {
         let at = &self.at_step[job];
         let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
         let (rest1, rest3) = (C::of(1.0 - self.beta1), C::of(at.slow_rest));

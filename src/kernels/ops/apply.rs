@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
@@ -34,11 +35,11 @@ ops! {
     }
 }
 
-impl Op<2> for Apply {
-    const WRITES: [bool; 2] = [true, false];
+impl Op<2, 1, 1> for Apply {
+    const ORDER: [Slot; 2] = [Write(0), Read(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x, u]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, _job: usize, [u]: [&[C]; 1], [x]: [&mut [C]; 1]) {
         let (rate, keep, zero) = (C::of(self.rate), C::of(1.0 - self.decay), C::default());
         if self.cautious && self.decay != 0.0 {
             for (x, u) in x.iter_mut().zip(u) {
@@ -53,11 +54,11 @@ impl Op<2> for Apply {
     }
 }
 
-impl Op<1> for Decay {
-    const WRITES: [bool; 1] = [true];
+impl Op<1, 0, 1> for Decay {
+    const ORDER: [Slot; 1] = [Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
         let keep = C::of(1.0 - self.decay);
         for x in x.iter_mut() {
             *x = *x * keep;

@@ -15,7 +15,7 @@ pub enum Rates<'a> {
     /// Of each `min(a, 1/√t)` with `a = 10⁻²`, or `10⁻⁶ t` where it warms up.
     Relative {
         /// t.
-        steps: &'a Steps,
+        steps: &'a Steps<'a>,
         /// Whether it warms up.
         warms_up: bool,
     },
@@ -23,11 +23,11 @@ pub enum Rates<'a> {
 
 /// Sums over the elements of one parameter.
 #[derive(Clone, Copy, Debug)]
-pub struct UpdateSums {
+pub struct UpdateSums<'a> {
     /// Σ u².
-    pub update: FlatView,
+    pub update: FlatView<'a>,
     /// Σ x²; empty where the rate does not follow the parameter.
-    pub param: FlatView,
+    pub param: FlatView<'a>,
     /// Elements.
     pub numel: usize,
 }
@@ -50,7 +50,7 @@ impl Clipping {
     ///
     /// # Errors
     /// Whatever a device says.
-    pub fn factors(&self, rates: &Rates<'_>, sums: &[UpdateSums]) -> Result<Factors<2>> {
+    pub fn factors(&self, rates: &Rates<'_>, sums: &[UpdateSums<'_>]) -> Result<Factors<2>> {
         let device = sums.first().map_or(Device::Cpu, |sums| sums.update.device());
         if device != Device::Cpu {
             let factors = Factors::room(sums.len(), device)?;
@@ -76,7 +76,7 @@ impl Clipping {
     }
 }
 
-impl Rates<'_> {
+impl<'a> Rates<'a> {
     /// The rate of a job, where the host counts.
     pub(in crate::kernels) fn of(&self, job: usize) -> f64 {
         match self {
@@ -92,7 +92,7 @@ impl Rates<'_> {
 
     /// Where a device counts the steps of a job.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(in crate::kernels) fn counter(&self, job: usize) -> Option<FlatView> {
+    pub(in crate::kernels) fn counter(&self, job: usize) -> Option<FlatView<'a>> {
         match self {
             Self::Learning(_) | Self::Unit => None,
             Self::Relative { steps, .. } => steps.counter(job),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
@@ -25,11 +26,11 @@ ops! {
     }
 }
 
-impl Op<2> for Convert {
-    const WRITES: [bool; 2] = [false, true];
+impl Op<2, 1, 1> for Convert {
+    const ORDER: [Slot; 2] = [Read(0), Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x, y]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], [y]: [&mut [C]; 1]) {
         let factor = C::of(self.factor);
         for (x, y) in x.iter().zip(y) {
             *y = factor * *x;
@@ -37,11 +38,11 @@ impl Op<2> for Convert {
     }
 }
 
-impl Op<1> for Count {
-    const WRITES: [bool; 1] = [true];
+impl Op<1, 0, 1> for Count {
+    const ORDER: [Slot; 1] = [Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
         for x in x.iter_mut() {
             *x = *x + C::of(1.0);
         }

@@ -46,7 +46,7 @@ macro_rules! ops {
         cuda $header:literal $($text:literal)? $(also [$($other:expr),* $(,)?])?;
         $(
             $(#[$meta:meta])*
-            $vis:vis struct $name:ident {
+            $vis:vis struct $name:ident $(<$life:lifetime>)? {
                 $( $(#[$doc:meta])* $field:ident: $type:ident $(* lr $(if $when:ident)?)?, )*
                 $(; $( $(#[$more:meta])* $own:ident: $own_type:ty $(=> $takes:ident)?, )*)?
             }
@@ -69,12 +69,12 @@ macro_rules! ops {
             };
         $(
             $(#[$meta])*
-            $vis struct $name {
+            $vis struct $name $(<$life>)? {
                 $( $(#[$doc])* $vis $field: $type, )*
                 $($( $(#[$more])* $vis $own: $own_type, )*)?
             }
 
-            impl $name {
+            impl $(<$life>)? $name $(<$life>)? {
                 /// Its scalars.
                 pub(in crate::kernels) const SCALARS: &'static [crate::kernels::cuda_call::Scalar] = &[$(
                     crate::kernels::cuda_call::Scalar {
@@ -86,7 +86,7 @@ macro_rules! ops {
 
                 /// A kernel that is told the scalars.
                 #[allow(dead_code, clippy::useless_conversion)]
-                fn told<'a>(&self, kernel: &'static crate::kernels::cuda_call::Kernel) -> crate::kernels::cuda_call::Pass<'a> {
+                fn told<'p>(&self, kernel: &'static crate::kernels::cuda_call::Kernel) -> crate::kernels::cuda_call::Pass<'p> {
                     crate::kernels::cuda_call::Pass::new(
                         kernel,
                         [$( (f64::from(self.$field), ops!(@follows self $(lr $($when)?)?)) ),*],
@@ -103,19 +103,31 @@ macro_rules! ops {
                 }
             }
 
-            $($(
-                impl crate::kernels::cuda_call::Launch<{ [$(stringify!($operand)),*].len() }> for $name {
-                    fn on_cuda(&self) -> Option<crate::kernels::cuda_call::Pass<'_>> {
-                        Some(self.call(&kernel!(Elementwise $kernel = $device told $name [$($operand: $access $content),*])))
-                    }
-                }
-
-                const _: () = assert!(
-                    kernel!(Elementwise $kernel = $device told $name [$($operand: $access $content),*])
-                        .writes_only(<$name as crate::kernels::cpu::Op<{ [$(stringify!($operand)),*].len() }>>::WRITES)
-                );
-            )*)?
+            ops!(@launch $name [$(<$life>)?] $( $( $kernel = $device [$($operand: $access $content),*]; )* )?);
         )*
+    };
+    (@launch $name:ident $generics:tt $( $kernel:ident = $device:ident $operands:tt; )*) => {
+        $( ops!(@launch_one $name $generics $kernel = $device $operands); )*
+    };
+    (@launch_one $name:ident [$($generics:tt)*] $kernel:ident = $device:ident
+        [$($operand:ident: $access:ident $content:ident),*]
+    ) => {
+        impl $($generics)* crate::kernels::cuda_call::Launch<{ [$(stringify!($operand)),*].len() }>
+            for $name $($generics)*
+        {
+            fn on_cuda(&self) -> Option<crate::kernels::cuda_call::Pass<'_>> {
+                Some(self.call(&kernel!(Elementwise $kernel = $device told $name [$($operand: $access $content),*])))
+            }
+        }
+
+        const _: () = {
+            const KERNEL: crate::kernels::cuda_call::Kernel =
+                kernel!(Elementwise $kernel = $device told $name [$($operand: $access $content),*]);
+            const OPERANDS: usize = [$(stringify!($operand)),*].len();
+            const READ: usize = KERNEL.operands_that_are(false);
+            const WRITTEN: usize = KERNEL.operands_that_are(true);
+            assert!(KERNEL.takes(<$name as crate::kernels::cpu::Op<OPERANDS, READ, WRITTEN>>::ORDER));
+        };
     };
     (@text $header:literal) => { include_str!($header) };
     (@text $header:literal $text:literal) => { $text };

@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
@@ -45,11 +46,11 @@ ops! {
     }
 }
 
-impl Op<3> for Direction {
-    const WRITES: [bool; 3] = [true; 3];
+impl Op<3, 0, 3> for Direction {
+    const ORDER: [Slot; 3] = [Write(0), Write(1), Write(2)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [r, m, v]: [&mut [C]; 3]) {
+    fn apply<C: Real>(&self, job: usize, []: [&[C]; 0], [r, m, v]: [&mut [C]; 3]) {
         let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
         let (beta2, rest1, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta1), C::of(1.0 - self.beta2));
         let [rate, inverse_root] = self.corrections[job].map(C::of);
@@ -62,11 +63,11 @@ impl Op<3> for Direction {
     }
 }
 
-impl Op<2> for ApplyLate {
-    const WRITES: [bool; 2] = [true, false];
+impl Op<2, 1, 1> for ApplyLate {
+    const ORDER: [Slot; 2] = [Write(0), Read(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x, u]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, _job: usize, [u]: [&[C]; 1], [x]: [&mut [C]; 1]) {
         let (rate, keep, zero) = (C::of(self.rate), C::of(1.0 - self.decay), C::default());
         for (x, u) in x.iter_mut().zip(u) {
             let y = *x - rate * *u;

@@ -4,6 +4,7 @@
 
 use super::factors::Factors;
 use crate::kernels::cpu::Real;
+use crate::kernels::cpu::Slot;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::reduce::values;
 use crate::kernels::cpu::rows::{At, RowPass};
@@ -39,7 +40,7 @@ impl Line {
 /// The reciprocal roots of second moments of a stack of matrices: that of an element is the product of its row's and its
 /// column's.
 #[derive(Clone, Debug)]
-pub struct Scales {
+pub struct Scales<'a> {
     /// By row of each matrix.
     rows: Line,
     /// By column of each matrix.
@@ -49,13 +50,13 @@ pub struct Scales {
     /// Columns of a matrix.
     width: usize,
     /// On a device the second moments themselves.
-    moments: ScaleMoments,
+    moments: ScaleMoments<'a>,
 }
 
-impl Scales {
+impl<'a> Scales<'a> {
     /// From R, C and S: `√S / (√R·√C)`.
     #[must_use]
-    pub fn of(moments: [FlatView; 3]) -> Self {
+    pub fn of(moments: [FlatView<'a>; 3]) -> Self {
         if moments[1].device() != Device::Cpu {
             return Self { moments, ..Self::NONE };
         }
@@ -72,7 +73,7 @@ impl Scales {
 
     /// From second moments by element.
     #[must_use]
-    pub fn by_element(moments: FlatView) -> Self {
+    pub fn by_element(moments: FlatView<'a>) -> Self {
         let all = [FlatView::EMPTY, moments, FlatView::EMPTY];
         if moments.device() != Device::Cpu {
             return Self { moments: all, ..Self::NONE };
@@ -84,11 +85,11 @@ impl Scales {
 
     /// Scales that change none of these elements.
     #[must_use]
-    pub fn ones(elements: &FlatView) -> Self {
-        if elements.device() != Device::Cpu {
+    pub fn ones(elements: usize, device: Device) -> Self {
+        if device != Device::Cpu {
             return Self::NONE;
         }
-        let (line, width) = (|count| vec![1.0; count].into(), elements.len());
+        let (line, width) = (|count| vec![1.0; count].into(), elements);
         Self { rows: line(1), cols: line(width), height: 1, width, ..Self::NONE }
     }
 
@@ -105,7 +106,7 @@ impl Scales {
 }
 
 /// What a device computes scales from.
-fn moments(scales: &[Scales]) -> Vec<ScaleMoments> {
+fn moments<'a>(scales: &[Scales<'a>]) -> Vec<ScaleMoments<'a>> {
     scales.iter().map(|scales| scales.moments).collect()
 }
 
@@ -163,12 +164,12 @@ const AVERAGED: Kernel = kernel!(Row scaled_apply_averaged = ScaledApplyAveraged
 const CONFIDENT: Kernel = kernel!(Row confident_apply = ConfidentApply told ConfidentApplyScalars
     [x: update param, g: read plain, m: update signed]);
 
-impl RowPass<1> for GradientSquares {
-    const WRITES: [bool; 1] = GRADIENT.writes();
+impl RowPass<1, 1, 0> for GradientSquares {
+    const ORDER: [Slot; 1] = GRADIENT.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, _at: At, [g]: [&mut [C]; 1], cols: &mut [C]) -> [f64; 2] {
-        let (factor, g) = (C::of(self.grad_factor), &*g);
+    fn row<C: Real>(&self, _at: At, [g]: [&[C]; 1], []: [&mut [C]; 0], cols: &mut [C]) -> [f64; 2] {
+        let factor = C::of(self.grad_factor);
         if cols.is_empty() {
             return [sums!(g;; j => { let g = factor * g[j]; g * g }), 0.0];
         }
@@ -186,14 +187,13 @@ impl RowPass<1> for GradientSquares {
 }
 
 /// As without it, and Σ x² of all. Operands: gradient, x.
-impl RowPass<2> for GradientSquares {
-    const WRITES: [bool; 2] = GRADIENT_AND_PARAMETER.writes();
+impl RowPass<2, 2, 0> for GradientSquares {
+    const ORDER: [Slot; 2] = GRADIENT_AND_PARAMETER.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g, x]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
-        let x = &*x;
+    fn row<C: Real>(&self, at: At, [g, x]: [&[C]; 2], []: [&mut [C]; 0], cols: &mut [C]) -> [f64; 2] {
         let total = sums!(x;; j => x[j] * x[j]);
-        let [sum, _] = RowPass::<1>::row(self, at, [g], cols);
+        let [sum, _] = RowPass::<1, 1, 0>::row(self, at, [g], [], cols);
         [sum, total]
     }
 
@@ -206,18 +206,18 @@ impl RowPass<2> for GradientSquares {
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateSquares<'a> {
     /// The scales of every job.
-    pub scales: &'a [Scales],
+    pub scales: &'a [Scales<'a>],
     /// The gradient's factor.
     pub grad_factor: f64,
 }
 
-impl RowPass<1> for UpdateSquares<'_> {
-    const WRITES: [bool; 1] = UPDATE.writes();
+impl RowPass<1, 1, 0> for UpdateSquares<'_> {
+    const ORDER: [Slot; 1] = UPDATE.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g]: [&mut [C]; 1], _cols: &mut [C]) -> [f64; 2] {
+    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], []: [&mut [C]; 0], _cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
-        let (row, g) = (row * C::of(self.grad_factor), &*g);
+        let row = row * C::of(self.grad_factor);
         [0.0, sums!(g, scale;; j => { let u = g[j] * row * scale[j]; u * u })]
     }
 
@@ -231,20 +231,20 @@ impl RowPass<1> for UpdateSquares<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Residual<'a> {
     /// The scales of every job.
-    pub scales: &'a [Scales],
+    pub scales: &'a [Scales<'a>],
     /// Of every job first the factor: clipping, and the gradient's.
     pub factors: &'a Factors<2>,
     /// β₁.
     pub beta1: f64,
 }
 
-impl RowPass<2> for Residual<'_> {
-    const WRITES: [bool; 2] = RESIDUAL.writes();
+impl RowPass<2, 2, 0> for Residual<'_> {
+    const ORDER: [Slot; 2] = RESIDUAL.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [g, m]: [&mut [C]; 2], cols: &mut [C]) -> [f64; 2] {
+    fn row<C: Real>(&self, at: At, [g, m]: [&[C]; 2], []: [&mut [C]; 0], cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
-        let (row, g, m) = (row * C::of(self.factors.of(at.job)[0]), &*g, &*m);
+        let row = row * C::of(self.factors.of(at.job)[0]);
         let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
         let sum = sums!(g, scale, m; cols; j => {
             let u = g[j] * row * scale[j];
@@ -266,7 +266,7 @@ impl RowPass<2> for Residual<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledApply<'a> {
     /// The scales of every job.
-    pub scales: &'a [Scales],
+    pub scales: &'a [Scales<'a>],
     /// Of every job the factor (rate, clipping, and the gradient's) and the decay.
     pub factors: &'a Factors<2>,
     /// Whether the decay acts only where it points along the update.
@@ -287,11 +287,11 @@ impl ScaledApply<'_> {
     }
 }
 
-impl RowPass<2> for ScaledApply<'_> {
-    const WRITES: [bool; 2] = SCALED.writes();
+impl RowPass<2, 1, 1> for ScaledApply<'_> {
+    const ORDER: [Slot; 2] = SCALED.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [x, g]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
+    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], [x]: [&mut [C]; 1], _cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
         let [factor, decay] = self.factors.of(at.job);
         let (row, decay) = (row * C::of(factor), C::of(decay));
@@ -308,11 +308,11 @@ impl RowPass<2> for ScaledApply<'_> {
 }
 
 /// With `m ← β₁·m + (1-β₁)·step` in place of the step. Operands: x, g, m.
-impl RowPass<3> for ScaledApply<'_> {
-    const WRITES: [bool; 3] = AVERAGED.writes();
+impl RowPass<3, 1, 2> for ScaledApply<'_> {
+    const ORDER: [Slot; 3] = AVERAGED.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
+    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
         let (row, scale) = self.scales[at.job].at::<C>(at);
         let [factor, decay] = self.factors.of(at.job);
         let (row, decay) = (row * C::of(factor), C::of(decay));
@@ -336,7 +336,7 @@ pub struct ConfidentApply<'a> {
     /// The scales and factors of u.
     pub update: Residual<'a>,
     /// The scales of the step along m.
-    pub scales: &'a [Scales],
+    pub scales: &'a [Scales<'a>],
     /// Its rate.
     pub rate: f64,
     /// `lr · weight_decay`.
@@ -345,11 +345,11 @@ pub struct ConfidentApply<'a> {
     pub cautious: bool,
 }
 
-impl RowPass<3> for ConfidentApply<'_> {
-    const WRITES: [bool; 3] = CONFIDENT.writes();
+impl RowPass<3, 1, 2> for ConfidentApply<'_> {
+    const ORDER: [Slot; 3] = CONFIDENT.order();
 
     #[inline(always)]
-    fn row<C: Real>(&self, at: At, [x, g, m]: [&mut [C]; 3], _cols: &mut [C]) -> [f64; 2] {
+    fn row<C: Real>(&self, at: At, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2], _cols: &mut [C]) -> [f64; 2] {
         let Self { update, cautious, .. } = *self;
         let (own, scale) = update.scales[at.job].at::<C>(at);
         let own = own * C::of(update.factors.of(at.job)[0]);

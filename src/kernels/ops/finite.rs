@@ -5,18 +5,18 @@ use tch::{Kind, Tensor};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::kernels::ops::declare::on_device;
-use crate::tensor::{Device, FlatView, MatrixView};
+use crate::tensor::{Device, FlatView, FlatViewMut, MatrixView};
 
 /// Clears each run of elements whose basis has only zeros.
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
+pub fn clear_without_basis(all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     if all.first().is_some_and(|(_, out)| out.device() != Device::Cpu) {
         return on_device!(super::channels::device::clear_without_basis(all));
     }
-    let without = |basis: &MatrixView| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
-    all.iter().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
+    let without = |basis: &MatrixView<'_>| basis.runs().all(|run| cpu::reduce::only_zeros(&run));
+    all.iter_mut().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
 }
 
 /// Whether all elements are finite: as far as the host is told, or on a device as a number there.
@@ -33,7 +33,7 @@ impl Finite {
     ///
     /// # Errors
     /// Whatever libtorch says.
-    pub fn of(all: &[FlatView]) -> Result<Self> {
+    pub fn of(all: &[FlatView<'_>]) -> Result<Self> {
         if all.first().is_none_or(|first| first.device() == Device::Cpu) {
             return Ok(Self::Known(all.iter().all(|x| cpu::reduce::sum_of_squares(x).is_finite())));
         }

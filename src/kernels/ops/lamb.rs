@@ -3,6 +3,7 @@
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
 use super::factors::Factors;
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::fold::RUN;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::{Fold, Op, Real};
@@ -102,12 +103,12 @@ impl<C: Real> Direction<C> {
 #[derive(Clone, Copy, Debug)]
 pub struct LambNorms<'a, const STORE: bool>(pub &'a Lamb);
 
-impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
-    const WRITES: [bool; 4] = if STORE { NORMS.writes() } else { NORMS_ONLY.writes() };
+impl Fold<4, 2, 2, 2> for LambNorms<'_, true> {
+    const ORDER: [Slot; 4] = NORMS.order();
 
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
-    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) -> [f64; 2] {
+    fn apply<C: Real>(&self, job: usize, [x, g]: [&[C]; 2], [m, v]: [&mut [C]; 2]) -> [f64; 2] {
         let direction = self.0.direction::<C>(job);
         let mut sums = [0.0_f64; 2];
         let mut start = 0;
@@ -118,10 +119,8 @@ impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
             let (m, v) = (&mut m[start..end], &mut v[start..end]);
             sums[0] += sums!(x;; j => x[j] * x[j]);
             sums[1] += sums!(x, g; m, v; j => {
-                let [new_m, new_v, u] = direction.next(x[j], g[j], m[j], v[j]);
-                if STORE {
-                    (m[j], v[j]) = (new_m, new_v);
-                }
+                let u;
+                [m[j], v[j], u] = direction.next(x[j], g[j], m[j], v[j]);
                 u * u
             });
             start = end;
@@ -130,17 +129,44 @@ impl<const STORE: bool> Fold<4, 2> for LambNorms<'_, STORE> {
     }
 
     fn on_cuda(&self) -> Option<Pass<'_>> {
-        Some(self.0.call(if STORE { &NORMS } else { &NORMS_ONLY }))
+        Some(self.0.call(&NORMS))
+    }
+}
+
+impl Fold<4, 4, 0, 2> for LambNorms<'_, false> {
+    const ORDER: [Slot; 4] = NORMS_ONLY.order();
+
+    #[inline(always)]
+    #[allow(clippy::many_single_char_names)] // as the equation has them
+    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&[C]; 4], []: [&mut [C]; 0]) -> [f64; 2] {
+        let direction = self.0.direction::<C>(job);
+        let mut sums = [0.0_f64; 2];
+        let mut start = 0;
+        while start < x.len() {
+            let end = (start + RUN).min(x.len());
+            let [x, g, m, v] = [x, g, m, v].map(|x| &x[start..end]);
+            sums[0] += sums!(x;; j => x[j] * x[j]);
+            sums[1] += sums!(x, g, m, v;; j => {
+                let [_, _, u] = direction.next(x[j], g[j], m[j], v[j]);
+                u * u
+            });
+            start = end;
+        }
+        sums
+    }
+
+    fn on_cuda(&self) -> Option<Pass<'_>> {
+        Some(self.0.call(&NORMS_ONLY))
     }
 }
 
 /// The moments, and `x ← x - rate·u`. Operands: x, gradient, m, v.
-impl Op<4> for Lamb {
-    const WRITES: [bool; 4] = [true, false, true, true];
+impl Op<4, 1, 3> for Lamb {
+    const ORDER: [Slot; 4] = [Write(0), Read(0), Write(1), Write(2)];
 
     #[inline(always)]
     #[allow(clippy::many_single_char_names)] // as the equation has them
-    fn apply<C: Real>(&self, job: usize, [x, g, m, v]: [&mut [C]; 4]) {
+    fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [x, m, v]: [&mut [C]; 3]) {
         let direction = self.direction::<C>(job);
         for (((x, g), m), v) in x.iter_mut().zip(g).zip(m).zip(v) {
             let u;
@@ -151,11 +177,11 @@ impl Op<4> for Lamb {
 }
 
 /// `x ← x - rate·u` along moments that are written. Operands: x, m, v.
-impl Op<3> for Lamb {
-    const WRITES: [bool; 3] = [true, false, false];
+impl Op<3, 2, 1> for Lamb {
+    const ORDER: [Slot; 3] = [Write(0), Read(0), Read(1)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [x, m, v]: [&mut [C]; 3]) {
+    fn apply<C: Real>(&self, job: usize, [m, v]: [&[C]; 2], [x]: [&mut [C]; 1]) {
         let direction = self.direction::<C>(job);
         for ((x, m), v) in x.iter_mut().zip(m).zip(v) {
             *x = *x - direction.rate * direction.along(*x, *m, *v);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
@@ -28,11 +29,11 @@ ops! {
     }
 }
 
-impl Op<3> for Lion {
-    const WRITES: [bool; 3] = [true, false, true];
+impl Op<3, 1, 2> for Lion {
+    const ORDER: [Slot; 3] = [Write(0), Read(0), Write(1)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x, g, m]: [&mut [C]; 3]) {
+    fn apply<C: Real>(&self, _job: usize, [g]: [&[C]; 1], [x, m]: [&mut [C]; 2]) {
         let (zero, lr, keep) = (C::default(), C::of(self.lr), C::of(1.0 - self.decay));
         let (beta1, rest1) = (C::of(self.beta1), C::of(1.0 - self.beta1));
         let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));

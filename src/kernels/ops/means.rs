@@ -3,6 +3,7 @@
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
 use super::factors::Steps;
+use crate::kernels::cpu::Slot;
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::cuda_call::{Kernel, Launch, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
@@ -33,7 +34,7 @@ pub enum NewShare<'a> {
     /// Of each a power of the steps that it has taken.
     OfSteps {
         /// The steps.
-        steps: &'a Steps,
+        steps: &'a Steps<'a>,
         /// The exponent.
         exponent: f64,
     },
@@ -41,18 +42,18 @@ pub enum NewShare<'a> {
 
 /// What every mean is moved by.
 #[derive(Debug)]
-struct Moves {
+struct Moves<'a> {
     epsilon: f64,
     exponent: f64,
     /// Of each job the share of the new value, and by what its sum is divided.
     own: Vec<[f64; 2]>,
     /// Where a device counts the steps of each job, if the share follows them.
-    steps: Vec<FlatView>,
+    steps: Vec<FlatView<'a>>,
 }
 
-impl Moves {
+impl<'a> Moves<'a> {
     /// Of each job the number of its parameter, and the divisor.
-    fn new(epsilon: f64, share: &NewShare<'_>, jobs: &[(usize, f64)]) -> Self {
+    fn new(epsilon: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
         let (exponent, counters) = match share {
             NewShare::Same(_) => (0.0, Vec::new()),
             NewShare::OfSteps { steps, exponent } => {
@@ -77,27 +78,27 @@ impl Moves {
 
 /// `m ← m + share·(sum / count + ε - m)`. Operands: m, sum.
 #[derive(Debug)]
-pub struct Means(Moves);
+pub struct Means<'a>(Moves<'a>);
 
-impl Means {
+impl<'a> Means<'a> {
     /// For jobs of which each is given by the number of its parameter and the count.
     #[must_use]
-    pub fn new(epsilon: f64, share: &NewShare<'_>, jobs: &[(usize, f64)]) -> Self {
+    pub fn new(epsilon: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
         Self(Moves::new(epsilon, share, jobs))
     }
 }
 
-impl Launch<2> for Means {
+impl Launch<2> for Means<'_> {
     fn on_cuda(&self) -> Option<Pass<'_>> {
         Some(self.0.pass(&MEANS, 0.0))
     }
 }
 
-impl Op<2> for Means {
-    const WRITES: [bool; 2] = MEANS.writes();
+impl Op<2, 1, 1> for Means<'_> {
+    const ORDER: [Slot; 2] = MEANS.order();
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [m, sum]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, job: usize, [sum]: [&[C]; 1], [m]: [&mut [C]; 1]) {
         let (epsilon, [share, count]) = (self.0.epsilon, self.0.own[job]);
         for (m, sum) in m.iter_mut().zip(sum) {
             let old = m.wide();
@@ -108,31 +109,31 @@ impl Op<2> for Means {
 
 /// `v ← v + share·(g² + ε - v)`. Operands: v, gradient.
 #[derive(Debug)]
-pub struct Squares {
-    moves: Moves,
+pub struct Squares<'a> {
+    moves: Moves<'a>,
     grad_factor: f64,
 }
 
-impl Squares {
+impl<'a> Squares<'a> {
     /// For as many parameters, one job each.
     #[must_use]
-    pub fn new(epsilon: f64, share: &NewShare<'_>, grad_factor: f64, params: usize) -> Self {
+    pub fn new(epsilon: f64, share: &NewShare<'a>, grad_factor: f64, params: usize) -> Self {
         let jobs: Vec<_> = (0..params).map(|param| (param, 1.0)).collect();
         Self { moves: Moves::new(epsilon, share, &jobs), grad_factor }
     }
 }
 
-impl Launch<2> for Squares {
+impl Launch<2> for Squares<'_> {
     fn on_cuda(&self) -> Option<Pass<'_>> {
         Some(self.moves.pass(&SQUARES, self.grad_factor))
     }
 }
 
-impl Op<2> for Squares {
-    const WRITES: [bool; 2] = SQUARES.writes();
+impl Op<2, 1, 1> for Squares<'_> {
+    const ORDER: [Slot; 2] = SQUARES.order();
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [v, g]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [v]: [&mut [C]; 1]) {
         let (epsilon, [share, _]) = (self.moves.epsilon, self.moves.own[job]);
         for (v, g) in v.iter_mut().zip(g) {
             let (old, g) = (v.wide(), self.grad_factor * g.wide());

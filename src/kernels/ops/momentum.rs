@@ -2,6 +2,7 @@
 
 #![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
 
+use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
 
@@ -41,11 +42,11 @@ ops! {
     }
 }
 
-impl Op<3> for Momentum {
-    const WRITES: [bool; 3] = [false, true, true];
+impl Op<3, 1, 2> for Momentum {
+    const ORDER: [Slot; 3] = [Read(0), Write(0), Write(1)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
+    fn apply<C: Real>(&self, _job: usize, [g]: [&[C]; 1], [m, u]: [&mut [C]; 2]) {
         let (mu, factor) = (C::of(self.mu), C::of(self.grad_factor));
         if self.nesterov {
             for ((g, m), u) in g.iter().zip(m).zip(u) {
@@ -64,11 +65,11 @@ impl Op<3> for Momentum {
 }
 
 /// `m ← β·m + γ·g` without a second output. Operands: gradient, momentum.
-impl Op<2> for Momentum {
-    const WRITES: [bool; 2] = [false, true];
+impl Op<2, 1, 1> for Momentum {
+    const ORDER: [Slot; 2] = [Read(0), Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [g, m]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, _job: usize, [g]: [&[C]; 1], [m]: [&mut [C]; 1]) {
         let (mu, factor) = (C::of(self.mu), C::of(self.grad_factor));
         for (g, m) in g.iter().zip(m) {
             *m = mu * *m + factor * *g;
@@ -76,11 +77,11 @@ impl Op<2> for Momentum {
     }
 }
 
-impl Op<3> for Accumulate {
-    const WRITES: [bool; 3] = [false, false, true];
+impl Op<3, 2, 1> for Accumulate {
+    const ORDER: [Slot; 3] = [Read(0), Read(1), Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [g, m, u]: [&mut [C]; 3]) {
+    fn apply<C: Real>(&self, _job: usize, [g, m]: [&[C]; 2], [u]: [&mut [C]; 1]) {
         let factor = C::of(self.grad_factor);
         for ((g, m), u) in g.iter().zip(m).zip(u) {
             *u = *m + factor * *g;
@@ -88,11 +89,11 @@ impl Op<3> for Accumulate {
     }
 }
 
-impl Op<2> for Release {
-    const WRITES: [bool; 2] = [true, true];
+impl Op<2, 0, 2> for Release {
+    const ORDER: [Slot; 2] = [Write(0), Write(1)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [m, u]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [m, u]: [&mut [C]; 2]) {
         let keep = C::of(self.keep);
         for (m, u) in m.iter_mut().zip(u) {
             *u = *m;

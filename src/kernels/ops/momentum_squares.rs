@@ -2,7 +2,7 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
-use crate::kernels::cpu::{Fold, Op, Real};
+use crate::kernels::cpu::{Fold, Op, Real, Slot};
 use crate::kernels::cuda_call::{Kernel, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
 use crate::kernels::ops::momentum::Momentum;
@@ -27,12 +27,12 @@ pub struct MomentumSquares {
     pub stored: DType,
 }
 
-impl Fold<3, 1> for MomentumSquares {
-    const WRITES: [bool; 3] = SQUARES.writes();
+impl Fold<3, 1, 2, 1> for MomentumSquares {
+    const ORDER: [Slot; 3] = SQUARES.order();
 
     #[inline(always)]
-    fn apply<C: Real>(&self, job: usize, [g, m, u]: [&mut [C]; 3]) -> [f64; 1] {
-        self.momentum.apply(job, [g, m, u]);
+    fn apply<C: Real>(&self, job: usize, read: [&[C]; 1], [m, u]: [&mut [C]; 2]) -> [f64; 1] {
+        self.momentum.apply(job, read, [m, &mut *u]);
         if self.stored == DType::BF16 { sum(u, to_bfloat16) } else { sum(u, |x| x) }
     }
 
@@ -72,8 +72,9 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     use super::*;
+    use crate::kernels::Job;
     use crate::kernels::{Momentum, fold_on_cpu, run_on_cpu};
-    use crate::tensor::FlatView;
+    use crate::tensor::test_views::{view, view_mut};
 
     #[test]
     fn sums_are_those_of_what_the_pass_stores() {
@@ -86,9 +87,10 @@ mod tests {
                 let (g, m, u) = (random(Kind::Float), random(Kind::Float), random(kind));
                 let momentum = Momentum { mu: 0.9, grad_factor: 0.5, nesterov: true };
                 let (alone, other) = (m.copy(), u.copy());
-                let flats = |m: &Tensor, u: &Tensor| [&g, m, u].map(|x| FlatView::of(x).unwrap());
-                run_on_cpu(&momentum, &[flats(&alone, &other)]);
-                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &[flats(&m, &u)])[..] else {
+                let job = |m, u| Job { read: [view(&g)], write: [view_mut(m), view_mut(u)] };
+                run_on_cpu(&momentum, &mut [job(&alone, &other)]);
+                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &mut [job(&m, &u)])[..]
+                else {
                     panic!("one job has one sum");
                 };
                 assert!(m.equal(&alone) && u.equal(&other), "{kind:?} {len}");
@@ -106,8 +108,8 @@ mod tests {
             for (kind, stored) in [(Kind::Float, DType::F32), (Kind::BFloat16, DType::BF16)] {
                 let [m, u] = [Kind::Float, kind].map(|kind| Tensor::zeros([3], (kind, Device::Cpu)));
                 let momentum = Momentum { mu: 1.0, grad_factor: 1.0, nesterov: false };
-                let flats = [&g, &m, &u].map(|x| FlatView::of(x).unwrap());
-                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &[flats])[..] else {
+                let job = Job { read: [view(&g)], write: [view_mut(&m), view_mut(&u)] };
+                let [[sum]] = fold_on_cpu(&MomentumSquares { momentum, stored }, &mut [job])[..] else {
                     panic!("one job has one sum");
                 };
                 assert!(if is_nan { sum.is_nan() } else { sum.is_infinite() }, "{sum}");

@@ -2,13 +2,13 @@
 
 use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
-use crate::tensor::{Device, FlatView};
+use crate::tensor::{Device, FlatViewMut};
 
 /// A part of a stream of normal numbers.
-#[derive(Clone, Copy, Debug)]
-pub struct Normals {
+#[derive(Debug)]
+pub struct Normals<'a> {
     /// Where it goes.
-    pub out: FlatView,
+    pub out: FlatViewMut<'a>,
     /// The stream (`stream`).
     pub stream: [u32; 4],
     /// The place of the first number in the stream.
@@ -20,7 +20,7 @@ pub struct Normals {
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn fill_normals(factor: f64, all: &[Normals]) -> Result<bool> {
+pub fn fill_normals(factor: f64, all: &mut [Normals<'_>]) -> Result<bool> {
     if all.first().is_none_or(|one| one.out.device() == Device::Cpu) {
         return Ok(false);
     }

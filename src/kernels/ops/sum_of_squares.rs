@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::Result;
 use crate::kernels::cpu::fold::RUN;
 use crate::kernels::cpu::lanes::{LANES, sums};
-use crate::kernels::cpu::{Fold, Real};
+use crate::kernels::cpu::{Fold, Real, Slot};
 use crate::kernels::cuda;
 use crate::kernels::cuda_call::{Kernel, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
@@ -25,12 +25,12 @@ ops! {
 
 const KERNEL: Kernel = kernel!(Sum sum_of_squares = SumOfSquares told SumOfSquares [x: read plain]);
 
-impl Fold<1, 1> for SumOfSquares {
-    const WRITES: [bool; 1] = KERNEL.writes();
+impl Fold<1, 1, 0, 1> for SumOfSquares {
+    const ORDER: [Slot; 1] = KERNEL.order();
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
+    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], []: [&mut [C]; 0]) -> [f64; 1] {
         [x.chunks(RUN).map(|x| sums!(x;; j => x[j] * x[j])).sum()]
     }
 

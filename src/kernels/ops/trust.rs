@@ -45,10 +45,10 @@ impl Trust {
     /// Whatever a device says.
     pub fn factors(
         &self,
-        steps: &Steps,
-        norms: &[FlatView],
+        steps: &Steps<'_>,
+        norms: &[FlatView<'_>],
         summed: bool,
-        group: &[FlatView],
+        group: &[FlatView<'_>],
     ) -> Result<Factors<4>> {
         let device = norms.first().map_or(Device::Cpu, FlatView::device);
         let (Device::Cpu, Steps::Counted(steps)) = (device, steps) else {

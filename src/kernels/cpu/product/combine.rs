@@ -3,9 +3,9 @@
 
 use super::super::fold::Fold;
 use super::super::reduce::{set_values, values};
-use super::super::{Op, Real};
+use super::super::{Op, Real, Slot};
 use crate::kernels::cuda_call::Launch;
-use crate::tensor::FlatView;
+use crate::tensor::{FlatView, FlatViewMut};
 
 /// Sums of squares that are gathered side by side.
 const LANES: usize = 16;
@@ -14,11 +14,11 @@ const LANES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct WideSquares;
 
-impl Fold<1, 1> for WideSquares {
-    const WRITES: [bool; 1] = [false];
+impl Fold<1, 1, 0, 1> for WideSquares {
+    const ORDER: [Slot; 1] = [Slot::Read(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) -> [f64; 1] {
+    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], []: [&mut [C]; 0]) -> [f64; 1] {
         let mut lanes = [0.0_f64; LANES];
         let (whole, rest) = x.as_chunks::<LANES>();
         for chunk in whole {
@@ -32,7 +32,7 @@ impl Fold<1, 1> for WideSquares {
 
 /// Divides row `i` of the short side of the row-major `[rows, cols]` matrix `x` by `factor sqrt(Σ_j |gram[i, j]|)`; a row
 /// whose sum is zero becomes zero.
-pub fn divide_rows(x: &FlatView, [rows, cols]: [usize; 2], gram: &FlatView, factor: f64) {
+pub fn divide_rows(x: &mut FlatViewMut<'_>, [rows, cols]: [usize; 2], gram: &FlatView<'_>, factor: f64) {
     let short = rows.min(cols);
     let factors: Vec<f64> = (0..short)
         .map(|i| {
@@ -42,11 +42,11 @@ pub fn divide_rows(x: &FlatView, [rows, cols]: [usize; 2], gram: &FlatView, fact
         .collect();
     for i in 0..rows {
         let row = x.part(i * cols, cols);
-        let mut numbers = values(&row);
+        let mut numbers = values(&row.view());
         for (j, number) in numbers.iter_mut().enumerate() {
             *number *= factors[if rows > cols { j } else { i }];
         }
-        set_values(&numbers, &row);
+        set_values(&numbers, row);
     }
 }
 
@@ -56,11 +56,11 @@ pub struct Scale(pub f64);
 
 impl Launch<1> for Scale {}
 
-impl Op<1> for Scale {
-    const WRITES: [bool; 1] = [true];
+impl Op<1, 0, 1> for Scale {
+    const ORDER: [Slot; 1] = [Slot::Write(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [x]: [&mut [C]; 1]) {
+    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [x]: [&mut [C]; 1]) {
         let factor = C::of(self.0);
         for x in x {
             *x = factor * *x;
@@ -79,11 +79,11 @@ pub struct Combine {
 
 impl Launch<2> for Combine {}
 
-impl Op<2> for Combine {
-    const WRITES: [bool; 2] = [true, false];
+impl Op<2, 1, 1> for Combine {
+    const ORDER: [Slot; 2] = [Slot::Write(0), Slot::Read(0)];
 
     #[inline(always)]
-    fn apply<C: Real>(&self, _job: usize, [out, x]: [&mut [C]; 2]) {
+    fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], [out]: [&mut [C]; 1]) {
         let (keep, factor) = (C::of(self.keep), C::of(self.factor));
         if self.keep == 0.0 {
             out.iter_mut().zip(x).for_each(|(out, x)| *out = factor * *x);

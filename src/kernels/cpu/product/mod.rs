@@ -3,35 +3,37 @@
 //! Of a symmetric product one triangle is computed and mirrored. Every element is summed in the same order whatever the
 //! number of threads. What a machine has no kernel for is left to libtorch: [`Kernel::of`] says so.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod amx;
 mod combine;
+mod dense;
 mod diagonal;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod pack;
 mod thin;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod tiled;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod tiles;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod transpose;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod widened;
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 #[path = "absent.rs"]
 mod x86;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86;
 
 pub use combine::{Combine, Scale, WideSquares, divide_rows};
+pub use dense::{cholesky_qr, multiply};
 pub use diagonal::trace;
 pub use thin::ThinProduct;
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 use super::isa::{self, Isa};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, FlatView};
+use crate::tensor::{DType, FlatView, FlatViewMut, Strided, StridedMut};
 use crate::threads;
 
 /// What the products of an element type are computed with.
@@ -72,7 +74,7 @@ impl Features {
     /// for the whole process, and signal stacks have to be larger from then on.
     #[must_use]
     pub fn detect(dtype: DType) -> Self {
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             let best = isa::best();
             Self {
@@ -82,7 +84,7 @@ impl Features {
                 amx_bf16: dtype == DType::BF16 && Isa::Amx.is_allowed() && amx::is_usable(),
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         {
             let _ = dtype;
             Self::default()
@@ -109,9 +111,9 @@ impl Features {
 /// The rows of an operand: element `p` of row `i` is element `i * steps[0] + p * steps[1]` of `x`. Products are sums
 /// over `p`.
 #[derive(Clone, Copy, Debug)]
-pub struct Operand {
+pub struct Operand<'a> {
     /// Where they are.
-    pub x: FlatView,
+    pub x: Strided<'a>,
     /// How many rows.
     pub count: usize,
     /// Elements of a row.
@@ -121,10 +123,10 @@ pub struct Operand {
 }
 
 /// `out <- factor A B + keep out + Σ weight addend + diagonal I`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Product<'a> {
     /// A row-major matrix, or a part of one.
-    pub out: FlatView,
+    pub out: StridedMut<'a>,
     /// Its rows and columns, and the elements that are summed.
     pub size: [usize; 3],
     /// Distance of the rows of `out` and of what is added.
@@ -134,7 +136,7 @@ pub struct Product<'a> {
     /// Factor of what is in `out`, which is not read where this is zero.
     pub keep: f64,
     /// Matrices of the size of `out`, other than it, with their factors.
-    pub add: &'a [(f64, FlatView)],
+    pub add: &'a [(f64, Strided<'a>)],
     /// What is added to every element of the diagonal, where the product is symmetric.
     pub diagonal: f64,
     /// What is done with the product.
@@ -152,10 +154,11 @@ pub enum Outcome {
     Transposed,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
     /// `out <- A B`; what else is to be done with it is for the caller to set.
     #[must_use]
-    pub fn plain(out: FlatView, size: [usize; 3], stride: usize, outcome: Outcome) -> Self {
+    pub fn plain(out: impl Into<StridedMut<'a>>, size: [usize; 3], stride: usize, outcome: Outcome) -> Self {
+        let out = out.into();
         Self { out, size, stride, factor: 1.0, keep: 0.0, add: &[], diagonal: 0.0, outcome }
     }
 
@@ -201,7 +204,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`Error::Internal`] for memory that is too short or of another type.
-    pub fn pack(self, side: Side, from: &Operand, to: &FlatView, spread: bool) -> Result<()> {
+    pub fn pack(self, side: Side, from: &Operand<'_>, to: &mut FlatViewMut<'_>, spread: bool) -> Result<()> {
         let Operand { x, count, inner, steps } = *from;
         let end = if count * inner == 0 { 0 } else { (count - 1) * steps[0] + (inner - 1) * steps[1] + 1 };
         if x.dtype() != self.dtype()
@@ -221,20 +224,20 @@ impl Kernel {
     /// As [`pack`](Self::pack).
     pub fn multiply(
         self,
-        left: &FlatView,
-        right: &FlatView,
-        product: &Product<'_>,
+        left: &FlatView<'_>,
+        right: &FlatView<'_>,
+        product: &mut Product<'_>,
         spread: bool,
     ) -> Result<()> {
         let [m, n, k] = product.size;
         let [rows, cols] = if product.outcome == Outcome::Transposed { [n, m] } else { [m, n] };
         let end = if m * n == 0 { 0 } else { (rows - 1) * product.stride + cols };
-        let whole = |x: &FlatView| x.dtype() == self.dtype() && x.len() >= end;
+        let whole = |dtype: DType, len: usize| dtype == self.dtype() && len >= end;
         if [left, right].iter().any(|x| x.dtype() != self.dtype())
             || self.elements(Side::Left, m, k) > left.len()
             || self.elements(Side::Right, n, k) > right.len()
-            || !whole(&product.out)
-            || !product.add.iter().all(|(_, x)| whole(x))
+            || !whole(product.out.dtype(), product.out.len())
+            || !product.add.iter().all(|(_, x)| whole(x.dtype(), x.len()))
             || product.add.len() > x86::ADDENDS
             || product.stride < cols
             || (product.outcome == Outcome::Symmetric && m != n)
@@ -253,15 +256,15 @@ impl Kernel {
     /// As [`pack`](Self::pack).
     pub fn pack_and_multiply(
         self,
-        [left, right]: [&Operand; 2],
-        panels: &[FlatView; 2],
-        product: &Product<'_>,
+        [left, right]: [&Operand<'_>; 2],
+        [left_panels, right_panels]: [&mut FlatViewMut<'_>; 2],
+        product: &mut Product<'_>,
     ) -> Result<()> {
         let spread = threads::get() > 1;
         threads::run(|| {
-            self.pack(Side::Left, left, &panels[0], spread)?;
-            self.pack(Side::Right, right, &panels[1], spread)?;
-            self.multiply(&panels[0], &panels[1], product, spread)
+            self.pack(Side::Left, left, left_panels, spread)?;
+            self.pack(Side::Right, right, right_panels, spread)?;
+            self.multiply(&left_panels.view(), &right_panels.view(), product, spread)
         })
     }
 

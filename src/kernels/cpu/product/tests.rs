@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::*;
+use crate::tensor::test_views::{view, view_mut};
 
 /// All kernels that this machine has the instructions for, not only those that are chosen.
 fn kernels() -> Vec<Kernel> {
@@ -35,22 +36,22 @@ fn blank(elements: usize, kernel: Kernel) -> Tensor {
 }
 
 /// Packs both operands and multiplies into `out`.
-fn multiply(kernel: Kernel, [left, right]: [Operand; 2], product: &Product<'_>, spread: bool) {
+fn multiply(kernel: Kernel, [left, right]: [Operand<'_>; 2], product: &mut Product<'_>, spread: bool) {
     let [m, n, k] = product.size;
     let panels =
         [blank(kernel.elements(Side::Left, m, k), kernel), blank(kernel.elements(Side::Right, n, k), kernel)];
-    let flats = panels.each_ref().map(|t| FlatView::of(t).unwrap());
-    kernel.pack(Side::Left, &left, &flats[0], spread).unwrap();
-    kernel.pack(Side::Right, &right, &flats[1], spread).unwrap();
-    kernel.multiply(&flats[0], &flats[1], product, spread).unwrap();
+    let [mut for_left, mut for_right] = panels.each_ref().map(view_mut);
+    kernel.pack(Side::Left, &left, &mut for_left, spread).unwrap();
+    kernel.pack(Side::Right, &right, &mut for_right, spread).unwrap();
+    kernel.multiply(&for_left.view(), &for_right.view(), product, spread).unwrap();
 }
 
-fn rows_of(x: &Tensor) -> Operand {
+fn rows_of(x: &Tensor) -> Operand<'_> {
     let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
-    Operand { x: FlatView::of(x).unwrap(), count: rows, inner: cols, steps: [cols, 1] }
+    Operand { x: view(x).into(), count: rows, inner: cols, steps: [cols, 1] }
 }
 
-fn columns_of(x: &Tensor) -> Operand {
+fn columns_of(x: &Tensor) -> Operand<'_> {
     let Operand { x, count, inner, steps } = rows_of(x);
     Operand { x, count: inner, inner: count, steps: [steps[1], steps[0]] }
 }
@@ -100,8 +101,8 @@ fn every_layout_and_size_gives_the_product() {
             for left in [rows_of(&a), columns_of(&a_t)] {
                 for right in [columns_of(&b), rows_of(&b_t)] {
                     let out = blank(m * n, kernel);
-                    let product = Product::plain(FlatView::of(&out).unwrap(), [m, n, k], n, Outcome::General);
-                    multiply(kernel, [left, right], &product, false);
+                    let mut product = Product::plain(view_mut(&out), [m, n, k], n, Outcome::General);
+                    multiply(kernel, [left, right], &mut product, false);
                     let error = relative(&out.view_as(&wide), &wide);
                     assert!(error < tolerance(kernel), "{kernel:?} {m}x{n}x{k}: {error}");
                 }
@@ -118,12 +119,12 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
             (random(20, 50, kernel, 3), random(20, 50, kernel, 4), random(20, 50, kernel, 5));
         // Columns 7 to 42 of matrices with 50.
         let part = |x: &Tensor| x.narrow(1, 7, 35).to_kind(Kind::Double);
-        let flat = |x: &Tensor| FlatView::of(x).unwrap().part(7, 19 * 50 + 35);
+        let flat = |x| view(x).part(7, 19 * 50 + 35).into();
         let d = |x: &Tensor| x.to_kind(Kind::Double);
         let sum = d(&a).matmul(&d(&b)) * 0.5 + part(&out) * -2.0 + part(&one) * 3.0 + part(&two) * 0.25;
         let before = out.copy();
-        let product = Product {
-            out: flat(&out),
+        let mut product = Product {
+            out: view_mut(&out).into_part(7, 19 * 50 + 35).into(),
             size: [20, 35, 9],
             stride: 50,
             factor: 0.5,
@@ -132,7 +133,7 @@ fn sums_and_factors_are_applied_once_and_nothing_beside_the_part_is_written() {
             diagonal: 0.0,
             outcome: Outcome::General,
         };
-        multiply(kernel, [rows_of(&a), columns_of(&b)], &product, false);
+        multiply(kernel, [rows_of(&a), columns_of(&b)], &mut product, false);
         assert!(relative(&out.narrow(1, 7, 35), &sum) < tolerance(kernel), "{kernel:?}");
         for (first, count) in [(0, 7), (42, 8)] {
             assert!(out.narrow(1, first, count).equal(&before.narrow(1, first, count)), "{kernel:?}");
@@ -149,11 +150,10 @@ fn symmetric_product_is_exactly_symmetric_and_the_same_for_any_number_of_threads
             let wide = wide.matmul(&wide.transpose(0, 1));
             let run = |spread: bool| {
                 let out = blank(size * size, kernel);
-                let product =
-                    Product::plain(FlatView::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric);
+                let mut product = Product::plain(view_mut(&out), [size, size, 29], size, Outcome::Symmetric);
                 let operands = [rows_of(&x); 2];
                 crate::threads::set(if spread { 3 } else { 1 });
-                multiply(kernel, operands, &product, spread);
+                multiply(kernel, operands, &mut product, spread);
                 crate::threads::set(1);
                 out.view_as(&wide)
             };
@@ -177,13 +177,17 @@ fn the_diagonal_is_shifted_before_anything_is_rounded() {
             // Elements of the diagonal are small then: what is left is of the size of the others.
             let wide = square(&x) * 0.5 + d(&one) * 2.0 - &eye * 72.5;
             let out = blank(size * size, kernel);
-            let product = Product {
+            let mut product = Product {
                 factor: 0.5,
-                add: &[(2.0, FlatView::of(&one).unwrap())],
+                add: &[(2.0, view(&one).into())],
                 diagonal: -72.5,
-                ..Product::plain(FlatView::of(&out).unwrap(), [size, size, 29], size, Outcome::Symmetric)
+                ..Product::plain(view_mut(&out), [size, size, 29], size, Outcome::Symmetric)
             };
-            multiply(kernel, [rows_of(&x); 2], &product, false);
+            multiply(kernel, [rows_of(&x); 2], &mut product, false);
+            let mut plain = Product { outcome: Outcome::General, ..product };
+            let panels = [Side::Left, Side::Right].map(|side| blank(kernel.elements(side, size, 29), kernel));
+            let [left, right] = panels.each_ref().map(view);
+            assert!(kernel.multiply(&left, &right, &mut plain, false).is_err(), "only symmetric products");
             let out = out.view_as(&wide);
             assert!(out.equal(&out.transpose(0, 1)), "{kernel:?} {size}");
             // Of bfloat16 only what is left is rounded to it.
@@ -191,10 +195,6 @@ fn the_diagonal_is_shifted_before_anything_is_rounded() {
             let bound = wide.abs() * tolerance(kernel) + sums;
             let beyond = ((d(&out) - &wide).abs() - bound).max().double_value(&[]);
             assert!(beyond <= 0.0, "{kernel:?} {size}: {beyond}");
-            let plain = Product { outcome: Outcome::General, ..product };
-            let panels = [Side::Left, Side::Right].map(|side| blank(kernel.elements(side, size, 29), kernel));
-            let [left, right] = panels.each_ref().map(|x| FlatView::of(x).unwrap());
-            assert!(kernel.multiply(&left, &right, &plain, false).is_err(), "only symmetric products");
         }
     }
 }
@@ -213,9 +213,9 @@ fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
             let add = random(size, size, kernel, 4);
             let product = Product {
                 factor: 0.5,
-                add: &[(-2.0, FlatView::of(&add).unwrap())],
+                add: &[(-2.0, view(&add).into())],
                 diagonal: 3.0,
-                ..Product::plain(FlatView::of(&out).unwrap(), [size, size, 40], size, Outcome::Symmetric)
+                ..Product::plain(view_mut(&out), [size, size, 40], size, Outcome::Symmetric)
             };
             let usual = product.usual_diagonal([&from; 2]);
             let d = |x: &Tensor| x.to_kind(Kind::Double);
@@ -236,10 +236,7 @@ fn what_is_usual_on_the_diagonal_is_known_before_the_product() {
         }
     }
     let x = random(40, 40, Kernel::F32Avx2, 3);
-    let product = Product {
-        diagonal: 3.0,
-        ..Product::plain(FlatView::of(&x).unwrap(), [40; 3], 40, Outcome::Symmetric)
-    };
+    let product = Product { diagonal: 3.0, ..Product::plain(view_mut(&x), [40; 3], 40, Outcome::Symmetric) };
     assert!(product.usual_diagonal([&rows_of(&x); 2]) == 0.0, "wider types have the digits");
 }
 
@@ -249,8 +246,8 @@ fn nan_and_infinity_stay_what_they_are_in_bfloat16() {
         let x = random(3, 4, kernel, 1);
         let _ = x.get(1).get(2).fill_(f64::NAN);
         let out = blank(9, kernel);
-        let product = Product::plain(FlatView::of(&out).unwrap(), [3, 3, 4], 3, Outcome::Symmetric);
-        multiply(kernel, [rows_of(&x); 2], &product, false);
+        let mut product = Product::plain(view_mut(&out), [3, 3, 4], 3, Outcome::Symmetric);
+        multiply(kernel, [rows_of(&x); 2], &mut product, false);
         assert_eq!(out.isnan().to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 5, "{kernel:?}");
     }
 }
@@ -260,11 +257,10 @@ fn memory_that_is_too_short_is_refused() {
     for kernel in kernels() {
         let x = random(20, 40, kernel, 1);
         let short = blank(kernel.elements(Side::Left, 20, 40) - 1, kernel);
-        let short = FlatView::of(&short).unwrap();
-        assert!(kernel.pack(Side::Left, &rows_of(&x), &short, false).is_err());
+        assert!(kernel.pack(Side::Left, &rows_of(&x), &mut view_mut(&short), false).is_err());
         let beyond = Operand { count: 21, ..rows_of(&x) };
         let panels = blank(kernel.elements(Side::Left, 21, 40), kernel);
-        assert!(kernel.pack(Side::Left, &beyond, &FlatView::of(&panels).unwrap(), false).is_err());
+        assert!(kernel.pack(Side::Left, &beyond, &mut view_mut(&panels), false).is_err());
     }
 }
 
@@ -274,11 +270,8 @@ fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the
         for (rows, cols, inner, gap) in [(40, 7, 9, 0), (700, 48, 600, 3), (1300, 24, 400, 0), (33, 3, 1, 5)]
         {
             let (large, thin) = (random(inner, rows, kernel, 1), random(inner, cols, kernel, 2));
-            let area = |x: &Tensor, cols| {
-                let stride = usize::try_from(x.size()[1]).unwrap();
-                let rows = usize::try_from(x.size()[0]).unwrap();
-                FlatView::of(x).unwrap().area(0, [rows, cols], stride)
-            };
+            let size_of = |x: &Tensor| [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
+            let whole = |x| view(x).matrix(0, size_of(x), size_of(x)[1]);
             let wide = large.to_kind(Kind::Double).tr().matmul(&thin.to_kind(Kind::Double));
             let size = i64::try_from(cols).unwrap();
             let results: Vec<_> = [1, 3]
@@ -287,16 +280,14 @@ fn transpose_of_a_large_matrix_times_a_thin_one_is_written_in_place_whatever_the
                     crate::threads::set(threads);
                     let out = random(rows, cols + gap, kernel, 3);
                     let before = out.copy();
-                    let left = (area(&large, rows), true);
-                    let product = ThinProduct {
-                        out: area(&out, cols),
-                        left,
-                        right: (area(&thin, cols), false),
-                        keep: 0.0,
+                    let product = |keep| ThinProduct {
+                        out: view_mut(&out).into_matrix(0, [rows, cols], cols + gap),
+                        left: (whole(&large), true),
+                        right: (whole(&thin), false),
+                        keep,
                     };
-                    kernel.thin_products(&[product]).unwrap();
-                    let kept = ThinProduct { keep: 1.0, ..product };
-                    assert!(kernel.thin_products(&[kept]).is_err());
+                    kernel.thin_products(&mut [product(0.0)]).unwrap();
+                    assert!(kernel.thin_products(&mut [product(1.0)]).is_err());
                     let rest = i64::try_from(gap).unwrap();
                     assert!(out.narrow(1, size, rest).equal(&before.narrow(1, size, rest)));
                     out.narrow(1, 0, size).contiguous()
@@ -322,16 +313,15 @@ fn large_matrix_times_a_thin_one_or_its_transpose_is_added_whatever_the_threads(
                 let stored = if transposed { right.tr().contiguous() } else { right.copy() };
                 let wide = |x: &Tensor| x.to_kind(Kind::Double);
                 let expected = wide(&left).matmul(&wide(&right)) + wide(&old) * keep;
-                let area = |x: &Tensor| {
-                    let [rows, cols] = [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
-                    FlatView::of(x).unwrap().area(0, [rows, cols], cols)
-                };
+                let size_of = |x: &Tensor| [0, 1].map(|d| usize::try_from(x.size()[d]).unwrap());
+                let whole = |x| view(x).matrix(0, size_of(x), size_of(x)[1]);
                 let results = [1, 3].map(|threads| {
                     crate::threads::set(threads);
                     let out = old.copy();
-                    let right = (area(&stored), transposed);
-                    let product = ThinProduct { out: area(&out), left: (area(&left), false), right, keep };
-                    kernel.thin_products(&[product]).unwrap();
+                    let right = (whole(&stored), transposed);
+                    let to = view_mut(&out).into_matrix(0, [rows, cols], cols);
+                    let product = ThinProduct { out: to, left: (whole(&left), false), right, keep };
+                    kernel.thin_products(&mut [product]).unwrap();
                     out
                 });
                 crate::threads::set(1);

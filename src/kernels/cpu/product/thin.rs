@@ -2,12 +2,11 @@
 //! one libraries are slow at: they bring the large one into another order first.
 
 use std::cell::RefCell;
-use std::sync::Mutex;
 use std::thread::LocalKey;
 
-use super::{Kernel, Operand, Outcome, Product, Side, each};
+use super::{Kernel, Operand, Outcome, Product, Side};
 use crate::error::{Error, Result};
-use crate::tensor::{FlatView, MatrixView};
+use crate::tensor::{FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
 
 /// Bytes of the columns or rows of the large factor that one task brings into panels: a part of the second-level cache.
@@ -28,19 +27,19 @@ thread_local! {
 }
 
 /// `out ← keep·out + left·right`, each factor as it is stored or transposed.
-#[derive(Clone, Copy, Debug)]
-pub struct ThinProduct {
-    /// Written; disjoint from the factors and from all other products of a call.
-    pub out: MatrixView,
+#[derive(Debug)]
+pub struct ThinProduct<'a> {
+    /// The result.
+    pub out: MatrixViewMut<'a>,
     /// The left factor, and whether it is transposed.
-    pub left: (MatrixView, bool),
+    pub left: (MatrixView<'a>, bool),
     /// The right factor, and whether it is transposed.
-    pub right: (MatrixView, bool),
+    pub right: (MatrixView<'a>, bool),
     /// Factor of what is in `out`, which is not read where this is zero.
     pub keep: f64,
 }
 
-impl ThinProduct {
+impl ThinProduct<'_> {
     /// The dimension that is summed over.
     #[must_use]
     pub fn inner(&self) -> usize {
@@ -67,10 +66,10 @@ impl Kernel {
     ///
     /// # Errors
     /// `Error::Internal` for another product or another type.
-    pub fn thin_products(self, products: &[ThinProduct]) -> Result<()> {
+    pub fn thin_products(self, products: &mut [ThinProduct<'_>]) -> Result<()> {
         let spread = threads::get() > 1;
         threads::run(|| {
-            products.iter().try_for_each(|product| match product.left.1 {
+            products.iter_mut().try_for_each(|product| match product.left.1 {
                 false => self.straight(product, spread),
                 true if product.is_turned() => self.turned(product, spread),
                 true => Err(Error::Internal(format!("{product:?} is no product of a transpose alone"))),
@@ -78,46 +77,44 @@ impl Kernel {
         })
     }
 
-    fn straight(self, product: &ThinProduct, spread: bool) -> Result<()> {
-        let ([rows, cols], inner) = (product.out.shape(), product.inner());
-        let (out, stride) = product.out.strided();
+    fn straight(self, product: &mut ThinProduct<'_>, spread: bool) -> Result<()> {
+        let ([_, cols], inner, keep, left) =
+            (product.out.shape(), product.inner(), product.keep, product.left.0);
         let (right, transposed) = product.right;
         let right =
             if transposed { lines(right, [0, cols], inner) } else { columns(right, [0, cols], inner) };
-        with(&WHOLE, self.elements(Side::Right, cols, inner), self, |whole| {
-            self.pack(Side::Right, &right, whole, spread)?;
-            let unit = self.tile_rows();
-            let most = if product.keep == 0.0 { ROWS } else { TILES_READ * unit };
+        with(&WHOLE, self.elements(Side::Right, cols, inner), self, |mut whole| {
+            self.pack(Side::Right, &right, &mut whole, spread)?;
+            let (unit, whole) = (self.tile_rows(), whole.view());
+            let most = if keep == 0.0 { ROWS } else { TILES_READ * unit };
             let height = (PIECE / (inner * self.dtype().bytes()).max(1)).min(most) / unit;
             let height = height.max(1) * unit;
-            try_each(rows.div_ceil(height), spread, |i| {
-                let (first, count) = (i * height, height.min(rows - i * height));
-                with(&PART, self.elements(Side::Left, count, inner), self, |part| {
-                    self.pack(Side::Left, &lines(product.left.0, [first, count], inner), part, false)?;
-                    let out = out.part(first * stride, (count - 1) * stride + cols);
+            try_each(product.out.reborrow().into_groups(height), spread, |i, out| {
+                let count = out.shape()[0];
+                with(&PART, self.elements(Side::Left, count, inner), self, |mut part| {
+                    self.pack(Side::Left, &lines(left, [i * height, count], inner), &mut part, false)?;
+                    let (out, stride) = out.strided();
                     let plain = Product::plain(out, [count, cols, inner], stride, Outcome::General);
-                    let product = Product { keep: product.keep, ..plain };
-                    self.multiply(part, whole, &product, false)
+                    self.multiply(&part.view(), &whole, &mut Product { keep, ..plain }, false)
                 })
             })
         })
     }
 
-    fn turned(self, product: &ThinProduct, spread: bool) -> Result<()> {
-        let ([rows, cols], inner) = (product.out.shape(), product.inner());
-        let (out, stride) = product.out.strided();
+    fn turned(self, product: &mut ThinProduct<'_>, spread: bool) -> Result<()> {
+        let ([_, cols], inner, left) = (product.out.shape(), product.inner(), product.left.0);
         // The transposed product: columns of the thin factor times columns of the large one.
-        with(&WHOLE, self.elements(Side::Left, cols, inner), self, |thin| {
-            self.pack(Side::Left, &columns(product.right.0, [0, cols], inner), thin, spread)?;
-            let unit = self.tile_cols();
+        with(&WHOLE, self.elements(Side::Left, cols, inner), self, |mut thin| {
+            self.pack(Side::Left, &columns(product.right.0, [0, cols], inner), &mut thin, spread)?;
+            let (unit, thin) = (self.tile_cols(), thin.view());
             let width = (PIECE / (inner * self.dtype().bytes()).max(1) / unit).max(1) * unit;
-            try_each(rows.div_ceil(width), spread, |i| {
-                let (first, count) = (i * width, width.min(rows - i * width));
-                with(&PART, self.elements(Side::Right, count, inner), self, |large| {
-                    self.pack(Side::Right, &columns(product.left.0, [first, count], inner), large, false)?;
-                    let out = out.part(first * stride, (count - 1) * stride + cols);
-                    let product = Product::plain(out, [cols, count, inner], stride, Outcome::Transposed);
-                    self.multiply(thin, large, &product, false)
+            try_each(product.out.reborrow().into_groups(width), spread, |i, out| {
+                let count = out.shape()[0];
+                with(&PART, self.elements(Side::Right, count, inner), self, |mut large| {
+                    self.pack(Side::Right, &columns(left, [i * width, count], inner), &mut large, false)?;
+                    let (out, stride) = out.strided();
+                    let mut product = Product::plain(out, [cols, count, inner], stride, Outcome::Transposed);
+                    self.multiply(&thin, &large.view(), &mut product, false)
                 })
             })
         })
@@ -125,29 +122,33 @@ impl Kernel {
 }
 
 /// Some rows of a matrix.
-fn lines(area: MatrixView, [first, count]: [usize; 2], inner: usize) -> Operand {
-    let (x, stride) = area.strided();
+fn lines(matrix: MatrixView<'_>, [first, count]: [usize; 2], inner: usize) -> Operand<'_> {
+    let (x, stride) = matrix.strided();
     let start = (first * stride).min(x.len());
     Operand { x: x.part(start, x.len() - start), count, inner, steps: [stride, 1] }
 }
 
 /// Some columns of a matrix.
-fn columns(area: MatrixView, [first, count]: [usize; 2], inner: usize) -> Operand {
-    let (x, stride) = area.strided();
+fn columns(matrix: MatrixView<'_>, [first, count]: [usize; 2], inner: usize) -> Operand<'_> {
+    let (x, stride) = matrix.strided();
     Operand { x: x.part(first, x.len() - first.min(x.len())), count, inner, steps: [1, stride] }
 }
 
-/// Runs tasks, all of them, and returns an error of one that failed.
-fn try_each(count: usize, spread: bool, task: impl Fn(usize) -> Result<()> + Sync + Send) -> Result<()> {
-    let failed = Mutex::new(None);
-    each(count, spread, |i| {
-        if let Err(error) = task(i)
-            && let Ok(mut failed) = failed.lock()
-        {
-            *failed = Some(error);
-        }
-    });
-    failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+/// Runs tasks on parts of a matrix, all of them, and returns an error of one that failed.
+fn try_each<'m>(
+    parts: impl Iterator<Item = MatrixViewMut<'m>>,
+    spread: bool,
+    task: impl Fn(usize, &mut MatrixViewMut<'m>) -> Result<()> + Sync,
+) -> Result<()> {
+    let mut parts: Vec<_> = parts.map(|part| (part, Ok(()))).collect();
+    if spread {
+        threads::chunks(&mut parts, 1, |i, part| {
+            part.iter_mut().for_each(|(part, done)| *done = task(i, part));
+        });
+    } else {
+        parts.iter_mut().enumerate().for_each(|(i, (part, done))| *done = task(i, part));
+    }
+    parts.into_iter().try_for_each(|(_, done)| done)
 }
 
 /// Lends memory that the calling thread keeps.
@@ -155,7 +156,7 @@ fn with<R>(
     kept: &'static LocalKey<RefCell<Vec<u64>>>,
     elements: usize,
     kernel: Kernel,
-    work: impl FnOnce(&FlatView) -> R,
+    work: impl FnOnce(FlatViewMut<'_>) -> R,
 ) -> R {
     let mut memory = kept.take();
     // From the first whole line of the cache on: a register of AMX is loaded in lines.
@@ -164,7 +165,7 @@ fn with<R>(
         memory.resize(words + LINE, 0);
     }
     let start = memory.as_ptr().align_offset(LINE * size_of::<u64>()).min(LINE);
-    let result = work(&FlatView::over(&mut memory[start..], kernel.dtype()));
+    let result = work(FlatViewMut::over(&mut memory[start..], kernel.dtype()));
     kept.set(memory);
     result
 }

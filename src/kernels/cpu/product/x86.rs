@@ -6,7 +6,7 @@ use super::tiled::Call;
 use super::tiles::{Bf16Avx512, F32Avx2, F32Avx512, F64Avx2, F64Avx512, Tile};
 use super::widened::Bf16Avx2;
 use super::{Kernel, Operand, Product, Side, each};
-use crate::tensor::FlatView;
+use crate::tensor::{FlatView, FlatViewMut};
 
 /// Most matrices that are added to a product.
 pub(super) const ADDENDS: usize = 2;
@@ -56,7 +56,7 @@ fn width<T: Tile>(side: Side) -> usize {
     if side == Side::Left { T::ROWS } else { T::COLS }
 }
 
-pub(super) fn pack(kernel: Kernel, side: Side, from: &Operand, to: &FlatView, spread: bool) {
+pub(super) fn pack(kernel: Kernel, side: Side, from: &Operand<'_>, to: &mut FlatViewMut<'_>, spread: bool) {
     with_tile!(kernel, pack_with, side, from, to, spread);
 }
 
@@ -75,10 +75,14 @@ impl<E> Target<E> {
 // SAFETY: tasks only read the rows.
 unsafe impl<E> Sync for Rows<E> {}
 
-fn pack_with<T: Tile>(side: Side, from: &Operand, to: &FlatView, spread: bool) {
-    // SAFETY: `Kernel::pack` checked types and lengths; the running step alone uses both views.
-    let (x, panels) = unsafe { (from.x.slice::<T::Element>(), to.slice::<T::Element>()) };
-    let rows = Rows { first: x.as_ptr(), count: from.count, inner: from.inner, steps: from.steps };
+fn pack_with<T: Tile>(side: Side, from: &Operand<'_>, to: &mut FlatViewMut<'_>, spread: bool) {
+    let panels = to.slice_mut::<T::Element>();
+    let rows = Rows {
+        first: from.x.pointer::<T::Element>(),
+        count: from.count,
+        inner: from.inner,
+        steps: from.steps,
+    };
     let target = Target(panels.as_mut_ptr());
     let width = width::<T>(side);
     let each_elements = T::UNITS * width * from.inner.next_multiple_of(T::DEPTH);
@@ -101,25 +105,28 @@ fn pack_with<T: Tile>(side: Side, from: &Operand, to: &FlatView, spread: bool) {
 
 pub(super) fn multiply(
     kernel: Kernel,
-    left: &FlatView,
-    right: &FlatView,
-    product: &Product<'_>,
+    left: &FlatView<'_>,
+    right: &FlatView<'_>,
+    product: &mut Product<'_>,
     spread: bool,
 ) {
     with_tile!(kernel, multiply_with, left, right, product, spread);
 }
 
-fn multiply_with<T: Tile>(left: &FlatView, right: &FlatView, product: &Product<'_>, spread: bool) {
-    // SAFETY: `Kernel::multiply` checked types and lengths; the running step alone uses the views.
-    let pointer = |x: &FlatView| unsafe { x.slice::<T::Element>() }.as_mut_ptr();
+fn multiply_with<T: Tile>(
+    left: &FlatView<'_>,
+    right: &FlatView<'_>,
+    product: &mut Product<'_>,
+    spread: bool,
+) {
     let mut add = [(0.0, std::ptr::null()); ADDENDS];
     for (to, (weight, addend)) in add.iter_mut().zip(product.add) {
-        *to = (*weight, pointer(addend).cast_const());
+        *to = (*weight, addend.pointer::<T::Element>());
     }
     let call = Call {
-        left: pointer(left),
-        right: pointer(right),
-        out: pointer(&product.out),
+        left: left.slice::<T::Element>().as_ptr(),
+        right: right.slice::<T::Element>().as_ptr(),
+        out: product.out.pointer::<T::Element>(),
         size: product.size,
         stride: product.stride,
         factor: product.factor,

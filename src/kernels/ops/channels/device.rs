@@ -8,7 +8,7 @@ use crate::kernels::ops::channels::{ChannelStep, Channels, Limited, Projected};
 use crate::kernels::ops::normals::Normals;
 use crate::kernels::ops::slices::device::line_sums;
 use crate::spec::Side;
-use crate::tensor::{DType, FlatView, MatrixView, to_i64};
+use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView, to_i64};
 
 /// Normal numbers of a block.
 const NUMBERS: usize = 4096;
@@ -152,7 +152,7 @@ pub(in crate::kernels) fn signs(
 }
 
 /// See [`crate::kernels::clear_without_basis`].
-pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView, FlatView)]) -> Result<()> {
+pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     let jobs = all.iter().map(|(basis, out)| {
         let Matrix { start, stride, rows, cols, kind } = Matrix::of(basis)?;
         let (count, out, out_kind) = (to_i64(out.len())?, out.device_address()?, number_of(out.dtype()));
@@ -198,7 +198,7 @@ fn job_of(channels: &Channels, grad: &MatrixView, param: Option<&MatrixView>) ->
 /// See [`crate::kernels::channel_ratios`].
 pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
-    let (like, side) = (first.channels.factors, first.channels.side);
+    let (like, side) = (&first.channels.factors, first.channels.side);
     let total = all.iter().map(|one| one.channels.factors.len()).sum();
     let (_memory, squares) = scratch(total, DType::F64, like.device())?;
     let parts = all.iter().scan(0, |next, one| {
@@ -206,7 +206,7 @@ pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected]) ->
         *next += length;
         Some(squares.part(*next - length, length))
     });
-    let sums: Vec<_> = all.iter().zip(parts).map(|(one, part)| (one.low, part)).collect();
+    let sums: Vec<_> = all.iter().zip(parts).map(|(one, part)| (one.low.view(), part)).collect();
     line_sums(side, false, &sums)?;
     let jobs = all.iter().zip(&sums).map(|(one, (_, squares))| {
         Ok((ChannelJob { squares: squares.device_address()?, ..job(&one.channels)? }, 1))
@@ -216,7 +216,9 @@ pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected]) ->
 }
 
 /// See [`crate::kernels::channel_totals`].
-pub(in crate::kernels) fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
+pub(in crate::kernels) fn channel_totals(
+    all: &[(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)],
+) -> Result<()> {
     let Some((channels, _, total)) = all.first() else { return Ok(()) };
     let blocks = |grad: &MatrixView| blocks_of(grad.shape()[0], grad.shape()[1]);
     let pieces = all.iter().map(|(_, grad, _)| blocks(grad)).sum();
@@ -250,7 +252,7 @@ pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> 
             step: steps.part(i, 1).device_address()?,
             rate: one.rate,
             fresh: i32::from(one.fresh),
-            ..job_of(&one.channels, &one.grad, Some(&one.param))?
+            ..job_of(&one.channels, &one.grad, Some(&one.param.view()))?
         };
         Ok((job, blocks_of(one.param.shape()[0], one.param.shape()[1])))
     });

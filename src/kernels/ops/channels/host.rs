@@ -1,9 +1,11 @@
 //! Updates whose rows or columns ("channels") have factors of their own.
 
 use super::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
+use crate::kernels::cpu::TILE;
 use crate::kernels::cpu::convert::{self, Real};
+use crate::kernels::cpu::reduce::{set_values, values};
 use crate::spec::Side;
-use crate::tensor::{DType, MatrixView};
+use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
 
 /// Elements from which rows are spread over threads.
@@ -19,22 +21,23 @@ pub(in crate::kernels) struct Factors {
 
 impl Factors {
     /// The factors of these channels.
-    pub(in crate::kernels) fn of(channels: &Channels) -> Self {
-        let (factors, rows) = (channels.factors.numbers(), channels.side == Side::Rows);
-        if let [n, r, ..] = *channels.norms.numbers() {
+    pub(in crate::kernels) fn of(channels: &Channels<'_>) -> Self {
+        let (factors, rows) = (channels.factors.view().numbers(), channels.side == Side::Rows);
+        if let [n, r, ..] = *channels.norms.view().numbers() {
             return Self { factors: vec![n.sqrt() / (r.sqrt() + TINY); factors.len()], rows };
         }
         Self { factors: factors.to_vec(), rows }
     }
 
     /// `Σ (f·g)²`, added row by row.
-    pub(in crate::kernels) fn sum_of_squares(&self, g: &MatrixView) -> f64 {
-        let sums: Vec<f64> = each_row(g, |row| {
-            let mut wide = [0.0_f64; crate::kernels::cpu::TILE];
+    pub(in crate::kernels) fn sum_of_squares(&self, g: &MatrixView<'_>) -> f64 {
+        let [rows, cols] = g.shape();
+        let one = |row: usize| {
+            let mut wide = [0.0_f64; TILE];
             let mut sum = 0.0;
             let line = g.row(row);
-            for start in (0..line.len()).step_by(crate::kernels::cpu::TILE) {
-                let tile = line.part(start, crate::kernels::cpu::TILE);
+            for start in (0..line.len()).step_by(TILE) {
+                let tile = line.part(start, TILE);
                 let wide = &mut wide[..tile.len()];
                 convert::load(&tile, wide);
                 sum += if self.rows {
@@ -44,12 +47,14 @@ impl Factors {
                 };
             }
             if self.rows { sum * self.factors[row] * self.factors[row] } else { sum }
-        });
+        };
+        let sums =
+            if rows * cols < PARALLEL { (0..rows).map(one).collect() } else { threads::map(rows, one) };
         sums.iter().sum()
     }
 
     /// Takes a step along `f·g`.
-    fn step(&self, step: &ChannelStep, rate: f64, x: &MatrixView, g: &MatrixView) {
+    fn step(&self, step: &ChannelStep, rate: f64, x: MatrixViewMut<'_>, g: &MatrixView<'_>) {
         if x.dtype() == DType::F64 || g.dtype() == DType::F64 {
             self.step_in::<f64>(step, rate, x, g);
         } else {
@@ -57,32 +62,45 @@ impl Factors {
         }
     }
 
-    fn step_in<C: Real>(&self, step: &ChannelStep, rate: f64, x: &MatrixView, g: &MatrixView) {
+    fn step_in<C: Real>(&self, step: &ChannelStep, rate: f64, x: MatrixViewMut<'_>, g: &MatrixView<'_>) {
         let factors: Vec<C> = self.factors.iter().map(|f| C::of(rate * f)).collect();
-        each_row(x, |row| {
-            let (mut xs, mut gs) =
-                ([C::default(); crate::kernels::cpu::TILE], [C::default(); crate::kernels::cpu::TILE]);
-            let (to, from) = (x.row(row), g.row(row));
-            for start in (0..to.len()).step_by(crate::kernels::cpu::TILE) {
-                let (tile, grads) =
-                    (to.part(start, crate::kernels::cpu::TILE), from.part(start, crate::kernels::cpu::TILE));
-                let (xs, gs) = (&mut xs[..tile.len()], &mut gs[..tile.len()]);
-                convert::load(&tile, xs);
-                convert::load(&grads, gs);
-                if self.rows {
-                    let factor = factors[row];
-                    for g in gs.iter_mut() {
-                        *g = factor * *g;
-                    }
-                } else {
-                    for (g, f) in gs.iter_mut().zip(&factors[start..]) {
-                        *g = *f * *g;
-                    }
+        let [rows, cols] = x.shape();
+        let one = |row: usize, to: &mut FlatViewMut<'_>| self.step_row(step, &factors, row, to, &g.row(row));
+        if rows * cols < PARALLEL {
+            x.into_rows().enumerate().for_each(|(row, mut to)| one(row, &mut to));
+            return;
+        }
+        let mut lines: Vec<_> = x.into_rows().collect();
+        threads::chunks(&mut lines, 1, |row, lines| lines.iter_mut().for_each(|to| one(row, to)));
+    }
+
+    fn step_row<C: Real>(
+        &self,
+        step: &ChannelStep,
+        factors: &[C],
+        row: usize,
+        to: &mut FlatViewMut<'_>,
+        from: &FlatView<'_>,
+    ) {
+        let (mut xs, mut gs) = ([C::default(); TILE], [C::default(); TILE]);
+        for start in (0..to.len()).step_by(TILE) {
+            let (mut tile, grads) = (to.part(start, TILE), from.part(start, TILE));
+            let (xs, gs) = (&mut xs[..tile.len()], &mut gs[..tile.len()]);
+            convert::load(&tile.view(), xs);
+            convert::load(&grads, gs);
+            if self.rows {
+                let factor = factors[row];
+                for g in gs.iter_mut() {
+                    *g = factor * *g;
                 }
-                step.apply(xs, gs);
-                convert::store(xs, &tile);
+            } else {
+                for (g, f) in gs.iter_mut().zip(&factors[start..]) {
+                    *g = *f * *g;
+                }
             }
-        });
+            step.apply(xs, gs);
+            convert::store(xs, &mut tile);
+        }
     }
 }
 
@@ -98,17 +116,8 @@ impl ChannelStep {
     }
 }
 
-/// What `work` returns of every row.
-fn each_row<T: Send>(area: &MatrixView, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let [rows, cols] = area.shape();
-    if rows * cols < PARALLEL {
-        return (0..rows).map(work).collect();
-    }
-    threads::map(rows, work)
-}
-
 /// The sum of squares of each row, or of each column.
-pub(in crate::kernels) fn channel_squares(x: &MatrixView, by_row: bool) -> Vec<f64> {
+pub(in crate::kernels) fn channel_squares(x: &MatrixView<'_>, by_row: bool) -> Vec<f64> {
     let [rows, cols] = x.shape();
     let mut sums = vec![0.0; if by_row { rows } else { cols }];
     let mut wide = vec![0.0_f64; cols];
@@ -124,9 +133,9 @@ pub(in crate::kernels) fn channel_squares(x: &MatrixView, by_row: bool) -> Vec<f
 }
 
 /// See [`crate::kernels::channel_ratios`].
-pub(in crate::kernels) fn ratios(grad_factor: f64, one: &Projected) {
-    let Channels { side, factors, norms } = &one.channels;
-    let after = channel_squares(&one.low, *side == Side::Rows);
+pub(in crate::kernels) fn ratios(grad_factor: f64, one: &mut Projected<'_>) {
+    let Channels { side, factors, norms } = &mut one.channels;
+    let after = channel_squares(&one.low.view(), *side == Side::Rows);
     let factors = factors.numbers();
     let low = factors.iter().map(|x| grad_factor.abs() * x.sqrt());
     if norms.is_empty() {
@@ -138,16 +147,16 @@ pub(in crate::kernels) fn ratios(grad_factor: f64, one: &Projected) {
 }
 
 /// See [`crate::kernels::channel_steps`].
-pub(in crate::kernels) fn limited_step(step: &ChannelStep, one: &Limited) {
+pub(in crate::kernels) fn limited_step(step: &ChannelStep, one: &mut Limited<'_>) {
     let norm = one.total.numbers()[0].sqrt() * step.grad_factor.abs();
-    let last = crate::kernels::cpu::reduce::values(&one.last)[0];
+    let last = values(&one.last.view())[0];
     // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
     // What is not a number is not less.
     let growth = norm / (last + TINY);
     let limiter = if one.fresh || growth < GROWTH { 1.0 } else { growth / GROWTH };
     if norm != 0.0 {
-        crate::kernels::cpu::reduce::set_values(&[norm / limiter], &one.last);
+        set_values(&[norm / limiter], one.last.reborrow());
     }
     let rate = one.rate / limiter * step.grad_factor;
-    Factors::of(&one.channels).step(step, rate, &one.param, &one.grad);
+    Factors::of(&one.channels).step(step, rate, one.param.reborrow(), &one.grad);
 }

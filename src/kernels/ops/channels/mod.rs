@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
-use crate::tensor::{DType, Device, FlatView, MatrixView};
+use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 
 /// By how much the norm of an update may exceed that of the one before.
 pub(in crate::kernels) const GROWTH: f64 = 1.01;
@@ -16,23 +16,23 @@ pub(in crate::kernels) const GROWTH: f64 = 1.01;
 pub(in crate::kernels) const TINY: f64 = 1e-8;
 
 /// Factors of the channels of a matrix, in float64.
-#[derive(Clone, Copy, Debug)]
-pub struct Channels {
+#[derive(Debug)]
+pub struct Channels<'a> {
     /// What the channels are.
     pub side: Side,
     /// One for each.
-    pub factors: FlatView,
+    pub factors: FlatViewMut<'a>,
     /// The squared norms of N and R, where these give all channels one factor; else empty.
-    pub norms: FlatView,
+    pub norms: FlatViewMut<'a>,
 }
 
 /// A projected gradient R before its moments were updated, N afterwards.
-#[derive(Clone, Copy, Debug)]
-pub struct Projected {
+#[derive(Debug)]
+pub struct Projected<'a> {
     /// R or N.
-    pub low: MatrixView,
+    pub low: MatrixViewMut<'a>,
     /// What its channels give.
-    pub channels: Channels,
+    pub channels: Channels<'a>,
 }
 
 /// How [`channel_steps`] moves parameters.
@@ -49,18 +49,18 @@ pub struct ChannelStep {
 }
 
 /// A matrix that takes a step `x ← x - rate·γ·f·g`, whose norm grows by 1 % at most.
-#[derive(Clone, Copy, Debug)]
-pub struct Limited {
+#[derive(Debug)]
+pub struct Limited<'a> {
     /// f.
-    pub channels: Channels,
+    pub channels: Channels<'a>,
     /// x.
-    pub param: MatrixView,
+    pub param: MatrixViewMut<'a>,
     /// g.
-    pub grad: MatrixView,
+    pub grad: MatrixView<'a>,
     /// The squared norm of f·g, in float64.
-    pub total: FlatView,
+    pub total: FlatView<'a>,
     /// The norm of the update before, which becomes that of this one.
-    pub last: FlatView,
+    pub last: FlatViewMut<'a>,
     /// The rate, unless that is too much.
     pub rate: f64,
     /// Whether there was no update before.
@@ -71,18 +71,18 @@ pub struct Limited {
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn channel_squares(all: &[Projected]) -> Result<()> {
+pub fn channel_squares(all: &mut [Projected<'_>]) -> Result<()> {
     let Some(one) = all.first() else { return Ok(()) };
     let side = one.channels.side;
     if one.channels.factors.device() == Device::Cpu {
         for one in all {
-            let sums = host::channel_squares(&one.low, side == Side::Rows);
+            let sums = host::channel_squares(&one.low.view(), side == Side::Rows);
             one.channels.factors.numbers().copy_from_slice(&sums);
         }
         return Ok(());
     }
-    let sums: Vec<_> = all.iter().map(|one| (one.low, one.channels.factors)).collect();
-    on_device!(crate::kernels::ops::slices::device::line_sums(side, false, &sums))
+    let sums = all.iter().map(|one| (one.low.view(), one.channels.factors.view()));
+    on_device!(crate::kernels::ops::slices::device::line_sums(side, false, &sums.collect::<Vec<_>>()))
 }
 
 /// `|N| / (|γR| + 1e-8)` of each channel, of N and of what [`channel_squares`] left of R; or where the channels have one
@@ -90,7 +90,7 @@ pub fn channel_squares(all: &[Projected]) -> Result<()> {
 ///
 /// # Errors
 /// As `channel_squares`.
-pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
+pub fn channel_ratios(grad_factor: f64, all: &mut [Projected<'_>]) -> Result<()> {
     match all.first().map(|one| one.channels.factors.device()) {
         None => Ok(()),
         Some(Device::Cpu) => {
@@ -107,7 +107,7 @@ pub fn channel_ratios(grad_factor: f64, all: &[Projected]) -> Result<()> {
 ///
 /// # Errors
 /// As `channel_squares`.
-pub fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
+pub fn channel_totals(all: &mut [(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     match all.first().map(|(channels, ..)| channels.factors.device()) {
         None => Ok(()),
         Some(Device::Cpu) => {
@@ -124,7 +124,7 @@ pub fn channel_totals(all: &[(Channels, MatrixView, FlatView)]) -> Result<()> {
 ///
 /// # Errors
 /// As `channel_squares`.
-pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
+pub fn channel_steps(step: &ChannelStep, all: &mut [Limited<'_>]) -> Result<()> {
     match all.first().map(|one| one.total.device()) {
         None => Ok(()),
         Some(Device::Cpu) => {
@@ -134,11 +134,11 @@ pub fn channel_steps(step: &ChannelStep, all: &[Limited]) -> Result<()> {
             Ok(())
         }
         Some(Device::Cuda(_)) => {
-            let wide = |one: &Limited| [one.param, one.grad].iter().any(|area| area.dtype() == DType::F64);
+            let wide = |one: &Limited<'_>| [one.param.dtype(), one.grad.dtype()].contains(&DType::F64);
             decoded(
                 all,
-                |one| encoded_elements(&one.param),
-                |decoded, one| Ok(Limited { param: decoded.operand(one.param, wide(one), true)?, ..*one }),
+                |one| encoded_elements(&one.param.view()),
+                |decoded, one| decoded.written(wide(one), &mut one.param),
                 |_, part| on_device!(device::channel_steps(step, part)),
             )
         }

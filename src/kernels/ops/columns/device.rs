@@ -137,13 +137,13 @@ fn sum(jobs: &mut [ColumnJob], like: &FlatView, factor: f64) -> Result<()> {
 }
 
 /// See [`crate::kernels::squares_and_scaled`].
-pub(in crate::kernels) fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
-    let Some(first) = all.first() else { return Ok(()) };
+pub(in crate::kernels) fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
+    let Some(first) = all.first().map(|first| first.x) else { return Ok(()) };
     let mut jobs = all.iter().map(job).collect::<Result<Vec<_>>>()?;
     for (_, columns) in jobs.iter().zip(all).filter(|(job, _)| job.rows == 0) {
         columns.sums.clear()?;
     }
-    sum(&mut jobs, &first.x, factor)
+    sum(&mut jobs, &first, factor)
 }
 
 /// See [`crate::kernels::normalize_columns`].
@@ -155,7 +155,7 @@ pub(in crate::kernels) fn normalize_columns(
 ) -> Result<()> {
     let Some(first) = all.first() else { return Ok(()) };
     let jobs = all.iter().map(|kept| {
-        let (q, stride) = kept.q.strided();
+        let (q, stride) = kept.q.view().strided();
         let mut job = job(&kept.columns)?;
         (job.q, job.q_stride, job.kind[2]) = (q.device_address()?, to_i64(stride)?, number_of(q.dtype()));
         job.own = [to_i32(kept.own.start)?, to_i32(kept.own.end)?];
@@ -172,7 +172,10 @@ pub(in crate::kernels) fn scale_to_units(matrices: &FlatView, [count, rows, cols
     let (_memory, sums) = scratch(count * cols, DType::F64, matrices.device())?;
     let units = (0..count).map(|i| {
         let x = matrices.part(i * rows * cols, rows * cols);
-        Ok(ColumnJob { scaled: 0, ..job(&Columns { x, sums: sums.part(i * cols, cols), scaled: x })? })
+        let kind = [number_of(x.dtype()); 3];
+        let (x, sums) = (x.device_address()?, sums.part(i * cols, cols).device_address()?);
+        let (rows, cols) = (to_i32(rows)?, to_i32(cols)?);
+        Ok(ColumnJob { x, sums, rows, cols, kind, ..ColumnJob::default() })
     });
     let mut jobs = units.collect::<Result<Vec<_>>>()?;
     sum(&mut jobs, matrices, 0.0)?;

@@ -3,16 +3,20 @@
 use std::ops::Range;
 
 use crate::kernels::cpu::Real;
-use crate::tensor::{DType, Element, FlatView, MatrixView};
+use crate::tensor::{DType, Element, FlatView, FlatViewMut, MatrixViewMut};
 
 /// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
 /// last place of float32.
 const DEAD: f64 = 2.4e-7;
 
 /// See [`crate::kernels::squares_and_scaled`].
-pub(in crate::kernels) fn squares_and_scaled(x: &FlatView, sums: &FlatView, factor: f64, scaled: &FlatView) {
-    // SAFETY: the caller owns all views for this stage, and they do not overlap.
-    let sums = unsafe { sums.slice::<f64>() };
+pub(in crate::kernels) fn squares_and_scaled(
+    x: &FlatView<'_>,
+    sums: &mut FlatViewMut<'_>,
+    factor: f64,
+    scaled: &mut FlatViewMut<'_>,
+) {
+    let sums = sums.slice_mut::<f64>();
     sums.fill(0.0);
     if wide(x) {
         squares::<f64>(x, sums, factor, scaled);
@@ -22,62 +26,55 @@ pub(in crate::kernels) fn squares_and_scaled(x: &FlatView, sums: &FlatView, fact
 }
 
 /// Whether arithmetic on elements of a view is float64.
-fn wide(x: &FlatView) -> bool {
+fn wide(x: &FlatView<'_>) -> bool {
     x.dtype() == DType::F64
 }
 
-fn squares<C: Real>(x: &FlatView, sums: &mut [f64], factor: f64, scaled: &FlatView) {
+fn squares<C: Real>(x: &FlatView<'_>, sums: &mut [f64], factor: f64, scaled: &mut FlatViewMut<'_>) {
     let (columns, factor) = (sums.len(), C::of(factor));
     let (mut xs, mut ys) = (vec![C::default(); columns], vec![C::default(); columns]);
     for start in (0..x.len()).step_by(columns.max(1)) {
         let xs = row(&x.part(start, columns), &mut xs);
-        let out = scaled.part(start, columns);
-        let to = row_to(&out, &mut ys);
-        for ((x, y), sum) in xs.iter().zip(to.iter_mut()).zip(sums.iter_mut()) {
-            let wide = x.wide();
-            *sum += wide * wide;
-            *y = factor * *x;
-        }
-        stored(to, &out);
+        let mut out = scaled.part(start, columns);
+        write_row(&mut out, &mut ys, |to| {
+            for ((x, y), sum) in xs.iter().zip(to.iter_mut()).zip(sums.iter_mut()) {
+                let wide = x.wide();
+                *sum += wide * wide;
+                *y = factor * *x;
+            }
+        });
     }
 }
 
 /// The elements of a view in arithmetic type: its own, or converted ones.
-fn row<'a, C: Real>(flat: &FlatView, buffer: &'a mut [C]) -> &'a [C] {
+fn row<'a, C: Real>(flat: &FlatView<'a>, buffer: &'a mut [C]) -> &'a [C] {
     if flat.dtype() == <C as Element>::DTYPE {
-        // SAFETY: the caller of the pass owns the view for this stage.
-        return unsafe { flat.slice::<C>() };
+        return flat.slice::<C>();
     }
     crate::kernels::cpu::convert::load(flat, &mut buffer[..flat.len()]);
     &buffer[..flat.len()]
 }
 
-/// The elements of a view to be written, or a buffer that [`stored`] puts there.
-fn row_to<'a, C: Real>(flat: &FlatView, buffer: &'a mut [C]) -> &'a mut [C] {
+/// Has the elements of a view written in arithmetic type: in place, or in a buffer that is stored then.
+fn write_row<C: Real>(flat: &mut FlatViewMut<'_>, buffer: &mut [C], write: impl FnOnce(&mut [C])) {
     if flat.dtype() == <C as Element>::DTYPE {
-        // SAFETY: as in `row`.
-        return unsafe { flat.slice::<C>() };
+        return write(flat.slice_mut::<C>());
     }
-    &mut buffer[..flat.len()]
-}
-
-fn stored<C: Real>(values: &[C], flat: &FlatView) {
-    if flat.dtype() != <C as Element>::DTYPE {
-        crate::kernels::cpu::convert::store(values, flat);
-    }
+    let buffer = &mut buffer[..flat.len()];
+    write(buffer);
+    crate::kernels::cpu::convert::store(buffer, flat);
 }
 
 /// See [`crate::kernels::normalize_columns`].
 pub(in crate::kernels) fn normalize_columns(
-    x: &FlatView,
-    sums: &FlatView,
+    x: &FlatView<'_>,
+    sums: &FlatView<'_>,
     epsilon: f64,
     factor: f64,
-    (q, own): (&MatrixView, Range<usize>),
-    scaled: &FlatView,
+    (q, own): (&mut MatrixViewMut<'_>, Range<usize>),
+    scaled: &mut FlatViewMut<'_>,
 ) {
-    // SAFETY: the caller owns the views for this stage, and they do not overlap.
-    let sums = unsafe { sums.slice::<f64>() };
+    let sums = sums.slice::<f64>();
     let largest = sums.iter().fold(0.0_f64, |a, &b| a.max(b)).sqrt();
     let divisors: Vec<Option<f64>> = sums
         .iter()
@@ -87,49 +84,51 @@ pub(in crate::kernels) fn normalize_columns(
             (norm.is_nan() || norm > DEAD * largest).then_some(norm + epsilon)
         })
         .collect();
-    let task = Normalized { x, q, own, scaled };
+    let (mut q, mut scaled) = (q.reborrow(), scaled.reborrow());
+    let task = Normalized { x: *x, q: &mut q, own, scaled: &mut scaled };
     if wide(x) { task.run::<f64>(&divisors, factor) } else { task.run::<f32>(&divisors, factor) }
 }
 
-struct Normalized<'a> {
-    x: &'a FlatView,
-    q: &'a MatrixView,
+struct Normalized<'t, 'a> {
+    x: FlatView<'a>,
+    q: &'t mut MatrixViewMut<'a>,
     own: Range<usize>,
-    scaled: &'a FlatView,
+    scaled: &'t mut FlatViewMut<'a>,
 }
 
-impl Normalized<'_> {
-    fn run<C: Real>(&self, divisors: &[Option<f64>], factor: f64) {
+impl Normalized<'_, '_> {
+    fn run<C: Real>(self, divisors: &[Option<f64>], factor: f64) {
+        let Self { x, q, own, scaled } = self;
         let columns = divisors.len();
         let divide: Vec<C> = divisors.iter().map(|d| C::of(d.unwrap_or(1.0))).collect();
         let factors: Vec<C> = divisors.iter().map(|d| C::of(d.map_or(0.0, |_| factor))).collect();
-        let dead: Vec<usize> = self.own.clone().filter(|j| divisors[*j].is_none()).collect();
+        let dead: Vec<usize> = own.clone().filter(|j| divisors[*j].is_none()).collect();
         let mut buffers = [(); 3].map(|()| vec![C::default(); columns]);
         let [xs, ys, qs] = &mut buffers;
-        for (number, start) in (0..self.x.len()).step_by(columns.max(1)).enumerate() {
-            let xs = row(&self.x.part(start, columns), xs);
-            let (out, q) = (self.scaled.part(start, columns), self.q.row(number));
-            let to = row_to(&out, ys);
-            for (((x, y), d), f) in xs.iter().zip(to.iter_mut()).zip(&divide).zip(&factors) {
-                *y = *f * (*x / *d);
-            }
-            stored(to, &out);
-            let kept: Vec<C> = if dead.is_empty() { Vec::new() } else { self.kept(&q, &dead) };
-            let to = row_to(&q, qs);
-            for ((x, q), d) in xs[self.own.clone()].iter().zip(to.iter_mut()).zip(&divide[self.own.clone()]) {
-                *q = *x / *d;
-            }
-            dead.iter().zip(kept).for_each(|(j, old)| to[j - self.own.start] = old);
-            stored(to, &q);
+        for (number, start) in (0..x.len()).step_by(columns.max(1)).enumerate() {
+            let xs = row(&x.part(start, columns), xs);
+            write_row(&mut scaled.part(start, columns), ys, |to| {
+                for (((x, y), d), f) in xs.iter().zip(to.iter_mut()).zip(&divide).zip(&factors) {
+                    *y = *f * (*x / *d);
+                }
+            });
+            let mut q = q.row(number);
+            let kept = if dead.is_empty() { Vec::new() } else { kept::<C>(&q.view(), &dead, own.start) };
+            write_row(&mut q, qs, |to| {
+                for ((x, q), d) in xs[own.clone()].iter().zip(to.iter_mut()).zip(&divide[own.clone()]) {
+                    *q = *x / *d;
+                }
+                dead.iter().zip(kept).for_each(|(j, old)| to[j - own.start] = old);
+            });
         }
     }
+}
 
-    /// The old values of a row of `q` in some columns.
-    fn kept<C: Real>(&self, q: &FlatView, dead: &[usize]) -> Vec<C> {
-        let mut old = vec![C::default(); q.len()];
-        let old = row(q, &mut old);
-        dead.iter().map(|j| old[j - self.own.start]).collect()
-    }
+/// The old values of a row of `q`, of which the first column has number `first`, in some columns.
+fn kept<C: Real>(q: &FlatView<'_>, dead: &[usize], first: usize) -> Vec<C> {
+    let mut old = vec![C::default(); q.len()];
+    let old = row(q, &mut old);
+    dead.iter().map(|j| old[j - first]).collect()
 }
 
 #[cfg(test)]
@@ -137,22 +136,27 @@ mod tests {
     use tch::Tensor;
 
     use super::*;
+    use crate::tensor::test_views::{view, view_mut};
 
     #[test]
     fn normalize_columns_dead_column_keeps_q() {
         let x = Tensor::from_slice(&[3.0_f64, 0.0, 1e-9, 4.0, 0.0, 0.0]).view([2, 3]);
         let q = Tensor::from_slice(&[9.0_f64, 8.0, 7.0, 6.0, 5.0, 4.0]).view([2, 3]);
         let (scaled, sums) = (q.zeros_like(), Tensor::zeros([3], (tch::Kind::Double, tch::Device::Cpu)));
-        let flat = |t: &Tensor| FlatView::of(t).unwrap();
-        squares_and_scaled(&flat(&x), &flat(&sums), 0.5, &flat(&scaled));
+        squares_and_scaled(&view(&x), &mut view_mut(&sums), 0.5, &mut view_mut(&scaled));
         assert_eq!(Vec::<f64>::try_from(sums.copy()).unwrap(), [25.0, 0.0, 1e-18]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [1.5, 0.0, 5e-10, 2.0, 0.0, 0.0]);
-        let area = |t: &Tensor, cols| flat(t).area(0, [2, cols], cols);
-        normalize_columns(&flat(&x), &flat(&sums), 0.0, -2.0, (&area(&q, 3), 0..3), &flat(&scaled));
+        let normalize = |q: &Tensor, factor, own: Range<usize>| {
+            let cols = own.len();
+            let mut matrix = view_mut(q).into_matrix(0, [2, cols], cols);
+            let (sums, mut scaled) = (view(&sums), view_mut(&scaled));
+            normalize_columns(&view(&x), &sums, 0.0, factor, (&mut matrix, own), &mut scaled);
+        };
+        normalize(&q, -2.0, 0..3);
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 8.0, 7.0, 0.8, 5.0, 4.0]);
         assert_eq!(Vec::<f64>::try_from(scaled.view([-1])).unwrap(), [-1.2, 0.0, 0.0, -1.6, 0.0, 0.0]);
         let q = Tensor::from_slice(&[8.0_f64, 7.0, 5.0, 4.0]).view([2, 2]);
-        normalize_columns(&flat(&x), &flat(&sums), 0.0, 1.0, (&area(&q, 2), 0..2), &flat(&scaled));
+        normalize(&q, 1.0, 0..2);
         assert_eq!(Vec::<f64>::try_from(q.view([-1])).unwrap(), [0.6, 7.0, 0.8, 4.0]);
     }
 }

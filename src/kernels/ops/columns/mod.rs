@@ -10,31 +10,31 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::kernels::ops::declare::on_device;
-use crate::tensor::{DType, Device, FlatView, MatrixView};
+use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixViewMut};
 
 /// A row-major matrix with as many columns as it has sums.
-#[derive(Clone, Copy, Debug)]
-pub struct Columns {
+#[derive(Debug)]
+pub struct Columns<'a> {
     /// The matrix.
-    pub x: FlatView,
+    pub x: FlatView<'a>,
     /// The sum of squares of each column, float64.
-    pub sums: FlatView,
+    pub sums: FlatViewMut<'a>,
     /// A matrix like it, for what it is scaled to.
-    pub scaled: FlatView,
+    pub scaled: FlatViewMut<'a>,
 }
 
 /// A matrix, and where some of its columns are kept when they are normalized.
-#[derive(Clone, Debug)]
-pub struct Kept {
+#[derive(Debug)]
+pub struct Kept<'a> {
     /// The matrix.
-    pub columns: Columns,
+    pub columns: Columns<'a>,
     /// The kept columns.
-    pub q: MatrixView,
+    pub q: MatrixViewMut<'a>,
     /// Which they are.
     pub own: Range<usize>,
 }
 
-impl Columns {
+impl Columns<'_> {
     /// Rows and columns.
     #[must_use]
     pub fn shape(&self) -> [usize; 2] {
@@ -48,7 +48,7 @@ impl Columns {
         if self.sums.dtype() != DType::F64 || self.scaled.len() != self.x.len() {
             return Err(Error::Internal("column sums need one float64 each".into()));
         }
-        if [self.sums, self.scaled].iter().any(|flat| flat.device() != device) {
+        if [self.sums.device(), self.scaled.device()] != [device; 2] {
             return Err(Error::Internal("a matrix and its column sums are in different places".into()));
         }
         Ok(device)
@@ -56,8 +56,8 @@ impl Columns {
 }
 
 /// Splits by place: what is on the host, and what is on a device.
-fn on_host<T>(all: &[T], columns: impl Fn(&T) -> Columns) -> Result<bool> {
-    let places = all.iter().map(|one| columns(one).device()).collect::<Result<Vec<_>>>()?;
+fn on_host<'c, 'a: 'c>(all: impl Iterator<Item = &'c Columns<'a>>) -> Result<bool> {
+    let places = all.map(Columns::device).collect::<Result<Vec<_>>>()?;
     let on_host = places.iter().filter(|device| **device == Device::Cpu).count();
     if on_host != 0 && on_host != places.len() {
         return Err(Error::Internal("the matrices of one pass are in different places".into()));
@@ -69,8 +69,8 @@ fn on_host<T>(all: &[T], columns: impl Fn(&T) -> Columns) -> Result<bool> {
 ///
 /// # Errors
 /// `Error::Internal` when sums are not float64 or `scaled` is no matrix like `x`; [`Error::Cuda`] where a device refuses.
-pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
-    if !on_host(all, |columns| *columns)? {
+pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
+    if !on_host(all.iter())? {
         return on_device!(device::squares_and_scaled(all, factor));
     }
     for Columns { x, sums, scaled } in all {
@@ -88,12 +88,12 @@ pub fn squares_and_scaled(all: &[Columns], factor: f64) -> Result<()> {
 ///
 /// # Errors
 /// As [`squares_and_scaled`].
-pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64, per_rate: bool) -> Result<()> {
-    if !on_host(all, |kept| kept.columns)? {
+pub fn normalize_columns(all: &mut [Kept<'_>], epsilon: f64, factor: f64, per_rate: bool) -> Result<()> {
+    if !on_host(all.iter().map(|kept| &kept.columns))? {
         return on_device!(device::normalize_columns(all, epsilon, factor, per_rate));
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
-        host::normalize_columns(x, sums, epsilon, factor, (q, own.clone()), scaled);
+        host::normalize_columns(x, &sums.view(), epsilon, factor, (q, own.clone()), scaled);
     }
     Ok(())
 }
@@ -103,9 +103,9 @@ pub fn normalize_columns(all: &[Kept], epsilon: f64, factor: f64, per_rate: bool
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses.
-pub fn orthonormal_columns(matrices: &FlatView, shape: [usize; 3], twice: bool) -> Result<()> {
+pub fn orthonormal_columns(matrices: &mut FlatViewMut<'_>, shape: [usize; 3], twice: bool) -> Result<()> {
     if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
     }
-    on_device!(panel::orthonormal_columns(matrices, shape, twice))
+    on_device!(panel::orthonormal_columns(&matrices.view(), shape, twice))
 }

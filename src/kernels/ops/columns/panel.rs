@@ -106,9 +106,9 @@ struct Panels {
     panel: MatrixBatch,
     shape: [usize; 3],
     parts: usize,
-    gram: FlatView,
-    factor: FlatView,
-    inverses: FlatView,
+    gram: FlatView<'static>,
+    factor: FlatView<'static>,
+    inverses: FlatView<'static>,
     _memory: [Tensor; 3],
 }
 

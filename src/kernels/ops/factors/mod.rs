@@ -8,15 +8,16 @@ use std::sync::Mutex;
 use tch::Tensor;
 
 use crate::error::Result;
+use crate::kernels::Job;
 use crate::kernels::ops::convert::Count;
-use crate::tensor::{DType, Device, FlatView};
+use crate::tensor::{DType, Device, FlatView, FlatViewMut};
 
 /// `K` factors of each job.
 #[derive(Debug, Default)]
 pub struct Factors<const K: usize> {
     known: Vec<[f64; K]>,
     /// Where a device left those of each job.
-    left: Vec<FlatView>,
+    left: Vec<FlatView<'static>>,
     /// What owns that memory. Nobody else looks at it.
     _memory: Option<Mutex<Tensor>>,
 }
@@ -42,42 +43,44 @@ impl<const K: usize> Factors<K> {
     }
 
     /// Where a device left those of each job; empty where the host knows them.
-    pub(in crate::kernels) fn left(&self) -> &[FlatView] {
+    pub(in crate::kernels) fn left(&self) -> &[FlatView<'static>] {
         &self.left
     }
 }
 
-impl<const K: usize> AsRef<[FlatView]> for Factors<K> {
-    fn as_ref(&self) -> &[FlatView] {
+impl<const K: usize> AsRef<[FlatView<'static>]> for Factors<K> {
+    fn as_ref(&self) -> &[FlatView<'static>] {
         &self.left
     }
 }
 
 /// The steps that each parameter of a bucket has taken.
-#[derive(Clone, Debug)]
-pub enum Steps {
+#[derive(Debug)]
+pub enum Steps<'a> {
     /// The host counts.
     Counted(Vec<f64>),
     /// A device does, here.
-    Counters(Vec<FlatView>),
+    Counters(Vec<FlatView<'a>>),
 }
 
-impl Steps {
+impl<'a> Steps<'a> {
     /// Counts a step of each counter, where it is.
     ///
     /// # Errors
     /// As [`crate::kernels::run`].
-    pub fn count(counters: Vec<FlatView>) -> Result<Self> {
+    pub fn count(mut counters: Vec<FlatViewMut<'a>>) -> Result<Self> {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
-            return Ok(Self::Counted(counters.iter().map(FlatView::increment).collect()));
+            return Ok(Self::Counted(counters.iter_mut().map(FlatViewMut::increment).collect()));
         }
-        crate::kernels::run(&Count {}, &counters.iter().map(|&counter| [counter]).collect::<Vec<_>>())?;
-        Ok(Self::Counters(counters))
+        let mut jobs: Vec<_> =
+            counters.into_iter().map(|counter| Job { read: [], write: [counter] }).collect();
+        crate::kernels::run(&Count {}, &mut jobs)?;
+        Ok(Self::Counters(jobs.into_iter().map(|Job { write: [counter], .. }| counter.into_view()).collect()))
     }
 
     /// Those that were counted.
     #[must_use]
-    pub fn counted(counters: Vec<FlatView>) -> Self {
+    pub fn counted(counters: Vec<FlatView<'a>>) -> Self {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
             return Self::Counted(counters.iter().map(FlatView::count).collect());
         }
@@ -93,7 +96,7 @@ impl Steps {
     }
 
     /// Where a device counts those of a parameter.
-    pub(in crate::kernels) fn counter(&self, param: usize) -> Option<FlatView> {
+    pub(in crate::kernels) fn counter(&self, param: usize) -> Option<FlatView<'a>> {
         match self {
             Self::Counted(_) => None,
             Self::Counters(counters) => counters.get(param).copied(),
@@ -107,10 +110,10 @@ impl Steps {
 /// # Errors
 /// As [`crate::kernels::run`].
 pub fn count_steps(
-    counters: Vec<FlatView>,
+    counters: Vec<FlatViewMut<'_>>,
     lr: f64,
     betas: [f64; 2],
-) -> Result<(Vec<[f64; 2]>, Vec<FlatView>)> {
+) -> Result<(Vec<[f64; 2]>, Vec<FlatView<'_>>)> {
     Ok(match Steps::count(counters)? {
         Steps::Counted(steps) => (super::adamw::AdamW::corrections(lr, betas, steps.into_iter()), Vec::new()),
         Steps::Counters(counters) => (vec![[lr, 1.0]; counters.len()], counters),

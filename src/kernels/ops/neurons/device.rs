@@ -48,8 +48,8 @@ pub(in crate::kernels) fn neurons(kernel: &'static str, mean: [f64; 2], all: &[N
         } else {
             lines::blocks_of(rows * across, one.length)
         };
-        let u = Matrix::of(&one.u)?;
-        let (variance, variance_stride) = one.variance.strided();
+        let u = Matrix::of(&one.u.view())?;
+        let (variance, variance_stride) = one.variance.view().strided();
         let job = NeuronJob {
             update: u.start,
             variance: variance.device_address()?,

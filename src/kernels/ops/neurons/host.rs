@@ -2,7 +2,9 @@
 
 use super::Neurons;
 use crate::error::Result;
-use crate::tensor::MatrixView;
+use crate::kernels::cpu::reduce::sum_of_squares;
+use crate::kernels::cpu::{Job, convert, run_here};
+use crate::kernels::ops::apply::Decay;
 use crate::threads;
 
 /// Added to the root of the running mean square.
@@ -14,8 +16,8 @@ const PARALLEL: usize = 1 << 16;
 /// Rows that one task handles.
 const TOGETHER: usize = 16;
 
-/// The rows of the matrix that take part, each with the row of V that is its own.
-fn rows(neurons: &Neurons) -> Vec<(usize, usize)> {
+/// The rows of the matrix that take part, in order, each with the row of V that is its own.
+fn rows(neurons: &Neurons<'_>) -> Vec<(usize, usize)> {
     let all = neurons.u.shape()[0];
     match &neurons.chosen {
         Some(chosen) => chosen.pairs(all).into_iter().map(|(own, row)| (row, own)).collect(),
@@ -23,56 +25,63 @@ fn rows(neurons: &Neurons) -> Vec<(usize, usize)> {
     }
 }
 
-/// Does something for every row that takes part, and the row of V that is its own.
-fn each_row(u: &MatrixView, rows: &[(usize, usize)], work: impl Fn(usize, usize) + Sync) {
-    let one = |&(row, own): &(usize, usize)| work(row, own);
-    if rows.len() * u.shape()[1] < PARALLEL {
-        rows.iter().for_each(one);
+/// Those of rows that are named, in order, each with what is named with it.
+fn named<'r, T, R>(
+    all: impl Iterator<Item = T> + 'r,
+    rows: &'r [(usize, R)],
+) -> impl Iterator<Item = (&'r (usize, R), T)> {
+    let mut rows = rows.iter().peekable();
+    all.enumerate().filter_map(move |(at, one)| Some((rows.next_if(|(row, _)| *row == at)?, one)))
+}
+
+/// Does something to parts of rows, one after the other, or in tasks of some rows where they have many elements.
+fn each<T: Send>(mut parts: Vec<T>, elements: usize, work: impl Fn(&mut T) + Sync) {
+    if elements < PARALLEL {
+        parts.iter_mut().for_each(work);
     } else {
-        threads::each(rows.len().div_ceil(TOGETHER), |i| {
-            rows.chunks(TOGETHER).skip(i).take(1).flatten().for_each(one);
-        });
+        threads::chunks(&mut parts, TOGETHER, |_, parts| parts.iter_mut().for_each(&work));
     }
 }
 
 /// See [`crate::kernels::neuron_squares`].
-pub(in crate::kernels) fn squares(neurons: &Neurons) -> Result<()> {
-    let (u, squares) = (&neurons.u, &neurons.squares);
+pub(in crate::kernels) fn squares(neurons: &mut Neurons<'_>) -> Result<()> {
+    let rows = rows(neurons);
+    let (u, squares) = (neurons.u.view(), &mut neurons.squares);
     let length = neurons.length.max(1);
     let per_row = u.shape()[1] / length;
     squares.clear()?;
-    each_row(u, &rows(neurons), |row, _| {
-        let line = u.row(row);
-        for j in 0..per_row {
-            let sum = crate::kernels::cpu::reduce::sum_of_squares(&line.part(j * length, length));
-            // SAFETY: the caller owns both for this stage; every neuron is written by one task.
-            unsafe { squares.part(row * per_row + j, 1).slice::<f64>()[0] = sum };
+    let parts = named(squares.numbers().chunks_mut(per_row.max(1)), &rows).collect();
+    each(parts, rows.len() * u.shape()[1], |((row, _), sums)| {
+        let line = u.row(*row);
+        for (j, sum) in sums.iter_mut().enumerate() {
+            *sum = sum_of_squares(&line.part(j * length, length));
         }
     });
     Ok(())
 }
 
 /// See [`crate::kernels::neuron_variance`].
-pub(in crate::kernels) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
-    // SAFETY: the caller owns all of them for this stage, and they do not overlap.
-    let (squares, totals) = unsafe { (neurons.squares.slice::<f64>(), neurons.totals.slice::<f64>()) };
+pub(in crate::kernels) fn variance(beta2: f64, length: f64, neurons: &mut Neurons<'_>) {
+    let rows = rows(neurons);
+    let Neurons { squares, totals, variance, group, .. } = neurons;
+    let (squares, totals) = (squares.view().slice::<f64>(), totals.slice_mut::<f64>());
     totals.fill(0.0);
     let mut values = Vec::new();
-    for (row, own) in rows(neurons) {
-        let variance = neurons.variance.row(own);
+    for (row, own) in rows {
+        let mut variance = variance.row(own);
         let per_row = variance.len();
         values.resize(per_row, 0.0_f64);
-        crate::kernels::cpu::convert::load(&variance, &mut values);
+        convert::load(&variance.view(), &mut values);
         for (j, v) in values.iter_mut().enumerate() {
             let mean = squares[row * per_row + j] / length;
             *v += (1.0 - beta2) * (mean - *v);
         }
-        crate::kernels::cpu::convert::store(&values, &variance);
+        convert::store(&values, &mut variance);
         // What was stored is what the update is divided by.
-        crate::kernels::cpu::convert::load(&variance, &mut values);
+        convert::load(&variance.view(), &mut values);
         for (j, v) in values.iter().enumerate() {
             let (neuron, square) = (row * per_row + j, squares[row * per_row + j]);
-            let total = 2 * (neuron / neurons.group.max(1));
+            let total = 2 * (neuron / (*group).max(1));
             totals[total] += square;
             totals[total + 1] += square / (v.sqrt() + EPSILON).powi(2);
         }
@@ -80,21 +89,23 @@ pub(in crate::kernels) fn variance(beta2: f64, length: f64, neurons: &Neurons) {
 }
 
 /// See [`crate::kernels::normalize_neurons`].
-pub(in crate::kernels) fn normalize(neurons: &Neurons) {
-    let (u, length) = (&neurons.u, neurons.length.max(1));
-    each_row(u, &rows(neurons), |row, own| {
-        // SAFETY: the caller owns it for this stage; it is only read here.
-        let totals = unsafe { neurons.totals.slice::<f64>() };
-        let (line, variance) = (u.row(row), neurons.variance.row(own));
+pub(in crate::kernels) fn normalize(neurons: &mut Neurons<'_>) {
+    let rows = rows(neurons);
+    let Neurons { u, variance, totals, length, group, .. } = neurons;
+    let (variance, totals) = (variance.view(), totals.view().slice::<f64>());
+    let (length, group, elements) = ((*length).max(1), (*group).max(1), rows.len() * u.shape()[1]);
+    let parts = named(u.reborrow().into_rows(), &rows).collect();
+    each(parts, elements, |((row, own), line)| {
+        let variance = variance.row(*own);
         let mut values = vec![0.0_f64; variance.len()];
-        crate::kernels::cpu::convert::load(&variance, &mut values);
+        convert::load(&variance, &mut values);
         for (j, v) in values.iter().enumerate() {
-            let total = 2 * ((row * values.len() + j) / neurons.group.max(1));
+            let total = 2 * ((row * values.len() + j) / group);
             let norm = totals[total].sqrt() / totals[total + 1].sqrt().max(SMALLEST);
             let factor = norm / (v.sqrt() + EPSILON);
-            crate::kernels::cpu::run_here(
-                &crate::kernels::ops::apply::Decay { decay: 1.0 - factor, per_rate: false },
-                [line.part(j * length, length)],
+            run_here(
+                &Decay { decay: 1.0 - factor, per_rate: false },
+                Job { read: [], write: [line.part(j * length, length)] },
             );
         }
     });

@@ -9,28 +9,28 @@ mod host;
 use super::slices::Chosen;
 use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
-use crate::tensor::{Device, FlatView, MatrixView};
+use crate::tensor::{Device, FlatViewMut, MatrixViewMut};
 
 /// An update with its neurons.
-#[derive(Clone, Copy, Debug)]
-pub struct Neurons {
+#[derive(Debug)]
+pub struct Neurons<'a> {
     /// The matrix.
-    pub u: MatrixView,
+    pub u: MatrixViewMut<'a>,
     /// Which rows of the parameter its rows are; none: all of them.
-    pub chosen: Option<Chosen>,
+    pub chosen: Option<Chosen<'a>>,
     /// Elements of a neuron, as far as they are stored here.
     pub length: usize,
     /// How many neurons share a norm: all, or parts of one row.
     pub group: usize,
     /// V of the neurons of the parameter.
-    pub variance: MatrixView,
+    pub variance: MatrixViewMut<'a>,
     /// Float64 numbers, one for each neuron of the matrix.
-    pub squares: FlatView,
+    pub squares: FlatViewMut<'a>,
     /// Float64 numbers, two for each norm.
-    pub totals: FlatView,
+    pub totals: FlatViewMut<'a>,
 }
 
-fn device(all: &[Neurons]) -> Device {
+fn device(all: &[Neurons<'_>]) -> Device {
     all.first().map_or(Device::Cpu, |one| one.squares.device())
 }
 
@@ -38,9 +38,9 @@ fn device(all: &[Neurons]) -> Device {
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
+pub fn neuron_squares(all: &mut [Neurons<'_>]) -> Result<()> {
     if device(all) == Device::Cpu {
-        return all.iter().try_for_each(host::squares);
+        return all.iter_mut().try_for_each(host::squares);
     }
     on_device!(device::neurons("neuron_squares", [0.0; 2], all))
 }
@@ -51,7 +51,7 @@ pub fn neuron_squares(all: &[Neurons]) -> Result<()> {
 /// # Errors
 /// As `neuron_squares`.
 #[allow(clippy::cast_precision_loss)] // a matrix side
-pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()> {
+pub fn neuron_variance(beta2: f64, length: usize, all: &mut [Neurons<'_>]) -> Result<()> {
     let length = length.max(1) as f64;
     if device(all) == Device::Cpu {
         for one in all {
@@ -66,9 +66,9 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &[Neurons]) -> Result<()>
 ///
 /// # Errors
 /// As `neuron_squares`.
-pub fn normalize_neurons(all: &[Neurons]) -> Result<()> {
+pub fn normalize_neurons(all: &mut [Neurons<'_>]) -> Result<()> {
     if device(all) == Device::Cpu {
-        all.iter().for_each(host::normalize);
+        all.iter_mut().for_each(host::normalize);
         return Ok(());
     }
     on_device!(device::neurons("neuron_scale", [0.0; 2], all))

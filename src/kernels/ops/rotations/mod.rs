@@ -5,7 +5,7 @@ pub(in crate::kernels) mod device;
 
 use crate::error::{Error, Result};
 use crate::kernels::ops::declare::on_device;
-use crate::tensor::{DType, FlatView};
+use crate::tensor::{DType, FlatView, FlatViewMut};
 
 /// What the sizes of matrices must be multiples of.
 pub const ROTATED_SIZES: usize = 64;
@@ -17,18 +17,18 @@ pub const ROTATED_SIZES: usize = 64;
 /// # Errors
 /// [`Error::Cuda`] where the device refuses.
 pub fn orthogonal_rows(
-    w: &FlatView,
-    j: &FlatView,
-    norms: &FlatView,
+    w: &mut FlatViewMut<'_>,
+    j: &mut FlatViewMut<'_>,
+    norms: &FlatView<'_>,
     shape @ [count, size]: [usize; 2],
 ) -> Result<()> {
     let square = count * size * size;
     let fits = w.len() == square && j.len() == square && norms.len() == count;
-    let wide = [w, j, norms].iter().all(|flat| flat.dtype() == DType::F64);
+    let wide = [w.dtype(), j.dtype(), norms.dtype()].iter().all(|dtype| *dtype == DType::F64);
     if !fits || !wide || !size.is_multiple_of(ROTATED_SIZES) {
         return Err(Error::Internal(format!(
             "{w:?}, {j:?} and {norms:?} as {count} matrices of size {size}"
         )));
     }
-    on_device!(device::orthogonal_rows(w, j, norms, shape))
+    on_device!(device::orthogonal_rows(&w.view(), &j.view(), norms, shape))
 }

@@ -7,10 +7,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::cpu::isa::{self, Isa};
 use crate::kernels::cpu::philox::philox;
-use crate::tensor::FlatView;
+use crate::kernels::cpu::{Real, isa};
+use crate::tensor::{FlatView, FlatViewMut, MatrixViewMut};
 use crate::threads;
 
 /// Entries of a row that are not zero, if there are as many columns.
@@ -80,7 +79,7 @@ impl Signs {
     }
 
     /// `out = Ωᵀ A`, `[s, w]`, for `A` `[d, w]`, or `turned` its transpose, all float64.
-    pub fn product(&self, out: &FlatView, a: &FlatView, turned: bool) {
+    pub fn product(&self, out: FlatViewMut<'_>, a: &FlatView<'_>, turned: bool) {
         let [d, s] = self.shape;
         if s == 0 || a.is_empty() {
             return;
@@ -91,10 +90,12 @@ impl Signs {
         let slots = if a.len() < 1 << 14 { 1 } else { threads::get().min(tasks) };
         // One for each slot, which works on one task at a time.
         let tiles: Vec<_> = (0..slots).map(|_| Mutex::new(vec![Row([0.0; WIDTH]); d])).collect();
+        let outs: Vec<_> = out.into_matrix(0, [s, w], w).into_col_groups(WIDTH).map(Mutex::new).collect();
         threads::share(slots, tasks, |slot, task| {
-            let first = task * WIDTH;
-            let columns = Columns { out, a, turned, d, w, first, count: WIDTH.min(w - first) };
-            vectorised(self, &columns, &mut tiles[slot].lock().unwrap_or_else(PoisonError::into_inner));
+            let mut out = outs[task].lock().unwrap_or_else(PoisonError::into_inner);
+            let mut tile = tiles[slot].lock().unwrap_or_else(PoisonError::into_inner);
+            let columns = Columns { a: *a, turned, d, w, first: task * WIDTH, count: out.shape()[1] };
+            isa::vectorised::<f64, _>(Part { signs: self, columns, tile: &mut tile, out: &mut out });
         });
     }
 }
@@ -104,10 +105,9 @@ impl Signs {
 #[repr(align(64))]
 struct Row([f64; WIDTH]);
 
-/// Some columns of A and of a product with it.
+/// Some columns of A.
 struct Columns<'a> {
-    out: &'a FlatView,
-    a: &'a FlatView,
+    a: FlatView<'a>,
     turned: bool,
     d: usize,
     w: usize,
@@ -120,26 +120,24 @@ impl Columns<'_> {
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn load(&self, tile: &mut [Row]) {
-        let Self { a, turned, d, w, first, count, .. } = *self;
+        let Self { a, turned, d, w, first, count } = *self;
         if !turned {
             for (row, to) in tile.iter_mut().enumerate() {
                 a.prefetch((row + AHEAD) * w + first, count);
-                // SAFETY: a live tensor; nobody writes it, and no other task has these columns of it.
-                let from = unsafe { a.part(row * w + first, count).slice::<f64>() };
+                let from = a.part(row * w + first, count).slice::<f64>();
                 to.0[..count].copy_from_slice(from);
             }
             return;
         }
         for group in (0..count).step_by(GROUP) {
-            // SAFETY: as above.
-            let line = |k: usize| unsafe { a.part((first + group + k) * d, d).slice::<f64>() };
+            let line = |k: usize| a.part((first + group + k) * d, d).slice::<f64>();
             if count - group < GROUP {
                 for k in 0..count - group {
                     tile.iter_mut().zip(line(k)).for_each(|(to, x)| to.0[group + k] = *x);
                 }
                 return;
             }
-            let lines: [&[f64]; GROUP] = std::array::from_fn(|k| &*line(k));
+            let lines: [&[f64]; GROUP] = std::array::from_fn(line);
             for (row, to) in tile.iter_mut().enumerate() {
                 for (to, line) in to.0[group..group + GROUP].iter_mut().zip(lines) {
                     *to = line[row];
@@ -149,47 +147,29 @@ impl Columns<'_> {
     }
 }
 
-/// The best instruction set that may be used.
-fn vectorised(signs: &Signs, columns: &Columns<'_>, tile: &mut [Row]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let best = isa::best();
-        if best >= Isa::Avx512 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx512(signs, columns, tile) };
-        }
-        if best == Isa::Avx2 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx2(signs, columns, tile) };
-        }
-    }
-    body(signs, columns, tile);
+/// Some columns of a product.
+struct Part<'t, 'a> {
+    signs: &'t Signs,
+    columns: Columns<'a>,
+    tile: &'t mut [Row],
+    out: &'t mut MatrixViewMut<'a>,
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512(signs: &Signs, columns: &Columns<'_>, tile: &mut [Row]) {
-    body(signs, columns, tile);
-}
+impl isa::Work for Part<'_, '_> {
+    type Out = ();
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn with_avx2(signs: &Signs, columns: &Columns<'_>, tile: &mut [Row]) {
-    body(signs, columns, tile);
-}
-
-#[inline(always)]
-#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-fn body(signs: &Signs, columns: &Columns<'_>, tile: &mut [Row]) {
-    columns.load(tile);
-    for column in 0..signs.shape[1] {
-        let [plus, minus] = signs.of(column);
-        let (plus, minus) = (sum(tile, plus), sum(tile, minus));
-        let at = column * columns.w + columns.first;
-        // SAFETY: the caller owns it; this task alone has these columns of it.
-        let to = unsafe { columns.out.part(at, columns.count).slice::<f64>() };
-        for ((to, plus), minus) in to.iter_mut().zip(plus).zip(minus) {
-            *to = plus - minus;
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn run<C: Real>(self) {
+        let Self { signs, columns, tile, out } = self;
+        columns.load(tile);
+        for column in 0..signs.shape[1] {
+            let [plus, minus] = signs.of(column);
+            let (plus, minus) = (sum(tile, plus), sum(tile, minus));
+            let mut row = out.row(column);
+            for ((to, plus), minus) in row.slice_mut::<f64>().iter_mut().zip(plus).zip(minus) {
+                *to = plus - minus;
+            }
         }
     }
 }
@@ -306,10 +286,10 @@ mod tests {
             let a: Vec<f64> = (0..d * w).map(|i| (i as f64 * 0.7).sin()).collect();
             let turned: Vec<f64> = (0..d * w).map(|i| a[i % d * w + i / d]).collect();
             for (from, turned) in [(a.clone(), false), (turned, true)] {
-                let mut memory: Vec<u64> = from.iter().map(|x| x.to_bits()).collect();
+                let memory: Vec<u64> = from.iter().map(|x| x.to_bits()).collect();
                 let mut found = vec![0_u64; s * w];
-                let flat = FlatView::over(&mut found, DType::F64);
-                signs.product(&flat, &FlatView::over(&mut memory, DType::F64), turned);
+                let out = FlatViewMut::over(&mut found, DType::F64);
+                signs.product(out, &FlatView::over(&memory, DType::F64), turned);
                 for row in 0..s {
                     for col in 0..w {
                         let expected: f64 = (0..d).map(|i| omega[i * s + row] * a[i * w + col]).sum();

@@ -7,7 +7,7 @@ use crate::kernels::cuda::table::to_i32;
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::slices::{Move, Sliced};
 use crate::spec::Side;
-use crate::tensor::{DType, FlatView, MatrixView};
+use crate::tensor::{DType, FlatView, FlatViewMut, MatrixView};
 
 /// Columns and rows of which a block leaves sums.
 const STRIP: usize = 128;
@@ -134,7 +134,7 @@ pub(in crate::kernels) fn line_sums(
 }
 
 /// See [`crate::kernels::choose`].
-pub(in crate::kernels) fn choose(wanted: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
+pub(in crate::kernels) fn choose(wanted: usize, all: &[(FlatView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     let jobs = all.iter().map(|(scores, chosen)| {
         let (count, room) = (to_i32(scores.len())?, to_i32(chosen.len())?);
         let (scores, chosen) = (scores.device_address()?, chosen.device_address()?);
@@ -145,7 +145,7 @@ pub(in crate::kernels) fn choose(wanted: usize, all: &[(FlatView, FlatView)]) ->
 }
 
 fn job(one: &Sliced) -> Result<SliceJob> {
-    let (x, u) = (Matrix::of(&one.x)?, Matrix::of(&one.u)?);
+    let (x, u) = (Matrix::of(&one.x.view())?, Matrix::of(&one.u.view())?);
     Ok(SliceJob {
         matrix: x.start,
         update: u.start,
@@ -179,7 +179,7 @@ pub(in crate::kernels) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> 
     };
     let columns = i32::from(side == Side::Cols);
     let head = SliceMove { unit: Rate::NONE, rate: 0.0, decay: 0.0, keep, cautious: 0, columns, give_back };
-    let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.u))));
+    let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.u.view()))));
     // SAFETY: as above.
     unsafe { launch_lines("slice_take", head, jobs) }
 }
@@ -195,7 +195,7 @@ pub(in crate::kernels) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]
         columns: i32::from(side == Side::Cols),
         give_back: 0,
     };
-    let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.x))));
+    let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.x.view()))));
     // SAFETY: as above.
     unsafe { launch_lines("slice_apply", head, jobs) }
 }

@@ -1,140 +1,136 @@
 //! Sums of absolute values over rows or columns, in float64: which lines are the largest must not depend on how a matrix
 //! is sharded.
 
-use crate::kernels::cpu::Real;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::cpu::isa::{self, Isa};
 use crate::kernels::cpu::lanes::LANES;
+use crate::kernels::cpu::{Real, convert, isa};
 use crate::spec::Side;
-use crate::tensor::{DType, Element, FlatView, MatrixView};
+use crate::tensor::{DType, Element, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
 
 /// Elements of the rows that one task handles.
 const PIECE: usize = 1 << 16;
 
 /// The rows that each task handles: the same whatever the number of threads, so that sums do not depend on it.
-fn pieces([rows, cols]: [usize; 2]) -> Vec<(usize, usize)> {
-    let step = (PIECE / cols.max(1)).max(1);
-    (0..rows).step_by(step).map(|start| (start, step.min(rows - start))).collect()
-}
-
-/// Works on the rows of every piece, in parallel, and returns the results in order.
-pub(in crate::kernels) fn in_pieces<T: Send>(
-    shape: [usize; 2],
-    work: impl Fn(usize, usize) -> T + Sync,
-) -> Vec<T> {
-    let pieces = pieces(shape);
-    threads::map(pieces.len(), |i| work(pieces[i].0, pieces[i].1))
-}
-
-/// The elements of a matrix, to which `factor · added` may be added first.
-struct Lines<'a> {
-    x: &'a MatrixView,
-    added: Option<(&'a MatrixView, f64)>,
-    side: Side,
+pub(in crate::kernels) fn height([_, cols]: [usize; 2]) -> usize {
+    (PIECE / cols.max(1)).max(1)
 }
 
 /// `sums[i] = Σ |x|` over row i or column i. `sums` is float64.
-pub(in crate::kernels) fn absolute_sums(x: &MatrixView, side: Side, sums: &FlatView) {
-    all_sums(&Lines { x, added: None, side }, sums);
+pub(in crate::kernels) fn absolute_sums(x: &MatrixView<'_>, side: Side, sums: &mut FlatViewMut<'_>) {
+    let ([rows, _], height) = (x.shape(), height(x.shape()));
+    let parts =
+        (0..rows).step_by(height).map(|first| Part { x: Lines::Read(x.rows(first, height)), added: None });
+    all_sums(parts.collect(), side, sums);
 }
 
 /// `x ← x + factor·g`, and `sums` as in `absolute_sums`, for x of the type in which is computed: float64 if g has it, else
 /// float32.
 pub(in crate::kernels) fn add_with_absolute_sums(
-    g: &MatrixView,
+    g: &MatrixView<'_>,
     factor: f64,
-    x: &MatrixView,
+    x: &mut MatrixViewMut<'_>,
     side: Side,
-    sums: &FlatView,
+    sums: &mut FlatViewMut<'_>,
 ) {
-    all_sums(&Lines { x, added: Some((g, factor)), side }, sums);
+    let height = height(x.shape());
+    let parts = x.reborrow().into_groups(height).enumerate().map(|(part, x)| {
+        let added = Some((g.rows(part * height, height), factor));
+        Part { x: Lines::Written(x), added }
+    });
+    all_sums(parts.collect(), side, sums);
 }
 
-fn all_sums(lines: &Lines<'_>, sums: &FlatView) {
-    let parts = in_pieces(lines.x.shape(), |start, rows| {
-        let count = [rows, lines.x.shape()[1]][lines.side.index()];
-        let mut found = vec![0.0_f64; count];
-        if lines.x.dtype() == DType::F64 {
-            vectorised::<f64>(lines, start..start + rows, &mut found);
-        } else {
-            vectorised::<f32>(lines, start..start + rows, &mut found);
+/// Rows of a matrix that are summed up.
+enum Lines<'a> {
+    Read(MatrixView<'a>),
+    Written(MatrixViewMut<'a>),
+}
+
+/// Rows of a matrix, to which `factor · added` is added first if there is any.
+struct Part<'a> {
+    x: Lines<'a>,
+    added: Option<(MatrixView<'a>, f64)>,
+}
+
+/// A part with its sums.
+struct Sums<'p, 'a> {
+    part: &'p mut Part<'a>,
+    side: Side,
+    found: Vec<f64>,
+}
+
+fn all_sums(mut parts: Vec<Part<'_>>, side: Side, sums: &mut FlatViewMut<'_>) {
+    let mut tasks: Vec<_> = parts.iter_mut().map(|part| Sums { part, side, found: Vec::new() }).collect();
+    threads::chunks(&mut tasks, 1, |_, tasks| {
+        for task in tasks {
+            let x = match &task.part.x {
+                Lines::Read(x) => *x,
+                Lines::Written(x) => x.view(),
+            };
+            task.found = vec![0.0; x.shape()[side.index()]];
+            if x.dtype() == DType::F64 {
+                isa::vectorised::<f64, _>(task);
+            } else {
+                isa::vectorised::<f32, _>(task);
+            }
         }
-        found
     });
-    // SAFETY: the caller owns it for this stage.
-    let sums = unsafe { sums.slice::<f64>() };
+    let sums = sums.slice_mut::<f64>();
     sums.fill(0.0);
-    match lines.side {
-        Side::Rows => sums.iter_mut().zip(parts.into_iter().flatten()).for_each(|(sum, x)| *sum = x),
+    let found = tasks.into_iter().map(|task| task.found);
+    match side {
+        Side::Rows => sums.iter_mut().zip(found.flatten()).for_each(|(sum, x)| *sum = x),
         Side::Cols => {
-            for part in parts {
+            for part in found {
                 sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
             }
         }
     }
 }
 
-/// The best instruction set that may be used.
-fn vectorised<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let best = isa::best();
-        if best >= Isa::Avx512 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx512::<C>(lines, rows, found) };
-        }
-        if best == Isa::Avx2 {
-            // SAFETY: the processor has it.
-            return unsafe { with_avx2::<C>(lines, rows, found) };
-        }
-    }
-    body::<C>(lines, rows, found);
-}
+impl isa::Work for &mut Sums<'_, '_> {
+    type Out = ();
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
-    body::<C>(lines, rows, found);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn with_avx2<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
-    body::<C>(lines, rows, found);
-}
-
-#[inline(always)]
-#[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
-fn body<C: Real>(lines: &Lines<'_>, rows: std::ops::Range<usize>, found: &mut [f64]) {
-    let cols = lines.x.shape()[1];
-    let (mut xs, mut gs) = (vec![C::default(); cols], vec![C::default(); cols]);
-    let first = rows.start;
-    for row in rows {
-        let flat = lines.x.row(row);
-        let x = if flat.dtype() == <C as Element>::DTYPE {
-            // SAFETY: the caller owns the matrices for this stage; this task alone has these rows.
-            unsafe { flat.slice::<C>() }
-        } else {
-            crate::kernels::cpu::convert::load(&flat, &mut xs);
-            &mut xs[..]
+    #[inline(always)]
+    #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+    fn run<C: Real>(self) {
+        let Sums { part: Part { x, added }, side, found } = self;
+        let mut add = |number: usize, x: &[C]| match side {
+            Side::Rows => found[number] = absolute_sum(x),
+            Side::Cols => found.iter_mut().zip(x).for_each(|(sum, x)| *sum += x.wide().abs()),
         };
-        if let Some((g, factor)) = lines.added {
-            let (flat, factor) = (g.row(row), C::of(factor));
-            let g = if flat.dtype() == <C as Element>::DTYPE {
-                // SAFETY: as above.
-                &*unsafe { flat.slice::<C>() }
-            } else {
-                crate::kernels::cpu::convert::load(&flat, &mut gs);
-                &gs[..]
-            };
-            x.iter_mut().zip(g).for_each(|(x, g)| *x = *x + factor * *g);
-        }
-        match lines.side {
-            Side::Rows => found[row - first] = absolute_sum(x),
-            Side::Cols => found.iter_mut().zip(&*x).for_each(|(sum, x)| *sum += x.wide().abs()),
+        match x {
+            Lines::Read(x) => {
+                let mut xs = vec![C::default(); x.shape()[1]];
+                for number in 0..x.shape()[0] {
+                    add(number, numbers(&x.row(number), &mut xs));
+                }
+            }
+            Lines::Written(x) => {
+                let mut gs = vec![C::default(); x.shape()[1]];
+                for (number, mut x) in x.reborrow().into_rows().enumerate() {
+                    let x = x.slice_mut::<C>();
+                    if let Some((g, factor)) = added {
+                        let factor = C::of(*factor);
+                        let g = numbers(&g.row(number), &mut gs);
+                        x.iter_mut().zip(g).for_each(|(x, g)| *x = *x + factor * *g);
+                    }
+                    add(number, x);
+                }
+            }
         }
     }
+}
+
+/// The elements of a row in the type of the arithmetic: its own, or converted ones.
+#[inline(always)]
+#[allow(clippy::inline_always)] // as above
+fn numbers<'a, C: Real>(row: &FlatView<'a>, buffer: &'a mut [C]) -> &'a [C] {
+    if row.dtype() == <C as Element>::DTYPE {
+        return row.slice::<C>();
+    }
+    convert::load(row, buffer);
+    buffer
 }
 
 /// Σ |x|, in several sums at a time: one alone waits for each of its additions.
@@ -156,11 +152,16 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     use super::*;
+    use crate::kernels::cpu::Job;
     use crate::kernels::ops::momentum::Momentum;
+    use crate::tensor::test_views::{view, view_mut};
 
-    fn area(t: &Tensor) -> MatrixView {
-        let [rows, cols] = [0, 1].map(|d| usize::try_from(t.size()[d]).unwrap());
-        FlatView::of(t).unwrap().area(0, [rows, cols], cols)
+    fn shape(t: &Tensor) -> [usize; 2] {
+        [0, 1].map(|d| usize::try_from(t.size()[d]).unwrap())
+    }
+
+    fn matrix(t: &Tensor) -> MatrixView<'_> {
+        view(t).matrix(0, shape(t), shape(t)[1])
     }
 
     #[test]
@@ -175,15 +176,15 @@ mod tests {
                 let random = |kind| Tensor::randn([rows, cols], (Kind::Float, Device::Cpu)).to_kind(kind);
                 let (g, start) = (random(grad_kind), random(kind));
                 let (apart, add) = (start.copy(), Momentum { mu: 1.0, grad_factor: -0.3, nesterov: false });
-                crate::kernels::cpu::run(&add, &[[area(&g).all(), area(&apart).all()]]);
+                crate::kernels::cpu::run(&add, &mut [Job { read: [view(&g)], write: [view_mut(&apart)] }]);
                 for (side, count) in [(Side::Rows, rows), (Side::Cols, cols)] {
                     for threads in [1, 3] {
                         threads::set(threads);
                         let sums = || Tensor::ones([count], (Kind::Double, Device::Cpu));
                         let (together, found, alone) = (start.copy(), sums(), sums());
-                        let flat = |t: &Tensor| FlatView::of(t).unwrap();
-                        add_with_absolute_sums(&area(&g), -0.3, &area(&together), side, &flat(&found));
-                        absolute_sums(&area(&together), side, &flat(&alone));
+                        let mut x = view_mut(&together).into_matrix(0, shape(&together), shape(&together)[1]);
+                        add_with_absolute_sums(&matrix(&g), -0.3, &mut x, side, &mut view_mut(&found));
+                        absolute_sums(&matrix(&together), side, &mut view_mut(&alone));
                         threads::set(1);
                         let what = format!("{kind:?} {grad_kind:?} {rows} {cols} {side:?} {threads}");
                         assert!(together.equal(&apart), "{what}");

@@ -10,28 +10,28 @@ use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::declare::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
-use crate::tensor::{DType, Device, FlatView, MatrixView};
+use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 
 /// Slices that [`choose`] chose of a matrix: on the host as soon as it has returned, on a device when that gets there.
 #[derive(Clone, Copy, Debug)]
-pub struct Chosen {
+pub struct Chosen<'a> {
     /// Their numbers in float64, counted from 1, ascending and filled up with 0.
-    pub(in crate::kernels) numbers: FlatView,
+    pub(in crate::kernels) numbers: FlatView<'a>,
     /// The number of the first slice of the matrix, where chosen slices have the places in `U` that they have there; else
     /// they follow each other.
     pub(in crate::kernels) first: Option<usize>,
 }
 
-impl Chosen {
+impl<'a> Chosen<'a> {
     /// Slices that follow each other in `U`.
     #[must_use]
-    pub fn packed(numbers: FlatView) -> Self {
+    pub fn packed(numbers: FlatView<'a>) -> Self {
         Self { numbers, first: None }
     }
 
     /// Slices at their own places in `U`. The first slice that is stored has the number `first`.
     #[must_use]
-    pub fn in_place(numbers: FlatView, first: usize) -> Self {
+    pub fn in_place(numbers: FlatView<'a>, first: usize) -> Self {
         Self { numbers, first: Some(first) }
     }
 
@@ -55,17 +55,17 @@ impl Chosen {
 }
 
 /// A matrix, and another one for slices of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Sliced {
+#[derive(Debug)]
+pub struct Sliced<'a> {
     /// The matrix.
-    pub x: MatrixView,
+    pub x: MatrixViewMut<'a>,
     /// Which slices.
-    pub chosen: Chosen,
+    pub chosen: Chosen<'a>,
     /// The other one.
-    pub u: MatrixView,
+    pub u: MatrixViewMut<'a>,
 }
 
-impl Sliced {
+impl Sliced<'_> {
     /// On the host: the pairs of slices.
     pub(in crate::kernels) fn pairs(&self, side: Side) -> Vec<(usize, usize)> {
         self.chosen.pairs(self.x.shape()[side.index()])
@@ -82,7 +82,7 @@ pub(in crate::kernels) enum Move {
     Return,
 }
 
-fn device(all: &[Sliced]) -> Device {
+fn device(all: &[Sliced<'_>]) -> Device {
     all.first().map_or(Device::Cpu, |one| one.chosen.numbers.device())
 }
 
@@ -90,21 +90,26 @@ fn device(all: &[Sliced]) -> Device {
 ///
 /// # Errors
 /// `Error::Cuda` where the device refuses it.
-pub fn absolute_sums(side: Side, all: &[(MatrixView, FlatView)]) -> Result<()> {
+pub fn absolute_sums(side: Side, all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     if all.first().is_none_or(|(_, sums)| sums.device() == Device::Cpu) {
         for (x, sums) in all {
             host::absolute_sums(x, side, sums);
         }
         return Ok(());
     }
-    on_device!(device::line_sums(side, true, all))
+    let all: Vec<_> = all.iter().map(|(x, sums)| (*x, sums.view())).collect();
+    on_device!(device::line_sums(side, true, &all))
 }
 
 /// `m ← m + factor·g` and in the same pass the sums of `absolute_sums` over m. `all` are g, m and the sums. Returns whether
 /// it was done: it is not on devices, nor where what is summed up has to be rounded for storage first.
 #[must_use]
-pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(MatrixView, MatrixView, FlatView)]) -> bool {
-    let in_one_pass = |(g, m, sums): &(MatrixView, MatrixView, FlatView)| {
+pub fn add_with_absolute_sums(
+    side: Side,
+    factor: f64,
+    all: &mut [(MatrixView<'_>, MatrixViewMut<'_>, FlatViewMut<'_>)],
+) -> bool {
+    let in_one_pass = |(g, m, sums): &(MatrixView<'_>, MatrixViewMut<'_>, FlatViewMut<'_>)| {
         let wide = g.dtype() == DType::F64;
         sums.device() == Device::Cpu && (m.dtype() == DType::F64 || (m.dtype() == DType::F32 && !wide))
     };
@@ -123,7 +128,7 @@ pub fn add_with_absolute_sums(side: Side, factor: f64, all: &[(MatrixView, Matri
 ///
 /// # Errors
 /// As `absolute_sums`.
-pub fn choose(count: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
+pub fn choose(count: usize, all: &mut [(FlatView<'_>, FlatViewMut<'_>)]) -> Result<()> {
     if all.first().is_none_or(|(_, chosen)| chosen.device() == Device::Cpu) {
         for (scores, chosen) in all {
             select::choose(scores, count, chosen);
@@ -137,13 +142,14 @@ pub fn choose(count: usize, all: &[(FlatView, FlatView)]) -> Result<()> {
 ///
 /// # Errors
 /// As `absolute_sums`.
-pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
+pub fn take(side: Side, keep: f64, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
         return on_device!(device::move_slices(side, Move::Take(keep), all));
     }
-    all.iter().try_for_each(|one| {
-        one.u.runs().try_for_each(|run| run.clear())?;
-        select::take(&one.x, side, &one.pairs(side), keep, &one.u);
+    all.iter_mut().try_for_each(|one| {
+        one.u.reborrow().into_runs().try_for_each(|mut run| run.clear())?;
+        let pairs = one.pairs(side);
+        select::take(one.x.reborrow(), side, &pairs, keep, one.u.reborrow());
         Ok(())
     })
 }
@@ -152,13 +158,13 @@ pub fn take(side: Side, keep: f64, all: &[Sliced]) -> Result<()> {
 ///
 /// # Errors
 /// As `absolute_sums`.
-pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
+pub fn put_back(side: Side, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
         return on_device!(device::move_slices(side, Move::Return, all));
     }
     for one in all {
         let back: Vec<_> = one.pairs(side).into_iter().map(|(to, from)| (from, to)).collect();
-        select::take(&one.u, side, &back, 1.0, &one.x);
+        select::take(one.u.reborrow(), side, &back, 1.0, one.x.reborrow());
     }
     Ok(())
 }
@@ -167,18 +173,19 @@ pub fn put_back(side: Side, all: &[Sliced]) -> Result<()> {
 ///
 /// # Errors
 /// As `absolute_sums`.
-pub fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]) -> Result<()> {
+pub fn apply_slices(side: Side, apply: &Apply, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
-        let wide = |one: &Sliced| [one.x, one.u].iter().any(|area| area.dtype() == DType::F64);
+        let wide = |one: &Sliced<'_>| [one.x.dtype(), one.u.dtype()].contains(&DType::F64);
         return decoded(
             all,
-            |one| encoded_elements(&one.x),
-            |decoded, one| Ok(Sliced { x: decoded.operand(one.x, wide(one), true)?, ..*one }),
+            |one| encoded_elements(&one.x.view()),
+            |decoded, one| decoded.written(wide(one), &mut one.x),
             |_, part| on_device!(device::apply_slices(side, apply, part)),
         );
     }
     for one in all {
-        select::put(&one.x, side, &one.pairs(side), &one.u, apply);
+        let pairs = one.pairs(side);
+        select::put(one.x.reborrow(), side, &pairs, &one.u.view(), apply);
     }
     Ok(())
 }

@@ -2,18 +2,19 @@
 
 use std::cmp::Ordering;
 
-use super::host::in_pieces;
+use super::host::height;
+use crate::kernels::cpu::{Job, convert, run};
 use crate::kernels::ops::apply::{Apply, Decay};
 use crate::kernels::ops::momentum::Release;
 use crate::spec::Side;
-use crate::tensor::{FlatView, MatrixView};
+use crate::tensor::{FlatView, FlatViewMut, MatrixView, MatrixViewMut};
+use crate::threads;
 
 /// The numbers of the `count` largest of `scores` (float64, compared in float32, NaN before all, ties to the lowest
 /// number), ascending and counted from 1, into the float64 view `chosen`, which is filled up with 0: a cleared view is
 /// one where nothing was chosen.
-pub(in crate::kernels) fn choose(scores: &FlatView, count: usize, chosen: &FlatView) {
-    // SAFETY: the caller owns both for this stage, and they do not overlap.
-    let (scores, chosen) = unsafe { (scores.slice::<f64>(), chosen.slice::<f64>()) };
+pub(in crate::kernels) fn choose(scores: &FlatView<'_>, count: usize, chosen: &mut FlatViewMut<'_>) {
+    let (scores, chosen) = (scores.slice::<f64>(), chosen.slice_mut::<f64>());
     #[allow(clippy::cast_possible_truncation)] // meant: sums that differ by their rounding only are equal
     let narrow: Vec<f32> = scores.iter().map(|s| if s.is_nan() { f32::NAN } else { *s as f32 }).collect();
     let before = |a: &usize, b: &usize| -> Ordering { narrow[*b].total_cmp(&narrow[*a]).then(a.cmp(b)) };
@@ -30,39 +31,50 @@ pub(in crate::kernels) fn choose(scores: &FlatView, count: usize, chosen: &FlatV
 
 /// What `choose` left.
 #[must_use]
-pub(in crate::kernels) fn chosen(flat: &FlatView) -> Vec<usize> {
-    // SAFETY: the caller owns it for this stage; it is only read.
-    let numbers = unsafe { flat.slice::<f64>() };
+pub(in crate::kernels) fn chosen(flat: &FlatView<'_>) -> Vec<usize> {
+    let numbers = flat.slice::<f64>();
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a matrix side, exact
     numbers.iter().filter(|n| **n >= 1.0).map(|n| *n as usize - 1).collect()
 }
 
+/// Rows of a matrix by number, to be taken one after the other.
+fn lines(matrix: MatrixViewMut<'_>) -> Vec<Option<FlatViewMut<'_>>> {
+    matrix.into_rows().map(Some).collect()
+}
+
 /// Copies slice `from` of `x` to slice `to` of `u` for every pair `(from, to)` and multiplies it in `x` by `keep`.
 pub(in crate::kernels) fn take(
-    x: &MatrixView,
+    x: MatrixViewMut<'_>,
     side: Side,
     pairs: &[(usize, usize)],
     keep: f64,
-    u: &MatrixView,
+    u: MatrixViewMut<'_>,
 ) {
-    let release = Release { keep };
     match side {
         Side::Rows => {
-            let jobs: Vec<_> = pairs.iter().map(|&(from, to)| [x.row(from), u.row(to)]).collect();
-            crate::kernels::cpu::run(&release, &jobs);
+            let (mut x, mut u) = (lines(x), lines(u));
+            let job = |&(from, to): &(usize, usize)| {
+                Some(Job { read: [], write: [x.get_mut(from)?.take()?, u.get_mut(to)?.take()?] })
+            };
+            run(&Release { keep }, &mut pairs.iter().filter_map(job).collect::<Vec<_>>());
         }
         Side::Cols => {
-            in_pieces(x.shape(), |start, rows| {
-                let (mut line, mut out) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
-                for row in start..start + rows {
-                    crate::kernels::cpu::convert::load(&x.row(row), &mut line);
-                    crate::kernels::cpu::convert::load(&u.row(row), &mut out);
-                    for &(from, to) in pairs {
-                        out[to] = line[from];
-                        line[from] *= keep;
+            let (shape, height) = (x.shape(), height(x.shape()));
+            let [cols, width] = [shape[1], u.shape()[1]];
+            let mut parts: Vec<_> = x.into_groups(height).zip(u.into_groups(height)).collect();
+            threads::chunks(&mut parts, 1, |_, parts| {
+                for (x, u) in parts {
+                    let (mut line, mut out) = (vec![0.0_f64; cols], vec![0.0_f64; width]);
+                    for (mut x, mut u) in x.reborrow().into_rows().zip(u.reborrow().into_rows()) {
+                        convert::load(&x.view(), &mut line);
+                        convert::load(&u.view(), &mut out);
+                        for &(from, to) in pairs {
+                            out[to] = line[from];
+                            line[from] *= keep;
+                        }
+                        convert::store(&out, &mut u);
+                        convert::store(&line, &mut x);
                     }
-                    crate::kernels::cpu::convert::store(&out, &u.row(row));
-                    crate::kernels::cpu::convert::store(&line, &x.row(row));
                 }
             });
         }
@@ -71,44 +83,45 @@ pub(in crate::kernels) fn take(
 
 /// Applies slice `from` of `u` to slice `to` of `x` for every pair `(to, from)`; the other slices decay.
 pub(in crate::kernels) fn put(
-    x: &MatrixView,
+    x: MatrixViewMut<'_>,
     side: Side,
     pairs: &[(usize, usize)],
-    u: &MatrixView,
+    u: &MatrixView<'_>,
     apply: &Apply,
 ) {
-    let decay = Decay { decay: apply.decay, per_rate: true };
     match side {
         Side::Rows => {
-            let jobs: Vec<_> = pairs.iter().map(|&(to, from)| [x.row(to), u.row(from)]).collect();
-            crate::kernels::cpu::run(apply, &jobs);
+            let mut x = lines(x);
+            let job = |&(to, from): &(usize, usize)| {
+                Some(Job { read: [u.row(from)], write: [x.get_mut(to)?.take()?] })
+            };
+            run(apply, &mut pairs.iter().filter_map(job).collect::<Vec<_>>());
             if apply.decay != 0.0 {
-                let mut other = vec![true; x.shape()[0]];
-                for (to, _) in pairs {
-                    other[*to] = false;
-                }
-                let jobs: Vec<_> =
-                    other.iter().enumerate().filter(|(_, o)| **o).map(|(row, _)| [x.row(row)]).collect();
-                crate::kernels::cpu::run(&decay, &jobs);
+                let others = x.into_iter().flatten().map(|x| Job { read: [], write: [x] });
+                run(&Decay { decay: apply.decay, per_rate: true }, &mut others.collect::<Vec<_>>());
             }
         }
         Side::Cols => {
-            let keep = 1.0 - apply.decay;
-            in_pieces(x.shape(), |start, rows| {
-                let (mut line, mut update) = (vec![0.0_f64; x.shape()[1]], vec![0.0_f64; u.shape()[1]]);
-                let mut old = vec![0.0_f64; pairs.len()];
-                for row in start..start + rows {
-                    crate::kernels::cpu::convert::load(&x.row(row), &mut line);
-                    crate::kernels::cpu::convert::load(&u.row(row), &mut update);
-                    old.iter_mut().zip(pairs).for_each(|(old, (to, _))| *old = line[*to]);
-                    for x in &mut line {
-                        *x *= keep;
+            let (keep, height, cols) = (1.0 - apply.decay, height(x.shape()), x.shape()[1]);
+            let mut parts: Vec<_> = x.into_groups(height).collect();
+            threads::chunks(&mut parts, 1, |part, parts| {
+                for x in parts {
+                    let (mut line, mut update) = (vec![0.0_f64; cols], vec![0.0_f64; u.shape()[1]]);
+                    let mut old = vec![0.0_f64; pairs.len()];
+                    for (row, mut x) in x.reborrow().into_rows().enumerate() {
+                        convert::load(&x.view(), &mut line);
+                        convert::load(&u.row(part * height + row), &mut update);
+                        old.iter_mut().zip(pairs).for_each(|(old, (to, _))| *old = line[*to]);
+                        for x in &mut line {
+                            *x *= keep;
+                        }
+                        for (&(to, from), old) in pairs.iter().zip(&old) {
+                            let kept =
+                                if apply.cautious && old * update[from] < 0.0 { *old } else { line[to] };
+                            line[to] = kept - apply.rate * update[from];
+                        }
+                        convert::store(&line, &mut x);
                     }
-                    for (&(to, from), old) in pairs.iter().zip(&old) {
-                        let kept = if apply.cautious && old * update[from] < 0.0 { *old } else { line[to] };
-                        line[to] = kept - apply.rate * update[from];
-                    }
-                    crate::kernels::cpu::convert::store(&line, &x.row(row));
                 }
             });
         }

@@ -10,9 +10,9 @@ use faer::linalg::matmul::matmul;
 use faer::linalg::triangular_inverse::invert_lower_triangular;
 use faer::{Accum, MatMut, MatRef, Par, Spec};
 
-use super::Real;
-use super::product::ThinProduct;
-use crate::tensor::{DType, FlatView, MatrixView};
+use super::super::Real;
+use super::ThinProduct;
+use crate::tensor::{DType, FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
 
 /// Columns that are multiplied together: products with one triangle are cut into panels of this width. On 4096 x 256
@@ -46,48 +46,60 @@ impl Dense for f64 {
 }
 
 /// Computes products of float32 or float64 matrices.
-pub fn multiply(products: &[ThinProduct]) {
-    let tasks: Vec<(&ThinProduct, usize)> =
-        products.iter().flat_map(|p| (0..p.out.shape()[0]).step_by(ROWS).map(move |row| (p, row))).collect();
-    let work = |(product, row): &(&ThinProduct, usize)| match product.out.dtype() {
-        DType::F64 => rows_of::<f64>(product, *row),
-        _ => rows_of::<f32>(product, *row),
-    };
+pub fn multiply(products: &mut [ThinProduct<'_>]) {
     let cost: usize = products.iter().map(|p| p.out.shape().iter().product::<usize>() * p.inner()).sum();
+    let mut tasks = Vec::new();
+    for ThinProduct { out, left, right, keep } in products {
+        for (part, out) in out.reborrow().into_groups(ROWS).enumerate() {
+            tasks.push(Rows { first: part * ROWS, out, left: *left, right: *right, keep: *keep });
+        }
+    }
+    let work = |rows: &mut Rows<'_>| match rows.out.dtype() {
+        DType::F64 => rows.run::<f64>(),
+        _ => rows.run::<f32>(),
+    };
     if cost < ALONE {
-        tasks.iter().for_each(work);
+        tasks.iter_mut().for_each(work);
     } else {
-        threads::each(tasks.len(), |i| work(&tasks[i]));
+        threads::chunks(&mut tasks, 1, |_, tasks| tasks.iter_mut().for_each(work));
     }
 }
 
 /// Some rows of a product from `first` on.
-#[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
-fn rows_of<T: Dense>(product: &ThinProduct, first: usize) {
-    let [rows, cols] = product.out.shape();
-    let height = (rows - first).min(ROWS);
-    if cols == 0 {
-        return;
-    }
-    let (out, stride) = product.out.strided();
-    // SAFETY: `multiply`'s caller passes live areas; this task alone writes these rows, and nobody the factors.
-    let out = unsafe { out.part(first * stride, (height - 1) * stride + cols).slice::<T>() };
-    // faer 0.24's `from_row_major_slice_with_stride_mut` takes the stride for that of the columns.
-    let mut out = MatMut::from_column_major_slice_with_stride_mut(out, cols, height, stride).transpose_mut();
-    let accumulate = if product.keep == 0.0 { Accum::Replace } else { Accum::Add };
-    if product.keep != 0.0 && product.keep != 1.0 {
-        let keep = T::of(product.keep);
-        (0..height).for_each(|i| out.as_mut().get_mut(i, ..).iter_mut().for_each(|x| *x *= keep));
-    }
-    let left = factor::<T>(product.left).get(first..first + height, ..);
-    matmul(out, accumulate, left, factor::<T>(product.right), T::of(1.0), Par::Seq);
+struct Rows<'a> {
+    first: usize,
+    out: MatrixViewMut<'a>,
+    left: (MatrixView<'a>, bool),
+    right: (MatrixView<'a>, bool),
+    keep: f64,
 }
 
-fn factor<'a, T: Dense>((area, transposed): (MatrixView, bool)) -> MatRef<'a, T> {
-    let ([rows, cols], (flat, stride)) = (area.shape(), area.strided());
-    // SAFETY: as in `rows_of`.
-    let elements: &[T] = unsafe { flat.slice::<T>() };
-    let matrix = MatRef::from_row_major_slice_with_stride(elements, rows, cols, stride);
+impl Rows<'_> {
+    #[allow(clippy::float_cmp)] // a factor is exactly 1 or it is applied
+    fn run<T: Dense>(&mut self) {
+        let [height, cols] = self.out.shape();
+        if cols == 0 {
+            return;
+        }
+        let (left, right) = (factor::<T>(self.left), factor::<T>(self.right));
+        let (mut out, stride) = self.out.strided();
+        let (pointer, stride) = (out.pointer::<T>(), stride.cast_signed());
+        // SAFETY: a `MatrixViewMut` has these rows, and the result goes before it is used again.
+        let mut out = unsafe { MatMut::from_raw_parts_mut(pointer, height, cols, stride, 1) };
+        let accumulate = if self.keep == 0.0 { Accum::Replace } else { Accum::Add };
+        if self.keep != 0.0 && self.keep != 1.0 {
+            let keep = T::of(self.keep);
+            (0..height).for_each(|i| out.as_mut().get_mut(i, ..).iter_mut().for_each(|x| *x *= keep));
+        }
+        let left = left.get(self.first..self.first + height, ..);
+        matmul(out, accumulate, left, right, T::of(1.0), Par::Seq);
+    }
+}
+
+fn factor<'a, T: Dense>((matrix, transposed): (MatrixView<'a>, bool)) -> MatRef<'a, T> {
+    let ([rows, cols], (x, stride)) = (matrix.shape(), matrix.strided());
+    // SAFETY: a `MatrixView` has these rows, which are not written for 'a.
+    let matrix = unsafe { MatRef::from_raw_parts(x.pointer::<T>(), rows, cols, stride.cast_signed(), 1) };
     if transposed { matrix.transpose() } else { matrix }
 }
 
@@ -96,25 +108,26 @@ fn factor<'a, T: Dense>((area, transposed): (MatrixView, bool)) -> MatRef<'a, T>
 /// `twice`) two times. Returns which matrices were done; the others have the columns that they had, or others of the
 /// same span.
 #[must_use]
-pub fn cholesky_qr(matrices: &[FlatView], cols: usize, twice: bool) -> Vec<bool> {
+pub fn cholesky_qr(mut matrices: Vec<FlatViewMut<'_>>, cols: usize, twice: bool) -> Vec<bool> {
     let several = threads::get() > 1 && matrices.iter().map(|p| p.len() * cols).sum::<usize>() > ALONE;
     // Whole matrices for each thread where there are enough of them.
     let inside = several && matrices.len() < threads::get();
-    let work = |flat: &FlatView| match flat.dtype() {
-        DType::F64 => basis::<f64>(flat, cols, twice, inside),
-        DType::F32 => basis::<f32>(flat, cols, twice, inside),
+    let work = |x: &mut FlatViewMut<'_>| match x.dtype() {
+        DType::F64 => basis(x.slice_mut::<f64>(), cols, twice, inside),
+        DType::F32 => basis(x.slice_mut::<f32>(), cols, twice, inside),
         _ => false,
     };
     if several && !inside {
-        threads::map(matrices.len(), |i| work(&matrices[i]))
+        let mut done = vec![false; matrices.len()];
+        let mut tasks: Vec<_> = matrices.iter_mut().zip(&mut done).collect();
+        threads::chunks(&mut tasks, 1, |_, tasks| tasks.iter_mut().for_each(|(x, done)| **done = work(x)));
+        done
     } else {
-        matrices.iter().map(work).collect()
+        matrices.iter_mut().map(work).collect()
     }
 }
 
-fn basis<T: Dense>(flat: &FlatView, cols: usize, twice: bool, parallel: bool) -> bool {
-    // SAFETY: the caller owns the views for this stage, and they do not overlap; this task alone has this one.
-    let x = unsafe { flat.slice::<T>() };
+fn basis<T: Dense>(x: &mut [T], cols: usize, twice: bool, parallel: bool) -> bool {
     let mut inverse = vec![T::default(); cols * cols];
     let enough = ONE_PASS * count(cols);
     // A NaN fails every comparison.
@@ -227,6 +240,7 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     use super::*;
+    use crate::tensor::test_views::{view, view_mut};
 
     #[test]
     fn products_any_shape_and_thread_count_equal_float64_and_touch_nothing_else() {
@@ -247,11 +261,8 @@ mod tests {
                     let left = random(if turned { [inner, rows] } else { [rows, inner] });
                     let right = random(if right_turned { [cols, inner] } else { [inner, cols] });
                     let start = random([rows, cols + gap]);
-                    let whole = |t: &Tensor| {
-                        let size: Vec<usize> =
-                            t.size().iter().map(|&d| usize::try_from(d).unwrap()).collect();
-                        FlatView::of(t).unwrap().area(0, [size[0], size[1]], size[1])
-                    };
+                    let size = |t: &Tensor| [0, 1].map(|d| usize::try_from(t.size()[d]).unwrap());
+                    let whole = |t| view(t).matrix(0, size(t), size(t)[1]);
                     let wide = |t: &Tensor, flip: bool| {
                         let wide = t.to_kind(Kind::Double);
                         if flip { wide.tr() } else { wide }
@@ -265,9 +276,9 @@ mod tests {
                     for count in [1, 3] {
                         threads::set(count);
                         let out = start.copy();
-                        let area = whole(&out).first_cols(usize::try_from(cols).unwrap());
-                        multiply(&[ThinProduct {
-                            out: area,
+                        let all = view_mut(&out).into_matrix(0, size(&out), size(&out)[1]);
+                        multiply(&mut [ThinProduct {
+                            out: all.into_first_cols(usize::try_from(cols).unwrap()),
                             left: (whole(&left), turned),
                             right: (whole(&right), right_turned),
                             keep,

@@ -1,0 +1,215 @@
+//! Views of what a session holds, made when they are used: the only place of the session that makes them.
+//!
+//! What the unsafe blocks rest on, here as (1) to (4):
+//! 1. Memory is there: a `BoundTensor` owns its tensor and the copy of it, [`Memory`] the arena, and views borrow them.
+//! 2. Parameters and states of a session are apart: [`check_apart`](super::apart::check_apart) when they are bound. Gradients
+//!    are read only; one that lies in its parameter is refused (`BoundParam::take`).
+//! 3. The buffers of a bucket are apart: [`Memory::new`] looks. Units of a parameter are apart, and so are their parts of a
+//!    state: the plan cuts them so (`tests/rust/plan_props.rs`).
+//! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.
+
+use tch::Tensor;
+
+use super::execute::Fixed;
+use super::tensors::{BoundParam, BoundTensor};
+use crate::algorithm::stage::{BufferIo, Buffers, MatrixShard, UnitIo};
+use crate::error::{Error, Result};
+use crate::plan::{Bucket, Plan, StagePoint};
+use crate::spec::Rect;
+use crate::tensor::{DType, Device, FlatPtr, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
+
+impl BoundTensor {
+    /// All elements, to be read.
+    pub(super) fn view(&self) -> FlatView<'_> {
+        // SAFETY: (1), (2), and whoever writes has the session for itself (4).
+        unsafe { self.flat.view(self.encoding.as_deref()) }
+    }
+
+    /// All elements, to be written.
+    pub(super) fn view_mut(&mut self) -> FlatViewMut<'_> {
+        // SAFETY: (1), (2), and the tensor is borrowed to be written (4).
+        unsafe { self.flat.view_mut(self.encoding.as_deref()) }
+    }
+
+    /// The elements of a unit, to be written.
+    fn unit(&self, part: &Rect) -> MatrixViewMut<'_> {
+        let Rect { offset, rows, cols, stride } = *part;
+        // SAFETY: (1), (2), (3); `Sources` has the session's parameters for itself (4).
+        unsafe { self.flat.matrix_mut(self.encoding.as_deref(), offset, [rows, cols], stride) }
+    }
+}
+
+/// A part of a tensor's memory.
+pub(super) fn matrix<'a>(flat: &FlatView<'a>, part: &Rect) -> MatrixView<'a> {
+    flat.matrix(part.offset, [part.rows, part.cols], part.stride)
+}
+
+/// The arena with the buffers of all buckets in it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// For each bucket its buffers, and after them its messages.
+    buckets: Vec<Vec<FlatPtr>>,
+    _arena: Tensor,
+}
+
+impl Memory {
+    /// Where a plan has its buffers in an arena of float32.
+    pub(super) fn new(plan: &Plan, arena: Tensor, device: Device) -> Result<Self> {
+        let all = FlatPtr::of(&arena)?.on(device);
+        let mut buckets = Vec::with_capacity(plan.buckets.len());
+        for (bucket, places) in plan.buckets.iter().zip(&plan.arena.places) {
+            let mut buffers: Vec<FlatPtr> = Vec::with_capacity(places.len());
+            for (at, place) in places.iter().enumerate() {
+                // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
+                let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
+                let buffer = all.carve(place.offset, place.bytes / dtype.bytes(), dtype)?;
+                if buffers.iter().any(|other| other.overlaps(&buffer)) {
+                    return Err(Error::Internal(format!("buffer {at} of a bucket overlaps another one")));
+                }
+                buffers.push(buffer);
+            }
+            buckets.push(buffers);
+        }
+        Ok(Self { buckets, _arena: arena })
+    }
+
+    /// Two buffers of a bucket.
+    pub(super) fn two(&mut self, bucket: usize, buffers: [usize; 2]) -> Result<[FlatViewMut<'_>; 2]> {
+        let found = self.buckets[bucket].get_disjoint_mut(buffers);
+        let found = found.map_err(|_| Error::Internal("a bucket without memory".into()))?;
+        // SAFETY: (1), (3), and the memory is borrowed to be written (4).
+        Ok(found.map(|buffer| unsafe { buffer.view_mut(None) }))
+    }
+
+    /// A buffer of a bucket.
+    pub(super) fn one(&mut self, bucket: usize, buffer: usize) -> Result<FlatViewMut<'_>> {
+        let found = self.buckets[bucket].get(buffer);
+        let found = found.ok_or_else(|| Error::Internal("a bucket without memory".into()))?;
+        // SAFETY: (1), (3), and the memory is borrowed to be written (4).
+        Ok(unsafe { found.view_mut(None) })
+    }
+}
+
+/// What a stage of a bucket works on. Whoever has one has the parameters and the memory of the session for itself.
+pub(super) struct Sources<'s> {
+    pub(super) plan: &'s Plan,
+    pub(super) number: usize,
+    pub(super) bucket: &'s Bucket,
+    pub(super) point: &'s StagePoint,
+    pub(super) shards: &'s [Vec<MatrixShard>],
+    fixed: &'s [Fixed],
+    bound: &'s [BoundParam],
+    memory: &'s Memory,
+}
+
+impl<'s> Sources<'s> {
+    pub(super) fn new(
+        plan: &'s Plan,
+        (number, point): (usize, &'s StagePoint),
+        shards: &'s [Vec<MatrixShard>],
+        fixed: &'s [Fixed],
+        bound: &'s mut [BoundParam],
+        memory: &'s mut Memory,
+    ) -> Self {
+        Self { plan, number, bucket: &plan.buckets[number], point, shards, fixed, bound, memory }
+    }
+
+    /// A buffer of the bucket, to be written.
+    fn buffer(&self, buffer: &FlatPtr) -> FlatViewMut<'s> {
+        // SAFETY: (1), (3), (4); those who get a buffer that units have gradients in are told an empty one, see `buffers`.
+        unsafe { buffer.view_mut(None) }
+    }
+
+    /// The buffers of the bucket: all but the one that gradients are averaged in, which units have.
+    pub(super) fn buffers(&self) -> Buffers<'s> {
+        let specs =
+            self.bucket.program.buffers.iter().zip(&self.memory.buckets[self.number]).zip(self.shards);
+        let buffers = specs.enumerate().map(|(at, ((spec, memory), shards))| {
+            let flat =
+                if self.bucket.gradient == Some(at) { FlatViewMut::EMPTY } else { self.buffer(memory) };
+            BufferIo { spec, flat, shards }
+        });
+        Buffers(buffers.collect())
+    }
+
+    /// The group buffer of all buckets of its group, none for its own.
+    pub(super) fn group(&self) -> Vec<Option<FlatView<'s>>> {
+        let Some(buffer) = self.bucket.program.group_buffer() else { return Vec::new() };
+        let all = self.plan.buckets.iter().zip(&self.memory.buckets).enumerate();
+        let siblings = all.filter(|(_, (b, _))| b.algorithm == self.bucket.algorithm);
+        let views = siblings.map(|(number, (_, memory))| {
+            // SAFETY: (1), (4); the plan keeps the group buffers of a group apart from all buffers of its buckets.
+            (number != self.number).then(|| unsafe { memory[buffer].view(None) })
+        });
+        views.collect()
+    }
+
+    /// Describes the unit at `position` of the stage, which has `before` others before it; false where it takes no part in
+    /// the step.
+    #[inline]
+    pub(super) fn fill(&self, io: &mut UnitIo<'s>, position: usize, before: usize) -> Result<bool> {
+        let Self { bucket, point, shards, bound, .. } = *self;
+        let memory = &self.memory.buckets[self.number];
+        let fixed = &self.fixed[point.units.start + position];
+        let bound_param = &bound[fixed.param];
+        let found = |grad: &'s BoundTensor| match bucket.gradient {
+            Some(buffer) => {
+                let MatrixShard { offset, shape, .. } = shards[buffer][position];
+                self.buffer(&memory[buffer]).into_view().matrix(offset, shape, shape[1])
+            }
+            None => matrix(&grad.view(), &fixed.local),
+        };
+        let whole = point.whole && bucket.distributed();
+        if !whole && bound_param.grad.is_none() {
+            if bucket.distributed() || bucket.whole_parameter {
+                // It contributes zeros to every exchange.
+                for (flat, shards) in memory.iter().zip(shards).filter(|(_, shards)| !shards.is_empty()) {
+                    let MatrixShard { offset, shape, .. } = &shards[position];
+                    self.buffer(flat).part(*offset, shape[0] * shape[1]).clear()?;
+                }
+            }
+            return Ok(false);
+        }
+        io.param_index = fixed.param;
+        io.block_index = fixed.index;
+        (io.rows, io.cols, io.numel) = (fixed.rows, fixed.cols, fixed.numel);
+        io.transposed = bucket.shape.transposed;
+        // Alone, units of one shape without a gradient take no room; else everything keeps its place.
+        io.position = if bucket.distributed() || bucket.whole_parameter { position } else { before };
+        (io.due, io.steps) = (bound_param.due, bound_param.steps);
+        if whole {
+            let complete = fixed.local.numel() == fixed.rows * fixed.cols;
+            io.grad = bound_param.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
+            io.param = MatrixViewMut::EMPTY;
+            io.state.iter_mut().for_each(|state| *state = MatrixViewMut::EMPTY);
+            return Ok(true);
+        }
+        io.param = bound_param.param.unit(&fixed.local);
+        io.grad = bound_param.grad.as_ref().map_or(MatrixView::EMPTY, found);
+        for (out, (at, rect)) in io.state.iter_mut().zip(&fixed.states) {
+            let state = &bound_param.states[*at];
+            state.flat.prefetch_number();
+            *out = state.unit(rect);
+        }
+        Ok(true)
+    }
+}
+
+/// Memory for units that one stage hands to the next: what describes thousands of them is large.
+#[derive(Debug, Default)]
+pub(super) struct Room(Vec<UnitIo<'static>>);
+
+impl Room {
+    /// As many units as there were. Those that `Sources::fill` does not fill must not be used.
+    pub(super) fn lend<'s>(&mut self) -> Vec<UnitIo<'s>> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Keeps the memory.
+    pub(super) fn keep(&mut self, units: Vec<UnitIo<'_>>) {
+        // SAFETY: the types differ by a lifetime only. What the views borrow may be gone from now on, and nothing uses them:
+        // units leave here by `lend` alone, and `Sources::fill` gives each all views anew that it ever gives a unit of this
+        // bucket.
+        self.0 = unsafe { std::mem::transmute::<Vec<UnitIo<'_>>, Vec<UnitIo<'static>>>(units) };
+    }
+}
