@@ -114,6 +114,7 @@ def test_extension_finds_the_libtorch_beside_it_and_needs_no_libpython() -> None
     assert not [name for name in needed if name.startswith("libpython")]
 
 
+@pytest.mark.alone
 def test_import_adds_less_than_a_tenth_of_a_second_to_torch() -> None:
     source = """
         import time, torch
