@@ -123,8 +123,10 @@ mod tests {
     fn scalars_are_read_by_name_in_the_order_of_the_declaration() {
         let text = scalars();
         let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("{what} is not in\n{text}"));
-        let lion = at("struct LionScalars {");
-        assert!(lion < at("bool cautious() const { return all[4] != 0; }"));
+        let lion = &text[at("struct LionScalars {")..];
+        let lion = &lion[..lion.find("};").unwrap_or(0)];
+        assert!(lion.contains("double lr() const { return all[0]; }"), "{lion}");
+        assert!(lion.contains("bool cautious() const { return all[4] != 0; }"), "{lion}");
         assert_eq!(text.matches("struct MomentumScalars {").count(), 1);
         at("// momentum: g, m, u\nstruct MomentumOperands {\n    static constexpr int OPERANDS = 3;\n    \
             static constexpr u32 READS = 0b011;\n    static constexpr u32 WRITES = 0b110;\n};\n");
