@@ -7,11 +7,11 @@ use crate::tensor::{Device, FlatViewMut};
 /// A part of a stream of normal numbers.
 #[derive(Debug)]
 pub struct Normals<'a> {
-    /// Where it goes.
+    /// Memory of the numbers.
     pub out: FlatViewMut<'a>,
     /// The stream (`stream`).
     pub stream: [u32; 4],
-    /// The place of the first number in the stream.
+    /// Offset of the first number in the stream.
     pub first: u64,
 }
 

@@ -28,7 +28,7 @@ pub struct Signs {
     shape: [usize; 2],
     /// For each column the rows where it is 1, then those where it is -1.
     rows: Vec<u32>,
-    /// Where each of these lists ends.
+    /// End of each of these lists.
     ends: Vec<usize>,
 }
 

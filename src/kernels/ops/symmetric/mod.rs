@@ -23,7 +23,8 @@ pub fn symmetric_product(
     on_device!(device::symmetric_product(out, [a, b], add, factor), else Ok(false))
 }
 
-/// Whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns lie together.
+/// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
+/// lie together.
 #[must_use]
 pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
     on_device!(device::has_symmetric_product(kind, rows), else false)
