@@ -27,7 +27,7 @@ fn areas<'a>(
     Ok(Areas { main, messages: bytes.retyped(len, dtype)? })
 }
 
-/// Copies between messages and buffer: `(message, buffer)` pairs of places.
+/// Copies between messages and buffer: `(message, buffer)` pairs of positions.
 fn copies<'a>(
     Areas { main, messages }: Areas<'a>,
     places: &[(Rect, Rect)],

@@ -15,7 +15,7 @@ pub struct Normals<'a> {
     pub first: u64,
 }
 
-/// Numbers times `factor`, both float32, by a kernel where there is one for the place. False, with nothing done, where
+/// Numbers times `factor`, both float32, by a kernel where there is one for the device. False, with nothing done, where
 /// there is none.
 ///
 /// # Errors

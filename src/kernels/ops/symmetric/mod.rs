@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
 
 /// `out <- factor (Σ weight addend + A Bᵀ)` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
-/// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the place, type and
-/// size. False, with nothing done, where there is none.
+/// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the device,
+/// type and size. False, with nothing done, where there is none.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
