@@ -41,7 +41,7 @@ struct ClassName : ClassNameOperands {
         mu: f64,
         /// `lr · weight_decay`.
         decay: f64 * lr,
-        /// Whether the decay acts only where `x·m ≥ 0`.
+        /// True if the decay acts only where `x·m ≥ 0`.
         cautious: bool,
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,

@@ -74,7 +74,7 @@ impl Adafactor {
         if is_matrix(shape) { 3 } else { 1 }
     }
 
-    /// ρ. A rate of zero stays: frameworks set it to take a step that moves nothing.
+    /// Rates ρ. A rate of zero stays: frameworks set it to take a step that moves nothing.
     fn rates<'a>(&self, h: &Hyper, steps: &'a Steps<'a>) -> Rates<'a> {
         if !self.relative_step || h[LR] == 0.0 {
             return Rates::Learning(h[LR]);

@@ -82,7 +82,7 @@ impl Factored {
         (0..3).fold(program, |program, i| program.redistribute(self.buffers + i, Target::Replicate))
     }
 
-    /// Where the sums of each unit go: those of squares if `summed`, and the pass's own into a buffer, if there is one.
+    /// Memory for the sums of each unit: those of squares if `summed`, and the pass's own in a buffer, if there is one.
     pub(super) fn rooms<'s>(
         &self,
         class: &UnitShape,

@@ -191,7 +191,7 @@ const TABLE: &[Entry] = &[
 
 /// torch's names of moments.
 const MOMENTS: [(&str, &str); 2] = [("momentum", "exp_avg"), ("variance", "exp_avg_sq")];
-/// Those of second moments by row and by column.
+/// torch's names of second moments by row and by column.
 const FACTORS: [(&str, &str); 3] =
     [("row", "exp_avg_sq_row"), ("col", "exp_avg_sq_col"), ("mean", "exp_avg_sq_mean")];
 

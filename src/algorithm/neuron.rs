@@ -155,19 +155,19 @@ impl Neuron {
     }
 }
 
-/// Which rows of a parameter `U` has.
+/// Rows of a parameter that are in `U`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChosenRows {
     /// The buffer with their numbers.
     pub(super) buffer: BufferId,
-    /// Whether they have the places in `U` that they have in the parameter.
+    /// True if the rows have the positions in `U` that they have in the parameter.
     pub(super) in_place: bool,
-    /// What they are, where they are rows or columns.
+    /// Side of the matrix on which they are chosen: rows or columns.
     pub(super) side: Side,
 }
 
 impl ChosenRows {
-    /// Those of a unit.
+    /// Chosen rows of a unit.
     pub(super) fn of<'s>(
         &self,
         u: &BufferIo<'_>,

@@ -42,7 +42,7 @@ pub struct UnitIo<'a> {
 }
 
 impl UnitIo<'_> {
-    /// Nothing.
+    /// Empty unit.
     pub const EMPTY: Self = Self {
         param_index: 0,
         block_index: 0,
@@ -81,7 +81,7 @@ pub fn lines<'s>(units: &'s mut [UnitIo<'_>], state: usize) -> Vec<FlatViewMut<'
     units.iter_mut().map(|unit| unit.state[state].row(0)).collect()
 }
 
-/// Jobs for an elementwise kernel on operands of one shape each: one where all lie together, else one for each row.
+/// Jobs for an elementwise kernel on operands of one shape each: one where all are contiguous, else one for each row.
 pub fn jobs<'a, const R: usize, const W: usize>(
     operands: impl IntoIterator<Item = ([MatrixView<'a>; R], [MatrixViewMut<'a>; W])>,
 ) -> Vec<Job<'a, R, W>> {
@@ -120,9 +120,9 @@ pub struct MatrixShard {
 pub struct BufferIo<'a> {
     /// Declaration of the buffer.
     pub spec: &'a BufferSpec,
-    /// Its memory.
+    /// Memory of the buffer.
     pub flat: FlatViewMut<'a>,
-    /// Its matrices by position, one after the other; a scratch buffer has none.
+    /// Matrices of the buffer by position, one after the other; a scratch buffer has none.
     pub shards: &'a [MatrixShard],
 }
 
@@ -291,14 +291,14 @@ pub type Probe = BTreeMap<&'static str, Vec<(usize, f64)>>;
 pub struct StageIo<'a> {
     /// Units with a gradient, in bucket order; for a stage on whole matrices all units.
     pub units: Vec<UnitIo<'a>>,
-    /// What all units have in common.
+    /// Class of the bucket: the facts that all units share.
     pub class: &'a UnitShape,
     /// Factor of every gradient: -1 to maximize, divided by the loss scale.
     pub grad_factor: f64,
     /// The group buffer of the buckets of the group in their order, none for this bucket's own; empty where its program has
     /// none.
     pub group: Vec<Option<FlatView<'a>>>,
-    /// Where measurements go, when asked for.
+    /// Map for measurements, when asked for.
     pub probe: Option<&'a mut Probe>,
     /// The memory that stages hand on.
     pub buffers: Buffers<'a>,

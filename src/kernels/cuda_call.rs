@@ -15,9 +15,9 @@ pub(super) const MOST_SCALARS: usize = 12;
 pub struct Scalar {
     /// Its name in Rust and on devices.
     pub name: &'static str,
-    /// Whether it is yes or no.
+    /// True if the scalar is yes or no.
     pub is_flag: bool,
-    /// Whether it is, or may be, proportional to the learning rate.
+    /// True if the scalar is, or may be, proportional to the learning rate.
     pub follows_rate: bool,
 }
 
@@ -39,9 +39,9 @@ pub enum Content {
 pub struct Operand {
     /// Its name in the operation's equation.
     pub name: &'static str,
-    /// Whether its elements are read.
+    /// True if the operand's elements are read.
     pub reads: bool,
-    /// Whether its elements are written.
+    /// True if the operand's elements are written.
     pub writes: bool,
     /// Its contents.
     pub content: Content,
@@ -78,7 +78,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// How many operands are written, or only read.
+    /// Number of operands that are written, or only read.
     pub(super) const fn operands_that_are(&self, written: bool) -> usize {
         let (mut count, mut at) = (0, 0);
         while at < self.operands.len() {
@@ -90,7 +90,7 @@ impl Kernel {
         count
     }
 
-    /// Where a job has each operand: those that are only read in order, and those that are written.
+    /// Slot of a job for each operand: those that are only read in order, and those that are written.
     pub(super) const fn order<const N: usize>(&self) -> [Slot; N] {
         assert!(self.operands.len() == N);
         let (mut order, mut read, mut written, mut at) = ([Slot::Read(0); N], 0, 0, 0);
@@ -106,7 +106,7 @@ impl Kernel {
         order
     }
 
-    /// Whether it takes operands in this order.
+    /// Tests whether the kernel takes operands in this order.
     pub(super) const fn takes<const N: usize>(&self, expected: [Slot; N]) -> bool {
         let (order, mut at) = (self.order::<N>(), 0);
         while at < N {
@@ -119,7 +119,7 @@ impl Kernel {
         true
     }
 
-    /// Whether there is a form of it for operands that are more than numbers of their type.
+    /// Tests whether the kernel has a variant for operands that are more than numbers of their type.
     #[must_use]
     pub fn has_encoded_form(&self) -> bool {
         matches!(self.family, Family::Elementwise | Family::Sum)
@@ -132,13 +132,13 @@ impl Kernel {
 pub(super) struct Declared {
     /// Name and text of the header.
     pub header: (&'static str, &'static str),
-    /// Whether the text stands in a Rust file, and not in a file of its own.
+    /// True if the text stands in a Rust file, and not in a file of its own.
     pub is_inline: bool,
     /// The kernels.
     pub kernels: &'static [&'static Kernel],
 }
 
-/// How an elementwise operation on `N` operands is called on CUDA devices.
+/// Call of an elementwise operation on `N` operands on CUDA devices.
 pub trait Launch<const N: usize> {
     /// None where there is no kernel of it.
     fn on_cuda(&self) -> Option<Pass<'_>> {
@@ -157,11 +157,11 @@ pub struct Pass<'a> {
     pub(super) per_rate: u32,
     /// Two factors of each job's own; none where the operation has none.
     pub(super) factors: &'a [[f64; 2]],
-    /// Where the steps of each job are counted, if that is on the device: its factors depend on them.
+    /// Counters of the steps of each job, if they are on the device: its factors depend on them.
     pub(super) steps: &'a [FlatView<'a>],
-    /// Where the device left factors of each job; none where the operation has none of that kind.
+    /// Factors of each job, where the device left them; none where the operation has none of that kind.
     pub(super) live: &'a [FlatView<'a>],
-    /// Whether arithmetic is float64 whatever the operands are.
+    /// True if arithmetic is float64 whatever the operands are.
     pub(super) double: bool,
 }
 
@@ -169,7 +169,7 @@ pub struct Pass<'a> {
 /// where nothing is scaled.
 pub(super) type ScaleMoments<'a> = [FlatView<'a>; 3];
 
-/// How a pass over the rows of matrices is called.
+/// Call of a pass over the rows of matrices.
 #[derive(Clone, Debug)]
 pub struct RowPassCall<'a> {
     /// The kernel and what it is told.

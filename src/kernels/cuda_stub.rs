@@ -15,7 +15,7 @@ use crate::tensor::{DType, Device, FlatPtr, FlatView, FlatViewMut};
 #[derive(Debug)]
 pub struct Entered;
 
-/// What follows a learning rate on a device: nothing.
+/// Guard of launches at a learning rate that a device reads: there are none.
 #[derive(Debug)]
 pub struct Following;
 

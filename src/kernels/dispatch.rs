@@ -1,4 +1,4 @@
-//! Which kernels run: those of the place where the operands are.
+//! Choice of the kernels that run: those of the device where the operands are.
 
 use tch::Kind;
 
@@ -167,7 +167,7 @@ pub fn measured_squares(x: &FlatView<'_>) -> Result<f64> {
     Ok(f64::try_from(wide.f_dot(&wide)?)?)
 }
 
-/// Whether this thread works on a device.
+/// Tests whether this thread works on a device.
 #[must_use]
 pub fn on_device() -> bool {
     super::cuda::is_entered()
@@ -182,7 +182,7 @@ pub fn frozen(work: impl FnOnce() -> Result<()>) -> Result<()> {
     super::cuda::frozen(work)
 }
 
-/// Whether what this thread launches is put into a graph instead of being run.
+/// Tests whether launches of this thread are put into a graph instead of being run.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the driver does not say.

@@ -221,7 +221,7 @@ static LOW_RANK: Source = Source {
     shared: 0,
     when: When::Always,
 };
-/// What is launched.
+/// Sources of all that is launched.
 static SOURCES: &[&Source] = &[
     &UPDATES,
     &SYMMETRIC_MMA,

@@ -43,7 +43,7 @@ pub(super) struct Iteration<'a> {
     /// Restarts of the Gram form; `None` for the standard form.
     pub(super) restarts: Option<&'a [usize]>,
     pub(super) epsilon: f64,
-    /// Of each matrix where the sum of the squares of its elements is, one float64, if it is known.
+    /// Sums of the squares of the elements, one float64 for each matrix, if they are known.
     pub(super) squares: Option<&'a [FlatView<'a>]>,
 }
 
@@ -73,7 +73,7 @@ fn beside([m, n]: [i64; 2], dtype: DType, in_gram_form: bool) -> (i64, i64) {
 
 /// Elements of scratch, in the dtype of the batch, that `b` matrices `m x n` need in the standard or the Gram form.
 ///
-/// What is computed side by side is bounded, so this does not grow with `b` beyond some small matrices.
+/// The number does not grow with `b` beyond some small matrices, since the work side by side is bounded.
 #[must_use]
 pub(super) fn scratch_elements(b: i64, m: i64, n: i64, dtype: DType, in_gram_form: bool) -> i64 {
     let (squares, kept) = beside([m, n], dtype, in_gram_form);

@@ -15,7 +15,7 @@ use crate::tensor::{MatrixViewMut, Stack, stacked, stacked_mut};
 pub struct Factored<'a> {
     /// B or its transpose.
     pub stored: MatrixViewMut<'a>,
-    /// Whether it is the transpose.
+    /// True if `stored` is the transpose.
     pub transposed: bool,
     /// The factor with B's rows.
     pub p: MatrixViewMut<'a>,
@@ -135,9 +135,9 @@ fn is_scaled(product: &ThinProduct<'_>) -> bool {
     scaled && thin && !dtype.is_narrow() && Kernel::of(dtype).is_some()
 }
 
-/// Whether the tiles of a kernel take a product whatever its rank: where libtorch gets none of this type or is slower than
-/// they are, or in bfloat16 would take longer to compile code for these sizes, as it does for every new one, than many
-/// such products take.
+/// Tests whether the tiles of a kernel take a product whatever its rank: where libtorch gets none of this type or is
+/// slower than they are, or in bfloat16 would take longer to compile code for these sizes, as it does for every new
+/// one, than many such products take.
 fn is_tiled(product: &ThinProduct<'_>) -> bool {
     let tiles = match Kernel::of(product.out.dtype()) {
         Some(kernel) if kernel.is_alone() => true,
@@ -152,7 +152,7 @@ fn is_thin(product: &ThinProduct<'_>) -> bool {
     product.out.shape()[1].min(product.inner()) <= THIN
 }
 
-/// Whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.
+/// Tests whether a product is not libtorch's: a function of its sizes alone, so that equal matrices get equal bits.
 fn own(product: &ThinProduct<'_>) -> bool {
     !product.out.dtype().is_narrow() && (is_thin(product) || product.work() <= SMALL)
 }
@@ -179,7 +179,7 @@ fn in_stacks(products: &mut [ThinProduct<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// How many of the first products are of matrices at equal distances.
+/// Counts the first products whose matrices are at equal distances.
 fn alike(products: &[ThinProduct<'_>]) -> usize {
     let operands =
         |p: &ThinProduct<'_>| [Stack::new(&p.out.view()), Stack::new(&p.left.0), Stack::new(&p.right.0)];
@@ -215,7 +215,7 @@ fn by_library(product: &mut ThinProduct<'_>) -> Result<()> {
 /// Rows of a Gaussian matrix: a function of the key, of `tag` and of `step` only.
 #[derive(Debug)]
 pub struct GaussianRows<'a> {
-    /// Whose numbers they are.
+    /// Key of the numbers.
     pub key: Key,
     /// Tag that separates uses of the key.
     pub tag: u32,
@@ -223,7 +223,7 @@ pub struct GaussianRows<'a> {
     pub step: u64,
     /// The first row.
     pub first: usize,
-    /// Where they go: a matrix whose rows lie together.
+    /// Matrix to fill, whose rows are contiguous.
     pub out: MatrixViewMut<'a>,
 }
 

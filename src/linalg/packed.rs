@@ -11,7 +11,7 @@ use crate::tensor::{FlatView, FlatViewMut};
 /// elements, and for `P X`: panels of the whole matrix would need its memory twice. Twice the blocks cost 4 % of `X Xᵀ`.
 const BLOCK: usize = 2048;
 
-/// Which symmetric matrix is in panels; `X` and parts of it are brought there for every use.
+/// Number of the symmetric matrix in panels; `X` and parts of it are brought there for every use.
 type Held = Option<usize>;
 
 /// One matrix and its workspace.
@@ -25,7 +25,7 @@ pub(super) struct Packed<'a> {
     squares: Vec<FlatViewMut<'a>>,
     shifts: Vec<f64>,
     panels: Panels<'a>,
-    /// What `X` is still to be multiplied by.
+    /// Factor by which `X` is still to be multiplied.
     pending: f64,
 }
 

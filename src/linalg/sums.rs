@@ -58,7 +58,7 @@ impl Sums {
     }
 }
 
-/// A matrix that lies in memory row by row or column by column.
+/// Operand for a matrix that is stored row by row or column by column.
 fn operand(matrix: &Tensor) -> Result<Operand<'_>> {
     let [count, inner] = <[i64; 2]>::from(matrix.size2()?).map(|n| usize::try_from(n).unwrap_or(0));
     let (x, steps) = if matrix.is_contiguous() {

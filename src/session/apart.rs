@@ -1,4 +1,4 @@
-//! Whether parameters and states that a step writes share memory.
+//! Checks that parameters and states that a step writes share no memory.
 
 use super::tensors::{BoundParam, BoundTensor};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Where the matrices of a bucket lie in its buffers.
+//! Positions of the matrices of a bucket in its buffers.
 
 use std::ops::Range;
 

@@ -45,9 +45,9 @@ impl Session {
         transfers.filter(|(_, t)| t.guarded && !self.due[t.bucket]).map(|(k, _)| k).collect()
     }
 
-    /// What of each parameter decides about the launches of the step that has begun: 0 for one that takes no part, else 1
-    /// or, where its gradient has to stay where it is, where that is; and whether one of them is due. Steps that agree
-    /// in all of it are made of the same launches.
+    /// Pattern of the parameters, which decides about the launches of the step that has begun: 0 for one that takes no
+    /// part, else 1 or, where its gradient has to stay, the gradient's address; and true if one of the buckets is due.
+    /// Steps with equal patterns are made of the same launches.
     #[must_use]
     pub fn pattern(&self) -> (Vec<usize>, bool) {
         let bound = self.bound.iter().zip(&self.plan.params);

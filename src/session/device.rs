@@ -1,4 +1,4 @@
-//! Where a session works, and what it can do there.
+//! Device on which a session works, and what it can do there.
 
 use tch::Tensor;
 
@@ -10,10 +10,10 @@ use crate::plan::{Param, Plan};
 use crate::spec::StateSpec;
 use crate::tensor::{Device, MOST_SPANS, is_emulated};
 
-/// The one place where all parameters are.
+/// The one device of all parameters.
 ///
 /// # Errors
-/// `Error::Value` for parameters in several places, and for a device where something of the plan cannot be done there.
+/// `Error::Value` for parameters on several devices, and for a device where something of the plan cannot be done.
 pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Device> {
     let mut device = None;
     for (param, planned) in params.iter().zip(&plan.params) {
@@ -66,7 +66,7 @@ pub(super) fn require_capturable(plan: &Plan) -> Result<()> {
     }
 }
 
-/// Where a state is: counters stay where the core counts.
+/// Device of a state: counters stay on the host, where the core counts.
 pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
     if spec.on_host { Device::Cpu } else { device }
 }
@@ -80,7 +80,7 @@ pub(super) fn enter(device: Device, stream: usize, encoded: bool) -> Result<Opti
     }
 }
 
-/// Whether a parameter or a state is more than numbers of its type.
+/// Tests whether a parameter or a state is more than numbers of its type.
 pub(super) fn has_forms(plan: &Plan) -> bool {
     let states = || plan.params.iter().flat_map(|planned| &planned.states);
     plan.params.iter().any(|planned| planned.rounding.is_some())

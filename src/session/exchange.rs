@@ -27,7 +27,7 @@ fn areas<'a>(
     Ok(Areas { main, messages: bytes.retyped(len, dtype)? })
 }
 
-/// Copies between messages and buffer: `(message, buffer)` pairs of places.
+/// Copies between messages and buffer: `(message, buffer)` pairs of positions.
 fn copies<'a>(
     Areas { main, messages }: Areas<'a>,
     places: &[(Rect, Rect)],
@@ -147,7 +147,7 @@ pub(super) fn unpack(
     Ok(())
 }
 
-/// What a sum is multiplied by to be a mean, where one is wanted.
+/// Factor by which a sum is multiplied to be a mean, where one is wanted.
 #[allow(clippy::cast_precision_loss)] // a number of ranks
 fn mean_factor(bucket: &Bucket, redistribution: &Redistribution, how: Reduction) -> f64 {
     match how {

@@ -20,7 +20,7 @@ const SHARE: usize = 1 << 19;
 /// Elements of whole units that are worked on from the first to the last step before the next ones.
 const BATCH: usize = 1 << 18;
 
-/// What is the same of a unit in every step.
+/// Facts of a unit that are the same in every step.
 #[derive(Clone, Debug)]
 pub(super) struct Fixed {
     pub(super) param: usize,
@@ -29,7 +29,7 @@ pub(super) struct Fixed {
     pub(super) cols: usize,
     pub(super) numel: usize,
     pub(super) local: Rect,
-    /// Where its states are, those left out that are scales of others.
+    /// States of the unit by number, with its part of each; scales of other states are left out.
     pub(super) states: Vec<(usize, Rect)>,
 }
 

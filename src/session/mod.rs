@@ -36,11 +36,11 @@ pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
 #[derive(Debug)]
 pub struct Session {
     plan: Arc<Plan>,
-    /// Where the parameters are.
+    /// Device of the parameters.
     device: Device,
     /// The stream of the device that the step which has begun runs on.
     stream: usize,
-    /// Whether a parameter or a state is more than numbers of its type.
+    /// True if a parameter or a state is more than numbers of its type.
     encoded: bool,
     bound: Vec<BoundParam>,
     /// The memory of the buckets' buffers and messages.
@@ -170,8 +170,8 @@ impl Session {
         self.bound.iter().zip(&self.plan.params).filter(|(_, m)| m.layout.lives_on(ranks))
     }
 
-    /// What the ranks of an axis must agree on in this step: which parameters on it have gradients, and the scalars of
-    /// their algorithms, as bytes.
+    /// Facts that the ranks of an axis must agree on in this step: which parameters on it have gradients, and the
+    /// scalars of their algorithms, as bytes.
     #[must_use]
     pub fn live(&self, ranks: &[u64]) -> (Vec<u8>, Vec<u8>) {
         let gradients =

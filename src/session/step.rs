@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatPtr, Watch};
 
-/// How many parameters ahead of the one that is looked at the memory is asked for; half as many ahead, what that
-/// points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
+/// Distance of prefetching: memory of the parameter that is so many ahead of the current one is asked for; half as many
+/// ahead, what that points to. 4000 vectors with their states are 20000 tensors, which no cache near a core holds.
 const AHEAD: usize = 12;
 
 impl Session {
@@ -44,7 +44,7 @@ impl Session {
         }
     }
 
-    /// Whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
+    /// Tests whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
     #[must_use]
     pub fn fits(&self, i: usize) -> bool {
         self.bound
@@ -53,7 +53,7 @@ impl Session {
             .is_some_and(|(bound_param, planned)| bound_param.fits(planned))
     }
 
-    /// Where the parameters are.
+    /// Device of the parameters.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device

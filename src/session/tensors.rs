@@ -19,7 +19,7 @@ pub(super) struct BoundTensor {
     device: Device,
     staged: Option<Tensor>,
     pub(super) flat: FlatPtr,
-    /// How elements are more than numbers of their type, if they are.
+    /// Encoding of the elements, if they are more than numbers of their type.
     pub(super) encoding: Option<Box<Encoding>>,
     /// A fast path at the tensor, where one suffices.
     pub(super) watch: Option<Watch>,
@@ -71,7 +71,7 @@ impl BoundTensor {
         self.encoding = Some(Box::new(encoding));
     }
 
-    /// Whether a copy of it is worked on.
+    /// Tests whether a copy of the tensor is worked on.
     pub(super) fn is_copied(&self) -> bool {
         self.staged.is_some()
     }
@@ -84,7 +84,7 @@ impl BoundTensor {
         Ok(())
     }
 
-    /// Whether it has its type and this shape, and is in its place.
+    /// Tests whether the tensor has its type and this shape, and is on its device.
     pub(super) fn is(&self, shape: &[usize]) -> bool {
         self.tensor.kind() == self.dtype.kind()
             && self.tensor.device() == self.device.torch()
@@ -102,15 +102,15 @@ pub(super) struct BoundParam {
     pub(super) counter: Option<usize>,
     /// The steps that it has taken before this one.
     pub(super) steps: f64,
-    /// Whether it is due in this step.
+    /// True if the parameter is due in this step.
     pub(super) due: bool,
-    /// Whether a fast path may suffice: no element is more than a number of its type.
+    /// True if a fast path may suffice: no element is more than a number of its type.
     pub(super) fast: bool,
-    /// Whether it did in this step.
+    /// True if the fast path sufficed in this step.
     pub(super) took_fast_path: bool,
 }
 
-/// What a fast path at a parameter found.
+/// Outcome of a fast path at a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FastPath {
     /// It has no gradient and takes no part in the step; it is as it was bound.
@@ -142,12 +142,12 @@ impl BoundParam {
         }
     }
 
-    /// What the slot works on, its gradient left out.
+    /// Tensors that the slot works on, its gradient left out.
     pub(super) fn own(&self) -> impl Iterator<Item = &BoundTensor> {
         std::iter::once(&self.param).chain(&self.states)
     }
 
-    /// Whether parameter and states still have the types and shapes of the plan.
+    /// Tests whether parameter and states still have the types and shapes of the plan.
     pub(super) fn fits(&self, planned: &Param) -> bool {
         self.param.is(&planned.local)
             && self.states.iter().zip(&planned.states).all(|(s, local)| s.is(&local.shape()))
@@ -189,7 +189,7 @@ impl BoundParam {
     }
 }
 
-/// Where the stored elements of a parameter are in the whole one.
+/// Positions of the stored elements of a parameter in the whole one.
 pub(super) fn places(planned: &Param) -> Places {
     Places::new(&planned.spec.shape, &spans(&planned.spec.shape, &planned.layout))
 }

@@ -1,11 +1,11 @@
 //! Views of what a session holds, made when they are used: the only place of the session that makes them.
 //!
-//! What the unsafe blocks rest on, here as (1) to (4):
+//! Premises of the unsafe blocks, here as (1) to (4):
 //! 1. Memory is there: a `BoundTensor` owns its tensor and the copy of it, [`Memory`] the arena, and views borrow them.
 //! 2. Parameters and states of a session are apart: [`check_apart`](super::apart::check_apart) when they are bound. Gradients
 //!    are read only; one that lies in its parameter is refused (`BoundParam::take`).
 //! 3. The buffers of a bucket are apart: [`Memory::new`] looks. Units of a parameter are apart, and so are their parts of a
-//!    state: the plan cuts them so (`tests/rust/plan_props.rs`).
+//!    state: the plan shards them so (`tests/rust/plan_props.rs`).
 //! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.
 
 use tch::Tensor;
@@ -53,7 +53,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Where a plan has its buffers in an arena of float32.
+    /// Locates the buffers of a plan in an arena of float32.
     pub(super) fn new(plan: &Plan, arena: Tensor, device: Device) -> Result<Self> {
         let all = FlatPtr::of(&arena)?.on(device);
         let mut buckets = Vec::with_capacity(plan.buckets.len());
@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-/// What a stage of a bucket works on. Whoever has one has the parameters and the memory of the session for itself.
+/// Operands of a stage of a bucket. Whoever has one has the parameters and the memory of the session for itself.
 pub(super) struct Sources<'s> {
     pub(super) plan: &'s Plan,
     pub(super) number: usize,

@@ -18,7 +18,7 @@ impl Hyper {
     /// All of them.
     ///
     /// # Panics
-    /// Where the algorithm has another number of scalars.
+    /// Panics if the algorithm has another number of scalars.
     #[must_use]
     pub fn all<const N: usize>(&self) -> [f64; N] {
         assert_eq!(self.0.len(), N, "scalars of an algorithm");

@@ -33,7 +33,7 @@ unsafe impl Element for f64 {
     const DTYPE: DType = DType::F64;
 }
 
-/// Where elements are. It borrows nothing and reads nothing: a [`FlatView`] or a [`FlatViewMut`] is made of it.
+/// Pointer to elements. It borrows nothing and reads nothing: a [`FlatView`] or a [`FlatViewMut`] is made of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatPtr {
     at: *mut u8,
@@ -130,7 +130,7 @@ impl FlatPtr {
         self.len
     }
 
-    /// Whether there are none.
+    /// Tests whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -142,7 +142,7 @@ impl FlatPtr {
         self.dtype
     }
 
-    /// Where the elements are.
+    /// Device of the elements.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
@@ -160,7 +160,7 @@ impl FlatPtr {
         self.at.addr()
     }
 
-    /// Whether an element has a byte that one of the others has too.
+    /// Tests whether an element has a byte that one of the others has too.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.len > 0
@@ -183,7 +183,7 @@ impl FlatPtr {
         }
     }
 
-    /// `len` elements from `offset`, cut to what there is.
+    /// `len` elements from `offset`, shortened to what there is.
     fn part(self, offset: usize, len: usize) -> Self {
         let offset = offset.min(self.len);
         let at = self.at.wrapping_add(offset * self.dtype.bytes());
@@ -286,9 +286,9 @@ impl FlatPtr {
 #[derive(Clone, Copy, Debug)]
 pub struct FlatView<'a> {
     ptr: FlatPtr,
-    /// How the elements are more than numbers of their type, if they are.
+    /// Encoding of the elements, if they are more than numbers of their type.
     encoding: Option<&'a Encoding>,
-    /// Place of the first element in the tensor that the encoding is about.
+    /// Offset of the first element in the tensor that the encoding is about.
     first: usize,
     of: PhantomData<&'a [u8]>,
 }
@@ -304,7 +304,7 @@ pub struct FlatViewMut<'a> {
     of: PhantomData<&'a mut [u8]>,
 }
 
-/// What both kinds of views tell of their elements.
+/// Accessors that both kinds of views have.
 macro_rules! facts {
     ($view:ident) => {
         impl $view<'_> {
@@ -315,7 +315,7 @@ macro_rules! facts {
                 self.ptr.len
             }
 
-            /// Whether there are none.
+            /// Tests whether there are no elements.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.ptr.len == 0
@@ -328,13 +328,13 @@ macro_rules! facts {
                 self.ptr.dtype
             }
 
-            /// Where the elements are.
+            /// Device of the elements.
             #[must_use]
             pub fn device(&self) -> Device {
                 self.ptr.device
             }
 
-            /// Where plain numbers are, for a kernel of a device that knows no others.
+            /// Address of plain numbers, for a kernel of a device that knows no others.
             ///
             /// # Errors
             /// `Error::Cuda` for elements that are more than numbers of their type.
@@ -347,13 +347,13 @@ macro_rules! facts {
                 Ok(self.ptr.address())
             }
 
-            /// Where the elements are, for a kernel of a device that heeds their encoding.
+            /// Address of the elements, for a kernel of a device that heeds their encoding.
             #[must_use]
             pub fn encoded_address(&self) -> usize {
                 self.ptr.address()
             }
 
-            /// Whether the elements are more than numbers of their type.
+            /// Tests whether the elements are more than numbers of their type.
             #[must_use]
             pub fn is_encoded(&self) -> bool {
                 self.encoding.is_some()
@@ -401,14 +401,14 @@ impl<'a> FlatView<'a> {
         Self { ptr: self.ptr.on(device), ..self }
     }
 
-    /// `len` elements from `offset`, cut to what there is.
+    /// `len` elements from `offset`, shortened to what there is.
     #[must_use]
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         Self { ptr: self.ptr.part(offset, len), first: self.first + offset.min(self.ptr.len), ..*self }
     }
 
-    /// The encoding of the elements, and the place of the first one in the tensor that it is about.
+    /// The encoding of the elements, and the offset of the first one in the tensor that it is about.
     #[must_use]
     #[inline]
     pub fn encoding(&self) -> Option<(&'a Encoding, usize)> {
@@ -427,7 +427,7 @@ impl<'a> FlatView<'a> {
     /// As [`as_slice`](Self::as_slice), where the caller has looked.
     ///
     /// # Panics
-    /// Where the elements are of another type, or on a device.
+    /// Panics if the elements are of another type, or on a device.
     #[must_use]
     #[inline]
     pub fn slice<T: Element>(&self) -> &'a [T] {
@@ -542,14 +542,14 @@ impl<'a> FlatViewMut<'a> {
         FlatViewMut { ptr: self.ptr, encoding: self.encoding, first: self.first, of: PhantomData }
     }
 
-    /// `len` elements from `offset` for a while, cut to what there is.
+    /// `len` elements from `offset` for a while, shortened to what there is.
     #[must_use]
     #[inline]
     pub fn part(&mut self, offset: usize, len: usize) -> FlatViewMut<'_> {
         self.reborrow().into_part(offset, len)
     }
 
-    /// `len` elements from `offset`, cut to what there is.
+    /// `len` elements from `offset`, shortened to what there is.
     #[must_use]
     #[inline]
     pub fn into_part(self, offset: usize, len: usize) -> Self {
@@ -593,7 +593,7 @@ impl<'a> FlatViewMut<'a> {
         Ok(Self { ptr: self.ptr.carve(0, len, dtype)?, encoding: None, first: 0, of: PhantomData })
     }
 
-    /// The encoding of the elements, and the place of the first one in the tensor that it is about.
+    /// The encoding of the elements, and the offset of the first one in the tensor that it is about.
     #[must_use]
     #[inline]
     pub fn encoding(&self) -> Option<(&'a Encoding, usize)> {
@@ -612,7 +612,7 @@ impl<'a> FlatViewMut<'a> {
     /// As [`as_mut_slice`](Self::as_mut_slice), where the caller has looked.
     ///
     /// # Panics
-    /// Where the elements are of another type, or on a device.
+    /// Panics if the elements are of another type, or on a device.
     #[must_use]
     #[inline]
     pub fn slice_mut<T: Element>(&mut self) -> &mut [T] {
@@ -735,7 +735,7 @@ impl<'a> FlatViewMut<'a> {
     /// one after the other.
     ///
     /// # Panics
-    /// Where the elements are in memory of the host.
+    /// Panics if the elements are in memory of the host.
     #[must_use]
     pub fn for_kernels(&self) -> Self {
         assert!(self.ptr.device != Device::Cpu, "memory of the host was handed out twice");
@@ -764,7 +764,7 @@ fn checked<T: Element>(ptr: &FlatPtr) -> Result<()> {
     Ok(())
 }
 
-/// Where the first element of a tensor is.
+/// Address of the first element of a tensor.
 #[must_use]
 pub fn address_of(tensor: &Tensor) -> usize {
     tensor.data_ptr().addr()

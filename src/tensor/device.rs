@@ -16,7 +16,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Where the elements of a tensor are.
+    /// Device of the elements of a tensor.
     ///
     /// # Errors
     /// `Error::Value` for a tensor that is neither on the host nor on a CUDA device.
@@ -43,7 +43,7 @@ impl Device {
     }
 }
 
-/// Whether memory of the host counts as that of an emulated device.
+/// True if memory of the host counts as that of an emulated device.
 static EMULATED: AtomicBool = AtomicBool::new(false);
 
 /// Has memory of the host count as that of a device: the caller knows that the device can use it.
@@ -51,7 +51,7 @@ pub fn emulate() {
     EMULATED.store(true, Ordering::Relaxed);
 }
 
-/// Whether memory of the host counts as that of a device.
+/// Tests whether memory of the host counts as that of a device.
 #[must_use]
 pub fn is_emulated() -> bool {
     EMULATED.load(Ordering::Relaxed)

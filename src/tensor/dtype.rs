@@ -77,13 +77,13 @@ impl DType {
         }
     }
 
-    /// Whether elements are codes of blocks with a scale each.
+    /// Tests whether elements are codes of blocks with a scale each.
     #[must_use]
     pub fn is_quantized(self) -> bool {
         matches!(self, Self::Q8 | Self::UQ8)
     }
 
-    /// Whether it is a floating-point type of less than 32 bits.
+    /// Tests whether this is a floating-point type of less than 32 bits.
     #[must_use]
     pub fn is_narrow(self) -> bool {
         matches!(self, Self::F16 | Self::BF16)
@@ -96,7 +96,7 @@ impl DType {
     }
 }
 
-/// Whether AMD has made this CPU.
+/// Tests whether AMD has made this CPU.
 #[must_use]
 pub fn cpu_is_of_amd() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -110,8 +110,8 @@ pub fn cpu_is_of_amd() -> bool {
     }
 }
 
-/// Whether this CPU names AMX for bfloat16 but no kind of tiles, as some virtual machines do: libtorch's products in
-/// bfloat16 end the process there, unless `ONEDNN_MAX_CPU_ISA` keeps them from AMX.
+/// Tests whether this CPU names AMX for bfloat16 but no kind of tiles, as some virtual machines do: libtorch's products
+/// in bfloat16 end the process there, unless `ONEDNN_MAX_CPU_ISA` keeps them from AMX.
 #[must_use]
 pub fn cpu_hides_tiles() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -126,7 +126,7 @@ pub fn cpu_hides_tiles() -> bool {
     }
 }
 
-/// Whether this CPU names AMX for bfloat16. Whether a process may use it, its system says.
+/// Tests whether this CPU names AMX for bfloat16. Whether a process may use it, its system says.
 #[must_use]
 pub fn cpu_names_amx() -> bool {
     #[cfg(target_arch = "x86_64")]

@@ -2,7 +2,7 @@
 
 use super::{DType, Device, FlatPtr, FlatView, FlatViewMut};
 
-/// How a kernel reads and writes the elements of a tensor.
+/// Encoding of the elements of a tensor, by which a kernel reads and writes them.
 #[derive(Clone, Debug)]
 pub enum Encoding {
     /// Codes with one scale for each block of a row.
@@ -11,7 +11,7 @@ pub enum Encoding {
     Rounding(Rounding),
 }
 
-/// The blocks of a tensor of codes: each row of `width` elements is cut into blocks, of which the last may be short.
+/// The blocks of a tensor of codes: each row of `width` elements is split into blocks, of which the last may be short.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The largest absolute value of each block, float32, by row. Who has a view of codes has those of its blocks with it.
@@ -34,7 +34,8 @@ impl Blocks {
         (row * in_row + here, row * self.width + ((here + 1) << bits).min(self.width))
     }
 
-    /// Where the scales of `count` blocks from number `first` on are, for a kernel of a device; none where there are fewer.
+    /// Address of the scales of `count` blocks from number `first` on, for a kernel of a device; none where there are
+    /// fewer.
     #[must_use]
     pub fn scales_address(&self, first: usize, count: usize) -> Option<usize> {
         let inside = first + count <= self.scales.len() && self.scales.dtype() == DType::F32;
@@ -111,13 +112,13 @@ impl<'a> Coded<'a> {
 }
 
 impl CodedMut<'_> {
-    /// How many codes there are.
+    /// Number of codes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.codes.len()
     }
 
-    /// Whether there are none.
+    /// Tests whether there are no codes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.codes.is_empty()
@@ -137,22 +138,23 @@ impl CodedMut<'_> {
     }
 }
 
-/// Random bits for the elements of a tensor: a function of `key` and of an element's place in the whole tensor.
+/// Random bits for the elements of a tensor: a function of `key` and of an element's position in the whole tensor.
 #[derive(Clone, Debug)]
 pub struct Rounding {
     /// Names the stream of random numbers.
     pub key: [u32; 4],
-    /// Where the elements are in the whole tensor.
+    /// Positions of the elements in the whole tensor.
     pub places: Places,
 }
 
 /// The spans that a kernel of a device takes.
 pub const MOST_SPANS: usize = 4;
 
-/// Where the elements of the stored part of a tensor are in the whole one, both in row-major order.
+/// Positions of the elements of the stored part of a tensor in the whole one, both in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// By dimension: size, start and length of the part. A dimension that is not cut counts as one with the one before.
+    /// By dimension: size, start and length of the part. A dimension that is not sharded counts as one with the one
+    /// before.
     spans: Vec<(usize, usize, usize)>,
 }
 
@@ -170,13 +172,13 @@ impl Places {
         Self { spans: merged }
     }
 
-    /// Size, start and length of the part by dimension, those that are not cut with the ones before them.
+    /// Size, start and length of the part by dimension, those that are not sharded with the ones before them.
     #[must_use]
     pub fn spans(&self) -> &[(usize, usize, usize)] {
         &self.spans
     }
 
-    /// The place of stored element `at` in the whole tensor, and how many elements from it on lie together there.
+    /// The position of stored element `at` in the whole tensor, and how many elements from it on lie together there.
     #[must_use]
     pub fn find(&self, at: usize) -> (u64, usize) {
         let (mut rest, mut step, mut place) = (at, 1, 0);

@@ -1,4 +1,4 @@
-//! What tensors are at the moment, read through libtorch's C interface: no copies of sizes, no references taken.
+//! Properties of tensors at the moment, read through libtorch's C interface: no copies of sizes, no references taken.
 //!
 //! A step over thousands of small tensors spends its time waiting for the lines of memory in which libtorch keeps what
 //! it knows of each, so they can be asked for ahead.
@@ -23,7 +23,7 @@ const STORAGE: usize = 2;
 const AUTOGRAD: usize = 3;
 const COUNTER: usize = 5;
 
-/// Where a libtorch `Tensor`, which is one pointer to a counted object, is: what its C interface takes.
+/// Pointer to a libtorch `Tensor`, which is one pointer to a counted object: what its C interface takes.
 type TensorPtr = *const *const c_void;
 
 // SAFETY: as libtorch's `shim.h` and the wrappers of `torch-sys` declare them.
@@ -87,7 +87,7 @@ fn functions() -> Option<&'static Functions> {
     FOUND.get_or_init(load).as_ref()
 }
 
-/// What a tensor was when it was bound. It must outlive this.
+/// Properties that a tensor had when it was bound. The tensor must outlive this.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// The counted object.

@@ -43,7 +43,7 @@ impl<'a> FlatView<'a> {
     /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
     ///
     /// # Panics
-    /// Where it is not inside.
+    /// Panics if the matrix is not inside.
     #[must_use]
     #[inline]
     pub fn matrix(&self, offset: usize, shape @ [rows, cols]: [usize; 2], stride: usize) -> MatrixView<'a> {
@@ -58,7 +58,7 @@ impl<'a> FlatViewMut<'a> {
     /// A matrix whose first element is element `offset` and whose rows begin `stride` elements apart.
     ///
     /// # Panics
-    /// Where it is not inside, or its rows share elements.
+    /// Panics if the matrix is not inside, or its rows share elements.
     #[must_use]
     #[inline]
     pub fn into_matrix(
@@ -97,7 +97,7 @@ impl<'a> FlatViewMut<'a> {
     }
 }
 
-/// Where a matrix is in a buffer.
+/// Position of a matrix in a buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Its first element.
@@ -113,7 +113,7 @@ impl Place {
         self.offset + extent(self.shape, self.stride)
     }
 
-    /// Whether an element is in both.
+    /// Tests whether an element is in both matrices.
     fn shares(&self, other: &Self) -> bool {
         let ([rows, cols], [other_rows, other_cols]) = (self.shape, other.shape);
         if self.stride == other.stride && self.stride > 0 {
@@ -152,7 +152,7 @@ impl FlatPtr {
     }
 }
 
-/// What both kinds of matrices tell of themselves.
+/// Accessors that both kinds of matrices have.
 macro_rules! facts {
     ($matrix:ident) => {
         impl $matrix<'_> {
@@ -170,19 +170,19 @@ macro_rules! facts {
                 self.flat.dtype()
             }
 
-            /// Where the elements are.
+            /// Device of the elements.
             #[must_use]
             pub fn device(&self) -> Device {
                 self.flat.device()
             }
 
-            /// Whether the elements are more than numbers of their type.
+            /// Tests whether the elements are more than numbers of their type.
             #[must_use]
             pub fn is_encoded(&self) -> bool {
                 self.flat.is_encoded()
             }
 
-            /// Whether all elements lie in a row.
+            /// Tests whether all elements are contiguous.
             #[must_use]
             #[inline]
             pub fn is_flat(&self) -> bool {
@@ -214,7 +214,7 @@ impl<'a> MatrixView<'a> {
     /// All elements, from the first to the last: for a matrix whose elements lie together.
     ///
     /// # Panics
-    /// Where they do not.
+    /// Panics if the elements are not contiguous.
     #[must_use]
     pub fn all(&self) -> FlatView<'a> {
         assert!(self.is_flat(), "a matrix with something between its rows was taken for one without");
@@ -285,7 +285,7 @@ impl<'a> MatrixViewMut<'a> {
     /// All elements, from the first to the last: for a matrix whose elements lie together.
     ///
     /// # Panics
-    /// Where they do not.
+    /// Panics if the elements are not contiguous.
     #[must_use]
     #[inline]
     pub fn into_all(self) -> FlatViewMut<'a> {
@@ -405,7 +405,7 @@ macro_rules! strided {
                 self.0.len()
             }
 
-            /// Whether there are none.
+            /// Tests whether there are no elements.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
@@ -417,7 +417,7 @@ macro_rules! strided {
                 self.0.dtype()
             }
 
-            /// Where the elements are.
+            /// Device of the elements.
             #[must_use]
             pub fn device(&self) -> Device {
                 self.0.device()
@@ -443,7 +443,7 @@ strided!(Strided);
 strided!(StridedMut);
 
 impl<'a> Strided<'a> {
-    /// `len` elements from `offset`, cut to what there is.
+    /// `len` elements from `offset`, shortened to what there is.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         Self(self.0.part(offset, len))
@@ -460,7 +460,7 @@ impl<'a> Strided<'a> {
 }
 
 impl<'a> StridedMut<'a> {
-    /// `len` elements from `offset`, cut to what there is.
+    /// `len` elements from `offset`, shortened to what there is.
     #[must_use]
     pub fn into_part(self, offset: usize, len: usize) -> Self {
         Self(self.0.into_part(offset, len))

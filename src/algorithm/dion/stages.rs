@@ -18,14 +18,14 @@ use crate::tensor::{DType, MatrixView, MatrixViewMut};
 /// Separates the random numbers of the sketch from those of the initial Q.
 const SKETCH_TAG: u32 = 1;
 
-/// Where the products find the momentum.
+/// Storage in which the products find the momentum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Held {
-    /// In the state itself.
+    /// The state itself.
     State,
-    /// In a wider copy, from which the state is rounded once.
+    /// Wider copy of the state, from which the state is rounded once.
     Wider,
-    /// In a narrower copy; what is exact is the state.
+    /// Narrower copy of the state, which stays exact.
     Narrower,
 }
 
@@ -54,7 +54,7 @@ impl Dion {
         }
     }
 
-    /// Where the momentum of the bucket's matrices is, which are all alike.
+    /// Storage of the momentum, the same for all of the bucket's matrices.
     fn momentum_held(io: &StageIo<'_>) -> Result<Held> {
         let Some(unit) = io.units.first() else {
             return Ok(Held::State);

@@ -50,7 +50,7 @@ struct Selection {
 }
 
 impl Selection {
-    /// Where the chosen slices are.
+    /// Chosen slices: their buffer, their positions and their side.
     fn rows(&self) -> ChosenRows {
         ChosenRows { buffer: CHOSEN, in_place: self.global, side: self.side }
     }

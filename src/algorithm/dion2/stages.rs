@@ -13,7 +13,7 @@ use crate::program::BufferId;
 use crate::spec::{Hyper, Side};
 use crate::tensor::{FlatViewMut, MatrixViewMut};
 
-/// Whether the momentum is codes: they are read once and written once, so a step works on it in a buffer.
+/// Tests whether the momentum is codes: they are read once and written once, so a step works on it in a buffer.
 fn is_quantized(units: &[UnitIo<'_>]) -> bool {
     units.first().is_some_and(|unit| unit.state[MOMENTUM].dtype().is_quantized())
 }
@@ -77,7 +77,7 @@ impl Dion2 {
         kernels::absolute_sums(side, &mut all.collect::<Vec<_>>())
     }
 
-    /// Puts the sums of the stored slices at their places among all.
+    /// Writes the sums of the stored slices at their offsets among all.
     pub(super) fn spread(io: &mut StageIo<'_>, side: Side) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         let [sums, scores] = buffers.several([SUMS, SCORES])?;

@@ -45,7 +45,7 @@ impl GaLore {
         program.local(TAKE, "take")
     }
 
-    /// What a basis is computed from, as far as it is stored here.
+    /// Computes the matrix from which a basis follows, as far as it is stored here.
     pub(super) fn statistic(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
         let sent = self.from(sides, io.class.num_shards) == Origin::Sent;
@@ -181,7 +181,7 @@ impl GaLore {
         Ok(())
     }
 
-    /// Whether a unit has new bases in this step.
+    /// Tests whether a unit has new bases in this step.
     fn has_new(&self, unit: &UnitIo<'_>, buffers: &Buffers<'_>, sides: &[Side]) -> Result<Finite> {
         if !unit.due {
             return Ok(Finite::Known(false));
@@ -228,7 +228,8 @@ fn oriented(matrix: &Tensor, side: Side) -> Result<Tensor> {
     Ok(if side == Side::Rows { matrix.shallow_clone() } else { matrix.f_tr()? })
 }
 
-/// For each side `moment·turn` where columns are projected, `turnᵀ·moment` where rows are, if there are new bases.
+/// Rotates a moment into new bases, if there are any: for each side `moment·turn` where columns are projected,
+/// `turnᵀ·moment` where rows are.
 fn rotate(
     moment: &MatrixView<'_>,
     sides: &[Side],
@@ -246,7 +247,7 @@ fn rotate(
     has_new.choose(&wide.f_contiguous()?, &old)
 }
 
-/// A contiguous matrix that was made where a moment is.
+/// View of a contiguous matrix, on the device of a moment.
 pub(super) fn beside<'t>(moment: &MatrixView<'_>, matrix: &'t mut Tensor) -> Result<MatrixViewMut<'t>> {
     let [rows, cols] = moment.shape();
     Ok(views::write(matrix)?.on(moment.device()).into_matrix(0, [rows, cols], cols))

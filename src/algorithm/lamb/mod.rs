@@ -96,7 +96,7 @@ impl Lamb {
         })
     }
 
-    /// By what each parameter's step is scaled.
+    /// Trust ratio by which each parameter's step is scaled.
     fn trust(&self, grad_factor: f64, h: &Hyper) -> Trust {
         Trust {
             lr: h[LR],

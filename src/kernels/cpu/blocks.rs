@@ -21,7 +21,7 @@ pub(in crate::kernels) const DECADES: usize = 7;
 const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 /// 1.5·2²³: added to a float32 of less than 2²², it leaves the nearest integer in the lowest bits.
 const TO_INTEGER: f32 = 12_582_912.0;
-/// How near to a bound the fast search may come, in entries: its own error is below 4e-5.
+/// Distance to a bound, in entries, up to which the fast search is in doubt: its own error is below 4e-5.
 pub(in crate::kernels) const DOUBT: f32 = 5e-5;
 
 /// A code book and what finds an entry in it.
@@ -34,7 +34,7 @@ pub(in crate::kernels) struct Book {
     pub(super) bounds: [f32; DECADES + 1],
     /// For what lies above the bound of the same number: entry `round(factor·a + shift)`, counted from `base`.
     pub(super) lines: [(f32, f32); DECADES + 1],
-    /// What an entry is counted from: minus this is its distance from 0.
+    /// Start of the count of entries: an entry's count minus this is its distance from 0.
     base: u32,
 }
 
@@ -88,7 +88,7 @@ impl Book {
         Self { values, zero: zero as u32, bounds, lines, base: base as u32 }
     }
 
-    /// What is found below all bounds.
+    /// Count that is found below all bounds.
     #[allow(clippy::cast_precision_loss)] // 0 or 1
     pub(in crate::kernels) const fn none(&self) -> f32 {
         self.base as f32
@@ -252,8 +252,8 @@ pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
     }
 }
 
-/// How many elements from the first one on may be handled at a time, `most` at most, without cutting blocks; none where
-/// there are no blocks.
+/// Number of elements from the first one on that may be handled at a time, `most` at most, without splitting blocks;
+/// none where there are no blocks.
 pub(in crate::kernels) fn cut(operand: &FlatView<'_>, most: usize) -> Option<usize> {
     let Some((Encoding::Blocks(blocks), first)) = operand.encoding() else { return None };
     Some(if operand.is_empty() { most } else { blocks.cut(first, most) - first })

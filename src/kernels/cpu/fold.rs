@@ -20,7 +20,7 @@ pub trait Fold<const N: usize, const R: usize, const W: usize, const K: usize>: 
         1.0
     }
 
-    /// How it is called on CUDA devices; none where there is no kernel of it.
+    /// Call of the pass on CUDA devices; none where there is no kernel of it.
     fn on_cuda(&self) -> Option<Pass<'_>> {
         None
     }

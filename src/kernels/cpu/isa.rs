@@ -11,7 +11,7 @@ const LIMIT: &str = "OXIDION_MAX_CPU_ISA";
 /// Instruction sets, each with those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What the compiler takes for every processor.
+    /// Instructions that the compiler takes for every processor.
     Baseline,
     /// AVX2.
     Avx2,
@@ -32,7 +32,7 @@ impl Isa {
         ("amx", Self::Amx),
     ];
 
-    /// Whether kernels may use it, if the processor has it.
+    /// Tests whether kernels may use the instruction set, if the processor has it.
     #[must_use]
     pub fn is_allowed(self) -> bool {
         static ALLOWED: OnceLock<Isa> = OnceLock::new();
@@ -44,7 +44,7 @@ impl Isa {
 /// The last instruction set that may be used.
 ///
 /// # Errors
-/// What may be named, where something else is.
+/// Message with the names that are taken, where something else is named.
 pub fn limit() -> Result<Isa, String> {
     let Some(value) = std::env::var_os(LIMIT) else { return Ok(Isa::Amx) };
     let known = Isa::NAMES.iter().find(|(name, _)| value == *name);
@@ -84,7 +84,7 @@ fn is_there(isa: Isa) -> bool {
 
 /// Work that is compiled for each instruction set: `run` has to be `#[inline(always)]`, and what it calls too.
 pub(in crate::kernels) trait Work: Sized {
-    /// What it returns.
+    /// Result of the work.
     type Out;
 
     /// Does it, with arithmetic of this type.

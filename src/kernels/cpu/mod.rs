@@ -32,9 +32,9 @@ pub(in crate::kernels) const TILE: usize = 512;
 /// written is written.
 #[derive(Debug)]
 pub struct Job<'a, const R: usize, const W: usize> {
-    /// What is only read; jobs may share it.
+    /// Operands that are only read; jobs may share them.
     pub read: [FlatView<'a>; R],
-    /// What is written.
+    /// Operands that are written.
     pub write: [FlatViewMut<'a>; W],
 }
 
@@ -46,7 +46,7 @@ impl<'a, const R: usize, const W: usize> Job<'a, R, W> {
         read.or(self.write.first().map(FlatViewMut::len)).unwrap_or(0)
     }
 
-    /// Whether there are none.
+    /// Tests whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -88,14 +88,14 @@ impl<'a, const R: usize, const W: usize> Job<'a, R, W> {
         self.write.iter().for_each(|x| x.prefetch(start, len));
     }
 
-    /// How many elements from the first one on may be handled at a time, `most` if no blocks are cut by that.
+    /// Number of elements from the first one on that may be handled at a time, `most` if that splits no blocks.
     fn whole_blocks(&self, most: usize) -> usize {
         let read = self.read.iter().find_map(|x| blocks::cut(x, most));
         read.or_else(|| self.write.iter().find_map(|x| blocks::cut(&x.view(), most))).unwrap_or(most)
     }
 }
 
-/// Where a job has an operand: the number of one that is read, or of one that is written.
+/// Slot of an operand in a job: the number of one that is read, or of one that is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     /// Read only.
@@ -108,7 +108,7 @@ pub enum Slot {
 pub trait Op<const N: usize, const R: usize, const W: usize>: Launch<N> + Sync {
     /// The order in which kernels of devices take the operands.
     const ORDER: [Slot; N];
-    /// Whether a job may be handed over in parts of any length.
+    /// True if a job may be handed over in parts of any length.
     const SPLITS: bool = true;
 
     /// Applies the operation to equally long slices of job `job`.

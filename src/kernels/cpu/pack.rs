@@ -1,4 +1,4 @@
-//! Copies of rectangles between areas, and sums of messages.
+//! Copies of rectangles between matrix views, and sums of messages.
 
 use crate::tensor::{FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
@@ -24,14 +24,14 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// What each rank contributed: messages of equal length, one after the other.
+/// Messages of all ranks, of equal length, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Messages<'a> {
     /// The memory of all.
     pub all: FlatView<'a>,
     /// Elements from one to the next.
     pub pitch: usize,
-    /// How many.
+    /// Number of messages.
     pub count: usize,
 }
 

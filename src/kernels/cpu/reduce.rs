@@ -34,7 +34,7 @@ pub(in crate::kernels) fn set_values(values: &[f64], x: FlatViewMut<'_>) {
     }
 }
 
-/// Whether every element is zero.
+/// Tests whether every element is zero.
 #[must_use]
 pub fn only_zeros(x: &FlatView<'_>) -> bool {
     (0..x.len()).step_by(super::TILE).all(|start| sum_of_squares(&x.part(start, super::TILE)) == 0.0)

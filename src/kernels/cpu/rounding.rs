@@ -1,4 +1,4 @@
-//! Random bits for stochastic rounding: counter-based, so that an element's bits depend on its place alone.
+//! Random bits for stochastic rounding: counter-based, so that an element's bits depend on its position alone.
 
 use half::bf16;
 
@@ -11,7 +11,7 @@ const LANES: usize = 8;
 const WIDTH: usize = 16;
 
 /// Rounds to bfloat16 up or down so that the mean is the number: 16 random bits are added to those that are cut off.
-/// What is a bfloat16 already, infinite or NaN stays what it is.
+/// Bfloat16 numbers, infinities and NaN stay what they are.
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::cast_possible_truncation)] // inside its caller's instruction set; 16 bits
 fn bits(x: f32, random: u16) -> u16 {

@@ -10,7 +10,7 @@ use crate::threads;
 
 /// Elements that one task should have at least.
 const TASK: usize = 1 << 16;
-/// Tasks that a matrix is cut into at most.
+/// Tasks that a matrix is split into at most.
 const PARTS: usize = 32;
 /// Rows that are worked on side by side at most.
 const TOGETHER: usize = 4;
@@ -30,17 +30,17 @@ pub struct Stack<'a, const R: usize, const W: usize> {
     pub rows: usize,
     /// Columns of each.
     pub cols: usize,
-    /// Where sums by row go: float64, one for each row of each matrix; empty where none are wanted.
+    /// Sums by row: float64, one for each row of each matrix; empty where none are wanted.
     pub row_sums: FlatViewMut<'a>,
-    /// Where sums by column go: float64, one for each column of each matrix; empty where none are wanted.
+    /// Sums by column: float64, one for each column of each matrix; empty where none are wanted.
     pub col_sums: FlatViewMut<'a>,
-    /// Where the sums of matrices go, of what is summed by row: float64, one for each; empty where none are wanted.
+    /// Sums of matrices, of what is summed by row: float64, one for each; empty where none are wanted.
     pub all_sums: FlatViewMut<'a>,
-    /// Where the pass's own sum goes: one float64; empty where it is not wanted.
+    /// Sum of the pass's own: one float64; empty where it is not wanted.
     pub total: FlatViewMut<'a>,
 }
 
-/// Where a part of a row is: the job, the matrix within its stack, the row and first column within the matrix.
+/// Position of a part of a row: the job, the matrix within its stack, the row and first column within the matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The job.
@@ -62,7 +62,7 @@ pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// row's sum and to the job's.
     fn row<C: Real>(&self, at: At, read: [&[C]; R], write: [&mut [C]; W], cols: &mut [C]) -> [f64; 2];
 
-    /// How it is called on CUDA devices; none where there is no kernel of it.
+    /// Call of the pass on CUDA devices; none where there is no kernel of it.
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
         None
     }
@@ -84,28 +84,28 @@ struct Task<'a, const R: usize, const W: usize> {
     count: usize,
     /// Rows and columns of a matrix.
     shape: [usize; 2],
-    /// Which part of a matrix that is cut; its sums by column are added up at the end.
+    /// Part of a matrix that is split; its sums by column are added up at the end.
     part: Option<usize>,
     /// The elements of the rows.
     operands: Job<'a, R, W>,
     row_sums: FlatViewMut<'a>,
-    /// Where the sums by column of whole matrices go.
+    /// Sums by column of whole matrices.
     col_sums: FlatViewMut<'a>,
-    /// Whether sums by column are wanted.
+    /// True if sums by column are wanted.
     sums_cols: bool,
     /// Rows that are worked on side by side.
     together: usize,
     left: Left,
 }
 
-/// What a task leaves: its share of the job's sum, and the sums by column of a part of a matrix.
+/// Sums that a task leaves: its share of the job's sum, and the sums by column of a part of a matrix.
 #[derive(Default)]
 struct Left {
     total: f64,
     cols: Vec<f64>,
 }
 
-/// Cuts a job into tasks. The sums by column of matrices that are cut stay with the job.
+/// Splits a job into tasks. The sums by column of matrices that are split stay with the job.
 fn cut<'a, const R: usize, const W: usize>(
     job: usize,
     stack: &'a mut Stack<'_, R, W>,

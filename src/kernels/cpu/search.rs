@@ -18,11 +18,12 @@ const LANES: usize = 16;
 /// The exponent of 2⁻²³, which is below every bound between entries: the smallest one with a place in the tables.
 const LEAST: u32 = 104;
 
-/// What depends on the decade, by the last five bits of an exponent and by the number of bounds that are exceeded.
+/// Tables of what depends on the decade, by the last five bits of an exponent and by the number of bounds that are
+/// exceeded.
 pub(in crate::kernels) struct Tables {
     /// The bound between two numbers of this exponent; infinite where there is none.
     bounds: [f32; 32],
-    /// How many bounds are below all numbers of this exponent.
+    /// Number of bounds below all numbers of this exponent.
     below: [i32; 32],
     factor: [f32; LANES],
     shift: [f32; LANES],

@@ -15,7 +15,7 @@ const MANY: usize = 96;
 const STRETCH: usize = 256;
 /// Elements of a block for each thread that works on it.
 const SHARE: usize = 8;
-/// How `jobs.cuh` numbers bfloat16 that is rounded at random.
+/// Number of bfloat16 that is rounded at random in `jobs.cuh`.
 const ROUNDED: u8 = 6;
 
 /// As `rounding.cuh` lays it out: size, start and length.
@@ -65,12 +65,12 @@ fn narrow<T, U: TryFrom<T>>(x: T) -> Result<U> {
     U::try_from(x).map_err(|_| Error::Internal("too many elements for one job".into()))
 }
 
-/// How the elements of a job are cut.
+/// Division of the elements of a job into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     width: usize,
     block: usize,
-    /// Place of the job's first element in the tensor.
+    /// Offset of the job's first element in the tensor.
     first: usize,
 }
 

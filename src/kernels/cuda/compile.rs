@@ -40,7 +40,7 @@ pub(super) fn architecture((major, minor): (i32, i32)) -> Result<String> {
     }
 }
 
-/// What the machine code of a source for an architecture depends on, as a name.
+/// Key of the machine code of a source for an architecture: a name for all that it depends on.
 pub(super) fn key(sources: &Sources, source: &Source, architecture: &str) -> String {
     let mut hash = Sha256::new();
     let headers = sources.headers.iter().flat_map(|(name, text)| [*name, text]);
@@ -56,7 +56,7 @@ pub(super) fn key(sources: &Sources, source: &Source, architecture: &str) -> Str
     key
 }
 
-/// Where machine code may be found, and what makes it.
+/// Locations where machine code may be found, and what makes it.
 struct Places<'a> {
     sources: &'a Sources,
     /// In the package: key and bytes.
@@ -70,7 +70,7 @@ struct Places<'a> {
 /// compiled now, which is kept. What a driver does not take, as that of another major version, gives way to the next.
 ///
 /// # Errors
-/// Those of `load` and [`compile`] for what is compiled.
+/// Errors of `load` and [`compile`] for what is compiled.
 pub(super) fn loaded<Module>(
     sources: &Sources,
     source: &Source,
@@ -113,7 +113,7 @@ impl Places<'_> {
     }
 }
 
-/// Whether a file is an ELF whose tables of sections and segments lie inside of it: the driver trusts them.
+/// Tests whether a file is an ELF whose tables of sections and segments lie inside of it: the driver trusts them.
 fn is_whole(image: &[u8]) -> bool {
     let number = |at: usize, bytes: usize| {
         let field = image.get(at..at + bytes)?;
@@ -266,7 +266,7 @@ mod tests {
         String::from_utf8_lossy(&image[64..]).into_owned()
     }
 
-    /// What is loaded where all but the first `refused` are.
+    /// Text of the image that is loaded where all but the first `refused` are.
     fn chosen(places: &Places, source: &Source, architecture: &str, mut refused: usize) -> Result<String> {
         places.loaded(source, architecture, |image| {
             if refused > 0 {

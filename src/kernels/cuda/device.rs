@@ -14,7 +14,7 @@ use super::{compile, tape};
 use crate::error::{Error, Result};
 use crate::tensor::{self, DType, Device, FlatPtr, FlatView, FlatViewMut};
 
-/// How the driver names a device whose memory is that of the host.
+/// Name that the driver gives a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
 
 /// A device that this process uses.
@@ -28,7 +28,7 @@ pub(in crate::kernels) struct LoadedDevice {
     loaded: Mutex<Loaded>,
 }
 
-/// What is loaded on a device.
+/// Sources and functions that are loaded on a device.
 #[derive(Debug, Default)]
 struct Loaded {
     sources: Vec<&'static str>,
@@ -38,7 +38,7 @@ struct Loaded {
 static DEVICES: Mutex<BTreeMap<usize, &'static LoadedDevice>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    /// What the thread launches on.
+    /// Device and stream that the thread launches on.
     static CURRENT: Cell<Option<(&'static LoadedDevice, Stream)>> = const { Cell::new(None) };
     /// The learning rate that its launches read when they run.
     static RATE: Cell<Rate> = const { Cell::new(Rate::NONE) };
@@ -165,7 +165,7 @@ impl Drop for Entered {
     }
 }
 
-/// What a thread does at a learning rate that the device reads, until it is dropped.
+/// Guard of launches at a learning rate that the device reads, until it is dropped.
 #[derive(Debug)]
 pub struct Following {
     /// It belongs to the thread.
@@ -251,12 +251,12 @@ pub(in crate::kernels) fn multiprocessors(when: When) -> Option<u32> {
     loads.then_some(device.multiprocessors)
 }
 
-/// Whether this thread launches on a device.
+/// Tests whether this thread launches on a device.
 pub(in crate::kernels) fn is_entered() -> bool {
     CURRENT.get().is_some()
 }
 
-/// Whether what this thread launches is put into a graph instead of being run.
+/// Tests whether launches of this thread are put into a graph instead of being run.
 pub(in crate::kernels) fn is_capturing() -> Result<bool> {
     CURRENT.get().map_or(Ok(false), |(_, stream)| driver::is_capturing(stream))
 }

@@ -19,7 +19,7 @@ pub(in crate::kernels) struct Function(sys::CUfunction);
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct Module(sys::CUmodule);
 
-/// What a graph does: one launch of a kernel.
+/// Node of a graph: one launch of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct Node(sys::CUgraphNode);
 
@@ -43,7 +43,7 @@ unsafe impl Send for Node {}
 // SAFETY: as above.
 unsafe impl Sync for Node {}
 
-/// What is asked of a device once.
+/// Properties of a device, asked for once.
 #[derive(Clone, Debug)]
 pub(in crate::kernels) struct Properties {
     pub(in crate::kernels) context: Context,
@@ -53,7 +53,7 @@ pub(in crate::kernels) struct Properties {
     pub(in crate::kernels) multiprocessors: u32,
 }
 
-/// How many blocks and threads a launch has, and the shared memory of a block in bytes.
+/// Numbers of blocks and threads of a launch, and the shared memory of a block in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) struct Grid {
     pub(in crate::kernels) blocks: u32,
@@ -69,7 +69,7 @@ impl Grid {
     }
 }
 
-/// How tensor copies see matrices: as the driver encodes it, and as `hopper.cuh` lays it out.
+/// Description of matrices for tensor copies: as the driver encodes it, and as `hopper.cuh` lays it out.
 #[repr(C, align(128))]
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct TensorMap([u64; 16]);
@@ -84,11 +84,11 @@ pub(in crate::kernels) struct Boxes {
     pub(in crate::kernels) strides: [usize; 2],
     /// Rows of what one copy moves, and its columns.
     pub(in crate::kernels) moved: [u32; 2],
-    /// Whether the elements are float16 numbers, not bfloat16.
+    /// True if the elements are float16 numbers, not bfloat16.
     pub(in crate::kernels) float16: bool,
 }
 
-/// Whether a driver can be loaded; looked for once.
+/// Tests whether a driver can be loaded; looked for once.
 pub(in crate::kernels) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: loading a library runs its initializers, and those of the driver do nothing that is seen.
@@ -153,7 +153,7 @@ pub(in crate::kernels) fn set_current(context: Context) -> Result<()> {
     check("set context", unsafe { sys::cuCtxSetCurrent(context.0) })
 }
 
-/// Whether what is launched on the stream is put into a graph instead of being run.
+/// Tests whether launches on the stream are put into a graph instead of being run.
 pub(in crate::kernels) fn is_capturing(stream: Stream) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream is torch's and alive; the driver writes to what it is given.

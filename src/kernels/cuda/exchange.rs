@@ -1,4 +1,4 @@
-//! What ranks send each other, put together and taken apart: tables of `copies.cu`, and `messages.cu`.
+//! Messages that ranks send each other, put together and taken apart: tables of `copies.cu`, and `messages.cu`.
 
 use super::super::{Copy, Messages};
 use super::device::{launch, scratch};

@@ -85,7 +85,7 @@ pub(in crate::kernels) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView
     coded::run(pass, false, &narrow_coded)
 }
 
-/// Whether arithmetic is float64.
+/// Tests whether arithmetic is float64.
 pub(in crate::kernels) fn is_wide<const N: usize>(operands: &[FlatView; N]) -> bool {
     operands.iter().any(|o| o.dtype() == DType::F64)
 }

@@ -18,7 +18,7 @@ struct Noted {
 #[derive(Clone, Debug, Default)]
 pub struct Tape(Vec<Noted>);
 
-/// What happens to launches.
+/// Mode of this thread's launches.
 #[derive(Debug)]
 enum Mode {
     /// They are noted as they are captured.
@@ -29,7 +29,7 @@ enum Mode {
 
 thread_local! {
     static MODE: RefCell<Option<Mode>> = const { RefCell::new(None) };
-    /// Whether launches stay as they were captured.
+    /// True if launches stay as they were captured.
     static FROZEN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -38,7 +38,7 @@ pub fn note() {
     MODE.set(Some(Mode::Note(Tape::default())));
 }
 
-/// What was noted; nothing where nothing was.
+/// Tape of what was noted; empty where nothing was.
 #[must_use]
 pub fn noted() -> Tape {
     match MODE.take() {
@@ -66,7 +66,7 @@ pub fn finish() -> Result<()> {
     }
 }
 
-/// Whether this thread gives launches of a graph their parameters instead of launching.
+/// Tests whether this thread gives launches of a graph their parameters instead of launching.
 pub(super) fn is_set() -> bool {
     MODE.with_borrow(|mode| matches!(mode, Some(Mode::Set { .. })))
 }

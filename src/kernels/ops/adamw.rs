@@ -21,16 +21,17 @@ ops! {
         epsilon: f64,
         /// `lr · weight_decay`.
         decay: f64 * lr,
-        /// Whether the decay acts only where `m·x ≥ 0`.
+        /// True if the decay acts only where `m·x ≥ 0`.
         cautious: bool,
-        /// Whether the decay comes after the update.
+        /// True if the decay comes after the update.
         late: bool,
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,
         ;
         /// Of each job the factors of the first moment and of the root of the second, as `corrections` gives them.
         corrections: Vec<[f64; 2]> => with,
-        /// Where a device counts the steps of each job; else empty. There the first factor of `corrections` is `lr`.
+        /// Counters of the steps of each job, where a device counts; else empty. There the first factor of
+        /// `corrections` is `lr`.
         steps: Vec<FlatView<'a>> => after,
     } => {
         adamw = AdamW [x: update param, g: read plain, m: update signed, v: update unsigned];

@@ -79,7 +79,7 @@ struct AdEMAMix : AdEMAMixOperands {
         epsilon: f64,
         /// `lr · weight_decay`.
         decay: f64 * lr,
-        /// Whether the decay acts only where it points along the update.
+        /// True if the decay acts only where it points along the update.
         cautious: bool,
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,
@@ -88,7 +88,7 @@ struct AdEMAMix : AdEMAMixOperands {
         known: Vec<[f64; 2]> => with,
         /// Of each job what the host has computed from that number, once for all of its elements.
         at_step: Vec<AtStep>,
-        /// Where a device counts the steps of each job; else empty.
+        /// Counters of the steps of each job, where a device counts; else empty.
         steps: Vec<FlatView<'a>> => after,
     } => {
         ademamix = AdEMAMix [

@@ -16,7 +16,7 @@ ops! {
         rate: f64 * lr,
         /// `lr · weight_decay`.
         decay: f64 * lr,
-        /// Whether the decay acts only where it points along the update.
+        /// True if the decay acts only where it points along the update.
         cautious: bool,
     } => {
         apply = Apply [x: update param, u: read plain];
@@ -28,7 +28,7 @@ ops! {
         /// `lr · weight_decay`, or another.
         decay: f64 * lr if per_rate,
         ;
-        /// Whether it is proportional to the learning rate.
+        /// True if the decay is proportional to the learning rate.
         per_rate: bool,
     } => {
         decay = Decay [x: update param];

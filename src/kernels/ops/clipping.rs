@@ -16,7 +16,7 @@ pub enum Rates<'a> {
     Relative {
         /// t.
         steps: &'a Steps<'a>,
-        /// Whether it warms up.
+        /// True if the rate warms up.
         warms_up: bool,
     },
 }
@@ -32,7 +32,7 @@ pub struct UpdateSums<'a> {
     pub numel: usize,
 }
 
-/// What is common to all parameters.
+/// Scalars that are common to all parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Clipping {
     /// The gradient's factor: sign and unscaling.
@@ -90,7 +90,7 @@ impl<'a> Rates<'a> {
         }
     }
 
-    /// Where a device counts the steps of a job.
+    /// Counter of the steps of a job, where a device counts.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(in crate::kernels) fn counter(&self, job: usize) -> Option<FlatView<'a>> {
         match self {

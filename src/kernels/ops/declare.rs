@@ -55,7 +55,7 @@ macro_rules! ops {
             })?
         )*
     ) => {
-        /// What this file declares.
+        /// Kernels that this file declares.
         pub(in crate::kernels) const DECLARED: crate::kernels::cuda_call::Declared =
             crate::kernels::cuda_call::Declared {
                 header: ($header, ops!(@text $header $($text)?)),

@@ -1,5 +1,5 @@
-//! What passes of devices do with operands that are more than numbers of their type, where no kernel heeds that: they work
-//! on numbers in memory of their own, decoded before and encoded or rounded after.
+//! Decoding for passes of devices with operands that are more than numbers of their type, where no kernel heeds that:
+//! they work on numbers in memory of their own, decoded before and encoded or rounded after.
 
 #![cfg_attr(not(feature = "cuda"), allow(dead_code))] // for devices
 
@@ -37,7 +37,7 @@ impl<'a> Decoded<'a> {
         Ok(numbers)
     }
 
-    /// Where the numbers of an operand are that the pass reads: in memory of their own where it has an encoding.
+    /// View of the numbers of an operand that the pass reads: in memory of their own where it has an encoding.
     pub(super) fn read(&mut self, x: MatrixView<'a>, wide: bool) -> Result<MatrixView<'a>> {
         let [rows, cols] = x.shape();
         if !x.is_encoded() {

@@ -26,7 +26,7 @@ ops! {
         /// `f / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` of each job, with the factor f of the result
         /// ([`super::adamw::AdamW::corrections`]).
         corrections: Vec<[f64; 2]> => with,
-        /// Whether f is proportional to the learning rate.
+        /// True if f is proportional to the learning rate.
         per_rate: bool,
     } => {
         direction = Direction [r: update plain, m: update signed, v: update unsigned];
@@ -39,7 +39,7 @@ ops! {
         rate: f64 * lr,
         /// `lr · weight_decay`.
         decay: f64 * lr,
-        /// Whether the decay acts only where it points along the update.
+        /// True if the decay acts only where it points along the update.
         cautious: bool,
     } => {
         apply_late = ApplyLate [x: update param, u: read plain];

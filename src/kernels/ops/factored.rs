@@ -105,7 +105,7 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// What a device computes scales from.
+/// Moments from which a device computes scales.
 fn moments<'a>(scales: &[Scales<'a>]) -> Vec<ScaleMoments<'a>> {
     scales.iter().map(|scales| scales.moments).collect()
 }
@@ -132,7 +132,7 @@ ops! {
 
     /// Scalars of [`ScaledApply`].
     struct ScaledApplyScalars {
-        /// Whether the decay acts only where it points along the update.
+        /// True if the decay acts only where it points along the update.
         cautious: bool,
         /// β₁ where the finished step is averaged.
         beta1: f64,
@@ -142,7 +142,7 @@ ops! {
     struct ConfidentApplyScalars {
         /// β₁.
         beta1: f64,
-        /// Whether the decay acts only where it points along the step.
+        /// True if the decay acts only where it points along the step.
         cautious: bool,
         /// Its rate.
         rate: f64 * lr,
@@ -269,7 +269,7 @@ pub struct ScaledApply<'a> {
     pub scales: &'a [Scales<'a>],
     /// Of every job the factor (rate, clipping, and the gradient's) and the decay.
     pub factors: &'a Factors<2>,
-    /// Whether the decay acts only where it points along the update.
+    /// True if the decay acts only where it points along the update.
     pub cautious: bool,
     /// β₁ where the finished step is averaged.
     pub beta1: f64,
@@ -341,7 +341,7 @@ pub struct ConfidentApply<'a> {
     pub rate: f64,
     /// `lr · weight_decay`.
     pub decay: f64,
-    /// Whether the decay acts only where it points along the step.
+    /// True if the decay acts only where it points along the step.
     pub cautious: bool,
 }
 

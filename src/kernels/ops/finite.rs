@@ -1,4 +1,4 @@
-//! What projections by a basis need beside their products.
+//! Operations that projections by a basis need beside their products.
 
 use tch::{Kind, Tensor};
 
@@ -19,10 +19,10 @@ pub fn clear_without_basis(all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) -> Res
     all.iter_mut().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
 }
 
-/// Whether all elements are finite: as far as the host is told, or on a device as a number there.
+/// True if all elements are finite: as far as the host is told, or on a device as a number there.
 #[derive(Debug)]
 pub enum Finite {
-    /// What the host knows.
+    /// Truth value that the host knows.
     Known(bool),
     /// A tensor of one truth value.
     There(Tensor),

@@ -26,7 +26,7 @@ ops! {
         epsilon: f64,
         /// λ.
         weight_decay: f64,
-        /// Whether the decay acts only where it points along the update.
+        /// True if the decay acts only where it points along the update.
         cautious: bool,
         ;
         /// Of each job `1 / (1 - β₁ᵗ)` and `1 / √(1 - β₂ᵗ)` or ones, the gradient's factor (sign, unscaling, clipping), and by

@@ -20,7 +20,7 @@ ops! {
         beta2: f64,
         /// `lr · weight_decay`.
         decay: f64 * lr,
-        /// Whether the decay acts only where `x·u ≥ 0`.
+        /// True if the decay acts only where `x·u ≥ 0`.
         cautious: bool,
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,

@@ -40,14 +40,14 @@ pub enum NewShare<'a> {
     },
 }
 
-/// What every mean is moved by.
+/// Scalars by which every mean is moved.
 #[derive(Debug)]
 struct Moves<'a> {
     epsilon: f64,
     exponent: f64,
     /// Of each job the share of the new value, and by what its sum is divided.
     own: Vec<[f64; 2]>,
-    /// Where a device counts the steps of each job, if the share follows them.
+    /// Counters of the steps of each job, where a device counts, if the share follows them.
     steps: Vec<FlatView<'a>>,
 }
 

@@ -45,7 +45,7 @@ macro_rules! updates {
     ($($name:ident)*) => {
         $( pub(in crate::kernels) mod $name; )*
 
-        /// What they export.
+        /// Exports of the optimizers' modules.
         pub(in crate::kernels) mod optimizers {
             $( pub use super::$name::*; )*
         }

@@ -16,7 +16,7 @@ ops! {
         mu: f64,
         /// γ, the gradient's factor: sign and unscaling.
         grad_factor: f64,
-        /// Whether `u` looks one step ahead.
+        /// True if `u` looks one step ahead.
         nesterov: bool,
     } => {
         momentum = Momentum [g: read plain, m: update signed, u: write plain];
@@ -35,7 +35,7 @@ ops! {
     /// `u ← m`, then `m ← keep·m`. Operands: m, u.
     #[derive(Clone, Copy, Debug)]
     pub struct Release {
-        /// What is left of m.
+        /// Share of m that is left.
         keep: f64,
     } => {
         release = Release [m: update signed, u: write plain];

@@ -7,15 +7,15 @@ use crate::tensor::{Device, FlatViewMut};
 /// A part of a stream of normal numbers.
 #[derive(Debug)]
 pub struct Normals<'a> {
-    /// Where it goes.
+    /// Memory of the numbers.
     pub out: FlatViewMut<'a>,
     /// The stream (`stream`).
     pub stream: [u32; 4],
-    /// The place of the first number in the stream.
+    /// Offset of the first number in the stream.
     pub first: u64,
 }
 
-/// Numbers times `factor`, both float32, by a kernel where there is one for the place. False, with nothing done, where
+/// Numbers times `factor`, both float32, by a kernel where there is one for the device. False, with nothing done, where
 /// there is none.
 ///
 /// # Errors

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView};
 
-/// What is done about moments that start at zero.
+/// Correction for moments that start at zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Debias {
     /// Nothing.
@@ -23,11 +23,11 @@ pub struct Trust {
     pub lr: f64,
     /// β₁ and β₂.
     pub betas: [f64; 2],
-    /// What is corrected.
+    /// Correction for moments that start at zero.
     pub debias: Debias,
-    /// Whether the ratio is taken.
+    /// True if the ratio is taken.
     pub adapts: bool,
-    /// What ‖x‖ is kept in.
+    /// Bounds between which ‖x‖ is kept.
     pub bounds: [f64; 2],
     /// The largest ratio.
     pub clip: f64,

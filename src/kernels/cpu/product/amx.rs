@@ -16,7 +16,7 @@ const SIDE: usize = 32;
 /// Elements along the inner dimension in a register.
 const DEPTH: usize = 32;
 
-/// What `ldtilecfg` reads: eight registers of 16 rows of 64 bytes.
+/// Configuration that `ldtilecfg` reads: eight registers of 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -34,15 +34,15 @@ static SHAPES: Shapes = Shapes {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// Whether this process may use the tile registers, and they multiply: asked of CPU and system once.
+/// Tests whether this process may use the tile registers, and they multiply: asked of CPU and system once.
 ///
-/// What a virtual machine says of its tiles (CPUID leaf 0x1D) does not count: some say nothing and have them.
+/// CPUID leaf 0x1D, in which a virtual machine describes its tiles, does not count: some say nothing and have them.
 pub(super) fn is_usable() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
     *USABLE.get_or_init(|| crate::tensor::cpu_names_amx() && are_saved() && is_permitted() && multiplies())
 }
 
-/// Whether the system saves the tile registers when it switches threads.
+/// Tests whether the system saves the tile registers when it switches threads.
 fn are_saved() -> bool {
     const TILES: u64 = 3 << 17;
     std::arch::is_x86_feature_detected!("avx512bw") && {

@@ -1,6 +1,6 @@
 //! Products of small matrices and orthonormal bases of tall ones, by faer.
 //!
-//! Work is cut by the sizes of a matrix alone, so neither the number of threads nor the other matrices of a call
+//! Work is split by the sizes of a matrix alone, so neither the number of threads nor the other matrices of a call
 //! change a bit of the result.
 
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ use super::ThinProduct;
 use crate::tensor::{DType, FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
 
-/// Columns that are multiplied together: products with one triangle are cut into panels of this width. On 4096 x 256
+/// Columns that are multiplied together: products with one triangle are split into panels of this width. On 4096 x 256
 /// 48 takes 2.4 ms, 64 the same, 128 2.8 ms and the full product 3.6 ms.
 const PANEL: usize = 48;
 /// Rows that are multiplied together, which then stay in the L2 cache.

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, FlatView, FlatViewMut, Strided, StridedMut};
 use crate::threads;
 
-/// What the products of an element type are computed with.
+/// Kernel with which the products of an element type are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// float32 with AVX-512.
@@ -55,7 +55,7 @@ pub enum Kernel {
     Bf16Avx2,
 }
 
-/// What a machine can do, as far as the choice of a kernel asks.
+/// Features of a machine, as far as the choice of a kernel asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // features are
 pub struct Features {
@@ -70,8 +70,8 @@ pub struct Features {
 }
 
 impl Features {
-    /// Those of this machine that may be used for products of a type. The system is asked for AMX only where the type is bfloat16: it is
-    /// for the whole process, and signal stacks have to be larger from then on.
+    /// Features of this machine that may be used for products of a type. The system is asked for AMX only where the
+    /// type is bfloat16: it is for the whole process, and signal stacks have to be larger from then on.
     #[must_use]
     pub fn detect(dtype: DType) -> Self {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -112,9 +112,9 @@ impl Features {
 /// over `p`.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
-    /// Where they are.
+    /// Elements of the rows.
     pub x: Strided<'a>,
-    /// How many rows.
+    /// Number of rows.
     pub count: usize,
     /// Elements of a row.
     pub inner: usize,
@@ -137,13 +137,13 @@ pub struct Product<'a> {
     pub keep: f64,
     /// Matrices of the size of `out`, other than it, with their factors.
     pub add: &'a [(f64, Strided<'a>)],
-    /// What is added to every element of the diagonal, where the product is symmetric.
+    /// Number that is added to every element of the diagonal, where the product is symmetric.
     pub diagonal: f64,
-    /// What is done with the product.
+    /// Outcome of the product, symmetric or transposed.
     pub outcome: Outcome,
 }
 
-/// What is known of a product, or done with it.
+/// Property of a product that is known, or operation on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing.
@@ -268,21 +268,21 @@ impl Kernel {
         })
     }
 
-    /// Whether operands are packed faster from rows than from columns: 16 MiB in 2 ms and 4 to 6 ms with AVX-512.
+    /// Tests whether operands are packed faster from rows than from columns: 16 MiB in 2 ms and 4 to 6 ms with AVX-512.
     #[must_use]
     pub fn prefers_rows(self) -> bool {
         matches!(self, Self::F32Avx512 | Self::Bf16Avx512 | Self::Bf16Amx)
     }
 
-    /// Whether libtorch is left no product of this type: it may have to do without AMX, and on a processor that has no
-    /// instructions for bfloat16 it does 0.3 to 3 GFLOP/s.
+    /// Tests whether libtorch is left no product of this type: it may have to do without AMX, and on a processor that
+    /// has no instructions for bfloat16 it does 0.3 to 3 GFLOP/s.
     #[must_use]
     pub fn is_alone(self) -> bool {
         matches!(self, Self::Bf16Amx | Self::Bf16Avx2)
     }
 
-    /// Whether the tiles multiply faster than libtorch's products of this type: MKL uses AVX-512 on Intel's processors only, and
-    /// on a Zen 5 does 110 GFLOP/s a core in float32 where the tiles do 220.
+    /// Tests whether the tiles multiply faster than libtorch's products of this type: MKL uses AVX-512 on Intel's
+    /// processors only, and on a Zen 5 does 110 GFLOP/s a core in float32 where the tiles do 220.
     #[must_use]
     pub fn outruns_library(self) -> bool {
         matches!(self, Self::F32Avx512 | Self::F64Avx512) && crate::tensor::cpu_is_of_amd()
@@ -299,8 +299,8 @@ impl Kernel {
     }
 }
 
-/// Whether this machine multiplies bfloat16 matrices faster than float32 ones: with AMX, or with AVX512-BF16 at full rate
-/// as AMD builds it. On Intel's AVX512-BF16 bfloat16 products take 1.7 to 1.9 times as long.
+/// Tests whether this machine multiplies bfloat16 matrices faster than float32 ones: with AMX, or with AVX512-BF16 at
+/// full rate as AMD builds it. On Intel's AVX512-BF16 bfloat16 products take 1.7 to 1.9 times as long.
 #[must_use]
 pub fn multiplies_bf16() -> bool {
     match Kernel::of(DType::BF16) {

@@ -47,7 +47,7 @@ impl ThinProduct<'_> {
         left.shape()[usize::from(!transposed)]
     }
 
-    /// Whether it is the product of a transpose alone, which replaces what is in `out`.
+    /// Tests whether this is the product of a transpose alone, which replaces what is in `out`.
     #[must_use]
     pub fn is_turned(&self) -> bool {
         self.left.1 && !self.right.1 && self.keep == 0.0
@@ -62,7 +62,7 @@ impl ThinProduct<'_> {
 
 impl Kernel {
     /// Computes products that are turned, or whose left factor is not transposed, one after the other, each by all threads.
-    /// Work is cut by sizes alone, so neither the number of threads nor the other products change a bit.
+    /// Work is split by sizes alone, so neither the number of threads nor the other products change a bit.
     ///
     /// # Errors
     /// `Error::Internal` for another product or another type.

@@ -186,7 +186,7 @@ fn prefetch<E>(at: *const E) {
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast()) };
 }
 
-/// Where the transposed tile goes.
+/// Destination of the transposed tile.
 pub(super) struct Mirror {
     /// Of the tile.
     pub(super) rows: usize,

@@ -66,7 +66,7 @@ pub(super) trait Tile: Sized {
     const DEPTH: usize;
     /// Elements of a panel's memory that one of the operand takes there: 2 where it is widened.
     const UNITS: usize = 1;
-    /// Whether rows of 16 units of 32 bits are transposed in registers.
+    /// True if rows of 16 units of 32 bits are transposed in registers.
     const TRANSPOSES: bool;
 
     /// `out[i][j] = Σ a[p][i] b[p][j]` over `steps` groups of `DEPTH` products.
@@ -114,7 +114,7 @@ fn pairs(x: __m512i) -> __m512bh {
     unsafe { std::mem::transmute::<__m512i, __m512bh>(x) }
 }
 
-/// How far ahead of its use the panel of columns is fetched, in steps.
+/// Distance from its use at which the panel of columns is fetched, in steps.
 const AHEAD: usize = 12;
 
 /// A tile of two vectors by `$rows`: every row's element is broadcast and multiplied with both.

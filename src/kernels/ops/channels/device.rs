@@ -1,4 +1,4 @@
-//! What the optimizers with low-rank moments are made of: the kernels of `low_rank.cu`.
+//! Kernels of `low_rank.cu`, of which the optimizers with low-rank moments are made.
 
 use crate::error::Result;
 use crate::kernels::cuda::device::{Rate, scratch};

@@ -15,7 +15,7 @@ const PARALLEL: usize = 1 << 16;
 #[derive(Clone, Debug)]
 pub(in crate::kernels) struct Factors {
     factors: Vec<f64>,
-    /// Whether they are those of the rows.
+    /// True if the factors are those of the rows.
     rows: bool,
 }
 

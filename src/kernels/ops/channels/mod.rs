@@ -18,7 +18,7 @@ pub(in crate::kernels) const TINY: f64 = 1e-8;
 /// Factors of the channels of a matrix, in float64.
 #[derive(Debug)]
 pub struct Channels<'a> {
-    /// What the channels are.
+    /// Side of the matrix whose slices are the channels: rows or columns.
     pub side: Side,
     /// One for each.
     pub factors: FlatViewMut<'a>,
@@ -31,20 +31,20 @@ pub struct Channels<'a> {
 pub struct Projected<'a> {
     /// R or N.
     pub low: MatrixViewMut<'a>,
-    /// What its channels give.
+    /// Factors and norms that its channels give.
     pub channels: Channels<'a>,
 }
 
-/// How [`channel_steps`] moves parameters.
+/// Scalars with which [`channel_steps`] moves parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelStep {
     /// γ, the gradient's factor: sign and unscaling.
     pub grad_factor: f64,
     /// `lr · weight_decay`.
     pub decay: f64,
-    /// Whether the decay acts only where it points along the update.
+    /// True if the decay acts only where it points along the update.
     pub cautious: bool,
-    /// Whether the decay comes after the update.
+    /// True if the decay comes after the update.
     pub late: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Limited<'a> {
     pub last: FlatViewMut<'a>,
     /// The rate, unless that is too much.
     pub rate: f64,
-    /// Whether there was no update before.
+    /// True if there was no update before.
     pub fresh: bool,
 }
 

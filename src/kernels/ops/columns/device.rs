@@ -44,7 +44,7 @@ struct ColumnJobs {
 
 const _: () = assert!(size_of::<ColumnJob>() == 72 && size_of::<ColumnJobs>() == 40 + 72 * MOST_MATRICES);
 
-/// How many blocks a matrix takes.
+/// Number of blocks that a matrix takes.
 #[derive(Clone, Copy, Debug)]
 enum Blocks {
     /// One for each part of its rows and columns.
@@ -86,12 +86,12 @@ fn named(stem: &str, dtype: DType) -> String {
     format!("{stem}_{}", if dtype == DType::F64 { "wide" } else { "few" })
 }
 
-/// What all matrices of a launch have in common.
+/// Scalars that all matrices of a launch have in common.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     epsilon: f64,
     factor: f64,
-    /// What the factor is for each unit of.
+    /// Learning rate by which a device multiplies the factor.
     unit: Rate,
 }
 

@@ -25,7 +25,7 @@ pub(in crate::kernels) fn squares_and_scaled(
     }
 }
 
-/// Whether arithmetic on elements of a view is float64.
+/// Tests whether arithmetic on elements of a view is float64.
 fn wide(x: &FlatView<'_>) -> bool {
     x.dtype() == DType::F64
 }

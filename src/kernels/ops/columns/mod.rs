@@ -42,7 +42,7 @@ impl Columns<'_> {
         [self.x.len().checked_div(cols).unwrap_or(0), cols]
     }
 
-    /// Where it is.
+    /// Device of the matrix.
     fn device(&self) -> Result<Device> {
         let device = self.x.device();
         if self.sums.dtype() != DType::F64 || self.scaled.len() != self.x.len() {
@@ -55,7 +55,7 @@ impl Columns<'_> {
     }
 }
 
-/// Splits by place: what is on the host, and what is on a device.
+/// Splits by device: what is on the host, and what is on a device.
 fn on_host<'c, 'a: 'c>(all: impl Iterator<Item = &'c Columns<'a>>) -> Result<bool> {
     let places = all.map(Columns::device).collect::<Result<Vec<_>>>()?;
     let on_host = places.iter().filter(|device| **device == Device::Cpu).count();

@@ -95,7 +95,7 @@ const _: () = {
 #[derive(Clone, Copy, Debug)]
 struct Pass {
     selection: Selection,
-    /// What is added to the diagonal of those that failed in the pass before, as a share of it.
+    /// Share of the diagonal that is added to it in the panels that failed in the pass before.
     shift: f32,
     /// Pivots up to this share of their column's square leave the column out.
     left_out: f32,

@@ -16,9 +16,9 @@ use crate::tensor::{DType, Device, FlatView, FlatViewMut};
 #[derive(Debug, Default)]
 pub struct Factors<const K: usize> {
     known: Vec<[f64; K]>,
-    /// Where a device left those of each job.
+    /// Factors of each job, where a device left them.
     left: Vec<FlatView<'static>>,
-    /// What owns that memory. Nobody else looks at it.
+    /// Owner of that memory. Nobody else looks at it.
     _memory: Option<Mutex<Tensor>>,
 }
 
@@ -36,13 +36,13 @@ impl<const K: usize> Factors<K> {
         Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
     }
 
-    /// Those of a job, on the host.
+    /// Factors of a job, on the host.
     #[inline]
     pub(in crate::kernels) fn of(&self, job: usize) -> [f64; K] {
         self.known[job]
     }
 
-    /// Where a device left those of each job; empty where the host knows them.
+    /// Factors of each job, where a device left them; empty where the host knows them.
     pub(in crate::kernels) fn left(&self) -> &[FlatView<'static>] {
         &self.left
     }
@@ -78,7 +78,7 @@ impl<'a> Steps<'a> {
         Ok(Self::Counters(jobs.into_iter().map(|Job { write: [counter], .. }| counter.into_view()).collect()))
     }
 
-    /// Those that were counted.
+    /// Steps that were counted.
     #[must_use]
     pub fn counted(counters: Vec<FlatView<'a>>) -> Self {
         if counters.iter().all(|counter| counter.device() == Device::Cpu) {
@@ -87,7 +87,7 @@ impl<'a> Steps<'a> {
         Self::Counters(counters)
     }
 
-    /// Those of a parameter, where the host counts.
+    /// Steps of a parameter, where the host counts.
     pub(in crate::kernels) fn of(&self, param: usize) -> f64 {
         match self {
             Self::Counted(steps) => steps.get(param).copied().unwrap_or(f64::NAN),
@@ -95,7 +95,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Where a device counts those of a parameter.
+    /// Counter of the steps of a parameter, where a device counts.
     pub(in crate::kernels) fn counter(&self, param: usize) -> Option<FlatView<'a>> {
         match self {
             Self::Counted(_) => None,

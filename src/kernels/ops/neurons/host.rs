@@ -25,7 +25,7 @@ fn rows(neurons: &Neurons<'_>) -> Vec<(usize, usize)> {
     }
 }
 
-/// Those of rows that are named, in order, each with what is named with it.
+/// Items of the rows that are named, in order, each with what is named with it.
 fn named<'r, T, R>(
     all: impl Iterator<Item = T> + 'r,
     rows: &'r [(usize, R)],

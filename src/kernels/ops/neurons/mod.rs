@@ -20,7 +20,7 @@ pub struct Neurons<'a> {
     pub chosen: Option<Chosen<'a>>,
     /// Elements of a neuron, as far as they are stored here.
     pub length: usize,
-    /// How many neurons share a norm: all, or parts of one row.
+    /// Number of neurons that share a norm: all, or parts of one row.
     pub group: usize,
     /// V of the neurons of the parameter.
     pub variance: MatrixViewMut<'a>,

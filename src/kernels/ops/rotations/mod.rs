@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, FlatView, FlatViewMut};
 
-/// What the sizes of matrices must be multiples of.
+/// Number of which the sizes of matrices must be multiples.
 pub const ROTATED_SIZES: usize = 64;
 
 /// Makes the rows of square matrices on a device orthogonal by rotations: `W <- J W` for `w`, `[count, size, size]` in

@@ -1,9 +1,9 @@
 //! Sparse sign matrices from counters, and products with them (Cohen, "Nearly tight oblivious subspace embeddings by trace
 //! inequalities", SODA 2016).
 //!
-//! Ω `[d, s]` has up to eight entries in each row, 1 or -1: the columns are cut into eight blocks of equal length to one,
-//! and each has one of them, at a random place, but row i has it in column i if there is one: where there are as many rows
-//! as columns none is empty. Row i is made of the blocks 2 i and 2 i + 1 of the generator.
+//! Ω `[d, s]` has up to eight entries in each row, 1 or -1: the columns are split into eight blocks of equal length to
+//! one, and each has one of them, at a random place, but row i has it in column i if there is one: where there are as
+//! many rows as columns none is empty. Row i is made of the blocks 2 i and 2 i + 1 of the generator.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -28,7 +28,7 @@ pub struct Signs {
     shape: [usize; 2],
     /// For each column the rows where it is 1, then those where it is -1.
     rows: Vec<u32>,
-    /// Where each of these lists ends.
+    /// End of each of these lists.
     ends: Vec<usize>,
 }
 

@@ -17,8 +17,8 @@ use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixView
 pub struct Chosen<'a> {
     /// Their numbers in float64, counted from 1, ascending and filled up with 0.
     pub(in crate::kernels) numbers: FlatView<'a>,
-    /// The number of the first slice of the matrix, where chosen slices have the places in `U` that they have there; else
-    /// they follow each other.
+    /// The number of the first slice of the matrix, where chosen slices have the positions in `U` that they have there;
+    /// else they follow each other.
     pub(in crate::kernels) first: Option<usize>,
 }
 
@@ -29,13 +29,13 @@ impl<'a> Chosen<'a> {
         Self { numbers, first: None }
     }
 
-    /// Slices at their own places in `U`. The first slice that is stored has the number `first`.
+    /// Slices at their own positions in `U`. The first slice that is stored has the number `first`.
     #[must_use]
     pub fn in_place(numbers: FlatView<'a>, first: usize) -> Self {
         Self { numbers, first: Some(first) }
     }
 
-    /// Whether it is known that there are none: of a device that is not known.
+    /// Tests whether it is known that no slices were chosen: of a device that is not known.
     #[must_use]
     pub fn is_known_empty(&self) -> bool {
         self.numbers.device() == Device::Cpu && select::chosen(&self.numbers).is_empty()
@@ -72,7 +72,7 @@ impl Sliced<'_> {
     }
 }
 
-/// What is done to chosen slices.
+/// Operation on chosen slices.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // read by kernels of devices
 pub(in crate::kernels) enum Move {
@@ -154,7 +154,7 @@ pub fn take(side: Side, keep: f64, all: &mut [Sliced<'_>]) -> Result<()> {
     })
 }
 
-/// Copies the slices of `u` to the places in `x` that [`take`] took them from.
+/// Copies the slices of `u` to the positions in `x` that [`take`] took them from.
 ///
 /// # Errors
 /// As `absolute_sums`.

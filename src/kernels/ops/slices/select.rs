@@ -29,7 +29,7 @@ pub(in crate::kernels) fn choose(scores: &FlatView<'_>, count: usize, chosen: &m
     chosen.iter_mut().zip(order).for_each(|(to, from)| *to = (from + 1) as f64);
 }
 
-/// What `choose` left.
+/// Numbers of the slices that `choose` left.
 #[must_use]
 pub(in crate::kernels) fn chosen(flat: &FlatView<'_>) -> Vec<usize> {
     let numbers = flat.slice::<f64>();

@@ -118,7 +118,7 @@ impl Matrices {
         Ok(MatrixBatch { first: self.first, each: 0, matrix_stride, row_stride })
     }
 
-    /// Whether all rows start where tensor copies can take them.
+    /// Tests whether all rows start where tensor copies can take them.
     fn is_aligned(&self) -> bool {
         let [bytes, elements] = ALIGNED;
         self.first.is_multiple_of(bytes) && self.strides.iter().all(|stride| stride.is_multiple_of(elements))
@@ -136,7 +136,7 @@ impl Matrices {
     }
 }
 
-/// Whether this thread is where a kernel computes symmetric products of matrices of this type with so many rows.
+/// Tests whether this thread is where a kernel computes symmetric products of matrices of this type with so many rows.
 pub(in crate::kernels) fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
     is_entered() && matches!(kind, Kind::BFloat16 | Kind::Half) && rows >= FROM
 }
@@ -192,7 +192,7 @@ pub(in crate::kernels) fn symmetric_product(
     Ok(true)
 }
 
-/// What either kernel is launched with.
+/// Arguments with which either kernel is launched.
 struct Product {
     /// The left ones, the right ones, the results.
     matrices: [Matrices; 3],

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
 
 /// `out <- factor (Σ weight addend + A Bᵀ)` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
-/// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the place, type and
-/// size. False, with nothing done, where there is none.
+/// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the device,
+/// type and size. False, with nothing done, where there is none.
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
@@ -23,7 +23,8 @@ pub fn symmetric_product(
     on_device!(device::symmetric_product(out, [a, b], add, factor), else Ok(false))
 }
 
-/// Whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns lie together.
+/// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
+/// lie together.
 #[must_use]
 pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
     on_device!(device::has_symmetric_product(kind, rows), else false)
