@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 
-use crate::kernels::cpu::Slot;
 use crate::tensor::FlatView;
 
 /// Scalars of an operation at most.
@@ -45,6 +44,15 @@ pub struct Operand {
     pub writes: bool,
     /// Its contents.
     pub content: Content,
+}
+
+/// Slot of an operand in a job: the number of one that is read, or of one that is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// Read only.
+    Read(usize),
+    /// Written.
+    Write(usize),
 }
 
 /// The kind of pass that a kernel makes, each compiled by sources of its own.

@@ -3,6 +3,7 @@
 use super::tensors::{BoundParam, BoundTensor};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use crate::tensor::address_of;
 
 /// Bytes of memory that a tensor's elements fill without a gap, and whose.
 struct Extent {
@@ -18,7 +19,7 @@ impl Extent {
         let tensor = &bound.tensor;
         let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
         // What is not contiguous is worked on in a copy.
-        let start = if bytes > 0 && tensor.is_contiguous() { tensor.data_ptr().addr() } else { 0 };
+        let start = if bytes > 0 && tensor.is_contiguous() { address_of(tensor) } else { 0 };
         (start > 0).then_some(Self { start, end: start + bytes, param, state })
     }
 

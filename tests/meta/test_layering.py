@@ -44,8 +44,11 @@ DISTRIBUTION = re.compile(
     re.IGNORECASE,
 )
 UNSAFE_ALLOWED = re.compile(
-    r"src/(tensor/(buffer|fast_path|matrix)|binding/tensor|threads/(team|openmp))\.rs|src/kernels/.*"
+    r"src/(tensor/(buffer|encoding|fast_path|lent|matrix|test_views)|binding/tensor|threads/(team|openmp)"
+    r"|session/views|linalg/views|kernels/(cpu/(isa|search)|cpu/product/\w+|cuda/\w+|ops/\w+/(device|panel)))\.rs"
 )
+MOST_UNSAFE = 260
+"""Lines with ``unsafe`` at most, those of tests among them."""
 TOP_LEVEL = {
     "Cargo.lock", "Cargo.toml", "pyproject.toml", "Makefile", "clippy.toml", "rustfmt.toml",
     "src", "python", "tests", "benchmarks", "examples", "docs",
@@ -221,11 +224,11 @@ def test_unsafe_code_stays_in_its_files_and_says_why_it_is_sound() -> None:
             blocks += 1
             where = f"{relative(file)}:{number}"
             if not UNSAFE_ALLOWED.fullmatch(relative(file)):
-                wrong.append(f"{where}: unsafe outside tensor/, threads/, kernels/ and binding/tensor.rs")
-            reason = "# Safety" if re.search(r"\bunsafe (extern .*)?fn\b", line) else "SAFETY:"
+                wrong.append(f"{where}: unsafe outside its files (UNSAFE_ALLOWED)")
+            reason = "# Safety" if re.search(r"\bunsafe (trait|(extern .*)?fn)\b", line) else "SAFETY:"
             if not any(reason in before for before in lines[max(0, number - 12) : number]):
                 wrong.append(f"{where}: no `{reason}` above it")
-    assert blocks > 0
+    assert 0 < blocks <= MOST_UNSAFE
     assert not wrong, "\n".join(wrong)
 
 

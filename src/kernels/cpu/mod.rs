@@ -20,6 +20,7 @@ pub(in crate::kernels) use fold::Fold;
 use philox::philox;
 
 use super::cuda_call::Launch;
+pub(in crate::kernels) use super::cuda_call::Slot;
 use crate::tensor::{DType, Device, Element, FlatView, FlatViewMut};
 use crate::threads;
 
@@ -93,15 +94,6 @@ impl<'a, const R: usize, const W: usize> Job<'a, R, W> {
         let read = self.read.iter().find_map(|x| blocks::cut(x, most));
         read.or_else(|| self.write.iter().find_map(|x| blocks::cut(&x.view(), most))).unwrap_or(most)
     }
-}
-
-/// Slot of an operand in a job: the number of one that is read, or of one that is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Slot {
-    /// Read only.
-    Read(usize),
-    /// Written.
-    Write(usize),
 }
 
 /// An elementwise operation on `N` operands of equal length, of which `R` are read and `W` written.
