@@ -170,9 +170,9 @@ impl PyPlan {
 
     /// Floating-point operations of a step: on what this rank stores, on the whole matrices that it takes, the same of
     /// the rank that takes most, and the mean over the ranks.
-    fn work(&self) -> PyResult<(f64, f64, f64, f64)> {
-        let work = self.plan.work().map_err(super::error::to_python)?;
-        Ok((work.local, work.whole, work.whole_most, work.whole_mean))
+    fn work(&self) -> (f64, f64, f64, f64) {
+        let work = self.plan.work();
+        (work.local, work.whole, work.whole_most, work.whole_mean)
     }
 
     /// Refuses parameters that cannot be worked on where they are and, with `gradients`, gradients that no step could use,

@@ -20,11 +20,9 @@ pub struct Entered;
 pub struct Following;
 
 /// Does nothing.
-///
-/// # Errors
-/// Never.
-pub fn follow(_rate: Option<&FlatPtr>) -> Result<Following> {
-    Ok(Following)
+#[must_use]
+pub fn follow(_rate: Option<&FlatPtr>) -> Following {
+    Following
 }
 
 /// The launches of a captured step: there are none.

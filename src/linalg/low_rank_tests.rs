@@ -14,6 +14,10 @@ fn relative(a: &Tensor, b: &Tensor) -> f64 {
     ((a.to_kind(Kind::Double) - b).norm() / b.norm()).double_value(&[])
 }
 
+fn all<'t>(b: &'t Tensor, transposed: bool, p: &'t Tensor, r: &'t Tensor) -> [Factored<'t>; 1] {
+    [Factored { stored: matrix(b), transposed, p: matrix(p), r: matrix(r) }]
+}
+
 #[test]
 fn products_of_every_size_are_those_of_float64() {
     // Below what is worth libtorch's call, thin, and of a rank that libtorch takes.
@@ -27,9 +31,6 @@ fn products_of_every_size_are_those_of_float64() {
             let (p, r) = (random([m, rank]), random([n, rank]));
             let wide = |x: &Tensor| x.to_kind(Kind::Double);
             let oriented = |x: &Tensor| if transposed { wide(x).tr() } else { wide(x) };
-            fn all<'t>(b: &'t Tensor, transposed: bool, p: &'t Tensor, r: &'t Tensor) -> [Factored<'t>; 1] {
-                [Factored { stored: matrix(b), transposed, p: matrix(p), r: matrix(r) }]
-            }
             let (left, right) = (random([m, rank]), random([n, rank]));
             project(&mut all(&stored, transposed, &left, &r)).unwrap();
             back_project(&mut all(&stored, transposed, &p, &right)).unwrap();

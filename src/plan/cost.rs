@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::owners::tally;
 use super::{Bucket, Plan};
-use crate::error::Result;
 
 /// Floating-point operations of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,10 +20,8 @@ pub struct Work {
 
 impl Plan {
     /// The work of a step.
-    ///
-    /// # Errors
-    /// Whatever an algorithm says against a shape.
-    pub fn work(&self) -> Result<Work> {
+    #[must_use]
+    pub fn work(&self) -> Work {
         let mut work = Work::default();
         let mut taken: BTreeMap<Vec<Vec<u64>>, (Vec<f64>, usize)> = BTreeMap::new();
         for bucket in &self.buckets {
@@ -56,7 +53,7 @@ impl Plan {
             let count = loads.len() as f64;
             work.whole_mean += loads.iter().sum::<f64>() / count;
         }
-        Ok(work)
+        work
     }
 
     /// Owners by parameter, where whole matrices are sharded by owner: "axis=position,..." of each.

@@ -81,7 +81,7 @@ pub(super) fn enter(device: Device, stream: usize, encoded: bool) -> Result<Opti
 }
 
 /// Tests whether a parameter or a state is more than numbers of its type.
-pub(super) fn has_forms(plan: &Plan) -> bool {
+pub(super) fn has_encodings(plan: &Plan) -> bool {
     let states = || plan.params.iter().flat_map(|planned| &planned.states);
     plan.params.iter().any(|planned| planned.rounding.is_some())
         || states().any(|state| state.scales_of.is_some())

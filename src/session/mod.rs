@@ -63,6 +63,56 @@ pub struct Session {
     inside: Duration,
 }
 
+/// Binds a parameter to its states in the order of the plan's specs. `counts`: the session counts its steps.
+fn bind(
+    planned: &Param,
+    param: Tensor,
+    states: Vec<Tensor>,
+    device: Device,
+    counts: bool,
+) -> Result<BoundParam> {
+    let states: Vec<BoundTensor> = states
+        .into_iter()
+        .zip(&planned.states)
+        .map(|(s, l)| BoundTensor::watched(s, l.spec.dtype, device::of_state(device, &l.spec)))
+        .collect();
+    for (state, local) in states.iter().zip(&planned.states) {
+        let spec = &local.spec;
+        if !state.is(&local.shape()) {
+            return Err(Error::Value(format!(
+                "{}: state '{}' must be a {} tensor of shape {:?} on {:?}, got {:?} {:?} on {:?}",
+                planned.spec.name,
+                local.name(),
+                spec.dtype.name(),
+                local.shape(),
+                device::of_state(device, spec).torch(),
+                state.tensor.kind(),
+                state.tensor.size(),
+                state.tensor.device()
+            )));
+        }
+    }
+    let counter = planned.states.iter().position(|s| counts && s.spec.role == "step");
+    let own = planned.states.iter().filter(|s| s.scales_of.is_none()).count();
+    if states.len() != planned.states.len() || own > MAX_STATES {
+        return Err(Error::Internal(format!("{}: {} states were bound", planned.spec.name, states.len())));
+    }
+    let param = BoundTensor::watched(param, planned.spec.dtype, device);
+    let mut bound_param = BoundParam {
+        param,
+        states,
+        grad: None,
+        counter,
+        steps: 0.0,
+        due: false,
+        fast: false,
+        took_fast_path: false,
+    };
+    let numbers = planned.rounding.is_none() && planned.states.iter().all(|s| s.scales_of.is_none());
+    bound_param.fast = numbers && bound_param.fits(planned);
+    Ok(bound_param)
+}
+
 impl Session {
     /// Binds a plan to parameters, to their states in the order of the plan's specs, and to an arena of float32.
     ///
@@ -80,51 +130,8 @@ impl Session {
         let device = device::of(&plan, &params)?;
         let mut bound = Vec::with_capacity(params.len());
         for ((param, states), planned) in params.into_iter().zip(states).zip(&plan.params) {
-            let states: Vec<BoundTensor> = states
-                .into_iter()
-                .zip(&planned.states)
-                .map(|(s, l)| BoundTensor::watched(s, l.spec.dtype, device::of_state(device, &l.spec)))
-                .collect();
-            for (state, local) in states.iter().zip(&planned.states) {
-                let spec = &local.spec;
-                if !state.is(&local.shape()) {
-                    return Err(Error::Value(format!(
-                        "{}: state '{}' must be a {} tensor of shape {:?} on {:?}, got {:?} {:?} on {:?}",
-                        planned.spec.name,
-                        local.name(),
-                        spec.dtype.name(),
-                        local.shape(),
-                        device::of_state(device, spec).torch(),
-                        state.tensor.kind(),
-                        state.tensor.size(),
-                        state.tensor.device()
-                    )));
-                }
-            }
             let counts = plan.algorithms[planned.algorithm].counted();
-            let counter = planned.states.iter().position(|s| counts && s.spec.role == "step");
-            let own = planned.states.iter().filter(|s| s.scales_of.is_none()).count();
-            if states.len() != planned.states.len() || own > MAX_STATES {
-                return Err(Error::Internal(format!(
-                    "{}: {} states were bound",
-                    planned.spec.name,
-                    states.len()
-                )));
-            }
-            let param = BoundTensor::watched(param, planned.spec.dtype, device);
-            let mut bound_param = BoundParam {
-                param,
-                states,
-                grad: None,
-                counter,
-                steps: 0.0,
-                due: false,
-                fast: false,
-                took_fast_path: false,
-            };
-            let numbers = planned.rounding.is_none() && planned.states.iter().all(|s| s.scales_of.is_none());
-            bound_param.fast = numbers && bound_param.fits(planned);
-            bound.push(bound_param);
+            bound.push(bind(planned, param, states, device, counts)?);
         }
         apart::check_apart(&bound, &plan)?;
         let memory = Memory::new(&plan, arena, device)?;
@@ -138,7 +145,7 @@ impl Session {
         let due = vec![false; plan.buckets.len()];
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
         let room = plan.buckets.iter().map(|_| Room::default()).collect();
-        let encoded = device::has_forms(&plan);
+        let encoded = device::has_encodings(&plan);
         Ok(Self {
             plan,
             device,
@@ -228,7 +235,7 @@ impl Session {
                     }
                     Step::Stage(point) => {
                         let rate = self.rates.get(bucket.algorithm).and_then(Option::as_ref);
-                        let _following = cuda::follow(rate.map(|(_, at)| at))?;
+                        let _following = cuda::follow(rate.map(|(_, at)| at));
                         self.stage(&plan, number, point, (k, at), positions.clone())?;
                     }
                 }

@@ -115,6 +115,7 @@ impl<'s> Sources<'s> {
     }
 
     /// A buffer of the bucket, to be written.
+    #[allow(clippy::unused_self)] // it has the memory for itself
     fn buffer(&self, buffer: &FlatPtr) -> FlatViewMut<'s> {
         // SAFETY: (1), (3), (4); those who get a buffer that units have gradients in are told an empty one, see `buffers`.
         unsafe { buffer.view_mut(None) }

@@ -193,19 +193,19 @@ impl FlatPtr {
     /// A view that reads the elements.
     ///
     /// # Safety
-    /// For all of `'a` the elements are there, and nobody writes them or, where there is an encoding, what it refers to.
+    /// As long as the view lives, the elements are there, and nobody writes them or, where there is an encoding, what it refers to.
     #[must_use]
-    pub unsafe fn view<'a>(self, encoding: Option<&'a Encoding>) -> FlatView<'a> {
+    pub unsafe fn view(self, encoding: Option<&Encoding>) -> FlatView<'_> {
         FlatView { ptr: self, encoding, first: 0, of: PhantomData }
     }
 
     /// A view that writes the elements.
     ///
     /// # Safety
-    /// For all of `'a` the elements are there, and nobody else reads or writes them or, where there is an encoding, what it
+    /// As long as the view lives, the elements are there, and nobody else reads or writes them or, where there is an encoding, what it
     /// refers to.
     #[must_use]
-    pub unsafe fn view_mut<'a>(self, encoding: Option<&'a Encoding>) -> FlatViewMut<'a> {
+    pub unsafe fn view_mut(self, encoding: Option<&Encoding>) -> FlatViewMut<'_> {
         FlatViewMut { ptr: self, encoding, first: 0, of: PhantomData }
     }
 

@@ -131,7 +131,7 @@ impl CodedMut<'_> {
     pub fn block(&mut self, at: usize) -> Option<(&mut [u8], &mut f32)> {
         let (width, place) = (self.blocks.width.max(1), self.first + at);
         let (number, end) = self.blocks.block_at(place);
-        let begins = place % width & (self.blocks.block - 1) == 0;
+        let begins = (place % width) & (self.blocks.block - 1) == 0;
         let codes = self.codes.get_mut(at..end - self.first).filter(|codes| begins && !codes.is_empty())?;
         // SAFETY: the view has all codes of the block, and with them its scale alone (`FlatPtr::view_mut`).
         Some((codes, unsafe { &mut *self.blocks.scale(number)? }))

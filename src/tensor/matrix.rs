@@ -140,13 +140,13 @@ impl FlatPtr {
     /// As [`FlatPtr::view_mut`], of the matrix' own elements alone.
     #[must_use]
     #[inline]
-    pub unsafe fn matrix_mut<'a>(
+    pub unsafe fn matrix_mut(
         self,
-        encoding: Option<&'a Encoding>,
+        encoding: Option<&Encoding>,
         offset: usize,
         shape: [usize; 2],
         stride: usize,
-    ) -> MatrixViewMut<'a> {
+    ) -> MatrixViewMut<'_> {
         // SAFETY: a `MatrixViewMut` gives access to its own elements only, which the caller answers for.
         unsafe { self.view_mut(encoding) }.into_matrix(offset, shape, stride)
     }
@@ -442,7 +442,7 @@ macro_rules! strided {
 strided!(Strided);
 strided!(StridedMut);
 
-impl<'a> Strided<'a> {
+impl Strided<'_> {
     /// `len` elements from `offset`, shortened to what there is.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Self {
@@ -459,7 +459,7 @@ impl<'a> Strided<'a> {
     }
 }
 
-impl<'a> StridedMut<'a> {
+impl StridedMut<'_> {
     /// `len` elements from `offset`, shortened to what there is.
     #[must_use]
     pub fn into_part(self, offset: usize, len: usize) -> Self {
@@ -551,6 +551,7 @@ pub fn stacked<'a>(all: impl Iterator<Item = MatrixView<'a>>) -> Result<Lent<'a>
 ///
 /// # Errors
 /// As [`stacked`].
+#[allow(clippy::needless_pass_by_value)] // borrowed as long as the result
 pub fn stacked_mut<'s, 'm: 's>(all: Vec<&'s mut MatrixViewMut<'m>>) -> Result<LentMut<'s>> {
     let stack = Stack::of(all.iter().map(|one| one.view()))?;
     let (sizes, steps) = stack.sizes();

@@ -143,6 +143,7 @@ impl GaLore {
     }
 
     /// A projected gradient with its moments, or with those that were turned.
+    #[allow(clippy::needless_pass_by_value)] // borrowed as long as the result
     fn moments<'s>(
         unit: &'s mut UnitIo<'_>,
         turned: Option<&'s mut [Tensor; 2]>,

@@ -213,13 +213,13 @@ fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &
 #[inline(always)]
 #[allow(clippy::inline_always)] // as above
 pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
-    let Some(coded) = from.coded() else {
+    let Some(stored) = from.coded() else {
         return to.fill(C::from_f32(f32::NAN));
     };
     let values = &Book::of(from.dtype()).values;
     let mut at = 0;
-    while at < coded.codes.len() {
-        let (codes, scale) = coded.block(at);
+    while at < stored.codes.len() {
+        let (codes, scale) = stored.block(at);
         let (begin, end) = (at, at + codes.len());
         at = end;
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -239,10 +239,10 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
 #[allow(clippy::inline_always)] // as above
 pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
     let is_signed = to.dtype() == DType::Q8;
-    let Some(mut coded) = to.coded() else { return };
+    let Some(mut stored) = to.coded() else { return };
     let mut at = 0;
-    while at < coded.len() {
-        let Some((codes, scale)) = coded.block(at) else {
+    while at < stored.len() {
+        let Some((codes, scale)) = stored.block(at) else {
             debug_assert!(false, "a part of a block was stored");
             return;
         };

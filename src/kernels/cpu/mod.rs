@@ -39,7 +39,7 @@ pub struct Job<'a, const R: usize, const W: usize> {
     pub write: [FlatViewMut<'a>; W],
 }
 
-impl<'a, const R: usize, const W: usize> Job<'a, R, W> {
+impl<const R: usize, const W: usize> Job<'_, R, W> {
     /// Elements of each operand.
     #[must_use]
     pub fn len(&self) -> usize {

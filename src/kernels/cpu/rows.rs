@@ -21,6 +21,7 @@ const RUN: usize = 16;
 
 /// A stack of `stack` matrices `rows × cols` that lie one after the other.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names)] // a stack of matrices
 pub struct Stack<'a, const R: usize, const W: usize> {
     /// The elements of every operand.
     pub operands: Job<'a, R, W>,

@@ -175,15 +175,13 @@ pub struct Following {
 
 /// Has launches of this thread multiply what is for each unit of the learning rate by the number that is in `rate` when
 /// they run. None: by nothing.
-///
-/// # Errors
-/// [`Error::Internal`] where the rate is not on a device.
-pub fn follow(rate: Option<&FlatPtr>) -> Result<Following> {
+#[must_use]
+pub fn follow(rate: Option<&FlatPtr>) -> Following {
     let rate = match rate {
         Some(flat) => Rate { at: flat.address(), scalars: 0, kind: number_of(flat.dtype()) },
         None => Rate::NONE,
     };
-    Ok(Following { _thread: PhantomData, outer: RATE.replace(rate) })
+    Following { _thread: PhantomData, outer: RATE.replace(rate) }
 }
 
 impl Drop for Following {

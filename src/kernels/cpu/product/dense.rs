@@ -96,9 +96,9 @@ impl Rows<'_> {
     }
 }
 
-fn factor<'a, T: Dense>((matrix, transposed): (MatrixView<'a>, bool)) -> MatRef<'a, T> {
+fn factor<T: Dense>((matrix, transposed): (MatrixView<'_>, bool)) -> MatRef<'_, T> {
     let ([rows, cols], (x, stride)) = (matrix.shape(), matrix.strided());
-    // SAFETY: a `MatrixView` has these rows, which are not written for 'a.
+    // SAFETY: a `MatrixView` has these rows, which are not written while it is borrowed.
     let matrix = unsafe { MatRef::from_raw_parts(x.pointer::<T>(), rows, cols, stride.cast_signed(), 1) };
     if transposed { matrix.transpose() } else { matrix }
 }

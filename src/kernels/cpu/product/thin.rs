@@ -143,10 +143,14 @@ fn try_each<'m>(
     let mut parts: Vec<_> = parts.map(|part| (part, Ok(()))).collect();
     if spread {
         threads::chunks(&mut parts, 1, |i, part| {
-            part.iter_mut().for_each(|(part, done)| *done = task(i, part));
+            for (part, done) in part {
+                *done = task(i, part);
+            }
         });
     } else {
-        parts.iter_mut().enumerate().for_each(|(i, (part, done))| *done = task(i, part));
+        for (i, (part, done)) in parts.iter_mut().enumerate() {
+            *done = task(i, part);
+        }
     }
     parts.into_iter().try_for_each(|(_, done)| done)
 }
