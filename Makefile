@@ -72,7 +72,7 @@ test: build ## Run the tests of the Rust core and of the Python package
 	[ $$alone = 5 ] && [ $$many = 0 ] || exit $$alone
 
 test-equipment: $(BUILT) ## Run the tests of the emulator and of its checks, and record what they were run on
-	$(PYTEST_TOGETHER) -m equipment --junitxml=target/equipment.xml
+	$(PYTEST_TOGETHER) -m equipment --junitxml=target/equipment.xml tests/cuda
 	python tests/cuda/equipment.py --record target/equipment.xml
 
 test-all: build ## Run every test, with the extension as it is shipped and the core as a debug build (at night)

@@ -13,7 +13,7 @@ from .kept import compiled
 
 pytestmark = [pytest.mark.equipment, needs_nvrtc]
 SOURCE = "coded.cu"
-WITH_ROOTS = ("adamw", "direction", "lamb")
+WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])
