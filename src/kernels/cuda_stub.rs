@@ -45,6 +45,7 @@ pub fn set(_tape: Tape, _graph: usize) {}
 ///
 /// # Errors
 /// Never.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
 pub fn finish() -> Result<()> {
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::kernels::ops::declare::on_device;
 ///
 /// # Errors
 /// [`Error::Cuda`] where the device refuses it.
+#[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))] // without a device there is nothing to refuse
 pub fn symmetric_product(
     out: &Tensor,
     [a, b]: [&Tensor; 2],
