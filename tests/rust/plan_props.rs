@@ -262,7 +262,7 @@ proptest! {
 fn plan_unknown_algorithm_names_the_known_ones() {
     let error =
         Plan::build(inputs(&[(vec![2, 2], 0, false)]), &[group("adam", None)]).unwrap_err().to_string();
-    assert!(error.contains(&ALGORITHMS.join(", ")) && error.contains("'adam'"), "{error}");
+    assert!(ALGORITHMS.iter().all(|name| error.contains(name)) && error.contains("'adam'"), "{error}");
 }
 
 #[test]
