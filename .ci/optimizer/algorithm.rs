@@ -43,9 +43,10 @@ impl Elementwise for ClassName {
         let [lr, mu, weight_decay] = h.all();
         let (cautious, grad_factor) = (self.cautious, io.grad_factor);
         let update = kernels::ClassName { lr, mu, decay: lr * weight_decay, cautious, grad_factor };
-        let operands = io.units.iter_mut().map(|UnitIo { param, grad, state: [m, ..], .. }| {
-            ([*grad], [param.reborrow(), m.reborrow()])
-        });
+        let operands = io
+            .units
+            .iter_mut()
+            .map(|UnitIo { param, grad, state: [m, ..], .. }| ([*grad], [param.reborrow(), m.reborrow()]));
         kernels::run(&update, &mut jobs(operands))
     }
 }
