@@ -18,13 +18,16 @@ __all__ = [
     "axes_of",
     "cpu_features",
     "dequantize_blockwise",
+    "device_kernels",
     "fill_normal",
     "fill_signs",
     "forget_threads_after_fork",
+    "generated_headers",
     "orthonormal_columns",
     "orthonormalize",
     "prepare_devices",
     "quantize_blockwise",
+    "state_names",
 ]
 
 __version__: str
