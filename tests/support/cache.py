@@ -50,10 +50,18 @@ def _is_whole(file: Path, digest: Path) -> bool:
     return file.exists() and digest.exists() and digest.read_text() == _digest(file)
 
 
+def _written(place: Path) -> float:
+    """When a file was written; what another process has taken away meanwhile is not old."""
+    try:
+        return place.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
 def _drop_old(folder: Path) -> None:
     oldest = time.time() - DAYS * 24 * 3600
     for place in folder.iterdir():
-        if place.stat().st_mtime < oldest:
+        if _written(place) < oldest:
             rmtree(place) if place.is_dir() else place.unlink()
 
 
