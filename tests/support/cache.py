@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from shutil import rmtree
@@ -50,19 +51,12 @@ def _is_whole(file: Path, digest: Path) -> bool:
     return file.exists() and digest.exists() and digest.read_text() == _digest(file)
 
 
-def _written(place: Path) -> float:
-    """When a file was written; what another process has taken away meanwhile is not old."""
-    try:
-        return place.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
-
-
 def _drop_old(folder: Path) -> None:
     oldest = time.time() - DAYS * 24 * 3600
     for place in folder.iterdir():
-        if _written(place) < oldest:
-            rmtree(place) if place.is_dir() else place.unlink()
+        with suppress(FileNotFoundError):  # another process has taken it away meanwhile
+            if place.stat().st_mtime < oldest:
+                rmtree(place) if place.is_dir() else place.unlink()
 
 
 def kept(
