@@ -6,7 +6,7 @@ use crate::kernels::{self, Job};
 use crate::layout::Reduction;
 use crate::plan::{Bucket, Redistribution, RedistributionKind, Route};
 use crate::spec::Rect;
-use crate::tensor::{FlatViewMut, Place};
+use crate::tensor::FlatViewMut;
 
 /// The buffer of a redistribution and the messages, seen as the type that travels.
 struct Areas<'a> {
@@ -39,7 +39,12 @@ fn copies<'a>(
         let shape = [there.rows, there.cols];
         let [source, target] = if home { [there, here] } else { [here, there] };
         sources.push((source.offset, shape, source.stride));
-        targets.push(Place { offset: target.offset, shape, stride: target.stride });
+        targets.push(Rect {
+            offset: target.offset,
+            rows: there.rows,
+            cols: there.cols,
+            stride: target.stride,
+        });
     }
     let (from, to) = (from.into_view(), to.into_matrices(&targets)?);
     let pairs = sources.into_iter().zip(to);

@@ -38,33 +38,6 @@ pub enum DimSharding<T> {
     PerMatrix,
 }
 
-/// Matrix inside row-major storage: its first element, size, and the distance of its rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rect {
-    /// First element.
-    pub offset: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-    /// Elements from one row to the next.
-    pub stride: usize,
-}
-
-impl Rect {
-    /// A matrix whose elements all lie together.
-    #[must_use]
-    pub fn packed(offset: usize, rows: usize, cols: usize) -> Self {
-        Self { offset, rows, cols, stride: cols }
-    }
-
-    /// Number of elements.
-    #[must_use]
-    pub fn numel(&self) -> usize {
-        self.rows * self.cols
-    }
-}
-
 /// A matrix inside the row-major storage of a parameter: `rows × cols` elements from `offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Block {

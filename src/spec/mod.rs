@@ -8,10 +8,12 @@ mod param;
 mod state;
 pub mod storage;
 
-pub use block::{Block, DimSharding, Rect, Side, UnitShape};
+pub use block::{Block, DimSharding, Side, UnitShape};
 pub use hyper::Hyper;
 pub use matrices::Matrices;
 pub use options::{Callback, OptionValue, Options};
 pub use param::{Description, ParamSpec};
 pub use state::{Init, Quantization, Share, StateSpec};
 pub use storage::{Code, StateStorage};
+
+pub use crate::tensor::Rect;

@@ -78,10 +78,10 @@ impl<'a> FlatViewMut<'a> {
     ///
     /// # Errors
     /// `Error::Internal` for matrices that share an element, or are not inside.
-    pub fn into_matrices(self, places: &[Place]) -> Result<Vec<MatrixViewMut<'a>>> {
-        let mut order: Vec<&Place> = places.iter().filter(|place| place.end() > place.offset).collect();
+    pub fn into_matrices(self, places: &[Rect]) -> Result<Vec<MatrixViewMut<'a>>> {
+        let mut order: Vec<&Rect> = places.iter().filter(|place| place.end() > place.offset).collect();
         order.sort_unstable_by_key(|place| place.offset);
-        let mut open: Vec<&Place> = Vec::new();
+        let mut open: Vec<&Rect> = Vec::new();
         for place in order {
             open.retain(|before| before.end() > place.offset);
             if place.end() > self.len() || open.iter().any(|before| before.shares(place)) {
@@ -89,33 +89,49 @@ impl<'a> FlatViewMut<'a> {
             }
             open.push(place);
         }
-        let one = |&Place { offset, shape, stride }: &Place| {
+        let one = |&Rect { offset, rows, cols, stride }: &Rect| {
             // SAFETY: no two of them have an element both, as was seen above.
-            unsafe { self.alias() }.into_matrix(offset, shape, stride)
+            unsafe { self.alias() }.into_matrix(offset, [rows, cols], stride)
         };
         Ok(places.iter().map(one).collect())
     }
 }
 
-/// Position of a matrix in a buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Its first element.
+/// Matrix inside row-major storage: its first element, size, and the distance of its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rect {
+    /// First element.
     pub offset: usize,
-    /// Rows and columns.
-    pub shape: [usize; 2],
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
     /// Elements from one row to the next.
     pub stride: usize,
 }
 
-impl Place {
+impl Rect {
+    /// A matrix whose elements all lie together.
+    #[must_use]
+    pub fn packed(offset: usize, rows: usize, cols: usize) -> Self {
+        Self { offset, rows, cols, stride: cols }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.rows * self.cols
+    }
+}
+
+impl Rect {
     fn end(&self) -> usize {
-        self.offset + extent(self.shape, self.stride)
+        self.offset + extent([self.rows, self.cols], self.stride)
     }
 
     /// Tests whether an element is in both matrices.
     fn shares(&self, other: &Self) -> bool {
-        let ([rows, cols], [other_rows, other_cols]) = (self.shape, other.shape);
+        let [rows, cols, other_rows, other_cols] = [self.rows, self.cols, other.rows, other.cols];
         if self.stride == other.stride && self.stride > 0 {
             let [col, other_col] = [self, other].map(|place| place.offset % place.stride);
             let inside = col + cols <= self.stride && other_col + other_cols <= self.stride;
@@ -604,10 +620,10 @@ mod tests {
 
     #[test]
     fn matrices_that_share_an_element_are_refused_and_others_are_not() {
-        let place = |offset, shape, stride| Place { offset, shape, stride };
-        let elements = |p: &Place| {
-            let rows = (0..p.shape[0]).map(|row| p.offset + row * p.stride);
-            let cols = p.shape[1];
+        let place = |offset, [rows, cols]: [usize; 2], stride| Rect { offset, rows, cols, stride };
+        let elements = |p: &Rect| {
+            let rows = (0..p.rows).map(|row| p.offset + row * p.stride);
+            let cols = p.cols;
             rows.flat_map(move |start| start..start + cols).collect::<Vec<_>>()
         };
         let (mut refused, mut taken) = (0, 0);

@@ -18,4 +18,4 @@ pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dt
 pub use encoding::{Blocks, Coded, CodedMut, Encoding, MOST_SPANS, Places, Rounding};
 pub use fast_path::{Gradient, Watch, prefetch};
 pub use lent::{Lent, LentMut};
-pub use matrix::{MatrixView, MatrixViewMut, Place, Stack, Strided, StridedMut, stacked, stacked_mut};
+pub use matrix::{MatrixView, MatrixViewMut, Rect, Stack, Strided, StridedMut, stacked, stacked_mut};
