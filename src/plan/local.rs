@@ -120,7 +120,8 @@ impl LocalState {
         self.shape().iter().product::<usize>() * self.spec.dtype.bytes()
     }
 
-    /// The stored elements that belong to a block.
+    /// The stored elements that belong to a block. No element belongs to two: all of a state that blocks share is the first
+    /// one's.
     #[must_use]
     pub fn part(&self, shard: &BlockShard) -> Rect {
         let shape = self.shape();
@@ -128,6 +129,7 @@ impl LocalState {
         let Some(lead) = shard.lead else { return Rect::default() };
         match self.spec.share {
             Share::Like => shard.local,
+            Share::All if shard.slot > 0 => Rect::default(),
             Share::All => Rect::packed(0, 1, shape.iter().product()),
             Share::Side { side, leading, column } => {
                 let (first, rows, height) = match side {

@@ -241,6 +241,21 @@ proptest! {
     }
 
     #[test]
+    fn plan_any_mesh_gives_no_element_of_a_state_to_two_blocks(list in params(), grid in grid()) {
+        for planned in grid.plans(&list).iter().flat_map(|plan| &plan.params) {
+            for state in planned.states.iter().filter(|state| state.scales_of.is_none()) {
+                let mut owned = BTreeSet::new();
+                let parts = planned.shards.iter().map(|shard| state.part(shard));
+                for at in parts.flat_map(|part| (0..part.rows).flat_map(move |row| {
+                    (0..part.cols).map(move |col| part.offset + row * part.stride + col)
+                })) {
+                    prop_assert!(owned.insert(at), "{} of {}: element {at}", state.name(), planned.spec.name);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn plan_any_mesh_gives_every_process_its_equal_share_of_a_bucket(list in params(), grid in grid()) {
         for bucket in grid.plans(&list).iter().flat_map(|p| &p.buckets).filter(|b| !b.owner_axes.is_empty()) {
             let mut counts: BTreeMap<&[usize], usize> = BTreeMap::new();
