@@ -12,11 +12,9 @@ from __future__ import annotations
 import os
 import sys
 
-import torch  # loads libtorch, which the extension links against
+from oxidion._torch import library
 
-from oxidion._core.abi import check_torch
-
-check_torch(torch.__version__)
+library.serving()  # the extension finds it open
 
 from oxidion import _oxidion, checkpoint, functional, hf, optim, qk_clip  # noqa: E402
 from oxidion._core import table  # noqa: E402

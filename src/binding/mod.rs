@@ -20,6 +20,7 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Levels are asked for at every record, so that a level set later counts. A second import in the same process
     // finds the logger installed, which is what is wanted.
     let _ = pyo3_log::Logger::new(module.py(), pyo3_log::Caching::Loggers)?.install();
+    tensor::check_shim()?;
     enter::check_instruction_sets()?;
     enter::keep_libtorch_from_hidden_tiles(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

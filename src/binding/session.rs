@@ -346,8 +346,10 @@ pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype:
     let local = if plain { grad.clone() } else { handles::local(grad)? };
     let local = tensor::unpack(&local, "gradient")?;
     if local.kind() != dtype.kind() {
-        let (own, allowed) = (grad.getattr(intern!(py, "dtype"))?, param.getattr(intern!(py, "grad_dtype"))?);
-        if !allowed.is_none() && !allowed.is(&own) {
+        // Before torch 2.9 there was no other dtype that a gradient may have.
+        let (own, allowed) =
+            (grad.getattr(intern!(py, "dtype"))?, param.getattr_opt(intern!(py, "grad_dtype"))?);
+        if allowed.is_none_or(|allowed| !allowed.is_none() && !allowed.is(&own)) {
             return Err(PyTypeError::new_err(format!(
                 "the gradient must have the parameter's dtype {}, got {own}. Convert it, or allow it by setting the \
                  parameter's grad_dtype",

@@ -1,6 +1,8 @@
 //! Python tensors to libtorch tensors that share their memory, and back. All unsafe handling of objects is here.
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use std::ffi::{CStr, c_char};
+
+use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -23,6 +25,25 @@ static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 const DICT_KEYS: usize = 4;
 /// Number of dicts ahead of the current one that are prefetched.
 const DICTS_AHEAD: usize = 12;
+
+// SAFETY: as `src/torch_shim.cpp` defines it.
+unsafe extern "C" {
+    fn oxidion_shim_abi() -> *const c_char;
+}
+
+/// `ImportError` unless the shim over libtorch that is open was made for this core.
+pub(super) fn check_shim() -> PyResult<()> {
+    // SAFETY: the function takes nothing, and returns a text that ends in a zero and is never freed.
+    let found = unsafe { CStr::from_ptr(oxidion_shim_abi()) }.to_string_lossy();
+    if found == env!("OXIDION_SHIM_ABI") {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(format!(
+        "liboxidion_torch.so has interface {found}, the extension needs {}: they are of different builds. Reinstall \
+         oxidion, or run `make build` in the source directory",
+        env!("OXIDION_SHIM_ABI")
+    )))
+}
 
 /// Tests whether the object is a tensor or parameter of torch's own class: nothing to unwrap.
 pub(super) fn is_plain(object: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -132,7 +132,7 @@ impl Session {
                 bound_param.param.commit()?;
                 bound_param.states.iter_mut().try_for_each(BoundTensor::commit)?;
                 let counted = bound_param.took_fast_path
-                    && bound_param.own().all(|b| watch(b).is_some_and(Watch::bump_version));
+                    && bound_param.own().all(|b| watch(b).map(Watch::bump_version).is_some());
                 if !counted {
                     uncounted.push(i);
                 }

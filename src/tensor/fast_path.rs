@@ -1,10 +1,9 @@
-//! Properties of tensors at the moment, read through libtorch's C interface: no copies of sizes, no references taken.
+//! Properties of tensors at the moment, read through the shim over libtorch: no copies of sizes, no references taken.
 //!
 //! A step over thousands of small tensors spends its time waiting for the lines of memory in which libtorch keeps what
 //! it knows of each, so they can be asked for ahead.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
+use std::ffi::{c_int, c_void};
 
 use tch::Tensor;
 
@@ -23,68 +22,20 @@ const STORAGE: usize = 2;
 const AUTOGRAD: usize = 3;
 const COUNTER: usize = 5;
 
-/// Pointer to a libtorch `Tensor`, which is one pointer to a counted object: what its C interface takes.
+/// Pointer to a libtorch `Tensor`, which is one pointer to a counted object: what the shim takes.
 type TensorPtr = *const *const c_void;
 
-// SAFETY: as libtorch's `shim.h` and the wrappers of `torch-sys` declare them.
+// SAFETY: as `src/torch_shim.cpp` and `torch-sys` define them.
 unsafe extern "C" {
-    fn aoti_torch_get_layout(tensor: TensorPtr, layout: *mut i32) -> i32;
-    fn aoti_torch_layout_strided() -> i32;
-    fn aoti_torch_get_device_type(tensor: TensorPtr, device: *mut i32) -> i32;
-    fn aoti_torch_device_type_cpu() -> i32;
-    fn aoti_torch_get_dtype(tensor: TensorPtr, dtype: *mut i32) -> i32;
-    fn aoti_torch_get_dim(tensor: TensorPtr, dim: *mut i64) -> i32;
-    fn aoti_torch_get_sizes(tensor: TensorPtr, sizes: *mut *const i64) -> i32;
-    fn aoti_torch_is_contiguous(tensor: TensorPtr, contiguous: *mut bool) -> i32;
-    fn aoti_torch_get_data_ptr(tensor: TensorPtr, address: *mut *mut c_void) -> i32;
-    fn aoti_torch_is_defined(tensor: TensorPtr, defined: *mut bool) -> i32;
-    fn atg_is_neg(tensor: TensorPtr) -> c_int;
-    fn atg_is_inference(tensor: TensorPtr) -> c_int;
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
-/// # Safety
-/// The object is alive.
-type OfObject = unsafe extern "C" fn(*const c_void) -> TensorPtr;
-/// # Safety
-/// The tensor is alive.
-type Asks = unsafe extern "C" fn(TensorPtr) -> bool;
-/// # Safety
-/// The tensor is alive.
-type Tells = unsafe extern "C" fn(TensorPtr);
-
-/// Functions of libtorch that its C interface does not have.
-struct Functions {
-    /// `const at::Tensor& c10::TensorImpl::grad() const`
-    grad: OfObject,
-    /// `bool at::impl::tensor_has_dispatch(const at::Tensor&)`
-    has_dispatch: Asks,
-    /// `void torch::autograd::impl::bump_version(const at::Tensor&)`
-    bump_version: Tells,
-}
-
-/// None where this libtorch has not all of them: then every tensor is looked at through `tch`.
-fn functions() -> Option<&'static Functions> {
-    static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
-    let find = |name: &CStr| {
-        // SAFETY: the null handle means the libraries of this one; the name ends in a zero.
-        let address = unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) };
-        (!address.is_null()).then_some(address)
-    };
-    let load = || {
-        let grad = find(c"_ZNK3c1010TensorImpl4gradEv")?;
-        let dispatch = find(c"_ZN2at4impl19tensor_has_dispatchERKNS_6TensorE")?;
-        let bump = find(c"_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE")?;
-        // SAFETY: a mangled name spells the types of the arguments; references and `this` are pointers.
-        unsafe {
-            Some(Functions {
-                grad: std::mem::transmute::<*mut c_void, OfObject>(grad),
-                has_dispatch: std::mem::transmute::<*mut c_void, Asks>(dispatch),
-                bump_version: std::mem::transmute::<*mut c_void, Tells>(bump),
-            })
-        }
-    };
-    FOUND.get_or_init(load).as_ref()
+    fn at_scalar_type(tensor: TensorPtr) -> c_int;
+    /// The memory of a tensor of this type and shape that is contiguous on the CPU and counts its changes, or null.
+    fn oxidion_memory(tensor: TensorPtr, kind: c_int, dims: u8, sizes: *const u32) -> *mut c_void;
+    /// The gradient of a counted object: a tensor that may be undefined.
+    fn oxidion_grad(object: *const c_void) -> TensorPtr;
+    fn oxidion_is_defined(tensor: TensorPtr) -> bool;
+    /// Whether operations on the tensor enter Python.
+    fn oxidion_has_dispatch(tensor: TensorPtr) -> bool;
+    fn oxidion_bump_version(tensor: TensorPtr);
 }
 
 /// Properties that a tensor had when it was bound. The tensor must outlive this.
@@ -92,7 +43,7 @@ fn functions() -> Option<&'static Functions> {
 pub struct Watch {
     /// The counted object.
     object: *const c_void,
-    kind: i32,
+    kind: c_int,
     dtype: DType,
     dims: u8,
     sizes: [u32; DIMS],
@@ -118,18 +69,17 @@ impl Watch {
     /// Watches a tensor whose elements are of type `dtype`; none for what has to be looked at closely in every step.
     #[must_use]
     pub fn of(tensor: &Tensor, dtype: DType) -> Option<Self> {
-        functions()?;
         let size = tensor.size();
         if size.len() > DIMS || tensor.kind() != dtype.kind() {
             return None;
         }
-        let (mut sizes, mut kind) = ([0; DIMS], 0);
+        let mut sizes = [0; DIMS];
         for (to, size) in sizes.iter_mut().zip(&size) {
             *to = u32::try_from(*size).ok()?;
         }
         let ptr: TensorPtr = tensor.as_ptr().cast();
         // SAFETY: the tensor is alive.
-        let object = unsafe { aoti_torch_get_dtype(ptr, &raw mut kind).eq(&0).then_some(*ptr) }?;
+        let (object, kind) = unsafe { (*ptr, at_scalar_type(ptr)) };
         let dims = u8::try_from(size.len()).ok()?;
         Some(Self { object, kind, dtype, dims, sizes })
     }
@@ -152,56 +102,23 @@ impl Watch {
     /// The tensor is alive.
     #[inline]
     unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<FlatPtr> {
-        let (mut layout, mut device, mut kind, mut dim) = (-1, -1, -1, -1);
-        let (mut sizes, mut address) = (std::ptr::null(), std::ptr::null_mut());
-        let mut contiguous = false;
-        // SAFETY: the caller upholds that the tensor is alive; libtorch writes what it is asked for.
-        let plain = unsafe {
-            aoti_torch_get_layout(ptr, &raw mut layout) == 0
-                && layout == aoti_torch_layout_strided()
-                && aoti_torch_get_device_type(ptr, &raw mut device) == 0
-                && device == aoti_torch_device_type_cpu()
-                && aoti_torch_get_dtype(ptr, &raw mut kind) == 0
-                && kind == self.kind
-                && aoti_torch_get_dim(ptr, &raw mut dim) == 0
-                && dim == i64::from(self.dims)
-                && aoti_torch_is_contiguous(ptr, &raw mut contiguous) == 0
-                && contiguous
-                && atg_is_neg(ptr) == 0
-                && atg_is_inference(ptr) == 0
-                && aoti_torch_get_sizes(ptr, &raw mut sizes) == 0
-        };
-        if !plain {
-            return None;
-        }
-        let mut len = 1;
-        for (d, expected) in self.sizes[..usize::from(self.dims)].iter().enumerate() {
-            // SAFETY: there are `dim` sizes.
-            if unsafe { *sizes.add(d) } != i64::from(*expected) {
-                return None;
-            }
-            len *= *expected as usize;
-        }
-        // SAFETY: as above.
-        let known = unsafe { aoti_torch_get_data_ptr(ptr, &raw mut address) } == 0;
-        if known { FlatPtr::told(address.cast(), len, self.dtype) } else { None }
+        // SAFETY: the caller upholds that the tensor is alive; there are `dims` sizes.
+        let address = unsafe { oxidion_memory(ptr, self.kind, self.dims, self.sizes.as_ptr()) };
+        let len = self.sizes[..usize::from(self.dims)].iter().map(|size| *size as usize).product();
+        FlatPtr::told(address.cast(), len, self.dtype)
     }
 
     /// The gradient, of which a reference is taken. Nobody else may set it meanwhile.
     #[must_use]
     #[inline]
     pub fn gradient(&self) -> Gradient {
-        let (Some(functions), mut defined) = (functions(), false) else { return Gradient::Other };
         // SAFETY: the tensor is alive, and with it its gradient, which the caller keeps from being replaced.
         unsafe {
-            let ptr = (functions.grad)(self.object);
-            if aoti_torch_is_defined(ptr, &raw mut defined) != 0 {
-                return Gradient::Other;
-            }
-            if !defined {
+            let ptr = oxidion_grad(self.object);
+            if !oxidion_is_defined(ptr) {
                 return Gradient::Absent;
             }
-            if (functions.has_dispatch)(ptr) {
+            if oxidion_has_dispatch(ptr) {
                 return Gradient::Other;
             }
             let Some(flat) = self.memory_at(ptr) else { return Gradient::Other };
@@ -209,15 +126,12 @@ impl Watch {
         }
     }
 
-    /// Counts a change of the elements, as autograd wants it; false where no way to do that is known. The memory must
-    /// have been found in this step: a tensor without a counter, as those made for inference are, has none.
-    #[must_use]
+    /// Counts a change of the elements, as autograd wants it. The memory must have been found in this step: a tensor
+    /// without a counter, as those made for inference are, has none.
     #[inline]
-    pub fn bump_version(&self) -> bool {
-        let Some(functions) = functions() else { return false };
+    pub fn bump_version(&self) {
         // SAFETY: the tensor is alive, and has a counter.
-        unsafe { (functions.bump_version)(self.ptr()) };
-        true
+        unsafe { oxidion_bump_version(self.ptr()) };
     }
 
     /// Asks for the memory in which libtorch keeps what it knows of the tensor: all of it, or the first line.
@@ -244,10 +158,9 @@ impl Watch {
     /// it.
     #[inline]
     pub fn prefetch_gradient(&self, behind: bool) {
-        let Some(functions) = functions() else { return };
         // SAFETY: the tensor is alive, and with it its gradient, which nobody else may set meanwhile.
         unsafe {
-            let object = *(functions.grad)(self.object);
+            let object = *oxidion_grad(self.object);
             if behind {
                 prefetch_targets(object, &[STORAGE]);
             } else {
@@ -298,11 +211,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_of_this_libtorch_are_found() {
-        assert!(functions().is_some());
-    }
-
-    #[test]
     fn memory_after_a_change_is_that_of_the_changed_tensor_or_none() {
         let mut x = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
         let watch = Watch::of(&x, DType::F32).unwrap();
@@ -339,7 +247,7 @@ mod tests {
     fn bump_version_counts_one_change() {
         let x = Tensor::zeros([3], (Kind::Float, Device::Cpu));
         let before = x.internal_version();
-        assert!(Watch::of(&x, DType::F32).unwrap().bump_version());
+        Watch::of(&x, DType::F32).unwrap().bump_version();
         assert_eq!(x.internal_version(), before + 1);
     }
 }

@@ -16,10 +16,11 @@ from .sources import PACKAGE, python_files, relative
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "_oxidion": frozenset(),
-    "_dist": frozenset(),
+    "_torch": frozenset(),
+    "_dist": frozenset({"_torch"}),
     "_reference": frozenset(),
-    "_cuda": frozenset({"_dist"}),
-    "_core": frozenset({"_cuda", "_dist", "_reference"}),
+    "_cuda": frozenset({"_dist", "_torch"}),
+    "_core": frozenset({"_cuda", "_dist", "_reference", "_torch"}),
     "_planning": frozenset({"_core", "_dist"}),
     "optim": frozenset({"_core", "_dist", "_reference"}),
     "functional": frozenset(),
@@ -29,7 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hf": frozenset({"_core", "groups", "optim"}),
     "qk_clip": frozenset({"_dist"}),
     "__main__": frozenset({"", "_planning"}),
-    "": frozenset({"_core", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}),
+    "": frozenset({"_core", "_torch", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}),
 }
 """Packages and modules of ``oxidion``, which is "" here, that one of them may import beside the extension."""
 

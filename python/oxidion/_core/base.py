@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -18,6 +17,7 @@ from oxidion._core.table import Table
 from oxidion._cuda.device import device_of
 from oxidion._dist import comm
 from oxidion._oxidion import Plan
+from oxidion._torch.compat import check_capture, disable_dynamo
 
 
 class OxOptimizer(Stepper, Optimizer):
@@ -162,7 +162,7 @@ class OxOptimizer(Stepper, Optimizer):
     # -------------------------------------------------------------------- step
 
     @override
-    @_disable_dynamo
+    @disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step from the gradients in ``.grad``; parameters and state are written in place.
 
@@ -177,7 +177,7 @@ class OxOptimizer(Stepper, Optimizer):
             ValueError: for gradients of another shape or device; nothing has been written.
             PoisonedOptimizer: after a step that failed half way.
         """
-        self._accelerator_graph_capture_health_check()
+        check_capture(self)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -209,7 +209,7 @@ class OxOptimizer(Stepper, Optimizer):
     # ------------------------------------------------------------- checkpoints
 
     @override
-    @_disable_dynamo
+    @disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict; every state keeps the dtype that it was saved with."""
         self._reserve = None
@@ -249,7 +249,7 @@ class OxOptimizer(Stepper, Optimizer):
         schema.mirror_betas(self.param_groups, self._last_betas)
 
     @override
-    @_disable_dynamo
+    @disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
         schema.mirror_betas(self.param_groups, self._last_betas)

@@ -7,14 +7,16 @@ import platform
 
 import torch
 
-from oxidion._core.abi import TORCH
 from oxidion._oxidion import __version__, cpu_features
+from oxidion._torch import library
 
 
 def env_report() -> str:
     """Versions, processor features and threads, one fact a line."""
+    path, torch_version, shipped = library.serving()
     facts = {
-        "oxidion": f"{__version__} (built for torch {TORCH})",
+        "oxidion": __version__,
+        "library": f"for torch {torch_version}, {'shipped' if shipped else 'compiled here'}: {path}",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import os
-import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 
 from oxidion._dist.comm import local
 from oxidion._oxidion import prepare_devices
+from oxidion._torch.cache import cache_folder
 
 CPU = torch.device("cpu")
 
@@ -49,20 +48,6 @@ def refuse_capture(device: torch.device) -> None:
     """
     if is_capturing(device):
         raise RuntimeError("take one step before the capture of a graph: something has to be planned anew")
-
-
-def cache_folder() -> Path | None:
-    """Folder of the machine code that was compiled on this machine; None for a user without a home.
-
-    ``OXIDION_CACHE``, or ``oxidion`` in the user's folder for caches. Its files are named by their content.
-    """
-    if own := os.environ.get("OXIDION_CACHE"):
-        return Path(own)
-    with contextlib.suppress(RuntimeError):
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "oxidion"
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxidion"
-    return None
 
 
 @cache

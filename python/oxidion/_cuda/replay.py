@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from oxidion._oxidion import Session
+from oxidion._torch.compat import cuda_graph
 
 
 class Capture:
@@ -19,7 +20,7 @@ class Capture:
             raise RuntimeError(f"a CUDA graph needs parameters on a CUDA device, got {device}")
         self._error_mode = error_mode
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._graph = cuda_graph()
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:

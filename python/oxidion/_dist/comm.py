@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oxidion._oxidion import LayoutError, axes_of
+from oxidion._torch.compat import root_mesh
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -168,8 +169,7 @@ def root_axes(params: Iterable[Tensor]) -> RootAxes:
 
 
 def _root(param: Tensor) -> Any:
-    mesh: Any = getattr(param, "device_mesh", None)
-    return mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    return root_mesh(getattr(param, "device_mesh", None))
 
 
 def is_distributed(value: object) -> bool:

@@ -1,0 +1,60 @@
+"""Differences among the versions of torch that are supported, and all private names of it in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo as disable_dynamo
+from torch.optim import Optimizer
+
+__all__ = ["check_capture", "cuda_graph", "disable_dynamo", "root_mesh"]
+
+PRIVATE: dict[str, tuple[str, ...]] = {
+    "torch.Tensor": ("_cdata",),
+    "torch._compile": ("_disable_dynamo",),
+    "torch.distributed.tensor.DTensor": ("_local_tensor",),
+    "torch.distributed.tensor.placement_types": ("_StridedShard",),
+    "torch.optim.Optimizer": ("_patch_step_function",),
+    "torch.optim.Optimizer([torch.zeros(1)], {})": (
+        "_optimizer_load_state_dict_post_hooks",
+        "_optimizer_load_state_dict_pre_hooks",
+        "_optimizer_state_dict_post_hooks",
+        "_optimizer_state_dict_pre_hooks",
+        "_optimizer_step_post_hooks",
+        "_optimizer_step_pre_hooks",
+    ),
+}
+"""Private names that every version has, by what has them. Those that some lack stay in this module."""
+
+_CAPTURE_CHECK = next(
+    getattr(Optimizer, name)
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")  # up to 2.8
+    if hasattr(Optimizer, name)
+)
+
+
+def check_capture(optimizer: Optimizer) -> None:
+    """Warns, as torch's optimizers do, where a step is captured into a graph that was not made for it."""
+    _CAPTURE_CHECK(optimizer)
+
+
+def cuda_graph() -> torch.cuda.CUDAGraph:
+    """A CUDA graph that can be changed between capture and replay.
+
+    Raises:
+        RuntimeError: where torch has none.
+    """
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
+        raise RuntimeError(f"a step as a CUDA graph needs torch 2.9 or newer, found {torch.__version__}")
+    return torch.cuda.CUDAGraph(keep_graph=True)
+
+
+def root_mesh(mesh: Any) -> Any:
+    """The device mesh that this one was cut out of, or itself."""
+    if mesh is None or hasattr(mesh, "_get_root_mesh"):
+        return mesh and mesh._get_root_mesh()
+    from torch.distributed import device_mesh
+
+    resources: Any = device_mesh._mesh_resources
+    return resources.get_root_mesh(mesh)
