@@ -2,7 +2,9 @@
 #
 # Variables:
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
-#   TORCH=2.13          with `build`: the torch minor to build for; changes the pins (pyproject.toml, abi.py, Cargo.lock)
+#   TORCH=2.11          the torch minor that .venv gets; with `test-torch`: the one to test the wheel under
+#   OXIDION_SHIMS=...   with `wheel`: environments with the torches to compile for, separated by colons (default: .venv)
+#   ZIG=1               with `wheel`: links for glibc 2.28 by zig, and names the wheel by that
 #   MARKERS="not slow"  with `test`: which tests pytest selects
 #   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
 #   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
@@ -11,6 +13,7 @@
 #   ARGS=...            with `demo`, `demo-dist`, `test` and `bench`: more arguments for the script or for pytest
 
 PYTHON ?= python3
+TORCH ?= 2.11
 MARKERS ?= not slow
 JOBS ?= 2
 PEERS ?= .cache/peers
@@ -19,8 +22,11 @@ GUARD ?=
 ALG ?=
 
 VENV := $(CURDIR)/.venv
-RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock .cargo/config.toml
-TORCH_LIB = $$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
+RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock src/torch_names.txt src/torch_shim.cpp
+# What is compiled against torch's headers: the library beside the core, and the one that tests of the core run with.
+SHIM := python/build_shim.py python/oxidion/_torch/compiler.py src/torch_names.txt src/torch_shim.cpp Cargo.lock
+SHIM_OF_TESTS := target/shim/test/liboxidion_torch.so
+LIBRARIES = $(CURDIR)/$(dir $(SHIM_OF_TESTS)):$$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
 # What importing the package sets where bfloat16 products of libtorch crash: tests of the core need it too.
 ONEDNN = $$(python -c 'import os, oxidion; print(*(f"{k}={v}" for k, v in os.environ.items() if k == "ONEDNN_MAX_CPU_ISA"))')
 # What `cargo test` and the lints share with the extension of `make dev`: everything but the crate itself, which has
@@ -29,19 +35,21 @@ CORE := --profile fast $(foreach key,opt-level=1 debug-assertions=true overflow-
 # The extension that is installed, if any, else the one that is shipped; and its profile.
 BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-release)
 PROFILE := $(patsubst $(VENV)/.built-%,%,$(BUILT))
+# What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
+TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed
 PYTEST_TOGETHER = OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 comma := ,
-TCH_2.11 := 0.24.0
-TCH_2.13 := 0.26.0
+OTHER := $(CURDIR)/.cache/torch/$(TORCH)
+export OXIDION_SHIMS ?= $(VENV)
 
-# torch-sys, maturin and cargo ask the `python` on PATH; a conda environment beside VIRTUAL_ENV confuses maturin.
+# maturin asks the `python` on PATH; a conda environment beside VIRTUAL_ENV confuses maturin.
 export PATH := $(VENV)/bin:$(PATH)
 export VIRTUAL_ENV := $(VENV)
 export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint test test-all test-equipment test-cuda bench bench-cuda bench-quick docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint test test-all test-equipment test-torch test-cuda bench bench-cuda bench-quick docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -53,7 +61,7 @@ demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
 demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel), and compare with one process
 	OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --rank-fraction 0.25 --dtype float64 --steps 60 --compare --tolerance 1e-6 $(ARGS)
 
-build: $(if $(TORCH),pin) $(VENV)/.built-release ## Compile the extension and install the package and its tools into .venv
+build: $(VENV)/.built-release ## Compile the extension and install the package and its tools into .venv
 
 dev: $(VENV)/.built-fast ## The same for development: compiled in seconds after a change, with slower kernels
 
@@ -62,8 +70,8 @@ quick: dev ## Check, lint and type-check, and run the tests of what has changed 
 	$(if $(ALG),,ruff check && ruff format --check && mypy)
 	python tests/quick.py $(if $(ALG),--alg $(ALG)) $(ARGS)
 
-test: build ## Run the tests of the Rust core and of the Python package
-	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test $(CORE) --no-default-features --features cuda,internals
+test: build $(SHIM_OF_TESTS) ## Run the tests of the Rust core and of the Python package
+	env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test $(CORE) --no-default-features --features cuda,internals
 	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
 	chosen="($(MARKERS))$$(python tests/cuda/equipment.py)"; \
 	$(PYTEST_TOGETHER) -m "$$chosen and not alone" $(ARGS); many=$$?; \
@@ -75,8 +83,8 @@ test-equipment: $(BUILT) ## Run the tests of the emulator and of its checks, and
 	$(PYTEST_TOGETHER) -m equipment --junitxml=target/equipment.xml tests/cuda
 	python tests/cuda/equipment.py --record target/equipment.xml
 
-test-all: build ## Run every test, with the extension as it is shipped and the core as a debug build (at night)
-	env $(ONEDNN) LD_LIBRARY_PATH="$(TORCH_LIB)" cargo test --no-default-features --features cuda,internals
+test-all: build $(SHIM_OF_TESTS) ## Run every test, with the extension as it is shipped and the core as a debug build (at night)
+	env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test --no-default-features --features cuda,internals
 	$(PYTEST_TOGETHER) -m "not alone and not slow" $(ARGS)
 	python -m pytest -m "slow or alone" $(ARGS)
 
@@ -95,6 +103,11 @@ bench: build ## Time every class against torch's optimizers and all peers, compi
 	python benchmarks/peers.py $(PEERS)
 	python benchmarks/step.py --peer-path $(PEERS)/packages --compiled bars $(ARGS)
 	python benchmarks/guard.py $(GUARD)
+
+test-torch: $(OTHER)/.ready ## Run the tests of contract, goldens, layouts and gloo with the wheel in dist/ under another torch: TORCH=2.7
+	$(OTHER)/bin/python -m pip install -q --no-deps --force-reinstall $$(ls -t dist/*.whl | head -1)
+	$(OTHER)/bin/python -m oxidion env
+	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not alone and not cuda" $(or $(ARGS),$(TESTS_OF_TORCH))
 
 test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) -m pytest -q tests/cuda -m cuda $(ARGS)
@@ -116,9 +129,11 @@ site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, w
 new-optimizer: ## Write the files of a new optimizer, which is SGD with momentum until they are edited: NAME=ademamix CLASS=AdEMAMix
 	$(PYTHON) .ci/new_optimizer.py $(NAME) $(if $(CLASS),--class-name $(CLASS)) $(if $(KIND),--kind $(KIND))
 
-wheel: build ## Build a wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+wheel: build ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
 	python tests/cuda/compile.py --cubins target/cubins
-	OXIDION_CUBINS=$(CURDIR)/target/cubins maturin build --release --strip --out dist
+	python python/build_shim.py --into target/shim/wheel
+	OXIDION_CUBINS=$(CURDIR)/target/cubins OXIDION_TORCH_FILES=$(CURDIR)/target/shim/wheel \
+	maturin build --release --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
 
 all: lint test docs wheel ## Everything that must pass before a release
 
@@ -128,7 +143,6 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.10 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; use make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	python -m pip install -q --upgrade "pip>=25.1"
-	rm -rf target/*/build/torch-sys-* target/*/.fingerprint/torch-sys-*  # compiled for the torch of another .venv
 	touch $@
 
 $(VENV)/.deps: $(VENV)/.python pyproject.toml
@@ -139,14 +153,29 @@ $(VENV)/.docs: $(VENV)/.python pyproject.toml
 	python -m pip install -q --group docs
 	touch $@
 
-$(VENV)/.built-release $(VENV)/.built-fast: $(VENV)/.built-%: $(VENV)/.deps $(RUST)
+$(VENV)/.torch-$(TORCH): $(VENV)/.python
+	python -m pip install -q "torch==$(TORCH).*" numpy
+	rm -f $(VENV)/.torch-*  # one is installed
+	touch $@
+
+python/oxidion/_torch/table.json: $(VENV)/.torch-$(TORCH) $(SHIM)
+	python python/build_shim.py --into python/oxidion/_torch --torch $(VENV)
+	touch $@
+
+$(SHIM_OF_TESTS): $(VENV)/.torch-$(TORCH) $(SHIM) tests/rust/torch_names.txt
+	python python/build_shim.py --test $(@D) --torch $(VENV)
+	touch $@
+
+# The default wheel without its CUDA libraries, which are several GB: stand-ins are enough to load it.
+$(OTHER)/.ready: pyproject.toml tests/support/stand_ins.py
+	$(PYTHON) -m venv --clear $(OTHER)
+	$(OTHER)/bin/python -m pip install -q --no-deps "torch==$(TORCH).*"
+	$(OTHER)/bin/python -m pip install -q typing-extensions sympy networkx jinja2 fsspec filelock numpy setuptools "pip>=25.1"
+	$(OTHER)/bin/python -m pip install -q $$(python3 -c 'import re; print(re.search(r"(?m)^test = \[(.*)\]", open("pyproject.toml").read())[1].replace(chr(44), ""))')
+	PYTHONPATH=tests $(OTHER)/bin/python -m support.stand_ins $(OTHER)/lib/python3.*/site-packages/torch
+	touch $@
+
+$(VENV)/.built-release $(VENV)/.built-fast: $(VENV)/.built-%: $(VENV)/.deps python/oxidion/_torch/table.json $(RUST)
 	maturin develop --profile $* $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install)
 	rm -f $(VENV)/.built $(VENV)/.built-*  # one extension is installed
 	touch $@
-
-.PHONY: pin
-pin:
-	$(if $(TCH_$(TORCH)),,$(error TORCH=$(TORCH) is not supported; choose 2.11 or 2.13))
-	sed -i 's/torch==[0-9.]*\*/torch==$(TORCH).*/' pyproject.toml
-	sed -i 's/^TORCH = ".*"/TORCH = "$(TORCH)"/' python/oxidion/_core/abi.py
-	cargo update -p tch --precise $(TCH_$(TORCH))

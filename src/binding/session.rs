@@ -346,7 +346,7 @@ pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype:
     let local = if plain { grad.clone() } else { handles::local(grad)? };
     let local = tensor::unpack(&local, "gradient")?;
     if local.kind() != dtype.kind() {
-        // Before torch 2.9 there was no other dtype that a gradient may have.
+        // Up to torch 2.9 a gradient has its parameter's dtype: there is no `grad_dtype`.
         let (own, allowed) =
             (grad.getattr(intern!(py, "dtype"))?, param.getattr_opt(intern!(py, "grad_dtype"))?);
         if allowed.is_none_or(|allowed| !allowed.is_none() && !allowed.is(&own)) {

@@ -29,7 +29,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 
 _CAPTURE_CHECK = next(
     getattr(Optimizer, name)
-    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")  # up to 2.8
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")  # the latter up to 2.9
     if hasattr(Optimizer, name)
 )
 
