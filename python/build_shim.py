@@ -167,7 +167,7 @@ def build(into: Path, torches: list[Path]) -> None:
         if not compiler.cxx11_abi(torch):
             raise ValueError(f"torch {version} in {torch} must have the new ABI of libstdc++")
         library = into / minor / compiler.NAME
-        if stale or _listed(into).get(minor) != facts or not library.is_file():
+        if stale or _listed(into).get(minor) != facts or _is_older(library, Path(compiler.__file__)):
             sys.stderr.write(f"compiling {library} for torch {version}\n")
             compiler.compile_shim(into / compiler.SOURCE, torch, library)
     table = {"abi": abi(), "torch-sys": TORCH_SYS, "minors": minors}
@@ -187,6 +187,10 @@ def build_for_tests(into: Path, torch: Path) -> None:
     library.unlink(missing_ok=True)
     path.write_text(source, "utf-8")
     compiler.compile_shim(path, torch, library, python=False)
+
+
+def _is_older(library: Path, script: Path) -> bool:
+    return not library.is_file() or library.stat().st_mtime < script.stat().st_mtime
 
 
 def _listed(into: Path) -> dict[str, dict[str, str]]:

@@ -11,12 +11,13 @@ from torch.optim import Optimizer
 __all__ = ["check_capture", "cuda_graph", "disable_dynamo", "root_mesh"]
 
 PRIVATE: dict[str, tuple[str, ...]] = {
-    "torch.Tensor": ("_cdata",),
+    "torch.Tensor": ("_cdata", "_use_count"),
     "torch._compile": ("_disable_dynamo",),
+    "torch.distributed.ProcessGroup": ("_device_types", "_get_backend", "_get_backend_name"),
     "torch.distributed.tensor.DTensor": ("_local_tensor",),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
     "torch.optim.Optimizer": ("_patch_step_function",),
-    "torch.optim.Optimizer([torch.zeros(1)], {})": (
+    "torch.optim.Optimizer()": (
         "_optimizer_load_state_dict_post_hooks",
         "_optimizer_load_state_dict_pre_hooks",
         "_optimizer_state_dict_post_hooks",
@@ -27,11 +28,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 }
 """Private names that every version has, by what has them. Those that some lack stay in this module."""
 
-_CAPTURE_CHECK = next(
-    getattr(Optimizer, name)
-    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")  # the latter up to 2.9
-    if hasattr(Optimizer, name)
-)
+# Its second name is that of torch up to 2.9.
+_CAPTURE_NAMES = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+_CAPTURE_CHECK = next(getattr(Optimizer, name) for name in _CAPTURE_NAMES if hasattr(Optimizer, name))
 
 
 def check_capture(optimizer: Optimizer) -> None:

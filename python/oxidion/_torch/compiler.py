@@ -16,6 +16,8 @@ from pathlib import Path
 NAME = "liboxidion_torch.so"
 SOURCE = "oxidion_torch.cpp"
 TABLE = "table.json"
+EXPORTS = "{ global: at_*; atg_*; ats_*; get_and_reset_last_err; oxidion_*; thp_*; local: *; };"
+"""Names that others see, as a version script of the linker: headers declare more to be visible."""
 SEEN_LINES = 20
 """Lines of a compiler's output that an error carries."""
 
@@ -82,7 +84,7 @@ def command(source: Path, torch: Path, to: Path, *, python: bool) -> list[str]:
     Args:
         source: the generated source.
         torch: folder of the installed package ``torch``.
-        to: library to write.
+        to: library to write; beside it is the file of `EXPORTS`.
         python: with functions for Python's tensors; without them it runs in a process without Python.
 
     Raises:
@@ -117,6 +119,7 @@ def command(source: Path, torch: Path, to: Path, *, python: bool) -> list[str]:
         *(["-ltorch_python"] if python else []),
         "-Wl,--as-needed,--gc-sections,--strip-all,-z,now",
         f"-Wl,-soname,{NAME}",
+        f"-Wl,--version-script={to}.exports",
         "-o",
         str(to),
     ]
@@ -131,6 +134,7 @@ def compile_shim(source: Path, torch: Path, to: Path, *, python: bool = True) ->
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as folder:
         made = Path(folder, NAME)
+        Path(f"{made}.exports").write_text(EXPORTS, "utf-8")
         parts = command(source, torch, made, python=python)
         done = subprocess.run(parts, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode:
