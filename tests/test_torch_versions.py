@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ PACKAGE = Path(oxidion.__file__).parent
 NAMES = Path(__file__).resolve().parents[1] / "src" / "torch_names.txt"
 MINOR = ".".join(torch.__version__.split(".")[:2])
 TABLE: dict[str, Any] = json.loads((library.FOLDER / compiler.TABLE).read_text())
+EMPTY = {**TABLE, "minors": {}}
 STEP = """
 import torch, oxidion
 p = torch.nn.Parameter(torch.eye(8))
@@ -57,70 +57,52 @@ def undefined(path: Path) -> set[str]:
     return {name for name in names if re.match(r"at_|atg_|ats_|thp_|get_and_reset|oxidion_|aoti_|_Z", name)}
 
 
-Package = Callable[..., dict[str, str]]
+Choose = Callable[..., library.Library]
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Package:
-    """Makes a package whose table can be another, and returns the environment in which it is imported."""
+def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """Chooses a library anew, for a package with this table, a torch of this version and a compiler."""
+    monkeypatch.setenv("OXIDION_CACHE", str(tmp_path / "cache"))
 
-    def make(table: dict[str, Any] | None = None, **environment: str) -> dict[str, str]:
-        root = tmp_path / "package" / "oxidion"
-        (root / "_torch").mkdir(parents=True)
-        for folder, skipped in ((PACKAGE, {"_torch"}), (library.FOLDER, {compiler.TABLE})):
-            for path in folder.iterdir():
-                if path.name not in skipped:
-                    (root / path.relative_to(PACKAGE)).symlink_to(path)
-        (root / "_torch" / compiler.TABLE).write_text(json.dumps(table or {**TABLE, "minors": {}}))
-        inherited = {name: value for name, value in os.environ.items() if name != "CXX"}
-        own = {"PYTHONPATH": str(root.parent), "OXIDION_CACHE": str(tmp_path / "cache")}
-        return inherited | own | environment
+    def chosen(
+        table: dict[str, Any] = EMPTY, version: str = str(torch.__version__), **environment: str
+    ) -> library.Library:
+        package(table, tmp_path / "package")
+        monkeypatch.setattr(library, "FOLDER", tmp_path / "package" / "oxidion" / "_torch")
+        monkeypatch.setattr(torch, "__version__", version)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return library.serving.__wrapped__()
 
-    return make
+    return chosen
+
+
+def package(table: dict[str, Any], into: Path) -> None:
+    """A package with this table: all else are links."""
+    root = into / "oxidion"
+    (root / "_torch").mkdir(parents=True, exist_ok=True)
+    for folder, skipped in ((PACKAGE, {"_torch"}), (PACKAGE / "_torch", {compiler.TABLE})):
+        for path in folder.iterdir():
+            link = root / path.relative_to(PACKAGE)
+            if path.name not in skipped and not link.exists():
+                link.symlink_to(path)
+    (root / "_torch" / compiler.TABLE).write_text(json.dumps(table))
+
+
+def script(path: Path, *lines: str) -> str:
+    """A compiler that is a shell script; in the last line ``$2`` is the library to write."""
+    *before, last = lines
+    path.write_text("\n".join(["#!/bin/sh", *before, 'while [ "$1" != -o ]; do shift; done', last, ""]))
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.fixture
-def fake_compiler(tmp_path: Path) -> Path:
+def fake_compiler(tmp_path: Path) -> str:
     """A compiler that takes the library that is open for the one that it makes, and keeps count."""
-    script = tmp_path / "fake-c++"
-    copied = library.serving().path
-    script.write_text(
-        f"#!/bin/sh\necho called >> {tmp_path}/calls\nsleep 1\n"
-        f'while [ "$1" != -o ]; do shift; done\ncp {copied} "$2"\n'
-    )
-    script.chmod(0o755)
-    return script
-
-
-def start(
-    environment: dict[str, str], source: str = STEP, version: str | None = None
-) -> subprocess.Popen[str]:
-    said = f"import torch\ntorch.__version__ = torch.version.__version__ = {version!r}\n" if version else ""
-    return subprocess.Popen(
-        [sys.executable, "-c", said + textwrap.dedent(source)],
-        cwd="/",
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def imported(environment: dict[str, str], version: str | None = None) -> tuple[str, str]:
-    """What the import and a step print, and what they warn of."""
-    process = start(environment, version=version)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out.strip(), err
-
-
-def refused(environment: dict[str, str], version: str | None = None) -> str:
-    """The message of the ImportError."""
-    process = start(environment, version=version)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode != 0
-    assert "ImportError: " in err, err
-    return err[err.index("ImportError: ") :]
+    copy = f'cp {library.serving().path} "$2"'
+    return script(tmp_path / "fake-c++", f"echo called >> {tmp_path}/calls", "sleep 1", copy)
 
 
 def test_library_that_serves_is_that_of_this_torch() -> None:
@@ -166,128 +148,131 @@ def test_library_runs_on_old_systems_and_exports_its_names_alone(path: Path) -> 
 
 @pytest.mark.skipif(not library.serving().shipped, reason="the library was compiled here")
 @pytest.mark.parametrize("version", [f"{MINOR}.7+cu999", f"{MINOR}.0a0+git1234567", f"{MINOR}.0rc3"])
-def test_other_releases_of_a_minor_are_served_by_its_library(version: str, package: Package) -> None:
-    assert imported(package(TABLE), version) == ("True True", "")
+def test_other_releases_of_a_minor_are_served_by_its_library(version: str, choose: Choose) -> None:
+    assert choose(TABLE, version).shipped
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "1.13.1+cu117"])
-def test_torch_that_is_too_old_is_named_with_the_floor(version: str, package: Package) -> None:
-    message = refused(package(TABLE), version)
-    assert "torch 2.7 or newer" in message
-    assert version in message
-    assert "pip install 'torch>=2.7'" in message
+def test_torch_that_is_too_old_is_named_with_the_floor(version: str, choose: Choose) -> None:
+    with pytest.raises(ImportError, match=r"torch 2\.7 or newer.*pip install 'torch>=2\.7'") as raised:
+        choose(TABLE, version)
+    assert f"found torch {version}" in str(raised.value)
 
 
-def test_library_is_compiled_once_and_kept(package: Package, fake_compiler: Path, tmp_path: Path) -> None:
-    environment = package(CXX=str(fake_compiler))
-    out, err = imported(environment)
-    assert out == "False True"
-    assert err.count(f"compiles its library for torch {torch.__version__}") == 1
-    assert imported({**environment, "CXX": "no-such-compiler"}) == ("False True", "")
+def test_library_is_compiled_once_and_kept(choose: Choose, fake_compiler: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"compiles its library for torch {re.escape(torch.__version__)}"):
+        made = choose(CXX=fake_compiler)
+    assert not made.shipped
+    assert made == choose(CXX="no-such-compiler"), "a second import compiles nothing and warns of nothing"
     assert (tmp_path / "calls").read_text().split() == ["called"]
     (folder,) = (tmp_path / "cache" / "torch").iterdir()
+    assert made.path.parent == folder
     assert torch.__version__ in folder.name
     assert TABLE["abi"] in folder.name
     assert {path.name for path in folder.iterdir()} == {compiler.NAME, "lock"}
 
 
-def test_processes_that_start_together_compile_once(
-    package: Package, fake_compiler: Path, tmp_path: Path
-) -> None:
-    environment = package(CXX=str(fake_compiler))
-    together = [start(environment) for _ in range(3)]
+def test_processes_that_start_together_compile_once_and_step(fake_compiler: str, tmp_path: Path) -> None:
+    package(EMPTY, tmp_path / "package")
+    own = {"PYTHONPATH": str(tmp_path / "package"), "OXIDION_CACHE": str(tmp_path / "cache")}
+    together = [
+        subprocess.Popen(
+            [sys.executable, "-c", STEP],
+            cwd="/",
+            env=os.environ | own | {"CXX": fake_compiler},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
     ends = [process.communicate(timeout=300) for process in together]
-    assert [out.strip() for out, _ in ends] == ["False True"] * 3, ends
+    assert [out.split() for out, _ in ends] == [["False", "True"]] * 2, ends
     assert sum("compiles its library" in err for _, err in ends) == 1
     assert (tmp_path / "calls").read_text().split() == ["called"]
 
 
 @pytest.mark.slow
-def test_library_that_a_real_compiler_makes_takes_the_same_steps(package: Package) -> None:
-    out, err = imported(package())
-    assert out == "False True"
-    assert "compiles its library" in err
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+def test_library_that_a_real_compiler_makes_is_accepted(choose: Choose) -> None:
+    assert not choose().shipped
 
 
-def test_nightly_build_gets_a_library_of_its_own(package: Package, fake_compiler: Path) -> None:
-    out, _ = imported(package(TABLE, CXX=str(fake_compiler)), f"{MINOR}.0.dev20261101+cu130")
-    assert out == "False True"
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+def test_nightly_build_gets_a_library_of_its_own(choose: Choose, fake_compiler: str) -> None:
+    assert not choose(TABLE, f"{MINOR}.0.dev20261101+cu130", CXX=fake_compiler).shipped
 
 
-def test_without_a_compiler_the_message_has_all_ways_out(package: Package) -> None:
-    newest = {**TABLE, "minors": {"2.7": {}, "2.10": {}}}
-    message = refused(package(newest, CXX="no-such-compiler"), None)
-    if MINOR == "2.7":
-        pytest.skip("2.7 is in the table of this test")
-    assert "has code for torch 2.7 to 2.10" in message
-    assert f"found torch {torch.__version__}" in message
-    for way in ("pip install -U oxidion", "no C++ compiler", "pip install 'torch==2.10.*'"):
+def test_without_a_compiler_the_message_has_all_ways_out(choose: Choose) -> None:
+    others = [minor for minor in ("2.8", "2.10", "2.14") if minor != MINOR]
+    with pytest.raises(ImportError) as raised:
+        choose({**TABLE, "minors": {each: {} for each in others}}, CXX="no-such-compiler")
+    message = str(raised.value)
+    assert f"has code for torch {others[0]} to {others[-1]}, found torch {torch.__version__}" in message
+    for way in ("pip install -U oxidion", "no C++ compiler", f"pip install 'torch=={others[-1]}.*'"):
         assert way in message
 
 
-def test_failure_of_the_compiler_is_shown(package: Package, tmp_path: Path) -> None:
-    script = tmp_path / "failing-c++"
-    script.write_text("#!/bin/sh\necho 'oxidion_torch.cpp:7: error: no type named Tensor'\nexit 3\n")
-    script.chmod(0o755)
-    message = refused(package(CXX=str(script)))
-    assert "ended with status 3" in message
-    assert "no type named Tensor" in message
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+def test_failure_of_the_compiler_is_shown(choose: Choose, tmp_path: Path) -> None:
+    failing = script(
+        tmp_path / "failing-c++", "echo 'oxidion_torch.cpp:7: error: no type named Tensor'", "exit 3"
+    )
+    with pytest.raises(ImportError, match=r"(?s)ended with status 3.*no type named Tensor"):
+        choose(CXX=failing)
     assert not list((tmp_path / "cache").rglob("*.so")), "nothing is left in its place"
 
 
-def test_compilation_can_be_forbidden(package: Package) -> None:
-    message = refused(package(OXIDION_TORCH_COMPILE="0"))
-    assert "OXIDION_TORCH_COMPILE=0" in message
-    assert "pip install -U oxidion" in message
+def test_compilation_can_be_forbidden(choose: Choose) -> None:
+    with pytest.raises(ImportError, match=r"pip install -U oxidion.*OXIDION_TORCH_COMPILE=0"):
+        choose(OXIDION_TORCH_COMPILE="0")
 
 
-def test_cache_that_cannot_be_written_is_named(package: Package, fake_compiler: Path) -> None:
-    message = refused(package(CXX=str(fake_compiler), OXIDION_CACHE="/proc/none"))
-    assert "/proc/none" in message
-    assert "set OXIDION_CACHE" in message
+def test_cache_that_cannot_be_written_is_named(choose: Choose, fake_compiler: str) -> None:
+    with pytest.raises(ImportError, match=r"/proc/none/torch.*set OXIDION_CACHE"):
+        choose(CXX=fake_compiler, OXIDION_CACHE="/proc/none")
 
 
-def test_headers_of_another_torch_are_refused(package: Package) -> None:
-    message = refused(package(), "2.99.0")
-    assert "must be of torch 2.99" in message
-    assert f"found {MINOR}" in message
+def test_headers_of_another_torch_are_refused(choose: Choose) -> None:
+    with pytest.raises(ImportError, match=rf"must be of torch 2\.99, found {re.escape(MINOR)}"):
+        choose(version="2.99.0")
 
 
-def test_library_of_another_build_is_refused(package: Package, fake_compiler: Path) -> None:
-    message = refused(package({"abi": "0" * 16, "minors": {}}, CXX=str(fake_compiler)))
-    assert TABLE["abi"] in message
-    assert "different builds" in message
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+def test_library_of_another_build_is_refused(choose: Choose, fake_compiler: str) -> None:
+    with pytest.raises(
+        ImportError, match=rf"interface {TABLE['abi']}, this oxidion has 0+: .*different builds"
+    ):
+        choose({"abi": "0" * 16, "minors": {}}, CXX=fake_compiler)
 
 
-def test_broken_file_in_the_cache_is_named(package: Package, fake_compiler: Path, tmp_path: Path) -> None:
-    environment = package(CXX=str(fake_compiler))
-    imported(environment)
-    (made,) = (tmp_path / "cache").rglob(compiler.NAME)
-    made.write_bytes(b"no library")
-    assert str(made) in refused(environment)
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+def test_broken_file_in_the_cache_is_named(choose: Choose, tmp_path: Path) -> None:
+    empty = script(tmp_path / "empty-c++", 'echo no library > "$2"')
+    with pytest.raises(ImportError, match=rf"does not load: {re.escape(str(tmp_path / 'cache'))}"):
+        choose(CXX=empty)
 
 
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("version", "message"),
     [
-        ('"2.98.0"', "torch 2.98.0, but torch .* is imported from .*two in this process"),
-        (f'"{torch.__version__}"', "keeps a tensor's pointer elsewhere"),
+        ("2.98.0", r"is for torch 2\.98\.0, but torch .* is imported from .*two in this process"),
+        (str(torch.__version__), "keeps a tensor's pointer elsewhere"),
     ],
 )
 def test_library_for_another_torch_or_object_is_refused(
-    body: str, message: str, package: Package, tmp_path: Path
+    version: str, message: str, choose: Choose, tmp_path: Path
 ) -> None:
     source, made = tmp_path / "wrong.c", tmp_path / "wrong.so"
-    abi = f'const char *oxidion_shim_abi(void) {{ return "{TABLE["abi"]}"; }}\n'
     source.write_text(
-        f"{abi}const char *oxidion_torch_version(void) {{ return {body}; }}\n"
+        f'const char *oxidion_shim_abi(void) {{ return "{TABLE["abi"]}"; }}\n'
+        f'const char *oxidion_torch_version(void) {{ return "{version}"; }}\n'
         "const void *oxidion_cdata(void *object) { return object; }\n"
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
-    script = tmp_path / "wrong-c++"
-    script.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {made} "$2"\n')
-    script.chmod(0o755)
-    assert re.search(message, refused(package(CXX=str(script))))
+    with pytest.raises(ImportError, match=message):
+        choose(CXX=script(tmp_path / "wrong-c++", f'cp {made} "$2"'))
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,13 @@ def payload(torch: Path) -> str:
     return found[1]
 
 
-def check_headers(torch: Path, minor: tuple[int, int]) -> None:
-    """Refuses headers of another version than the torch beside them.
+def check(torch: Path, minor: tuple[int, int]) -> None:
+    """Refuses to compile without a compiler, or with headers of another version than the torch beside them.
 
     Raises:
-        CompileError: for headers of another minor version, or none.
+        CompileError: without a compiler or headers, and for headers of another minor version.
     """
+    _program()
     places = ("headeronly", "csrc/api/include/torch")  # from 2.9 on, and before
     headers = [torch / "include" / "torch" / place / "version.h" for place in places]
     header = next(filter(Path.is_file, headers), headers[0])
@@ -90,9 +91,7 @@ def command(source: Path, torch: Path, to: Path, *, python: bool) -> list[str]:
     Raises:
         CompileError: without a compiler or torch's headers.
     """
-    program = compiler()
-    if program is None:
-        raise CompileError("no C++ compiler: neither $CXX nor c++, g++ or clang++ is a program on PATH")
+    program = _program()
     include = torch / "include"
     if not include.is_dir():
         raise CompileError(f"torch's headers are not installed: no folder {include}")
@@ -141,6 +140,13 @@ def compile_shim(source: Path, torch: Path, to: Path, *, python: bool = True) ->
             tail = "\n".join(done.stdout.splitlines()[-SEEN_LINES:])
             raise CompileError(f"{parts[0]} ended with status {done.returncode}:\n{tail}")
         made.replace(to)
+
+
+def _program() -> list[str]:
+    program = compiler()
+    if program is None:
+        raise CompileError("no C++ compiler: neither $CXX nor c++, g++ or clang++ is a program on PATH")
+    return program
 
 
 def _read(header: Path) -> str:

@@ -116,7 +116,7 @@ def _compiled(version: str, table: dict[str, Any]) -> Path:
     if os.environ.get(FORBID) == "0":
         raise compiler.CompileError(f"{FORBID}=0 forbids to compile it")
     home = Path(str(torch.__file__)).parent
-    compiler.check_headers(home, _minor(version))
+    compiler.check(home, _minor(version))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):
