@@ -75,7 +75,7 @@ def check(torch: Path, minor: tuple[int, int]) -> None:
 
 
 def cxx11_abi(torch: Path) -> bool:
-    """Whether a torch was compiled with the strings of the C++11 ABI of libstdc++."""
+    """True for a torch that was compiled with the C++11 ABI of libstdc++."""
     return b"__cxx11" in (torch / "lib" / "libc10.so").read_bytes()
 
 
