@@ -33,7 +33,7 @@ unsafe extern "C" {
     /// The gradient of a counted object: a tensor that may be undefined.
     fn oxidion_grad(object: *const c_void) -> TensorPtr;
     fn oxidion_is_defined(tensor: TensorPtr) -> bool;
-    /// Whether operations on the tensor enter Python.
+    /// True where operations on the tensor enter Python.
     fn oxidion_has_dispatch(tensor: TensorPtr) -> bool;
     fn oxidion_bump_version(tensor: TensorPtr);
 }
