@@ -57,9 +57,11 @@ fn link_shim() {
     std::fs::write(&source, code).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
     let mut command = cc::Build::new().cargo_metadata(false).get_compiler().to_command();
     command.args(["-w", "-shared", "-fPIC", "-nostdlib", "-o"]).arg(&stub).arg(&source);
-    command.arg(match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
-        Ok("macos") => "-Wl,-install_name,@rpath/liboxidion_torch.so",
-        _ => "-Wl,-soname,liboxidion_torch.so",
+    let macos = std::env::var_os("CARGO_CFG_TARGET_OS").is_some_and(|os| os == "macos");
+    command.arg(if macos {
+        "-Wl,-install_name,@rpath/liboxidion_torch.so"
+    } else {
+        "-Wl,-soname,liboxidion_torch.so"
     });
     let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");
