@@ -4,6 +4,7 @@
 #   PYTHON=python3      the interpreter that .venv is made of (3.10 or newer)
 #   TORCH=2.11          the torch minor that .venv gets; with `test-torch`: the one to test the wheel under
 #   OXIDION_SHIMS=...   with `wheel`: environments with the torches to compile for, separated by colons (default: .venv)
+#   MINORS=all          with `wheel`: fetches headers of every minor that a release serves, and compiles for all
 #   ZIG=1               with `wheel`: links for glibc 2.28 by zig, and names the wheel by that
 #   MARKERS="not slow"  with `test`: which tests pytest selects
 #   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
@@ -129,11 +130,13 @@ site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, w
 new-optimizer: ## Write the files of a new optimizer, which is SGD with momentum until they are edited: NAME=ademamix CLASS=AdEMAMix
 	$(PYTHON) .ci/new_optimizer.py $(NAME) $(if $(CLASS),--class-name $(CLASS)) $(if $(KIND),--kind $(KIND))
 
-wheel: build ## Build an abi3 wheel into dist/, with machine code for sm_80, sm_90a and sm_100
+wheel: build ## Build an abi3 wheel into dist/ and check it, with machine code for sm_80, sm_90a and sm_100; MINORS=all ZIG=1 as released
+	python -m pip install -q $(if $(ZIG),"ziglang==0.15.*" cargo-zigbuild) abi3audit
 	python tests/cuda/compile.py --cubins target/cubins
-	python python/build_shim.py --into target/shim/wheel
+	$(if $(MINORS),OXIDION_SHIMS=$$(python .ci/torches.py .cache/torches)) python python/build_shim.py --into target/shim/wheel
 	OXIDION_CUBINS=$(CURDIR)/target/cubins OXIDION_TORCH_FILES=$(CURDIR)/target/shim/wheel \
 	maturin build --release --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
+	python -m pytest -q -m slow tests/test_wheel.py
 
 all: lint test docs wheel ## Everything that must pass before a release
 

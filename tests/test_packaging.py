@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import statistics
 import subprocess
 import sys
 import textwrap
-import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-MEGABYTE = 2**20
 
 
 def toml(name: str) -> dict[str, Any]:
@@ -234,21 +231,6 @@ def assert_takes_a_step(interpreter: Path, folder: Path, *, shipped: bool) -> No
 def test_wheel_installs_and_steps_in_an_environment_with_only_torch(tmp_path: Path) -> None:
     subprocess.run(["make", "wheel"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
     wheel = max((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
-    assert re.fullmatch(r"oxidion-[\d.]+-cp310-abi3-(many)?linux\w*\.whl", wheel.name)
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        assert not [name for name in names if "libtorch" in name or "libc10" in name]
-        assert {"oxidion/py.typed", "oxidion/_oxidion.pyi", "oxidion/_oxidion.abi3.so"} <= set(names)
-        assert not [name for name in names if not name.startswith(("oxidion/", "oxidion-"))]
-        information = re.sub(r"\.dist-info/.*", ".dist-info/", next(n for n in names if ".dist-info/" in n))
-        assert {f"{information}licenses/LICENSE-{which}" for which in ("MIT", "APACHE")} <= set(names)
-        (parts,) = [name for name in names if name.startswith(f"{information}sboms/")]
-        crates = {part["name"] for part in json.loads(archive.read(parts))["components"]}
-        assert {"tch", "faer", "pyo3"} <= crates
-        library = {"table.json", "oxidion_torch.cpp", "torch-sys-LICENSE-MIT", "torch-sys-LICENSE-APACHE"}
-        assert {f"oxidion/_torch/{name}" for name in library} <= set(names)
-        assert [name for name in names if re.fullmatch(r"oxidion/_torch/2\.\d+/liboxidion_torch\.so", name)]
-    assert wheel.stat().st_size < 15 * MEGABYTE
     environment = tmp_path / "env"
     interpreter = environment_with_torch(environment)
     subprocess.run([interpreter, "-m", "pip", "install", "--quiet", wheel], check=True)

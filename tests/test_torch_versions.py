@@ -20,6 +20,7 @@ import torch
 import oxidion
 from oxidion import _oxidion
 from oxidion._torch import compat, compiler, library
+from support import elf
 
 PACKAGE = Path(oxidion.__file__).parent
 NAMES = Path(__file__).resolve().parents[1] / "src" / "torch_names.txt"
@@ -33,28 +34,7 @@ p.grad = torch.ones(8, 8)
 oxidion.Muon([p], lr=0.5).step()
 print(oxidion._torch.library.serving().shipped, bool((p.detach() != torch.eye(8)).any()))
 """
-#: What a manylinux_2_28 system has at least.
-NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-OF_LIBTORCH = {"libtorch_cpu.so", "libc10.so", "libtorch_python.so"}
-OF_SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"}
-
 needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
-
-
-def readelf(option: str, path: Path) -> str:
-    done = subprocess.run(["readelf", "-W", option, path], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def needed(path: Path) -> set[str]:
-    """Libraries that a library names."""
-    return set(re.findall(r"NEEDED.*\[(.*)\]", readelf("-d", path)))
-
-
-def undefined(path: Path) -> set[str]:
-    """Functions of libtorch and of the library over it that a library expects."""
-    names = re.findall(r"\sUND ([^\s@]+)", readelf("--dyn-syms", path))
-    return {name for name in names if re.match(r"at_|atg_|ats_|thp_|get_and_reset|oxidion_|aoti_|_Z", name)}
 
 
 Choose = Callable[..., library.Library]
@@ -116,9 +96,9 @@ def test_library_that_serves_is_that_of_this_torch() -> None:
 @needs_readelf
 def test_core_needs_the_library_and_nothing_of_libtorch() -> None:
     core = Path(_oxidion.__file__)
-    assert needed(core) - OF_SYSTEM == {compiler.NAME}
-    assert not re.search(r"R(UN)?PATH", readelf("-d", core))
-    assert undefined(core) == set(NAMES.read_text().split())
+    assert elf.needed(core) - elf.OF_SYSTEM == {compiler.NAME}
+    assert not elf.has_search_path(core)
+    assert elf.undefined(core) == set(NAMES.read_text().split())
 
 
 def test_names_are_sorted_and_each_is_there_once() -> None:
@@ -132,18 +112,14 @@ LIBRARIES = sorted({library.serving().path, *library.FOLDER.glob(f"*/{compiler.N
 @needs_readelf
 @pytest.mark.parametrize("path", LIBRARIES, ids=lambda path: path.parent.name)
 def test_library_runs_on_old_systems_and_exports_its_names_alone(path: Path) -> None:
-    assert needed(path) <= OF_LIBTORCH | OF_SYSTEM
-    assert {"libtorch_cpu.so", "libc10.so"} <= needed(path)
-    assert not re.search(r"R(UN)?PATH", readelf("-d", path))
-    versions = re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI|GCC)_([\d.]+)", readelf("-V", path))
-    assert versions
-    for kind, version in versions:
-        assert tuple(map(int, version.split("."))) <= NEWEST[kind], f"{kind}_{version}"
-    exported = re.findall(r"(?:FUNC|OBJECT)\s+\w+\s+DEFAULT\s+\d+ ([^\s@]+)", readelf("--dyn-syms", path))
-    assert set(exported) == {*NAMES.read_text().split(), "oxidion_cdata", "oxidion_torch_version"}
-    assert not undefined(path) & set(NAMES.read_text().split())
-    python = re.findall(r"\sUND (_?Py\w+)", readelf("--dyn-syms", path))
-    assert python == ["PyObject_IsInstance"], "the library is for every version of Python"
+    assert elf.needed(path) <= elf.OF_LIBTORCH | elf.OF_SYSTEM
+    assert {"libtorch_cpu.so", "libc10.so"} <= elf.needed(path)
+    assert not elf.has_search_path(path)
+    assert elf.symbol_versions(path)
+    assert not elf.too_new(path)
+    assert elf.exported(path) == {*NAMES.read_text().split(), "oxidion_cdata", "oxidion_torch_version"}
+    assert not elf.undefined(path) & set(NAMES.read_text().split())
+    assert elf.python_names(path) == ["PyObject_IsInstance"], "the library is for every version of Python"
 
 
 @pytest.mark.skipif(not library.serving().shipped, reason="the library was compiled here")
