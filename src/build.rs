@@ -14,7 +14,7 @@ fn main() {
 /// Copies the folder `OXIDION_TORCH_FILES`, which the build of a wheel fills, to where maturin takes it from.
 fn copy_torch_files() {
     println!("cargo:rerun-if-env-changed=OXIDION_TORCH_FILES");
-    let to = Path::new(&std::env::var_os("OUT_DIR").unwrap_or_default()).join("torch");
+    let to = Path::new(&std::env::var_os("OUT_DIR").unwrap_or_default()).join("_torch");
     let _ = std::fs::remove_dir_all(&to);
     if let Some(from) = std::env::var_os("OXIDION_TORCH_FILES") {
         println!("cargo:rerun-if-changed={}", from.display());
