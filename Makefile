@@ -174,7 +174,8 @@ $(OTHER)/.ready: pyproject.toml tests/support/stand_ins.py
 	$(PYTHON) -m venv --clear $(OTHER)
 	$(OTHER)/bin/python -m pip install -q --no-deps "torch==$(TORCH).*"
 	$(OTHER)/bin/python -m pip install -q typing-extensions sympy networkx jinja2 fsspec filelock numpy setuptools "pip>=25.1"
-	$(OTHER)/bin/python -m pip install -q $$(python3 -c 'import re; print(re.search(r"(?m)^test = \[(.*)\]", open("pyproject.toml").read())[1].replace(chr(44), ""))')
+	sed -n 's/^test = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '",' | tr ' ' '\n' > $(OTHER)/tests.txt
+	$(OTHER)/bin/python -m pip install -q -r $(OTHER)/tests.txt
 	PYTHONPATH=tests $(OTHER)/bin/python -m support.stand_ins $(OTHER)/lib/python3.*/site-packages/torch
 	touch $@
 
