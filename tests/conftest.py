@@ -22,11 +22,11 @@ EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 
 
 OF_OLD_TORCH = ("TypedStorage is deprecated", "The epoch parameter in `scheduler.step")
-"""Warnings that torch gives about itself up to 2.9: its checkpoints and schedulers call what it deprecates."""
+"""Warnings of torch up to 2.9 about itself: its checkpoints and schedulers call what it deprecates."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turns to the emulated device where the tests are to run on it; lets torch's warnings about itself pass."""
+    """Turns to the emulated device where tests are to run on it; lets torch's warnings about itself pass."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         for warning in OF_OLD_TORCH:
             config.addinivalue_line("filterwarnings", f"ignore:{warning}:UserWarning")

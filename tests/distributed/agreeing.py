@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 import oxidion
@@ -146,8 +147,7 @@ def cut(mesh: Any) -> DTensor:
 
 def plain_on_one_rank() -> tuple[str, str]:
     """A plain tensor where the other rank holds a DTensor, in process groups that wait for a second."""
-    mesh = mesh_of({"fs": dist.get_world_size()})
-    mesh.get_group()._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=1))
+    mesh = DeviceMesh.from_group(dist.new_group(timeout=timedelta(seconds=1)), "cpu", mesh_dim_names=("fs",))
     weight: Any = cut(mesh) if dist.get_rank() == 1 else torch.ones(8, 6)
     optimizer = oxidion.Muon([("w", param := nn.Parameter(weight))])
     param.grad = weight.detach().clone()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import oxidion
@@ -48,10 +48,8 @@ def mesh_of(axes: dict[str, int]) -> DeviceMesh:
 
 def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:
     """A DTensor with the placements of a layout."""
-    if all(layout[d][0] != "T" for d in dims):
-        kinds = {"R": lambda _: Replicate(), "S": Shard}
-        return distribute_tensor(tensor, mesh, [kinds[layout[d][0]](layout[d][1]) for d in dims])
-    # As fully_shard cuts what tensor parallelism has cut: torch distributes no such tensors itself.
+    # Also as fully_shard cuts what tensor parallelism has cut. torch itself distributes no such tensors, and
+    # up to 2.9 none of which a rank has nothing.
     axes = {d: mesh.size(i) for i, d in enumerate(dims)}
     own = {d: layout[d] for d in dims}
     part = cut(tensor, spans(tensor.shape, own, axes, {d: mesh.get_local_rank(d) for d in dims}))
