@@ -368,3 +368,25 @@ def test_classes_of_users_may_have_a_momentum_of_their_own() -> None:
 
     assert Own([matrix()]).param_groups[0]["mu"] == 0.25
     assert Own([matrix()], momentum=1.0).param_groups[0]["mu"] == 0.5
+
+
+def test_average_of_torch_is_not_taken_for_no_momentum() -> None:
+    """A checkpoint of torch.optim.Muon that is loaded as it is: its groups fit, its states do not."""
+    param = matrix()
+    param.grad = gaussian((4, 6), 6)
+    optimizer = oxidion.Muon([param])
+    group = {"params": [0], "lr": 0.5, "momentum": 0.5, "adjust_lr_fn": None, "eps": 1e-7}
+    state = {0: {"momentum_buffer": gaussian((4, 6), 7)}}
+    optimizer.load_state_dict({"state": state, "param_groups": [group]})
+    kept = param.detach().clone()
+    with pytest.raises(
+        ValueError,
+        match=r"has torch's 'momentum_buffer' and no 'momentum': .*import_state_dict",
+    ):
+        optimizer.step()
+    assert torch.equal(param, kept)
+    whole = {"weight_decay": 0.0, "nesterov": True, "ns_coefficients": TRIPLE, "ns_steps": 5}
+    saved = {"state": state, "param_groups": [{**group, **whole}]}
+    optimizer.load_state_dict(oxidion.checkpoint.import_state_dict(saved, "torch-muon"))
+    optimizer.step()
+    assert not torch.equal(param, kept)
