@@ -104,7 +104,7 @@ def test_wrong_keyword_is_a_type_error_that_names_the_nearest(name: str, wrong: 
 
 
 def test_words_of_torch_are_told_in_the_words_of_the_class() -> None:
-    for cls, word in ((oxidion.Muon, "mu"), (oxidion.Dion2, "ef_decay"), (oxidion.Lion, "betas")):
+    for cls, word in ((oxidion.Dion, "mu"), (oxidion.Dion2, "ef_decay"), (oxidion.Lion, "betas")):
         with pytest.raises(TypeError, match=f"argument is '{word}'"):
             cls([nn.Parameter(torch.zeros(4, 4))], momentum=0.9)  # type: ignore[call-arg]
 

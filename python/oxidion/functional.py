@@ -1,8 +1,8 @@
-"""Orthonormalization and 8-bit codes as functions, on torch tensors and on NumPy arrays.
+"""Orthonormalization and 8-bit codes as functions, on torch tensors and on NumPy arrays; a step of Muon.
 
-Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``. All leave their arguments
-unchanged and return what they were given: a tensor for a tensor, an array for an array; matrices of the same
-dtype and shape.
+Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``. All but `muon` leave their
+arguments unchanged and return what they were given: a tensor for a tensor, an array for an array; matrices of
+the same dtype and shape. `muon` writes parameters and momenta in place, as torch's function of that name.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import numpy as np
 from torch import Tensor
 
 from oxidion import _oxidion
+from oxidion._core import validate
 from oxidion._oxidion import orthonormal_columns, orthonormalize
+from oxidion._torch.compat import disable_dynamo
+from oxidion.optim.muon import Muon
 
 Matrix = TypeVar("Matrix", Tensor, "np.ndarray[Any, Any]")
 
 
-Coefficients = str | Sequence[Sequence[float]]
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 
 def _iterate(
@@ -54,8 +57,8 @@ def newton_schulz(
         x: matrices ``[..., m, n]``.
         coefficients: "newton_schulz", "polar_express" (arXiv:2505.16932), "keller_jordan", "cans"
             (arXiv:2506.10935), "aol" (rows of the short side are balanced first, arXiv:2208.03160),
-            "polar_express_gram" (safety factor 1.05), or up to 32 triples.
-        steps: how many rows; the last one is repeated. None: all.
+            "polar_express_gram" (safety factor 1.05), up to 32 triples, or one for every step.
+        steps: how many rows; the last one is repeated. None: all, and five of one triple.
         epsilon: added to the norm; 0 makes the result independent of the scale of ``x``.
         method: "standard", "gram" (by the Gram matrix, fewer operations for long matrices), or "auto".
 
@@ -234,3 +237,101 @@ def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, s
         TypeError: for codes that are not uint8.
     """
     return _oxidion.dequantize_blockwise(codes, absmax, block_size, signed)
+
+
+_MOMENTUM = validate.beta(None)
+
+
+@disable_dynamo
+def muon(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    muon_momentum_bufs: Sequence[Tensor],
+    *,
+    foreach: bool | None = None,
+    lr: float | Tensor,
+    weight_decay: float,
+    momentum: float,
+    nesterov: bool,
+    ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]],
+    ns_steps: int,
+    eps: float,
+    adjust_lr_fn: str | None,
+    has_complex: bool = False,
+) -> None:
+    """One step of Muon with the arguments and the momenta of ``torch.optim._muon.muon``.
+
+    For each parameter X with gradient G and momentum M, μ for ``momentum`` and λ for ``weight_decay``:
+    ``M <- μ M + (1 - μ) G``; ``U = orth(μ M + (1 - μ) G)`` with ``nesterov``, else ``orth(M)``;
+    ``X <- (1 - lr λ) X - lr s U``. ``orth`` divides by ``‖·‖_F + eps`` and applies ``ns_steps`` times
+    ``A = Y Yᵀ; Y <- a Y + (b A + c A²) Y``, in the dtypes that `Muon` iterates in. torch divides by
+    ``max(‖·‖_F, eps)`` and iterates in bfloat16.
+
+    ``params`` and ``muon_momentum_bufs`` are written in place; gradients are read, and ``.grad`` is neither
+    read nor written. Hooks of optimizers are not called. The plan of the step is made anew at each call: an
+    optimizer keeps it.
+
+    Args:
+        params: matrices ``[m, n]`` or stacks ``[..., m, n]``, of which none shares memory with another.
+        grads: their gradients, of the same shapes and dtypes.
+        muon_momentum_bufs: their momenta, of the same shapes: averages of gradients, zeros at the start.
+        foreach: accepted for compatibility; there is one implementation.
+        lr: step size; a one-element tensor is allowed.
+        weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``, without ``s``.
+        momentum: decay rate μ of the average, below 1.
+        nesterov: look one step ahead.
+        ns_coefficients: one triple ``(a, b, c)`` for every step, or what `Muon` takes.
+        ns_steps: number of steps, 1 to 32.
+        eps: added to the norm.
+        adjust_lr_fn: the rule for ``s`` of a matrix of ``m`` rows and ``n`` columns: "original" or None
+            ``√max(1, m/n)``, "match_rms_adamw" ``0.2·√max(m, n)``, "spectral_unclamped" ``√(m/n)``.
+        has_complex: must be False: complex parameters have no polar factor here.
+
+    Raises:
+        ValueError: for lists of different lengths, shapes that do not fit, and values out of range.
+        TypeError: for parameters that are not real floating-point tensors and gradients of another dtype.
+        LayoutError: for parameters or momenta that share memory.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; the rules of
+    arXiv:2502.16982.
+    """
+    del foreach
+    if has_complex:
+        raise ValueError("has_complex must be False: complex parameters are not supported")
+    lists = {"params": params, "grads": grads, "muon_momentum_bufs": muon_momentum_bufs}
+    lengths = {name: len(tensors) for name, tensors in lists.items()}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{name} of {length}" for name, length in lengths.items())
+        raise ValueError(f"params, grads and muon_momentum_bufs must have equal lengths, got {shown}")
+    if momentum is None or not _MOMENTUM.check(momentum):
+        raise ValueError(f"momentum must be {_MOMENTUM.wanted}: an average, got {momentum!r}")
+    if not params:
+        return
+    held, states = [], []
+    for index, (param, grad, average) in enumerate(zip(params, grads, muon_momentum_bufs, strict=True)):
+        for name, tensor in (("grads", grad), ("muon_momentum_bufs", average)):
+            if tensor.shape != param.shape:
+                raise ValueError(
+                    f"{name}[{index}] must have the shape {tuple(param.shape)} of params[{index}], "
+                    f"got {tuple(tensor.shape)}"
+                )
+        if grad.dtype != param.dtype:
+            raise TypeError(f"grads[{index}] must be {param.dtype} as params[{index}], got {grad.dtype}")
+        own = param.detach()  # of the same memory, with a .grad of its own
+        own.grad = grad.detach()
+        held.append((f"params[{index}]", own))
+        states.append((own, {"momentum": average.detach()}))
+    optimizer = Muon(
+        held,
+        lr=lr,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        nesterov=nesterov,
+        ns_coefficients=ns_coefficients,
+        ns_steps=ns_steps,
+        eps=eps,
+        adjust_lr_fn=adjust_lr_fn,
+    )
+    optimizer.state.update(states)
+    # A sum of gradients times 1 - momentum is the average.
+    optimizer.take_step(1.0 - float(momentum))

@@ -16,6 +16,8 @@ pub(super) enum LrScale {
     /// `0.2 * sqrt(max(fan_out, fan_in))`: `lr` is in units of `AdamW`'s, whose updates have an RMS of about
     /// 0.2 (arXiv:2502.16982). 4096 x 1024: 12.8.
     RmsNorm,
+    /// `sqrt(fan_out / fan_in)`, torch's name for [`LrScale::SpectralNorm`]. 4096 x 1024: 2; 1024 x 4096: 0.5.
+    SpectralUnclamped,
     /// `sqrt(max(1, fan_out / fan_in))`, torch's default for Muon. 4096 x 1024: 2; 1024 x 4096: 1.
     Original,
     /// `0.2 * sqrt(max(fan_out, fan_in))`, torch's name for [`LrScale::RmsNorm`]. 4096 x 1024: 12.8.
@@ -31,11 +33,13 @@ impl LrScale {
         match name {
             None => Ok(Self::None),
             Some("spectral_norm") => Ok(Self::SpectralNorm),
+            Some("spectral_unclamped") => Ok(Self::SpectralUnclamped),
             Some("rms_norm") => Ok(Self::RmsNorm),
             Some("original") => Ok(Self::Original),
             Some("match_rms_adamw") => Ok(Self::MatchRmsAdamw),
             Some(other) => Err(Error::Value(format!(
-                "adjust_lr must be spectral_norm, rms_norm, original, match_rms_adamw or None, got {other:?}"
+                "adjust_lr must be spectral_norm, spectral_unclamped, rms_norm, match_rms_adamw, original or None, \
+                 got {other:?}"
             ))),
         }
     }
@@ -51,7 +55,7 @@ impl LrScale {
         let (rows, cols) = (fan_out as f64, fan_in as f64);
         match self {
             Self::None => 1.0,
-            Self::SpectralNorm => (rows / cols).sqrt(),
+            Self::SpectralNorm | Self::SpectralUnclamped => (rows / cols).sqrt(),
             Self::RmsNorm | Self::MatchRmsAdamw => 0.2 * rows.max(cols).sqrt(),
             Self::Original => (rows / cols).max(1.0).sqrt(),
         }
@@ -69,6 +73,7 @@ mod tests {
         let table = [
             (LrScale::None, 1.0, 1.0),
             (LrScale::SpectralNorm, 2.0, 0.5),
+            (LrScale::SpectralUnclamped, 2.0, 0.5),
             (LrScale::RmsNorm, 12.8, 12.8),
             (LrScale::Original, 2.0, 1.0),
             (LrScale::MatchRmsAdamw, 12.8, 12.8),
@@ -85,6 +90,7 @@ mod tests {
         let names = [
             (None, LrScale::None),
             (Some("spectral_norm"), LrScale::SpectralNorm),
+            (Some("spectral_unclamped"), LrScale::SpectralUnclamped),
             (Some("rms_norm"), LrScale::RmsNorm),
             (Some("original"), LrScale::Original),
             (Some("match_rms_adamw"), LrScale::MatchRmsAdamw),

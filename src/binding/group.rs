@@ -60,6 +60,8 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
         callback(value)
     } else if let Ok(ints) = value.extract::<Vec<i64>>() {
         Ok(OptionValue::Ints(ints))
+    } else if let Ok(numbers) = value.extract::<Vec<f64>>() {
+        Ok(OptionValue::Floats(numbers))
     } else {
         let rows = value.extract::<Vec<Vec<f64>>>();
         rows.map(OptionValue::Rows)

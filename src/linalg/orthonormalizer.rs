@@ -22,6 +22,8 @@ pub const OPTIONS: [&str; 6] =
 /// it for [`OPTIONS`]' `newton_schulz_func`.
 pub type Function = Box<dyn Fn(&Tensor, f64) -> Result<Tensor> + Send + Sync>;
 
+/// Steps of a polynomial given as one triple: torch's default.
+const STEPS_OF_ONE_TRIPLE: usize = 5;
 /// Stands for "however many matrices there are": the iterations bound how many they take together.
 const ANY_COUNT: i64 = 1 << 20;
 /// Matrices with a shorter short side are computed in the standard form: there the calls of libtorch cost as much as the
@@ -70,8 +72,9 @@ impl Orthonormalizer {
     }
 
     /// Reads the method that a group asks for: `newton_schulz_func` before `orth_method` ("auto", "standard", "gram" or
-    /// "svd"); the polynomial is `ns_coefficients` (a name or triples) or, without, Polar Express or Newton–Schulz by
-    /// `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is [`POLAR_EXPRESS_FAST`].
+    /// "svd"); the polynomial is `ns_coefficients` (a name, one triple for every step, or triples) or, without, Polar
+    /// Express or Newton–Schulz by `use_polar_express`, with `ns_steps` rows. `orth_preset` "fast" is
+    /// [`POLAR_EXPRESS_FAST`].
     ///
     /// # Errors
     /// [`Error::Value`] for values of the wrong kind.
@@ -79,7 +82,11 @@ impl Orthonormalizer {
         let fast = options.either("orth_preset", "exact", "fast")?;
         let express = options.flag_or("use_polar_express", true)?;
         let name = options.name("ns_coefficients")?;
-        let rows = if name.is_some() { None } else { options.triples("ns_coefficients")? };
+        let rows = match (name, options.triple("ns_coefficients")) {
+            (Some(_), _) => None,
+            (None, Some(row)) => Some(vec![row; STEPS_OF_ONE_TRIPLE]),
+            (None, None) => options.triples("ns_coefficients")?,
+        };
         if fast && (name.is_some() || rows.is_some() || !express) {
             return Err(Error::Value(
                 "orth_preset 'fast' has coefficients of its own: leave ns_coefficients and use_polar_express out".into(),

@@ -52,7 +52,18 @@ fn options_choose_the_method() {
     let rows = ("ns_coefficients", OptionValue::Rows(vec![vec![1.5, -0.5, 0.0]]));
     let two = ("ns_steps", OptionValue::Int(2));
     let expected = iteration("custom[[1.5, -0.5, 0.0], [1.5, -0.5, 0.0]]", "Standard");
-    assert_eq!(built(&[rows, two, ("orth_method", word("standard"))]).unwrap(), expected);
+    let standard = ("orth_method", word("standard"));
+    assert_eq!(built(&[rows, two.clone(), standard.clone()]).unwrap(), expected);
+    for (one, shown) in [
+        (OptionValue::Floats(vec![1.5, -0.5, 0.0]), "[1.5, -0.5, 0.0]"),
+        (OptionValue::Ints(vec![2, -1, 0]), "[2.0, -1.0, 0.0]"),
+    ] {
+        let one = ("ns_coefficients", one);
+        let expected = |steps| iteration(&format!("custom[{}]", vec![shown; steps].join(", ")), "Standard");
+        assert_eq!(built(&[one.clone(), standard.clone()]).unwrap(), expected(5));
+        assert_eq!(built(&[one.clone(), two.clone(), standard.clone()]).unwrap(), expected(2));
+        assert_eq!(built(&[one, ("ns_steps", OptionValue::Int(7)), standard.clone()]).unwrap(), expected(7));
+    }
     assert_eq!(built(&[("orth_method", word("svd"))]).unwrap(), "Orthonormalizer(Polar)");
 
     for (bad, says) in [
@@ -60,6 +71,8 @@ fn options_choose_the_method() {
         (("ns_coefficients", word("jordan")), "ns_coefficients must be one of"),
         (("ns_coefficients", OptionValue::Rows(vec![vec![1.0, 2.0]])), "triples"),
         (("ns_coefficients", OptionValue::Ints(vec![])), "1 to 32 triples"),
+        (("ns_coefficients", OptionValue::Floats(vec![1.0, 2.5])), "triples"),
+        (("ns_coefficients", OptionValue::Floats(vec![1.0, f64::NAN, 0.0])), "finite"),
         (("ns_steps", OptionValue::Int(0)), "ns_steps must be"),
         (("orth_preset", word("quick")), "orth_preset must be 'exact' or 'fast'"),
         (("newton_schulz_func", word("f")), "newton_schulz_func must be callable"),

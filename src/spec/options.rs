@@ -22,6 +22,8 @@ pub enum OptionValue {
     Str(String),
     /// A list of integers.
     Ints(Vec<i64>),
+    /// A list of real numbers, of which one is no integer.
+    Floats(Vec<f64>),
     /// A list of lists of real numbers.
     Rows(Vec<Vec<f64>>),
     /// A function of the user.
@@ -139,9 +141,22 @@ impl Options {
     /// `Error::Value` for a flag or number.
     pub fn name(&self, key: &str) -> Result<Option<&str>> {
         match self.get(key) {
-            OptionValue::None | OptionValue::Ints(_) | OptionValue::Rows(_) => Ok(None),
+            OptionValue::None | OptionValue::Ints(_) | OptionValue::Floats(_) | OptionValue::Rows(_) => {
+                Ok(None)
+            }
             OptionValue::Str(s) => Ok(Some(s)),
             _ => self.wrong(key, "a name or a list"),
+        }
+    }
+
+    /// One triple of real numbers, `None` for any other value.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "coefficients are small")]
+    pub fn triple(&self, key: &str) -> Option<[f64; 3]> {
+        match self.get(key) {
+            OptionValue::Floats(v) => <[f64; 3]>::try_from(v.as_slice()).ok(),
+            OptionValue::Ints(v) => <[i64; 3]>::try_from(v.as_slice()).ok().map(|v| v.map(|i| i as f64)),
+            _ => None,
         }
     }
 

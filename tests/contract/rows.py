@@ -35,6 +35,8 @@ FAMILY = EXTRA | {
     "check_grad_sync",
 }
 
+TORCH_WORDS = frozenset({"momentum", "adjust_lr_fn", "eps"})
+
 _NOT_A_NON_NEGATIVE_NUMBER = (-1.0, NAN, INF, -INF)
 BAD_LR_AND_DECAY = tuple(
     (key, value) for key in ("lr", "weight_decay") for value in _NOT_A_NON_NEGATIVE_NUMBER
@@ -101,7 +103,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY,
+        keyword_only=FAMILY | TORCH_WORDS,
         state={
             "muon": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -141,7 +143,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | {"norm_scope"},
+        keyword_only=FAMILY | TORCH_WORDS | {"norm_scope"},
         state={
             "normuon": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),

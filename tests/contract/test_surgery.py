@@ -140,7 +140,9 @@ def test_gradient_of_another_dtype_is_taken_where_the_user_allows_it() -> None:
     assert torch.equal(param, twin)
 
 
-@pytest.mark.parametrize("adjust_lr", ["spectral_norm", "rms_norm", "original", "match_rms_adamw", None])
+@pytest.mark.parametrize(
+    "adjust_lr", ["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped", None]
+)
 def test_verify_knows_every_learning_rate_rule(adjust_lr: str | None) -> None:
     optimizer = oxidion.Muon([parameter(9, 5)], adjust_lr=adjust_lr, orth_dtype="float32")
     assert optimizer.verify()[0]["update_error"] < 1e-4

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_core": frozenset({"_cuda", "_dist", "_reference", "_torch"}),
     "_planning": frozenset({"_core", "_dist"}),
     "optim": frozenset({"_core", "_dist", "_reference"}),
-    "functional": frozenset(),
+    "functional": frozenset({"_core", "_torch", "optim"}),
     "checkpoint": frozenset({"_core"}),
     "graph": frozenset({"_core", "_cuda"}),
     "groups": frozenset({"_core", "_dist"}),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -68,7 +69,9 @@ class OxOptimizer(Stepper, Optimizer):
         if "ALGORITHM" in cls.__dict__:
             OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
         if "__init__" in cls.__dict__ and hasattr(cls, "ALGORITHM"):
-            constructor.complete(cls, OxOptimizer)
+            words = cls.__dict__.get("WORDS", {})
+            rename = functools.partial(schema.translate, words=words, where="arguments")
+            constructor.complete(cls, OxOptimizer, words, rename)
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
@@ -106,6 +109,7 @@ class OxOptimizer(Stepper, Optimizer):
         number = len(self.param_groups) if hasattr(self, "param_groups") else 0
         if isinstance(param_group, dict):
             schemas = self._schemas()
+            schema.translate(param_group, self._words(param_group), f"group {number}")
             schema.spell(param_group, self.defaults, self.SCHEMA, schemas)
             schema.settle_kinds(param_group, self.SCHEMA, schemas)
             self._check(param_group, number)
@@ -126,7 +130,8 @@ class OxOptimizer(Stepper, Optimizer):
         schemas = self._schemas()
         own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
         fields = self.SCHEMA | schema.COMMON | own
-        validate.check_group(group, fields, schema.known_keys(schemas), f"group {number}")
+        where = f"group {number}"
+        validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
 
     @classmethod
     def check_together(cls, group: dict[str, Any], where: str) -> None:
@@ -182,15 +187,28 @@ class OxOptimizer(Stepper, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.take_step()
+        return loss
+
+    def take_step(self, grad_factor: float | None = None) -> None:
+        """Takes one step as `step` does, without the hooks that torch calls around a step.
+
+        Args:
+            grad_factor: what gradients are multiplied by as they are read; None is what AMP asks for.
+        """
         kind = "cuda" if device_of(self.param_groups).type == "cuda" else "cpu"
         with torch.no_grad(), torch.autocast(kind, enabled=False):
-            self._execute()
-        return loss
+            self._execute(grad_factor)
 
     @override
     def _communicates(self) -> bool:
         own = any(self._registry[group["algorithm"]].COMMUNICATES for group in self.param_groups)
         return own or bool(self._meshes.pending)
+
+    @override
+    def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
+        words = self._registry.get(group.get("algorithm", self.ALGORITHM), OxOptimizer).WORDS
+        return {name: word for name, word in words.items() if name not in self.defaults} if words else words
 
     @override
     def _class_of(self, algorithm: str) -> type[OxOptimizer]:
@@ -215,8 +233,12 @@ class OxOptimizer(Stepper, Optimizer):
         self._reserve = None
         incoming: dict[str, Any] = {}
 
-        def capture(_self: Optimizer, final: dict[str, Any]) -> None:
-            incoming.update(final)
+        def capture(_self: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
+            groups = [dict(group) for group in final["param_groups"]]
+            for number, group in enumerate(groups):
+                schema.translate(group, self._words(group), f"group {number} of the state dict")
+            incoming.update(final, param_groups=groups)
+            return {**incoming}
 
         def restore(_self: Optimizer) -> None:
             own_copies(incoming, self.param_groups, self.state)
@@ -252,12 +274,12 @@ class OxOptimizer(Stepper, Optimizer):
     @disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
-        schema.mirror_betas(self.param_groups, self._last_betas)
+        self._settle_keys()
         return super().state_dict()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        schema.mirror_betas(self.param_groups, self._last_betas)
+        self._settle_keys()
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
         return {**state, **own, **({"_functions": self._functions} if self._functions else {})}

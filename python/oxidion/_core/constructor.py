@@ -14,8 +14,23 @@ from typing import Any
 _REFERENCE = "Arguments that are not named here are those of "
 """Start of a sentence for readers of the source, untrue of a completed docstring."""
 
+
+class _LeftOut:
+    """Default of an argument that may be left out and for which None is a value."""
+
+    def __repr__(self) -> str:
+        return "<left out>"
+
+
+LEFT_OUT: Any = _LeftOut()
+"""Default of arguments that are other words for an argument of another name."""
+
+Rename = Callable[[dict[str, Any]], None]
+"""Function that gives arguments, by name and in place, the names that the constructor reads."""
+
 _SYNONYMS = {
     "momentum": ("mu", "ef_decay", "beta1", "betas"),
+    "adjust_lr_fn": ("adjust_lr",),
     "eps": ("epsilon",),
     "epsilon": ("eps",),
     "learning_rate": ("lr",),
@@ -77,7 +92,7 @@ def completed(own: str, bases: Sequence[str], arguments: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def complete(cls: type, root: type) -> None:
+def complete(cls: type, root: type, words: Iterable[str] = (), rename: Rename | None = None) -> None:
     """Completes a class's docstring and has its constructor name what an unknown argument is nearest to.
 
     ``inspect.signature`` and type checkers see the constructor as it is written.
@@ -85,6 +100,8 @@ def complete(cls: type, root: type) -> None:
     Args:
         cls: a class with an ``__init__`` of its own; its docstring and constructor are replaced.
         root: the base whose docstring is the last to be looked at.
+        words: arguments that are other words for an argument of another name.
+        rename: gives them the names that the constructor reads; it raises where both were given.
     """
     init = cls.__dict__["__init__"]
     if not inspect.isfunction(init) or init.__code__.co_flags & inspect.CO_VARKEYWORDS:
@@ -94,10 +111,13 @@ def complete(cls: type, root: type) -> None:
     if "__doc__" in cls.__dict__ and cls.__doc__:
         bases = cls.__mro__[1 : cls.__mro__.index(root) + 1]
         cls.__doc__ = completed(cls.__doc__, [base.__doc__ for base in bases if base.__doc__], names)
-    setattr(cls, "__init__", _naming_the_nearest(init, names))  # noqa: B010
+    setattr(cls, "__init__", _checked(init, names, frozenset(words), rename))  # noqa: B010
 
 
-def _naming_the_nearest(init: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+def _checked(
+    init: Callable[..., None], names: Sequence[str], words: frozenset[str], rename: Rename | None
+) -> Callable[..., None]:
+    """A constructor that names the nearest argument to an unknown one and renames the words given to it."""
     known = frozenset(names)
 
     @functools.wraps(init)
@@ -109,6 +129,12 @@ def _naming_the_nearest(init: Callable[..., None], names: Sequence[str]) -> Call
                 f"{type(self).__name__}() has no argument {key!r}, got {kwargs[key]!r}; the nearest known "
                 f"argument is {near!r}"
             )
+        if rename is not None and not words.isdisjoint(kwargs):
+            kwargs = {key: value for key, value in kwargs.items() if value is not LEFT_OUT}
+            by_place = dict(zip(names, args, strict=False))
+            given = {**by_place, **kwargs}
+            rename(given)
+            kwargs = {key: value for key, value in given.items() if key not in by_place}
         init(self, *args, **kwargs)
 
     return __init__

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oxidion._core import validate
-from oxidion._core.validate import Field
+from oxidion._core.validate import Field, Word
 from oxidion._oxidion import algorithms
 
 COMMON: dict[str, Field] = {
@@ -50,6 +50,34 @@ SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
 def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
     """Every key that a group may have, whatever its algorithm."""
     return FOREIGN_KEYS.union(COMMON, *schemas.values())
+
+
+def translate(
+    settings: dict[str, Any], words: Mapping[str, Word], where: str, *, latest: bool = False
+) -> None:
+    """Replaces other optimizers' words for group keys by the keys, in place.
+
+    Args:
+        settings: a group, or arguments of a constructor.
+        words: words by name.
+        where: what an error calls the settings.
+        latest: whether a word was written later than its key and wins over it.
+
+    Raises:
+        ValueError: for a value out of range, and for a word and its key with different values.
+    """
+    for name, word in words.items():
+        if name not in settings:
+            continue
+        validate.check_group({name: settings[name]}, {name: word.field}, set(), where)
+        given = settings.pop(name)
+        value = word.values.get(given, given)
+        if not latest and word.key in settings and settings[word.key] != value:
+            raise ValueError(
+                f"{name} and {word.key} are two words for one setting and must be equal, got "
+                f"{name}={given!r} and {word.key}={settings[word.key]!r} ({where}): leave one of them out"
+            )
+        settings[word.key] = value
 
 
 def settle_kinds(

@@ -89,6 +89,12 @@ def materialise(
                 elif value.device != where:
                     own[key] = value.to(where)
             elif value is None:
+                if spec["role"] == "momentum" and "momentum_buffer" in own:
+                    raise ValueError(
+                        f"the state of a parameter of shape {tuple(param.shape)} has torch's "
+                        f"'momentum_buffer' and no {key!r}: "
+                        "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
+                    )
                 if not fresh and spec["role"] in ("mean", "res_mean"):
                     raise ValueError(
                         f"the state of a parameter of shape {tuple(param.shape)} has factors but no {key!r}: "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion._core import runner, schema
+from oxidion._core import runner, schema, validate
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
     Names,
@@ -43,6 +43,8 @@ class Stepper:
     """Moments of this class's algorithm that a setting may switch on between two steps."""
     LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings under which a step of this class's algorithm depends on how a parameter is sharded."""
+    WORDS: ClassVar[Mapping[str, validate.Word]] = MappingProxyType({})
+    """Other optimizers' words for arguments and group keys of this class, for groups of its algorithm."""
 
     compare_every: int = 1
 
@@ -69,14 +71,20 @@ class Stepper:
     def _class_of(self, algorithm: str) -> type[Stepper]:
         """The class of the optimizer whose algorithm this is."""
 
-    def _execute(self) -> None:
+    @abstractmethod
+    def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
+        """Other words that a group may have for its keys."""
+
+    def _execute(self, grad_factor: float | None = None) -> None:
         """Takes one step: the runner wraps what is prepared, executed and finished."""
         found_inf = getattr(self, "found_inf", None)
         skip = found_inf is not None and float(found_inf) > 0
-        scale = getattr(self, "grad_scale", None)
-        schema.mirror_betas(self.param_groups, self._last_betas)
+        if grad_factor is None:
+            scale = getattr(self, "grad_scale", None)
+            grad_factor = 1.0 if scale is None else 1.0 / float(scale)
+        self._settle_keys()
         with self._runner.wrap():
-            session = self._prepare(1.0 if scale is None else 1.0 / float(scale), skip=skip)
+            session = self._prepare(grad_factor, skip=skip)
             if session is not None:
                 self._finish(session)
 
@@ -157,7 +165,14 @@ class Stepper:
                 raise RuntimeError("parameters or states changed while the step was being planned")
         return session
 
+    def _settle_keys(self) -> None:
+        """Reads what was written into the groups since the last step under other words for their keys."""
+        for number, group in enumerate(self.param_groups):
+            schema.translate(group, self._words(group), f"group {number}", latest=True)
+        schema.mirror_betas(self.param_groups, self._last_betas)
+
     def _make_plan(self) -> Plan:
+        self._settle_keys()
         found = existing(self.param_groups, self.state, self.STATE_NAMES)
         return Plan(self._settings(), found, self._meshes)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,26 @@ Check = Callable[[Any], bool]
 
 
 class Field(NamedTuple):
-    """One group key: its default, what it must be, and the test for that."""
+    """One group key: its default, what it must be, the test for that, and the words among its values."""
 
     default: Any
     wanted: str
     check: Check
+    words: tuple[str, ...] = ()
+
+
+class Word(NamedTuple):
+    """Another optimizer's word for a group key.
+
+    Attributes:
+        key: the group key that keeps the value.
+        field: what the value must be under this word.
+        values: what other values are under the group key.
+    """
+
+    key: str
+    field: Field
+    values: Mapping[Any, Any] = MappingProxyType({})
 
 
 def _is_number(value: object) -> bool:
@@ -133,7 +149,10 @@ def flag(default: bool | None) -> Field:
 def word(default: str | None, *words: str | None) -> Field:
     """One of several words."""
     shown = ", ".join(repr(w) for w in words)
-    return Field(default, f"one of {shown}", lambda v: (v is None or isinstance(v, str)) and v in words)
+    known = tuple(w for w in words if w is not None)
+    return Field(
+        default, f"one of {shown}", lambda v: (v is None or isinstance(v, str)) and v in words, known
+    )
 
 
 def one_of(default: int, *numbers: int) -> Field:
@@ -185,8 +204,27 @@ def names_of(group: Mapping[str, Any], number: int) -> list[str]:
     return names or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
 
 
-def check_group(group: Mapping[str, Any], schema: Mapping[str, Field], known: set[str], where: str) -> None:
+def _nearest(value: object, field: Field) -> str:
+    """Says which word of the field a wrong one is like."""
+    near = difflib.get_close_matches(value, field.words, n=1) if isinstance(value, str) else []
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
+def check_group(
+    group: Mapping[str, Any],
+    schema: Mapping[str, Field],
+    known: set[str],
+    where: str,
+    words: Iterable[str] = (),
+) -> None:
     """Checks the keys and values of a group.
+
+    Args:
+        group: keys and values.
+        schema: what the values of some keys must be.
+        known: keys that may have any value.
+        where: what an error calls the group.
+        words: words for keys that the group could have had, for errors.
 
     Raises:
         ValueError: for an unknown key, with the nearest known one, or a value out of range.
@@ -197,7 +235,8 @@ def check_group(group: Mapping[str, Any], schema: Mapping[str, Field], known: se
             if key == "lr" and isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ValueError("Tensor lr must be 1-element")
             if not field.check(value):
-                raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where})")
+                near = _nearest(value, field)
+                raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where}){near}")
         elif key not in known:
-            near = difflib.get_close_matches(key, sorted(known | set(schema)), n=1, cutoff=0.0)
-            raise ValueError(f"unknown group key {key!r} ({where}); the nearest known key is {near[0]!r}")
+            near = difflib.get_close_matches(key, sorted(known.union(schema, words)), n=1, cutoff=0.0)[0]
+            raise ValueError(f"unknown group key {key!r} ({where}); the nearest known key is {near!r}")

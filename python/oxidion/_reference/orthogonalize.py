@@ -91,7 +91,9 @@ def polynomial_of(group: Mapping[str, Any]) -> tuple[str, Rows, float]:
         name = wanted
         rows, factor = POLYNOMIALS[name]
     else:
-        name, rows, factor = "custom", wanted, 1.0
+        # torch has one triple for five steps.
+        rows = [wanted] * 5 if isinstance(wanted[0], (int, float)) else wanted
+        name, factor = "custom", 1.0
     steps = group.get("ns_steps") or len(rows)
     return name, [*rows[:steps], *[rows[-1]] * (steps - len(rows))], factor
 
@@ -151,7 +153,7 @@ def lr_factor(adjust_lr: str | None, d_out: int, d_in: int) -> float:
     """Learning-rate factor of one ``d_out x d_in`` matrix under ``adjust_lr``."""
     if min(d_out, d_in) == 0 or adjust_lr is None:
         return 1.0
-    if adjust_lr == "spectral_norm":
+    if adjust_lr in ("spectral_norm", "spectral_unclamped"):
         return math.sqrt(d_out / d_in)
     if adjust_lr == "original":
         return math.sqrt(max(1.0, d_out / d_in))

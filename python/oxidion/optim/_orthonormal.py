@@ -21,7 +21,7 @@ class OrthonormalOptimizer(OxOptimizer):
 
     For a matrix of ``d_out`` rows and ``d_in`` columns ``s`` is ``√(d_out/d_in)`` ("spectral_norm"),
     ``0.2·√max(d_out, d_in)`` ("rms_norm", in units of AdamW's ``lr``) or 1 (None); torch's "original" is
-    ``√max(1, d_out/d_in)``.
+    ``√max(1, d_out/d_in)``, its "match_rms_adamw" is "rms_norm" and its "spectral_unclamped" "spectral_norm".
 
     Args:
         distributed_mesh: mesh or process group to split the work over; with DDP its ``process_group``. May be
@@ -30,8 +30,8 @@ class OrthonormalOptimizer(OxOptimizer):
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
         weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``, without ``s``.
         epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
-        adjust_lr: the rule for ``s``: "spectral_norm" ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw"
-            ``0.2·√max(d_out, d_in)``, torch's "original" ``√max(1, d_out/d_in)``, None 1.
+        adjust_lr: the rule for ``s``: "spectral_norm" or "spectral_unclamped" ``√(d_out/d_in)``, "rms_norm"
+            or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original" ``√max(1, d_out/d_in)``, None 1.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
             ``split_dim`` (0: of rows, 1: of columns).
@@ -40,19 +40,24 @@ class OrthonormalOptimizer(OxOptimizer):
         use_polar_express: Polar Express (default) or Newton–Schulz, unless ``ns_coefficients`` says more.
         newton_schulz_func: ``f(X, epsilon=...)``, used for ``orth`` before all else. X is a batch
             ``[B, m, n]`` in ``orth_dtype``, the result as large. Not in groups or checkpoints.
+        momentum: torch.optim.Muon's word for ``mu``. Groups have ``mu``; a group key ``momentum`` sets it.
+        adjust_lr_fn: torch.optim.Muon's word for ``adjust_lr``, also in groups: "original",
+            "match_rms_adamw", "spectral_unclamped", or None, which is "original" there.
+        eps: torch.optim.Muon's word for ``epsilon``, also in groups.
         orth_dtype: dtype of the iteration; "auto" is float64 for float64 parameters, else bfloat16 on CUDA
             devices and where the CPU multiplies it faster, else float32.
         orth_method: "standard", "gram" (the same polynomial by the Gram matrix of the short side), "svd"
             (exact polar factor), or "auto": the form of clearly fewer operations.
         orth_preset: "exact", or "fast": division by the Schatten-8 norm and four steps made for it.
         ns_coefficients: "polar_express", "newton_schulz", "keller_jordan", "cans", "aol",
-            "polar_express_gram", or triples ``(a, b, c)``.
-        ns_steps: how many of the rows; the last is repeated. None: all.
+            "polar_express_gram", triples ``(a, b, c)``, or one triple for every step, as torch has it.
+        ns_steps: how many of the rows; the last is repeated. None: all, and five of one triple.
         check_grad_sync: check at every step that replicas have equal gradients.
 
     Raises:
         TypeError: for a ``newton_schulz_func`` that cannot be called.
-        ValueError: for ``use_gram_newton_schulz`` beside another ``orth_method`` or other coefficients.
+        ValueError: for ``use_gram_newton_schulz`` beside another ``orth_method`` or other coefficients, and
+            for two words for one setting with different values.
     """
 
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}

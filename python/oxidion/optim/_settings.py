@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oxidion._core import validate
-from oxidion._core.validate import Field
+from oxidion._core.validate import Field, Word
 from oxidion._reference.orthogonalize import POLYNOMIALS
 
 MOST_STEPS = 32
@@ -19,13 +19,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_triple(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_number, value))
+
+
 def _are_coefficients(value: object) -> bool:
     if value is None or isinstance(value, str):
         return value is None or value in POLYNOMIALS
-    if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= MOST_STEPS:
-        return False
-    rows = [row for row in value if isinstance(row, (list, tuple)) and len(row) == 3]
-    return len(rows) == len(value) and all(_is_number(x) for row in rows for x in row)
+    if _is_triple(value):
+        return True
+    return isinstance(value, (list, tuple)) and 1 <= len(value) <= MOST_STEPS and all(map(_is_triple, value))
 
 
 def _is_count_of_steps(value: object) -> bool:
@@ -41,9 +44,10 @@ ORTH_SCHEMA: dict[str, Field] = {
     "orth_preset": validate.word("exact", "exact", "fast"),
     "ns_coefficients": Field(
         None,
-        f"one of {', '.join(map(repr, POLYNOMIALS))}, 1 to {MOST_STEPS} triples (a, b, c) of finite numbers, "
-        "or None",
+        f"one of {', '.join(map(repr, POLYNOMIALS))}, a triple (a, b, c) or 1 to {MOST_STEPS} triples "
+        "of finite numbers, or None",
         _are_coefficients,
+        tuple(POLYNOMIALS),
     ),
     "ns_steps": Field(None, f"an integer >= 1 and <= {MOST_STEPS}, or None", _is_count_of_steps),
 }
@@ -84,7 +88,9 @@ def gram_settings(use_gram_newton_schulz: bool, orth_method: str, ns_coefficient
     return "gram", "polar_express_gram"
 
 
-ADJUST_LR = validate.word("spectral_norm", "spectral_norm", "rms_norm", "original", "match_rms_adamw", None)
+TORCH_RULES = ("original", "match_rms_adamw", "spectral_unclamped")
+"""torch's words for rules of the learning rate."""
+ADJUST_LR = validate.word("spectral_norm", "spectral_norm", "rms_norm", *TORCH_RULES, None)
 
 VIEW_SCHEMA: dict[str, Field] = {
     "adjust_lr": ADJUST_LR,
@@ -104,6 +110,13 @@ FAMILY_SCHEMA: dict[str, Field] = {
     **ORTH_SCHEMA,
 }
 """Group keys of every class of the family."""
+
+TORCH_WORDS: dict[str, Word] = {
+    "momentum": Word("mu", validate.number(0.95)),
+    "adjust_lr_fn": Word("adjust_lr", validate.word(None, None, *TORCH_RULES), {None: "original"}),
+    "eps": Word("epsilon", validate.number(1e-7)),
+}
+"""torch.optim.Muon's words for arguments and group keys, for the classes in which they mean the same."""
 
 NEURON_SCHEMA: dict[str, Field] = {
     "muon_beta2": validate.beta(0.95),

@@ -48,8 +48,9 @@ class Dion(OxOptimizer):
         rcqr_oversample: rows of the sketch per column; the group key is ``oversample``.
         mixed_precision_config: dtypes of the states one by one; they are group keys of their own.
         orth_dtype: of P, R, products: "bfloat16", "float32", "float64", "auto" (float64 if weight or M is).
-        adjust_lr: the rule for the factor of ``lr``: "spectral_norm" ``√(d_out/d_in)``, "rms_norm" or
-            "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original" ``√max(1, d_out/d_in)``, None 1.
+        adjust_lr: the rule for the factor of ``lr``: "spectral_norm" or "spectral_unclamped"
+            ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original"
+            ``√max(1, d_out/d_in)``, None 1.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks.
         seed: of the initial Q and of the sketches, beside position and step.

@@ -73,7 +73,7 @@ class Dion2(OrthonormalOptimizer):
         orth_dtype: str = "auto",
         orth_method: str = "auto",
         orth_preset: str = "exact",
-        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]] | None = None,
         ns_steps: int | None = None,
         cautious_wd: bool = False,
         check_grad_sync: bool = False,

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion._core import validate
+from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, TORCH_WORDS
 
 
 class Muon(OrthonormalOptimizer):
@@ -41,6 +42,7 @@ class Muon(OrthonormalOptimizer):
         "nesterov": validate.flag(False),
         **FAMILY_SCHEMA,
     }
+    WORDS = TORCH_WORDS
 
     def __init__(
         self,
@@ -60,10 +62,13 @@ class Muon(OrthonormalOptimizer):
         use_polar_express: bool = True,
         newton_schulz_func: Callable[..., Tensor] | None = None,
         *,
+        momentum: float = LEFT_OUT,
+        adjust_lr_fn: str | None = LEFT_OUT,
+        eps: float = LEFT_OUT,
         orth_dtype: str = "auto",
         orth_method: str = "auto",
         orth_preset: str = "exact",
-        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]] | None = None,
         ns_steps: int | None = None,
         check_grad_sync: bool = False,
         maximize: bool = False,

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from oxidion._core import validate
+from oxidion._core.constructor import LEFT_OUT
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, NEURON_SCHEMA, TORCH_WORDS
 
 
 class NorMuon(OrthonormalOptimizer):
@@ -49,6 +50,7 @@ class NorMuon(OrthonormalOptimizer):
         **NEURON_SCHEMA,
         **FAMILY_SCHEMA,
     }
+    WORDS = TORCH_WORDS
 
     def __init__(
         self,
@@ -69,10 +71,13 @@ class NorMuon(OrthonormalOptimizer):
         use_polar_express: bool = True,
         newton_schulz_func: Callable[..., Tensor] | None = None,
         *,
+        momentum: float = LEFT_OUT,
+        adjust_lr_fn: str | None = LEFT_OUT,
+        eps: float = LEFT_OUT,
         orth_dtype: str = "auto",
         orth_method: str = "auto",
         orth_preset: str = "exact",
-        ns_coefficients: str | Sequence[Sequence[float]] | None = None,
+        ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]] | None = None,
         ns_steps: int | None = None,
         norm_scope: str = "global",
         check_grad_sync: bool = False,
