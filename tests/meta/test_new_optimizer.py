@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from oxidion._torch import library
+
 from .sources import ROOT
 
 SCRIPT = ROOT / ".ci" / "new_optimizer.py"
@@ -113,6 +115,8 @@ def test_new_optimizer_works_as_it_stands(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning: `oxidion`" not in done.stderr, done.stderr[-3000:]
     shutil.copy(target / "fast" / "lib_oxidion.so", tree / "python" / "oxidion" / "_oxidion.abi3.so")
+    # What the build made of the library over libtorch: git ignores it.
+    shutil.copytree(library.FOLDER, tree / "python" / "oxidion" / "_torch", dirs_exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(
         [*command, "-k", "heavy_ball or HeavyBall"],
