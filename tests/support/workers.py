@@ -135,8 +135,9 @@ class Workers:
                     answers[rank] = answer
                 else:
                     failures[rank] = failure
-                    end = min(end, time.monotonic() + self.grace)
-        _skip_what_old_torch_refuses(failures)
+                    grace = 1.0 if _refused({rank: failure}) else self.grace
+                    end = min(end, time.monotonic() + grace)
+        _skip_if_refused(failures)
         assert not failures, _told(failures)
         return [answers[rank] for rank in range(len(self.pipes))]
 
@@ -147,7 +148,7 @@ class Workers:
             AssertionError: always, with the reason and the test.
         """
         self.kill()
-        _skip_what_old_torch_refuses(failures)
+        _skip_if_refused(failures)
         test = os.environ.get("PYTEST_CURRENT_TEST", "no test")
         raise AssertionError(f"{reason}, called by {test}\n{_told(failures)}")
 
@@ -172,12 +173,16 @@ def _told(failures: Mapping[int, str]) -> str:
     return "\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(failures.items()))
 
 
-def _skip_what_old_torch_refuses(failures: Mapping[int, str]) -> None:
-    """Skips the test where torch itself, of an old version, refused to make or to gather its tensors."""
+def _refused(failures: Mapping[int, str]) -> str:
+    """What torch itself, of an old version, refused to do in these tracebacks, if anything."""
     ends = ["\n".join(text.rstrip().splitlines()[-4:]) for text in failures.values()]
     found = [refusal for refusal in REFUSALS if any(refusal in end for end in ends)]
-    if IS_OLD_TORCH and found:
-        pytest.skip(f"torch {torch.__version__}: {found[0]}")
+    return found[0] if IS_OLD_TORCH and found else ""
+
+
+def _skip_if_refused(failures: Mapping[int, str]) -> None:
+    if refusal := _refused(failures):
+        pytest.skip(f"torch {torch.__version__}: {refusal}")
 
 
 @contextmanager
