@@ -14,6 +14,7 @@ import pytest
 from torch.optim import Optimizer
 
 import oxidion
+from oxidion._core.constructor import LEFT_OUT
 
 from .sources import ROOT
 
@@ -70,7 +71,7 @@ def test_page_of_a_class_shows_every_argument_with_its_default(name: str, site: 
         default = parameter.default
         if default is not inspect.Parameter.empty:
             shown = entry[1].partition("default:")[2].strip()
-            assert eval(shown, {}) == default, key  # literals of the source
+            assert eval(shown, {"LEFT_OUT": LEFT_OUT}) == default, key  # literals of the source
 
 
 def test_docstrings_of_the_site_are_those_of_help() -> None:
