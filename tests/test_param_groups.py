@@ -111,3 +111,9 @@ def test_core_logs_reach_python(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="oxidion.plan"):
         oxidion.Muon([nn.Parameter(torch.zeros(3))], strict=False).plan()
     assert "is no matrix, optimized by adamw" in caplog.text
+
+
+def test_unknown_key_of_another_package_is_named_with_the_own_word() -> None:
+    group = {"params": [torch.nn.Parameter(torch.eye(4))], "momentum": 0.9}
+    with pytest.raises(ValueError, match="unknown group key 'momentum'.*nearest known key is 'mu'"):
+        oxidion.Dion([group])

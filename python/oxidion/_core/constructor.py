@@ -38,6 +38,13 @@ _SYNONYMS = {
 """Words of other packages: the first name that a constructor has is the nearest."""
 
 
+def nearest(key: str, known: Iterable[str]) -> str:
+    """The known name that a name of another package stands for, or else is most like."""
+    names = sorted(known)
+    synonyms = [name for name in _SYNONYMS.get(key, ()) if name in names]
+    return (synonyms or difflib.get_close_matches(key, names, n=1, cutoff=0.0))[0]
+
+
 @functools.cache
 def _entries(docstring: str) -> tuple[str, dict[str, str], dict[str, str]]:
     """A docstring without its sections of arguments and errors, and their entries: by name, and by text."""
@@ -123,11 +130,9 @@ def _checked(
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for key in kwargs.keys() - known:
-            synonyms = [name for name in _SYNONYMS.get(key, ()) if name in known]
-            near = (synonyms or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0))[0]
             raise TypeError(
                 f"{type(self).__name__}() has no argument {key!r}, got {kwargs[key]!r}; the nearest known "
-                f"argument is {near!r}"
+                f"argument is {nearest(key, known)!r}"
             )
         if rename is not None and not words.isdisjoint(kwargs):
             kwargs = {key: value for key, value in kwargs.items() if value is not LEFT_OUT}

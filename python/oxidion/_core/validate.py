@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from oxidion._core.constructor import nearest
+
 Check = Callable[[Any], bool]
 
 
@@ -238,5 +240,5 @@ def check_group(
                 near = _nearest(value, field)
                 raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where}){near}")
         elif key not in known:
-            near = difflib.get_close_matches(key, sorted(known.union(schema, words)), n=1, cutoff=0.0)[0]
+            near = nearest(key, known.union(schema, words))
             raise ValueError(f"unknown group key {key!r} ({where}); the nearest known key is {near!r}")
