@@ -115,5 +115,5 @@ def test_core_logs_reach_python(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_unknown_key_of_another_package_is_named_with_the_own_word() -> None:
     group = {"params": [torch.nn.Parameter(torch.eye(4))], "momentum": 0.9}
-    with pytest.raises(ValueError, match="unknown group key 'momentum'.*nearest known key is 'mu'"):
+    with pytest.raises(ValueError, match=r"unknown group key 'momentum'.*nearest known key is 'mu'"):
         oxidion.Dion([group])
