@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from oxidion._core.constructor import LEFT_OUT
 from oxidion._reference.update import grad_norm
 
 from .inputs import Shape, gaussian
@@ -29,9 +30,10 @@ LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """Default values of a constructor's arguments."""
+    """Default values of a constructor's arguments, without other words for them."""
     parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    none = (inspect.Parameter.empty, LEFT_OUT)
+    return {p.name: p.default for p in parameters if p.default not in none}
 
 
 @dataclass(frozen=True)
