@@ -120,7 +120,7 @@ bench: build ## Time every class against torch's optimizers and all peers, compi
 test-torch: $(OTHER)/.ready ## Run the tests of contract, goldens, layouts and gloo with the wheel in dist/ under another torch: TORCH=2.7
 	$(OTHER)/bin/python -m pip install -q --no-deps --force-reinstall $$(ls -t dist/*.whl | head -1)
 	$(OTHER)/bin/python -m oxidion env
-	$(OTHER)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not alone and not cuda" $(or $(ARGS),$(TESTS_OF_TORCH))
+	OMP_WAIT_POLICY=passive $(OTHER)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not alone and not cuda" $(or $(ARGS),$(TESTS_OF_TORCH))
 
 test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) -m pytest -q tests/cuda -m cuda $(ARGS)

@@ -1,4 +1,4 @@
-//! Checks that parameters and states that a step writes share no memory.
+//! Checks that parameters and states that a step writes share no memory, with each other or with a gradient.
 
 use super::tensors::{BoundParam, BoundTensor};
 use crate::error::{Error, Result};
@@ -6,6 +6,7 @@ use crate::plan::Plan;
 use crate::tensor::address_of;
 
 /// Bytes of memory that a tensor's elements fill without a gap, and whose.
+#[derive(Debug)]
 struct Extent {
     start: usize,
     end: usize,
@@ -32,12 +33,78 @@ impl Extent {
     }
 }
 
-/// Refuses parameters and states of which one is in the memory of another, as tied weights that are given twice: each would
-/// be updated as if it were alone.
+/// The memory that steps write, and what of it was looked at before: steps on the same memory compare addresses alone.
+#[derive(Debug, Default)]
+pub(super) struct Apart {
+    /// Sorted, and apart from each other.
+    written: Vec<Extent>,
+    /// Where each parameter and each state was, in order.
+    seen: Vec<usize>,
+    /// Address and bytes of the last gradient of each parameter that was apart from all.
+    gradients: Vec<(usize, usize)>,
+}
+
+impl Apart {
+    /// Looks at all parameters and states.
+    ///
+    /// # Errors
+    /// `Error::Layout` as `check_apart`.
+    pub(super) fn of(bound: &[BoundParam], plan: &Plan) -> Result<Self> {
+        let seen = vec![0; bound.iter().map(|one| one.own().count()).sum()];
+        Ok(Self { written: check_apart(bound, plan)?, seen, gradients: vec![(0, 0); bound.len()] })
+    }
+
+    /// Looks at what has moved since the last step. A gradient that lies in the memory of a parameter or a state is
+    /// copied: it is read as it is before the step.
+    ///
+    /// # Errors
+    /// `Error::Layout` as `check_apart`, and what libtorch says to a copy.
+    pub(super) fn look(&mut self, bound: &mut [BoundParam], plan: &Plan) -> Result<()> {
+        let mut moved = false;
+        let mut seen = self.seen.iter_mut();
+        for one in bound.iter() {
+            let taken = one.grad.is_some();
+            for (tensor, seen) in one.own().zip(&mut seen) {
+                let address = tensor.flat.address();
+                if taken && *seen != address {
+                    (*seen, moved) = (address, true);
+                }
+            }
+        }
+        if moved {
+            self.written = check_apart(bound, plan)?;
+            self.gradients.fill((0, 0));
+        }
+        for (one, known) in bound.iter_mut().zip(&mut self.gradients) {
+            let Some(grad) = &mut one.grad else { continue };
+            let place = (grad.flat.address(), grad.flat.bytes());
+            if place == *known {
+                continue;
+            }
+            if is_within(&self.written, place) {
+                grad.tensor = grad.tensor.f_detach_copy()?;
+                grad.refresh()?;
+            } else {
+                *known = place;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tests whether one of these extents has a byte of a place, given by its start and its length.
+fn is_within(written: &[Extent], (start, bytes): (usize, usize)) -> bool {
+    // The first that ends behind the start: they are in order and apart, so their ends are in order too.
+    let first = written.partition_point(|extent| extent.end <= start);
+    written.get(first).is_some_and(|extent| extent.start < start + bytes)
+}
+
+/// The memory of parameters and states, in order. Refuses those of which one is in the memory of another, as tied weights
+/// that are given twice: each would be updated as if it were alone.
 ///
 /// # Errors
 /// `Error::Layout` that names two of them.
-pub(super) fn check_apart(bound: &[BoundParam], plan: &Plan) -> Result<()> {
+fn check_apart(bound: &[BoundParam], plan: &Plan) -> Result<Vec<Extent>> {
     let mut all = Vec::with_capacity(bound.len());
     for (param, one) in bound.iter().enumerate() {
         all.extend(Extent::of(&one.param, param, None));
@@ -71,5 +138,5 @@ pub(super) fn check_apart(bound: &[BoundParam], plan: &Plan) -> Result<()> {
         }
         last = Some(extent);
     }
-    Ok(())
+    Ok(all)
 }

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use apart::Apart;
 use buffers::stage_shards;
 pub use device::of as device_of;
 use execute::{Fixed, fixed};
@@ -43,6 +44,7 @@ pub struct Session {
     /// True if a parameter or a state is more than numbers of its type.
     encoded: bool,
     bound: Vec<BoundParam>,
+    apart: Apart,
     /// The memory of the buckets' buffers and messages.
     memory: Memory,
     /// For each step of each compute instruction that is a stage, the matrices of every buffer.
@@ -133,7 +135,7 @@ impl Session {
             let counts = plan.algorithms[planned.algorithm].counted();
             bound.push(bind(planned, param, states, device, counts)?);
         }
-        apart::check_apart(&bound, &plan)?;
+        let apart = Apart::of(&bound, &plan)?;
         let memory = Memory::new(&plan, arena, device)?;
         let shards = plan.computes.iter().map(|compute| {
             let bucket = &plan.buckets[compute.bucket];
@@ -153,6 +155,7 @@ impl Session {
             encoded,
             due,
             bound,
+            apart,
             memory,
             shards,
             fixed,

@@ -65,7 +65,8 @@ impl Session {
     /// `hypers[k]` then.
     ///
     /// # Errors
-    /// `Error::Type` and `Error::Value` for gradients that cannot be used, `Error::Cuda` for a device that cannot be used.
+    /// `Error::Type` and `Error::Value` for gradients that cannot be used, `Error::Layout` for parameters that came to share
+    /// memory since they were bound, `Error::Cuda` for a device that cannot be used.
     /// No parameter is taken for a step then.
     pub fn begin(
         &mut self,
@@ -104,7 +105,7 @@ impl Session {
             let planned = &self.plan.params[i];
             self.bound[i].take(Some(grad), planned, steps.get(planned.algorithm).copied().unwrap_or(0))?;
         }
-        Ok(())
+        self.apart.look(&mut self.bound, &self.plan)
     }
 
     /// Lets go of the gradients of a step that was not taken.

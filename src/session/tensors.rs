@@ -168,11 +168,6 @@ impl BoundParam {
             Error::Value(text) => Error::Value(format!("{}: {text}", planned.spec.name)),
             other => other,
         })?;
-        // It is read while the parameter is written.
-        if let Some(grad) = self.grad.as_mut().filter(|grad| grad.flat.overlaps(&self.param.flat)) {
-            grad.tensor = grad.tensor.f_detach_copy()?;
-            grad.refresh()?;
-        }
         for (at, scales) in planned.states.iter().enumerate() {
             let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
             let (spec, shape) = (&planned.states[of].spec, planned.states[of].shape());

@@ -2,8 +2,8 @@
 //!
 //! Premises of the unsafe blocks, here as (1) to (4):
 //! 1. Memory is there: a `BoundTensor` owns its tensor and the copy of it, [`Memory`] the arena, and views borrow them.
-//! 2. Parameters and states of a session are apart: [`check_apart`](super::apart::check_apart) when they are bound. Gradients
-//!    are read only; one that lies in its parameter is copied (`BoundParam::take`), one in another is not looked for.
+//! 2. Parameters and states of a session are apart, from each other and from gradients: [`Apart`](super::apart::Apart) looks
+//!    when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
 //! 3. The buffers of a bucket are apart: [`Memory::new`] looks. Units of a parameter are apart, and so are their parts of a
 //!    state: the plan shards them so (`tests/rust/plan_props.rs`).
 //! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.

@@ -53,3 +53,44 @@ def test_gradient_in_its_own_parameter_is_read_as_it_was() -> None:
     for param in (own, other):
         oxidion.AdamW([param], lr=0.5).step()
     assert own.equal(other)
+
+
+def averages(params: list[Parameter], optimizer: oxidion.AdamW) -> list[torch.Tensor]:
+    """The first moments, which tell what gradients were read."""
+    return [optimizer.state[param]["exp_avg"].clone() for param in params]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_gradient_in_another_parameter_is_read_as_it_was(late: bool) -> None:
+    params = [with_gradient(torch.full((8,), value), torch.zeros(8)) for value in (1.0, 3.0)]
+    optimizer = oxidion.AdamW(params, lr=0.5, betas=(0.9, 0.95), weight_decay=0.0)
+    if late:  # all memory was looked at in a step before
+        optimizer.step()
+    for param, other in zip(params, reversed(params), strict=True):
+        param.grad = other.data
+    optimizer.step()
+    for average, value in zip(averages(params, optimizer), (3.0, 1.0), strict=True):
+        torch.testing.assert_close(average, torch.full((8,), 0.1 * value))
+
+
+def test_gradient_that_moves_into_a_state_is_read_as_it_was() -> None:
+    params = [with_gradient(torch.ones(8), torch.full((8,), value)) for value in (1.0, 2.0)]
+    optimizer = oxidion.AdamW(params, lr=0.5, betas=(0.9, 0.95))
+    optimizer.step()
+    params[1].grad = optimizer.state[params[0]]["exp_avg"]  # 0.1, and 0.19 after this step
+    optimizer.step()
+    torch.testing.assert_close(averages(params, optimizer)[1], torch.full((8,), 0.9 * 0.2 + 0.1 * 0.1))
+
+
+def test_parameters_that_come_to_share_memory_are_refused_and_stay() -> None:
+    params = [with_gradient(torch.ones(8)), with_gradient(torch.zeros(8))]
+    optimizer = oxidion.Lion(params, lr=1.0)
+    optimizer.step()
+    params[1].data = params[0].data
+    before = params[0].detach().clone()
+    with pytest.raises(oxidion.LayoutError, match=r"parameter 0.*parameter 1"):
+        optimizer.step()
+    assert params[0].equal(before)
+    params[1].data = torch.zeros(8)
+    optimizer.step()
+    assert params[1].eq(-1).all()
