@@ -38,7 +38,7 @@ impl Extent {
 pub(super) struct Apart {
     /// Sorted, and apart from each other.
     written: Vec<Extent>,
-    /// Where each parameter and each state was, in order.
+    /// Addresses of all parameters and their states, in order.
     seen: Vec<usize>,
     /// Address and bytes of the last gradient of each parameter that was apart from all.
     gradients: Vec<(usize, usize)>,

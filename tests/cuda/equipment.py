@@ -65,7 +65,7 @@ def digest() -> str:
     from oxidion import _oxidion
 
     content = hashlib.sha256()
-    pins = re.findall(r"torch==[\d.*]+", (ROOT / "pyproject.toml").read_text())
+    pins = re.findall(r"^TORCH \?= .*", (ROOT / "Makefile").read_text(), re.MULTILINE)
     texts = [text for path in files() for text in (str(path.relative_to(ROOT)), path.read_text())]
     generated = [text for pair in sorted(_oxidion.generated_headers().items()) for text in pair]
     for part in (*pins, *generated, *texts):

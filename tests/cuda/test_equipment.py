@@ -70,7 +70,7 @@ def test_whatever_changes_is_another_digest(monkeypatch: pytest.MonkeyPatch, nam
     def changed(path: Path, *args: object) -> str:
         text = read(path, *args)  # type: ignore[arg-type]
         if name == "another torch":
-            return text.replace("torch==2.", "torch==3.") if path.name == "pyproject.toml" else text
+            return text.replace("TORCH ?= 2.", "TORCH ?= 3.") if path.name == "Makefile" else text
         return text + "\n" if path == equipment.ROOT / name else text
 
     monkeypatch.setattr(Path, "read_text", changed)
