@@ -65,6 +65,10 @@ fn link_shim() {
     });
     let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(status.success(), "{command:?}: {status}");
+    if macos {
+        // Functions that nothing calls are looked up when they are called, as Linux does.
+        println!("cargo:rustc-link-arg=-Wl,-undefined,dynamic_lookup");
+    }
     // By its path: the folder of a library that is searched would come before the shim's when tests run.
     println!("cargo:rustc-link-arg={}", stub.display());
 }
