@@ -14,6 +14,7 @@ pytest.register_assert_rewrite("support")
 import torch  # noqa: E402
 
 from support import spread  # noqa: E402
+from support.versions import IS_OLD_TORCH  # noqa: E402
 
 MAX_THREADS = 2
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -27,7 +28,7 @@ OF_OLD_TORCH = ("TypedStorage is deprecated", "The epoch parameter in `scheduler
 
 def pytest_configure(config: pytest.Config) -> None:
     """Turns to the emulated device where tests are to run on it; lets torch's warnings about itself pass."""
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+    if IS_OLD_TORCH:
         for warning in OF_OLD_TORCH:
             config.addinivalue_line("filterwarnings", f"ignore:{warning}:UserWarning")
     if EMULATED:

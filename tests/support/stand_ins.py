@@ -17,17 +17,14 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from support import elf
+
 NO_DEVICE = 100
 """What every function returns: ``cudaErrorNoDevice``."""
 
 
 DRIVER = "libcuda.so.1"
 """Needed by what torch opens when it compiles for a device alone: nobody shall find it by its name."""
-
-
-def _readelf(option: str, library: Path) -> str:
-    done = subprocess.run(["readelf", "-W", option, library], stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
 
 
 def _is_on_the_machine(name: str) -> bool:
@@ -41,10 +38,10 @@ def _is_on_the_machine(name: str) -> bool:
 def missing(folder: Path) -> dict[str, dict[str, set[str]]]:
     """Functions by symbol version, "" for none, of each library that ``torch/lib`` needs and nobody has."""
     libraries = [path for path in sorted(folder.glob("*.so*")) if path.is_file()]
-    needs = {path: re.findall(r"NEEDED.*\[(.*)\]", _readelf("-d", path)) for path in libraries}
+    needs = {path: elf.needed(path) for path in libraries}
     absent = {name for names in needs.values() for name in names} - {DRIVER}
     absent = {name for name in absent if not (folder / name).exists() and not _is_on_the_machine(name)}
-    symbols = {path: _readelf("--dyn-syms", path) for path in libraries}
+    symbols = {path: elf.readelf("--dyn-syms", path) for path in libraries}
     defined = {
         name
         for text in symbols.values()
@@ -53,7 +50,7 @@ def missing(folder: Path) -> dict[str, dict[str, set[str]]]:
     found: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in absent}
     for path in libraries:
         wanted = re.findall(r"GLOBAL\s+\w+\s+UND ([^\s@]+)(?:@(\S+))?", symbols[path])
-        files = re.split(r"File: ", _readelf("-V", path))[1:]
+        files = re.split(r"File: ", elf.readelf("-V", path))[1:]
         owners = {version: file.split()[0] for file in files for version in re.findall(r"Name: (\S+)", file)}
         for name, version in wanted:
             if version:

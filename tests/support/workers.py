@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from .versions import IS_OLD_TORCH
+
 REFUSALS = (
     "_StridedShard requires even sharding",
     "FSDP+TP sharding does not support uneven sharding",
@@ -28,7 +30,6 @@ REFUSALS = (
 )
 """What torch up to 2.9 says where it cannot work: uneven shards of FSDP2 over tensor parallelism, shards
 without elements, and FSDP2 with copies on a CPU."""
-IS_OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
 
 TESTS = Path(__file__).resolve().parents[1]
 PATIENCE = 150.0
