@@ -99,19 +99,51 @@ fn placement(handle: &Bound<'_, PyAny>) -> PyResult<Placement> {
     Ok(if strided { Placement::Strided(dim) } else { Placement::Shard(dim) })
 }
 
-/// Tests whether a gradient has its parameter's layout. The handles are compared before what they mean.
-pub(super) fn same_layout(grad: &Bound<'_, PyAny>, param: &Bound<'_, PyAny>) -> PyResult<bool> {
+/// Layout of a gradient beside its parameter's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum GradientLayout {
+    /// The parameter's, but along these axes of its mesh the parameter is replicated and the gradient a sum of which each
+    /// rank holds a contribution.
+    Like(Vec<usize>),
+    /// Other placements on the parameter's mesh.
+    Other,
+    /// On no mesh, or on another.
+    Elsewhere,
+}
+
+/// Compares the layout of a gradient that is a `DTensor` with its parameter's. The handles are compared before what they
+/// mean.
+pub(super) fn gradient_layout(grad: &Bound<'_, PyAny>, param: &Bound<'_, PyAny>) -> PyResult<GradientLayout> {
     let py = grad.py();
     let (mesh, placements) = (intern!(py, "device_mesh"), intern!(py, "placements"));
     if !is_distributed(param)? {
-        return Ok(false);
+        return Ok(GradientLayout::Elsewhere);
     }
-    if grad.getattr(mesh)?.is(&param.getattr(mesh)?)
-        && grad.getattr(placements)?.eq(param.getattr(placements)?)?
-    {
-        return Ok(true);
+    let (grad_mesh, param_mesh) = (grad.getattr(mesh)?, param.getattr(mesh)?);
+    let (grads, params) = (grad.getattr(placements)?, param.getattr(placements)?);
+    let same = grad_mesh.is(&param_mesh);
+    if same && grads.eq(&params)? {
+        return Ok(GradientLayout::Like(Vec::new()));
     }
-    Ok(layout(grad)? == layout(param)?)
+    if !same && layout(grad)?.mesh != layout(param)?.mesh {
+        return Ok(GradientLayout::Elsewhere);
+    }
+    let mut added = Vec::new();
+    for (axis, both) in grads.try_iter()?.zip(params.try_iter()?).enumerate() {
+        let (grad, param) = (both.0?, both.1?);
+        if is_sum(&grad)? && param.call_method0("is_replicate")?.extract()? {
+            added.push(axis);
+        } else if !grad.eq(&param)? {
+            return Ok(GradientLayout::Other);
+        }
+    }
+    Ok(GradientLayout::Like(added))
+}
+
+/// Tests whether a placement is that of contributions to a sum of all elements.
+fn is_sum(placement: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(placement.get_type().name()?.to_string_lossy() == "Partial"
+        && placement.getattr("reduce_op")?.eq("sum")?)
 }
 
 /// An axis whose ranks hold copies of the parameters, as Python gives it: name, global ranks, this process's position
@@ -166,8 +198,8 @@ impl Meshes {
     }
 }
 
-/// A layout spelled out: for each axis its name, ranks, this process's position and a placement ("R", or "S" or "T" for
-/// strided, with a dimension).
+/// A layout spelled out: for each axis its name, ranks, this process's position and a placement ("R"; "P" where gradients
+/// are contributions to a sum; or "S", or "T" for strided, with a dimension).
 pub(super) type SpelledAxis = (String, Vec<u64>, usize, String, usize);
 
 /// The layout that is spelled out.
@@ -178,6 +210,7 @@ pub(super) fn spelled(axes: Vec<SpelledAxis>) -> Layout {
         layout.placements.push(match placement.as_str() {
             "S" => Placement::Shard(dim),
             "T" => Placement::Strided(dim),
+            "P" => Placement::Partial(Reduction::Sum),
             _ => Placement::Replicate,
         });
     }

@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::enter::Enter;
+use super::handles::GradientLayout;
+use super::session::Gradient;
 use super::{group, handles, tensor};
 use crate::algorithm;
 use crate::error::Error;
@@ -73,6 +75,7 @@ fn inputs(
                 )));
             };
             let given = simulated.as_mut().and_then(|s| s.get_mut(index)).map(std::mem::take);
+            let given_here = given.is_none();
             let (shape, mut layout) = match given {
                 Some((shape, axes)) => (shape, handles::spelled(axes)),
                 None => (object.getattr("shape")?.extract()?, handles::layout(&object)?),
@@ -80,9 +83,23 @@ fn inputs(
             let refuse = |what: String, way_out: &str| {
                 super::error::to_python(Error::Layout { param: name.clone(), what, way_out: way_out.into() })
             };
+            if given_here && let Some(at) = layout.contributions().next() {
+                let axis = &layout.mesh.axes[at];
+                return Err(refuse(
+                    format!("every rank of mesh axis '{}' holds a contribution of it", axis.name),
+                    "Parameters must be sharded or replicated along every axis",
+                ));
+            }
             let sharded = meshes
                 .complete(&mut layout)
                 .map_err(|what| refuse(what, "Pass the mesh that shards it, or leave meshes out"))?;
+            let grad = object.getattr("grad")?;
+            if given_here
+                && handles::is_distributed(&grad)?
+                && let GradientLayout::Like(added) = handles::gradient_layout(&grad, &object)?
+            {
+                added.into_iter().for_each(|at| layout.add_contributions(at));
+            }
             let (wanted, got) = (local_shape(&shape, &layout), local.size());
             if got.len() != wanted.len()
                 || got.iter().zip(&wanted).any(|(a, b)| usize::try_from(*a) != Ok(*b))
@@ -102,8 +119,7 @@ fn inputs(
                     Some((role.clone(), (bytes.or(DType::parse(name).ok())?, shape.clone())))
                 })
                 .collect();
-            let frozen =
-                !object.getattr("requires_grad")?.extract::<bool>()? && object.getattr("grad")?.is_none();
+            let frozen = !object.getattr("requires_grad")?.extract::<bool>()? && grad.is_none();
             params.push(ParamInput { spec, layout, named: sharded, group: number, frozen, states });
         }
     }
@@ -191,7 +207,9 @@ impl PyPlan {
             if !grad.is_none() {
                 let grad = super::session::gradient(object, &grad, planned.spec.dtype)
                     .map_err(|e| super::error::with_name(py, &e, &planned.spec.name))?;
-                check_gradient(&grad, param, &planned.spec.name).map_err(super::error::to_python)?;
+                if let Gradient::Ready { local, .. } = grad {
+                    check_gradient(&local, param, &planned.spec.name).map_err(super::error::to_python)?;
+                }
             }
         }
         Ok(())

@@ -9,10 +9,11 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sha2::{Digest, Sha256};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::enter::Enter;
 use super::error::to_python;
+use super::handles::GradientLayout;
 use super::plan::PyPlan;
 use super::{group, handles, tensor};
 use crate::error::{Error, Result};
@@ -21,6 +22,9 @@ use crate::plan::{GroupSpec, Plan};
 use crate::session::{FastPath, Session};
 use crate::tensor::DType;
 use crate::threads;
+
+/// Marks the names of parameters whose gradients have other placements than they have.
+const MISPLACED: &str = " (gradient of other placements)";
 
 /// A plan bound to the parameters and states of an optimizer.
 #[pyclass(name = "Session", module = "oxidion", frozen)]
@@ -45,6 +49,8 @@ pub(super) struct PySession {
     unplanned: Vec<bool>,
     /// Launches of the step that was captured.
     launches: Mutex<Tape>,
+    /// Parameters whose gradients have to be redistributed before the step that has begun can be executed.
+    misplaced: Mutex<Vec<usize>>,
 }
 
 #[pymethods]
@@ -97,6 +103,7 @@ impl PySession {
             stepping: AtomicBool::new(false),
             prints: Mutex::default(),
             launches: Mutex::default(),
+            misplaced: Mutex::default(),
             plan: Arc::clone(&plan.plan),
         })
     }
@@ -140,7 +147,11 @@ impl PySession {
         let plan = prints
             .entry(ranks.clone())
             .or_insert_with(|| digest(self.plan.agreed(&ranks).join("\n").as_bytes()));
-        let (gradients, scalars) = inner.live(&ranks);
+        let (gradients, mut scalars) = inner.live(&ranks);
+        // They are redistributed before the step: ranks have to agree on them also where steps need no others.
+        let misplaced = self.misplaced();
+        let here = misplaced.iter().filter(|&&at| self.plan.params[at].layout.lives_on(&ranks));
+        scalars.extend(here.flat_map(|at| self.plan.params[*at].spec.name.bytes().chain([0])));
         Ok(vec![*plan, digest(&gradients), digest(&scalars)])
     }
 
@@ -148,7 +159,26 @@ impl PySession {
     /// begun, and the scalars of the algorithms.
     #[allow(clippy::type_complexity)] // plain values for one caller
     fn details(&self, ranks: Vec<u64>) -> PyResult<(Vec<(String, bool)>, Vec<(String, Vec<f64>)>)> {
-        Ok(self.lock().map_err(to_python)?.details(&ranks))
+        let (mut gradients, scalars) = self.lock().map_err(to_python)?.details(&ranks);
+        for at in self.misplaced().iter() {
+            let name = &self.plan.params[*at].spec.name;
+            gradients.iter_mut().filter(|(other, _)| other == name).for_each(|(name, _)| {
+                name.push_str(MISPLACED);
+            });
+        }
+        Ok((gradients, scalars))
+    }
+
+    /// Parameters whose gradients have other placements on their mesh than they have, in the step that has begun: to be
+    /// redistributed and given to `place_gradient`.
+    fn misplaced_gradients(&self, py: Python<'_>) -> Vec<(usize, Py<PyAny>)> {
+        self.misplaced().iter().map(|&at| (at, self.params[at].clone_ref(py))).collect()
+    }
+
+    /// Gives the step that has begun the local part of a gradient that was redistributed.
+    fn place_gradient(&self, at: usize, local: &Bound<'_, PyAny>) -> PyResult<()> {
+        let local = tensor::unpack(local, "gradient")?;
+        self.lock().map_err(to_python)?.place_gradient(at, &local).map_err(to_python)
     }
 
     /// Lines that the ranks of an axis must agree on, as `Plan.agreed`.
@@ -254,7 +284,7 @@ impl PySession {
         grad_factor: f64,
         num_threads: usize,
     ) -> PyResult<bool> {
-        let mut grads = Vec::new();
+        let (mut grads, mut misplaced) = (Vec::new(), Vec::new());
         let mut at = 0;
         for (group, settings) in groups.iter().zip(&self.groups) {
             if group::spec(group)? != *settings {
@@ -285,7 +315,24 @@ impl PySession {
                 if self.unplanned[at] {
                     return Ok(false);
                 }
-                grads.push((at, self.named_gradient(&object, &grad, at)?));
+                let found = gradient(&object, &grad, self.plan.params[at].spec.dtype)
+                    .map_err(|e| super::error::with_name(py, &e, &self.plan.params[at].spec.name))?;
+                match found {
+                    Gradient::Ready { local, added } => {
+                        if !self.plan.params[at].layout.contributions().eq(added) {
+                            return Ok(false);
+                        }
+                        grads.push((at, local));
+                    }
+                    Gradient::Misplaced(kind) => {
+                        if self.plan.params[at].layout.contributions().next().is_some() {
+                            return Ok(false);
+                        }
+                        let room = self.lock().map_err(to_python)?.gradient_room(at, kind);
+                        grads.push((at, room.map_err(to_python)?));
+                        misplaced.push(at);
+                    }
+                }
             }
         }
         if at != self.params.len() {
@@ -303,7 +350,12 @@ impl PySession {
             factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
             steps.push(group::step(&groups[number])?);
         }
+        *self.misplaced() = misplaced;
         py.enter(|| self.lock()?.begin(grads, hypers, rates, factors, &steps)).map(|()| true)
+    }
+
+    fn misplaced(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.misplaced.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The session, unless a step is computing: waiting for it here could wait for the interpreter lock too.
@@ -315,16 +367,6 @@ impl PySession {
         }
     }
 
-    fn named_gradient(
-        &self,
-        object: &Bound<'_, PyAny>,
-        grad: &Bound<'_, PyAny>,
-        at: usize,
-    ) -> PyResult<Tensor> {
-        let spec = &self.plan.params[at].spec;
-        gradient(object, grad, spec.dtype).map_err(|e| super::error::with_name(grad.py(), &e, &spec.name))
-    }
-
     fn local_is_bound(&self, object: &Bound<'_, PyAny>, at: usize) -> PyResult<bool> {
         match self.locals.get(at) {
             Some(Some(local)) => Ok(handles::local(object)?.is(local)),
@@ -334,13 +376,30 @@ impl PySession {
     }
 }
 
+/// The gradient of a parameter, as far as this process holds it.
+pub(super) enum Gradient {
+    /// It lies as the parameter does, or is a sum along these axes of which this process holds a contribution.
+    Ready { local: Tensor, added: Vec<usize> },
+    /// It is of this type and has to be redistributed.
+    Misplaced(Kind),
+}
+
 /// The local gradient of a parameter, of the parameter's `dtype` or of the one that the user set as its `grad_dtype`.
-pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Tensor> {
+pub(super) fn gradient(
+    param: &Bound<'_, PyAny>,
+    grad: &Bound<'_, PyAny>,
+    dtype: DType,
+) -> PyResult<Gradient> {
     let py = param.py();
     let plain = tensor::is_plain(grad)?;
-    if !plain && handles::is_distributed(grad)? && !handles::same_layout(grad, param)? {
+    let layout = if !plain && handles::is_distributed(grad)? {
+        handles::gradient_layout(grad, param)?
+    } else {
+        GradientLayout::Like(Vec::new())
+    };
+    if layout == GradientLayout::Elsewhere {
         return Err(super::error::LayoutError::new_err(
-            "a gradient has other placements than its parameter. Redistribute it before step()",
+            "the gradient is on another device mesh than the parameter. Redistribute it before step()",
         ));
     }
     let local = if plain { grad.clone() } else { handles::local(grad)? };
@@ -357,7 +416,10 @@ pub(super) fn gradient(param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>, dtype:
             )));
         }
     }
-    Ok(local)
+    Ok(match layout {
+        GradientLayout::Like(added) => Gradient::Ready { local, added },
+        _ => Gradient::Misplaced(local.kind()),
+    })
 }
 
 /// The first 62 bits of a SHA-256: its negative is a number too.

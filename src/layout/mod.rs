@@ -31,6 +31,18 @@ impl Layout {
         self.distributed_axes().any(|(axis, _)| axis.ranks == ranks)
     }
 
+    /// Marks a gradient that is a sum of the contributions of the ranks of axis `at`, along which the parameter is
+    /// replicated.
+    pub fn add_contributions(&mut self, at: usize) {
+        self.placements[at] = Placement::Partial(Reduction::Sum);
+    }
+
+    /// The axes whose ranks hold contributions to a sum.
+    pub fn contributions(&self) -> impl Iterator<Item = usize> {
+        let sums = |placement: &Placement| *placement == Placement::Partial(Reduction::Sum);
+        self.placements.iter().enumerate().filter(move |(_, p)| sums(p)).map(|(at, _)| at)
+    }
+
     /// Adds an axis whose ranks hold the same parameter. `averaged` says that their gradients are equal too; if not,
     /// each has its own contribution. An axis of the same ranks that is there already is not added again.
     ///

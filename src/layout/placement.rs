@@ -18,7 +18,7 @@ pub enum Placement {
     Shard(usize),
     /// Rank i holds the i-th chunk of what the other axes that shard this dimension leave: DTensor's `_StridedShard`.
     Strided(usize),
-    /// Every rank holds a contribution. Of a parameter it is said of the gradient: it is not averaged yet.
+    /// Every rank holds a contribution. Of a parameter it is said of the gradient: it is not averaged, or added up, yet.
     Partial(Reduction),
     /// Every rank holds some of the matrices, each whole.
     OwnerSharded,

@@ -41,8 +41,8 @@ pub struct BucketAxis {
     pub axis: Axis,
     /// The side of the blocks that it shards; if none it holds copies.
     pub shards: Option<Side>,
-    /// True if the copies' gradients have still to be averaged.
-    pub pending: bool,
+    /// Reduction of the gradients of the copies, where that is still to be done.
+    pub pending: Option<Reduction>,
     /// True if the axis shards the stack of a parameter that is taken whole.
     pub stack: bool,
 }
@@ -278,14 +278,17 @@ fn start(
         if axis.ranks.len() <= 1 {
             continue;
         }
-        let pending = matches!(placement, Placement::Partial(Reduction::Avg));
+        let pending = match placement {
+            Placement::Partial(how) => Some(*how),
+            _ => None,
+        };
         let shards = match placement {
             Placement::Shard(dim) | Placement::Strided(dim) => side(*dim),
             _ => None,
         };
         let copies = leading.is_some() && !whole_parameter && *placement == Placement::Replicate;
         let stack = whole_parameter && shards.is_none() && stack(placement);
-        if pending || copies || stack || shards.is_some() {
+        if pending.is_some() || copies || stack || shards.is_some() {
             kept[at] = Some(axes.len());
             axes.push(BucketAxis { axis: axis.clone(), shards, pending, stack });
         }
@@ -330,7 +333,8 @@ fn start(
     bucket
 }
 
-/// Adds a buffer for the averaged gradient where averaging the buffers that are linear in it is no cheaper.
+/// Adds a buffer for the reduced gradient where averaging the buffers that are linear in it is no cheaper, or where it is
+/// a sum of contributions: every copy then has the same momentum.
 fn average_gradient(bucket: &mut Bucket) {
     let spec = if bucket.whole_parameter {
         BufferSpec::stored("gradient", bucket.shape.param)
@@ -338,8 +342,9 @@ fn average_gradient(bucket: &mut Bucket) {
         BufferSpec::new("gradient", bucket.shape.rows, bucket.shape.cols, bucket.shape.param)
             .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
     };
-    let pending = bucket.axes.iter().any(|a| a.pending);
-    if pending && linear_bytes(bucket).is_none_or(|bytes| bytes >= stored_bytes(bucket, &spec)) {
+    let is_pending = |how| bucket.axes.iter().any(|a| a.pending == Some(how));
+    let dearer = || linear_bytes(bucket).is_none_or(|bytes| bytes >= stored_bytes(bucket, &spec));
+    if is_pending(Reduction::Sum) || is_pending(Reduction::Avg) && dearer() {
         bucket.gradient = Some(bucket.program.buffers.len());
         bucket.program = std::mem::take(&mut bucket.program).buffer(spec);
     }

@@ -165,8 +165,9 @@ fn about(bucket: &Bucket) -> String {
                 (Some(Side::Rows), _) => "rows",
                 (Some(Side::Cols), _) => "columns",
                 (None, _) if axis.stack => "leading dimensions",
-                (None, true) => "replicas, gradients not averaged",
-                (None, false) => "replicas",
+                (None, Some(Reduction::Avg)) => "replicas, gradients not averaged",
+                (None, Some(Reduction::Sum)) => "replicas, gradients not added up",
+                (None, None) => "replicas",
             };
             format!("{} {what}/{}", axis.axis.name, axis.axis.ranks.len())
         })

@@ -177,7 +177,7 @@ impl Plan {
 
     /// The buckets whose replicas average something else than the gradient: their momenta differ between replicas.
     pub fn decoupled(&self) -> impl Iterator<Item = &Bucket> {
-        self.buckets.iter().filter(|b| b.gradient.is_none() && b.axes.iter().any(|a| a.pending))
+        self.buckets.iter().filter(|b| b.gradient.is_none() && b.axes.iter().any(|a| a.pending.is_some()))
     }
 }
 
@@ -207,8 +207,8 @@ fn turn(
 fn check_layout(spec: &ParamSpec, layout: &Layout) -> Result<()> {
     let wrong = layout.distributed_axes().find(|(_, placement)| match placement {
         Placement::Shard(dim) | Placement::Strided(dim) => *dim >= spec.shape.len(),
-        Placement::Partial(Reduction::Sum) | Placement::OwnerSharded => true,
-        Placement::Partial(Reduction::Avg) | Placement::Replicate => false,
+        Placement::OwnerSharded => true,
+        Placement::Partial(_) | Placement::Replicate => false,
     });
     match wrong {
         None => Ok(()),

@@ -44,7 +44,7 @@ pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize,
             );
         }
     }
-    let averaged = |a: usize| bucket.axes[a].pending && spec.linear && bucket.gradient.is_none();
+    let averaged = |a: usize| bucket.axes[a].pending.is_some() && spec.linear && bucket.gradient.is_none();
     let copies = (0..bucket.axes.len()).filter(|&a| bucket.axes[a].shards.is_none());
     let (late, last): (Vec<usize>, Vec<usize>) = copies.partition(|&a| averaged(a));
     axis_placements.extend(late.into_iter().map(|a| (a, AxisPlacement::Averaged)));

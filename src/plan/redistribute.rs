@@ -186,8 +186,8 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
         Writer { bucket, held, whole: false, guarded: false, segments: Vec::new(), steps: Vec::new() };
     if let Some(buffer) = bucket.gradient {
         writer.steps.push(Step::Gradients);
-        for axis in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending) {
-            writer.redistribution(buffer, axis, RedistributionKind::AllReduce { how: Reduction::Avg })?;
+        for (axis, how) in pending(bucket) {
+            writer.redistribution(buffer, axis, RedistributionKind::AllReduce { how })?;
         }
     }
     for op in &bucket.program.ops {
@@ -202,6 +202,11 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     let Writer { mut segments, steps, .. } = writer;
     segments.push(Segment { steps, ..Segment::default() });
     Ok(segments)
+}
+
+/// The axes along which gradients have still to be reduced, each with how.
+pub(super) fn pending(bucket: &Bucket) -> impl Iterator<Item = (usize, Reduction)> {
+    bucket.axes.iter().enumerate().filter_map(|(at, axis)| axis.pending.map(|how| (at, how)))
 }
 
 impl Writer<'_> {

@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 
 use super::bucket::Bucket;
-use super::redistribute::{BufferShard, Redistribution, RedistributionKind, Segment, StagePoint, Step};
+use super::redistribute::{
+    BufferShard, Redistribution, RedistributionKind, Segment, StagePoint, Step, pending,
+};
 use crate::error::{Error, Result};
 use crate::layout::Reduction;
 use crate::program::{BufferId, ProgramOp};
@@ -18,8 +20,8 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     let mut writer = Writer { bucket, held, segments: Vec::new(), steps: Vec::new(), messages: 0 };
     if let Some(gradient) = bucket.gradient {
         writer.steps.push(Step::Gradients);
-        for (round, axis) in (0..bucket.axes.len()).filter(|&a| bucket.axes[a].pending).enumerate() {
-            let redistribution = writer.redistribution(gradient, axis, Reduction::Avg);
+        for (round, (axis, how)) in pending(bucket).enumerate() {
+            let redistribution = writer.redistribution(gradient, axis, how);
             writer.close((0, round), vec![redistribution]);
         }
     }

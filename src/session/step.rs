@@ -1,10 +1,10 @@
 //! The beginning and the end of a step: which tensors take part, and where their memory is.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::Session;
 use super::tensors::{BoundParam, BoundTensor, FastPath, check_gradient, check_written};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatPtr, Watch};
 
@@ -106,6 +106,26 @@ impl Session {
             self.bound[i].take(Some(grad), planned, steps.get(planned.algorithm).copied().unwrap_or(0))?;
         }
         self.apart.look(&mut self.bound, &self.plan)
+    }
+
+    /// Memory of this type for a gradient of parameter `i` that is still to be redistributed.
+    ///
+    /// # Errors
+    /// Whatever libtorch says.
+    pub fn gradient_room(&self, i: usize, kind: Kind) -> Result<Tensor> {
+        let param = &self.bound[i].param.tensor;
+        Ok(Tensor::f_empty(param.size(), (kind, param.device()))?)
+    }
+
+    /// Copies a gradient that was redistributed to the room that the step which has begun has for it.
+    ///
+    /// # Errors
+    /// `Error::Internal` without such a step; whatever libtorch says to the copy.
+    pub fn place_gradient(&mut self, i: usize, local: &Tensor) -> Result<()> {
+        let missing = || Error::Internal("no step that waits for a gradient".into());
+        let room = self.bound.get_mut(i).and_then(|bound| bound.grad.as_mut()).ok_or_else(missing)?;
+        room.tensor.f_copy_(local)?;
+        Ok(())
     }
 
     /// Lets go of the gradients of a step that was not taken.

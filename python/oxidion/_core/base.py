@@ -203,7 +203,7 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def _communicates(self) -> bool:
         own = any(self._registry[group["algorithm"]].COMMUNICATES for group in self.param_groups)
-        return own or bool(self._meshes.pending)
+        return own or bool(self._meshes.pending) or bool(self._comms) or self._redistributes
 
     @override
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:

@@ -61,6 +61,7 @@ class Stepper:
     _known: agree.Known = agree.NOWHERE
     _agreed: bool = False
     _poison: str | None = None
+    _redistributes: bool = False
     _runner: runner.Runner = runner.DIRECT
 
     @abstractmethod
@@ -108,11 +109,12 @@ class Stepper:
                 agreed = agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
                 if agreed and self._meshes.check:
                     agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
-                self._agreed = taken = agreed
+                self._agreed = agreed
+                taken = agreed and self._place_gradients(session)
             elif error is not None:
                 raise error
             else:
-                taken = not skip
+                taken = not skip and self._place_gradients(session)
         finally:
             if not taken:
                 for group in self.param_groups:
@@ -120,6 +122,14 @@ class Stepper:
                 if session is not None:
                     session.abandon()
         return session if taken else None
+
+    def _place_gradients(self, session: Session | None) -> bool:
+        """Redistributes gradients of other placements than their parameters'; true when they are there."""
+        if session is not None and self._groups:
+            for at, param in session.misplaced_gradients():
+                self._redistributes = True
+                session.place_gradient(at, comm.gradient_like(param))
+        return True
 
     def _finish(self, session: Session) -> None:
         """Executes the schedule of a step that was prepared and ends it; a failure poisons the optimizer."""

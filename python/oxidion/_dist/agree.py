@@ -16,6 +16,10 @@ from oxidion._dist.comm import Groups, Meshes, Ranks, RootAxes, local, ordered
 from oxidion._oxidion import PlanMismatch, Session
 
 
+SUM, COPY = ":Partial(Sum)/", ":Replicate/"
+"""Placements in the lines of a plan of which gradients are sums of contributions, and of copies."""
+
+
 class Known(NamedTuple):
     """Axes of a rank's meshes, as it tells the others of them.
 
@@ -204,11 +208,23 @@ def _differences(one: tuple[int, Any], other: tuple[int, Any]) -> list[str]:
     if plan_a != plan_b:
         for line_a, line_b in zip(plan_a, plan_b, strict=False):
             if line_a != line_b:
+                if line_a.replace(SUM, COPY) == line_b.replace(SUM, COPY):
+                    (name, has), other = (line_a.split(":")[0], a), b
+                    if SUM in line_b:
+                        has, other = b, a
+                    return [
+                        f"{name}: its gradient is a sum of contributions on rank {has}, and on rank {other} "
+                        "there is none or it is not. Let the ranks compute it alike"
+                    ]
                 return [f"the plans differ: rank {a} has {line_a}; rank {b} has {line_b}"]
         longer, more = (a, plan_a) if len(plan_a) > len(plan_b) else (b, plan_b)
         return [f"the plans differ: only rank {longer} has {more[min(len(plan_a), len(plan_b))]}"]
     texts = []
-    for (name, has_a), (_, has_b) in zip(grads_a, grads_b, strict=False):
+    for (name, has_a), (name_b, has_b) in zip(grads_a, grads_b, strict=False):
+        if name != name_b:
+            (there, own), here = ((a, name), b) if len(name) > len(name_b) else ((b, name_b), a)
+            own = own.replace(" (", f": rank {there} has a ", 1).removesuffix(")")
+            texts.append(f"{own} than the parameter, rank {here} not. Let the ranks compute it alike")
         if has_a != has_b:
             owner, lacking = (a, b) if has_a else (b, a)
             texts.append(

@@ -189,6 +189,11 @@ def full(tensor: Tensor) -> Tensor:
     return whole
 
 
+def gradient_like(param: Any) -> Tensor:
+    """The local part of a gradient as its parameter is laid out: a collective of the ranks of its mesh."""
+    return local(param.grad.redistribute(param.device_mesh, param.placements))
+
+
 def with_local(tensor: Tensor, own: Tensor) -> Tensor:
     """A tensor like ``tensor`` of which this process holds ``own``."""
     like: Any = tensor
