@@ -19,7 +19,7 @@ use super::{group, handles, tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
-use crate::session::{FastPath, Session};
+use crate::session::{Details, FastPath, Session};
 use crate::tensor::DType;
 use crate::threads;
 
@@ -157,8 +157,7 @@ impl PySession {
 
     /// The names of the parameters on an axis of these ranks, with whether each has a gradient in the step that has
     /// begun, and the scalars of the algorithms.
-    #[allow(clippy::type_complexity)] // plain values for one caller
-    fn details(&self, ranks: Vec<u64>) -> PyResult<(Vec<(String, bool)>, Vec<(String, Vec<f64>)>)> {
+    fn details(&self, ranks: Vec<u64>) -> PyResult<Details> {
         let (mut gradients, scalars) = self.lock().map_err(to_python)?.details(&ranks);
         for at in self.misplaced().iter() {
             let name = &self.plan.params[*at].spec.name;
@@ -179,6 +178,12 @@ impl PySession {
     fn place_gradient(&self, at: usize, local: &Bound<'_, PyAny>) -> PyResult<()> {
         let local = tensor::unpack(local, "gradient")?;
         self.lock().map_err(to_python)?.place_gradient(at, &local).map_err(to_python)
+    }
+
+    /// The parameters of which the ranks of an axis hold copies.
+    fn copies(&self, ranks: Vec<u64>) -> Vec<usize> {
+        let params = self.plan.params.iter().enumerate();
+        params.filter(|(_, param)| param.layout.copied_on(&ranks)).map(|(at, _)| at).collect()
     }
 
     /// Lines that the ranks of an axis must agree on, as `Plan.agreed`.

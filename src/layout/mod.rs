@@ -43,6 +43,13 @@ impl Layout {
         self.placements.iter().enumerate().filter(move |(_, p)| sums(p)).map(|(at, _)| at)
     }
 
+    /// Tests whether the ranks of one of the axes of more than one rank, exactly these, hold copies of the parameter.
+    #[must_use]
+    pub fn copied_on(&self, ranks: &[u64]) -> bool {
+        let copies = |placement| matches!(placement, Placement::Replicate | Placement::Partial(_));
+        self.distributed_axes().any(|(axis, placement)| axis.ranks == ranks && copies(placement))
+    }
+
     /// Adds an axis whose ranks hold the same parameter. `averaged` says that their gradients are equal too; if not,
     /// each has its own contribution. An axis of the same ranks that is there already is not added again.
     ///

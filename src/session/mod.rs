@@ -30,8 +30,11 @@ use crate::plan::{Bucket, Param, Plan, Step};
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatPtr};
 
-/// Parameters by name with whether each has a gradient, and the scalars of algorithms with what they are.
-pub type Details = (Vec<(String, bool)>, Vec<(String, Vec<f64>)>);
+/// Parameters by name with whether each has a gradient, and for each algorithm its group and its scalars by name.
+pub type Details = (Vec<(String, bool)>, Vec<(usize, Vec<(String, f64)>)>);
+
+/// Scalars that the ranks must agree on beside those of an algorithm.
+const OTHER_SCALARS: [&str; 3] = ["factor of the gradient", "lr on the device", "step"];
 
 /// The executor of one plan.
 #[derive(Debug)]
@@ -57,6 +60,8 @@ pub struct Session {
     /// For each algorithm the learning rate that a device reads, and where; none where the host has read it.
     rates: Vec<Option<(Tensor, FlatPtr)>>,
     grad_factors: Vec<f64>,
+    /// For each algorithm the number of the step, of its group.
+    steps: Vec<u64>,
     /// For each bucket whether a unit of it is due.
     due: Vec<bool>,
     probe: Option<Probe>,
@@ -163,6 +168,7 @@ impl Session {
             hypers,
             rates: Vec::new(),
             grad_factors: Vec::new(),
+            steps: Vec::new(),
             probe: None,
             spent,
             inside: Duration::ZERO,
@@ -187,15 +193,19 @@ impl Session {
         let gradients =
             self.on_axis(ranks).map(|(bound_param, _)| u8::from(bound_param.grad.is_some())).collect();
         let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
-        let scalars = used.into_iter().flat_map(|a| self.scalars(a));
-        (gradients, scalars.flat_map(f64::to_le_bytes).collect())
+        // Values that are equal have the same bytes: one zero and one NaN.
+        let bytes = |(_, value): (_, f64)| if value.is_nan() { f64::NAN } else { value + 0.0 }.to_le_bytes();
+        (gradients, used.into_iter().flat_map(|a| self.scalars(a)).flat_map(bytes).collect())
     }
 
-    /// The scalars of an algorithm, the factor of its gradients, and whether its learning rate is read on the device.
-    fn scalars(&self, algorithm: usize) -> impl Iterator<Item = f64> {
+    /// The scalars of an algorithm, the factor of its gradients, 1 if its learning rate is read on the device, and the
+    /// number of its group's step.
+    #[allow(clippy::cast_precision_loss)] // steps are fewer than 2^53
+    fn scalars(&self, algorithm: usize) -> impl Iterator<Item = (&'static str, f64)> {
         let read = self.rates.get(algorithm).is_some_and(Option::is_some);
         let own = self.hypers[algorithm].0.iter().chain([&self.grad_factors[algorithm]]).copied();
-        own.chain([f64::from(u8::from(read))])
+        let values = own.chain([f64::from(u8::from(read)), self.steps[algorithm] as f64]);
+        self.plan.algorithms[algorithm].scalars().iter().chain(&OTHER_SCALARS).copied().zip(values)
     }
 
     /// As `live`, in words.
@@ -204,12 +214,8 @@ impl Session {
         let gradients =
             self.on_axis(ranks).map(|(bound_param, m)| (m.spec.name.clone(), bound_param.grad.is_some()));
         let used: BTreeSet<usize> = self.on_axis(ranks).map(|(_, m)| m.algorithm).collect();
-        let scalars = used.into_iter().map(|a| {
-            let group = self.plan.algorithm_groups[a];
-            let names = self.plan.algorithms[a].scalars().join(", ");
-            let what = "factor of the gradient, whether lr is read on the device";
-            (format!("{names}, {what} in group {group}"), self.scalars(a).collect())
-        });
+        let named = |a| self.scalars(a).map(|(name, value)| (name.to_owned(), value)).collect();
+        let scalars = used.into_iter().map(|a| (self.plan.algorithm_groups[a], named(a)));
         (gradients.collect(), scalars.collect())
     }
 

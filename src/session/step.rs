@@ -91,6 +91,7 @@ impl Session {
         self.rates = read;
         self.hypers = hypers;
         self.grad_factors = grad_factors;
+        self.steps = steps.to_vec();
         self.mark_due();
         Ok(())
     }

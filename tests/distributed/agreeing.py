@@ -109,6 +109,65 @@ def compared_steps(every: int) -> list[int]:
     return found
 
 
+def drifted(name: str, kind: str, every: int | None, then: str) -> tuple[int, str]:
+    """Steps until one is refused, and why: the last rank leaves one out, or changes a scalar."""
+    mesh, last = mesh_of({"fs": dist.get_world_size()}), dist.get_rank() == dist.get_world_size() - 1
+    param = nn.Parameter(placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"]))
+    optimizer = getattr(oxidion, name)([param])
+    if every is not None:
+        optimizer.compare_every = every
+    for step in range(200):
+        if last and step == 3:
+            if kind == "step":
+                continue
+            optimizer.param_groups[0][kind] = 0.0123
+        try:
+            if step == 6 and then == "load":
+                optimizer.load_state_dict(optimizer.state_dict())
+            if step == 6 and then == "checkpoint":
+                optimizer.synchronize_for_checkpoint()
+        except oxidion.PlanMismatch as error:
+            return step, str(error)
+        param.grad = placed(torch.ones(8, 6), mesh, {"fs": ("S", 0)}, ["fs"])
+        try:
+            optimizer.step()
+        except oxidion.PlanMismatch as error:
+            return step, str(error)
+    return 200, ""
+
+
+def copies_that_differ(name: str, kind: str) -> tuple[str, str, bool]:
+    """The first step on parameters that the ranks should hold copies of."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    random, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(rank)
+    dense, expert = (nn.Parameter(torch.randn(16, 16, generator=random)) for _ in range(2))
+    dense.grad, expert.grad = (torch.randn(16, 16, generator=random) for _ in range(2))
+    with torch.no_grad():
+        if kind == "values":
+            expert.copy_(torch.randn(16, 16, generator=own))
+        elif kind == "one expert is zero":
+            expert.mul_(rank)
+        elif kind == "gradients of zeros":
+            expert.zero_()
+            expert.grad.copy_(torch.randn(16, 16, generator=own))
+        elif kind == "roundings":
+            expert.mul_(1 + 1e-3 * rank)
+            expert.grad.mul_(1 + 1e-3 * rank)
+        elif kind == "not finite":
+            expert.fill_(torch.nan)
+    argument = "replicate_mesh" if name == "Dion" else "distributed_mesh"
+    averaged = {"replicate_mesh_grad_sync": False} if name == "Dion" else {}
+    optimizer = getattr(oxidion, name)(
+        [("dense", dense), ("expert", expert)], **{argument: group}, **averaged
+    )
+    before = dense.detach().clone()
+    try:
+        optimizer.step()
+    except (oxidion.LayoutError, oxidion.PlanMismatch) as error:
+        return type(error).__name__, str(error), torch.equal(before, dense)
+    return "", "", torch.equal(before, dense)
+
+
 def disagreement_on_one_line() -> tuple[str, str]:
     """Parameters on two axes of a mesh of 2 × 2; only one line of the second axis sees the difference."""
     mesh = mesh_of({"dp": 2, "tp": 2})

@@ -55,6 +55,48 @@ def test_sums_along_two_axes_need_no_group_that_ranks_would_have_to_make(eight: 
     assert max(eight.run(normed.sum_beside_uneven_groups)) <= 1e-12
 
 
+STEP = "step of group 0 differs: rank 0 has 7, rank 1 has 6. A rank has left out a step"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "every", "then", "found", "words"),
+    [
+        ("Muon", "lr", None, "", 3, "lr of group 0 differs: rank 0 has 0.01, rank 1 has 0.0123"),
+        ("AdamW", "lr", 1, "", 3, "lr of group 0 differs: rank 0 has 0.001, rank 1 has 0.0123"),
+        ("AdamW", "weight_decay", 5, "", 5, "weight_decay of group 0 differs"),
+        ("Lion", "lr", None, "", 64, "lr of group 0 differs"),
+        ("AdamW", "step", None, "load", 6, STEP),
+        ("Lion", "step", 0, "load", 6, STEP),
+        ("AdamW", "step", None, "checkpoint", 6, "have taken other numbers of steps"),
+        ("AdamW", "lr", None, "checkpoint", 6, ""),
+    ],
+)
+def test_ranks_that_drift_apart_are_found_when_they_next_compare(
+    two: Workers, name: str, kind: str, every: int | None, then: str, found: int, words: str
+) -> None:
+    for step, text in two.run(agreeing.drifted, name, kind, every, then):
+        assert words in text
+        assert not words or step == found
+
+
+@pytest.mark.parametrize("name", ["Muon", "NorMuon", "Dion", "Dion2", "NorDion2"])
+@pytest.mark.parametrize("kind", ["values", "one expert is zero", "gradients of zeros"])
+def test_copies_that_are_none_are_refused_before_the_first_step(two: Workers, name: str, kind: str) -> None:
+    own = "replicate_mesh" if name == "Dion" else "distributed_mesh"
+    for error, text, unchanged in two.run(agreeing.copies_that_differ, name, kind):
+        what = "gradients" if "grad" in kind else "values"
+        assert error == ("PlanMismatch" if what == "gradients" else "LayoutError")
+        assert unchanged
+        assert text.startswith(f"expert: {what} should be the same on the ranks [0, 1], and differ.")
+        assert f"without {own};" in text
+
+
+@pytest.mark.parametrize("kind", ["equal", "roundings", "not finite"])
+def test_copies_that_differ_by_roundings_are_taken(two: Workers, kind: str) -> None:
+    for error, _, unchanged in two.run(agreeing.copies_that_differ, "Muon", kind):
+        assert (error, unchanged) == ("", False)
+
+
 NAMED = [s.name for s in SETTINGS if s.outer and size_of(s.axes) == 4]
 
 

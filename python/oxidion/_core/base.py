@@ -17,6 +17,7 @@ from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._cuda.device import device_of
 from oxidion._dist import comm
+from oxidion._dist.agree import check_steps
 from oxidion._oxidion import Plan
 from oxidion._torch.compat import check_capture, disable_dynamo
 
@@ -288,8 +289,12 @@ class OxOptimizer(Stepper, Optimizer):
         """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.
 
         Where P and R are averaged instead of the gradient, each replica keeps a momentum of its own; the mean
-        is what a single process would have, and takes their place. Elsewhere nothing is done.
+        is what a single process would have, and takes their place. Elsewhere nothing is changed.
+
+        Raises:
+            PlanMismatch: on every rank when ranks have taken other numbers of steps.
         """
+        check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())
         groups = self._meshes.pending.values()
         if not groups:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -22,7 +22,10 @@ from oxidion._core.state import (
 )
 from oxidion._cuda import device
 from oxidion._dist import agree, collectives, comm
-from oxidion._oxidion import Plan, PoisonedOptimizer, Session, state_names
+from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
+
+QUIET_STEPS = 64
+"""Ranks whose steps do not communicate compare so often what they are about to do."""
 
 
 class Stepper:
@@ -30,8 +33,8 @@ class Stepper:
 
     Attributes:
         compare_every: Ranks compare every so many steps what they are about to do, and whenever something is
-            planned anew; 0 for the latter alone. It has to be the same on all ranks. With process groups
-            of NCCL alone the host waits for the device to compare.
+            planned anew; 0 for the latter alone. None means 1 where steps communicate, else 64. It has to be
+            the same on all ranks. With process groups of NCCL alone the host waits for the device to compare.
     """
 
     STATE_NAMES: ClassVar[Names] = state_names()
@@ -46,7 +49,7 @@ class Stepper:
     WORDS: ClassVar[Mapping[str, validate.Word]] = MappingProxyType({})
     """Other optimizers' words for arguments and group keys of this class, for groups of its algorithm."""
 
-    compare_every: int = 1
+    compare_every: int | None = None
 
     param_groups: list[dict[str, Any]]
     state: Any
@@ -104,13 +107,21 @@ class Stepper:
             error = raised
         taken = False
         try:
-            if groups := self._to_agree(planned=self._session is not before):
-                every = self._communicates() or self._always_agrees()
-                agreed = agree.agree(groups, self._known, session, error, skip=skip, gradients=every)
-                if agreed and self._meshes.check:
-                    agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
-                self._agreed = agreed
-                taken = agreed and self._place_gradients(session)
+            planned = self._session is not before
+            if groups := self._to_agree(planned=planned):
+                agreed = agree.agree(
+                    groups,
+                    self._known,
+                    session,
+                    error,
+                    skip=skip,
+                    planned=planned,
+                    gradients=self._communicates() or self._always_agrees(),
+                )
+                self._agreed = agreed.taken
+                if agreed.taken:
+                    self._check_agreed(groups, agreed.planned, session)
+                taken = agreed.taken and self._place_gradients(session)
             elif error is not None:
                 raise error
             else:
@@ -122,6 +133,30 @@ class Stepper:
                 if session is not None:
                     session.abandon()
         return session if taken else None
+
+    def _check_agreed(
+        self, groups: comm.Groups, planned: Sequence[comm.Ranks], session: Session | None
+    ) -> None:
+        """Compares copies on the axes where the step was planned anew, and all gradients if asked to."""
+        if self._meshes.check:
+            agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
+        params = list(parameters(self.param_groups)) if planned else []
+        names = [name for i, group in enumerate(self.param_groups) for name in validate.names_of(group, i)]
+        averaged = [tuple(ranks) for _, ranks, _, is_averaged in self._meshes.replicas if is_averaged]
+        hint = (
+            "Parameters that are meant to differ, as those of each rank's experts, need DTensors on a mesh "
+            f"of their own, or an optimizer of their own without {self._meshes.argument}; others have to be "
+            "broadcast before training and their gradients averaged"
+        )
+        for ranks in planned:
+            if session is None or ranks not in groups:
+                continue
+            told = (ranks, groups[ranks], hint)
+            rows = [(names[i], params[i]) for i in session.copies(list(ranks))]
+            agree.check_copies(rows, *told, what="values", error=LayoutError)
+            if ranks in averaged:
+                rows = [(name, param.grad) for name, param in rows if param.grad is not None]
+                agree.check_copies(rows, *told, what="gradients", error=PlanMismatch)
 
     def _place_gradients(self, session: Session | None) -> bool:
         """Redistributes gradients of other placements than their parameters'; true when they are there."""
@@ -149,11 +184,10 @@ class Stepper:
     def _to_agree(self, *, planned: bool) -> comm.Groups:
         """The axes whose ranks agree on the step; the same on all ranks, also where planning failed."""
         groups = self._read_groups() if self._groups is None else self._groups
-        always = self._always_agrees()
-        if not always and self._agreed and not self._communicates():
-            return {}
-        every, done = self.compare_every, self.param_groups[0]["step"] - 1
-        due = always or planned or not self._agreed or (every > 0 and done % every == 0)
+        communicates, done = self._communicates(), self.param_groups[0]["step"] - 1
+        every = (1 if communicates else QUIET_STEPS) if self.compare_every is None else self.compare_every
+        due = self._always_agrees() or not self._agreed or (planned and communicates)
+        due = due or (every > 0 and done % every == 0)
         if due and device.is_capturing(device.device_of(self.param_groups)):
             # A capture cannot wait for what a device has compared.
             due = not any(map(collectives.needs_device, groups.values()))

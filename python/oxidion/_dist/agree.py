@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -11,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxidion._dist.collectives import largest_of, my_rank, tell
+from oxidion._dist.collectives import host, largest, largest_of, my_rank, tell
 from oxidion._dist.comm import Groups, Meshes, Ranks, RootAxes, local, ordered
 from oxidion._oxidion import PlanMismatch, Session
-
 
 SUM, COPY = ":Partial(Sum)/", ":Replicate/"
 """Placements in the lines of a plan of which gradients are sums of contributions, and of copies."""
@@ -34,6 +34,18 @@ class Known(NamedTuple):
     numbers: tuple[int, int]
 
 
+class Agreed(NamedTuple):
+    """What the ranks have agreed on.
+
+    Attributes:
+        taken: False when any rank leaves the step out.
+        planned: the axes on which a rank has planned it anew.
+    """
+
+    taken: bool
+    planned: list[Ranks]
+
+
 NOWHERE = Known({}, [], (0, 0))
 
 
@@ -50,8 +62,9 @@ def agree(
     error: BaseException | None,
     *,
     skip: bool,
+    planned: bool = False,
     gradients: bool = True,
-) -> bool:
+) -> Agreed:
     """Compares plan, gradients and scalars over every axis; one small all-reduce for each.
 
     Args:
@@ -60,24 +73,25 @@ def agree(
         session: with a step begun; None where it could not begin or is skipped.
         error: why it could not begin.
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
+        planned: whether this rank has planned the step anew.
         gradients: whether the ranks have to agree on which parameters have gradients.
-
-    Returns:
-        Whether the step is taken: False when any rank leaves it out.
 
     Raises:
         PlanMismatch: on every rank when any two disagree or one failed.
     """
     failed = error is not None
     groups = dict(groups)
+    anew: list[Ranks] = []
     waiting = list(groups)
     while waiting:
         ranks = waiting.pop(0)
         plan, present, scalars = (0, 0, 0) if session is None else session.summary(list(ranks))
         numbers = [plan, present if gradients else 0, scalars, *own.numbers]
-        flags = [int(failed), int(skip), *numbers, *(-x for x in numbers)]
-        any_failed, any_skip, *both = _met(flags, ranks, groups[ranks], session)
+        flags = [int(failed), int(skip), int(planned), *numbers, *(-x for x in numbers)]
+        any_failed, any_skip, any_planned, *both = _met(flags, ranks, groups[ranks], session)
         skip = skip or bool(any_skip)
+        if any_planned:
+            anew.append(ranks)
         *differ, counts, kinds = (most + least != 0 for most, least in zip(both[:5], both[5:], strict=True))
         # A rank that skips has nothing to compare; if any does, all do.
         failed = failed or counts or bool(any_failed) or (any(differ) and not skip)
@@ -98,7 +112,64 @@ def agree(
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
-    return not skip
+    return Agreed(not skip, anew)
+
+
+def check_steps(step: int, groups: Groups) -> None:
+    """Compares the numbers of steps that the ranks of each axis have taken; one small all-reduce for each.
+
+    Raises:
+        PlanMismatch: on every rank of an axis on which they differ.
+    """
+    for ranks, group in groups.items():
+        most, least = largest_of([step, -step], group)
+        if most + least:
+            raise PlanMismatch(
+                f"the ranks {list(ranks)} have taken other numbers of steps: {-least} to {most}, this one "
+                f"{step}. A rank has left out a step: load a checkpoint"
+            )
+
+
+SAMPLE, COPY_TOLERANCE = 16, 0.05
+"""Elements of a parameter that are compared among its copies, and their largest difference relative to the
+largest of them. Copies differ by roundings; what only seems to be a copy, by all of its size."""
+
+
+def check_copies(
+    rows: Sequence[tuple[str, Tensor]],
+    ranks: Ranks,
+    group: Any,
+    hint: str,
+    *,
+    what: str,
+    error: type[Exception],
+) -> None:
+    """Compares a few elements of tensors among the ranks that hold copies of them: one all-reduce.
+
+    Args:
+        rows: tensors with the names of their parameters; the same parameters on all ranks.
+        ranks: the ranks that hold copies.
+        group: their process group.
+        hint: the way out.
+        what: what the tensors are.
+        error: raised on every rank when the tensors of a parameter differ.
+    """
+    samples = [_sample(local(tensor)) for _, tensor in rows]
+    sizes = [sample.numel() for sample in samples]
+    if not any(sizes):
+        return
+    values = torch.cat([sample.double() for sample in samples])
+    most, least = largest(torch.stack([values, -values]).to(host(group)), group).cpu()
+    for (name, _), high, low in zip(rows, most.split(sizes), least.split(sizes), strict=True):
+        size = float(torch.maximum(high.abs(), low.abs()).max()) if high.numel() else 0.0
+        if size and float((high + low).max()) > COPY_TOLERANCE * size:
+            raise error(f"{name}: {what} should be the same on the ranks {list(ranks)}, and differ. {hint}")
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Elements at equal distances; 0 for what is not finite."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].nan_to_num(0.0, 0.0, 0.0)
 
 
 def _unknown(told: Sequence[tuple[list[Any], list[Any]]]) -> bool:
@@ -151,6 +222,7 @@ def check_gradients(named: Sequence[tuple[str, Tensor]], meshes: Meshes, groups:
     rows = [(name, local(grad)) for name, grad in named]
     sums = [checksum(grad) for _, grad in rows]
     complaint = doubled = ""
+    averages = "" if meshes.argument != "replicate_mesh" else " or pass replicate_mesh_grad_sync=True"
     for axis, ranks, _, averaged in meshes.replicas:
         if len(ranks) == 1 or not rows:
             continue
@@ -160,7 +232,7 @@ def check_gradients(named: Sequence[tuple[str, Tensor]], meshes: Meshes, groups:
             complaint = (
                 f"{rows[equal.index(False)][0]}: gradients differ between the ranks {ranks} of {axis}, but "
                 "this optimizer does not average them. Average them (DistributedDataParallel, fully_shard "
-                "over both axes) or pass replicate_mesh_grad_sync=True"
+                f"over both axes){averages}"
             )
         if not averaged and all(equal) and any(bool(grad.any()) for _, grad in rows):
             doubled = (
@@ -207,33 +279,35 @@ def _differences(one: tuple[int, Any], other: tuple[int, Any]) -> list[str]:
     (a, (plan_a, grads_a, scalars_a)), (b, (plan_b, grads_b, scalars_b)) = one, other
     if plan_a != plan_b:
         for line_a, line_b in zip(plan_a, plan_b, strict=False):
+            if line_a.replace(SUM, COPY) == line_b.replace(SUM, COPY) != line_a:
+                has, lacks = (a, b) if SUM in line_a else (b, a)
+                return [
+                    f"{line_a.split(':')[0]}: its gradient is a sum of contributions on rank {has}, and on "
+                    f"rank {lacks} there is none or it is not. Let the ranks compute it alike"
+                ]
             if line_a != line_b:
-                if line_a.replace(SUM, COPY) == line_b.replace(SUM, COPY):
-                    (name, has), other = (line_a.split(":")[0], a), b
-                    if SUM in line_b:
-                        has, other = b, a
-                    return [
-                        f"{name}: its gradient is a sum of contributions on rank {has}, and on rank {other} "
-                        "there is none or it is not. Let the ranks compute it alike"
-                    ]
                 return [f"the plans differ: rank {a} has {line_a}; rank {b} has {line_b}"]
         longer, more = (a, plan_a) if len(plan_a) > len(plan_b) else (b, plan_b)
         return [f"the plans differ: only rank {longer} has {more[min(len(plan_a), len(plan_b))]}"]
     texts = []
     for (name, has_a), (name_b, has_b) in zip(grads_a, grads_b, strict=False):
         if name != name_b:
-            (there, own), here = ((a, name), b) if len(name) > len(name_b) else ((b, name_b), a)
-            own = own.replace(" (", f": rank {there} has a ", 1).removesuffix(")")
-            texts.append(f"{own} than the parameter, rank {here} not. Let the ranks compute it alike")
+            there, here = (a, b) if len(name) > len(name_b) else (b, a)
+            texts.append(
+                f"{min(name, name_b, key=len)}: rank {there} has a gradient of other placements than the "
+                f"parameter, rank {here} not. Let the ranks compute it alike"
+            )
         if has_a != has_b:
             owner, lacking = (a, b) if has_a else (b, a)
             texts.append(
                 f"{name}: rank {owner} has a gradient, rank {lacking} none. Make the parameter take part in "
                 "the loss on all ranks, or give it zeros"
             )
-    for (names, values_a), (_, values_b) in zip(scalars_a, scalars_b, strict=False):
-        if values_a != values_b:
-            texts.append(
-                f"the hyper-parameters {names} differ: rank {a} has {values_a}, rank {b} has {values_b}"
-            )
+    for (group, values_a), (_, values_b) in zip(scalars_a, scalars_b, strict=False):
+        for (name, own), (_, theirs) in zip(values_a, values_b, strict=False):
+            if own != theirs and not (math.isnan(own) and math.isnan(theirs)):
+                hint = ". A rank has left out a step" if name == "step" else ""
+                texts.append(
+                    f"{name} of group {group} differs: rank {a} has {own:g}, rank {b} has {theirs:g}{hint}"
+                )
     return texts

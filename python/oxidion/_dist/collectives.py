@@ -128,10 +128,15 @@ def needs_device(group: ProcessGroup) -> bool:
     return bool(kinds) and "cpu" not in kinds
 
 
+def host(group: ProcessGroup) -> torch.device:
+    """The device on which numbers of the host are compared over a group."""
+    kinds: list[torch.device] = cast("Any", group)._device_types
+    return kinds[0] if needs_device(group) else torch.device("cpu")
+
+
 def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
     """The largest of each number over the ranks of a group. Where that takes a device, the host waits."""
-    kinds = cast("Any", group)._device_types if needs_device(group) else [torch.device("cpu")]
-    values: list[int] = largest(torch.tensor(numbers, device=kinds[0]), group).tolist()
+    values: list[int] = largest(torch.tensor(numbers, device=host(group)), group).tolist()
     return values
 
 

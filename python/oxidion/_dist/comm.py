@@ -31,6 +31,7 @@ class Meshes:
         inner: ranks of ``inner_shard_mesh``.
         groups: the process group of each axis by its ranks.
         check: whether each step checks that gradients are averaged if and only if they should be.
+        argument: the argument that named the replicas.
     """
 
     replicas: list[tuple[str, list[int], int, bool]] = field(default_factory=list)
@@ -38,6 +39,7 @@ class Meshes:
     inner: list[int] | None = None
     groups: Groups = field(default_factory=dict)
     check: bool = False
+    argument: str = "replicate_mesh"
 
     def __deepcopy__(self, _memo: object) -> Meshes:
         """Returns these meshes: process groups cannot be copied."""
@@ -113,7 +115,7 @@ def read_meshes(
                 raise ValueError(f"{name} has the ranks {list(ranks)} of another mesh argument")
             groups[ranks] = group
         shards.append(list(lines[0][1]) if lines else None)
-    return Meshes(replicas, shards[0], shards[1], groups, check)
+    return Meshes(replicas, shards[0], shards[1], groups, check, replicate[0])
 
 
 def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
