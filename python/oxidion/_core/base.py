@@ -274,12 +274,18 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     @disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The state and groups, as ``torch.optim.Optimizer.state_dict``."""
+        """The state and groups, as ``torch.optim.Optimizer.state_dict``.
+
+        Raises:
+            PoisonedOptimizer: after a step that failed half way: the states are half new.
+        """
+        self._refuse_poison()
         self._settle_keys()
         return super().state_dict()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_poison()
         self._settle_keys()
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
@@ -293,7 +299,9 @@ class OxOptimizer(Stepper, Optimizer):
 
         Raises:
             PlanMismatch: on every rank when ranks have taken other numbers of steps.
+            PoisonedOptimizer: after a step that failed half way.
         """
+        self._refuse_poison()
         check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())
         groups = self._meshes.pending.values()
         if not groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from oxidion._oxidion import Session
@@ -17,12 +18,19 @@ class Work(Protocol):
         """Orders what follows after the collective."""
 
 
+class CommunicationError(RuntimeError):
+    """A collective failed: a rank has ended, or did not come in time."""
+
+
 def execute(
     session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]
 ) -> None:
     """Executes every instruction in order: computes in the core, collectives where they were bound.
 
     Collectives that are idle in this step are left out, on all of their ranks.
+
+    Raises:
+        CommunicationError: when a collective fails.
     """
     idle = session.idle()
     inflight: dict[int, Work] = {}
@@ -32,11 +40,16 @@ def execute(
                 session.compute(k)
             elif k in idle:
                 continue
-            elif op == ISSUE:
-                inflight[k] = comms[k]()
             else:
-                inflight.pop(k).wait()
+                try:
+                    if op == ISSUE:
+                        inflight[k] = comms[k]()
+                    else:
+                        inflight.pop(k).wait()
+                except RuntimeError as failure:
+                    raise CommunicationError(f"{type(failure).__name__}: {failure}") from failure
     except BaseException:
         for work in inflight.values():  # their buffers must not go away under them
-            work.wait()
+            with suppress(RuntimeError):
+                work.wait()
         raise

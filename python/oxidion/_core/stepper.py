@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion._core import runner, schema, validate
+from oxidion._core import driver, runner, schema, validate
+from oxidion._core.interrupts import Deferred
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
     Names,
@@ -87,7 +88,7 @@ class Stepper:
             scale = getattr(self, "grad_scale", None)
             grad_factor = 1.0 if scale is None else 1.0 / float(scale)
         self._settle_keys()
-        with self._runner.wrap():
+        with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
                 self._finish(session)
@@ -172,8 +173,14 @@ class Stepper:
             self._runner.execute(session, self._schedule, self._comms)
             uncounted = session.end()
         except BaseException as failure:
-            self._poison = f"{type(failure).__name__}: {failure}"
-            self._session = None
+            step = self.param_groups[0]["step"]
+            lost = isinstance(failure, driver.CommunicationError)
+            text = str(failure) if lost else f"{type(failure).__name__}: {failure}"
+            self._poison, self._session = f"step {step} failed half way ({text})", None
+            if lost:
+                raise PoisonedOptimizer(self._advice()) from failure.__cause__
+            if hasattr(failure, "add_note"):  # from Python 3.11 on
+                failure.add_note(self._advice())
             raise
         if uncounted:  # the core counts the changes of plain tensors
             torch.autograd.graph.increment_version(uncounted)
@@ -200,14 +207,24 @@ class Stepper:
             stream = device.current_stream(device.device_of(self.param_groups))
             return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
 
-        if self._poison is not None:
-            raise PoisonedOptimizer(f"an earlier step failed half way ({self._poison}): load a checkpoint")
+        self._refuse_poison()
         session = self._session
         if session is None or not begins(session):
             session = self._bind(in_step=True)
             if not begins(session):
                 raise RuntimeError("parameters or states changed while the step was being planned")
         return session
+
+    def _advice(self) -> str:
+        return (
+            f"{self._poison}: parameters and states are half new. Load a checkpoint of both, the model's "
+            "first, on all ranks"
+        )
+
+    def _refuse_poison(self) -> None:
+        """Raises `PoisonedOptimizer` after a step that failed half way."""
+        if self._poison is not None:
+            raise PoisonedOptimizer(self._advice())
 
     def _settle_keys(self) -> None:
         """Reads what was written into the groups since the last step under other words for their keys."""

@@ -1,0 +1,67 @@
+"""Signals that arrive during a step: their handlers run when it is done."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+# The functions behind those of `signal`, which makes an enumeration member of each result: that takes longer.
+_signals: Any = importlib.import_module("_signal")
+
+NUMBERS = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+    if hasattr(signal, name)
+)
+IMPATIENCE = 1.0
+"""Seconds after which a second SIGINT ends a step at once: it may wait for a rank that has ended."""
+
+
+class Deferred:
+    """Context in which Python's handlers of signals wait: no exception of theirs ends a step half way.
+
+    Python runs handlers in the main thread alone: elsewhere this does nothing.
+    """
+
+    _handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]]
+    _arrived: list[tuple[int, FrameType | None, float]]
+
+    def __enter__(self) -> Deferred:
+        """Puts a handler that takes notes in the place of every handler that is a function."""
+        self._handlers, self._arrived = [], []
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        try:
+            for number in NUMBERS:
+                handler = _signals.getsignal(number)
+                if callable(handler):
+                    self._handlers.append((number, handler))
+                    _signals.signal(number, self._note)
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """Puts the handlers back, and runs those of the signals that have arrived."""
+        self._restore()
+        handlers = dict(self._handlers)
+        for number, frame, _ in self._arrived:
+            handlers[number](number, frame)
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers:
+            _signals.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        earlier = [at for other, _, at in self._arrived if other == number == signal.SIGINT]
+        if earlier and now - earlier[0] > IMPATIENCE:
+            dict(self._handlers)[number](number, frame)
+        else:
+            self._arrived.append((number, frame, now))
