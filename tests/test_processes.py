@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +47,63 @@ def test_forked_child_takes_steps_with_a_pool_of_its_own() -> None:
         torch.set_num_threads(before)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+FORKS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Lamb": {},
+    "Adafactor": {"lr": 1e-2, "relative_step": False, "scale_parameter": False},
+    "Muon": {},
+    "NorMuon": {},
+    "Dion": {"rank_fraction": 0.5},
+    "GaLoreAdamW": {"rank": 4},
+    "APOLLOAdamW": {"rank": 4},
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("size", [8, 600])
+@pytest.mark.parametrize("name", FORKS)
+def test_child_forked_after_a_step_takes_the_steps_of_its_parent(name: str, size: int) -> None:
+    """With two threads: those of libtorch stayed with the parent, and its products would wait for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.manual_seed(0)
+        start, grad = torch.randn(size, size), torch.randn(size, size)
+
+        def make() -> tuple[Any, nn.Parameter]:
+            param = nn.Parameter(start.clone())
+            param.grad = grad.clone()
+            return getattr(oxidion, name)([param], **FORKS[name]), param
+
+        optimizer, param = make()
+        fresh, other = make()
+        optimizer.step()
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            optimizer.step()
+            fresh.step()
+            fresh.step()
+            os.write(writer, pickle.dumps((param[0].tolist(), other[0].tolist(), torch.get_num_threads())))
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            told = pipe.read()
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        optimizer.step()
+    finally:
+        torch.set_num_threads(threads)
+    continued, anew, left = pickle.loads(told)
+    assert left == 2
+    wanted = param[0].tolist()
+    # Products of one thread add up in another order than those of two.
+    assert continued == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert anew == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
 THREADS = """

@@ -9,14 +9,13 @@ Swap one in for a ``torch.optim`` class::
 
 from __future__ import annotations
 
-import os
 import sys
 
 from oxidion._torch import library
 
 library.serving()  # the extension finds it open
 
-from oxidion import _oxidion, checkpoint, functional, hf, optim, qk_clip  # noqa: E402
+from oxidion import checkpoint, functional, hf, optim, qk_clip  # noqa: E402
 from oxidion._core import table  # noqa: E402
 from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
@@ -40,6 +39,3 @@ __all__ = [
 
 # Modules that pickles of earlier versions name: those of tables and of the layers of QK-clip.
 sys.modules["oxidion._table"], sys.modules["oxidion._heads"] = table, qk_clip.heads
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_oxidion.forget_threads_after_fork)

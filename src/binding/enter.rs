@@ -17,6 +17,7 @@ pub(super) trait Enter {
 impl Enter for Python<'_> {
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
         let guarded = || {
+            let _alone = threads::leave_library_alone();
             catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
                 let said = panic
                     .downcast_ref::<String>()

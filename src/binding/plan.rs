@@ -98,7 +98,9 @@ fn inputs(
                 && handles::is_distributed(&grad)?
                 && let GradientLayout::Like(added) = handles::gradient_layout(&grad, &object)?
             {
-                added.into_iter().for_each(|at| layout.add_contributions(at));
+                for at in added {
+                    layout.add_contributions(at);
+                }
             }
             let (wanted, got) = (local_shape(&shape, &layout), local.size());
             if got.len() != wanted.len()

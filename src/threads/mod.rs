@@ -33,6 +33,24 @@ pub fn forget_after_fork() {
     }
 }
 
+/// Guard that keeps libtorch to the calling thread while it lives.
+#[derive(Debug)]
+pub struct Alone(i32);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        tch::set_num_threads(self.0);
+    }
+}
+
+/// Keeps libtorch to the calling thread in a forked child: it would wait for ever for threads that stayed with the parent.
+#[must_use]
+pub fn leave_library_alone() -> Option<Alone> {
+    let before = openmp::is_forked().then(tch::get_num_threads).filter(|&threads| threads > 1)?;
+    tch::set_num_threads(1);
+    Some(Alone(before))
+}
+
 /// Runs `work` on the calling thread, with the others at hand for every `each` in it: one region instead of many.
 pub fn run<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     let threads = get();

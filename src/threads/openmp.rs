@@ -61,6 +61,11 @@ pub(super) fn run(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
     true
 }
 
+/// Tests whether the process is a forked child.
+pub(super) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// Marks the process as a forked child, which has none of the threads.
 pub(super) fn forget_after_fork() {
     FORKED.store(true, Ordering::Relaxed);

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from oxidion._core import driver, runner, schema, validate
+from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
@@ -252,12 +253,13 @@ class Stepper:
         device.refuse_capture(where)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
-        arena = zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
-        comms = tuple(collectives.bind(plan.transfers, arena, groups))
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
-        states = materialise(
-            plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
-        )
+        with alone():
+            arena = zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
+            states = materialise(
+                plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
+            )
+        comms = tuple(collectives.bind(plan.transfers, arena, groups))
         self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule, self._comms = tuple(plan.schedule), comms

@@ -35,7 +35,7 @@ class Known(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What the ranks have agreed on.
+    """The outcome of a comparison of the ranks.
 
     Attributes:
         taken: False when any rank leaves the step out.
