@@ -14,6 +14,7 @@ from oxidion._core.interrupts import Deferred
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
     Names,
+    entries_of,
     existing,
     materialise,
     named_gradients,
@@ -54,7 +55,8 @@ class Stepper:
 
     param_groups: list[dict[str, Any]]
     state: Any
-    _last_betas: dict[int, tuple[Any, Any]]
+    _last_betas: dict[int, schema.Seen]
+    _momenta: ClassVar[dict[str, str]] = {}
     _meshes = comm.NO_MESHES
     _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
@@ -230,7 +232,7 @@ class Stepper:
         """Reads what was written into the groups since the last step under other words for their keys."""
         for number, group in enumerate(self.param_groups):
             schema.translate(group, self._words(group), f"group {number}", latest=True)
-        schema.mirror_betas(self.param_groups, self._last_betas)
+        schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
 
     def _make_plan(self) -> Plan:
         self._settle_keys()
@@ -277,6 +279,7 @@ class Stepper:
 
     def _settle(self) -> None:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
-        values = [value for own in self.state.values() for value in own.values()]
-        if any(map(comm.is_distributed, [*self.state, *values])):
+        held = entries_of(self.state, self.param_groups)
+        values = [value for _, _, own in held for value in own.values()]
+        if any(map(comm.is_distributed, [*(param for _, param, _ in held), *values])):
             settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

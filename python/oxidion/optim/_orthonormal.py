@@ -72,4 +72,5 @@ class OrthonormalOptimizer(OxOptimizer):
             arguments["use_gram_newton_schulz"], arguments["orth_method"], arguments["ns_coefficients"]
         )
         values = defaults(arguments, self.SCHEMA)
-        super().__init__(params, values | {"orth_method": method, "ns_coefficients": coefficients})
+        values |= {"orth_method": method, "ns_coefficients": coefficients}
+        super().__init__(params, values, init_state=arguments["init_state"])
