@@ -336,7 +336,7 @@ def test_state_dict_with_words_of_torch_is_loaded() -> None:
 
 
 def test_schedulers_write_what_they_write_without_the_words() -> None:
-    """OneCycleLR cycles a key of the defaults: betas, which mu follows; a scheduler may write momentum too."""
+    """OneCycleLR cycles a key of the defaults: betas, which mu follows."""
     weight, bias = matrix(), nn.Parameter(torch.zeros(6, dtype=torch.float64))
     optimizer = oxidion.Muon([{"params": [weight]}, {"params": [bias], "algorithm": "adamw"}], momentum=0.5)
     cycle = OneCycleLR(optimizer, max_lr=0.05, total_steps=6)

@@ -96,7 +96,8 @@ def _check_states(
         for key, value in ({} if states is None else states).items():
             if is_own(key) and isinstance(value, Tensor) and value.is_meta:
                 raise ValueError(f"{name}: state {key!r} is on meta, where it has no values to load")
-    held = {param: dict(() if states is None else states) for param, states in zip(params, saved, strict=True)}
+    states_of = zip(params, saved, strict=True)
+    held = {param: dict(() if states is None else states) for param, states in states_of}
     public = optimizer.STATE_NAMES
     # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
