@@ -25,7 +25,6 @@ SHARED: tuple[dict[str, Any], ...] = (
     {"max_batch_bytes": 4096},
     {"state_bits": 8},
     {"stochastic_rounding": True},
-    {"init_state": True},
 )
 MATRIX: tuple[dict[str, Any], ...] = (
     {"mu": 0.5},

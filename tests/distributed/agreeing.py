@@ -81,7 +81,7 @@ def disagreement(kind: str) -> dict[str, Any]:
 
 
 def gradient_of_lamb_missing_on_one_rank() -> tuple[str, str]:
-    """The parameters are told apart by a gradient alone; Lamb's bound of the gradients' norm is None, a NaN."""
+    """The ranks differ in a gradient alone; Lamb's bound of the gradients' norm is None, which is a NaN."""
     mesh = mesh_of({"fs": dist.get_world_size()})
     weight = nn.Parameter(DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False))
     optimizer = oxidion.Lamb([("weight", weight)])
@@ -91,7 +91,7 @@ def gradient_of_lamb_missing_on_one_rank() -> tuple[str, str]:
 
 
 def eager_states_of_one_rank() -> tuple[list[str], list[str]]:
-    """Rank 0 makes its states when it constructs the optimizer and adds a group, the others at their first step."""
+    """Rank 0 makes its states when it constructs the optimizer and adds a group, others at the first step."""
     mesh = mesh_of({"fs": dist.get_world_size()})
     weights = [
         nn.Parameter(DTensor.from_local(torch.ones(2, 6), mesh, [Shard(0)], run_check=False))

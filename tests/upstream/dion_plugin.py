@@ -1,55 +1,53 @@
 """pytest plugin: microsoft/dion's tests with the classes of this package, on a machine without a CUDA device.
 
-`dion` is replaced by a package of the same public names, of which Muon, NorMuon, Dion2 and NorDion2 make their
-states when they are constructed, as they do there. What has no public counterpart cannot be imported.
+`dion` is replaced by a package of the same public names, of which Muon, NorMuon, Dion2 and NorDion2 make
+their states when they are constructed, as they do there. What is not public cannot be imported.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import oxidion
+from oxidion import graph
 
 EAGER = ("Muon", "NorMuon", "Dion2", "NorDion2")
 
 
-def _eager(cls: type) -> type:
-    """A class like another one whose ``init_state`` is True by default."""
+def _eager(cls: Any) -> type:
+    """A class like another one, with states that are made when it is constructed."""
 
-    class Eager(cls):  # type: ignore[misc]
-        @functools.wraps(cls.__init__)
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **{"init_state": True, **kwargs})
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, *args, **{"init_state": True, **kwargs})
 
-    Eager.__name__ = Eager.__qualname__ = cls.__name__
-    return Eager
+    return type(cls.__name__, (cls,), {"__init__": __init__})
 
 
 def install() -> None:
     """Puts the package in the place of `dion`."""
-    package = ModuleType("dion")
+    package: Any = ModuleType("dion")
     package.__path__ = []
     classes = {name: _eager(getattr(oxidion, name)) for name in EAGER}
     classes |= {"Dion": oxidion.Dion, "Dion3": classes["NorDion2"]}
-    names = {**classes, "DionMixedPrecisionConfig": oxidion.DionMixedPrecisionConfig}
-    names["CudaGraphOptimizer"] = oxidion.graph.CudaGraphOptimizer
-    vars(package).update(names)
+    vars(package).update(
+        classes,
+        DionMixedPrecisionConfig=oxidion.DionMixedPrecisionConfig,
+        CudaGraphOptimizer=graph.CudaGraphOptimizer,
+    )
     sys.modules["dion"] = package
-    for name in classes:
+    for name, cls in classes.items():
         module = ModuleType(f"dion.{name.lower()}")
-        setattr(module, name, classes[name])
+        setattr(module, name, cls)
         sys.modules[module.__name__] = module
         setattr(package, name.lower(), module)
 
 
 def pytest_configure() -> None:
     """Before anything is collected."""
-    import oxidion.graph  # noqa: F401
-
     install()
 
 
@@ -60,5 +58,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             node.own_markers = [
                 mark
                 for mark in node.own_markers
-                if not (mark.name == "skipif" and "CUDA" in str(mark.kwargs.get("reason")))
+                if mark.name != "skipif" or "CUDA required" not in str(mark.kwargs.get("reason"))
             ]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from oxidion._core import validate
 from oxidion._core.validate import Field, Word
 from oxidion._oxidion import algorithms
@@ -102,7 +104,10 @@ def spell(
     own_schema: Mapping[str, Field],
     schemas: Mapping[str, Mapping[str, Field]],
 ) -> None:
-    """Turns other spellings of keys into the class's own; completes betas given in one form."""
+    """Turns other spellings of keys and values into the class's own; completes betas given in one form."""
+    for key, value in group.items():
+        if isinstance(value, torch.dtype):
+            group[key] = validate.dtype_name(value, key)
     schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
         alien = other in schema and own in own_schema and schema[other].wanted != own_schema[own].wanted
