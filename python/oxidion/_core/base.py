@@ -311,6 +311,7 @@ class OxOptimizer(Stepper, Optimizer):
             group.setdefault(key, value)
         schema.complete(group, self.defaults, self._schemas())
 
+    @override
     def _complete(self, group: dict[str, Any], where: str) -> None:
         """Completes a group of a state dict in place and checks it; keys that nobody here knows are kept.
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oxidion._core import schema
 from oxidion._core.state import SCALES, check_absent, check_state, existing, is_own, key_of, names, parameters
+from oxidion._core.stepper import Stepper
 from oxidion._core.validate import check_group, is_number
 from oxidion._dist.comm import is_distributed
 from oxidion._oxidion import Plan
-
-if TYPE_CHECKING:
-    from oxidion._core.base import OxOptimizer
 
 
 def check_algorithm(group: Mapping[str, Any], where: str) -> None:
@@ -31,7 +29,7 @@ def check_algorithm(group: Mapping[str, Any], where: str) -> None:
         check_group({"algorithm": group["algorithm"]}, {"algorithm": field}, set(), where)
 
 
-def check(optimizer: OxOptimizer, incoming: Mapping[str, Any]) -> None:
+def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     """Refuses groups and states that no step of the optimizer could use.
 
     Args:
@@ -86,7 +84,7 @@ def _hints(groups: Sequence[Mapping[str, Any]], own: list[dict[str, Any]]) -> It
 
 
 def _check_states(
-    optimizer: OxOptimizer, groups: list[dict[str, Any]], saved: list[Any], hints: Iterator[str]
+    optimizer: Stepper, groups: list[dict[str, Any]], saved: list[Any], hints: Iterator[str]
 ) -> None:
     """Compares the states with those that the plan of these groups asks for."""
     params = parameters(groups)
@@ -130,7 +128,7 @@ def _is_number(entry: tuple[Any, Any]) -> bool:
     return not coded and not (isinstance(key, str) and key.endswith(SCALES))
 
 
-def _plan(optimizer: OxOptimizer, groups: list[dict[str, Any]], held: Mapping[Tensor, Any]) -> Plan:
+def _plan(optimizer: Stepper, groups: list[dict[str, Any]], held: Mapping[Tensor, Any]) -> Plan:
     settings = [{**group, **optimizer._functions} for group in groups]
     return Plan(settings, existing(groups, held, optimizer.STATE_NAMES), optimizer._meshes)
 

@@ -82,6 +82,10 @@ class Stepper:
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
         """Other words that a group may have for its keys."""
 
+    @abstractmethod
+    def _complete(self, group: dict[str, Any], where: str) -> None:
+        """Completes a group of a state dict in place and checks it."""
+
     def _execute(self, grad_factor: float | None = None) -> None:
         """Takes one step: the runner wraps what is prepared, executed and finished."""
         found_inf = getattr(self, "found_inf", None)
