@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use pyo3::exceptions::{PyImportError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyString, PyType};
+use pyo3::types::{PyDict, PyType};
 use pyo3::{Borrowed, ffi, intern};
 use tch::Tensor;
 use tch::python::CPyObject;
@@ -169,7 +169,7 @@ impl Known {
                     left.next();
                     return true;
                 }
-                !self.is_bound(&key, bound)
+                !self.is_bound(key, bound)
             });
             same && left.len() == 0
         });
@@ -177,11 +177,8 @@ impl Known {
     }
 
     /// Tests whether an object is a key of these entries or equal to one.
-    fn is_bound(&self, key: &Borrowed<'_, '_, PyAny>, entries: &[(usize, usize)]) -> bool {
-        let Ok(text) = key.cast::<PyString>().map_err(PyErr::from).and_then(|key| key.extract::<String>())
-        else {
-            return false;
-        };
+    fn is_bound(&self, key: Borrowed<'_, '_, PyAny>, entries: &[(usize, usize)]) -> bool {
+        let Ok(text) = key.extract::<String>() else { return false };
         entries.iter().any(|(known, _)| {
             let at = self.keys.binary_search_by_key(known, |(address, _)| *address);
             at.is_ok_and(|at| self.keys[at].1 == text)
