@@ -52,5 +52,6 @@ class ClassName(OxOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, defaults(locals(), self.SCHEMA), init_state=init_state)

@@ -24,6 +24,9 @@ pub(super) const OPTIONS: [&str; 7] = [
 
 const SCALARS: [&str; 7] =
     ["lr?", "eps[0]", "eps[1]", "clip_threshold", "-decay_rate", "beta1?", "weight_decay"];
+/// The same where the step is not relative: `lr` has to be a number.
+const SCALARS_WITH_LR: [&str; 7] =
+    ["lr", "eps[0]", "eps[1]", "clip_threshold", "-decay_rate", "beta1?", "weight_decay"];
 const LR: usize = 0;
 const EPSILON1: usize = 1;
 const EPSILON2: usize = 2;
@@ -152,7 +155,7 @@ impl Algorithm for Adafactor {
     }
 
     fn scalars(&self) -> &'static [&'static str] {
-        &SCALARS
+        if self.relative_step { &SCALARS } else { &SCALARS_WITH_LR }
     }
 
     fn whole_parameter(&self) -> bool {

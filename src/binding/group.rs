@@ -131,12 +131,14 @@ fn scalar(group: &Bound<'_, PyDict>, key: &str) -> PyResult<f64> {
     if let Some(index) = element {
         (name, value) = (format!("{name}[{index}]"), value.get_item(index)?);
     }
+    // Kernels compute with most of them in float32.
+    let most = f64::from(f32::MAX).next_up();
     let (what, bound) = if bare.starts_with("beta") || bare.ends_with("_beta2") {
         ("number >= 0 and < 1", 1.0)
     } else if sign < 0.0 {
-        ("finite number <= 0", f64::INFINITY)
+        ("finite number <= 0", most)
     } else {
-        ("finite number >= 0", f64::INFINITY)
+        ("finite number >= 0", most)
     };
     let wrong = || PyValueError::new_err(format!("{name} must be a {what}, got {value}"));
     let number = sign * value.extract::<f64>().map_err(|_| wrong())?;

@@ -67,7 +67,6 @@ fn inputs(
                 .and_then(|n| n.get(i).cloned())
                 .unwrap_or_else(|| format!("parameter {i} of group {number}"));
             let local = tensor::unpack(&handles::local(&object)?, &name)?;
-            tensor::require_place(&local, &name)?;
             let Some(dtype) = DType::from_kind(local.kind()) else {
                 return Err(pyo3::exceptions::PyTypeError::new_err(format!(
                     "{name}: parameters must be float16, bfloat16, float32 or float64, got {:?}",
@@ -288,8 +287,8 @@ impl PyPlan {
     }
 
     /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed
-    /// of a normal start or None, for each axis of its mesh the dimension that is sharded or None, and of codes the
-    /// elements of a block and whether they are signed, else None.
+    /// of a normal start or None, for each axis of its mesh the dimension that is sharded or None, of codes the elements
+    /// of a block and whether they are signed, else None, and whether it may be codes.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {
@@ -306,6 +305,7 @@ impl PyPlan {
             entry.set_item("shards", &s.shards)?;
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());
             entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;
+            entry.set_item("codable", s.spec.coded.is_some())?;
             Ok::<_, PyErr>(entry)
         };
         // Neighbours are often alike: they share a dict, as making thousands takes longer than a step.

@@ -75,7 +75,8 @@ impl PySession {
                 params.push(object.unbind());
             }
         }
-        let objects = states.iter().map(|list| list.iter().map(|s| s.clone().unbind()).collect()).collect();
+        let objects: Vec<Vec<Py<PyAny>>> =
+            states.iter().map(|list| list.iter().map(|s| s.clone().unbind()).collect()).collect();
         let states = states
             .iter()
             .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
@@ -90,7 +91,7 @@ impl PySession {
             }
         }
         let mut keep = Vec::new();
-        let known = tensor::Known::of(state, &mut keep)?;
+        let known = tensor::Known::of(state, &params, &objects, &mut keep)?;
         Ok(Self {
             inner: Mutex::new(inner),
             groups: plan.groups.clone(),

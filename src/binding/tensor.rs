@@ -69,40 +69,79 @@ pub(super) fn unpack(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Tensor> 
     }
     // SAFETY: the object is an instance of torch.Tensor, checked above, and alive while `object` borrows it.
     let unpacked = unsafe { Tensor::pyobject_unpack(object.as_ptr().cast::<CPyObject>()) };
-    unpacked
+    let tensor = unpacked
         .map_err(|e| to_python(e.into()))?
-        .ok_or_else(|| PyTypeError::new_err(format!("{what} must be a torch.Tensor")))
+        .ok_or_else(|| PyTypeError::new_err(format!("{what} must be a torch.Tensor")))?;
+    if Device::of(&tensor).is_err() {
+        return Err(elsewhere(object, what)?);
+    }
+    Ok(tensor)
 }
 
-/// The objects of `optimizer.state` as they were bound: each parameter with its dict and how many entries that has, and
-/// the keys and values of all, in order.
+/// The complaint about a tensor that is neither on the CPU nor on a CUDA device, with torch's name of its device.
+fn elsewhere(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyErr> {
+    let device = object.getattr("device")?.str()?.to_string();
+    let way_out = if device.starts_with("meta") {
+        "It has no memory yet: call model.to_empty(device=...), initialize the parameters, and make the optimizer after \
+         that, as to_empty() replaces them"
+    } else {
+        "Move the model, and make the optimizer after that"
+    };
+    Ok(PyValueError::new_err(format!(
+        "{what}: tensors must be on the CPU or on a CUDA device, got {device}. {way_out}"
+    )))
+}
+
+/// The states of the parameters as they were bound: each parameter with its dict in `optimizer.state` and how many bound
+/// entries that has, and the keys and values of all, in order. Entries of other objects, and those of a parameter under
+/// keys that are not bound, are their owner's: nothing is known of them.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     owners: Vec<(usize, usize, usize)>,
     entries: Vec<(usize, usize)>,
+    /// All parameters, sorted.
+    params: Vec<usize>,
+    /// Bound keys with their text, sorted.
+    keys: Vec<(usize, String)>,
 }
 
 impl Known {
-    /// Records the objects of a state dict of dicts. `keep` gets all of them: their addresses stay theirs as long as it
-    /// keeps them.
-    pub(super) fn of(state: &Bound<'_, PyDict>, keep: &mut Vec<Py<PyAny>>) -> PyResult<Self> {
-        let mut known = Self::default();
+    /// Records the entries of a state dict of dicts that are the bound `states` of `params`. `keep` gets all of them: their
+    /// addresses stay theirs as long as it keeps them.
+    pub(super) fn of(
+        state: &Bound<'_, PyDict>,
+        params: &[Py<PyAny>],
+        states: &[Vec<Py<PyAny>>],
+        keep: &mut Vec<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let address = |object: &Py<PyAny>| object.as_ptr() as usize;
+        let mut places: Vec<_> = params.iter().map(address).zip(states).collect();
+        places.sort_unstable_by_key(|(param, _)| *param);
+        let mut known = Self { params: places.iter().map(|(param, _)| *param).collect(), ..Self::default() };
         for (param, own) in state.iter() {
+            let Ok(at) = known.params.binary_search(&(param.as_ptr() as usize)) else { continue };
             let before = known.entries.len();
             for (key, value) in own.cast::<PyDict>()?.iter() {
-                known.entries.push((key.as_ptr() as usize, value.as_ptr() as usize));
+                if !places[at].1.iter().any(|state| state.is(&value)) {
+                    continue;
+                }
+                let here = key.as_ptr() as usize;
+                known.entries.push((here, value.as_ptr() as usize));
+                known.keys.push((here, key.extract()?));
                 keep.extend([key.unbind(), value.unbind()]);
             }
             let count = known.entries.len() - before;
             known.owners.push((param.as_ptr() as usize, own.as_ptr() as usize, count));
             keep.extend([param.unbind(), own.unbind()]);
         }
+        known.keys.sort_unstable();
+        known.keys.dedup();
         Ok(known)
     }
 
-    /// Tests whether a state dict still holds the same objects: no hashing, no look-up, no counting of references.
+    /// Tests whether a state dict still holds the same states: no hashing, no look-up, no counting of references.
     pub(super) fn is(&self, state: &Bound<'_, PyDict>) -> bool {
-        let mut entries = self.entries.iter();
+        let mut entries = self.entries.as_slice();
         let mut number = 0;
         let same = each_entry(state, |param, own| {
             // The dicts of parameters further on are asked for before they are read.
@@ -115,37 +154,48 @@ impl Known {
                 prefetch(keys);
                 prefetch(keys.wrapping_add(64));
             }
-            let Some(&(known, dict, count)) = self.owners.get(number) else { return false };
-            number += 1;
-            if (known, dict) != (param as usize, own as usize) {
-                return false;
-            }
-            // SAFETY: the same object as when it was bound, which is kept alive: a dict.
-            let own = unsafe { Borrowed::from_ptr(state.py(), own) };
-            // SAFETY: as above.
-            let own = unsafe { own.cast_unchecked::<PyDict>() };
-            let mut left = count;
+            let (param, place) = (param.as_ptr() as usize, own.as_ptr() as usize);
+            let Some(&(_, dict, count)) = self.owners.get(number).filter(|(known, _, _)| *known == param)
+            else {
+                return self.params.binary_search(&param).is_err();
+            };
+            let (Ok(own), true) = (own.cast::<PyDict>(), dict == place) else { return false };
+            let (bound, rest) = entries.split_at(count.min(entries.len()));
+            (number, entries) = (number + 1, rest);
+            let mut left = bound.iter();
             let same = each_entry(&own, |key, value| {
-                let here = (key as usize, value as usize);
-                left > 0 && entries.next() == Some(&here) && {
-                    left -= 1;
-                    true
+                let here = (key.as_ptr() as usize, value.as_ptr() as usize);
+                if left.as_slice().first() == Some(&here) {
+                    left.next();
+                    return true;
                 }
+                !self.is_bound(key, bound)
             });
-            same && left == 0
+            same && left.len() == 0
         });
         same && number == self.owners.len()
+    }
+
+    /// Tests whether an object is a key of these entries or equal to one.
+    fn is_bound(&self, key: Borrowed<'_, '_, PyAny>, entries: &[(usize, usize)]) -> bool {
+        let Ok(text) = key.extract::<String>() else { return false };
+        entries.iter().any(|(known, _)| {
+            let at = self.keys.binary_search_by_key(known, |(address, _)| *address);
+            at.is_ok_and(|at| self.keys[at].1 == text)
+        })
     }
 }
 
 /// Calls `each` for every entry of a dict until it returns false; true if it never did. `each` runs no Python code.
 fn each_entry(
     dict: &Bound<'_, PyDict>,
-    mut each: impl FnMut(*mut ffi::PyObject, *mut ffi::PyObject) -> bool,
+    mut each: impl FnMut(Borrowed<'_, '_, PyAny>, Borrowed<'_, '_, PyAny>) -> bool,
 ) -> bool {
     let (mut at, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the interpreter is attached, and nothing changes the dict meanwhile; what it gives is borrowed from it.
     while unsafe { ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) } != 0 {
+        // SAFETY: both are objects of the dict, which holds them until `each` returns.
+        let [key, value] = [key, value].map(|object| unsafe { Borrowed::from_ptr(dict.py(), object) });
         if !each(key, value) {
             return false;
         }
@@ -277,9 +327,4 @@ pub(super) fn require_cpu(tensor: &Tensor, name: &str) -> PyResult<()> {
         tch::Device::Cpu => Ok(()),
         other => Err(PyValueError::new_err(format!("{name} must be on the CPU, got {other:?}"))),
     }
-}
-
-/// `ValueError` unless the tensor is on the CPU or on a CUDA device.
-pub(super) fn require_place(tensor: &Tensor, name: &str) -> PyResult<()> {
-    Device::of(tensor).map(|_| ()).map_err(|error| PyValueError::new_err(format!("{name}: {error}")))
 }

@@ -227,9 +227,9 @@ def test_codes_without_scales_and_scales_without_codes_raise() -> None:
         saved = copy.deepcopy(optimizer.state_dict())
         del saved["state"][0][key]
         other = oxidion.AdamW(parameters(SHAPES[:1]), state_bits=8)
-        other.load_state_dict(saved)
-        with pytest.raises(ValueError, match="absmax"):
-            other.explain()
+        with pytest.raises(ValueError, match=r"state 'exp_avg.*exp_avg"):
+            other.load_state_dict(saved)
+        assert not other.state
 
 
 def test_scales_of_another_block_size_raise() -> None:
@@ -238,7 +238,7 @@ def test_scales_of_another_block_size_raise() -> None:
     optimizer.init_state()
     optimizer.param_groups[0]["block_size"] = 64
     set_grads(params, 0)
-    with pytest.raises(ValueError, match="momentum_absmax"):
+    with pytest.raises(ValueError, match=r"state 'exp_avg_absmax' must have shape \(\d+, 5\), got"):
         optimizer.step()
 
 

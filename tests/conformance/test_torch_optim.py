@@ -245,7 +245,7 @@ class TestRegistry(TestCase):
             "verbose",
             "triton_post_ortho",
         }
-        elsewhere = {"replicate_mesh_grad_sync", "check_grad_sync", "differentiable", "foreach"}
+        elsewhere = {"replicate_mesh_grad_sync", "check_grad_sync", "differentiable", "foreach", "init_state"}
         elsewhere |= {"warmup_init"}  # goes with relative_step, which takes no lr
         uncovered = {"params", "strict", *meshes, *kernels, *elsewhere}
         for info in OPTIM_DB:

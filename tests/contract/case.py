@@ -15,6 +15,8 @@ import oxidion
 MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon"})
 LOW_RANK_ALGORITHMS = frozenset({"apollo_adamw", "galore_adamw"})
 STEP_KEYS = frozenset({"step", "step_dev"})
+MOMENTUM_FACTORS = {**dict.fromkeys(MATRIX_ALGORITHMS, "mu"), "dion2": "ef_decay"}
+"""Group key of the momentum factor by algorithm."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ KEYWORDS = frozenset(
         "max_batch_bytes",
         "state_dtype",
         "stochastic_rounding",
+        "init_state",
     }
 )
 ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})

@@ -23,6 +23,7 @@ EXTRA = frozenset(
         "state_dtype",
         "state_bits",
         "stochastic_rounding",
+        "init_state",
     }
 )
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from .case import MOMENTUM_FACTORS
 from .snapshot import assert_params_equal
 from .table import CASES, Case, every_case, every_matrix_case, make_model, pairs_of, run_steps, set_grads
 
@@ -50,7 +51,7 @@ def test_hyper_parameter_written_to_the_group_acts_at_the_next_step(
     fresh.load_state_dict(model.state_dict())
     saved = copy.deepcopy(optimizer.state_dict())
     expected.load_state_dict(
-        {**saved, "param_groups": [{**group, **_live(key, value)} for group in saved["param_groups"]]}
+        {**saved, "param_groups": [{**group, **_live(group, key, value)} for group in saved["param_groups"]]}
     )
     for group in optimizer.param_groups:
         group[key] = value
@@ -63,9 +64,14 @@ def test_hyper_parameter_written_to_the_group_acts_at_the_next_step(
         assert all(changed)
 
 
-def _live(key: str, value: Any) -> dict[str, Any]:
+def _live(group: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     mirrored = key == "betas" and len(value) == 2
-    return {key: value, "beta1": value[0], "beta2": value[1]} if mirrored else {key: value}
+    if not mirrored:
+        return {key: value}
+    # A first beta that changes is the momentum factor where the algorithm has one.
+    factor = MOMENTUM_FACTORS.get(group["algorithm"])
+    own = {} if factor is None else {factor: value[0]}
+    return {key: value, "beta1": value[0], "beta2": value[1], **own}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.decoupled], ids=str)

@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
+import oxidion
+
+from .case import MOMENTUM_FACTORS
 from .snapshot import assert_params_equal, assert_same, snapshot
-from .table import CASES, Case, every_case, make_model, run_steps, set_grads
+from .table import CASES, Case, every_case, every_matrix_case, make_model, run_steps, set_grads
 
 STEPS = 6
 
@@ -60,6 +63,9 @@ def test_scheduled_run_equals_the_run_with_the_same_values_written_by_hand(
                 other["betas"] = tuple(group["betas"])
             if "beta2" in other:
                 other["beta1"], other["beta2"] = other["betas"]
+            factor = MOMENTUM_FACTORS.get(group["algorithm"])
+            if factor is not None and "max_momentum" in group:
+                other[factor] = group["betas"][0]
         run_steps(optimizer, model, range(seed, seed + 1))
         run_steps(reference, same, range(seed, seed + 1))
         scheduler.step()
@@ -86,13 +92,79 @@ def test_cyclers_with_default_arguments_cycle_the_first_beta_and_it_acts(case: C
                 assert (group["beta1"], group["beta2"]) == tuple(group["betas"])
         scheduler.step()
     assert len(seen) >= 3
-    # A matrix algorithm has no betas; its vectors and the elementwise classes do.
+    # The momentum factor of a matrix algorithm follows the first beta.
     differs = {
         n: not torch.equal(p, q)
         for (n, p), q in zip(model.named_parameters(), same.parameters(), strict=True)
     }
     assert any(differs[name] for name, param in model.named_parameters() if param.ndim < 2)
-    assert any(differs[name] for name, param in model.named_parameters() if param.ndim == 2) != case.is_matrix
+    assert any(differs[name] for name, param in model.named_parameters() if param.ndim == 2)
+
+
+CYCLERS: dict[str, Callable[[Optimizer], Any]] = {
+    "OneCycleLR": lambda opt: lr_scheduler.OneCycleLR(
+        opt, 0.02, total_steps=20, base_momentum=0.85, max_momentum=0.95
+    ),
+    # The first beta of the classes is 0.9: the scheduler begins with what is there.
+    "CyclicLR from 0.9": lambda opt: lr_scheduler.CyclicLR(opt, 0.01, 0.02, step_size_up=3),
+    "CyclicLR": lambda opt: lr_scheduler.CyclicLR(
+        opt, 0.01, 0.02, step_size_up=3, base_momentum=0.3, max_momentum=0.7
+    ),
+}
+
+
+@every_matrix_case
+@pytest.mark.parametrize("make", CYCLERS.values(), ids=CYCLERS.keys())
+def test_cyclers_cycle_the_momentum_factor_as_that_of_torch_muon(
+    case: Case, make: Callable[[Optimizer], Any]
+) -> None:
+    factor = MOMENTUM_FACTORS[case.algorithm]
+    model, weight = make_model(), torch.nn.Parameter(torch.eye(3))
+    optimizer, peer = case.build(model), torch.optim.Muon([weight], lr=0.01)
+    schedulers = make(optimizer), make(peer)
+    seen = []
+    for seed in range(8):
+        run_steps(optimizer, model, range(seed, seed + 1))
+        weight.grad = torch.eye(3)
+        peer.step()
+        seen.append(peer.param_groups[0]["momentum"])
+        for group in optimizer.param_groups:
+            if group["algorithm"] == case.algorithm:
+                assert group[factor] == seen[-1]
+                assert group["betas"][0] == group["beta1"] == seen[-1]
+        for scheduler in schedulers:
+            scheduler.step()
+    assert len(set(seen)) >= 3
+
+
+@every_matrix_case
+def test_first_beta_is_the_momentum_factor_only_where_it_changed_and_the_factor_did_not(case: Case) -> None:
+    factor = MOMENTUM_FACTORS[case.algorithm]
+    model = make_model()
+    optimizer = case.build(model, **{factor: 0.75})
+    group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
+
+    def after_a_step() -> float:
+        run_steps(optimizer, model, range(1))
+        return float(group[factor])
+
+    assert after_a_step() == 0.75, "the constructor's betas say nothing of it"
+    group["beta1"] = 0.5
+    assert after_a_step() == 0.5
+    assert group["betas"][0] == 0.5
+    group["betas"], group[factor] = (0.25, 0.5), 0.625
+    assert after_a_step() == 0.625
+    optimizer.load_state_dict(optimizer.state_dict())
+    group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
+    assert after_a_step() == 0.625
+    assert copy.deepcopy(optimizer).state_dict()["param_groups"][0][factor] == 0.625
+
+
+def test_cycler_refuses_an_optimizer_without_betas_aloud() -> None:
+    """Adafactor's beta1 is None unless the user sets it: there is nothing to cycle."""
+    optimizer = oxidion.Adafactor([torch.nn.Parameter(torch.eye(3))], lr=0.01, relative_step=False)
+    with pytest.raises(ValueError, match="must support momentum or beta1 with `cycle_momentum`"):
+        lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=20)
 
 
 @every_case

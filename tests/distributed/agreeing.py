@@ -80,6 +80,34 @@ def disagreement(kind: str) -> dict[str, Any]:
     return answer
 
 
+def gradient_of_lamb_missing_on_one_rank() -> tuple[str, str]:
+    """The ranks differ in a gradient alone; Lamb's bound of the gradients' norm is None, which is a NaN."""
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    weight = nn.Parameter(DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False))
+    optimizer = oxidion.Lamb([("weight", weight)])
+    if dist.get_rank() == 0:
+        weight.grad = torch.ones_like(weight)
+    return two_errors(optimizer.step)
+
+
+def eager_states_of_one_rank() -> tuple[list[str], list[str]]:
+    """Rank 0 makes its states when it constructs the optimizer and adds a group, others at the first step."""
+    mesh = mesh_of({"fs": dist.get_world_size()})
+    weights = [
+        nn.Parameter(DTensor.from_local(torch.ones(2, 6), mesh, [Shard(0)], run_check=False))
+        for _ in range(2)
+    ]
+    eager = dist.get_rank() == 0
+    optimizer = oxidion.NorMuon([weights[0]], init_state=eager)
+    optimizer.add_param_group({"params": [weights[1]], "algorithm": "adamw"})
+    made = [sorted(optimizer.state.get(weight, {})) for weight in weights]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert all(isinstance(optimizer.state[weight]["momentum"], DTensor) for weight in weights)
+    return made[0], made[1]
+
+
 def own(tensor: Tensor) -> Tensor:
     """What this process holds of a DTensor."""
     assert isinstance(tensor, DTensor)

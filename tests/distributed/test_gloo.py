@@ -187,6 +187,18 @@ def test_ranks_that_disagree_all_raise_and_nothing_changes(
             assert answer["step"] == 0
 
 
+def test_hyper_parameters_that_are_none_on_both_ranks_are_not_blamed(two: Workers) -> None:
+    for name, text in two.run(agreeing.gradient_of_lamb_missing_on_one_rank):
+        assert name == "PlanMismatch"
+        assert "weight: rank 0 has a gradient, rank 1 none" in text
+        assert "hyper-parameters" not in text
+
+
+def test_states_are_made_at_construction_without_another_rank(two: Workers) -> None:
+    wanted = (["momentum", "variance_neuron"], ["momentum", "step_dev", "variance"])
+    assert two.run(agreeing.eager_states_of_one_rank) == [wanted, ([], [])]
+
+
 @pytest.mark.parametrize(("every", "steps"), [(1, [*range(1, 9)]), (3, [1, 4, 6, 7]), (0, [1, 6])])
 def test_ranks_compare_as_often_as_they_are_told(two: Workers, every: int, steps: list[int]) -> None:
     assert two.run(agreeing.compared_steps, every) == [steps, steps]

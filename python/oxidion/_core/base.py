@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import constructor, schema, validate
+from oxidion._core import constructor, loading, schema, validate
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -45,6 +46,8 @@ class OxOptimizer(Stepper, Optimizer):
         capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
             Adafactor and CAME count their steps there, so that a captured step counts.
         differentiable: must be False.
+        init_state: make the states of all parameters at once, also of groups that are added later, instead of
+            at the first step: ``state_dict()`` is then complete before it.
 
     Raises:
         ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
@@ -69,13 +72,20 @@ class OxOptimizer(Stepper, Optimizer):
             cls.COMMUNICATES = cls.MATRIX
         if "ALGORITHM" in cls.__dict__:
             OxOptimizer._registry.setdefault(cls.ALGORITHM, cls)
+            factor = next((key for key in schema.MOMENTA if key in cls.SCHEMA), None)
+            if factor is not None:
+                cls._momenta[cls.ALGORITHM] = factor
         if "__init__" in cls.__dict__ and hasattr(cls, "ALGORITHM"):
             words = cls.__dict__.get("WORDS", {})
             rename = functools.partial(schema.translate, words=words, where="arguments")
             constructor.complete(cls, OxOptimizer, words, rename)
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    _init_states: bool = False
+
+    def __init__(self, params: Any, defaults: dict[str, Any], *, init_state: bool = False) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
+        if not validate.flag(False).check(init_state):
+            raise ValueError(f"init_state must be True or False, got {init_state!r}")
         if defaults.get("differentiable"):
             raise RuntimeError(
                 f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
@@ -89,9 +99,13 @@ class OxOptimizer(Stepper, Optimizer):
         if isinstance(lr, Tensor) and defaults.get("foreach") and not defaults.get("capturable"):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
-        self._last_betas: dict[int, tuple[Any, Any]] = {}
+        self._last_betas: dict[int, schema.Seen] = {}
         super().__init__(params, defaults)
-        self._reserve = reserve(self._make_plan, self.param_groups)
+        if init_state:
+            self._init_states = True
+            self.init_state()
+        else:
+            self._reserve = reserve(self._make_plan, self.param_groups)
 
     # ------------------------------------------------------------------ groups
 
@@ -120,12 +134,15 @@ class OxOptimizer(Stepper, Optimizer):
             self._check(param_group, number)
             self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
             self._check_params(param_group, number)
-            schema.mirror_betas(self.param_groups, self._last_betas)
+            schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
+            self._forget()
+            self._reserve = None
+            if self._init_states:
+                self.init_state()
         except BaseException:
             self.param_groups.pop()
+            self._forget()
             raise
-        self._forget()
-        self._reserve = None
 
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
@@ -133,6 +150,7 @@ class OxOptimizer(Stepper, Optimizer):
         fields = self.SCHEMA | schema.COMMON | own
         where = f"group {number}"
         validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
+        validate.check_decay(group, where)
 
     @classmethod
     def check_together(cls, group: dict[str, Any], where: str) -> None:
@@ -230,32 +248,81 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     @disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state dict; every state keeps the dtype that it was saved with."""
-        self._reserve = None
+        """Loads a state dict; every state keeps the dtype that it was saved with.
+
+        Raises:
+            ValueError: for groups and states that no step could use; nothing has changed then.
+        """
         incoming: dict[str, Any] = {}
 
         def capture(_self: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
             groups = [dict(group) for group in final["param_groups"]]
             for number, group in enumerate(groups):
-                schema.translate(group, self._words(group), f"group {number} of the state dict")
+                where = f"group {number} of the state dict"
+                loading.check_algorithm(group, where)
+                schema.translate(group, self._words(group), where)
             incoming.update(final, param_groups=groups)
+            loading.check(self, incoming)
             return {**incoming}
 
         def restore(_self: Optimizer) -> None:
             own_copies(incoming, self.param_groups, self.state)
+            self.state.update(aside)
 
+        aside = self._unsaved()
+        before = dict(self.__dict__)
         hooks = [
             self.register_load_state_dict_pre_hook(capture),
             self.register_load_state_dict_post_hook(restore, prepend=True),
         ]
         try:
             super().load_state_dict(state_dict)
+            self._forget()
+            self._poison = self._reserve = None
+            self._settle()
+            if self._init_states:
+                self.init_state()
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
         finally:
             for hook in hooks:
                 hook.remove()
-        self._forget()
-        self._poison = None
-        self._settle()
+
+    def _unsaved(self) -> dict[Any, Any]:
+        """Entries of ``state`` that a state dict cannot hold: of other tensors, or under their numbers."""
+        known = set(map(id, parameters(self.param_groups)))
+        numbers = range(len(known))
+
+        def is_unsaved(key: object) -> bool:
+            if isinstance(key, Tensor):
+                return id(key) not in known
+            return isinstance(key, (int, float)) and key in numbers
+
+        return {key: value for key, value in self.state.items() if is_unsaved(key)}
+
+    def _fill(self, group: dict[str, Any]) -> None:
+        """Completes a group that comes from a checkpoint or a pickle of another version, in place."""
+        if "betas" not in group and "beta2" in group:
+            group["betas"] = (group.get("beta1", self.defaults.get("beta1")), group["beta2"])
+        schema.settle_kinds(group, self.SCHEMA, self._schemas())
+        for key, value in self.defaults.items():
+            group.setdefault(key, value)
+        schema.complete(group, self.defaults, self._schemas())
+
+    @override
+    def _complete(self, group: dict[str, Any], where: str) -> None:
+        """Completes a group of a state dict in place and checks it; keys that nobody here knows are kept.
+
+        Raises:
+            ValueError: for values out of range, and for settings that do not go together.
+        """
+        self._fill(group)
+        own = self._registry[group["algorithm"]]
+        validate.check_group(group, self.SCHEMA | schema.COMMON | own.SCHEMA, set(group), where)
+        validate.check_decay(group, where)
+        own.check_together(group, where)
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -264,24 +331,38 @@ class OxOptimizer(Stepper, Optimizer):
         self._last_betas = {}
         self._forget()
         for group in self.param_groups:
-            if "betas" not in group and "beta2" in group:
-                group["betas"] = (group["beta1"], group["beta2"])
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
-            schema.complete(group, self.defaults, self._schemas())
-        schema.mirror_betas(self.param_groups, self._last_betas)
+            self._fill(group)
+        schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
 
     @override
     @disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """The state and groups, as ``torch.optim.Optimizer.state_dict``.
 
+        Entries of ``state`` that belong to no parameter are kept. Those under tensors that are no parameters,
+        and under numbers that are positions of parameters, are left out with a warning in the log.
+
         Raises:
             PoisonedOptimizer: after a step that failed half way: the states are half new.
         """
         self._refuse_poison()
         self._settle_keys()
-        return super().state_dict()
+        aside = self._unsaved()
+        if aside:
+            shown = [
+                f"a tensor of shape {tuple(k.shape)}" if isinstance(k, Tensor) else repr(k) for k in aside
+            ]
+            logging.getLogger("oxidion").warning(
+                "state_dict() leaves out the entries of the optimizer's state under %s: no group has that "
+                "parameter, or the number is that of a parameter in a state dict",
+                ", ".join(shown),
+            )
+        for key in aside:
+            del self.state[key]
+        try:
+            return super().state_dict()
+        finally:
+            self.state.update(aside)
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -289,7 +370,8 @@ class OxOptimizer(Stepper, Optimizer):
         self._settle_keys()
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
-        return {**state, **own, **({"_functions": self._functions} if self._functions else {})}
+        eager = {"_init_states": True} if self._init_states else {}
+        return {**state, **own, **eager, **({"_functions": self._functions} if self._functions else {})}
 
     def synchronize_for_checkpoint(self) -> None:
         """Makes the state equal on all replicas: to be called on all of them before a checkpoint is taken.

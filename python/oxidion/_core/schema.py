@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from oxidion._core import validate
 from oxidion._core.validate import Field, Word
@@ -101,7 +104,10 @@ def spell(
     own_schema: Mapping[str, Field],
     schemas: Mapping[str, Mapping[str, Field]],
 ) -> None:
-    """Turns other spellings of keys into the class's own; completes betas given in one form."""
+    """Turns other spellings of keys and values into the class's own; completes betas given in one form."""
+    for key, value in group.items():
+        if isinstance(value, torch.dtype):
+            group[key] = validate.dtype_name(value, key)
     schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
         alien = other in schema and own in own_schema and schema[other].wanted != own_schema[own].wanted
@@ -154,24 +160,46 @@ def complete(
         group.pop(key, None)
 
 
-def mirror_betas(groups: list[dict[str, Any]], last: dict[int, tuple[Any, Any]]) -> None:
+MOMENTA = ("mu", "ef_decay")
+"""Group keys of the momentum factor."""
+
+Seen = tuple[dict[str, Any], tuple[Any, ...], Any, bool]
+"""A group with its betas, its momentum factor and whether a scheduler cycles momentum, as last seen."""
+
+
+def mirror_betas(
+    groups: list[dict[str, Any]], last: dict[int, Seen], momenta: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Keeps ``betas`` equal to ``beta1`` and ``beta2`` in groups that have both: the one that changed wins.
+
+    torch's schedulers cycle momentum as the first beta of every group, also of those whose algorithm has a
+    momentum factor instead: there a first beta that was changed is the new factor, unless that changed too.
 
     Args:
         groups: changed in place.
-        last: the betas of each group at the last call, kept by the caller.
+        last: the groups at the last call, kept by the caller.
+        momenta: the key of the momentum factor by algorithm, for those that have one.
     """
     for group in groups:
         if "beta2" not in group:
             continue
-        number = id(group)
+        found = last.get(id(group))
         pair, betas = (group["beta1"], group["beta2"]), tuple(group["betas"])
         if pair != betas:
-            if last.get(number) == betas:
+            if found is not None and found[1] == betas:
                 group["betas"] = betas = pair
             else:
                 group["beta1"], group["beta2"] = betas
-        last[number] = betas
+        factor, cycled = None, False
+        key = momenta.get(group.get("algorithm", ""))
+        if key is not None and key in group:
+            factor, cycled = group[key], "max_momentum" in group
+            if found is not None and factor == found[2] and (betas[0] != found[1][0] or cycled > found[3]):
+                group[key] = factor = betas[0]
+        last[id(group)] = (group, betas, factor, cycled)
+    if len(last) > len(groups):
+        for number in last.keys() - set(map(id, groups)):
+            del last[number]
 
 
 def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
@@ -11,17 +12,38 @@ import torch
 from torch import Tensor
 
 from oxidion._core.reserve import LARGE, Reserve, zeros
-from oxidion._core.validate import names_of
+from oxidion._core.validate import DTYPES, names_of
 from oxidion._dist import collectives
 from oxidion._dist.comm import as_state, full, lies_right, local, moved_state
-from oxidion._oxidion import LayoutError, Plan, dequantize_blockwise, fill_normal, quantize_blockwise
+from oxidion._oxidion import (
+    LayoutError,
+    Plan,
+    dequantize_blockwise,
+    fill_normal,
+    quantize_blockwise,
+    state_names,
+)
 
 MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 """Roles without which a state is that of another algorithm."""
 SCALES = "_absmax"
 """Ending of the key of an 8-bit state's scales."""
+ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
+ROLES |= {"Q", "proj", "proj_right", "step", "step_dev", "momentum_buffer"}
+"""Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 
 Names = Mapping[str, Mapping[str, str]]
+
+
+@functools.cache
+def _own_keys() -> frozenset[str]:
+    names = chain.from_iterable(by_role.items() for by_role in state_names().values())
+    return frozenset(chain(ROLES, *names))
+
+
+def is_own(key: object) -> bool:
+    """True for a key under which optimizers keep states of a parameter; any other is the user's."""
+    return isinstance(key, str) and key.removesuffix(SCALES) in _own_keys()
 
 
 def key_of(role: str, public: Mapping[str, str]) -> str:
@@ -33,6 +55,31 @@ def key_of(role: str, public: Mapping[str, str]) -> str:
 def parameters(groups: list[dict[str, Any]]) -> list[Tensor]:
     """The parameters of all groups in plan order."""
     return list(chain.from_iterable(group["params"] for group in groups))
+
+
+def names(groups: list[dict[str, Any]]) -> list[str]:
+    """The names of the parameters of all groups in plan order."""
+    return list(chain.from_iterable(names_of(group, number) for number, group in enumerate(groups)))
+
+
+def entries_of(
+    state: Mapping[Any, Any], groups: list[dict[str, Any]]
+) -> list[tuple[str, Tensor, dict[str, Any]]]:
+    """Name, parameter and entries of every parameter that has some; what belongs to no parameter is left out.
+
+    Raises:
+        TypeError: for entries that are no dict.
+    """
+    found = []
+    for name, param in zip(names(groups), parameters(groups), strict=True):
+        own = state.get(param, {})
+        if not isinstance(own, dict):
+            raise TypeError(
+                f"{name}: its entry in the optimizer's state must be a dict, got {type(own).__name__}"
+            )
+        if own:
+            found.append((name, param, own))
+    return found
 
 
 def named_gradients(groups: list[dict[str, Any]]) -> list[tuple[str, Tensor]]:
@@ -49,7 +96,7 @@ def materialise(
     plan: Plan,
     groups: list[dict[str, Any]],
     state: dict[Tensor, dict[str, Any]],
-    names: Names,
+    public_names: Names,
     optional: Mapping[str, frozenset[str]],
     steps_done: list[int],
     reserve: Reserve | None = None,
@@ -64,51 +111,96 @@ def materialise(
     steps = chain.from_iterable(
         [n] * len(group["params"]) for n, group in zip(steps_done, groups, strict=True)
     )
-    rows = zip(parameters(groups), plan.state_specs(), plan.algorithms, steps, strict=True)
-    for index, (param, specs, algorithm, steps_taken) in enumerate(rows):
+    entries_of(state, groups)
+    rows = zip(names(groups), parameters(groups), plan.state_specs(), plan.algorithms, steps, strict=True)
+    for index, (name, param, specs, algorithm, steps_taken) in enumerate(rows):
         own = state[param] if specs else {}
-        public = names.get(algorithm, {})
+        public = public_names.get(algorithm, {})
         roles = [spec["role"] for spec in specs]
         decisive = MOMENTS - optional[algorithm]
         moments = [public.get(role, role) for role in roles if role in decisive]
         if "step" in roles and not all(key in own for key in moments):
             # What is there belongs to another algorithm: its moments would be taken for this one's.
-            own.clear()
-        fresh = not own
+            for key in [*filter(is_own, own)]:
+                del own[key]
+        fresh = not any(map(is_own, own))
         tensors = []
         for spec in specs:
             key = key_of(spec["role"], public)
             value = own.get(key)
             if spec["role"] == "step":
                 where = torch.device("cpu") if spec["on_host"] else local(param).device
-                if value is None or getattr(value, "dtype", None) != torch.float32:
+                if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.ndim:
                     done = value if value is not None else (0 if fresh else steps_taken)
                     own[key] = zeros([], torch.float32, where, reserve)
                     if done:
-                        own[key].fill_(done)
+                        own[key].fill_(float(done))
                 elif value.device != where:
                     own[key] = value.to(where)
             elif value is None:
-                if spec["role"] == "momentum" and "momentum_buffer" in own:
-                    raise ValueError(
-                        f"the state of a parameter of shape {tuple(param.shape)} has torch's "
-                        f"'momentum_buffer' and no {key!r}: "
-                        "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
-                    )
-                if not fresh and spec["role"] in ("mean", "res_mean"):
-                    raise ValueError(
-                        f"the state of a parameter of shape {tuple(param.shape)} has factors but no {key!r}: "
-                        "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
-                    )
+                check_absent(spec, key, own, name, fresh=fresh)
                 own[key] = as_state(_start(spec, index, local(param).device, reserve), param, spec)
-            elif not lies_right(value, param, spec):
-                raise LayoutError(
-                    f"state {key!r} of a parameter of shape {tuple(param.shape)} lies otherwise than the "
-                    "parameter asks for. Load it with load_state_dict(), which moves it"
-                )
+            else:
+                check_state(value, key, spec, name)
+                if not lies_right(value, param, spec):
+                    raise LayoutError(
+                        f"{name}: state {key!r} lies otherwise than the parameter asks for. Load it with "
+                        "load_state_dict(), which moves it"
+                    )
             tensors.append(own[key])
         bound.append(tensors)
     return bound
+
+
+def check_absent(
+    spec: Mapping[str, Any], key: str, own: Mapping[str, Any], name: str, *, fresh: bool
+) -> None:
+    """Refuses to begin a state with zeros where another package's states hold what it should begin with.
+
+    Args:
+        spec: of the state, which is not there.
+        key: of the state.
+        own: the states of the parameter that are there.
+        name: of the parameter.
+        fresh: whether there are none.
+
+    Raises:
+        ValueError: that names the way to convert them.
+    """
+    way_out = "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
+    if spec["role"] == "momentum" and "momentum_buffer" in own:
+        raise ValueError(f"{name}: its state has torch's 'momentum_buffer' and no {key!r}: {way_out}")
+    if not fresh and spec["role"] in ("mean", "res_mean"):
+        raise ValueError(f"{name}: its state has factors but no {key!r}: {way_out}")
+
+
+def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hint: str = "") -> None:
+    """Refuses a state that does not fit its parameter.
+
+    Args:
+        value: what is there.
+        key: of the state.
+        spec: that the plan asks for; its dtype is the state's own where that is one for states.
+        name: of the parameter.
+        hint: what an error says besides.
+
+    Raises:
+        ValueError: for anything but a dense tensor of the right dtype and shape.
+    """
+    shape = tuple(spec["shape"])
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        got = type(value).__name__ if not isinstance(value, Tensor) else f"one with layout {value.layout}"
+        raise ValueError(f"{name}: state {key!r} must be a dense tensor of shape {shape}, got {got}{hint}")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype != spec["dtype"]:
+        allowed = spec["dtype"] if key.endswith(SCALES) or spec["dtype"] == "uint8" else ", ".join(DTYPES)
+        coded = " or uint8 codes with their absmax" if spec["codable"] and dtype == "uint8" else ""
+        raise ValueError(f"{name}: state {key!r} must be of dtype {allowed}{coded}, got {dtype}{hint}")
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            f"{name}: state {key!r} must have shape {shape}, got {tuple(value.shape)}{hint}. States go by "
+            "the position of their parameter: load those of the same model, its parameters in the same order"
+        )
 
 
 def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserve | None:
@@ -141,11 +233,11 @@ def _stored(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def settle(
-    plan: Plan, groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]], names: Names
+    plan: Plan, groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]], public_names: Names
 ) -> None:
     """Moves the states that exist into the layouts of their parameters. Every rank has to call this."""
     for param, specs, algorithm in zip(parameters(groups), plan.state_specs(), plan.algorithms, strict=True):
-        public = names.get(algorithm, {})
+        public = public_names.get(algorithm, {})
         own = state.get(param, {})
         for spec in specs:
             key = key_of(spec["role"], public)
@@ -192,13 +284,14 @@ def _address(tensor: Tensor) -> int:
 
 
 def existing(
-    groups: list[dict[str, Any]], state: Mapping[Tensor, Mapping[str, Any]], names: Names
+    groups: list[dict[str, Any]], state: Mapping[Tensor, Mapping[str, Any]], public_names: Names
 ) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
     """Dtype and shape of the states that exist, by role, for each parameter: the plan takes them as is."""
     if not state:
         return []
+    entries_of(state, groups)
     # Another algorithm than its group's may step a parameter; a key has one role in all of them.
-    roles = {key: role for public in names.values() for role, key in public.items()}
+    roles = {key: role for public in public_names.values() for role, key in public.items()}
     rows = []
     for group in groups:
         for param in group["params"]:
@@ -211,6 +304,7 @@ def existing(
                     )
                     for key, value in own.items()
                     if isinstance(value, Tensor)
+                    and is_own(key)
                     and (value.is_floating_point() or value.dtype == torch.uint8)
                     and not key.startswith("step")
                 }

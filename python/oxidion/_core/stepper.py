@@ -15,6 +15,7 @@ from oxidion._core.interrupts import Deferred
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
     Names,
+    entries_of,
     existing,
     materialise,
     named_gradients,
@@ -55,7 +56,8 @@ class Stepper:
 
     param_groups: list[dict[str, Any]]
     state: Any
-    _last_betas: dict[int, tuple[Any, Any]]
+    _last_betas: dict[int, schema.Seen]
+    _momenta: ClassVar[dict[str, str]] = {}
     _meshes = comm.NO_MESHES
     _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
@@ -80,6 +82,10 @@ class Stepper:
     @abstractmethod
     def _words(self, group: Mapping[str, Any]) -> Mapping[str, validate.Word]:
         """Other words that a group may have for its keys."""
+
+    @abstractmethod
+    def _complete(self, group: dict[str, Any], where: str) -> None:
+        """Completes a group of a state dict in place and checks it."""
 
     def _execute(self, grad_factor: float | None = None) -> None:
         """Takes one step: the runner wraps what is prepared, executed and finished."""
@@ -231,7 +237,7 @@ class Stepper:
         """Reads what was written into the groups since the last step under other words for their keys."""
         for number, group in enumerate(self.param_groups):
             schema.translate(group, self._words(group), f"group {number}", latest=True)
-        schema.mirror_betas(self.param_groups, self._last_betas)
+        schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
 
     def _make_plan(self) -> Plan:
         self._settle_keys()
@@ -279,6 +285,7 @@ class Stepper:
 
     def _settle(self) -> None:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
-        values = [value for own in self.state.values() for value in own.values()]
-        if any(map(comm.is_distributed, [*self.state, *values])):
+        held = entries_of(self.state, self.param_groups)
+        values = [value for _, _, own in held for value in own.values()]
+        if any(map(comm.is_distributed, [*(param for _, param, _ in held), *values])):
             settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)

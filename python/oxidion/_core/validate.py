@@ -38,7 +38,12 @@ class Word(NamedTuple):
     values: Mapping[Any, Any] = MappingProxyType({})
 
 
-def _is_number(value: object) -> bool:
+MOST = torch.finfo(torch.float32).max
+"""Largest number: kernels compute in float32 with most of them."""
+
+
+def is_number(value: object) -> bool:
+    """True for an int or a float, not for a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -46,7 +51,16 @@ def _as_number(value: object) -> float | None:
     """A number or one-element tensor as a float, None for anything else."""
     if isinstance(value, torch.Tensor):
         return float(value) if value.numel() == 1 and not value.is_complex() else None
-    return float(value) if _is_number(value) else None  # type: ignore[arg-type]
+    try:
+        return float(value) if is_number(value) else None  # type: ignore[arg-type]
+    except OverflowError:  # an integer
+        return math.inf
+
+
+def is_finite(value: object) -> bool:
+    """True for a number that kernels can hold; a one-element tensor counts as one."""
+    x = _as_number(value)
+    return x is not None and abs(x) <= MOST
 
 
 def number(default: float, low: float = 0.0, high: float = math.inf, *, open_low: bool = False) -> Field:
@@ -54,7 +68,7 @@ def number(default: float, low: float = 0.0, high: float = math.inf, *, open_low
 
     def check(value: object) -> bool:
         x = _as_number(value)
-        if x is None or not math.isfinite(x):
+        if x is None or not is_finite(x):
             return False
         return (x > low if open_low else x >= low) and x <= high
 
@@ -127,7 +141,7 @@ def exponent(default: float) -> Field:
 
     def check(value: object) -> bool:
         x = _as_number(value)
-        return x is not None and math.isfinite(x) and x <= 0.0
+        return x is not None and is_finite(x) and x <= 0.0
 
     return Field(default, "a finite number <= 0", check)
 
@@ -212,6 +226,26 @@ def _nearest(value: object, field: Field) -> str:
     return f"; the nearest is {near[0]!r}" if near else ""
 
 
+def _too_large(value: object) -> str:
+    """Says of a number that it is finite, and still too large."""
+    values = map(_as_number, value if isinstance(value, (tuple, list)) else [value])
+    large = any(x is not None and MOST < abs(x) < math.inf for x in values)
+    return f"; kernels compute in float32, whose largest number is {MOST:.3g}" if large else ""
+
+
+def check_decay(group: Mapping[str, Any], where: str) -> None:
+    """Refuses a decay rate whose product with the step size is too large.
+
+    Raises:
+        ValueError: that names both.
+    """
+    lr, decay = _as_number(group.get("lr")), _as_number(group.get("weight_decay"))
+    if lr is not None and decay is not None and not is_finite(lr * decay):
+        raise ValueError(
+            f"lr * weight_decay must be finite in float32, got lr={lr!r} and weight_decay={decay!r} ({where})"
+        )
+
+
 def check_group(
     group: Mapping[str, Any],
     schema: Mapping[str, Field],
@@ -237,7 +271,7 @@ def check_group(
             if key == "lr" and isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ValueError("Tensor lr must be 1-element")
             if not field.check(value):
-                near = _nearest(value, field)
+                near = _nearest(value, field) or _too_large(value)
                 raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where}){near}")
         elif key not in known:
             near = nearest(key, known.union(schema, words))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oxidion._core.state import SCALES, key_of, parameters, whole
+from oxidion._core.state import SCALES, entries_of, is_own, key_of, parameters, whole
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._dist.collectives import average, tell
@@ -39,12 +39,12 @@ def _twin(optimizer: Stepper) -> Stepper:
         {**group, "params": [twins[param] for param in group["params"]]} for group in optimizer.param_groups
     ]
     twin.state = type(optimizer.state)(dict)
-    for param, entries in optimizer.state.items():
-        if param in twins:
-            twin.state[twins[param]] = {
-                key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value)
-                for key, value in entries.items()
-            }
+    for _, param, entries in entries_of(optimizer.state, optimizer.param_groups):
+        twin.state[twins[param]] = {
+            key: _copy(value) if isinstance(value, Tensor) else copy.deepcopy(value)
+            for key, value in entries.items()
+            if is_own(key)
+        }
     return twin
 
 

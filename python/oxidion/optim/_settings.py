@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ ORTH_DTYPE = validate.word("auto", "auto", "bfloat16", "float16", "float32", "fl
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return validate.is_number(value) and validate.is_finite(value)
 
 
 def _is_triple(value: object) -> bool:

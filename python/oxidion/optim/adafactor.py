@@ -39,7 +39,8 @@ class Adafactor(OxOptimizer):
         eps: what is added to the squared gradient, and the least scale of a parameter.
         clip_threshold: largest RMS of an update before it is scaled.
         decay_rate: exponent of the second moment's decay rate, not above 0.
-        beta1: averages the finished steps; None keeps no momentum.
+        beta1: averages the finished steps, with the learning rates that they had, so that parameters still
+            move after ``lr`` has become 0; None keeps no momentum.
         weight_decay: decoupled decay: a step multiplies by ``1 - a * weight_decay``.
         scale_parameter: multiply :math:`\rho` by :math:`\max(\epsilon_2, \mathrm{RMS}(x))`; False: the step
             size a is :math:`\rho`.
@@ -91,8 +92,9 @@ class Adafactor(OxOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, defaults(locals(), self.SCHEMA), init_state=init_state)
 
     @classmethod
     @override

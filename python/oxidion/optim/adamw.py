@@ -68,7 +68,8 @@ class AdamW(OxOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
         if foreach and fused:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, defaults(locals(), self.SCHEMA), init_state=init_state)

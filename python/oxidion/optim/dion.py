@@ -40,6 +40,7 @@ class Dion(OxOptimizer):
         lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
         mu: momentum factor: this share of the captured part stays in the momentum.
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
+            torch's schedulers cycle the first: one that changes is the momentum factor in other groups.
         weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
@@ -116,10 +117,12 @@ class Dion(OxOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
         replicas = ("replicate_mesh", replicate_mesh, not replicate_mesh_grad_sync)
         self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)
         config = mixed_precision_config or DionMixedPrecisionConfig()
         values = defaults(locals(), self.SCHEMA) | {"oversample": rcqr_oversample}
         keys = ("momentum_dtype", "Q_dtype", "variance_dtype")
-        super().__init__(params, values | {k: validate.dtype_name(getattr(config, k), k) for k in keys})
+        values |= {k: validate.dtype_name(getattr(config, k), k) for k in keys}
+        super().__init__(params, values, init_state=init_state)

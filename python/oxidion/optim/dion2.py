@@ -86,5 +86,6 @@ class Dion2(OrthonormalOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
         super().__init__(params, locals())

@@ -96,5 +96,6 @@ class GaLoreAdamW(LowRankOptimizer):
         max_batch_bytes: int | None = None,
         state_dtype: Any = None,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
-        super().__init__(params, defaults(locals(), self.SCHEMA))
+        super().__init__(params, defaults(locals(), self.SCHEMA), init_state=init_state)

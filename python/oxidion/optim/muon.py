@@ -80,5 +80,6 @@ class Muon(OrthonormalOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
         super().__init__(params, locals())

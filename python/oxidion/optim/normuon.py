@@ -90,5 +90,6 @@ class NorMuon(OrthonormalOptimizer):
         state_dtype: Any = None,
         state_bits: int = 32,
         stochastic_rounding: bool = False,
+        init_state: bool = False,
     ) -> None:
         super().__init__(params, locals())

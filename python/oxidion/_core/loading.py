@@ -1,0 +1,158 @@
+"""State dicts looked at before they are loaded: what does not fit is refused while nothing has changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oxidion._core import schema
+from oxidion._core.state import SCALES, check_absent, check_state, existing, is_own, key_of, names, parameters
+from oxidion._core.stepper import Stepper
+from oxidion._core.validate import check_group, is_number
+from oxidion._dist.comm import is_distributed
+from oxidion._oxidion import Plan
+
+
+def check_algorithm(group: Mapping[str, Any], where: str) -> None:
+    """Refuses a group of an algorithm that is none, of which its words and keys depend.
+
+    Raises:
+        ValueError: that names the algorithms.
+    """
+    if "algorithm" in group:
+        field = schema.COMMON["algorithm"]
+        check_group({"algorithm": group["algorithm"]}, {"algorithm": field}, set(), where)
+
+
+def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
+    """Refuses groups and states that no step of the optimizer could use.
+
+    Args:
+        optimizer: where they are to be loaded; it is not changed.
+        incoming: a state dict whose groups have the optimizer's words for their keys.
+
+    Raises:
+        ValueError: that names the key, the value and the parameter or group.
+    """
+    groups, own = incoming["param_groups"], optimizer.param_groups
+    if [len(group["params"]) for group in groups] != [len(group["params"]) for group in own]:
+        return  # torch says so
+    _check_order(groups, own)
+    wanted = []
+    for number, (group, target) in enumerate(zip(groups, own, strict=True)):
+        where = f"group {number} of the state dict"
+        made = dict(group)
+        optimizer._complete(made, where)
+        kept = {key: target[key] for key in ("params", "param_names") if key in target}
+        wanted.append({**made, **kept})
+    schema.mirror_betas(wanted, {})
+    saved = [incoming["state"].get(key) for key in chain.from_iterable(group["params"] for group in groups)]
+    if any(states is not None for states in saved):
+        _check_states(optimizer, wanted, saved, _hints(groups, own))
+
+
+def _check_order(groups: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses names of the wrong kind, and the optimizer's names in another order."""
+    for number, group in enumerate(groups):
+        found = group.get("param_names")
+        strings = isinstance(found, (list, tuple)) and all(isinstance(name, str) for name in found)
+        if found is not None and not (strings and len(found) == len(group["params"])):
+            wanted = f"{len(group['params'])} strings"
+            where = f"group {number} of the state dict"
+            raise ValueError(f"param_names must be {wanted}, got {found!r} ({where})")
+    theirs, ours = ([name for g in side for name in g.get("param_names") or ()] for side in (groups, own))
+    if theirs != ours and sorted(theirs) == sorted(ours):
+        at = next(at for at, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b)
+        raise ValueError(
+            f"the state dict has the parameters in another order: {theirs[at]!r} where the optimizer has "
+            f"{ours[at]!r}, and states go by position. Make the groups in the order of the state dict, or "
+            "reorder it in a load_state_dict pre-hook"
+        )
+
+
+def _hints(groups: Sequence[Mapping[str, Any]], own: list[dict[str, Any]]) -> Iterator[str]:
+    """For each parameter what the state dict calls the one in its place, where that is another name."""
+    for group, target in zip(groups, own, strict=True):
+        here = target.get("param_names") or [None] * len(group["params"])
+        for name, ours in zip(group.get("param_names") or here, here, strict=True):
+            yield "" if name == ours or name is None else f" for {name!r} of the state dict"
+
+
+def _check_states(
+    optimizer: Stepper, groups: list[dict[str, Any]], saved: list[Any], hints: Iterator[str]
+) -> None:
+    """Compares the states with those that the plan of these groups asks for."""
+    params = parameters(groups)
+    for name, states in zip(names(groups), saved, strict=True):
+        if states is not None and not isinstance(states, Mapping):
+            raise ValueError(f"{name}: its state must be a dict, got {states!r}")
+        for key, value in ({} if states is None else states).items():
+            if is_own(key) and isinstance(value, Tensor) and value.is_meta:
+                raise ValueError(f"{name}: state {key!r} is on meta, where it has no values to load")
+    states_of = zip(params, saved, strict=True)
+    held = {param: dict(() if states is None else states) for param, states in states_of}
+    public = optimizer.STATE_NAMES
+    # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
+    numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
+    plan = _plan(optimizer, groups, numbers)
+    for name, own, specs, algorithm in zip(
+        names(groups), held.values(), plan.state_specs(), plan.algorithms, strict=True
+    ):
+        for spec in specs:
+            _check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name)
+    if any(len(own) < len(held[param]) for param, own in numbers.items()):
+        plan = _plan(optimizer, groups, held)
+    rows = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, hints, strict=True)
+    for name, own, specs, algorithm, hint in rows:
+        fresh = not any(map(is_own, own))
+        for spec in specs:
+            key = key_of(spec["role"], public.get(algorithm, {}))
+            value = own.get(key)
+            if value is None and spec["role"] != "step":
+                check_absent(spec, key, own, name, fresh=fresh)
+            elif spec["role"] == "step":
+                _check_step(value, key, name)
+            else:
+                check_state(value, key, spec, name, hint)
+
+
+def _is_number(entry: tuple[Any, Any]) -> bool:
+    """True for an entry that is neither codes nor their scales."""
+    key, value = entry
+    coded = isinstance(value, Tensor) and value.dtype == torch.uint8
+    return not coded and not (isinstance(key, str) and key.endswith(SCALES))
+
+
+def _plan(optimizer: Stepper, groups: list[dict[str, Any]], held: Mapping[Tensor, Any]) -> Plan:
+    settings = [{**group, **optimizer._functions} for group in groups]
+    return Plan(settings, existing(groups, held, optimizer.STATE_NAMES), optimizer._meshes)
+
+
+def _check_codes(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], name: str) -> None:
+    """Refuses codes where there are none, codes without scales and scales without codes."""
+    value, scales = own.get(key), own.get(key + SCALES)
+    coded = isinstance(value, Tensor) and value.dtype == torch.uint8
+    if (coded and not spec["codable"]) or (scales is not None and value is not None and not coded):
+        check_state(value, key, spec, name)
+    elif coded and not isinstance(scales, Tensor):
+        raise ValueError(
+            f"{name}: state {key!r} is uint8 without {key + SCALES!r}: the codes have no scale. Load both"
+        )
+    elif scales is not None and spec["codable"] and value is None:
+        raise ValueError(f"{name}: state {key + SCALES!r} is there without {key!r}. Load both, or neither")
+
+
+def _check_step(value: object, key: str, name: str) -> None:
+    """Refuses a counter that is no count."""
+    if value is None or is_distributed(value):
+        return
+    number = value
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        number = value.item()
+    if not is_number(number) or not math.isfinite(number) or number < 0:  # type: ignore[arg-type, operator]
+        raise ValueError(f"{name}: state {key!r} must be a finite number >= 0, got {value!r}")
