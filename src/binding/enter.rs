@@ -17,7 +17,7 @@ pub(super) trait Enter {
 impl Enter for Python<'_> {
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
         let guarded = || {
-            let _alone = threads::leave_library_alone();
+            let _alone = Alone::after_fork();
             catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
                 let said = panic
                     .downcast_ref::<String>()
@@ -28,6 +28,24 @@ impl Enter for Python<'_> {
             })
         };
         self.detach(guarded).map_err(to_python)
+    }
+}
+
+/// Guard that keeps libtorch to the calling thread while it lives.
+struct Alone(i32);
+
+impl Alone {
+    /// The guard in a forked child, where libtorch would wait for ever for threads that stayed with the parent.
+    fn after_fork() -> Option<Self> {
+        let before = threads::is_forked().then(tch::get_num_threads).filter(|&threads| threads > 1)?;
+        tch::set_num_threads(1);
+        Some(Self(before))
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        tch::set_num_threads(self.0);
     }
 }
 

@@ -7,6 +7,7 @@ mod team;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub use openmp::is_forked;
 use rayon::ThreadPool;
 use team::Team;
 
@@ -31,24 +32,6 @@ pub fn forget_after_fork() {
     if let Ok(mut slot) = POOL.try_lock() {
         std::mem::forget(slot.take());
     }
-}
-
-/// Guard that keeps libtorch to the calling thread while it lives.
-#[derive(Debug)]
-pub struct Alone(i32);
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        tch::set_num_threads(self.0);
-    }
-}
-
-/// Keeps libtorch to the calling thread in a forked child: it would wait for ever for threads that stayed with the parent.
-#[must_use]
-pub fn leave_library_alone() -> Option<Alone> {
-    let before = openmp::is_forked().then(tch::get_num_threads).filter(|&threads| threads > 1)?;
-    tch::set_num_threads(1);
-    Some(Alone(before))
 }
 
 /// Runs `work` on the calling thread, with the others at hand for every `each` in it: one region instead of many.

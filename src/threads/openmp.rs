@@ -62,7 +62,8 @@ pub(super) fn run(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
 }
 
 /// Tests whether the process is a forked child.
-pub(super) fn is_forked() -> bool {
+#[must_use]
+pub fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
