@@ -144,7 +144,7 @@ fn fitting(sketch_bkm: Option<Tensor>, b: i64, m: i64, r: i64) -> Result<Tensor>
 
 /// A copy in the dtype of the arithmetic with columns divided by their largest absolute entry (zero columns
 /// and non-finite matrices become zero), and whether each matrix is finite.
-fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(super) fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
     let kind = if p_bmr.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
     let wide_bmr = p_bmr.f_totype(kind)?;
     let (low_b1r, high_b1r) = wide_bmr.f_aminmax(1, true)?;
@@ -244,7 +244,7 @@ fn deviation(q_bmr: &Tensor, info_b: &Tensor) -> Result<Tensor> {
 }
 
 /// `[1, r, PROBES]` signs, the same for every matrix and call.
-fn probes(r: i64, like: &Tensor) -> Result<Tensor> {
+pub(super) fn probes(r: i64, like: &Tensor) -> Result<Tensor> {
     let mut values = vec![0.0_f32; usize::try_from(r * PROBES).unwrap_or(0)];
     fill_normal(&mut values, Key { seed: 0, stream: 0 }, u32::MAX, 0, 0);
     for value in &mut values {

@@ -13,8 +13,8 @@ from oxidion._reference.matrices import bases, matrices
 from oxidion._reference.orthogonalize import epsilon_of, lr_factor
 from oxidion._reference.update import Group, State, decay
 
-# A column of R = B^T P whose norm is below this share of the largest one is rounding noise of float32.
-DEAD_COLUMN = 2.4e-7
+# A column of R = B^T P whose norm is at most this share of that of R is rounding noise of float32.
+DEAD_COLUMN = 2.0**-19
 
 
 def rank_of_q(rows: int, cols: int, rank_fraction: float = 1.0, rank_multiple_of: int = 1) -> int:
@@ -44,7 +44,7 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr s P Q^T``, with s of ``adjust_lr``.
 
     Columns of R at rounding level, and all columns where B Q is zero, add nothing to M or X and keep their
-    column of Q. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set,
+    column of Q; so do those at that level beside epsilon, but for M. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set,
     says which orientation to take; otherwise the largest matrix decides for all.
     """
     momentum = state.setdefault("momentum", torch.zeros_like(param))
@@ -76,13 +76,13 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
         p_mr = orthonormal_columns(product)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
-    dead = (norms <= DEAD_COLUMN * norms.max()) | (product == 0).all()
+    noise, epsilon = norms <= DEAD_COLUMN * norms.norm(), epsilon_of(group)
+    noise |= (product == 0).all()
+    captured = p_mr.masked_fill(noise, 0.0) @ r_nr.mT
+    dead = noise | (norms <= DEAD_COLUMN * epsilon)
     p_mr = p_mr.masked_fill(dead, 0.0)
-    r_nr = r_nr.masked_fill(dead, 0.0)
-
-    captured = p_mr @ r_nr.mT
     b_mn -= (1.0 - float(group["mu"])) * captured
-    q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon_of(group)))
+    q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
     update = p_mr @ q_nr.mT
     update = update.mT if transposed else update
     decay(param, update, group)
