@@ -2,6 +2,7 @@
 
 use tch::{Kind, Tensor};
 
+pub use super::dependent::Rounding;
 use super::dependent::{Independent, independent};
 use super::qr::{QrMethod, Report, orthonormalize, rows};
 use super::views;
@@ -27,23 +28,16 @@ pub fn orthonormal_basis(
     method: QrMethod,
     sketch: impl FnMut(&[usize]) -> Result<Tensor>,
 ) -> Result<Report> {
-    with_basis(p_bmr, method, sketch, Dependent::Complete)
+    with_basis(p_bmr, method, sketch, None)
 }
 
-/// Columns that depend on those before them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dependent {
-    /// They get any direction that completes the basis.
-    Complete,
-    /// They become zero.
-    Clear,
-}
-
+/// As [`orthonormal_basis`]; columns that depend on those before them get any direction that completes the basis, or with
+/// `clear`, the size of their rounding, become zero.
 fn with_basis(
     p_bmr: &mut Tensor,
     method: QrMethod,
     mut sketch: impl FnMut(&[usize]) -> Result<Tensor>,
-    dependent: Dependent,
+    clear: Option<Rounding>,
 ) -> Result<Report> {
     let (b, m, r) = p_bmr.size3()?;
     if b == 0 || m == 0 || r == 0 {
@@ -53,13 +47,12 @@ fn with_basis(
     if matches!(kind, Kind::BFloat16 | Kind::Half) {
         let wide = p_bmr.f_to_kind(Kind::Float)?;
         let mut basis = wide.f_alias()?;
-        if dependent == Dependent::Clear {
-            basis = Tensor::f_zeros_like(&wide)?;
-            basis.f_copy_(&wide)?;
+        if clear.is_some() {
+            basis = wide.f_detach_copy()?;
         }
-        let report = with_basis(&mut basis, method, sketch, Dependent::Complete)?;
-        if dependent == Dependent::Clear {
-            clear_dependent(&wide, &mut basis, epsilon_of(kind))?;
+        let report = with_basis(&mut basis, method, sketch, None)?;
+        if let Some(rounding) = clear {
+            clear_dependent(&wide, &mut basis, epsilon_of(kind), rounding)?;
         }
         p_bmr.f_copy_(&basis)?;
         return Ok(report);
@@ -80,8 +73,8 @@ fn with_basis(
         let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
         let some_bmr = rows(p_bmr, &indices)?;
         let (mut q_bmr, found) = orthonormalize(&some_bmr, method, sketch)?;
-        if dependent == Dependent::Clear {
-            clear_dependent(&some_bmr, &mut q_bmr, epsilon_of(kind))?;
+        if let Some(rounding) = clear {
+            clear_dependent(&some_bmr, &mut q_bmr, epsilon_of(kind), rounding)?;
         }
         let _ = p_bmr.f_index_copy_(0, &Tensor::f_from_slice(&indices)?, &q_bmr)?;
         report.shifted += found.shifted;
@@ -90,26 +83,30 @@ fn with_basis(
     Ok(report)
 }
 
-/// Distance from 1 to the next number of a type.
+/// Relative rounding of a product that is stored in a type: about a unit in the last place, and half of one at most where
+/// it was summed in a wider type.
 fn epsilon_of(kind: Kind) -> f64 {
     match kind {
         Kind::Double => f64::EPSILON,
-        Kind::BFloat16 => 2.0_f64.powi(-7),
-        Kind::Half => 2.0_f64.powi(-10),
+        Kind::BFloat16 => 2.0_f64.powi(-9),
+        Kind::Half => 2.0_f64.powi(-12),
         _ => f64::from(f32::EPSILON),
     }
 }
 
 /// Clears the columns of bases of which the columns of X depend on those before them.
-fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64) -> Result<()> {
+fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: Rounding) -> Result<()> {
     for index in 0..x_bmr.size()[0] {
         let mut q_mr = q_bmr.f_select(0, index)?;
         if let Some(Independent { columns, basis_mk }) =
-            independent(&x_bmr.f_select(0, index)?, &q_mr, epsilon)?
+            independent(&x_bmr.f_select(0, index)?, &q_mr, epsilon, rounding)?
         {
             // Which may be a part of Q.
             let basis_mk = basis_mk.f_detach_copy()?;
             let _ = q_mr.f_zero_()?;
+            if columns.is_empty() {
+                continue;
+            }
             let _ = q_mr.f_index_copy_(1, &Tensor::f_from_slice(&columns)?, &basis_mk)?;
         }
     }
@@ -128,6 +125,7 @@ fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64) -> Result<(
 pub fn orthonormal_or_zero(
     p_bmr: &mut Tensor,
     method: QrMethod,
+    rounding: Rounding,
     sketch: impl FnMut(&[usize]) -> Result<Tensor>,
 ) -> Result<Report> {
     let (b, m, r) = p_bmr.size3()?;
@@ -138,7 +136,7 @@ pub fn orthonormal_or_zero(
         kernels::frozen(|| on_device(p_bmr, method))?;
         return Ok(Report::default());
     }
-    with_basis(p_bmr, method, sketch, Dependent::Clear)
+    with_basis(p_bmr, method, sketch, Some(rounding))
 }
 
 /// [`orthonormal_or_zero`] where the host is told nothing of the matrices.

@@ -144,7 +144,7 @@ fn fitting(sketch_bkm: Option<Tensor>, b: i64, m: i64, r: i64) -> Result<Tensor>
 
 /// A copy in the dtype of the arithmetic with columns divided by their largest absolute entry (zero columns
 /// and non-finite matrices become zero), and whether each matrix is finite.
-pub(super) fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
+fn scale_columns(p_bmr: &Tensor) -> Result<(Tensor, Tensor)> {
     let kind = if p_bmr.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
     let wide_bmr = p_bmr.f_totype(kind)?;
     let (low_b1r, high_b1r) = wide_bmr.f_aminmax(1, true)?;

@@ -101,6 +101,7 @@ def materialise(
                         "oxidion.checkpoint.import_state_dict() makes it of another package's checkpoint"
                     )
                 own[key] = as_state(_start(spec, index, local(param).device, reserve), param, spec)
+                _complete(spec["role"], own[key], own)
             elif not lies_right(value, param, spec):
                 raise LayoutError(
                     f"state {key!r} of a parameter of shape {tuple(param.shape)} lies otherwise than the "
@@ -109,6 +110,12 @@ def materialise(
             tensors.append(own[key])
         bound.append(tensors)
     return bound
+
+
+def _complete(role: str, value: Tensor, own: Mapping[str, Any]) -> None:
+    """Sets what a checkpoint does not say of the projection that it has: since when it is there."""
+    if role == "proj_step" and "proj" in own:
+        local(value).fill_(float(own["step"]))
 
 
 def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserve | None:

@@ -28,7 +28,8 @@ def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
 
     With P Gaussian of variance 1 / rank: ``R = G P``, ``N = m / (sqrt(v) + eps)`` of Adam's moments of R;
     ``s = ||N|| / (||R|| + 1e-8)`` by channel or for the tensor; ``U = s G``, divided so that its norm is at
-    most 1.01 times the last one, unless that is negligible or there is none; ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
+    most 1.01 times the last one, unless that is negligible or there is none;
+    ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
     """
     if not is_projected(param, group):
         adamw_step(param, grad, state, group)

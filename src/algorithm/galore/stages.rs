@@ -29,7 +29,6 @@ impl GaLore {
         Ok(wide.flat(unit)?.into_matrix(0, [rows, cols], cols))
     }
 
-
     /// Projects the gradients, as far as they are stored here.
     pub(super) fn project(&self, io: &mut StageIo<'_>) -> Result<()> {
         self.warned.listen()?;
