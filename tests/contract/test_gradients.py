@@ -190,5 +190,7 @@ def test_gradient_of_another_dtype_gives_the_step_of_one_that_was_cast(
         reference.step()
     # A float64 gradient is not rounded before it is used; elsewhere sums may be in another order.
     tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    if case.algorithm in ("adafactor", "came"):
+        tolerance = max(tolerance, 1e-6)  # squares are taken in float32 where no gradient is wider
     for param, twin in zip(model.parameters(), same.parameters(), strict=True):
         torch.testing.assert_close(param, twin, rtol=tolerance, atol=tolerance)

@@ -50,10 +50,13 @@ GRADIENT = COUNT * M * N * 4 // 4
 # The sum of the projected gradients of all matrices, as stored here.
 LOW = (AR, COUNT * RANK * M * 4)
 
+# Whether there are new projections, to those that hold parts of them.
+FOUND = (AG, 4)
+
 # name: (setting, shape, settings, every step, also when due)
 STEPS: dict[str, Any] = {
     "fsdp-tall": (FSDP, TALL, {}, [], [(RS, GRAM), (AG, BASIS)]),
-    "fsdp-wide": (FSDP, WIDE, {}, [LOW], [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4)]),
+    "fsdp-wide": (FSDP, WIDE, {}, [LOW], [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), FOUND]),
     "columns-wide": (COLUMNS, WIDE, {}, [], [(RS, GRAM), (AG, BASIS)]),
     "fsdp-exact": (FSDP, TALL, {"svd": "exact"}, [], [(A2A, GRADIENT), (AG, BASIS)]),
     "fsdp-random": (
@@ -76,7 +79,7 @@ STEPS: dict[str, Any] = {
         WIDE,
         {"rotate_moments": True},
         [LOW],
-        [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), (AR, COUNT * RANK * RANK * 4)],
+        [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), FOUND, (AR, COUNT * RANK * RANK * 4)],
     ),
 }
 
@@ -102,7 +105,7 @@ def test_galore_never_gathers_a_gradient_on_all_ranks(
     _, mesh = traffic(setting, shape, svd=svd)
     for transfer in mesh.ranks[0].plan.transfers:
         assert not (transfer["kind"] == AG and transfer["buffer"] == "source")
-        assert transfer["when_due"] == (transfer["buffer"] in ("source", "basis", "overlap"))
+        assert transfer["when_due"] == (transfer["buffer"] in ("source", "basis", "found", "overlap"))
     text = str(mesh.ranks[0].plan)
     assert "decompose[" in text
     assert "when due" in text
