@@ -97,17 +97,17 @@ fn epsilon_of(kind: Kind) -> f64 {
 /// Clears the columns of bases of which the columns of X depend on those before them.
 fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: Rounding) -> Result<()> {
     for index in 0..x_bmr.size()[0] {
-        let mut q_mr = q_bmr.f_select(0, index)?;
+        let mut one = q_bmr.f_select(0, index)?;
         if let Some(Independent { columns, basis_mk }) =
-            independent(&x_bmr.f_select(0, index)?, &q_mr, epsilon, rounding)?
+            independent(&x_bmr.f_select(0, index)?, &one, epsilon, rounding)?
         {
             // Which may be a part of Q.
             let basis_mk = basis_mk.f_detach_copy()?;
-            let _ = q_mr.f_zero_()?;
+            let _ = one.f_zero_()?;
             if columns.is_empty() {
                 continue;
             }
-            let _ = q_mr.f_index_copy_(1, &Tensor::f_from_slice(&columns)?, &basis_mk)?;
+            let _ = one.f_index_copy_(1, &Tensor::f_from_slice(&columns)?, &basis_mk)?;
         }
     }
     Ok(())

@@ -105,7 +105,9 @@ fn first_dependent(x_mk: &Tensor, q_mk: &Tensor, epsilon: f64) -> Result<Option<
     let share = signs_kz.size()[1] as f64;
     let sizes = numbers(&seen_kz.f_square()?.f_sum_dim_intlist([1].as_slice(), false, Kind::Double)?)?;
     let bound = 1.0 / (ROUNDINGS * epsilon);
-    let Some(first) = sizes.iter().position(|s| !((s / share).sqrt() < bound)) else { return Ok(None) };
+    // What is not a number is not below.
+    let is_below = |s: &f64| (s / share).sqrt() < bound;
+    let Some(first) = sizes.iter().position(|s| !is_below(s)) else { return Ok(None) };
     let (at, count) = (to_i64(first)?, t_kk.size()[0]);
     let behind = count - at;
     let (upper, lower) = (

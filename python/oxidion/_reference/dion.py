@@ -55,7 +55,8 @@ def depends(product: Tensor, epsilon: float, first: bool) -> Tensor:
     sizes = sizes.max().expand_as(sizes) if first else sizes
     upper = torch.linalg.qr(product, mode="r")[1] / sizes.masked_fill(sizes == 0, 1.0)
     inverse = torch.linalg.solve_triangular(upper, torch.eye(len(sizes), dtype=upper.dtype), upper=True)
-    return ~(inverse.norm(dim=0) < 1.0 / (8.0 * epsilon))
+    independent: Tensor = inverse.norm(dim=0) < 1.0 / (8.0 * epsilon)
+    return ~independent
 
 
 def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:

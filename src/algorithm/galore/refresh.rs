@@ -144,8 +144,8 @@ impl GaLore {
             let _ = flag.f_logical_and_(&largest.f_ne(0.0)?)?;
         }
         for &buffer in bases.iter().chain(&[FOUND]) {
-            let mut basis = buffers.get_mut(buffer)?.tensor(unit)?;
-            let _ = basis.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
+            let mut new = buffers.get_mut(buffer)?.tensor(unit)?;
+            let _ = new.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
         }
         self.warned.ask(unit.param_index, &is_finite)
     }
