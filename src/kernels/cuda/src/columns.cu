@@ -13,8 +13,8 @@ constexpr int MOST_MATRICES = 128;  // of a launch
 
 // Share of the norm of the matrix at which a column holds rounding noise only, as in src/kernels/ops/columns.
 __device__ __forceinline__ double dead_share(Type type) {
-    if (type == Type::BF16) return 0x1p-8;
-    return type == Type::F16 ? 0x1p-11 : 0x1p-19;
+    if (type == Type::bfloat16) return 0x1p-8;
+    return type == Type::float16 ? 0x1p-11 : 0x1p-19;
 }
 
 struct ColumnJob {
