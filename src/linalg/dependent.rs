@@ -14,10 +14,10 @@ const ROUNDINGS: f64 = 8.0;
 /// Size of the rounding of the columns of X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// That of the longest column: X is the product of a matrix and vectors of about one length, and a short column is one
+    /// Rounding of the longest column: X is the product of a matrix and vectors of about one length, and a short column is one
     /// of which much was cancelled.
     OfAll,
-    /// That of the column itself.
+    /// Rounding of the column itself.
     OfEach,
 }
 

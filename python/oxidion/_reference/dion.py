@@ -46,7 +46,7 @@ def product_type(group: Group) -> torch.dtype:
 
 
 def depends(product: Tensor, epsilon: float, first: bool) -> Tensor:
-    """Which columns of ``product`` [m, r] depend on those before them, as they are known to ``epsilon``.
+    """Columns of ``product`` [m, r] that depend on those before them, as they are known to ``epsilon``.
 
     Where ``product = Q T`` has columns of size 1, those whose column of T's inverse has a norm of at least
     1 / (8 epsilon). The size is the length of the longest column, where not ``first`` that of each.
