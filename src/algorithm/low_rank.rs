@@ -1,10 +1,15 @@
 //! Common parts of the optimizers with moments of a projected gradient: which sides are projected, the states, when the
 //! projection changes, the update.
 
+use tch::Tensor;
+
+use super::stage::{BufferIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
-use crate::spec::{Block, Code, DimSharding, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage};
-use crate::tensor::DType;
+use crate::spec::{
+    Block, Code, DimSharding, Init, Options, ParamSpec, Share, Side, StateSpec, StateStorage, UnitShape,
+};
+use crate::tensor::{DType, Lent};
 
 /// Option keys of these optimizers.
 pub(super) const OPTIONS: [&str; 8] = [
@@ -161,4 +166,28 @@ impl LowRank {
             kernels::run(&kernels::Apply { rate, decay, cautious: self.cautious }, jobs)
         }
     }
+}
+
+/// The gradient as products find it: itself, or where all of a bucket's are converted (parameters in a narrow type) its
+/// copy in the scratch `wide`. [`in_products`] has the last word.
+pub(super) fn gradient<'s>(
+    class: &UnitShape,
+    unit: &'s UnitIo<'_>,
+    wide: &'s mut BufferIo<'_>,
+) -> Result<Lent<'s>> {
+    let product = class.param.arithmetic();
+    if class.param == product || unit.grad.dtype() == product {
+        return unit.grad.tensor();
+    }
+    let [rows, cols] = unit.grad.shape();
+    let mut wide = wide.flat(unit)?.into_matrix(0, [rows, cols], cols);
+    let mut jobs = jobs([([unit.grad], [wide.reborrow()])]);
+    kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
+    wide.into_view().tensor()
+}
+
+/// The gradient in the type of products. Another than the parameter's comes with a `grad_dtype` that the user has set, of
+/// which a plan knows nothing: no scratch is reserved for its copy.
+pub(super) fn in_products(class: &UnitShape, grad: &Tensor) -> Result<Tensor> {
+    Ok(grad.f_to_kind(class.param.arithmetic().kind())?)
 }

@@ -79,6 +79,12 @@ pub trait Algorithm: Debug + Send + Sync {
         true
     }
 
+    /// The state that is 0 for a matrix of which the guarded parts have seen nothing yet: for those they run whether or not
+    /// the parameter is due. Equal on all processes that work on the matrix.
+    fn seen(&self) -> Option<usize> {
+        None
+    }
+
     /// Number of leading dimensions that count the matrices of a parameter; the next one holds their rows, the rest
     /// their columns.
     fn leading(&self, p: &ParamSpec) -> usize {

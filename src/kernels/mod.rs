@@ -47,7 +47,7 @@ pub use ops::factored::{
     ConfidentApply, GradientSquares, Line, Residual, ScaledApply, Scales, UpdateSquares,
 };
 pub use ops::factors::{Factors, Steps, count_steps};
-pub use ops::finite::{Finite, clear_without_basis};
+pub use ops::finite::{Finite, clear_without_basis, is_zero};
 pub use ops::lamb::{Lamb, LambNorms};
 pub use ops::means::{Means, NewShare, Squares};
 pub use ops::momentum::{Accumulate, Momentum, Release};

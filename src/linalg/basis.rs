@@ -2,6 +2,8 @@
 
 use tch::{Kind, Tensor};
 
+pub use super::dependent::Rounding;
+use super::dependent::{Independent, independent};
 use super::qr::{QrMethod, Report, orthonormalize, rows};
 use super::views;
 use crate::error::Result;
@@ -24,7 +26,18 @@ const TOGETHER: usize = 1 << 20;
 pub fn orthonormal_basis(
     p_bmr: &mut Tensor,
     method: QrMethod,
+    sketch: impl FnMut(&[usize]) -> Result<Tensor>,
+) -> Result<Report> {
+    with_basis(p_bmr, method, sketch, None)
+}
+
+/// As [`orthonormal_basis`]; columns that depend on those before them get any direction that completes the basis, or with
+/// `clear`, the size of their rounding, become zero.
+fn with_basis(
+    p_bmr: &mut Tensor,
+    method: QrMethod,
     mut sketch: impl FnMut(&[usize]) -> Result<Tensor>,
+    clear: Option<Rounding>,
 ) -> Result<Report> {
     let (b, m, r) = p_bmr.size3()?;
     if b == 0 || m == 0 || r == 0 {
@@ -32,9 +45,16 @@ pub fn orthonormal_basis(
     }
     let kind = p_bmr.f_kind()?;
     if matches!(kind, Kind::BFloat16 | Kind::Half) {
-        let mut wide = p_bmr.f_to_kind(Kind::Float)?;
-        let report = orthonormal_basis(&mut wide, method, sketch)?;
-        p_bmr.f_copy_(&wide)?;
+        let wide = p_bmr.f_to_kind(Kind::Float)?;
+        let mut basis = wide.f_alias()?;
+        if clear.is_some() {
+            basis = wide.f_detach_copy()?;
+        }
+        let report = with_basis(&mut basis, method, sketch, None)?;
+        if let Some(rounding) = clear {
+            clear_dependent(&wide, &mut basis, epsilon_of(kind), rounding)?;
+        }
+        p_bmr.f_copy_(&basis)?;
         return Ok(report);
     }
     let mut rest: Vec<usize> = (0..usize::try_from(b).unwrap_or(0)).collect();
@@ -51,7 +71,11 @@ pub fn orthonormal_basis(
     for some in rest.chunks((TOGETHER / bytes.max(1)).max(1)) {
         let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(some)?) } else { None };
         let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
-        let (q_bmr, found) = orthonormalize(&rows(p_bmr, &indices)?, method, sketch)?;
+        let some_bmr = rows(p_bmr, &indices)?;
+        let (mut q_bmr, found) = orthonormalize(&some_bmr, method, sketch)?;
+        if let Some(rounding) = clear {
+            clear_dependent(&some_bmr, &mut q_bmr, epsilon_of(kind), rounding)?;
+        }
         let _ = p_bmr.f_index_copy_(0, &Tensor::f_from_slice(&indices)?, &q_bmr)?;
         report.shifted += found.shifted;
         report.householder += found.householder;
@@ -59,7 +83,38 @@ pub fn orthonormal_basis(
     Ok(report)
 }
 
-/// Orthonormal bases as of [`orthonormal_basis`], but a matrix of zeros stays one: any basis would be made up.
+/// Relative rounding of a product that is stored in a type: about a unit in the last place, and half of one at most where
+/// it was summed in a wider type.
+fn epsilon_of(kind: Kind) -> f64 {
+    match kind {
+        Kind::Double => f64::EPSILON,
+        Kind::BFloat16 => 2.0_f64.powi(-9),
+        Kind::Half => 2.0_f64.powi(-12),
+        _ => f64::from(f32::EPSILON),
+    }
+}
+
+/// Clears the columns of bases of which the columns of X depend on those before them.
+fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: Rounding) -> Result<()> {
+    for index in 0..x_bmr.size()[0] {
+        let mut one = q_bmr.f_select(0, index)?;
+        if let Some(Independent { columns, basis_mk }) =
+            independent(&x_bmr.f_select(0, index)?, &one, epsilon, rounding)?
+        {
+            // Which may be a part of Q.
+            let basis_mk = basis_mk.f_detach_copy()?;
+            let _ = one.f_zero_()?;
+            if columns.is_empty() {
+                continue;
+            }
+            let _ = one.f_index_copy_(1, &Tensor::f_from_slice(&columns)?, &basis_mk)?;
+        }
+    }
+    Ok(())
+}
+
+/// Orthonormal bases as of [`orthonormal_basis`], but a column that depends on those before it, as one of zeros does,
+/// becomes zero: any direction would be made up.
 ///
 /// On a device, where the host reads nothing, all methods but [`QrMethod::Qr`] are Cholesky QR in as many passes as the
 /// factors ask for, with shifts; a column that still depends on those before it becomes zero. Square and float64
@@ -70,6 +125,7 @@ pub fn orthonormal_basis(
 pub fn orthonormal_or_zero(
     p_bmr: &mut Tensor,
     method: QrMethod,
+    rounding: Rounding,
     sketch: impl FnMut(&[usize]) -> Result<Tensor>,
 ) -> Result<Report> {
     let (b, m, r) = p_bmr.size3()?;
@@ -80,15 +136,7 @@ pub fn orthonormal_or_zero(
         kernels::frozen(|| on_device(p_bmr, method))?;
         return Ok(Report::default());
     }
-    let (all, count) = (views::read(p_bmr)?, usize::try_from(b).unwrap_or(0));
-    let each = all.len() / count;
-    let empty = (0..b).zip(0..count).filter(|(_, i)| kernels::only_zeros(&all.part(i * each, each)));
-    let empty: Vec<i64> = empty.map(|(index, _)| index).collect();
-    let report = orthonormal_basis(p_bmr, method, sketch)?;
-    for index in empty {
-        let _ = p_bmr.f_select(0, index)?.f_zero_()?;
-    }
-    Ok(report)
+    with_basis(p_bmr, method, sketch, Some(rounding))
 }
 
 /// [`orthonormal_or_zero`] where the host is told nothing of the matrices.

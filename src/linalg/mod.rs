@@ -8,6 +8,7 @@
 pub mod basis;
 pub mod coefficients;
 mod decompose;
+mod dependent;
 pub mod gram;
 mod iteration;
 mod library;

@@ -244,7 +244,7 @@ fn deviation(q_bmr: &Tensor, info_b: &Tensor) -> Result<Tensor> {
 }
 
 /// `[1, r, PROBES]` signs, the same for every matrix and call.
-fn probes(r: i64, like: &Tensor) -> Result<Tensor> {
+pub(super) fn probes(r: i64, like: &Tensor) -> Result<Tensor> {
     let mut values = vec![0.0_f32; usize::try_from(r * PROBES).unwrap_or(0)];
     fill_normal(&mut values, Key { seed: 0, stream: 0 }, u32::MAX, 0, 0);
     for value in &mut values {

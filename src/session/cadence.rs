@@ -3,7 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::Session;
+use super::execute::Fixed;
 use super::tensors::{BoundParam, BoundTensor};
+use super::views::matrix;
+use crate::error::Result;
+use crate::kernels;
+use crate::tensor::Device;
 
 impl BoundParam {
     /// Counts the step that was taken. All matrices of a parameter share the counter, and processes that store none of
@@ -15,27 +20,48 @@ impl BoundParam {
     }
 }
 
+impl Fixed {
+    /// Tests whether the unit waits still, given the state that says so. It is read until it does not; during a capture,
+    /// which no answer can reach, nothing waits.
+    fn waits(&mut self, bound_param: &BoundParam, state: usize) -> Result<bool> {
+        let Some((at, rect)) = self.states.get(state).filter(|_| !self.seen) else { return Ok(false) };
+        let number = matrix(&bound_param.states[*at].view(), rect);
+        if number.device() != Device::Cpu && kernels::is_capturing()? {
+            return Ok(false);
+        }
+        let numbers = number.tensor()?;
+        self.seen = numbers.numel() == 0 || f64::try_from(numbers.f_sum(tch::Kind::Double)?)? != 0.0;
+        Ok(!self.seen)
+    }
+}
+
 impl Session {
-    /// Finds the parameters that are due, and the buckets with one. Ranks that work on the same matrices find the same:
-    /// they agree on the gradients, and their counters are equal.
-    pub(super) fn mark_due(&mut self) {
+    /// Finds the units that are due, and the buckets with one. Ranks that work on the same matrices find the same: they agree
+    /// on the gradients, and their counters are equal.
+    ///
+    /// # Errors
+    /// Whatever libtorch says where a device is asked.
+    pub(super) fn mark_due(&mut self) -> Result<()> {
         for bound_param in &mut self.bound {
             if let (Some(counter), Some(_)) = (bound_param.counter, &bound_param.grad) {
                 bound_param.steps = bound_param.states[counter].view().count();
             }
         }
-        for (bucket, marked) in self.plan.buckets.iter().zip(&mut self.due) {
+        for ((bucket, marked), fixed) in self.plan.buckets.iter().zip(&mut self.due).zip(&mut self.fixed) {
             *marked = false;
             if !bucket.program.guarded() {
                 continue;
             }
             let algorithm = &self.plan.algorithms[bucket.algorithm];
-            for unit in &bucket.units {
-                let bound_param = &mut self.bound[unit.param];
-                bound_param.due = bound_param.grad.is_some() && algorithm.due(unit.param, bound_param.steps);
-                *marked |= bound_param.due;
+            for unit in fixed {
+                let bound_param = &self.bound[unit.param];
+                unit.due = bound_param.grad.is_some()
+                    && (algorithm.due(unit.param, bound_param.steps)
+                        || algorithm.seen().map_or(Ok(false), |state| unit.waits(bound_param, state))?);
+                *marked |= unit.due;
             }
         }
+        Ok(())
     }
 
     /// The collectives that are left out in the step that has begun.
@@ -46,7 +72,7 @@ impl Session {
     }
 
     /// Pattern of the parameters, which decides about the launches of the step that has begun: 0 for one that takes no
-    /// part, else 1 or, where its gradient has to stay, the gradient's address; and true if one of the buckets is due.
+    /// part, else 1 or, where its gradient has to stay, the gradient's address; which units are due; and true if one is.
     /// Steps with equal patterns are made of the same launches.
     #[must_use]
     pub fn pattern(&self) -> (Vec<usize>, bool) {
@@ -55,7 +81,8 @@ impl Session {
             let stays = self.plan.algorithms[planned.algorithm].multiplies_gradients();
             bound_param.grad.as_ref().map_or(0, |grad| if stays { grad.flat.address() } else { 1 })
         });
-        (taken.collect(), self.due.iter().any(|due| *due))
+        let due = self.fixed.iter().flatten().map(|unit| usize::from(unit.due));
+        (taken.chain(due).collect(), self.due.iter().any(|due| *due))
     }
 
     /// The parameters of the step that has begun which, with their states, are worked on in copies.

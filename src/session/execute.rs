@@ -20,7 +20,7 @@ const SHARE: usize = 1 << 19;
 /// Elements of whole units that are worked on from the first to the last step before the next ones.
 const BATCH: usize = 1 << 18;
 
-/// Facts of a unit that are the same in every step.
+/// Facts of a unit that are the same in every step, but for `due`.
 #[derive(Clone, Debug)]
 pub(super) struct Fixed {
     pub(super) param: usize,
@@ -31,6 +31,10 @@ pub(super) struct Fixed {
     pub(super) local: Rect,
     /// States of the unit by number, with its part of each; scales of other states are left out.
     pub(super) states: Vec<(usize, Rect)>,
+    /// True if it is due in this step.
+    pub(super) due: bool,
+    /// True if it waits for nothing any more (`Algorithm::seen`).
+    pub(super) seen: bool,
 }
 
 /// The units of a bucket.
@@ -46,6 +50,8 @@ pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
             numel: planned.spec.numel(),
             local: unit.shard.local,
             states: own.map(|(at, state)| (at, state.part(&unit.shard))).collect(),
+            due: false,
+            seen: plan.algorithms[bucket.algorithm].seen().is_none(),
         }
     });
     units.collect()

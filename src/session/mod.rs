@@ -105,16 +105,8 @@ fn bind(
         return Err(Error::Internal(format!("{}: {} states were bound", planned.spec.name, states.len())));
     }
     let param = BoundTensor::watched(param, planned.spec.dtype, device);
-    let mut bound_param = BoundParam {
-        param,
-        states,
-        grad: None,
-        counter,
-        steps: 0.0,
-        due: false,
-        fast: false,
-        took_fast_path: false,
-    };
+    let mut bound_param =
+        BoundParam { param, states, grad: None, counter, steps: 0.0, fast: false, took_fast_path: false };
     let numbers = planned.rounding.is_none() && planned.states.iter().all(|s| s.scales_of.is_none());
     bound_param.fast = numbers && bound_param.fits(planned);
     Ok(bound_param)

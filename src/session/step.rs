@@ -92,8 +92,7 @@ impl Session {
         self.hypers = hypers;
         self.grad_factors = grad_factors;
         self.steps = steps.to_vec();
-        self.mark_due();
-        Ok(())
+        self.mark_due().inspect_err(|_| self.abandon())
     }
 
     fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {

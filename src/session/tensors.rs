@@ -102,8 +102,6 @@ pub(super) struct BoundParam {
     pub(super) counter: Option<usize>,
     /// The steps that it has taken before this one.
     pub(super) steps: f64,
-    /// True if the parameter is due in this step.
-    pub(super) due: bool,
     /// True if a fast path may suffice: no element is more than a number of its type.
     pub(super) fast: bool,
     /// True if the fast path sufficed in this step.

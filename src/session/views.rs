@@ -177,7 +177,7 @@ impl<'s> Sources<'s> {
         io.transposed = bucket.shape.transposed;
         // Alone, units of one shape without a gradient take no room; else everything keeps its place.
         io.position = if bucket.distributed() || bucket.whole_parameter { position } else { before };
-        (io.due, io.steps) = (bound_param.due, bound_param.steps);
+        (io.due, io.steps) = (fixed.due, bound_param.steps);
         if whole {
             let complete = fixed.local.numel() == fixed.rows * fixed.cols;
             io.grad = bound_param.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);

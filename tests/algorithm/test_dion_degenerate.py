@@ -117,3 +117,24 @@ def test_dion_momentum_outside_the_span_of_q_adds_nothing() -> None:
     assert torch.equal(param.detach(), torch.full((4, 3), 0.75, dtype=torch.float64))
     assert torch.equal(optimizer.state[param]["momentum"], param.grad)
     assert optimizer.state[param]["Q"].flatten().tolist() == [1.0, 0.0, 0.0]
+
+
+@every_method
+@pytest.mark.parametrize("shape", [(16, 16), (32, 8), (8, 32), (60, 57)], ids=str)
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_dion_gradients_of_low_rank_step_along_nothing_else(
+    method: dict[str, Any], shape: tuple[int, int], rank: int
+) -> None:
+    for seed in range(3):
+        param = nn.Parameter(torch.zeros(shape))
+        optimizer = dion(param, lr=1.0, weight_decay=0.0, adjust_lr=None, **method)
+        for step in range(3):
+            left, right = gaussian((shape[0], rank), seed, step), gaussian((rank, shape[1]), seed, step, 1)
+            param.grad = (left @ right).float()
+            # Rounding of products, enlarged where the first columns of B Q are nearly dependent.
+            assert optimizer.verify()[0]["update_error"] <= 1e-3, (seed, step)
+            before = param.detach().clone()
+            optimizer.step()
+            update = (before - param.detach()).double()
+            rows = min((step + 1) * rank, *shape)
+            assert int(torch.linalg.matrix_rank(update, rtol=1e-3)) <= rows, (seed, step)

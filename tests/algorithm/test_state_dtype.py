@@ -21,7 +21,7 @@ NAMES = (
 )
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 TYPES = [(F32, BF16), (F32, F16), (F32, F64), (F64, BF16), (F64, F16), (F64, F32)]
-KEPT_WIDE = {*FACTORS, "proj", "proj_right", "update_norm"}
+KEPT_WIDE = {*FACTORS, "proj", "proj_right", "proj_step", "update_norm"}
 
 Rule = Callable[[torch.dtype, bool], torch.dtype | None]
 """What a state is rounded to, given its own type and whether it is a moment; None: not at all."""

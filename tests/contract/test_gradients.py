@@ -159,3 +159,38 @@ def test_gradient_that_requires_grad_is_used_as_its_value(case: Case) -> None:
     optimizer.step()
     reference.step()
     assert_params_equal(model.parameters(), same.parameters())
+
+
+PAIRS = [
+    (param, grad)
+    for param in (torch.float32, torch.float64, torch.bfloat16)
+    for grad in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    if param != grad
+]
+
+
+@every_case
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch 2.10 and newer allow it")
+@pytest.mark.parametrize(("dtype", "grad_dtype"), PAIRS, ids=str)
+def test_gradient_of_another_dtype_gives_the_step_of_one_that_was_cast(
+    case: Case, dtype: torch.dtype, grad_dtype: torch.dtype
+) -> None:
+    model, same = make_model(dtype), make_model(dtype)
+    for param in model.parameters():
+        param.grad_dtype = grad_dtype
+    optimizer, reference = case.build(model), case.build(same)
+    for seed in range(3):
+        set_grads(same, seed)
+        for param, twin in zip(model.parameters(), same.parameters(), strict=True):
+            assert twin.grad is not None
+            # Numbers of all types.
+            exact = (twin.grad.double() * 16).round().clamp(-64, 64) / 16
+            param.grad, twin.grad = exact.to(grad_dtype), exact.to(dtype)
+        optimizer.step()
+        reference.step()
+    # A float64 gradient is not rounded before it is used; elsewhere sums may be in another order.
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    if case.algorithm in ("adafactor", "came"):
+        tolerance = max(tolerance, 1e-6)  # squares are taken in float32 where no gradient is wider
+    for param, twin in zip(model.parameters(), same.parameters(), strict=True):
+        torch.testing.assert_close(param, twin, rtol=tolerance, atol=tolerance)

@@ -49,7 +49,7 @@ def test_state_has_the_documented_keys_shapes_and_dtypes(case: Case, dtype: torc
                 wide = dtype if dtype == torch.float64 else torch.float32
                 rank, (rows, cols) = optimizer.param_groups[0]["rank"], param.shape
                 moment = (rows, rank) if rows >= cols else (rank, cols)
-                shapes = {"proj": (min(rows, cols), rank), "update_norm": ()}
+                shapes = {"proj": (min(rows, cols), rank), "update_norm": (), "proj_step": ()}
                 assert (value.dtype, tuple(value.shape)) == (wide, shapes.get(key, moment)), f"{name}: {key}"
                 continue
             assert value.dtype == case.state_type(key, dtype), f"{name}: {key}"

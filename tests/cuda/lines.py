@@ -223,7 +223,7 @@ class ChannelJob(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("squares", "total", "last", "step")),
         ("rate", ctypes.c_double),
         *((name, ctypes.c_longlong) for name in ("stride", "grad_stride")),
-        *((name, ctypes.c_int) for name in ("rows", "cols", "channels", "pieces", "fresh")),
+        *((name, ctypes.c_int) for name in ("rows", "cols", "channels", "pieces")),
         ("end", ctypes.c_uint),
         *((name, ctypes.c_ubyte) for name in ("type", "grad_type", "last_type")),
     )

@@ -21,6 +21,8 @@ SHAPES = ((1, 1), (ROWS + 1, 33), (700, 7), (40, 70), (3, 200))
 # Types of a matrix and of its kept columns.
 KINDS = {"float32": (F32, F32), "mixed": (F32, BF16), "bfloat16": (BF16, F16), "float64": (F64, F32)}
 EPSILON, FACTOR = 0.125, -0.75
+# Share of the norm at which a column is noise, where it is not that of float32.
+DEAD = {BF16: 2.0**-8, F16: 2.0**-11}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def check_normalized(kernels: Emulated, kind: str) -> None:
         assert matrix.q is not None
         assert matrix.scaled is not None
         norm = matrix.sums.sqrt()
-        dead = norm <= 2.4e-7 * norm.max()
+        dead = norm <= DEAD.get(dtype, 2.0**-19) * max(norm.norm().item(), EPSILON)
         assert int(dead.sum()) == 1
         unit = (matrix.x.double() / (norm + EPSILON)).masked_fill(dead, 0.0)
         assert bool((matrix.scaled[:, dead] == 0).all())
@@ -169,9 +171,9 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "leaves out a warp": ("for (int w = 1; w < WARPS; ++w) sum", "for (int w = 2; w < WARPS; ++w) sum"),
     "leaves out a piece": ("first < job.rows; first += ROWS", "first + ROWS < job.rows; first += ROWS"),
-    "takes the largest norm of a warp": (
-        "for (int w = 0; w < WARPS; ++w) largest",
-        "for (int w = 0; w < 0; ++w) largest",
+    "takes the norm of no warp": (
+        "for (int w = 0; w < WARPS; ++w) total",
+        "for (int w = 0; w < 0; ++w) total",
     ),
     "a dead column is stepped along": (
         "const C factor = is_dead ? C(0) :",

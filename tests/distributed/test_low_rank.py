@@ -16,7 +16,7 @@ from support.inputs import gaussian, gradients
 from support.layouts import SETTINGS, Setting, copies, fsdp, setting_named
 from support.sim_mesh import R, S, SimMesh, cut, layouts_for
 
-from .comparison import Comparison
+from .comparison import Comparison, on_grid
 
 AG, AR, A2A, RS = "all_gather", "all_reduce", "all_to_all", "reduce_scatter"
 RANK, GAP, COUNT = 4, 3, 4
@@ -50,10 +50,13 @@ GRADIENT = COUNT * M * N * 4 // 4
 # The sum of the projected gradients of all matrices, as stored here.
 LOW = (AR, COUNT * RANK * M * 4)
 
+# Whether there are new projections, to those that hold parts of them.
+FOUND = (AG, 4)
+
 # name: (setting, shape, settings, every step, also when due)
 STEPS: dict[str, Any] = {
     "fsdp-tall": (FSDP, TALL, {}, [], [(RS, GRAM), (AG, BASIS)]),
-    "fsdp-wide": (FSDP, WIDE, {}, [LOW], [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4)]),
+    "fsdp-wide": (FSDP, WIDE, {}, [LOW], [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), FOUND]),
     "columns-wide": (COLUMNS, WIDE, {}, [], [(RS, GRAM), (AG, BASIS)]),
     "fsdp-exact": (FSDP, TALL, {"svd": "exact"}, [], [(A2A, GRADIENT), (AG, BASIS)]),
     "fsdp-random": (
@@ -76,7 +79,7 @@ STEPS: dict[str, Any] = {
         WIDE,
         {"rotate_moments": True},
         [LOW],
-        [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), (AR, COUNT * RANK * RANK * 4)],
+        [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), FOUND, (AR, COUNT * RANK * RANK * 4)],
     ),
 }
 
@@ -102,7 +105,7 @@ def test_galore_never_gathers_a_gradient_on_all_ranks(
     _, mesh = traffic(setting, shape, svd=svd)
     for transfer in mesh.ranks[0].plan.transfers:
         assert not (transfer["kind"] == AG and transfer["buffer"] == "source")
-        assert transfer["when_due"] == (transfer["buffer"] in ("source", "basis", "overlap"))
+        assert transfer["when_due"] == (transfer["buffer"] in ("source", "basis", "found", "overlap"))
     text = str(mesh.ranks[0].plan)
     assert "decompose[" in text
     assert "when due" in text
@@ -192,6 +195,77 @@ def test_non_finite_gradient_keeps_the_old_projection_everywhere(name: str, sett
                 part = cut(comparison.expected[i], rank.spans(i, comparison.full[i].shape))
                 assert torch.allclose(param.detach(), part, rtol=1e-9, atol=1e-12)
                 assert not state["proj"].numel() or not torch.equal(state["proj"], old["proj"])
+
+
+LAYOUTS = (
+    "fsdp4-dim0",
+    "fsdp4-dim1",
+    "fsdp20-empty-shards",
+    "ddp3-compressed",
+    "hsdp-compressed",
+    "fsdp2-tp2",
+)
+
+
+@pytest.mark.parametrize("name", ["galore-right", "galore-exact-full", "galore-experts", "galore-rotate"])
+@pytest.mark.parametrize("setting", [*LAYOUTS, "experts2-tp2"])
+def test_gradients_of_zero_leave_the_projection_to_the_next_everywhere(name: str, setting: str) -> None:
+    case = case_named(name)
+    comparison = Comparison(case, setting_named(setting), torch.float64, "")
+    averaged = all(comparison.setting.extra.values())
+    for step, grads in enumerate(gradients(case.shapes, 7, 0)):
+        some = [on_grid(2.5**step * grad) for grad in grads]
+        for i, grad in enumerate(some):
+            # All of it, one matrix of a stack, and rows that some shards have alone.
+            if (step + i) % 3 == 0 or (step == 0 and i == 1):
+                grad.zero_()
+            elif grad.ndim > 2 and step < 3:
+                grad[0] = 0.0
+            elif i == 2 and step < 3:
+                grad[: grad.shape[0] // 2] = 0.0
+        if averaged:
+            comparison.step(some)
+            continue
+        comparison.mesh.step(lambda _, g=some: g)  # type: ignore[misc]
+        for expected, grad, state, group in zip(
+            comparison.expected, some, comparison.states, comparison.groups, strict=True
+        ):
+            REFERENCE[case.algorithm](expected, grad, state, group)
+    comparison.check(1e-10)
+    for rank in comparison.mesh.ranks:
+        for i, param in enumerate(rank.params):
+            since = comparison.states[i]["proj_step"]
+            part = cut(since, rank.spans(i, comparison.full[i].shape)[: since.ndim])
+            assert torch.equal(rank.optimizer.state[param]["proj_step"], part)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch 2.10 and newer allow it")
+@pytest.mark.parametrize("name", ["galore-default", "galore-exact-full", "galore-cautious", "apollo-tensor"])
+@pytest.mark.parametrize("setting", LAYOUTS)
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype"),
+    [
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
+def test_gradients_of_another_dtype_give_the_step_of_those_that_were_cast(
+    name: str, setting: str, dtype: torch.dtype, grad_dtype: torch.dtype
+) -> None:
+    case, chosen = case_named(name), setting_named(setting)
+    cast, other = (Comparison(case, chosen, dtype, "") for _ in range(2))
+    other.mesh.grad_dtype = grad_dtype
+    for grads in gradients(case.shapes, 3, 0):
+        exact = [(8 * grad).round() / 8 for grad in grads]  # numbers of all types
+        for comparison in (cast, other):
+            comparison.mesh.step(lambda _, g=exact: g)  # type: ignore[misc]
+    tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    for mine, twin in zip(other.mesh.ranks, cast.mesh.ranks, strict=True):
+        for param, expected in zip(mine.params, twin.params, strict=True):
+            torch.testing.assert_close(param, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_staggered_matrices_are_decomposed_in_different_steps() -> None:

@@ -125,7 +125,10 @@ class Rank:
     def begin(self, grads: Sequence[Tensor | None]) -> None:
         """Start a step with the full gradients of this rank's replica."""
         for i, (param, grad) in enumerate(zip(self.params, grads, strict=True)):
-            param.grad = None if grad is None else cut(grad, self.spans(i, grad.shape)).to(param.dtype)
+            dtype = self.mesh.grad_dtype or param.dtype
+            if dtype != param.dtype:
+                param.grad_dtype = dtype
+            param.grad = None if grad is None else cut(grad, self.spans(i, grad.shape)).to(dtype)
         for group in self.optimizer.param_groups:
             group["step"] += 1
         assert self.session.begin(self.optimizer.param_groups, self.optimizer.state, 1.0, 1)
@@ -198,6 +201,8 @@ class SimMesh:
         self.ranks = [Rank(self, i) for i in range(len(self.coordinates))]
         self.lines: dict[tuple[int, ...], list[Exchange]] = {}
         self.sent: list[Sent] = []
+        self.grad_dtype: torch.dtype | None = None
+        """Type of gradients, if it is another than that of their parameters."""
 
     def build(self, full: Sequence[Tensor]) -> None:
         """Give every rank its shards."""

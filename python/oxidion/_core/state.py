@@ -140,6 +140,7 @@ def materialise(
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
                 own[key] = as_state(_start(spec, index, local(param).device, reserve), param, spec)
+                _complete(spec["role"], own[key], own)
             else:
                 check_state(value, key, spec, name)
                 if not lies_right(value, param, spec):
@@ -201,6 +202,12 @@ def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hin
             f"{name}: state {key!r} must have shape {shape}, got {tuple(value.shape)}{hint}. States go by "
             "the position of their parameter: load those of the same model, its parameters in the same order"
         )
+
+
+def _complete(role: str, value: Tensor, own: Mapping[str, Any]) -> None:
+    """Sets what a checkpoint does not say of the projection that it has: since when it is there."""
+    if role == "proj_step" and "proj" in own:
+        local(value).fill_(float(own["step"]))
 
 
 def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserve | None:

@@ -152,6 +152,7 @@ def verify(optimizer: Stepper) -> Table:
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
             told = {"transposed": row["transposed"], "index": index, "on_device": param.is_cuda}
+            told["dtype"] = param.dtype
             settings = {**group, **twin._functions, **told}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)

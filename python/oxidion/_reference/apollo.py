@@ -19,13 +19,17 @@ from oxidion._reference.update import Group, State, betas_of
 
 PROJECTION_TAG = 4
 
+# Beside this share of an update's norm the last one is nothing to compare with.
+NEGLIGIBLE = 2.0**-11.5
+
 
 def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """APOLLO (arXiv:2412.05270) on each of the matrices of a parameter; Mini is rank 1 with one factor.
 
     With P Gaussian of variance 1 / rank: ``R = G P``, ``N = m / (sqrt(v) + eps)`` of Adam's moments of R;
     ``s = ||N|| / (||R|| + 1e-8)`` by channel or for the tensor; ``U = s G``, divided so that its norm is at
-    most 1.01 times the last one; ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
+    most 1.01 times the last one, unless that is negligible or there is none;
+    ``X <- X - lr sqrt(1 - b2^t) / (1 - b1^t) sqrt(scale) U`` and decay.
     """
     if not is_projected(param, group):
         adamw_step(param, grad, state, group)
@@ -59,7 +63,8 @@ def apollo_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
             factor = normal.norm(dim=along, keepdim=True) / (low.norm(dim=along, keepdim=True) + 1e-8)
         scaled = factor * g
         norm = scaled.norm()
-        limiter = max(float(norm / (last[block] + 1e-8)), 1.01) / 1.01 if steps else 1.0
+        starts = bool(last[block] <= NEGLIGIBLE * norm)
+        limiter = 1.0 if starts else max(float(norm / (last[block] + 1e-8)), 1.01) / 1.01
         if norm != 0:
             last[block] = norm / limiter
         u.copy_(corrected * float(group.get("scale", 1.0)) ** 0.5 * scaled / limiter)

@@ -13,8 +13,9 @@ from oxidion._reference.matrices import bases, matrices
 from oxidion._reference.orthogonalize import epsilon_of, lr_factor
 from oxidion._reference.update import Group, State, decay
 
-# A column of R = B^T P whose norm is below this share of the largest one is rounding noise of float32.
-DEAD_COLUMN = 2.4e-7
+# A column of R = B^T P whose norm is at most this share of that of R is rounding noise of float32.
+DEAD_COLUMN = 2.0**-19
+DEAD_COLUMN_OF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 def rank_of_q(rows: int, cols: int, rank_fraction: float = 1.0, rank_multiple_of: int = 1) -> int:
@@ -36,6 +37,28 @@ def orthonormal_columns(p: Tensor) -> Tensor:
     return q
 
 
+def product_type(group: Group) -> torch.dtype:
+    """The type that products are rounded to: ``orth_dtype``, else by a parameter's ``dtype``, or float64."""
+    name = group.get("orth_dtype")
+    if name not in (None, "auto"):
+        return name if isinstance(name, torch.dtype) else getattr(torch, str(name))
+    return torch.promote_types(group.get("dtype", torch.float64), torch.float32)
+
+
+def depends(product: Tensor, epsilon: float, first: bool) -> Tensor:
+    """Columns of ``product`` [m, r] that depend on those before them, as they are known to ``epsilon``.
+
+    Where ``product = Q T`` has columns of size 1, those whose column of T's inverse has a norm of at least
+    1 / (8 epsilon). The size is the length of the longest column, where not ``first`` that of each.
+    """
+    sizes = product.norm(dim=0)
+    sizes = sizes.max().expand_as(sizes) if first else sizes
+    upper = torch.linalg.qr(product, mode="r")[1] / sizes.masked_fill(sizes == 0, 1.0)
+    inverse = torch.linalg.solve_triangular(upper, torch.eye(len(sizes), dtype=upper.dtype), upper=True)
+    independent: Tensor = inverse.norm(dim=0) < 1.0 / (8.0 * epsilon)
+    return ~independent
+
+
 def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """Dion (arXiv:2504.05295) on each of the matrices that the group reads the parameter as.
 
@@ -43,9 +66,10 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``P = orth(B Q); R = B^T P``, with R as the next Q; ``M <- M - (1 - mu) P R^T``;
     ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr s P Q^T``, with s of ``adjust_lr``.
 
-    Columns of R at rounding level, and all columns where B Q is zero, add nothing to M or X and keep their
-    column of Q. A non-finite momentum turns parameter and state into NaN. ``group["transposed"]``, where set,
-    says which orientation to take; otherwise the largest matrix decides for all.
+    Columns of R at rounding level, and those whose column of B Q depends on the ones before it, add nothing
+    to M or X and keep their column of Q; so do those at that level beside epsilon, but for M. A non-finite
+    momentum turns parameter and state into NaN. ``group["transposed"]``, where set, says which orientation to
+    take; otherwise the largest matrix decides for all.
     """
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     momentum += -grad if group.get("maximize", False) else grad
@@ -70,19 +94,23 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
             tensor.fill_(math.nan)
         return
     b_mn = momentum.mT if transposed else momentum
+    products = product_type(group)
     r_nr = q_old
-    for _ in range(int(group.get("power_iters", 1))):
+    for iteration in range(int(group.get("power_iters", 1))):
         product = b_mn @ r_nr
-        p_mr = orthonormal_columns(product)
+        # Narrow products are rounded once, by half a unit in the last place.
+        epsilon = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
+        own = ~depends(product, epsilon, iteration == 0)
+        p_mr = orthonormal_columns(product) * own
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
-    dead = (norms <= DEAD_COLUMN * norms.max()) | (product == 0).all()
+    share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)
+    noise, epsilon = norms <= share * norms.norm(), epsilon_of(group)
+    captured = p_mr.masked_fill(noise, 0.0) @ r_nr.mT
+    dead = noise | (norms <= share * epsilon)
     p_mr = p_mr.masked_fill(dead, 0.0)
-    r_nr = r_nr.masked_fill(dead, 0.0)
-
-    captured = p_mr @ r_nr.mT
     b_mn -= (1.0 - float(group["mu"])) * captured
-    q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon_of(group)))
+    q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
     update = p_mr @ q_nr.mT
     update = update.mT if transposed else update
     decay(param, update, group)

@@ -26,7 +26,8 @@ def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
     """GaLore (arXiv:2403.03507) with AdamW, on each of the matrices of a parameter.
 
     With V the first ``rank`` right singular vectors of the gradient at the last refresh: ``R = G V``; Adam's
-    direction N of R; ``X <- (1 - lr wd) X - lr scale N V^T``. A gradient that is not finite leaves V alone.
+    direction N of R; ``X <- (1 - lr wd) X - lr scale N V^T``. A gradient that is zero or not finite leaves V
+    alone; where there is no V yet, each step is a refresh.
     """
     if not is_projected(param, group):
         adamw_step(param, grad, state, group)
@@ -43,6 +44,7 @@ def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
         state.setdefault(name, param.new_zeros(*param.shape[:-2], param.shape[side - 2], rank))
         for name, side in zip(names, sides, strict=True)
     ]
+    since = state.setdefault("proj_step", param.new_zeros(param.shape[:-2])).reshape(-1)
     update = torch.zeros_like(param, memory_format=torch.contiguous_format)
     steps = int(step)
     step += 1
@@ -50,8 +52,10 @@ def galore_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None
     for block, (g, u) in enumerate(zip(last_matrices(grad), last_matrices(update), strict=True)):
         bases = [last_matrices(basis)[block] for basis in stored]
         m, v = momentum[block], variance[block]
-        new = new_bases(g, steps, block, group) if is_due(steps, group) else None
+        is_wanted = is_due(steps, group) or bool(since[block] == 0)
+        new = new_bases(g, steps, block, group) if is_wanted else None
         if new is not None:
+            since[block] = float(step)
             if group.get("rotate_moments", False):
                 turns = [old.mT @ basis for old, basis in zip(bases, new, strict=True)]
                 m.copy_(rotate(m.clone(), turns, sides))

@@ -82,7 +82,7 @@ def normal_numbers(
 
 
 def new_bases(grad: Tensor, steps: int, block: int, group: Group) -> list[Tensor] | None:
-    """The projections of one matrix, None where one of them does not exist."""
+    """The projections of one matrix, None where one of them does not exist or has no direction."""
     found = []
     for side in sides_of(grad.shape[0], grad.shape[1], group):
         d, cols, omega = grad.shape[side], int(group["rank"]) + OVERSAMPLING, None
@@ -91,7 +91,7 @@ def new_bases(grad: Tensor, steps: int, block: int, group: Group) -> list[Tensor
             seed, index = int(group.get("seed", 0)), int(group.get("index", 0))
             fill_signs(omega, seed, index, SKETCH_TAG + side, steps, block)
         basis = leading_vectors(grad, side, group, omega)
-        if basis is None:
+        if basis is None or not bool(basis.any()):
             return None
         found.append(basis)
     return found

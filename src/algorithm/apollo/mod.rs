@@ -3,7 +3,7 @@
 //!
 //! With P Gaussian of variance 1/r (where the columns are projected): R = G·P, N = m / (√v + ε) with Adam's moments of
 //! R, s = ‖N‖ / (‖R‖ + 1e-8) by row or once for the matrix, U = s·G, of which the norm grows by 1 % a step at
-//! most, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·√scale·U. P is a function of seed, parameter and number of the period, never stored.
+//! most from the first one that is not negligible, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·√scale·U. P is a function of seed, parameter and number of the period, never stored.
 
 mod stages;
 

@@ -4,6 +4,7 @@ use super::{
     Apollo, BETA1, BETA2, EPSILON, FACTORS, LOW, LR, NORMS, P, SCALE, TOTAL, TOTAL_ALL, UPDATE_NORM,
     WEIGHT_DECAY, WIDE,
 };
+use crate::algorithm::low_rank::{gradient, in_products};
 use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, ChannelStep, Channels, Job, Limited, Projected};
@@ -18,8 +19,8 @@ const TAG: u32 = 4;
 impl Apollo {
     /// `R = G·P`, as far as both are stored here.
     pub(super) fn project(&self, io: &mut StageIo<'_>) -> Result<()> {
-        let (side, product) = (self.side(io.class), io.class.param.arithmetic());
-        let StageIo { units, buffers, .. } = io;
+        let side = self.side(io.class);
+        let StageIo { units, buffers, class, .. } = io;
         let projections = buffers.get_mut(P)?;
         let firsts = units.iter().map(|unit| Ok(projections.origin(unit)?[0])).collect::<Result<Vec<_>>>()?;
         let all = units.iter().zip(projections.matrices(units)?).zip(firsts);
@@ -39,17 +40,10 @@ impl Apollo {
         let [p, wide, low] = buffers.several([P, WIDE, LOW])?;
         for unit in &*units {
             let p = p.read_tensor(unit)?;
-            let grad = if unit.grad.dtype() == product {
-                unit.grad.tensor()?
-            } else {
-                let [rows, cols] = unit.grad.shape();
-                let mut wide = wide.flat(unit)?.into_matrix(0, [rows, cols], cols);
-                let mut jobs = jobs([([unit.grad], [wide.reborrow()])]);
-                kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
-                wide.into_view().tensor()?
-            };
+            let grad = gradient(class, unit, wide)?;
             let out = low.tensor(unit)?;
             kernels::frozen(|| {
+                let grad = in_products(class, &grad)?;
                 let _ = match side {
                     Side::Cols => grad.f_mm_out(&out, &p)?,
                     Side::Rows => p.f_tr()?.f_mm_out(&out, &grad)?,
@@ -137,7 +131,7 @@ impl Apollo {
         let channels = self.channels(class, units, factors, norms)?;
         let all = channels.into_iter().zip(totals.flats(units)?);
         let all = units.iter_mut().zip(all).map(|(unit, (channels, total))| {
-            let (steps, fresh) = (unit.steps + 1.0, unit.steps <= 0.0);
+            let steps = unit.steps + 1.0;
             let corrected = (1.0 - h[BETA2].powf(steps)).sqrt() / (1.0 - h[BETA1].powf(steps));
             let UnitIo { param, grad, state, .. } = unit;
             Limited {
@@ -147,7 +141,6 @@ impl Apollo {
                 total: total.into_view(),
                 last: state[UPDATE_NORM].row(0),
                 rate: h[LR] * corrected * h[SCALE].sqrt(),
-                fresh,
             }
         });
         kernels::channel_steps(&step, &mut all.collect::<Vec<_>>())

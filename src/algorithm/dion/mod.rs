@@ -11,6 +11,7 @@ use super::lr_scale::LrScale;
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
+use crate::linalg::basis::Rounding;
 use crate::linalg::qr::QrMethod;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
@@ -51,6 +52,7 @@ const BACK_PROJECT: Stage = 3;
 const FEEDBACK: Stage = 4;
 const APPLY: Stage = 5;
 const PROJECT_AGAIN: Stage = 6;
+const ORTHONORMALIZE_AGAIN: Stage = 7;
 
 const P: BufferId = 0;
 const R: BufferId = 1;
@@ -172,7 +174,7 @@ impl Algorithm for Dion {
             program = program
                 .local(if iteration == 0 { PROJECT } else { PROJECT_AGAIN }, "project")
                 .redistribute(P, Target::Whole)
-                .local(ORTHONORMALIZE, "orthonormalize")
+                .local(if iteration == 0 { ORTHONORMALIZE } else { ORTHONORMALIZE_AGAIN }, "orthonormalize")
                 .redistribute(P, Target::Storage)
                 .local(BACK_PROJECT, "back_project")
                 .redistribute(R, Target::Replicate);
@@ -185,7 +187,9 @@ impl Algorithm for Dion {
             PREPARE => Self::accumulate(io),
             PROJECT => Self::project(io, WORK),
             PROJECT_AGAIN => Self::project(io, R),
-            ORTHONORMALIZE => self.orthonormalize(io, h),
+            // The columns of Q have about one length, those of R that of what they captured.
+            ORTHONORMALIZE => self.orthonormalize(io, h, Rounding::OfAll),
+            ORTHONORMALIZE_AGAIN => self.orthonormalize(io, h, Rounding::OfEach),
             BACK_PROJECT => Self::back_project(io),
             FEEDBACK => Self::feedback(io, h),
             APPLY => self.apply(io, h),

@@ -4,7 +4,7 @@ use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
-use crate::linalg::basis::orthonormal_or_zero;
+use crate::linalg::basis::{Rounding, orthonormal_or_zero};
 use crate::linalg::low_rank::{
     Factored, add_product, back_project, decay_and_add_product, project, set_product, sketches,
 };
@@ -129,15 +129,15 @@ impl Dion {
         back_project(&mut Self::momentum(io, R)?)
     }
 
-    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper, rounding: Rounding) -> Result<()> {
         let StageIo { units, buffers, probe, .. } = io;
         if units.is_empty() {
             return Ok(());
         }
         let mut p = buffers.get_mut(P)?.batch(units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
-        // Zero where Q sees nothing of the momentum: there is no direction to step along.
-        let report = orthonormal_or_zero(&mut p, self.method(h[STEP]), |which| {
+        // Zero where a column of Q sees nothing of the momentum, or what others see: there is no direction of its own.
+        let report = orthonormal_or_zero(&mut p, self.method(h[STEP]), rounding, |which| {
             let key = |unit: &UnitIo<'_>| {
                 (Key { seed: self.seed, stream: unit.param_index as u64 }, unit.block_index)
             };

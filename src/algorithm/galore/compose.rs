@@ -51,7 +51,9 @@ impl GaLore {
         } else {
             0
         };
-        program = program.scratch("wide", wide, product).when_due(|part| self.refresh(part, sides, from));
+        let found = usize::from(Self::is_basis_sharded(sides, shape.num_shards));
+        program = program.scratch("wide", wide, product).buffer(BufferSpec::new("found", 1, found, product));
+        program = program.when_due(|part| self.refresh(part, sides, from, found > 0));
         program = program.local(PROJECT, "project").redistribute(LOW, Target::Replicate);
         if both {
             program = program.local(SUM, "sum").redistribute(LOW_ALL, Target::Replicate);

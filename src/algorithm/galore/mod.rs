@@ -2,7 +2,8 @@
 //! arXiv:2403.03507).
 //!
 //! With V the first r right singular vectors of a recent gradient (where the columns are projected): R = G·V,
-//! N = Adam's direction of R, X ← (1-lr·λ)·X - lr·s·N·Vᵀ. Every `update_proj_gap` steps V is computed anew.
+//! N = Adam's direction of R, X ← (1-lr·λ)·X - lr·s·N·Vᵀ. Every `update_proj_gap` steps V is computed anew, unless the
+//! gradient has no direction; before there is one V is computed in every step.
 
 mod compose;
 mod refresh;
@@ -33,8 +34,11 @@ const EPSILON: usize = 3;
 const WEIGHT_DECAY: usize = 4;
 const SCALE: usize = 5;
 
-/// The bases follow the states that all algorithms of the kind have.
-const PROJ: usize = 3;
+/// The steps that had been taken when the bases were computed, with that step; 0 before there are any. It follows the
+/// states that all algorithms of the kind have.
+const PROJ_STEP: usize = 3;
+/// The bases.
+const PROJ: usize = 4;
 
 const STATISTIC: Stage = 0;
 const DECOMPOSE: Stage = 1;
@@ -55,6 +59,8 @@ const BASES: [BufferId; 2] = [3, 4];
 const OVERLAPS: [BufferId; 2] = [5, 6];
 /// A matrix in the type of products.
 const WIDE: BufferId = 7;
+/// NaN where there are no new bases, for processes that hold no part of them.
+const FOUND: BufferId = 8;
 
 /// Method by which a basis is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +126,11 @@ impl GaLore {
         sketch_columns(self.common.rank(), d).filter(|_| self.svd == Svd::Random)
     }
 
+    /// Tests whether processes hold parts of bases only, and may hold none.
+    fn is_basis_sharded(sides: &[Side], num_shards: [usize; 2]) -> bool {
+        sides.iter().any(|side| num_shards[side.index()] > 1)
+    }
+
     /// The basis of one side for each matrix.
     fn basis(&self, role: &'static str, p: &ParamSpec, side: Side) -> StateSpec {
         let lead = p.shape.len() - 2;
@@ -178,13 +189,25 @@ impl Algorithm for GaLore {
         steps == 0 || (steps + offset).is_multiple_of(gap)
     }
 
+    fn seen(&self) -> Option<usize> {
+        Some(PROJ_STEP)
+    }
+
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         Matrices::default().blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let sides = self.common.sides_of(p, blocks);
-        let mut states = self.common.states(p, sides);
+        let (mut states, lead) = (self.common.states(p, sides), p.shape.len() - 2);
+        states.push(StateSpec {
+            shape: p.shape[..lead].to_vec(),
+            dtype: p.dtype.arithmetic(),
+            sharding: (0..lead).map(DimSharding::LikeParam).collect(),
+            share: Share::Number,
+            on_host: false,
+            ..StateSpec::counter("proj_step")
+        });
         states
             .extend(sides.iter().zip(["proj", "proj_right"]).map(|(&side, role)| self.basis(role, p, side)));
         Ok(states)

@@ -3,7 +3,9 @@
 use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
-use super::{BASES, DECOMPOSE, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, SOURCE, STATISTIC, Svd, TAKE};
+use super::{
+    BASES, DECOMPOSE, FOUND, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, PROJ_STEP, SOURCE, STATISTIC, Svd, TAKE,
+};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, Finite};
@@ -20,7 +22,13 @@ const SKETCH_TAG: u32 = 2;
 
 impl GaLore {
     /// Appends the stages that compute new bases where they are due.
-    pub(super) fn refresh(&self, mut program: Program, sides: &[Side], from: Origin) -> Program {
+    pub(super) fn refresh(
+        &self,
+        mut program: Program,
+        sides: &[Side],
+        from: Origin,
+        is_told: bool,
+    ) -> Program {
         let bases = &BASES[..sides.len()];
         program = match from {
             Origin::Here => program.redistribute(bases[0], Target::Whole),
@@ -32,8 +40,11 @@ impl GaLore {
         if let [first, second] = *bases {
             program = program.beside(second, first);
         }
+        if is_told {
+            program = program.beside(FOUND, bases[0]);
+        }
         program = program.local(DECOMPOSE, "decompose").release(SOURCE);
-        for &basis in bases {
+        for &basis in bases.iter().chain(is_told.then_some(&FOUND)) {
             program = program.redistribute(basis, Target::Storage);
         }
         if self.rotate {
@@ -52,7 +63,7 @@ impl GaLore {
         let StageIo { units, buffers, .. } = io;
         let sources = buffers.get_mut(SOURCE)?;
         for unit in &*units {
-            if !unit.due {
+            if !unit.due || kernels::is_zero(&unit.grad) {
                 sources.flat(unit)?.clear()?;
             } else if sent {
                 let pair = ([unit.grad], [sources.matrix(unit)?]);
@@ -69,12 +80,22 @@ impl GaLore {
         Ok(())
     }
 
-    /// New bases of the matrices that this process takes; NaN where there is none.
+    /// New bases of the matrices that this process takes; NaN where there is none, as of a gradient without a direction.
     pub(super) fn decompose(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
         let from = self.from(sides, io.class.num_shards);
         let StageIo { units, buffers, class, .. } = io;
         for unit in units.iter().filter(|unit| unit.due) {
+            let nothing = match from {
+                Origin::Here => kernels::is_zero(&unit.grad),
+                Origin::Sums(_) | Origin::Sent => {
+                    kernels::is_zero(&buffers.get_mut(SOURCE)?.matrix(unit)?.view())
+                }
+            };
+            if nothing {
+                Self::set_none(unit, buffers, sides)?;
+                continue;
+            }
             let matrix = match from {
                 Origin::Here => unit.grad.tensor()?,
                 Origin::Sums(_) | Origin::Sent => buffers.get(SOURCE)?.read_tensor(unit)?,
@@ -88,25 +109,45 @@ impl GaLore {
             }
             drop(matrix);
             // One without the other is of no use.
-            let complete = found.iter().all(Option::is_some);
-            for (&buffer, new) in BASES.iter().zip(found) {
-                let mut out = buffers.get_mut(buffer)?.tensor(unit)?;
-                match new.filter(|_| complete) {
-                    Some(new) => out.f_copy_(&new)?,
-                    None => drop(out.f_fill_(f64::NAN)?),
-                }
-            }
-            if !complete {
+            let Some(found) = found.into_iter().collect::<Option<Vec<Tensor>>>() else {
+                Self::set_none(unit, buffers, sides)?;
                 self.warned.say(unit.param_index);
-            } else if let Finite::There(flag) = Finite::of(&flats(unit, buffers, &BASES[..sides.len()])?)? {
-                for &buffer in &BASES[..sides.len()] {
-                    let mut basis = buffers.get_mut(buffer)?.tensor(unit)?;
-                    let _ = basis.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
-                }
-                self.warned.ask(unit.param_index, &flag)?;
+                continue;
+            };
+            for (&buffer, new) in BASES.iter().zip(found) {
+                buffers.get_mut(buffer)?.tensor(unit)?.f_copy_(&new)?;
             }
+            self.keep_directions(unit, buffers, sides)?;
         }
         Ok(())
+    }
+
+    /// Says of a unit that it has no new bases.
+    fn set_none(unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, sides: &[Side]) -> Result<()> {
+        for &buffer in BASES[..sides.len()].iter().chain(&[FOUND]) {
+            let _ = buffers.get_mut(buffer)?.tensor(unit)?.f_fill_(f64::NAN)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps new bases that are finite and have a direction each.
+    fn keep_directions(&self, unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, sides: &[Side]) -> Result<()> {
+        let _ = buffers.get_mut(FOUND)?.tensor(unit)?.f_fill_(1.0)?;
+        let bases = &BASES[..sides.len()];
+        let Finite::There(is_finite) = Finite::of(&flats(unit, buffers, bases)?)? else {
+            let nothing = flats(unit, buffers, bases)?.iter().any(kernels::only_zeros);
+            return if nothing { Self::set_none(unit, buffers, sides) } else { Ok(()) };
+        };
+        let mut flag = is_finite.f_detach_copy()?;
+        for &basis in bases {
+            let largest = buffers.get(basis)?.read_tensor(unit)?.f_abs()?.f_amax([0, 1].as_slice(), false)?;
+            let _ = flag.f_logical_and_(&largest.f_ne(0.0)?)?;
+        }
+        for &buffer in bases.iter().chain(&[FOUND]) {
+            let mut new = buffers.get_mut(buffer)?.tensor(unit)?;
+            let _ = new.f_masked_fill_(&flag.f_logical_not()?, f64::NAN)?;
+        }
+        self.warned.ask(unit.param_index, &is_finite)
     }
 
     /// The basis of a side of a matrix of a unit, given the matrix or the sums that stand for it.
@@ -177,6 +218,10 @@ impl GaLore {
                     old.f_copy_(&new)?;
                 }
             }
+            let mut last = unit.state[PROJ_STEP].tensor()?;
+            if let Some(new) = has_new.choose(&last.f_zeros_like()?.f_fill_(unit.steps + 1.0)?, &last)? {
+                last.f_copy_(&new)?;
+            }
         }
         Ok(())
     }
@@ -187,7 +232,7 @@ impl GaLore {
             return Ok(Finite::Known(false));
         }
         let turned = if self.rotate { sides.len() } else { 0 };
-        Finite::of(&flats(unit, buffers, &[&BASES[..sides.len()], &OVERLAPS[..turned]].concat())?)
+        Finite::of(&flats(unit, buffers, &[&BASES[..sides.len()], &OVERLAPS[..turned], &[FOUND]].concat())?)
     }
 
     /// The moments of the units that are to be turned into new bases, turned, in the type of products. They are stored

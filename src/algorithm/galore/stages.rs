@@ -4,12 +4,13 @@ use tch::Tensor;
 
 use super::refresh::beside;
 use super::{BETA1, BETA2, EPSILON, GaLore, LOW, LOW_ALL, LR, PROJ, SCALE, WEIGHT_DECAY, WIDE};
+use crate::algorithm::low_rank::{gradient, in_products};
 use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
 use crate::program::BufferId;
 use crate::spec::{Hyper, Side, UnitShape};
-use crate::tensor::{Lent, MatrixViewMut};
+use crate::tensor::MatrixViewMut;
 
 impl GaLore {
     /// The buffer with the finished projected gradient.
@@ -28,17 +29,6 @@ impl GaLore {
         Ok(wide.flat(unit)?.into_matrix(0, [rows, cols], cols))
     }
 
-    /// The gradient in the type of products: itself, or its copy.
-    fn gradient<'s>(class: &UnitShape, unit: &'s UnitIo<'_>, wide: &'s mut BufferIo<'_>) -> Result<Lent<'s>> {
-        if unit.grad.dtype() == class.param.arithmetic() {
-            return unit.grad.tensor();
-        }
-        let mut wide = Self::wide(wide, unit)?;
-        let mut jobs = jobs([([unit.grad], [wide.reborrow()])]);
-        kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs)?;
-        wide.into_view().tensor()
-    }
-
     /// Projects the gradients, as far as they are stored here.
     pub(super) fn project(&self, io: &mut StageIo<'_>) -> Result<()> {
         self.warned.listen()?;
@@ -46,9 +36,10 @@ impl GaLore {
         let StageIo { units, buffers, class, .. } = io;
         let [low, wide] = buffers.several([LOW, WIDE])?;
         for unit in &*units {
-            let (out, grad) = (low.tensor(unit)?, Self::gradient(class, unit, wide)?);
+            let (out, grad) = (low.tensor(unit)?, gradient(class, unit, wide)?);
             let first = Self::basis_of(class, unit, 0)?;
             kernels::frozen(|| {
+                let grad = in_products(class, &grad)?;
                 let _ = match *sides {
                     [Side::Cols] => grad.f_mm_out(&out, &first)?,
                     [Side::Rows] => first.f_tr()?.f_mm_out(&out, &grad)?,

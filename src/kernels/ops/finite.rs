@@ -19,6 +19,12 @@ pub fn clear_without_basis(all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) -> Res
     all.iter_mut().filter(|(basis, _)| without(basis)).try_for_each(|(_, out)| out.clear())
 }
 
+/// Tests whether a matrix has only zeros, as far as the host is told: never on a device.
+#[must_use]
+pub fn is_zero(matrix: &MatrixView<'_>) -> bool {
+    matrix.device() == Device::Cpu && matrix.runs().all(|run| cpu::reduce::only_zeros(&run))
+}
+
 /// True if all elements are finite: as far as the host is told, or on a device as a number there.
 #[derive(Debug)]
 pub enum Finite {

@@ -11,9 +11,11 @@ constexpr int ROWS = 256;           // of a block
 constexpr int UNDER_WAY = 8;        // rows that a thread loads before it uses them
 constexpr int MOST_MATRICES = 128;  // of a launch
 
-// A column whose norm is at most this fraction of the largest one holds rounding noise only, as in
-// src/kernels/ops/columns.
-constexpr double DEAD = 2.4e-7;
+// Share of the norm of the matrix at which a column holds rounding noise only, as in src/kernels/ops/columns.
+__device__ __forceinline__ double dead_share(Type type) {
+    if (type == Type::bfloat16) return 0x1p-8;
+    return type == Type::float16 ? 0x1p-11 : 0x1p-19;
+}
 
 struct ColumnJob {
     void* x;          // [rows, cols]
@@ -117,18 +119,18 @@ __device__ __forceinline__ void column_squares(const ColumnJobs& jobs) {
     }
 }
 
-// The largest of the sums, NaN left out, for every thread of the block.
-__device__ __forceinline__ double largest_sum(const ColumnJob& job) {
+// The sum of the sums, NaN left out, for every thread of the block.
+__device__ __forceinline__ double total_sum(const ColumnJob& job) {
     __shared__ double warps[WARPS];
     const int thread = static_cast<int>(threadIdx.x);
-    double largest = 0;
-    for (int j = thread; j < job.cols; j += THREADS) largest = fmax(largest, in_global_memory(job.sums)[j]);
-    for (int lane = 16; lane > 0; lane /= 2)
-        largest = fmax(largest, __shfl_xor_sync(0xFFFFFFFF, largest, lane));
-    if (thread % 32 == 0) warps[thread / 32] = largest;
+    double total = 0;
+    for (int j = thread; j < job.cols; j += THREADS) total += fmax(0.0, in_global_memory(job.sums)[j]);
+    for (int lane = 16; lane > 0; lane /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, lane);
+    if (thread % 32 == 0) warps[thread / 32] = total;
     __syncthreads();
-    for (int w = 0; w < WARPS; ++w) largest = fmax(largest, warps[w]);
-    return largest;
+    total = 0;
+    for (int w = 0; w < WARPS; ++w) total += warps[w];
+    return total;
 }
 
 // q[:, j] = x[:, j] / (sqrt(sums[j]) + epsilon), scaled[:, j] = factor q[:, j]. A dead column keeps its q and
@@ -137,10 +139,10 @@ template <typename C>
 __device__ __forceinline__ void normalize_columns(const ColumnJobs& jobs) {
     const Patch patch(share_of(jobs, blockIdx.x));
     const ColumnJob& job = patch.job;
-    const double largest = sqrt(largest_sum(job));
+    const double noise = dead_share(job.type[0]) * fmax(sqrt(total_sum(job)), jobs.epsilon);
     if (!patch.has_column()) return;
     const double norm = sqrt(in_global_memory(job.sums)[patch.col]);
-    const bool is_dead = norm <= DEAD * largest;
+    const bool is_dead = norm <= noise;
     const C divisor = is_dead ? C(1) : static_cast<C>(norm + jobs.epsilon);
     const C factor = is_dead ? C(0) : static_cast<C>(jobs.factor * jobs.unit.value());
     const bool keeps = is_dead || patch.col < job.own[0] || patch.col >= job.own[1];

@@ -6,6 +6,7 @@
 
 constexpr int NUMBERS = 4 * THREADS * 4;  // of a block
 constexpr double GROWTH = 1.01;  // by how much the norm of an update may exceed that of the one before
+constexpr double NEGLIGIBLE = 3.4526698e-4;  // share at which a norm is no start: sqrt of float32's epsilon
 constexpr double TINY = 1e-8;
 
 struct NormalJob {
@@ -133,14 +134,13 @@ struct ChannelJob {
     double* norms;    // null, or the squared norms of N and R, which give all channels one factor
     double* squares;  // of N, one for each channel; or what blocks leave
     double* total;    // squared norm of the update
-    void* last;       // norm of the update before
+    void* last;       // norm of the last update that was not zero, 0 if there was none
     double* step;     // rate of this update
     double rate;      // the same before it is limited
     long long stride, grad_stride;
     int rows, cols;
     int channels;
     int pieces;  // blocks that leave sums
-    int fresh;   // whether there was no update before
     u32 end;
     Type type, grad_type, last_type;
 };
@@ -237,9 +237,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const double norm = sqrt(in_global_memory(job.total)[0]) * fabs(table.head.factor);
     const Run last = run_at(job.last, job.last_type, 0);
     double limiter = 1;
-    // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
-    const double growth = norm / (load<double>(last, 0) + TINY);
-    if (!job.fresh && !(growth < GROWTH)) limiter = growth / GROWTH;  // NaN is not less
+    // The first update that is not zero starts, and one beside which the last is negligible. A gradient of zero
+    // says nothing of the next one.
+    const double before = load<double>(last, 0), growth = norm / (before + TINY);
+    const bool starts = before <= NEGLIGIBLE * norm;
+    if (!starts && !(growth < GROWTH)) limiter = growth / GROWTH;  // NaN is not less
     if (norm != 0) store(last, 0, norm / limiter);
     in_global_memory(job.step)[0] = job.rate * table.head.unit.value() / limiter * table.head.factor;
 }

@@ -74,7 +74,6 @@ struct ChannelJob {
     cols: i32,
     channels: i32,
     pieces: i32,
-    fresh: i32,
     end: u32,
     kind: u8,
     grad_kind: u8,
@@ -96,7 +95,7 @@ struct ChannelOf {
 const _: () = {
     assert!(size_of::<NormalJob>() == 48 && size_of::<SignJob>() == 48);
     assert!(size_of::<GuardJob>() == 48);
-    assert!(size_of::<ChannelJob>() == 120 && size_of::<ChannelOf>() == 48);
+    assert!(size_of::<ChannelJob>() == 112 && size_of::<ChannelOf>() == 48);
 };
 
 impl Job for NormalJob {
@@ -251,7 +250,6 @@ pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> 
             last_kind: number_of(one.last.dtype()),
             step: steps.part(i, 1).device_address()?,
             rate: one.rate,
-            fresh: i32::from(one.fresh),
             ..job_of(&one.channels, &one.grad, Some(&one.param.view()))?
         };
         Ok((job, blocks_of(one.param.shape()[0], one.param.shape()[1])))

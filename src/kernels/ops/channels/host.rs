@@ -1,6 +1,6 @@
 //! Updates whose rows or columns ("channels") have factors of their own.
 
-use super::{ChannelStep, Channels, GROWTH, Limited, Projected, TINY};
+use super::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
 use crate::kernels::cpu::TILE;
 use crate::kernels::cpu::convert::{self, Real};
 use crate::kernels::cpu::reduce::{set_values, values};
@@ -150,10 +150,10 @@ pub(in crate::kernels) fn ratios(grad_factor: f64, one: &mut Projected<'_>) {
 pub(in crate::kernels) fn limited_step(step: &ChannelStep, one: &mut Limited<'_>) {
     let norm = one.total.numbers()[0].sqrt() * step.grad_factor.abs();
     let last = values(&one.last.view())[0];
-    // Nothing is compared with at first, and a gradient of zero says nothing of the next one.
-    // What is not a number is not less.
+    // The first update that is not zero starts, whatever the number of the step; so does one beside which the last is
+    // negligible. A gradient of zero says nothing of the next one. What is not a number is not less.
     let growth = norm / (last + TINY);
-    let limiter = if one.fresh || growth < GROWTH { 1.0 } else { growth / GROWTH };
+    let limiter = if last <= NEGLIGIBLE * norm || growth < GROWTH { 1.0 } else { growth / GROWTH };
     if norm != 0.0 {
         set_values(&[norm / limiter], one.last.reborrow());
     }

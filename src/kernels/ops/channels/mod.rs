@@ -12,6 +12,9 @@ use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixView
 
 /// By how much the norm of an update may exceed that of the one before.
 pub(in crate::kernels) const GROWTH: f64 = 1.01;
+/// Share of the norm of an update at which the one before is nothing to compare with: √ε of float32. Updates are Adam's,
+/// which differ by a factor of some tens at most unless the gradients before were zero or far below Adam's epsilon.
+pub(in crate::kernels) const NEGLIGIBLE: f64 = 3.452_669_8e-4;
 /// Added to norms that are divided by.
 pub(in crate::kernels) const TINY: f64 = 1e-8;
 
@@ -48,7 +51,8 @@ pub struct ChannelStep {
     pub late: bool,
 }
 
-/// A matrix that takes a step `x ← x - rate·γ·f·g`, whose norm grows by 1 % at most.
+/// A matrix that takes a step `x ← x - rate·γ·f·g`, whose norm grows by 1 % at most, unless the one before is
+/// [`NEGLIGIBLE`] beside it.
 #[derive(Debug)]
 pub struct Limited<'a> {
     /// f.
@@ -59,12 +63,10 @@ pub struct Limited<'a> {
     pub grad: MatrixView<'a>,
     /// The squared norm of f·g, in float64.
     pub total: FlatView<'a>,
-    /// The norm of the update before, which becomes that of this one.
+    /// The norm of the last update that was not zero, 0 if there was none; becomes that of this one.
     pub last: FlatViewMut<'a>,
     /// The rate, unless that is too much.
     pub rate: f64,
-    /// True if there was no update before.
-    pub fresh: bool,
 }
 
 /// The squared norms of the channels of R, into their factors.

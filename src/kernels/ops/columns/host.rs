@@ -5,9 +5,15 @@ use std::ops::Range;
 use crate::kernels::cpu::Real;
 use crate::tensor::{DType, Element, FlatView, FlatViewMut, MatrixViewMut};
 
-/// A column whose norm is at most this fraction of the largest one holds rounding noise only: two units in the
-/// last place of float32.
-const DEAD: f64 = 2.4e-7;
+/// Share of the norm of the matrix at which a column holds rounding noise only: products that miss it leave up to eleven
+/// units in the last place of float32, and half a unit of bfloat16 where that is what they are stored in.
+fn dead_share(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2.0_f64.powi(-8),
+        DType::F16 => 2.0_f64.powi(-11),
+        _ => 2.0_f64.powi(-19),
+    }
+}
 
 /// See [`crate::kernels::squares_and_scaled`].
 pub(in crate::kernels) fn squares_and_scaled(
@@ -75,13 +81,14 @@ pub(in crate::kernels) fn normalize_columns(
     scaled: &mut FlatViewMut<'_>,
 ) {
     let sums = sums.slice::<f64>();
-    let largest = sums.iter().fold(0.0_f64, |a, &b| a.max(b)).sqrt();
+    let norm = sums.iter().filter(|s| !s.is_nan()).sum::<f64>().sqrt();
+    let noise = dead_share(x.dtype()) * norm.max(epsilon);
     let divisors: Vec<Option<f64>> = sums
         .iter()
         .map(|s| {
             let norm = s.sqrt();
             // A NaN is not dead: it has to show.
-            (norm.is_nan() || norm > DEAD * largest).then_some(norm + epsilon)
+            (norm.is_nan() || norm > noise).then_some(norm + epsilon)
         })
         .collect();
     let (mut q, mut scaled) = (q.reborrow(), scaled.reborrow());

@@ -282,7 +282,6 @@ fn channels_have_factors_by_which_a_parameter_moves() {
             total: total.view(),
             last: last.view_mut(),
             rate: 0.25,
-            fresh: true,
         };
         let step = ChannelStep { grad_factor: -0.5, decay: 0.25, cautious: false, late: false };
         channel_steps(&step, &mut [one]).unwrap();
