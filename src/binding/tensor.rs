@@ -122,7 +122,8 @@ impl Known {
             }
             // SAFETY: the same object as when it was bound, which is kept alive: a dict.
             let own = unsafe { Borrowed::from_ptr(state.py(), own) };
-            // SAFETY: as above.
+            // SAFETY: the same object as when it was bound, which was a dict: `own` borrows it while it is kept
+            // alive.
             let own = unsafe { own.cast_unchecked::<PyDict>() };
             let mut left = count;
             let same = each_entry(&own, |key, value| {

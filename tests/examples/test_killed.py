@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,24 +65,26 @@ class Script:
         Raises:
             AssertionError: if it ends with an error, or hangs.
         """
-        log = self.folder / "log.txt"
+        log, token = self.folder / "log.txt", f"OXIDION_RUN={uuid.uuid4()}"
         with (
             log.open("a") as out,
             subprocess.Popen(
                 self.command(),
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # a group of processes that is killed as one
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | dict([token.split("=")]),
             ) as process,
         ):
             try:
                 status = process.wait(kill_after or PATIENCE)
             except subprocess.TimeoutExpired:
-                kill_all(process.pid)
-                process.wait()
-                assert kill_after, f"it hangs: {log.read_text()[-4000:]}"
-                return False
+                status = None
+            finally:
+                kill_all(token)
+        assert not alive(token)
+        if status is None:
+            assert kill_after, f"it hangs: {log.read_text()[-4000:]}"
+            return False
         assert status == 0, f"{self.steps()}\n{log.read_text()[-4000:]}"
         return True
 
@@ -95,12 +98,22 @@ class Script:
         return told
 
 
-def kill_all(session: int) -> None:
-    """SIGKILL to every process of a session: torchrun puts its processes into groups of their own."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            if os.getsid(int(path.name)) == session:
-                os.kill(int(path.name), signal.SIGKILL)
+def alive(token: str) -> list[int]:
+    """Processes with this word in their environment: torchrun puts each rank into a session of its own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended meanwhile, or is not ours
+            if token.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def kill_all(token: str) -> None:
+    """SIGKILL to every process of a run, ranks that torchrun has started too, until none is left."""
+    while left := alive(token):
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def broken_run_equals_a_whole_one(folder: Path, name: str, processes: int, kills: int, seed: int) -> int:
