@@ -31,7 +31,7 @@ pub use verify::{Footprints, verify};
 
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Placement, Reduction, ShardingAxes, local_shape};
+use crate::layout::{Layout, Placement, ShardingAxes, local_shape};
 use crate::spec::options::BFLOAT16_PRODUCTS;
 use crate::spec::{Block, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
