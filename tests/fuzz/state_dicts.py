@@ -46,7 +46,7 @@ def tensors(draw: Draw, like: Any) -> Any:
     ]
     shape = draw.choice([(), (0,), (1,), (3,), (2, 3), (7, 1, 2)])
     made = torch.ones(shape).to(draw.choice(kinds))
-    if not isinstance(like, Tensor):
+    if not isinstance(like, Tensor) or like.is_meta or like.is_sparse:
         return made
     forms = [
         lambda: made,
