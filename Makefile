@@ -9,14 +9,17 @@
 #   MARKERS="not slow"  with `test`: which tests pytest selects
 #   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
 #   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
+#   CASES=2000 SEED=0   with `fuzz`: how many random cases, and which
 #   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
-#   ARGS=...            with `demo`, `demo-dist`, `test`, `miri` and `bench`: more arguments for the script, for pytest or for cargo
+#   ARGS=...            with `demo`, `demo-dist`, `test`, `fuzz`, `miri` and `bench`: more arguments for the script, for pytest or for cargo
 
 PYTHON ?= python3
 TORCH ?= 2.11
 MARKERS ?= not slow
 JOBS ?= 2
+CASES ?= 2000
+SEED ?= 0
 PEERS ?= .cache/peers
 ARGS ?=
 GUARD ?=
@@ -53,7 +56,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint test test-all test-equipment test-torch test-cuda miri bench bench-cuda bench-quick docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-all test-equipment test-torch test-cuda miri bench bench-cuda bench-quick docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -95,6 +98,13 @@ miri: ## Run the rooms of the core that need no libtorch under Miri, which finds
 	$(call MIRI,-Zmiri-strict-provenance) $(ARGS)
 	$(call MIRI,-Zmiri-strict-provenance -Zmiri-many-seeds=0..4 -Zmiri-preemption-rate=0.003) --test threads
 	$(call MIRI,-Zmiri-tree-borrows -Zmiri-permissive-provenance -Zmiri-ignore-leaks) --features rayon --test threads
+
+deny: ## Check licences, sources, duplicates and published advisories of the crates by cargo-deny, which fetches the advisories
+	@cargo deny --version >/dev/null 2>&1 || { echo "error: no cargo-deny 0.16 or newer; cargo install cargo-deny --locked" >&2; exit 1; }
+	cargo deny check --config .ci/deny.toml
+
+fuzz: $(BUILT) ## Run random cases of steps, layouts, state dicts, plans and the command line in child processes: CASES=2000 SEED=0
+	PYTHONPATH=tests python -m fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS) $(ARGS)
 
 test-all: build $(SHIM_OF_TESTS) ## Run every test, with the extension as it is shipped and the core as a debug build (at night)
 	env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test --no-default-features --features cuda,internals

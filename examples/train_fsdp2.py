@@ -2,7 +2,7 @@ r"""Trains the small GPT of ``gpt.py`` on several processes, sharded with FSDP2 
 
     torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --compare
     torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh dp=2,fs=2 --rank-fraction 0.25 \
-        --compressed on --checkpoint runs/fsdp2 --stop-at 60
+        --compressed on --checkpoint runs/fsdp2 --save-every 20 --stop-at 60
     torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py --mesh fs=2 --rank-fraction 0.25 \
         --resume runs/fsdp2
     python examples/train_fsdp2.py
@@ -11,6 +11,9 @@ The mesh has three axes. Along ``dp`` processes hold copies, along ``fs`` they s
 (``fully_shard``), and each trains on its part of the batch. Along ``tp`` they split the heads and the MLP of
 every block (``parallelize_module``) and see the same data. The losses are those of one process, but for the
 order of sums: training magnifies what that rounds off, and ``--dtype float64`` shows that it is no more.
+
+A checkpoint is a folder of its own, ``runs/fsdp2/step-00000060``, which has this name only once it is whole:
+``--resume runs/fsdp2`` goes on from the newest, whenever the run was killed.
 
 With ``--compressed on`` the optimizer averages over ``dp``: of a low-rank Dion only the two thin factors.
 With ``off`` FSDP averages the gradients. Without torchrun nothing is sharded and nothing communicates.
@@ -24,8 +27,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +133,16 @@ class Training:
             mean /= dist.get_world_size()
         self.losses.append(mean.item())
 
-    def save(self, folder: Path) -> None:
-        """Writes a checkpoint that ``load`` takes on any mesh; all processes call it."""
+    def save(self, root: Path, keep: int) -> None:
+        """Writes a checkpoint that ``load`` takes on any mesh; all processes call it.
+
+        Args:
+            root: folder of all checkpoints of the run.
+            keep: how many of the newest stay.
+        """
         self.optimizer.synchronize_for_checkpoint()
-        dcp.save(self._state(), checkpoint_id=folder, no_dist=not dist.is_initialized())
+        with oxidion.checkpoint.whole_folder(root, len(self.losses), keep=keep) as folder:
+            dcp.save(self._state(), checkpoint_id=folder, no_dist=not dist.is_initialized())
 
     def load(self, folder: Path) -> None:
         """Continues from a checkpoint of the same settings, written on any mesh; all processes call it.
@@ -164,15 +174,54 @@ class Training:
         }
         return {"model": model, "optimizer": optimizer, "record": json.dumps(record)}
 
-    def run(self, stop_at: int, label: str | None) -> float:
-        """Trains until ``stop_at`` steps are done; prints losses after ``label``; returns the seconds."""
+    def run(
+        self, stop_at: int, label: str | None, save: Callable[[], None] | None = None, save_every: int = 0
+    ) -> float:
+        """Trains until ``stop_at`` steps are done; prints losses after ``label``; returns the seconds.
+
+        Args:
+            stop_at: number of steps, counted from the start of the run.
+            label: what a printed line begins with; None prints nothing.
+            save: writes a checkpoint, at the end and every ``save_every`` steps.
+            save_every: steps between two checkpoints; 0 writes one at the end only.
+        """
         began = time.perf_counter()
         while len(self.losses) < stop_at:
             self.step()
             done = len(self.losses)
+            if save is not None and (done == stop_at or (save_every and done % save_every == 0)):
+                save()
             if label is not None and (done % max(1, self.settings.steps // 10) == 0 or done == stop_at):
                 print(f"{label}: step {done:4d}, loss {self.losses[-1]:.4f}", flush=True)
         return time.perf_counter() - began
+
+
+def found_checkpoint(folder: Path) -> Path:
+    """The newest whole checkpoint of a run's folder; the folder itself if it is a checkpoint.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    if (folder / ".metadata").is_file():
+        return folder
+    newest = oxidion.checkpoint.latest_folder(folder)
+    if newest is None:
+        raise ValueError(f"{folder} has no whole checkpoint: start without --resume")
+    return newest
+
+
+def refuse_later_checkpoints(root: Path, step: int) -> None:
+    """Refuses to write where another run has come further: its checkpoint would be taken for the newest.
+
+    Raises:
+        ValueError: with both steps.
+    """
+    newest = oxidion.checkpoint.latest_folder(root)
+    if newest is not None and int(newest.name.removeprefix("step-")) > step:
+        raise ValueError(
+            f"--checkpoint: {root} has {newest.name}, and this run starts at step {step}: --resume {root}, "
+            "or name another folder"
+        )
 
 
 def mesh_sizes(text: str) -> dict[str, int]:
@@ -207,9 +256,11 @@ def build_parser() -> argparse.ArgumentParser:
         ("--corpus-mb", float, 8.0, "size cap on the text"),
         ("--dtype", tuple(DTYPES), "float32", "parameters"),
         ("--device", ("cpu", "cuda"), "cpu", "gloo or NCCL"),
-        ("--checkpoint", Path, None, "folder to write a checkpoint to at the end"),
+        ("--checkpoint", Path, None, "folder of the run's checkpoints; one is written at the end"),
+        ("--save-every", int, 0, "and every so many steps"),
+        ("--keep", int, 2, "newest checkpoints that stay"),
         ("--stop-at", int, None, "stop after this step and leave the rest to --resume"),
-        ("--resume", Path, None, "folder of a checkpoint to continue from, written on any mesh"),
+        ("--resume", Path, None, "that folder, or one checkpoint in it, to continue from on any mesh"),
         ("--json", Path, None, "file for settings, losses and times"),
         ("--tolerance", float, math.inf, "--compare fails where losses are further apart"),
     ]
@@ -223,9 +274,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespace, world: int) -> Settings:
     """The settings; leaves through ``parser.error`` where the options contradict each other."""
-    for name in ("steps", "batch", "stop_at"):
+    for name in ("steps", "batch", "stop_at", "keep"):
         if (number := vars(options)[name]) is not None and number < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {number}")
+    if options.save_every < 0:
+        parser.error(f"--save-every must be at least 0, got {options.save_every}")
+    if options.save_every and not options.checkpoint:
+        parser.error("--save-every needs --checkpoint FOLDER")
     if options.resume and not options.resume.is_dir():
         parser.error(f"--resume: no such folder: {options.resume}")
     options.mesh = options.mesh or dict.fromkeys(AXES, 1) | {"fs": world}
@@ -264,16 +319,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         corpus = load_corpus(round(options.corpus_mb * 1e6))
         training = Training(settings, corpus, mesh, options.device, options.compressed == "on")
         if options.resume is not None:
-            training.load(options.resume)
+            training.load(found_checkpoint(options.resume))
+        if options.checkpoint is not None:
+            refuse_later_checkpoints(options.checkpoint, len(training.losses))
     except ValueError as error:
         parser.error(str(error))
 
     report: dict[str, Any] = {"mesh": options.mesh, "compressed": options.compressed, **asdict(settings)}
     report["first_step"] = len(training.losses)
-    report["seconds"] = training.run(stop_at, name if rank == 0 else None)
+    save = partial(training.save, options.checkpoint, options.keep) if options.checkpoint else None
+    report["seconds"] = training.run(stop_at, name if rank == 0 else None, save, options.save_every)
     report["losses"] = training.losses
-    if options.checkpoint is not None:
-        training.save(options.checkpoint)
     if mesh is not None:
         dist.barrier()
         dist.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 import zipfile
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import oxidion
 from corpus import VOCABULARY, Corpus, Windows
 from gpt import GPT, GPTShape
 from recipes import Settings, build_optimizer, build_scheduler
@@ -160,22 +160,18 @@ class Training:
         return time.perf_counter()
 
     def save(self, path: Path) -> None:
-        """Writes a checkpoint; an interrupted write leaves the file that was there before."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        torch.save(
-            {
-                "settings": asdict(self.settings),
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
-                "step": self.step,
-                "data_position": self.windows.position,
-                "record": asdict(self.record),
-            },
-            part,
-        )
-        os.replace(part, path)
+        """Writes a checkpoint; a run that is killed meanwhile leaves the file that was there before."""
+        state = {
+            "settings": asdict(self.settings),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "step": self.step,
+            "data_position": self.windows.position,
+            "record": asdict(self.record),
+        }
+        with oxidion.checkpoint.whole_file(path) as file:
+            torch.save(state, file)
 
     def load(self, path: Path) -> None:
         """Continues from a checkpoint: the steps that follow are those of the run that wrote it.

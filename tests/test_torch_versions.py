@@ -145,7 +145,9 @@ def test_library_is_compiled_once_and_kept(choose: Choose, fake_compiler: str, t
     assert made.path.parent == folder
     assert torch.__version__ in folder.name
     assert TABLE["abi"] in folder.name
-    assert {path.name for path in folder.iterdir()} == {compiler.NAME, "lock"}
+    assert {path.name for path in folder.iterdir()} == {compiler.NAME, f"{compiler.NAME}.sha256", "lock"}
+    for private in (folder, folder.parent, folder.parent.parent):
+        assert private.stat().st_mode & 0o777 == 0o700
 
 
 def test_processes_that_start_together_compile_once_and_step(fake_compiler: str, tmp_path: Path) -> None:
@@ -172,6 +174,44 @@ def test_processes_that_start_together_compile_once_and_step(fake_compiler: str,
 @pytest.mark.filterwarnings("ignore:oxidion compiles")
 def test_library_that_a_real_compiler_makes_is_accepted(choose: Choose) -> None:
     assert not choose().shipped
+
+
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+@pytest.mark.parametrize("place", [".", "..", "../.."])
+def test_library_in_a_folder_that_others_may_write_to_is_refused_with_the_way_out(
+    choose: Choose, fake_compiler: str, place: str
+) -> None:
+    folder = (choose(CXX=fake_compiler).path.parent / place).resolve()
+    folder.chmod(0o775)
+    with pytest.raises(
+        ImportError, match=rf"mode 0775 .*chmod 700 {re.escape(str(folder))}.*set OXIDION_CACHE"
+    ):
+        choose(CXX="no-such-compiler")
+    with pytest.raises(ImportError, match=r"mode 0775 "):
+        choose(CXX=fake_compiler)
+    folder.chmod(0o755)
+    assert not choose(CXX="no-such-compiler").shipped
+
+
+@pytest.mark.filterwarnings("ignore:oxidion compiles")
+@pytest.mark.parametrize("change", ["content", "digest", "mode"])
+def test_library_that_is_not_what_was_kept_is_compiled_anew(
+    choose: Choose, fake_compiler: str, tmp_path: Path, change: str
+) -> None:
+    library = choose(CXX=fake_compiler).path
+    whole = library.read_bytes()
+    if change == "content":
+        library.unlink()  # the library is open in this process, and its memory is that of the file
+        library.write_bytes(whole + b"\0")
+    elif change == "digest":
+        library.with_name(f"{library.name}.sha256").unlink()
+    else:
+        library.chmod(0o777)
+    with pytest.raises(ImportError, match="no C\\+\\+ compiler"):
+        choose(CXX="no-such-compiler")
+    assert choose(CXX=fake_compiler).path == library
+    assert library.read_bytes() == whole
+    assert (tmp_path / "calls").read_text().split() == ["called"] * 2
 
 
 @pytest.mark.filterwarnings("ignore:oxidion compiles")

@@ -301,3 +301,9 @@ fn whole_matrices(p: &ParamSpec) -> Vec<Block> {
 fn flops(operations: usize) -> f64 {
     operations as f64
 }
+
+/// The same of products of three sides, which an integer of 64 bits may not hold.
+#[allow(clippy::cast_precision_loss)] // printed with three digits
+fn wide_flops(operations: u128) -> f64 {
+    operations as f64
+}

@@ -3,10 +3,10 @@
 
 use tch::Tensor;
 
-use super::flops;
 use super::lr_scale::LrScale;
 use super::neuron::Neuron;
 use super::stage::{StageIo, UnitIo, jobs, record};
+use super::{flops, wide_flops};
 use crate::error::Result;
 use crate::kernels::{self, Momentum, MomentumSquares};
 use crate::linalg::orthogonality::orthogonality_error;
@@ -178,7 +178,7 @@ impl Orthonormal {
         let dtype = self.product(p.dtype);
         let whole = |b: &Block| {
             let [rows, cols] = size(b);
-            flops(self.orthonormalizer.flops(rows, cols, dtype))
+            wide_flops(self.orthonormalizer.flops(rows, cols, dtype))
         };
         let whole_flops: f64 = blocks.iter().map(whole).sum();
         Description {

@@ -215,7 +215,7 @@ impl Orthonormalizer {
 
     /// Floating-point operations for one matrix, full products; 0 for a user's function.
     #[must_use]
-    pub fn flops(&self, rows: usize, cols: usize, dtype: DType) -> usize {
+    pub fn flops(&self, rows: usize, cols: usize, dtype: DType) -> u128 {
         match (&self.0, self.gram_restarts(rows, cols, dtype)) {
             (Kind::Iteration { polynomial, .. }, None) => standard_flops(polynomial, rows, cols),
             (Kind::Iteration { polynomial, .. }, Some(found)) => gram_flops(polynomial, &found, rows, cols),
@@ -242,22 +242,22 @@ fn work(polynomial: &Polynomial, restarts: Option<&[usize]>, rows: usize, cols: 
 }
 
 /// Operations before the first step.
-fn preconditioner_flops(polynomial: &Polynomial, short: usize, long: usize) -> usize {
+fn preconditioner_flops(polynomial: &Polynomial, short: u128, long: u128) -> u128 {
     // What the Schatten norm needs are products of the first step.
     if polynomial.preconditioner == Preconditioner::Aol { 2 * short * short * long } else { 0 }
 }
 
 /// A step is two products with the matrix and one of Gram matrices.
-fn standard_flops(polynomial: &Polynomial, rows: usize, cols: usize) -> usize {
-    let (k, n) = (rows.min(cols), rows.max(cols));
-    preconditioner_flops(polynomial, k, n) + polynomial.rows.len() * k * k * (4 * n + 2 * k)
+fn standard_flops(polynomial: &Polynomial, rows: usize, cols: usize) -> u128 {
+    let (k, n) = (rows.min(cols) as u128, rows.max(cols) as u128);
+    preconditioner_flops(polynomial, k, n) + polynomial.rows.len() as u128 * k * k * (4 * n + 2 * k)
 }
 
 /// Every start is two products with the matrix; a step is one of Gram matrices, two more where another step follows
 /// without a restart, and one more where one went before.
-fn gram_flops(polynomial: &Polynomial, restarts: &[usize], rows: usize, cols: usize) -> usize {
-    let (k, n) = (rows.min(cols), rows.max(cols));
-    let (steps, starts) = (polynomial.rows.len(), restarts.len() + 1);
+fn gram_flops(polynomial: &Polynomial, restarts: &[usize], rows: usize, cols: usize) -> u128 {
+    let (k, n) = (rows.min(cols) as u128, rows.max(cols) as u128);
+    let (steps, starts) = (polynomial.rows.len() as u128, restarts.len() as u128 + 1);
     let inner = steps.saturating_sub(starts);
     preconditioner_flops(polynomial, k, n) + k * k * (4 * n * starts + 2 * k * (steps + 3 * inner))
 }

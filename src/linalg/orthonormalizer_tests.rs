@@ -100,11 +100,11 @@ fn auto_takes_the_gram_form_for_long_matrices() {
     let [auto, standard, gram] = [Form::Auto, Form::Standard, Form::Gram].map(of);
     // k = 1024, n = 4096: five steps of (4 n + 2 k) k²; one, two or three starts of 4 n k² with five squares and three
     // products more for each of the five steps that is no start.
-    let k = 1024;
-    assert_eq!(standard.flops(k, 4 * k, DType::F32), 5 * k * k * (16 * k + 2 * k));
-    assert_eq!(gram.flops(4 * k, k, DType::F64), k * k * (16 * k + 2 * (5 + 3 * 4) * k));
-    assert_eq!(gram.flops(4 * k, k, DType::F32), k * k * (2 * 16 * k + 2 * (5 + 3 * 3) * k));
-    assert_eq!(gram.flops(4 * k, k, DType::BF16), k * k * (3 * 16 * k + 2 * (5 + 3 * 2) * k));
+    let (short, k) = (1024_usize, 1024_u128);
+    assert_eq!(standard.flops(short, 4 * short, DType::F32), 5 * k * k * (16 * k + 2 * k));
+    assert_eq!(gram.flops(4 * short, short, DType::F64), k * k * (16 * k + 2 * (5 + 3 * 4) * k));
+    assert_eq!(gram.flops(4 * short, short, DType::F32), k * k * (2 * 16 * k + 2 * (5 + 3 * 3) * k));
+    assert_eq!(gram.flops(4 * short, short, DType::BF16), k * k * (3 * 16 * k + 2 * (5 + 3 * 2) * k));
     for (rows, cols, dtype, expected) in [
         (1024, 4096, DType::F32, &gram),
         (4096, 1024, DType::F64, &gram),

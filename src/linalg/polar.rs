@@ -65,7 +65,7 @@ fn there(x_bmn: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
 /// Floating-point operations for one `m x n` matrix: about `4 m n k + 22 k³` for the decomposition with both factors
 /// and `2 m n k` for their product.
 #[must_use]
-pub fn flops(m: usize, n: usize) -> usize {
-    let k = m.min(n);
+pub fn flops(m: usize, n: usize) -> u128 {
+    let (m, n, k) = (m as u128, n as u128, m.min(n) as u128);
     6 * m * n * k + 22 * k * k * k
 }

@@ -31,9 +31,9 @@ pub use verify::{Footprints, verify};
 
 use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Placement, Reduction, ShardingAxes, local_shape};
+use crate::layout::{Layout, Placement, ShardingAxes, local_shape};
 use crate::spec::options::BFLOAT16_PRODUCTS;
-use crate::spec::{Block, OptionValue, Options, ParamSpec, StateSpec};
+use crate::spec::{Block, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
 
 /// Facts about a group that the plan needs.
@@ -101,6 +101,7 @@ impl Plan {
     /// `Error::Value` for settings or shapes that an algorithm refuses, `Error::Layout` for shardings that it cannot
     /// work on.
     pub fn build(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Self> {
+        check_sizes(&inputs)?;
         let mut names: Vec<(usize, String)> = Vec::new();
         let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
         let mut params = Vec::with_capacity(inputs.len());
@@ -199,6 +200,22 @@ fn turn(
     let turned = ParamSpec { transposed: Some(!spec.oriented(blocks.iter().copied())), ..spec.clone() };
     if !fits(spec)? && fits(&turned)? {
         *spec = turned;
+    }
+    Ok(())
+}
+
+/// Refuses parameters so large that numbers of their elements or bytes would overflow, alone or together.
+fn check_sizes(inputs: &[ParamInput]) -> Result<()> {
+    let mut total = 0;
+    for input in inputs {
+        total += input.spec.checked_extent()?;
+        if total > MOST_ELEMENTS {
+            return Err(Error::Value(format!(
+                "the parameters of an optimizer must have at most 2^47 elements together, got more up to {} of shape {:?}: \
+                 use several optimizers",
+                input.spec.name, input.spec.shape
+            )));
+        }
     }
     Ok(())
 }

@@ -20,6 +20,21 @@ pub struct Matrices {
     pub split_dim: usize,
 }
 
+/// The most matrices that a parameter may be read as: each is an entry of the plan.
+const MOST_MATRICES: usize = 1 << 24;
+
+/// Refuses to read a parameter as more matrices than a plan can hold.
+fn check_count(p: &ParamSpec, count: usize) -> Result<()> {
+    if count <= MOST_MATRICES {
+        return Ok(());
+    }
+    Err(Error::Value(format!(
+        "{}: a parameter must be read as at most {MOST_MATRICES} matrices, got {count} of shape {:?}: pass flatten=True, or put \
+         it in a group with algorithm='adamw'",
+        p.name, p.shape
+    )))
+}
+
 impl Matrices {
     /// Reads the rule from the options of a group.
     ///
@@ -102,11 +117,13 @@ impl Matrices {
                         p.name, self.split_dim, self.num_heads
                     )));
                 }
+                check_count(p, self.num_heads)?;
                 vec![size / self.num_heads; self.num_heads]
             } else {
                 self.split_sizes.clone()
             };
-            if sizes.iter().sum::<usize>() != size {
+            let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
+            if sum != Some(size) {
                 return Err(Error::Value(format!(
                     "{}: split_sizes must sum to dimension {}, got {sizes:?} and shape {shape:?}",
                     p.name, self.split_dim
@@ -126,6 +143,7 @@ impl Matrices {
                 .collect());
         }
         let count = shape[..shape.len() - 2].iter().product::<usize>();
+        check_count(p, count)?;
         Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect())
     }
 

@@ -1,7 +1,12 @@
 //! Parameters: their shapes, and their descriptions for users.
 
 use super::Block;
+use crate::error::{Error, Result};
 use crate::tensor::DType;
+
+/// The most elements that a parameter may have, and all of a plan together. Bytes of any buffer, of all of them, and
+/// products of two sides of a matrix with a handful of them then fit 64 bits.
+pub const MOST_ELEMENTS: usize = 1 << 47;
 
 /// One parameter as the optimizer sees it, with its global shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +29,21 @@ impl ParamSpec {
     #[must_use]
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Number of elements if no dimension were empty: no product of some of the sizes is larger.
+    ///
+    /// # Errors
+    /// `Error::Value` above [`MOST_ELEMENTS`].
+    pub fn checked_extent(&self) -> Result<usize> {
+        let extent = self.shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
+        extent.filter(|&extent| extent <= MOST_ELEMENTS).ok_or_else(|| {
+            Error::Value(format!(
+                "{}: the sizes of a parameter must have a product of at most 2^47, an empty one counted as 1, got shape \
+                 {:?}: split it into several parameters",
+                self.name, self.shape
+            ))
+        })
     }
 
     /// Tests whether a low-rank algorithm works on the transposes of these blocks: one answer for all, so that they

@@ -45,7 +45,8 @@ pub struct FlatPtr {
 // SAFETY: an address and a length. What reads or writes there is a view, and `view` and `view_mut` say who may have one:
 // a `FlatView` is shared like a slice of numbers, a `FlatViewMut` is handed on like an exclusive one.
 unsafe impl Send for FlatPtr {}
-// SAFETY: as above.
+// SAFETY: an address and a length: who shares one can read and write nothing by it but through `view` and `view_mut`,
+// which say who may.
 unsafe impl Sync for FlatPtr {}
 
 impl FlatPtr {

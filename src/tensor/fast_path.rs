@@ -51,7 +51,7 @@ pub struct Watch {
 
 // SAFETY: the object is counted across threads; what is written to it is written by the thread that takes the step.
 unsafe impl Send for Watch {}
-// SAFETY: as above.
+// SAFETY: the object is counted across threads; a thread that shares this reads it alone.
 unsafe impl Sync for Watch {}
 
 /// The gradient of a watched tensor.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -70,8 +71,9 @@ def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[s
     libraries = [str(Emulated(source, folder / source).path) for source in sources]
     for source in sources:
         if EMULATED_ARCHITECTURE in ARCHITECTURES[source]:
-            name = f"{key(source, EMULATED_ARCHITECTURE)}.cubin"
-            (cache / name).write_bytes(compiled(source, EMULATED_ARCHITECTURE).code)
+            name, code = key(source, EMULATED_ARCHITECTURE), compiled(source, EMULATED_ARCHITECTURE).code
+            digest = hashlib.sha256(name.encode() + code).digest()
+            (cache / f"{name}.cubin").write_bytes(code + digest)
     paths = [str(driver), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         **os.environ,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -260,3 +261,21 @@ def orthonormal_of_the_reference(algorithm: str) -> list[float]:
             errors.append(float((jobs.whole(optimizer.state[param][name]) - value).norm() / value.norm()))
         assert optimizer.param_groups[0]["step"] == 8
     return errors
+
+
+def whole_folder_of_ranks(root: str, failing: int | None) -> tuple[str | None, str | None, list[str]]:
+    """Every rank writes a file of its own to a folder; one may fail.
+
+    Returns:
+        What was raised, the newest folder, and the names of the files in it.
+    """
+    said, rank = None, dist.get_rank()
+    try:
+        with oxidion.checkpoint.whole_folder(root, 3) as folder:
+            time.sleep(0.2 * rank)  # the folder gets its name after the last rank has written
+            place = folder / "none" / "file" if rank == failing else folder / f"rank{rank}"
+            place.write_text("content")
+    except (OSError, RuntimeError) as error:
+        said = f"{type(error).__name__}: {error}"
+    newest = oxidion.checkpoint.latest_folder(root)
+    return said, newest and newest.name, sorted(path.name for path in newest.iterdir()) if newest else []

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oxidion
+from support.workers import Workers
 
 from . import saving
 from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal, run
@@ -133,3 +134,25 @@ def test_sharded_checkpoint_of_the_reference_goes_on(groups: Groups, named: bool
 def test_sharded_checkpoint_of_the_reference_of_muon_goes_on(groups: Groups, algorithm: str) -> None:
     for errors in groups[4].run(saving.orthonormal_of_the_reference, algorithm):
         assert max(errors) <= 1e-12
+
+
+def test_folder_of_several_ranks_has_its_name_when_all_have_written(four: Workers, tmp_path: Path) -> None:
+    told = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)
+    assert told == [(None, "step-00000003", [f"rank{rank}" for rank in range(4)])] * 4
+    again = four.run(saving.whole_folder_of_ranks, str(tmp_path), None)
+    raised = [said for said, *_ in again]
+    assert raised[0].startswith("FileExistsError: ")
+    assert all(
+        said.startswith("RuntimeError: no checkpoint was written: rank 0 of the group failed with FileExists")
+        for said in raised[1:]
+    )
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_folder_of_several_ranks_has_no_name_where_one_failed(
+    four: Workers, tmp_path: Path, failing: int
+) -> None:
+    for rank, (said, *found) in enumerate(four.run(saving.whole_folder_of_ranks, str(tmp_path), failing)):
+        own, others = "FileNotFoundError: ", f"RuntimeError: no checkpoint was written: rank {failing} of the"
+        assert said.startswith(own if rank == failing else others)
+        assert found == [None, []]

@@ -227,6 +227,28 @@ def test_train_fsdp2_resume_with_other_settings_is_refused(
     assert re.search(r"was written with seed=0, not 7", capsys.readouterr().err)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_train_fsdp2_keeps_the_newest_checkpoints_and_resumes_from_any(
+    script: ModuleType, alone: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, report = tmp_path / "runs", tmp_path / "report.json"
+    common = [*TINY, "--dtype", "float64", "--json", str(report)]
+    writes = ["--checkpoint", str(root), "--save-every", "3"]
+    assert script.main([*common, *writes, "--stop-at", "8"]) == 0
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000006", "step-00000008"]
+    for resumed, first in ((root, 8), (root / "step-00000006", 6)):
+        assert script.main([*common, "--resume", str(resumed)]) == 0
+        told = json.loads(report.read_text())
+        assert (told["first_step"], told["losses"]) == (first, alone)
+    # Its checkpoints would be older than those of the run that is there.
+    with pytest.raises(SystemExit):
+        script.main([*common, *writes])
+    assert "has step-00000008, and this run starts at step 0: --resume" in capsys.readouterr().err
+    assert script.main([*common, *writes, "--resume", str(root), "--keep", "3"]) == 0
+    names = [f"step-{step:08d}" for step in (8, 9, 12)]
+    assert sorted(path.name for path in root.iterdir()) == names
+
+
 @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.parametrize("mesh", ["dp=2,fs=2", "fs=4", "dp=2,tp=2"])
@@ -253,7 +275,11 @@ BAD_ARGUMENTS = [
     ("2", "--mesh dp=2 --compressed on --optimizer muon", r"--compressed on needs --optimizer dion"),
     ("1", "--steps 0", r"--steps must be at least 1, got 0"),
     ("1", "--stop-at -1", r"--stop-at must be at least 1, got -1"),
+    ("1", "--keep 0", r"--keep must be at least 1, got 0"),
+    ("1", "--checkpoint x --save-every -1", r"--save-every must be at least 0, got -1"),
+    ("1", "--save-every 5", r"--save-every needs --checkpoint FOLDER"),
     ("1", "--resume /nonexistent", r"--resume: no such folder: /nonexistent"),
+    ("1", "--resume /proc/self/fdinfo", r"/proc/self/fdinfo has no whole checkpoint: start without --resume"),
     ("1", "--dim 36 --heads 4", r"dim must be a multiple of 2 \* heads"),
     ("1", "--corpus-mb 0.000001", r"max_bytes must leave room for two documents"),
 ]

@@ -228,6 +228,8 @@ def test_unsafe_code_stays_in_its_files_and_says_why_it_is_sound() -> None:
             reason = "# Safety" if re.search(r"\bunsafe (trait|(extern .*)?fn)\b", line) else "SAFETY:"
             if not any(reason in before for before in lines[max(0, number - 12) : number]):
                 wrong.append(f"{where}: no `{reason}` above it")
+            if any("SAFETY: as above" in before for before in lines[max(0, number - 4) : number]):
+                wrong.append(f"{where}: its reason has to be written out")
     assert 0 < blocks <= MOST_UNSAFE
     assert not wrong, "\n".join(wrong)
 

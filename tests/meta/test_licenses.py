@@ -1,4 +1,4 @@
-"""Licences: both texts travel with the package, and no crate has a licence that is not allowed."""
+"""Licences: both texts travel with the package. Crates: allowed licences, one source, one version each."""
 
 from __future__ import annotations
 
@@ -79,13 +79,40 @@ def test_source_distribution_holds_both_files_and_names_them(tmp_path: Path) -> 
     assert fields["License-Expression"] == "MIT OR Apache-2.0"
 
 
-def test_every_locked_crate_has_an_allowed_licence_and_no_allowance_is_idle() -> None:
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--quiet"]
+def locked() -> list[dict[str, Any]]:
+    """What is known of every locked crate, for every feature and platform."""
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--quiet", "--all-features"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    licences = {package["name"]: package["license"] for package in json.loads(done.stdout)["packages"]}
-    assert len(licences) > 50
+    crates: list[dict[str, Any]] = json.loads(done.stdout)["packages"]
+    assert len(crates) > 50
+    return crates
+
+
+def test_every_locked_crate_has_an_allowed_licence_and_no_allowance_is_idle() -> None:
+    licences = {package["name"]: package["license"] for package in locked()}
     allowed = set(toml(".ci/deny.toml")["licenses"]["allow"])
     assert {name: text for name, text in licences.items() if not allows(text or "none", allowed)} == {}
     texts = [text.replace("/", " OR ") for text in licences.values()]
     needed = {one for one in allowed if not all(allows(text, allowed - {one}) for text in texts)}
     assert needed == allowed
+
+
+def test_every_locked_crate_comes_from_the_registry() -> None:
+    (registry,) = toml(".ci/deny.toml")["sources"]["allow-registry"]
+    sources = {package["name"]: package["source"] for package in locked()}
+    assert {name for name, source in sources.items() if source is None} == {"oxidion"}
+    assert {source for source in sources.values() if source} == {f"registry+{registry}"}
+
+
+def test_crates_of_two_versions_are_those_that_are_listed_with_a_reason() -> None:
+    versions: dict[str, list[str]] = {}
+    for package in locked():
+        versions.setdefault(package["name"], []).append(package["version"])
+
+    def order(version: str) -> list[int]:
+        return [int(number) for number in re.split(r"[.+-]", version)[:3]]
+
+    older = {f"{name}@{v}" for name, all_of in versions.items() for v in sorted(all_of, key=order)[:-1]}
+    skipped = toml(".ci/deny.toml")["bans"]["skip"]
+    assert {entry["crate"] for entry in skipped} == older
+    assert all(entry["reason"] for entry in skipped)

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction};
+use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction, lower};
 use _oxidion::plan::{BlockShard, GroupSpec, Instr, ParamInput, Plan, Transfer};
 use _oxidion::spec::{OptionValue, Options, ParamSpec};
 use _oxidion::tensor::{DType, Device};
@@ -270,6 +270,91 @@ proptest! {
     fn plan_any_mesh_has_one_fingerprint(list in params(), grid in grid()) {
         let prints: BTreeSet<String> = grid.plans(&list).iter().map(Plan::fingerprint).collect();
         prop_assert_eq!(prints.len(), 1);
+    }
+}
+
+/// Elements of a matrix that a rank holds under a placement along one axis; those of a partial value are contributions.
+fn held(
+    placement: Placement,
+    [rows, cols]: [usize; 2],
+    ranks: usize,
+    rank: usize,
+) -> BTreeSet<(usize, usize)> {
+    let chunk = |size: usize| {
+        let each = size.div_ceil(ranks);
+        (each * rank).min(size)..(each * (rank + 1)).min(size)
+    };
+    let (rows, cols) = match placement {
+        Placement::Shard(0) | Placement::Strided(0) => (chunk(rows), 0..cols),
+        Placement::Shard(_) | Placement::Strided(_) => (0..rows, chunk(cols)),
+        Placement::OwnerSharded if rank > 0 => (0..0, 0..0), // a matrix has one owner
+        _ => (0..rows, 0..cols),
+    };
+    rows.flat_map(|row| cols.clone().map(move |col| (row, col))).collect()
+}
+
+fn placement() -> impl Strategy<Value = Placement> {
+    prop_oneof![
+        Just(Placement::Replicate),
+        (0_usize..2).prop_map(Placement::Shard),
+        (0_usize..2).prop_map(Placement::Strided),
+        Just(Placement::OwnerSharded),
+        prop_oneof![Just(Reduction::Sum), Just(Reduction::Avg)].prop_map(Placement::Partial),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn lower_any_placements_moves_what_is_missing_and_adds_what_is_partial(
+        from in placement(), to in placement(), ranks in 1_usize..6, shape in [1_usize..7, 1_usize..7]
+    ) {
+        let (before, after): (Vec<_>, Vec<_>) =
+            (0..ranks).map(|rank| (held(from, shape, ranks, rank), held(to, shape, ranks, rank))).unzip();
+        let stays = before.iter().zip(&after).all(|(has, needs)| needs.is_subset(has));
+        let partial = matches!(from, Placement::Partial(_));
+        match lower(from, to, ranks) {
+            // What is partial can be nobody's aim.
+            None => prop_assert!(matches!(to, Placement::Partial(_)) && from != to && ranks > 1),
+            Some(Collective::Nothing) => prop_assert!(ranks == 1 || from == to),
+            Some(Collective::Slice) => prop_assert!(stays && !partial),
+            Some(Collective::AllReduce(how)) => {
+                prop_assert!(from == Placement::Partial(how) && to == Placement::Replicate);
+            }
+            Some(Collective::ReduceScatter(how)) => {
+                prop_assert!(from == Placement::Partial(how) && to != Placement::Replicate);
+            }
+            Some(Collective::AllGather) => {
+                prop_assert!(!partial && after.iter().all(|needs| needs.len() == shape[0] * shape[1]));
+                let all: BTreeSet<_> = before.iter().flatten().copied().collect();
+                prop_assert_eq!(&all, &after[0]);
+            }
+            Some(Collective::AllToAll) => {
+                prop_assert!(!partial && to != Placement::Replicate && from != Placement::Replicate);
+                let all: BTreeSet<_> = before.iter().flatten().copied().collect();
+                prop_assert!(after.iter().all(|needs| needs.is_subset(&all)));
+            }
+        }
+        // No data moves only where none is missing.
+        if ranks > 1 && matches!(lower(from, to, ranks), Some(Collective::Nothing | Collective::Slice)) {
+            prop_assert!(stays);
+        }
+    }
+
+    #[test]
+    fn plan_any_sizes_is_built_or_refused_in_words(
+        sizes in prop::collection::vec(prop_oneof![0_usize..40, any::<u32>().prop_map(|n| n as usize), any::<usize>()], 2..=4),
+        algorithm in 0..ALGORITHMS.len()
+    ) {
+        let groups: Vec<GroupSpec> = ALGORITHMS.iter().map(|name| group(name, None)).collect();
+        let extent = sizes.iter().try_fold(1_usize, |all, &size| all.checked_mul(size.max(1)));
+        match Plan::build(inputs(&[(sizes.clone(), algorithm, false)]), &groups) {
+            Ok(plan) => prop_assert!(extent.is_some() && plan.arena.bytes < 1 << 62),
+            Err(error) => {
+                let said = error.to_string();
+                prop_assert!(said.contains("p0") && said.contains(&format!("{sizes:?}")), "{said}");
+                prop_assert!(extent.is_none_or(|extent| extent > 1 << 24), "{said}");
+            }
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 
 Another source, flag or compiler is another name, so nothing is ever out of date. A file is written beside its
 place and moved there, and made by one process while others wait for it. Beside it lies the digest of its
-content: a file that does not have it is made anew.
+content: a file that does not have it is made anew. Libraries among them are loaded, so nobody else may write
+there.
 """
 
 from __future__ import annotations
@@ -70,7 +71,12 @@ def kept(
         make: writes the content to the path that it is given, in a folder of its own.
         folder: where files are kept.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} may be written to by others and keeps code that is loaded: remove it"
+        )
     file = folder / f"{key(parts)[:32]}-{name}"
     digest, lock = file.with_name(f"{file.name}.sha256"), file.with_name(f"{file.name}.lock")
     with lock.open("w") as held:

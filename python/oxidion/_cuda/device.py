@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from oxidion._dist.comm import local
 from oxidion._oxidion import prepare_devices
-from oxidion._torch.cache import cache_folder
+from oxidion._torch.cache import cache_folder, make_private
 
 CPU = torch.device("cpu")
 
@@ -50,6 +51,19 @@ def refuse_capture(device: torch.device) -> None:
         raise RuntimeError("take one step before the capture of a graph: something has to be planned anew")
 
 
+def kept_in() -> Path | None:
+    """The folder where machine code is kept; none, with a warning, where others may write to it."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    try:
+        make_private(folder)
+    except OSError as error:
+        warnings.warn(f"CUDA kernels are compiled anew in each process, and not kept: {error}", stacklevel=2)
+        return None
+    return folder
+
+
 @cache
 def prepare(*, emulated: bool = False) -> None:
     """Tells the core where to keep machine code, and loads NVRTC so that it is found by name.
@@ -59,7 +73,7 @@ def prepare(*, emulated: bool = False) -> None:
     """
     if torch.version.hip:
         raise RuntimeError("the kernels are for CUDA devices: this torch is built for ROCm")
-    prepare_devices(cache_folder(), emulated=emulated)
+    prepare_devices(kept_in(), emulated=emulated)
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
         for folder in sorted(Path(place).glob("*/lib")):

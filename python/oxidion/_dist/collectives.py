@@ -116,6 +116,12 @@ def my_rank() -> int:
     return torch.distributed.get_rank()
 
 
+def everyone() -> ProcessGroup | None:
+    """The group of all ranks; None where ``torch.distributed`` is not initialized."""
+    dist: Any = torch.distributed
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
 def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
     """Replaces numbers by the largest of each over the ranks of a group."""
     torch.distributed.all_reduce(_lent(numbers), op=torch.distributed.ReduceOp.MAX, group=group)

@@ -131,7 +131,7 @@ def load(name: str) -> Config:
         raise ValueError(f"unknown model {name!r}: neither one of {known} nor a JSON file")
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"model file {name}: {error}") from error
     if isinstance(values, dict):
         names = [field.name for field in fields(Config)]

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
@@ -22,7 +23,15 @@ from typing import Any, NamedTuple
 import torch
 
 from oxidion._torch import compiler
-from oxidion._torch.cache import cache_folder
+from oxidion._torch.cache import (
+    UntrustedFolder,
+    cache_folder,
+    check_private,
+    digest_file,
+    digest_of,
+    is_whole,
+    make_private,
+)
 
 FOLDER = Path(__file__).parent
 OLDEST = (2, 7)
@@ -111,27 +120,46 @@ def _compiled(version: str, table: dict[str, Any]) -> Path:
     key = re.sub(r"[^\w.+]", "_", f"{version}-{int(torch.compiled_with_cxx11_abi())}-{table['abi']}")
     folder = root / "torch" / key
     library = folder / compiler.NAME
-    if library.is_file():
-        return library
-    if os.environ.get(FORBID) == "0":
-        raise compiler.CompileError(f"{FORBID}=0 forbids to compile it")
-    home = Path(str(torch.__file__)).parent
-    compiler.check(home, _minor(version))
+    levels = (root, root / "torch", folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for level in filter(Path.exists, levels):
+            check_private(level)
+        if is_whole(library):
+            return library
+        if os.environ.get(FORBID) == "0":
+            raise compiler.CompileError(f"{FORBID}=0 forbids to compile it")
+        home = Path(str(torch.__file__)).parent
+        compiler.check(home, _minor(version))
+        for level in levels:
+            make_private(level)
         with _locked(folder / "lock"):
-            if not library.is_file():
+            if not is_whole(library):
                 warnings.warn(
                     f"oxidion compiles its library for torch {version}: this takes about 20 s and is kept in "
                     f"{folder}",
                     stacklevel=2,
                 )
-                compiler.compile_shim(FOLDER / compiler.SOURCE, home, library)
+                _keep(home, library)
+    except UntrustedFolder as error:
+        raise compiler.CompileError(str(error)) from None
     except OSError as error:
         raise compiler.CompileError(
             f"it cannot be kept in {folder} ({error}): set OXIDION_CACHE to a folder that can be written"
         ) from None
     return library
+
+
+def _keep(torch_folder: Path, library: Path) -> None:
+    """Compiles the library beside its place; it is there once its digest is."""
+    with tempfile.TemporaryDirectory(prefix=".compiling-", dir=library.parent) as folder:
+        made, said = Path(folder, library.name), Path(folder, "digest")
+        compiler.compile_shim(FOLDER / compiler.SOURCE, torch_folder, made)
+        made.chmod(0o755)
+        said.write_text(digest_of(made), "ascii")
+        said.chmod(0o644)
+        digest_file(library).unlink(missing_ok=True)
+        made.replace(library)
+        said.replace(digest_file(library))
 
 
 @contextlib.contextmanager

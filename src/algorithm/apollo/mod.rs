@@ -179,12 +179,13 @@ impl Algorithm for Apollo {
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
-        let products: usize = blocks.iter().map(|b| b.numel() * (2 * self.common.rank() + 6)).sum();
+        let each = 2.0 * flops(self.common.rank()) + 6.0;
+        let products: f64 = blocks.iter().map(|b| flops(b.numel()) * each).sum();
         Description {
             view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
-            flops: flops(products),
+            flops: products,
             whole_flops: 0.0,
         }
     }

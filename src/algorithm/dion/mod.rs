@@ -201,10 +201,10 @@ impl Algorithm for Dion {
         let Some(first) = blocks.first() else {
             return Description::default();
         };
-        let products = |b: &Block, rank: usize| rank * (8 * b.numel() + 4 * rank * b.rows.max(b.cols));
-        let whole = |b: &Block, rank: usize| 4 * rank * rank * b.rows.max(b.cols);
-        let total = |cost: &dyn Fn(&Block, usize) -> usize| {
-            flops(blocks.iter().map(|b| cost(b, self.rank(b.rows, b.cols))).sum())
+        let whole = |b: &Block, rank: f64| 4.0 * rank * rank * flops(b.rows.max(b.cols));
+        let products = |b: &Block, rank: f64| 8.0 * rank * flops(b.numel()) + whole(b, rank);
+        let total = |cost: &dyn Fn(&Block, f64) -> f64| -> f64 {
+            blocks.iter().map(|b| cost(b, flops(self.rank(b.rows, b.cols)))).sum()
         };
         Description {
             view: self.view.phrase(p),

@@ -232,24 +232,29 @@ impl Algorithm for GaLore {
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
         let sides = self.common.sides_of(p, blocks);
-        let refresh = |b: &Block| -> usize {
+        // A side to the third power may be larger than an integer.
+        let refresh = |b: &Block| -> f64 {
             let one = |&side: &Side| {
-                let d = [b.rows, b.cols][side.index()];
-                match (self.svd, self.sketch_columns(d)) {
-                    (Svd::Exact, _) => 6 * b.numel() * d + 22 * d * d * d,
-                    (Svd::Random, Some(s)) => 2 * b.numel() * (s + SIGNS) + (6 * d + 9 * s) * s * s,
-                    (Svd::Gram | Svd::Random, _) => 2 * b.numel() * d + 9 * d * d * d,
+                let side = [b.rows, b.cols][side.index()];
+                let (n, d) = (flops(b.numel()), flops(side));
+                match (self.svd, self.sketch_columns(side)) {
+                    (Svd::Exact, _) => 6.0 * n * d + 22.0 * d * d * d,
+                    (Svd::Random, Some(columns)) => {
+                        let s = flops(columns);
+                        2.0 * n * (s + flops(SIGNS)) + (6.0 * d + 9.0 * s) * s * s
+                    }
+                    (Svd::Gram | Svd::Random, _) => 2.0 * n * d + 9.0 * d * d * d,
                 }
             };
             sides.iter().map(one).sum()
         };
-        let whole_flops = flops(blocks.iter().map(refresh).sum()) / flops(self.common.gap);
-        let products: usize = blocks.iter().map(|b| 4 * b.numel() * self.common.rank()).sum();
+        let whole_flops = blocks.iter().map(refresh).sum::<f64>() / flops(self.common.gap);
+        let products: f64 = blocks.iter().map(|b| 4.0 * flops(b.numel()) * flops(self.common.rank())).sum();
         Description {
             view: Matrices::default().phrase(p),
             lr_factor: 1.0,
             rank: Some(self.common.rank()),
-            flops: flops(products) + whole_flops,
+            flops: products + whole_flops,
             whole_flops,
         }
     }

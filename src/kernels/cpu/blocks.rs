@@ -139,7 +139,7 @@ fn shift(scale: f32) -> f32 {
 
 /// Encodes one block; returns its scale.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 fn encode<C: Real, const SIGN: bool>(values: &[C], codes: &mut [u8]) -> f32 {
     let book = if SIGN { &SIGNED } else { &UNSIGNED };
     let scale = largest(values);
@@ -211,7 +211,7 @@ fn refine<C: Real>(book: &Book, values: &[C], power: f32, inverse: f32, codes: &
 
 /// Decodes elements of any part of the blocks. Codes without an encoding decode to NaN: they have no meaning.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
     let Some(stored) = from.coded() else {
         return to.fill(C::from_f32(f32::NAN));
@@ -236,7 +236,7 @@ pub(in crate::kernels) fn load<C: Real>(from: &FlatView<'_>, to: &mut [C]) {
 
 /// Encodes elements that are whole blocks. Others keep what they have: nobody else may know their neighbours.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) {
     let is_signed = to.dtype() == DType::Q8;
     let Some(mut stored) = to.coded() else { return };

@@ -53,7 +53,7 @@ fn body(out: &mut [f32], stream: [u32; 4], first: u64) {
 
 /// The normals of `WIDTH` blocks, from `first_block` on.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 #[expect(clippy::cast_possible_truncation, reason = "the two words of a 64-bit number")]
 fn normals([key0, key1, high0, high1]: [u32; 4], first_block: u64) -> [f32; 4 * WIDTH] {
     let mut bits = [[0_u32; WIDTH]; 4];

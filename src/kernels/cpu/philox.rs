@@ -32,7 +32,7 @@ fn words(x: u64) -> [u32; 2] {
 
 /// High and low word of a 32 x 32 bit product.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 #[expect(clippy::cast_possible_truncation, reason = "the two words of a 64-bit product")]
 fn split(a: u32, b: u32) -> (u32, u32) {
     let product = u64::from(a) * u64::from(b);

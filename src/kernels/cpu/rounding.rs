@@ -23,7 +23,7 @@ fn bits(x: f32, random: u16) -> u16 {
 
 /// The random numbers of `LANES · WIDTH` elements of the whole tensor, of which the first is a multiple of `LANES`.
 #[inline(always)]
-#[allow(clippy::inline_always, clippy::cast_possible_truncation)] // as above
+#[allow(clippy::inline_always, clippy::cast_possible_truncation)] // inside its caller's instruction set; 16 bits
 fn numbers(rounding: &Rounding, first: u64) -> [u16; LANES * WIDTH] {
     let [key0, key1, high0, high1] = rounding.key;
     let mut words = [[0_u32; WIDTH]; 4];
@@ -46,7 +46,7 @@ fn numbers(rounding: &Rounding, first: u64) -> [u16; LANES * WIDTH] {
 
 /// Rounds numbers at random into a view of bfloat16; false, and nothing done, where it has no such encoding.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 pub(in crate::kernels) fn store<C: Real>(from: &[C], to: &mut FlatViewMut<'_>) -> bool {
     let Some((Encoding::Rounding(rounding), first)) = to.encoding() else { return false };
     let to = to.slice_mut::<bf16>();

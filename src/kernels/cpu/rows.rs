@@ -303,7 +303,7 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
 
 /// A pass over a part of a row.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 fn tile<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
     pass: &P,
     at: At,

@@ -230,7 +230,8 @@ pub(super) fn sum<T>(
         let (kept, partial) = room(grid.blocks)?;
         if grid.blocks > 0 {
             let table = CodedSumJobs { jobs, partial };
-            // SAFETY: as above; there is room for the sums of all pieces.
+            // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps,
+            // and there is room for the sums of all pieces.
             unsafe { launch(&format!("{}_coded_{form}", pass.kernel), grid, &table) }?;
         }
         Ok((kept, ends))

@@ -2,10 +2,13 @@
 
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
 
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 use sha2::{Digest, Sha256};
@@ -18,6 +21,9 @@ const OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
 
 /// Machine code that was compiled when the package was built: key and bytes.
 const SHIPPED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
+
+/// Bits of a mode that let others write.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// The user's folder for machine code; none, and nothing is kept.
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
@@ -91,7 +97,7 @@ impl Places<'_> {
         let key = key(self.sources, source, architecture);
         let file = self.folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")));
         let shipped = || Some(self.shipped.iter().find(|(name, _)| *name == key)?.1.to_vec());
-        let kept = || fs::read(file.as_ref()?).ok().filter(|image| is_whole(image));
+        let kept = || read(file.as_ref()?, &key);
         let found: [(_, &dyn Fn() -> Option<Vec<u8>>); 2] = [("shipped", &shipped), ("kept", &kept)];
         for (origin, image) in found {
             match image().map(|image| load(&image)) {
@@ -105,7 +111,7 @@ impl Places<'_> {
         log::info!(target: "oxidion.cuda", "compiling {} for {architecture}", source.name);
         let image = (self.compile)(self.sources, source, architecture)?;
         if let Some(file) = file
-            && let Err(error) = store(&file, &image)
+            && let Err(error) = store(&file, &key, &image)
         {
             log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
         }
@@ -113,31 +119,44 @@ impl Places<'_> {
     }
 }
 
-/// Tests whether a file is an ELF whose tables of sections and segments lie inside of it: the driver trusts them.
-fn is_whole(image: &[u8]) -> bool {
-    let number = |at: usize, bytes: usize| {
-        let field = image.get(at..at + bytes)?;
-        Some(field.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte)))
-    };
-    let end = |start: usize, size: usize, count: usize| {
-        Some(number(start, 8)?.saturating_add(number(size, 2)? * number(count, 2)?))
-    };
-    let length = image.len() as u64;
-    let ends = [end(0x20, 0x36, 0x38), end(0x28, 0x3A, 0x3C)];
-    image.starts_with(b"\x7fELF") && ends.into_iter().all(|end| end.is_some_and(|end| end <= length))
+/// Digest of an image under its key, which a kept file has at its end.
+fn digest(key: &str, image: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(key).chain_update(image).finalize().into()
+}
+
+/// The image of a kept file, if it is what was written for this key and nobody else may have written to it: the driver
+/// trusts what it loads.
+fn read(file: &Path, key: &str) -> Option<Vec<u8>> {
+    let (mut open, folder) = (File::open(file).ok()?, fs::metadata(file.parent()?).ok()?);
+    let found = open.metadata().ok()?;
+    let mut image = Vec::new();
+    open.read_to_end(&mut image).ok()?;
+    let said = image.split_off(image.len().checked_sub(size_of_val(&digest("", &[])))?);
+    let trusted = found.is_file() && found.uid() == folder.uid() && found.mode() & OTHERS_WRITE == 0;
+    if trusted && said == digest(key, &image) {
+        return Some(image);
+    }
+    let why = if trusted { "it is damaged" } else { "other users may write to it" };
+    log::warn!(target: "oxidion.cuda", "{} is not loaded, and made anew: {why}", file.display());
+    None
 }
 
 /// Numbers the files that this process writes.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-/// Writes a file that other processes see whole or not at all.
-fn store(file: &Path, image: &[u8]) -> std::io::Result<()> {
+/// Writes a file that other processes see whole or not at all, beside it a name that nobody has taken.
+fn store(file: &Path, key: &str, image: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let unfinished = file.with_extension(format!("{}-{number}.part", std::process::id()));
-    fs::write(&unfinished, image)?;
-    fs::rename(&unfinished, file)
+    let time = UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos());
+    let unfinished = file.with_extension(format!("{}-{number}-{time}.part", std::process::id()));
+    // The mode is what remains of it under the umask: others may never write.
+    let mut new = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&unfinished)?;
+    new.write_all(image)
+        .and_then(|()| new.write_all(&digest(key, image)))
+        .and_then(|()| fs::rename(&unfinished, file))
+        .inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }
 
 /// Compiles a source by NVRTC.
@@ -219,6 +238,8 @@ fn check(what: &str, code: nvrtcResult) -> Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::kernels::sources::sources;
 
@@ -245,12 +266,8 @@ mod tests {
         assert!(architecture((7, 5)).is_err());
     }
 
-    /// An ELF of no sections that ends in a text.
     fn image(text: &str) -> Vec<u8> {
-        let mut image = vec![0_u8; 64];
-        image[..4].copy_from_slice(b"\x7fELF");
-        image.extend_from_slice(text.as_bytes());
-        image
+        text.as_bytes().to_vec()
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "takes the place of what may fail")]
@@ -263,7 +280,7 @@ mod tests {
     }
 
     fn text(image: &[u8]) -> String {
-        String::from_utf8_lossy(&image[64..]).into_owned()
+        String::from_utf8_lossy(image).into_owned()
     }
 
     /// Text of the image that is loaded where all but the first `refused` are.
@@ -324,7 +341,7 @@ mod tests {
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 1).unwrap(), compiled);
         let refused = chosen(&places, source("updates.cu"), "sm_80", 3).unwrap_err().to_string();
         assert!(refused.contains(&format!("{compiled} is refused")), "{refused}");
-        store(&folder.join(format!("{key}.cubin")), &image("kept")).unwrap();
+        store(&folder.join(format!("{key}.cubin")), &key, &image("kept")).unwrap();
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 0).unwrap(), "shipped");
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 1).unwrap(), "kept");
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 2).unwrap(), compiled);
@@ -339,7 +356,7 @@ mod tests {
         let folder = folder("stale");
         let old = Source { text: "an older text", ..*source("updates.cu") };
         let (key, image) = (key(sources(), &old, "sm_80"), image("stale"));
-        store(&folder.join(format!("{key}.cubin")), &image).unwrap();
+        store(&folder.join(format!("{key}.cubin")), &key, &image).unwrap();
         let shipped: [(&str, &[u8]); 1] = [(&key, &image)];
         let places =
             Places { sources: sources(), shipped: &shipped, folder: Some(folder.clone()), compile: made };
@@ -363,15 +380,36 @@ mod tests {
     }
 
     #[test]
-    fn is_whole_only_with_both_tables_inside() {
-        let mut image = vec![0_u8; 256];
-        image[..4].copy_from_slice(b"\x7fELF");
-        for (at, value) in [(0x20, 64_u8), (0x28, 96), (0x36, 8), (0x38, 2), (0x3A, 16), (0x3C, 10)] {
-            image[at] = value;
+    fn kept_code_is_read_only_as_it_was_written_for_its_key_by_its_owner() {
+        let folder = folder("kept");
+        let file = folder.join("a.cubin");
+        store(&file, "a", b"image").unwrap();
+        let whole = fs::read(&file).unwrap();
+        assert_eq!(read(&file, "a").unwrap(), b"image");
+        assert!(read(&file, "b").is_none() && read(&folder.join("none"), "a").is_none());
+        assert!(read(&folder, "a").is_none());
+        for at in [0, 4, 5, whole.len() - 1] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&file, damaged).unwrap();
+            assert!(read(&file, "a").is_none(), "byte {at}");
         }
-        assert!(is_whole(&image) && !is_whole(&image[..255]) && !is_whole(&image[..40]) && !is_whole(b""));
-        image[0] = 0;
-        assert!(!is_whole(&image));
+        for length in [0, 31, 32, whole.len() - 1] {
+            fs::write(&file, &whole[..length]).unwrap();
+            assert!(read(&file, "a").is_none(), "{length} bytes");
+        }
+        fs::write(&file, &whole).unwrap();
+        for mode in [0o620, 0o602] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(read(&file, "a").is_none(), "{mode:o}");
+        }
+        store(&file, "a", b"image").unwrap();
+        assert_eq!(read(&file, "a").unwrap(), b"image");
+        // Only root may give a file away: elsewhere tests/test_cache.py looks at other owners.
+        if std::os::unix::fs::chown(&file, Some(1), None).is_ok() {
+            assert!(read(&file, "a").is_none());
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
@@ -388,10 +426,17 @@ mod tests {
     fn store_leaves_a_whole_file_and_nothing_else() {
         let folder = std::env::temp_dir().join(format!("oxidion-store-{}", std::process::id()));
         let file = folder.join("made").join("a.cubin");
-        store(&file, b"first").unwrap();
-        store(&file, b"second").unwrap();
-        assert_eq!(fs::read(&file).unwrap(), b"second");
-        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+        store(&file, "a", b"first").unwrap();
+        store(&file, "a", b"second").unwrap();
+        assert_eq!(read(&file, "a").unwrap(), b"second");
+        let made = file.parent().unwrap();
+        assert_eq!(fs::read_dir(made).unwrap().count(), 1);
+        assert_eq!(fs::metadata(made).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&file).unwrap().mode() & OTHERS_WRITE, 0);
+        // What cannot take its place leaves nothing.
+        fs::create_dir(folder.join("b.cubin")).unwrap();
+        assert!(store(&folder.join("b.cubin"), "b", b"image").is_err());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
         fs::remove_dir_all(folder).unwrap();
     }
 }

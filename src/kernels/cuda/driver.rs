@@ -29,18 +29,18 @@ pub(in crate::kernels) struct Stream(pub(in crate::kernels) usize);
 
 // SAFETY: handles of the driver may be used by any thread; what they stand for lives as long as the process.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: handles of the driver may be used by any thread; a context lives as long as the process.
 unsafe impl Sync for Context {}
-// SAFETY: as above.
+// SAFETY: handles of the driver may be used by any thread; a function lives as long as the process.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: handles of the driver may be used by any thread; a module lives as long as the process.
 unsafe impl Send for Module {}
 
-// SAFETY: as above.
+// SAFETY: handles of the driver may be used by any thread; a function lives as long as the process.
 unsafe impl Sync for Function {}
-// SAFETY: as above; a node lives as long as its graph.
+// SAFETY: handles of the driver may be used by any thread; a node lives as long as its graph.
 unsafe impl Send for Node {}
-// SAFETY: as above.
+// SAFETY: handles of the driver may be used by any thread; a node lives as long as its graph.
 unsafe impl Sync for Node {}
 
 /// Properties of a device, asked for once.
@@ -124,7 +124,7 @@ pub(in crate::kernels) fn open(ordinal: usize) -> Result<Properties> {
     }
     let attribute = |which: CUdevice_attribute| -> Result<i32> {
         let mut value = 0;
-        // SAFETY: as above.
+        // SAFETY: the driver writes one number to `value`, which is of its type.
         check("attribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) })?;
         Ok(value)
     };

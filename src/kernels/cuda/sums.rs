@@ -152,7 +152,8 @@ fn add_up(partial: &FlatView, ends: &[u32], factor: f64, to: &[FlatView]) -> Res
         (pieces.end[at], pieces.total[at]) = (*end, to.device_address()?);
     }
     let grid = Grid { blocks: blocks_of(to.len())?, threads: THREADS, shared: 0 };
-    // SAFETY: as above; the sums are numbers of the arena.
+    // SAFETY: the layout is asserted above; partial sums and totals are numbers of the arena, which the session
+    // keeps.
     unsafe { launch("add_pieces", grid, &pieces) }
 }
 

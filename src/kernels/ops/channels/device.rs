@@ -146,7 +146,8 @@ pub(in crate::kernels) fn signs(
 ) -> Result<()> {
     let (address, sizes) = (out.device_address()?, [to_i32(rows)?, to_i32(cols)?]);
     let job = SignJob { out: address, stream, first, rows: sizes[0], cols: sizes[1], end: 0 };
-    // SAFETY: as above.
+    // SAFETY: the layout of `SignJob` is asserted above; what is written is memory of the device, which the session
+    // keeps.
     unsafe { launch_lines("low_rank_signs", 0_i32, [Ok((job, rows.div_ceil(THREADS)))]) }
 }
 
@@ -157,7 +158,8 @@ pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView<'_>, FlatViewMu
         let (count, out, out_kind) = (to_i64(out.len())?, out.device_address()?, number_of(out.dtype()));
         Ok((GuardJob { basis: start, out, stride, count, rows, cols, end: 0, kind, out_kind }, 1))
     });
-    // SAFETY: as above.
+    // SAFETY: the layout of `GuardJob` is asserted above; bases and outputs are memory of the device, which the
+    // session keeps.
     unsafe { launch_lines("low_rank_guard", 0_i32, jobs) }
 }
 
@@ -210,7 +212,8 @@ pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected]) ->
     let jobs = all.iter().zip(&sums).map(|(one, (_, squares))| {
         Ok((ChannelJob { squares: squares.device_address()?, ..job(&one.channels)? }, 1))
     });
-    // SAFETY: as above; `scratch` says how long the squares stay.
+    // SAFETY: the layout of `ChannelJob` is asserted above; the operands are memory of the device, which the session
+    // keeps, and `scratch` says how long the squares stay.
     unsafe { launch_lines("low_rank_ratios", head(grad_factor, side), jobs) }
 }
 
@@ -232,7 +235,8 @@ pub(in crate::kernels) fn channel_totals(
         Ok((job, pieces))
     });
     let (jobs, head) = (jobs.collect::<Result<Vec<_>>>()?, head(1.0, channels.side));
-    // SAFETY: as above.
+    // SAFETY: the layout of `ChannelJob` is asserted above; the operands are memory of the device, which the session
+    // keeps, and `scratch` says how long the squares stay.
     unsafe {
         launch_lines("low_rank_measure", head, jobs.iter().copied().map(Ok))?;
         launch_lines("low_rank_total", head, jobs.iter().map(|(job, _)| Ok((*job, 1))))
@@ -262,7 +266,8 @@ pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited]) -> 
         late: i32::from(step.late),
         ..head(step.grad_factor, first.channels.side)
     };
-    // SAFETY: as above.
+    // SAFETY: the layout of `ChannelJob` is asserted above; the operands are memory of the device, which the session
+    // keeps, and `scratch` says how long the steps stay.
     unsafe {
         launch_lines("low_rank_limit", head, jobs.iter().map(|(job, _)| Ok((*job, 1))))?;
         launch_lines("low_rank_step", head, jobs.iter().copied().map(Ok))

@@ -148,7 +148,7 @@ pub(in crate::kernels) fn update_factors(
                 count: count(sums.numel),
             };
         }
-        // SAFETY: as above.
+        // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps.
         unsafe { launch("update_factors", grid(out.len())?, &launched) }?;
     }
     Ok(())

@@ -77,6 +77,7 @@ pub(in crate::kernels) fn orthogonal_rows(
             }
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the layout is asserted above; matrices and scratch are memory of the device, which torch's allocator
+    // gives to others only after what is on the stream.
     unsafe { launch("jacobi_end", Grid::of(count * size, THREADS, 0)?, &jacobi) }
 }

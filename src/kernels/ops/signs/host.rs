@@ -176,7 +176,7 @@ impl isa::Work for Part<'_, '_> {
 
 /// The sum of some rows, two at a time: one sum alone waits for each of its additions.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 fn sum(tile: &[Row], rows: &[u32]) -> [f64; WIDTH] {
     let mut sums = [[0.0; WIDTH]; 2];
     let (pairs, rest) = rows.as_chunks::<2>();

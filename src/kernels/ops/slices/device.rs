@@ -125,7 +125,8 @@ pub(in crate::kernels) fn line_sums(
     });
     let jobs = all.iter().zip(starts).map(|(one, start)| Ok((one, job(one, start)?)));
     let jobs = jobs.collect::<Result<Vec<_>>>()?;
-    // SAFETY: as above; `partial` has room for the sums of all pieces.
+    // SAFETY: the layout is asserted above; the operands are memory of the device, which the session keeps; `partial`
+    // has room for the sums of all pieces.
     unsafe {
         launch_lines("slice_columns", head, jobs.iter().map(|(one, job)| Ok((*job, pieces(&one.0)))))?;
         let blocks = |x: &MatrixView| x.shape()[1].div_ceil(THREADS as usize);
@@ -140,7 +141,8 @@ pub(in crate::kernels) fn choose(wanted: usize, all: &[(FlatView<'_>, FlatViewMu
         let (scores, chosen) = (scores.device_address()?, chosen.device_address()?);
         Ok((ChoiceJob { scores, chosen, count, room, end: 0 }, 1))
     });
-    // SAFETY: as above.
+    // SAFETY: the layout of `ChoiceJob` is asserted above; scores and choices are memory of the device, which the
+    // session keeps.
     unsafe { launch_lines("slice_choice", to_i32(wanted)?, jobs) }
 }
 
@@ -180,7 +182,8 @@ pub(in crate::kernels) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> 
     let columns = i32::from(side == Side::Cols);
     let head = SliceMove { unit: Rate::NONE, rate: 0.0, decay: 0.0, keep, cautious: 0, columns, give_back };
     let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.u.view()))));
-    // SAFETY: as above.
+    // SAFETY: the layout of `SliceJob` is asserted above; matrices and choices are memory of the device, which the
+    // session keeps.
     unsafe { launch_lines("slice_take", head, jobs) }
 }
 
@@ -196,6 +199,7 @@ pub(in crate::kernels) fn apply_slices(side: Side, apply: &Apply, all: &[Sliced]
         give_back: 0,
     };
     let jobs = all.iter().map(|one| Ok((job(one)?, blocks(side, &one.x.view()))));
-    // SAFETY: as above.
+    // SAFETY: the layout of `SliceJob` is asserted above; matrices and choices are memory of the device, which the
+    // session keeps.
     unsafe { launch_lines("slice_apply", head, jobs) }
 }

@@ -124,7 +124,7 @@ impl isa::Work for &mut Sums<'_, '_> {
 
 /// The elements of a row in the type of the arithmetic: its own, or converted ones.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 fn numbers<'a, C: Real>(row: &FlatView<'a>, buffer: &'a mut [C]) -> &'a [C] {
     if row.dtype() == <C as Element>::DTYPE {
         return row.slice::<C>();
@@ -135,7 +135,7 @@ fn numbers<'a, C: Real>(row: &FlatView<'a>, buffer: &'a mut [C]) -> &'a [C] {
 
 /// Σ |x|, in several sums at a time: one alone waits for each of its additions.
 #[inline(always)]
-#[allow(clippy::inline_always)] // as above
+#[allow(clippy::inline_always)] // inside its caller's instruction set
 fn absolute_sum<C: Real>(line: &[C]) -> f64 {
     let (parts, rest) = line.as_chunks::<LANES>();
     let mut sums = [0.0_f64; LANES];

@@ -251,7 +251,8 @@ impl Product {
             tiles: to_i32(tiles)?,
         };
         let grid = Grid { blocks: to_u32(count * tiles)?, threads: THREADS, shared: SHARED };
-        // SAFETY: as above.
+        // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it
+        // to others only after what is on the stream.
         unsafe { launch(&self.name("symmetric_mma"), grid, &product) }
     }
 }
