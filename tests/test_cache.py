@@ -106,7 +106,9 @@ def test_kept_file_is_whole_only_with_its_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [open_to(0o664), open_to(0o646), pytest.param(given_away, marks=as_root)], ids=str
+    "spoil",
+    [open_to(0o664), open_to(0o646), pytest.param(given_away, marks=as_root)],
+    ids=["group", "others", "owner"],
 )
 @pytest.mark.parametrize("which", [lambda file: file, digest_file], ids=["file", "digest"])
 def test_kept_file_that_others_may_write_to_is_not_whole(

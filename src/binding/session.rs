@@ -67,10 +67,12 @@ impl PySession {
         arena: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let (mut params, mut locals, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
+        let mut owners = Vec::new();
         for group in &groups {
             for object in group::params(group)?.iter() {
                 let local = handles::local(&object)?;
                 tensors.push(tensor::unpack(&local, "parameter")?);
+                owners.push(tensor::owner(&local));
                 locals.push((!local.is(&object)).then(|| local.unbind()));
                 params.push(object.unbind());
             }
@@ -90,6 +92,7 @@ impl PySession {
                 inner.invalidate(i);
             }
         }
+        inner.own(owners);
         let mut keep = Vec::new();
         let known = tensor::Known::of(state, &params, &objects, &mut keep)?;
         Ok(Self {
@@ -311,8 +314,16 @@ impl PySession {
                 }
             }
             for (at, object) in closely {
-                if !self.lock().map_err(to_python)?.fits(at) || !self.local_is_bound(&object, at)? {
+                if !self.local_is_bound(&object, at)? {
                     return Ok(false);
+                }
+                let own = tensor::unpack(&handles::local(&object)?, "parameter")?;
+                {
+                    let mut inner = self.lock().map_err(to_python)?;
+                    inner.hold(at, own);
+                    if !inner.fits(at) {
+                        return Ok(false);
+                    }
                 }
                 let grad = object.getattr(intern!(py, "grad"))?;
                 if grad.is_none() {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
 use crate::linalg::random::{Key, fill_normal as normals};
 use crate::linalg::sketch::Omega;
-use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, prefetch};
+use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, Owner, prefetch};
 
 static TENSOR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static PARAMETER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -90,6 +90,12 @@ fn elsewhere(object: &Bound<'_, PyAny>, what: &str) -> PyResult<PyErr> {
     Ok(PyValueError::new_err(format!(
         "{what}: tensors must be on the CPU or on a CUDA device, got {device}. {way_out}"
     )))
+}
+
+/// The owner of a tensor. The caller keeps the object for as long as it uses the owner.
+pub(super) fn owner(object: &Bound<'_, PyAny>) -> Owner {
+    // SAFETY: a tensor's object is longer than four words; `PySession` keeps it beside the session that has the owner.
+    unsafe { Owner::new(object.as_ptr().cast()) }
 }
 
 /// The states of the parameters as they were bound: each parameter with its dict in `optimizer.state` and how many bound

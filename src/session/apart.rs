@@ -3,7 +3,6 @@
 use super::tensors::{BoundParam, BoundTensor};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::tensor::address_of;
 
 /// Bytes of memory that a tensor's elements fill without a gap, and whose.
 #[derive(Debug)]
@@ -17,11 +16,8 @@ struct Extent {
 
 impl Extent {
     fn of(bound: &BoundTensor, param: usize, state: Option<usize>) -> Option<Self> {
-        let tensor = &bound.tensor;
-        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
-        // What is not contiguous is worked on in a copy.
-        let start = if bytes > 0 && tensor.is_contiguous() { address_of(tensor) } else { 0 };
-        (start > 0).then_some(Self { start, end: start + bytes, param, state })
+        let (start, bytes) = bound.extent()?;
+        (start > 0 && bytes > 0).then_some(Self { start, end: start + bytes, param, state })
     }
 
     fn name(&self, plan: &Plan) -> String {
@@ -82,8 +78,7 @@ impl Apart {
                 continue;
             }
             if is_within(&self.written, place) {
-                grad.tensor = grad.tensor.f_detach_copy()?;
-                grad.refresh()?;
+                grad.copy()?;
             } else {
                 *known = place;
             }

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda;
 use crate::plan::{Bucket, Param, Plan, Step};
 use crate::spec::Hyper;
-use crate::tensor::{Device, FlatPtr};
+use crate::tensor::{Device, FlatPtr, Owner};
 
 /// Parameters by name with whether each has a gradient, and for each algorithm its group and its scalars by name.
 pub type Details = (Vec<(String, bool)>, Vec<(usize, Vec<(String, f64)>)>);
@@ -93,9 +93,9 @@ fn bind(
                 spec.dtype.name(),
                 local.shape(),
                 device::of_state(device, spec).torch(),
-                state.tensor.kind(),
-                state.tensor.size(),
-                state.tensor.device()
+                state.tensor()?.kind(),
+                state.tensor()?.size(),
+                state.tensor()?.device()
             )));
         }
     }
@@ -165,6 +165,15 @@ impl Session {
             spent,
             inside: Duration::ZERO,
         })
+    }
+
+    /// Says whose tensors the parameters are, none where one is the session's own: they are let go between steps, and have to be
+    /// held in every step in which `try_fast` knows no better.
+    pub fn own(&mut self, owners: Vec<Owner>) {
+        for (one, owner) in self.bound.iter_mut().zip(owners) {
+            one.param.own(owner);
+            one.param.let_go();
+        }
     }
 
     /// The plan.

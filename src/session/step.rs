@@ -44,6 +44,13 @@ impl Session {
         }
     }
 
+    /// Takes the tensor that parameter `i` is now, until the step ends.
+    pub fn hold(&mut self, i: usize, tensor: Tensor) {
+        if let Some(bound_param) = self.bound.get_mut(i) {
+            bound_param.param.hold(tensor);
+        }
+    }
+
     /// Tests whether parameter `i` and its states still have the types and shapes of the plan; if not, plan anew.
     #[must_use]
     pub fn fits(&self, i: usize) -> bool {
@@ -98,8 +105,8 @@ impl Session {
     fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {
         for (i, grad) in &grads {
             let (bound_param, name) = (&self.bound[*i], &self.plan.params[*i].spec.name);
-            check_gradient(grad, &bound_param.param.tensor, name)?;
-            bound_param.own().try_for_each(|bound| check_written(&bound.tensor, name))?;
+            check_gradient(grad, bound_param.param.tensor()?, name)?;
+            bound_param.own().try_for_each(|bound| check_written(bound.tensor()?, name))?;
         }
         for (i, grad) in grads {
             let planned = &self.plan.params[i];
@@ -113,7 +120,7 @@ impl Session {
     /// # Errors
     /// Whatever libtorch says.
     pub fn gradient_room(&self, i: usize, kind: Kind) -> Result<Tensor> {
-        let param = &self.bound[i].param.tensor;
+        let param = self.bound[i].param.tensor()?;
         Ok(Tensor::f_empty(param.size(), (kind, param.device()))?)
     }
 
@@ -124,13 +131,15 @@ impl Session {
     pub fn place_gradient(&mut self, i: usize, local: &Tensor) -> Result<()> {
         let missing = || Error::Internal("no step that waits for a gradient".into());
         let room = self.bound.get_mut(i).and_then(|bound| bound.grad.as_mut()).ok_or_else(missing)?;
-        room.tensor.f_copy_(local)?;
-        Ok(())
+        room.fill(local)
     }
 
     /// Lets go of the gradients of a step that was not taken.
     pub fn abandon(&mut self) {
-        self.bound.iter_mut().for_each(|bound_param| bound_param.grad = None);
+        for bound_param in &mut self.bound {
+            bound_param.grad = None;
+            bound_param.param.let_go();
+        }
     }
 
     /// Ends a step: brings staged copies home, lets go of the gradients and counts the changes of what was written.
@@ -158,6 +167,7 @@ impl Session {
                     uncounted.push(i);
                 }
             }
+            bound_param.param.let_go();
         }
         Ok(uncounted)
     }

@@ -6,7 +6,9 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
 use crate::plan::Param;
-use crate::tensor::{Blocks, DType, Device, Encoding, FlatPtr, Gradient, Places, Rounding, Watch};
+use crate::tensor::{
+    Blocks, DType, Device, Encoding, FlatPtr, Gradient, Owner, Places, Rounding, Watch, address_of,
+};
 
 /// Separates the random numbers of rounding from those of other uses.
 const ROUNDING_TAG: u32 = 2;
@@ -14,7 +16,9 @@ const ROUNDING_TAG: u32 = 2;
 /// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
 #[derive(Debug)]
 pub(super) struct BoundTensor {
-    pub(super) tensor: Tensor,
+    /// None between steps, for the tensor of an object that may get another one.
+    tensor: Option<Tensor>,
+    owner: Option<Owner>,
     dtype: DType,
     device: Device,
     staged: Option<Tensor>,
@@ -27,7 +31,53 @@ pub(super) struct BoundTensor {
 
 impl BoundTensor {
     pub(super) fn new(tensor: Tensor, dtype: DType, device: Device) -> Self {
-        Self { tensor, dtype, device, staged: None, flat: FlatPtr::EMPTY, encoding: None, watch: None }
+        let tensor = Some(tensor);
+        Self {
+            tensor,
+            owner: None,
+            dtype,
+            device,
+            staged: None,
+            flat: FlatPtr::EMPTY,
+            encoding: None,
+            watch: None,
+        }
+    }
+
+    /// The tensor, which is there from `hold` on until `let_go`.
+    pub(super) fn tensor(&self) -> Result<&Tensor> {
+        self.tensor.as_ref().ok_or_else(|| Error::Internal("a tensor was let go".into()))
+    }
+
+    /// Says whose tensor it is: it is let go between steps, as its owner may then get another one.
+    pub(super) fn own(&mut self, owner: Owner) {
+        self.owner = Some(owner);
+        self.watch = self.watch.and_then(|watch| watch.owned_by(owner));
+    }
+
+    /// Takes the tensor that the owner has now.
+    pub(super) fn hold(&mut self, tensor: Tensor) {
+        let same = self.watch.as_ref().is_some_and(|watch| watch.is_of(&tensor));
+        if !same && self.device == Device::Cpu {
+            let watch = Watch::of(&tensor, self.dtype);
+            self.watch = watch.zip(self.owner).and_then(|(watch, owner)| watch.owned_by(owner));
+        }
+        self.tensor = Some(tensor);
+    }
+
+    /// Lets go of a tensor that has an owner.
+    pub(super) fn let_go(&mut self) {
+        if self.owner.is_some() {
+            self.tensor = None;
+        }
+    }
+
+    /// Address and bytes of the memory that the elements fill without a gap, if they do.
+    pub(super) fn extent(&self) -> Option<(usize, usize)> {
+        let Some(tensor) = &self.tensor else { return Some((self.flat.address(), self.flat.bytes())) };
+        let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
+        // What is not contiguous is worked on in a copy.
+        (bytes > 0 && tensor.is_contiguous()).then(|| (address_of(tensor), bytes))
     }
 
     /// As `new`, of a tensor that is looked at in every step.
@@ -50,25 +100,40 @@ impl BoundTensor {
     /// `Error::Value` for a tensor without memory, or with elements that share it.
     pub(super) fn refresh(&mut self) -> Result<()> {
         // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
-        self.staged = if self.tensor.f_is_neg()? {
-            Some(self.tensor.f_resolve_neg()?.f_contiguous()?)
-        } else if self.tensor.is_contiguous() {
+        let tensor = self.tensor()?;
+        let staged = if tensor.f_is_neg()? {
+            Some(tensor.f_resolve_neg()?.f_contiguous()?)
+        } else if tensor.is_contiguous() {
             None
         } else {
-            Some(self.tensor.f_contiguous()?)
+            Some(tensor.f_contiguous()?)
         };
-        let tensor = self.staged.as_ref().unwrap_or(&self.tensor);
+        let tensor = staged.as_ref().unwrap_or(tensor);
         if tensor.device() != self.device.torch() {
             return Err(Error::Value(format!("a tensor was moved to {:?}: bind it anew", tensor.device())));
         }
         self.flat = FlatPtr::typed(tensor, self.dtype)?.on(self.device);
-        self.encoding = None;
+        (self.staged, self.encoding) = (staged, None);
         Ok(())
     }
 
     /// Says what the elements mean, until the next `refresh`.
     fn set_encoding(&mut self, encoding: Encoding) {
         self.encoding = Some(Box::new(encoding));
+    }
+
+    /// Replaces a gradient by a copy of its own.
+    pub(super) fn copy(&mut self) -> Result<()> {
+        self.tensor = Some(self.tensor()?.f_detach_copy()?);
+        self.refresh()
+    }
+
+    /// Replaces the elements of a gradient.
+    pub(super) fn fill(&mut self, from: &Tensor) -> Result<()> {
+        if let Some(tensor) = &mut self.tensor {
+            tensor.f_copy_(from)?;
+        }
+        Ok(())
     }
 
     /// Tests whether a copy of the tensor is worked on.
@@ -78,17 +143,19 @@ impl BoundTensor {
 
     /// Brings the result of a step home.
     pub(super) fn commit(&mut self) -> Result<()> {
-        if let Some(copy) = self.staged.take() {
-            self.tensor.f_copy_(&copy)?;
+        if let (Some(copy), Some(tensor)) = (self.staged.take(), &mut self.tensor) {
+            tensor.f_copy_(&copy)?;
         }
         Ok(())
     }
 
     /// Tests whether the tensor has its type and this shape, and is on its device.
     pub(super) fn is(&self, shape: &[usize]) -> bool {
-        self.tensor.kind() == self.dtype.kind()
-            && self.tensor.device() == self.device.torch()
-            && same_shape(&self.tensor, shape)
+        self.tensor.as_ref().is_some_and(|tensor| {
+            tensor.kind() == self.dtype.kind()
+                && tensor.device() == self.device.torch()
+                && same_shape(tensor, shape)
+        })
     }
 }
 

@@ -38,11 +38,44 @@ unsafe extern "C" {
     fn oxidion_bump_version(tensor: TensorPtr);
 }
 
-/// Properties that a tensor had when it was bound. The tensor must outlive this.
+/// Python object of a tensor, which may get another one.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner(*const *const c_void);
+
+// SAFETY: the object is not freed while this is there, and what is read of it is one word.
+unsafe impl Send for Owner {}
+// SAFETY: nothing is written through it.
+unsafe impl Sync for Owner {}
+
+/// Words of a Python object between which the address of its tensor's counted object is: behind the counter of references and
+/// the type, or one further.
+const OWNED: [usize; 2] = [2, 3];
+
+impl Owner {
+    /// Owner of a tensor.
+    ///
+    /// # Safety
+    /// `object` is a Python object of four words or more, which outlives this and every watch that is made with it.
+    #[must_use]
+    pub unsafe fn new(object: *const c_void) -> Self {
+        Self(object.cast())
+    }
+
+    /// The word that holds the address of a counted object, if the owner has it.
+    fn word(self, counted: *const c_void) -> Option<*const *const c_void> {
+        let words = OWNED.map(|at| self.0.wrapping_add(at));
+        // SAFETY: the object is alive and has these words, as whoever made this upholds.
+        words.into_iter().find(|word| unsafe { word.read() } == counted)
+    }
+}
+
+/// Properties that a tensor had when it was bound. The tensor must outlive this, or have an owner that does.
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     /// The counted object.
     object: *const c_void,
+    /// The word of its owner that holds its address while it is the owner's, and alive.
+    owned: Option<*const *const c_void>,
     kind: c_int,
     dtype: DType,
     dims: u8,
@@ -81,7 +114,28 @@ impl Watch {
         // SAFETY: the tensor is alive.
         let (object, kind) = unsafe { (*ptr, at_scalar_type(ptr)) };
         let dims = u8::try_from(size.len()).ok()?;
-        Some(Self { object, kind, dtype, dims, sizes })
+        Some(Self { object, owned: None, kind, dtype, dims, sizes })
+    }
+
+    /// Watches the tensor of a Python object, of which no reference is needed then; none where the object does not tell.
+    #[must_use]
+    pub fn owned_by(self, owner: Owner) -> Option<Self> {
+        Some(Self { owned: Some(owner.word(self.object)?), ..self })
+    }
+
+    /// Tests whether this is the watched tensor.
+    #[must_use]
+    pub fn is_of(&self, tensor: &Tensor) -> bool {
+        let ptr: TensorPtr = tensor.as_ptr().cast();
+        // SAFETY: the tensor is alive.
+        self.object == unsafe { *ptr }
+    }
+
+    /// Tests whether the tensor is alive: without an owner somebody keeps it.
+    #[inline]
+    fn is_there(&self) -> bool {
+        // SAFETY: the owner is alive, as whoever made it upholds.
+        self.owned.is_none_or(|word| unsafe { word.read_volatile() } == self.object)
     }
 
     fn ptr(&self) -> TensorPtr {
@@ -92,6 +146,9 @@ impl Watch {
     #[must_use]
     #[inline]
     pub fn memory(&self) -> Option<FlatPtr> {
+        if !self.is_there() {
+            return None;
+        }
         // SAFETY: the tensor is alive.
         unsafe { self.memory_at(self.ptr()) }
     }
@@ -112,6 +169,9 @@ impl Watch {
     #[must_use]
     #[inline]
     pub fn gradient(&self) -> Gradient {
+        if !self.is_there() {
+            return Gradient::Other;
+        }
         // SAFETY: the tensor is alive, and with it its gradient, which the caller keeps from being replaced.
         unsafe {
             let ptr = oxidion_grad(self.object);
@@ -130,34 +190,46 @@ impl Watch {
     /// without a counter, as those made for inference are, has none.
     #[inline]
     pub fn bump_version(&self) {
-        // SAFETY: the tensor is alive, and has a counter.
-        unsafe { oxidion_bump_version(self.ptr()) };
+        if self.is_there() {
+            // SAFETY: the tensor is alive, and has a counter.
+            unsafe { oxidion_bump_version(self.ptr()) };
+        }
     }
 
     /// Asks for the memory in which libtorch keeps what it knows of the tensor: all of it, or the first line.
     #[inline]
     pub fn prefetch(&self, all: bool) {
         prefetch_object(self.object, all);
+        if let Some(word) = self.owned {
+            prefetch(word as usize);
+        }
     }
 
     /// Asks for what a look at the tensor reads behind that memory, which should have arrived.
     #[inline]
     pub fn prefetch_storage(&self) {
-        // SAFETY: the tensor is alive.
-        unsafe { prefetch_targets(self.object, &[STORAGE, AUTOGRAD]) };
+        if self.is_there() {
+            // SAFETY: the tensor is alive.
+            unsafe { prefetch_targets(self.object, &[STORAGE, AUTOGRAD]) };
+        }
     }
 
     /// Asks for the counter of changes. The first line of the tensor should have arrived.
     #[inline]
     pub fn prefetch_counter(&self) {
-        // SAFETY: the tensor is alive.
-        unsafe { prefetch_targets(self.object, &[COUNTER]) };
+        if self.is_there() {
+            // SAFETY: the tensor is alive.
+            unsafe { prefetch_targets(self.object, &[COUNTER]) };
+        }
     }
 
     /// Asks for the memory in which libtorch keeps what it knows of the gradient, or for what a look at that reads behind
     /// it.
     #[inline]
     pub fn prefetch_gradient(&self, behind: bool) {
+        if !self.is_there() {
+            return;
+        }
         // SAFETY: the tensor is alive, and with it its gradient, which nobody else may set meanwhile.
         unsafe {
             let object = *oxidion_grad(self.object);
@@ -241,6 +313,26 @@ mod tests {
         assert_eq!(flat.address(), x.grad().data_ptr() as usize);
         let _ = x.grad().transpose_(0, 1);
         assert!(matches!(watch.gradient(), Gradient::Other));
+    }
+
+    #[test]
+    fn tensor_that_its_owner_has_no_more_has_no_memory() {
+        let x = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let ptr: TensorPtr = x.as_ptr().cast();
+        // SAFETY: the tensor is alive.
+        let object = unsafe { *ptr };
+        for at in OWNED {
+            let mut words = [std::ptr::null(); 4];
+            words[at] = object;
+            // SAFETY: the words outlive the watch.
+            let owner = unsafe { Owner::new(words.as_mut_ptr().cast()) };
+            let watch = Watch::of(&x, DType::F32).unwrap().owned_by(owner).unwrap();
+            assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
+            words[at] = std::ptr::null();
+            assert!(watch.memory().is_none());
+            assert!(matches!(watch.gradient(), Gradient::Other));
+            assert!(Watch::of(&x, DType::F32).unwrap().owned_by(owner).is_none());
+        }
     }
 
     #[test]

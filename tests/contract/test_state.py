@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oxidion
+from oxidion._core.state import is_own
 
 from .snapshot import assert_same, snapshot
 from .table import STEP_KEYS, Case, every_case, make_model, run_steps, set_grads
@@ -116,3 +117,11 @@ def test_default_device_decides_nothing_about_states(case: Case) -> None:
     tensors = [value for own in optimizer.state.values() for value in own.values() if torch.is_tensor(value)]
     assert tensors
     assert all(value.device.type == "cpu" for value in tensors)
+
+
+@every_case
+def test_every_state_of_ours_is_told_from_entries_of_the_user(case: Case) -> None:
+    model = make_model()
+    optimizer = case.build(model)
+    run_steps(optimizer, model, range(1))
+    assert all(is_own(key) for own in optimizer.state.values() for key in own)

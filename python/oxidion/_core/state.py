@@ -29,7 +29,7 @@ MOMENTS = {"momentum", "variance", "row", "col", "res_row", "res_col"}
 SCALES = "_absmax"
 """Ending of the key of an 8-bit state's scales."""
 ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
-ROLES |= {"Q", "proj", "proj_right", "step", "step_dev", "momentum_buffer"}
+ROLES |= {"Q", "proj", "proj_right", "proj_step", "step", "step_dev", "momentum_buffer"}
 """Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 
 Names = Mapping[str, Mapping[str, str]]
