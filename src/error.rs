@@ -41,3 +41,14 @@ pub enum Error {
     #[error("libtorch: {0}")]
     Torch(#[from] tch::TchError),
 }
+
+impl Error {
+    /// The error with the name of the parameter that it is about, for one about a value.
+    #[must_use]
+    pub fn of(self, param: &str) -> Self {
+        match self {
+            Self::Value(text) => Self::Value(format!("{param}: {text}")),
+            other => other,
+        }
+    }
+}

@@ -9,6 +9,7 @@
 //   OXIDION_PAYLOAD    type of what a Python tensor holds, from the headers of this version; without it there are no
 //                      functions for Python objects (tests of the core run without Python)
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/TorchDispatchUtils.h>
 #include <torch/csrc/autograd/grad_mode.h>
@@ -65,9 +66,22 @@ OXIDION_PUBLIC void *oxidion_memory(const at::Tensor *t, int kind, uint8_t dims,
     for (uint8_t d = 0; d < dims; ++d)
       if (actual[d] != static_cast<int64_t>(sizes[d]))
         return nullptr;
-    return t->data_ptr();
+    const auto end = static_cast<size_t>(t->storage_offset() + t->numel()) * t->itemsize();
+    return end <= t->storage().nbytes() ? t->data_ptr() : nullptr;
   } catch (...) {
     return nullptr;
+  }
+}
+
+/// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
+OXIDION_PUBLIC void oxidion_storage(const at::Tensor *t, size_t *needed, size_t *there) noexcept {
+  *needed = *there = 0;
+  try {
+    if (t->layout() == at::kStrided && t->has_storage()) {
+      *needed = at::detail::computeStorageNbytes(t->sizes(), t->strides(), t->itemsize(), t->storage_offset());
+      *there = t->storage().nbytes();
+    }
+  } catch (...) {
   }
 }
 

@@ -19,7 +19,7 @@ use buffers::stage_shards;
 pub use device::of as device_of;
 use execute::{Fixed, fixed};
 use tch::Tensor;
-use tensors::{BoundParam, BoundTensor};
+use tensors::{BoundParam, BoundTensor, check_written};
 pub use tensors::{FastPath, check_gradient};
 use views::{Memory, Room, matrix};
 
@@ -103,6 +103,10 @@ fn bind(
     let own = planned.states.iter().filter(|s| s.scales_of.is_none()).count();
     if states.len() != planned.states.len() || own > MAX_STATES {
         return Err(Error::Internal(format!("{}: {} states were bound", planned.spec.name, states.len())));
+    }
+    if !planned.frozen {
+        let states = states.iter().map(BoundTensor::tensor).collect::<Result<Vec<_>>>()?;
+        [&param].into_iter().chain(states).try_for_each(|t| check_written(t, &planned.spec.name))?;
     }
     let param = BoundTensor::watched(param, planned.spec.dtype, device);
     let mut bound_param =

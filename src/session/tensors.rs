@@ -8,6 +8,7 @@ use crate::layout::spans;
 use crate::plan::Param;
 use crate::tensor::{
     Blocks, DType, Device, Encoding, FlatPtr, Gradient, Owner, Places, Rounding, Watch, address_of,
+    storage_bytes,
 };
 
 /// Separates the random numbers of rounding from those of other uses.
@@ -101,6 +102,7 @@ impl BoundTensor {
     pub(super) fn refresh(&mut self) -> Result<()> {
         // A lazy negation is not in the memory: it has to be written out before a kernel reads it.
         let tensor = self.tensor()?;
+        check_storage(tensor)?;
         let staged = if tensor.f_is_neg()? {
             Some(tensor.f_resolve_neg()?.f_contiguous()?)
         } else if tensor.is_contiguous() {
@@ -229,10 +231,7 @@ impl BoundParam {
             grad.and_then(|g| DType::from_kind(g.kind()).map(|dtype| BoundTensor::new(g, dtype, device)));
         let Some(grad) = &mut self.grad else { return Ok(()) };
         let all = [grad, &mut self.param].into_iter().chain(&mut self.states);
-        { all }.try_for_each(BoundTensor::refresh).map_err(|e| match e {
-            Error::Value(text) => Error::Value(format!("{}: {text}", planned.spec.name)),
-            other => other,
-        })?;
+        { all }.try_for_each(BoundTensor::refresh).map_err(|e| e.of(&planned.spec.name))?;
         for (at, scales) in planned.states.iter().enumerate() {
             let (Some(of), memory) = (scales.scales_of, self.states[at].flat) else { continue };
             let (spec, shape) = (&planned.states[of].spec, planned.states[of].shape());
@@ -264,18 +263,59 @@ fn same_shape(tensor: &Tensor, shape: &[usize]) -> bool {
     size.len() == shape.len() && size.iter().zip(shape).all(|(a, b)| usize::try_from(*a) == Ok(*b))
 }
 
-/// Refuses a tensor to write to whose elements share memory, as an expanded one's do.
-pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
-    if tensor.is_contiguous()
-        || tensor.size().iter().zip(tensor.stride()).all(|(n, step)| *n <= 1 || step != 0)
-    {
+/// Refuses a tensor whose storage was made smaller than its elements need.
+///
+/// # Errors
+/// `Error::Value` with both sizes.
+fn check_storage(tensor: &Tensor) -> Result<()> {
+    let (needed, there) = storage_bytes(tensor);
+    // What was freed as a whole is refused where its memory is looked for.
+    if there == 0 || needed <= there {
         return Ok(());
     }
     Err(Error::Value(format!(
-        "{name}: parameters and states must not be expanded, got strides {:?} for shape {:?}. Use .clone()",
+        "the storage of a tensor of shape {:?} was resized to {there} bytes, and its elements need {needed}. Resize it          back, or give the parameter new data",
+        tensor.size()
+    )))
+}
+
+/// Refuses a tensor to write to whose elements share memory, as an expanded one's do, or are not in its storage.
+pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
+    check_storage(tensor).map_err(|e| e.of(name))?;
+    if tensor.is_contiguous() || tensor.numel() == 0 || are_apart(&tensor.size(), &tensor.stride()) {
+        return Ok(());
+    }
+    Err(Error::Value(format!(
+        "{name}: elements of parameters and states must not share memory, got strides {:?} for shape {:?}: it is expanded          or overlaps itself. Use .clone()",
         tensor.stride(),
         tensor.size()
     )))
+}
+
+/// Elements of which every position is compared where strides alone do not tell that they are apart.
+const COMPARED: usize = 1 << 22;
+
+/// Tests whether the elements of a tensor have positions of their own.
+fn are_apart(size: &[i64], stride: &[i64]) -> bool {
+    let mut dims: Vec<(i64, i64)> = stride.iter().copied().zip(size.iter().copied()).collect();
+    dims.retain(|(_, n)| *n > 1);
+    dims.sort_unstable();
+    let mut reach = 0;
+    let nested = dims.iter().all(|(step, n)| {
+        let free = *step > reach;
+        reach += step * (n - 1);
+        free
+    });
+    let count = dims.iter().map(|(_, n)| usize::try_from(*n).unwrap_or(0)).product::<usize>();
+    if nested || count > COMPARED || dims.iter().any(|(step, _)| *step == 0) {
+        return nested;
+    }
+    let mut positions = vec![0];
+    for (step, n) in dims {
+        positions = positions.iter().flat_map(|at| (0..n).map(move |i| at + i * step)).collect();
+    }
+    positions.sort_unstable();
+    positions.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 /// Refuses a gradient that no kernel may touch.

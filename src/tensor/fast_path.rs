@@ -30,12 +30,23 @@ unsafe extern "C" {
     fn at_scalar_type(tensor: TensorPtr) -> c_int;
     /// The memory of a tensor of this type and shape that is contiguous on the CPU and counts its changes, or null.
     fn oxidion_memory(tensor: TensorPtr, kind: c_int, dims: u8, sizes: *const u32) -> *mut c_void;
+    /// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
+    fn oxidion_storage(tensor: TensorPtr, needed: *mut usize, there: *mut usize);
     /// The gradient of a counted object: a tensor that may be undefined.
     fn oxidion_grad(object: *const c_void) -> TensorPtr;
     fn oxidion_is_defined(tensor: TensorPtr) -> bool;
     /// True where operations on the tensor enter Python.
     fn oxidion_has_dispatch(tensor: TensorPtr) -> bool;
     fn oxidion_bump_version(tensor: TensorPtr);
+}
+
+/// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
+#[must_use]
+pub fn storage_bytes(tensor: &Tensor) -> (usize, usize) {
+    let (mut needed, mut there) = (0, 0);
+    // SAFETY: the tensor is alive, and the numbers are there to be written.
+    unsafe { oxidion_storage(tensor.as_ptr().cast(), &raw mut needed, &raw mut there) };
+    (needed, there)
 }
 
 /// Python object of a tensor, which may get another one.

@@ -16,6 +16,6 @@ pub use buffer::{Element, FlatPtr, FlatView, FlatViewMut, address_of, to_i64};
 pub use device::{Device, emulate, is_emulated};
 pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dtype};
 pub use encoding::{Blocks, Coded, CodedMut, Encoding, MOST_SPANS, Places, Rounding};
-pub use fast_path::{Gradient, Owner, Watch, prefetch};
+pub use fast_path::{Gradient, Owner, Watch, prefetch, storage_bytes};
 pub use lent::{Lent, LentMut};
 pub use matrix::{MatrixView, MatrixViewMut, Rect, Stack, Strided, StridedMut, stacked, stacked_mut};

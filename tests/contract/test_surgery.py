@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import oxidion
 
@@ -47,9 +47,62 @@ def test_expanded_parameter_is_refused_before_others_are_written() -> None:
     good, bad = parameter(3), nn.Parameter(torch.zeros(1).expand(10))
     bad.grad = torch.ones(10)
     before = good.detach().clone()
-    with pytest.raises(ValueError, match="must not be expanded"):
+    with pytest.raises(ValueError, match=r"must not share memory, got strides .* expanded"):
         oxidion.AdamW([good, bad]).step()
     assert torch.equal(good, before)
+
+
+OVERLAPPING = [((4, 4), (1, 1)), ((3, 5), (0, 1)), ((4, 4), (3, 1)), ((2, 3, 4), (4, 3, 1)), ((5, 5), (4, 2))]
+APART = [((4, 5), (1, 4)), ((3, 2), (2, 3)), ((2, 3, 4), (1, 2, 6)), ((5, 1), (1, 1)), ((4, 4), (10, 2))]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Muon", "Adafactor"])
+@pytest.mark.parametrize(("shape", "strides"), OVERLAPPING, ids=str)
+def test_parameter_that_overlaps_itself_is_refused_when_it_is_bound(
+    name: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    memory = torch.ones(100)
+    bad, good = nn.Parameter(memory.as_strided(shape, strides)), parameter(3)
+    bad.grad = torch.ones(shape)
+    settings = {"strict": False} if name == "Muon" else {}
+    optimizer = getattr(oxidion, name)([("bad", bad), ("good", good)], **settings)
+    with pytest.raises(ValueError, match="bad: elements of parameters and states must not share memory"):
+        optimizer.step()
+    assert bool((memory == 1).all())
+
+
+@pytest.mark.parametrize(("shape", "strides"), APART, ids=str)
+def test_parameter_whose_elements_are_interleaved_is_taken(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    params = [nn.Parameter(torch.ones(100).as_strided(shape, strides)), nn.Parameter(torch.ones(shape))]
+    for param in params:
+        param.grad = torch.arange(1.0, 1 + param.numel()).view(shape)
+        oxidion.AdamW([param]).step()
+    assert torch.equal(*params)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Muon", "Lamb"])
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("when", ["bound", "later"])
+@pytest.mark.parametrize("which", ["parameter", "gradient", "state"])
+def test_storage_that_is_too_small_is_refused(name: str, strided: bool, when: str, which: str) -> None:
+    def tensor(fill: float) -> Tensor:
+        return torch.full((40, 60), fill).t() if strided else torch.full((60, 40), fill)
+
+    param, other = nn.Parameter(tensor(1.0)), parameter(3)
+    param.grad, other.grad = tensor(0.5), torch.ones(3)
+    settings = {"strict": False} if name == "Muon" else {}
+    optimizer = getattr(oxidion, name)([("weight", param), ("scale", other)], **settings)
+    if when == "later" or which == "state":
+        optimizer.step()
+    before = other.detach().clone()
+    states = [value for value in optimizer.state[param].values() if value.ndim] if which == "state" else []
+    victim = {"parameter": param, "gradient": param.grad}.get(which, *states[:1])
+    victim.untyped_storage().resize_(victim.untyped_storage().nbytes() // 2)
+    with pytest.raises(ValueError, match=r"weight: the storage of a tensor .* was resized to \d+ bytes"):
+        optimizer.step()
+    assert torch.equal(other, before)
 
 
 def test_scalar_parameter_takes_a_state_of_another_dtype() -> None:
