@@ -31,6 +31,9 @@ const SLOT_BYTES: usize = 4 << 20;
 const SLOTS: usize = 32;
 /// Products of fewer multiplications are not spread over threads: 8 million take 0.1 ms, a fork and join 10 µs.
 const SPREAD_FROM: usize = 1 << 23;
+/// Products of an iteration, about: a few small matrices are one thread's work, as waking another takes milliseconds where
+/// other processes want its core.
+const PRODUCTS: usize = 16;
 /// A result of the Gram form in a 16-bit type whose squared norm is above this share of its rows is computed again in the
 /// standard form. Exact polar factors have 1 and what the polynomials leave is below 1.2; every explosion that was seen
 /// with unsafe restarts was above.
@@ -162,8 +165,10 @@ impl Iteration<'_> {
         let kept = if self.guarded(kernel.dtype()) { m * n } else { 0 };
         let each = slot_elements(kernel, shape, self.squares(), kept);
         let threads = threads::get();
-        let workers = slots(each, kernel.dtype(), b).min(threads);
-        let spread = workers < threads && m * n * m.min(n) >= SPREAD_FROM;
+        let work = m * n * m.min(n);
+        let side_by_side = if b * work * PRODUCTS < SPREAD_FROM { 1 } else { threads };
+        let workers = slots(each, kernel.dtype(), b).min(side_by_side);
+        let spread = workers < threads && work >= SPREAD_FROM;
         let slots: Vec<_> = memory.chunks(each).take(workers.max(1)).map(Mutex::new).collect();
         let matrices: Vec<_> = x.chunks(m * n).map(|x| Mutex::new((x, Ok(())))).collect();
         let one = |slot: usize, i: usize| {

@@ -122,6 +122,9 @@ pub struct Operand<'a> {
     pub steps: [usize; 2],
 }
 
+/// Multiplications from which on another thread is woken for a product: 10 µs of work.
+pub(super) const TOGETHER: usize = 1 << 20;
+
 /// `out <- factor A B + keep out + Σ weight addend + diagonal I`.
 #[derive(Debug)]
 pub struct Product<'a> {
@@ -260,12 +263,14 @@ impl Kernel {
         [left_panels, right_panels]: [&mut FlatViewMut<'_>; 2],
         product: &mut Product<'_>,
     ) -> Result<()> {
-        let spread = threads::get() > 1;
-        threads::run(|| {
+        let work = left.count * left.inner * right.count;
+        let spread = threads::get() > 1 && work >= TOGETHER;
+        let mut all = || {
             self.pack(Side::Left, left, left_panels, spread)?;
             self.pack(Side::Right, right, right_panels, spread)?;
             self.multiply(&left_panels.view(), &right_panels.view(), product, spread)
-        })
+        };
+        if spread { threads::run(all) } else { all() }
     }
 
     /// Tests whether operands are packed faster from rows than from columns: 16 MiB in 2 ms and 4 to 6 ms with AVX-512.

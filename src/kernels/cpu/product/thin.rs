@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::thread::LocalKey;
 
-use super::{Kernel, Operand, Outcome, Product, Side};
+use super::{Kernel, Operand, Outcome, Product, Side, TOGETHER};
 use crate::error::{Error, Result};
 use crate::tensor::{FlatViewMut, MatrixView, MatrixViewMut};
 use crate::threads;
@@ -67,14 +67,15 @@ impl Kernel {
     /// # Errors
     /// `Error::Internal` for another product or another type.
     pub fn thin_products(self, products: &mut [ThinProduct<'_>]) -> Result<()> {
-        let spread = threads::get() > 1;
-        threads::run(|| {
+        let spread = threads::get() > 1 && products.iter().map(ThinProduct::work).sum::<usize>() >= TOGETHER;
+        let mut all = || {
             products.iter_mut().try_for_each(|product| match product.left.1 {
                 false => self.straight(product, spread),
                 true if product.is_turned() => self.turned(product, spread),
                 true => Err(Error::Internal(format!("{product:?} is no product of a transpose alone"))),
             })
-        })
+        };
+        if spread { threads::run(all) } else { all() }
     }
 
     fn straight(self, product: &mut ThinProduct<'_>, spread: bool) -> Result<()> {
