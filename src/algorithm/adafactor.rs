@@ -184,10 +184,10 @@ impl Algorithm for Adafactor {
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let total = |name| BufferSpec::new(name, 1, 1, DType::F64).wire(shape.param.arithmetic()).total();
+        let total = |name| BufferSpec::new(name, 1, 1, DType::F64).total();
         let mut program = Program::new().buffer(total("parameter")).buffer(total("update"));
         if is_matrix(shape) {
-            program = Factored::buffers(program, ["rows", "columns", "squares"], shape);
+            program = Factored::buffers(program, ["rows", "columns", "squares"]);
         }
         program = program.local(SQUARES, "squares");
         if self.scale_parameter {

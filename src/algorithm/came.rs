@@ -169,11 +169,11 @@ impl Algorithm for Came {
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let total = BufferSpec::new("update", 1, 1, DType::F64).wire(shape.param.arithmetic()).total();
+        let total = BufferSpec::new("update", 1, 1, DType::F64).total();
         let mut program = Program::new().buffer(total);
         if is_matrix(shape) {
-            program = Factored::buffers(program, ["rows", "columns", "squares"], shape);
-            program = Factored::buffers(program, ["residual rows", "residual columns", "residuals"], shape);
+            program = Factored::buffers(program, ["rows", "columns", "squares"]);
+            program = Factored::buffers(program, ["residual rows", "residual columns", "residuals"]);
         }
         program = program.local(SQUARES, "squares");
         if is_matrix(shape) {

@@ -29,7 +29,7 @@ pub(super) fn is_matrix(shape: &UnitShape) -> bool {
     shape.inner.len() == 2
 }
 
-/// The type of factors: float32 whatever the parameter's, as long means in 16 bits stand still.
+/// The type of second moments: float32 at least, as long means in 16 bits stand still, and squares of float16 overflow.
 pub(super) fn dtype(p: &ParamSpec) -> DType {
     p.dtype.arithmetic()
 }
@@ -54,9 +54,8 @@ pub(super) fn states(names: [&'static str; 3], p: &ParamSpec) -> [StateSpec; 3] 
 
 impl Factored {
     /// Declares the sums of a quantity under these names.
-    pub(super) fn buffers(program: Program, names: [&'static str; 3], shape: &UnitShape) -> Program {
-        let wire = shape.param.arithmetic();
-        let new = |name, cols| BufferSpec::new(name, 0, cols, DType::F64).wire(wire);
+    pub(super) fn buffers(program: Program, names: [&'static str; 3]) -> Program {
+        let new = |name, cols| BufferSpec::new(name, 0, cols, DType::F64);
         let [rows, cols, all] = names;
         program
             .buffer(
@@ -137,7 +136,8 @@ impl Factored {
             let all = units.iter_mut();
             let all = all.map(|u| Job { read: [u.grad.all()], write: [u.state[self.states].row(0)] });
             let mut jobs: Vec<_> = all.collect();
-            return kernels::run(&Squares::new(epsilon, share, grad_factor, jobs.len()), &mut jobs);
+            let (most, params) = (largest(&jobs), jobs.len());
+            return kernels::run(&Squares::new(epsilon, most, share, (grad_factor, params)), &mut jobs);
         }
         let (mut means, mut jobs) = (Vec::new(), Vec::new());
         for (i, unit) in units.iter_mut().enumerate() {
@@ -153,7 +153,7 @@ impl Factored {
                 jobs.push(Job { read: [sum], write: [state.row(0)] });
             }
         }
-        kernels::run(&Means::new(epsilon, share, &means), &mut jobs)
+        kernels::run(&Means::new(epsilon, largest(&jobs), share, &means), &mut jobs)
     }
 
     /// 1/√V of a unit, from its states.
@@ -177,6 +177,12 @@ impl Factored {
         let pass = UpdateSquares { scales: &scales, grad_factor };
         kernels::rows(&pass, &mut stacks.collect::<Vec<_>>())
     }
+}
+
+/// The largest finite number that the states of all jobs can store. Squares of float32 gradients from 2e19 on are no float32
+/// numbers: their means stop there.
+fn largest(jobs: &[Job<'_, 1, 1>]) -> f64 {
+    jobs.iter().map(|job| job.write[0].dtype().largest()).fold(f64::MAX, f64::min)
 }
 
 /// The sizes of a unit's matrices, if it has some, and where sums over them go.

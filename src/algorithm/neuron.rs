@@ -1,7 +1,7 @@
 //! Normalization of the neurons of an orthonormalized update by a running mean of their squares (`NorMuon`, Li et al.
 //! 2025, arXiv:2510.05491).
 //!
-//! With v the mean square of a row of U: V ← V + (1-β₂)(v - V), U ← U / (√V + 1e-8) by row, then U is brought back to
+//! With v the mean square of a row of U: V ← β₂V + (1-β₂)v, U ← U / (√V + 1e-8) by row, then U is brought back to
 //! the Frobenius norm that it had. V starts at zero and is not corrected for that.
 //!
 //! A neuron is a row over the parameter's last dimension and the norm is that of a matrix over its last two, of a

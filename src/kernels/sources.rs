@@ -18,6 +18,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("cuda/src/common.cuh")),
     ("hopper.cuh", include_str!("cuda/src/hopper.cuh")),
     ("jobs.cuh", include_str!("cuda/src/jobs.cuh")),
+    ("lerp.cuh", include_str!("cuda/src/lerp.cuh")),
     ("lines.cuh", include_str!("cuda/src/lines.cuh")),
     ("normal.cuh", include_str!("cuda/src/normal.cuh")),
     ("panel.cuh", include_str!("cuda/src/panel.cuh")),

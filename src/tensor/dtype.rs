@@ -20,6 +20,17 @@ pub enum DType {
 }
 
 impl DType {
+    /// The largest finite number.
+    #[must_use]
+    pub fn largest(self) -> f64 {
+        match self {
+            Self::F16 => half::f16::MAX.to_f64(),
+            Self::BF16 => half::bf16::MAX.to_f64(),
+            Self::F32 | Self::Q8 | Self::UQ8 => f64::from(f32::MAX),
+            Self::F64 => f64::MAX,
+        }
+    }
+
     /// Bytes of one element.
     #[must_use]
     pub fn bytes(self) -> usize {

@@ -69,6 +69,23 @@ def test_lion_zero_interpolation_moves_nothing(dtype: torch.dtype) -> None:
     assert param.detach().tolist() == [1.0, -2.0, 0.25]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cautious", [False, True], ids=["plain", "cautious"])
+def test_lion_non_finite_gradients_move_as_torch_sign_does(dtype: torch.dtype, cautious: bool) -> None:
+    numbers = [float("inf"), -float("inf"), float("nan"), 2.0, -2.0, 0.0]
+    grad = torch.tensor(numbers * 7, dtype=dtype)
+    param = nn.Parameter(torch.full_like(grad, 1.0))
+    optimizer: Any = oxidion.Lion([param], lr=0.25, weight_decay=0.5, cautious_wd=cautious)
+    expected = param.detach().clone()
+    for _ in range(2):
+        param.grad = grad.clone()
+        optimizer.step()
+        decays = (expected * grad.nan_to_num(0.0) >= 0) if cautious else torch.ones_like(grad)
+        expected = expected * (1 - 0.125 * decays) - 0.25 * torch.sign(grad)
+    torch.testing.assert_close(param.detach(), expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=0)
+    assert torch.equal(optimizer.state[param]["exp_avg"].isfinite(), grad.isfinite())
+
+
 def test_lion_cautious_zero_update_still_decays() -> None:
     param = nn.Parameter(torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64))
     param.grad = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)

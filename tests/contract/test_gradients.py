@@ -103,7 +103,8 @@ def test_non_finite_gradient_spoils_its_own_parameter_only(
         reference.step()
     spoilt = model.get_parameter(victim)
     assert not _all_finite(spoilt, *optimizer.state[spoilt].values()), "the bad gradient left no trace"
-    if value != value:
+    # Lion takes torch.sign, which is finite: its state alone shows it.
+    if value != value and case.algorithm != "lion":
         assert spoilt.isnan().any()
     for (name, param), expected in zip(model.named_parameters(), clean.parameters(), strict=True):
         if name == victim:

@@ -155,12 +155,15 @@ def test_algorithm_changed_to_adamw_begins_with_moments_of_its_own() -> None:
     assert optimizer.state[param]["step"].item() == 1
 
 
-def test_infinite_gradient_shows_in_lion_parameters() -> None:
+def test_infinite_gradient_shows_in_the_state_of_lion_and_moves_as_its_sign() -> None:
     param = parameter(3)
     assert param.grad is not None
     param.grad[1] = float("inf")
-    oxidion.Lion([param]).step()
-    assert param.isnan().tolist() == [False, True, False]
+    start = param.detach().clone()
+    optimizer = oxidion.Lion([param], lr=0.5, weight_decay=0.0)
+    optimizer.step()
+    assert (param.detach() - start)[1].item() == pytest.approx(-0.5, abs=1e-6)
+    assert optimizer.state[param]["exp_avg"].isinf().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Muon"])

@@ -185,19 +185,19 @@ def check_means(means: Emulated, name: str) -> None:
     """Running means, rounded once: by the host's share, and by the steps that the device counts."""
     torch.manual_seed(7)
     lengths, counts = (5, PIECE + 77, 1022, 2 * PIECE), (3.0, 12.0, 700.0, 5.0)
-    epsilon, exponent, factor = 1e-3, -0.8, -0.5
+    epsilon, exponent, factor, most = 1e-3, -0.8, -0.5, 1e300
     for on_device in (False, True):
         runs = [[_run(n, s).abs_(), _run(n, s)] for n, s in zip(lengths, (0, 0, 1, 0), strict=True)]
         before = [[x.double() for x in run] for run in runs]
         steps = [torch.tensor(float(7 + i)) for i in range(len(runs))]
         shares = [float(step) ** exponent for step in steps]
         own = [(NAN if on_device else share, n) for share, n in zip(shares, counts, strict=True)]
-        scalars = (epsilon, exponent, factor, *[0.0] * 9)
+        scalars = (epsilon, exponent, factor, most, *[0.0] * 8)
         made, blocks = table(MOST["few"], runs, scalars, own, steps if on_device else ())
         means.launch(f"{name}_few", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
         for (m, x), (old, new), share, n in zip(runs, before, shares, counts, strict=True):
             target = new / n if name == "means" else (factor * new).square()
-            want = old + share * (target + epsilon - old)
+            want = (1 - share) * old + share * (target + epsilon)
             off = ((m.double() - want).abs() - ONCE * want.abs() - 1e-15).max()
             assert off <= 0, f"{name}: {off:e} above one rounding"
             assert torch.equal(x.double(), new)

@@ -188,11 +188,32 @@ def test_means_move_by_their_share(tmp_path: Path, name: str, form: str, counts:
     shares = [step**exponent for step in steps]
     factors = [(share if counts == "host" else float("nan"), count) for share in shares]
     counters = [torch.tensor(step) for step in steps] if counts == "device" else []
-    made, blocks = table(MOST[form], runs, (epsilon, exponent, factor, *[0.0] * 9), factors, counters)
+    made, blocks = table(MOST[form], runs, (epsilon, exponent, factor, 1e300, *[0.0] * 8), factors, counters)
     kernels.launch(f"{name}_{form}", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
     for (m, _), (old, new), share in zip(runs, before, shares, strict=True):
         target = new / count if name == "means" else (factor * new).square()
-        torch.testing.assert_close(m.double(), old + share * (target + epsilon - old), rtol=1e-6, atol=1e-7)
+        want = (1 - share) * old + share * (target + epsilon)
+        torch.testing.assert_close(m.double(), want, rtol=1e-6, atol=1e-7)
+
+
+def test_means_of_finite_numbers_are_finite_and_exact_at_a_share_of_one(tmp_path: Path) -> None:
+    kernels = Emulated("means.cu", tmp_path / "means", kernels=["means_few"])
+    most = torch.finfo(F32).max
+    new = torch.tensor([0.3, 1e60, float("inf"), float("nan")], dtype=F64)
+    runs = [[torch.full((4,), 1e30), new]]
+    made, blocks = table(MOST["few"], runs, (0.0, 0.0, 0.0, most, *[0.0] * 8), [(1.0, 1.0)], [])
+    kernels.launch("means_few", made, blocks=blocks, threads=THREADS, shared_bytes=0, readable=[])
+    assert runs[0][0][:2].tolist() == torch.tensor([0.3, most]).tolist()
+    assert not bool(runs[0][0][2:].isfinite().any())
+
+
+def test_squares_of_large_numbers_are_summed_in_float64(rows: Emulated, totals: Emulated) -> None:
+    torch.manual_seed(0)
+    stacks = [Stack([1e30 * torch.randn(2, 37, 21)], summed=True)]
+    launch(rows, totals, "gradient_squares", "few", stacks, (1.0,))
+    squares = stacks[0].operands[0].double().square()
+    for own, want in zip(stacks[0].sums, [squares.sum(2), squares.sum(1), squares.sum((1, 2))], strict=False):
+        torch.testing.assert_close(own.view_as(want), want, rtol=1e-6, atol=0)
 
 
 class UpdateJob(ctypes.Structure):
@@ -265,8 +286,8 @@ FAULTS = {
     "the scale of another matrix": ("stacks.cuh", "matrix * job.cols + col + j", "col + j"),
     "columns are summed without a wait": (
         "stacks.cuh",
-        "static_cast<double>(below[j]);\n        __syncthreads();",
-        "static_cast<double>(below[j]);",
+        "= below[j];\n        __syncthreads();",
+        "= below[j];",
     ),
 }
 

@@ -175,13 +175,13 @@ FAULTS: dict[str, dict[str, Edit]] = {
         ),
         "epsilon is divided too": (
             "means.cuh",
-            "x[1] / count + epsilon - x[0]",
-            "(x[1] + epsilon) / count - x[0]",
+            "x[1] / count + epsilon)",
+            "(x[1] + epsilon) / count)",
         ),
         "the factor is not squared": (
             "means.cuh",
-            "(g * g + epsilon - x[0])",
-            "(g * x[1] + epsilon - x[0])",
+            "g * g + epsilon)",
+            "g * x[1] + epsilon)",
         ),
         "the host's share where the device counts": (
             "means.cuh",

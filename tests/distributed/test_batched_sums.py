@@ -90,14 +90,14 @@ def payload(algorithm: str, setting: Setting, shape: Shape = (M, N)) -> int:
 @pytest.mark.parametrize(("setting", "length"), [(SETTINGS[1][0], N), (SETTINGS[2][0], M)], ids=str)
 def test_payload_of_a_sharded_matrix_equals_the_formula(setting: Setting, length: int) -> None:
     assert payload("lamb", setting) == 2 * 8
-    assert payload("adafactor", setting) == 4 * (length + 2) + 4
-    assert payload("came", setting) == 4 * (length + 1) + 4 + 4 * (length + 1)
+    assert payload("adafactor", setting) == 8 * (length + 2) + 8
+    assert payload("came", setting) == 8 * (length + 1) + 8 + 8 * (length + 1)
 
 
 def test_payload_of_a_matrix_cut_both_ways_equals_the_formula() -> None:
     setting = Setting("", {"fs": 2, "tp": 2}, plane(1, 0))
-    assert payload("adafactor", setting) == 4 * (M // 2 + 2) + 4 * (N // 2 + 2) + 4
-    assert payload("came", setting) == 2 * (4 * (M // 2 + 1) + 4 * (N // 2 + 1)) + 4
+    assert payload("adafactor", setting) == 8 * (M // 2 + 2) + 8 * (N // 2 + 2) + 8
+    assert payload("came", setting) == 2 * (8 * (M // 2 + 1) + 8 * (N // 2 + 1)) + 8
 
 
 def test_norm_of_all_gradients_takes_one_more_sum_and_equals_the_formula() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -13,14 +11,14 @@ from oxidion._reference.update import Group, State, betas_of, decay
 def lion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """Lion (arXiv:2302.06675): sign of an interpolated momentum.
 
-    ``U = sign(b1 m + (1 - b1) g)``, NaN where that is not finite; ``m <- b2 m + (1 - b2) g``; decay;
+    ``U = sign(b1 m + (1 - b1) g)``, 0 for what is no number; ``m <- b2 m + (1 - b2) g``; decay;
     ``X <- X - lr U``.
     """
     grad = -grad if group.get("maximize", False) else grad
     beta1, beta2 = betas_of(group)
     momentum = state.setdefault("momentum", torch.zeros_like(param))
     mixed = beta1 * momentum + (1.0 - beta1) * grad
-    update = torch.where(mixed.isfinite(), mixed.sign(), math.nan)
+    update = mixed.sign()
     momentum.mul_(beta2).add_(grad, alpha=1.0 - beta2)
     decay(param, update, group)
     param -= float(group["lr"]) * update

@@ -11,11 +11,11 @@ from oxidion._reference.update import Group
 def normalize_neurons(u: Tensor, v: Tensor, beta2: float) -> None:
     """NorMuon's normalization (arXiv:2510.05491) of a matrix ``[r, c]`` by its V ``[r, 1]``, in place.
 
-    ``V <- V + (1 - beta2) (mean_j U_ij^2 - V)``; ``U <- U / (sqrt(V) + 1e-8)``; then U is brought back to
+    ``V <- beta2 V + (1 - beta2) mean_j U_ij^2``; ``U <- U / (sqrt(V) + 1e-8)``; then U is brought back to
     the Frobenius norm that it had.
     """
     norm = u.norm()
-    v += (1.0 - beta2) * (u.square().mean(dim=-1, keepdim=True) - v)
+    v.mul_(beta2).add_(u.square().mean(dim=-1, keepdim=True), alpha=1.0 - beta2)
     u /= v.sqrt() + 1e-8
     u *= norm / max(float(u.norm()), 1e-8)
 

@@ -21,8 +21,8 @@ class Lion(OxOptimizer):
         x &\leftarrow (1 - \mathrm{lr}\,\lambda)\, x - \mathrm{lr}\, u
 
     Every element moves by exactly ``lr``. State: ``exp_avg``, shaped like the parameter, of its dtype unless
-    ``state_dtype``. Parameters and state are written in place. A non-finite gradient makes its element NaN,
-    no other.
+    ``state_dtype``. Parameters and state are written in place. The sign is ``torch.sign``'s: where
+    a gradient is not finite, its element of the state is not either, and that of the parameter stays finite.
 
     Args:
         lr: distance that every element moves, in units of the parameter; usually 3 to 10 times smaller than

@@ -14,6 +14,7 @@ pub(super) mod rounding;
 pub(super) mod rows;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(super) mod search;
+mod thin;
 
 pub(in crate::kernels) use convert::Real;
 pub(in crate::kernels) use fold::Fold;

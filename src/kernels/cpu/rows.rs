@@ -1,8 +1,9 @@
-//! Passes over stacks of matrices, row by row, with sums by row and by column. Sums are made in the same order whatever
-//! the number of threads.
+//! Passes over stacks of matrices, row by row, with sums by row and by column; over several rows at once where they are
+//! short. Sums are made in the same order whatever the number of threads.
 
 use std::sync::OnceLock;
 
+use super::thin::{self, THIN};
 use super::{Job, Real, Slot, convert, isa};
 use crate::kernels::cuda_call::RowPassCall;
 use crate::tensor::{DType, Element, FlatViewMut};
@@ -15,7 +16,7 @@ const PARTS: usize = 32;
 /// Rows that are worked on side by side at most.
 const TOGETHER: usize = 4;
 /// Columns of a row that are worked on before the next row's: a multiple of every block of an 8-bit state.
-const TILE: usize = 512;
+pub(super) const TILE: usize = 512;
 /// Rows whose columns are summed in the type of the arithmetic before the sums go on in float64.
 const RUN: usize = 16;
 
@@ -54,6 +55,9 @@ pub struct At {
     pub col: usize,
 }
 
+/// Scales that an element has at most.
+pub const SCALES: usize = 2;
+
 /// A pass over the rows of `N` operands, of which `R` are read and `W` written.
 pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// The order in which kernels of devices take the operands.
@@ -62,6 +66,22 @@ pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
     /// Does its work on a part of a row and adds to the columns' sums, which may be empty; returns what it adds to the
     /// row's sum and to the job's.
     fn row<C: Real>(&self, at: At, read: [&[C]; R], write: [&mut [C]; W], cols: &mut [C]) -> [f64; 2];
+
+    /// Scales by row, from this one on, and by column of a matrix; empty where the pass has none.
+    fn scales<C: Real>(&self, _at: At) -> [[&[C]; 2]; SCALES] {
+        [[&[]; 2]; SCALES]
+    }
+
+    /// Does its work on elements of short rows, which have a row's and a column's scale each, and leaves what is summed by row
+    /// and by column; returns what it adds to the job's sum.
+    fn elements<C: Real>(
+        &self,
+        job: usize,
+        read: [&[C]; R],
+        write: [&mut [C]; W],
+        scales: [[&[C]; 2]; SCALES],
+        summed: &mut [C],
+    ) -> f64;
 
     /// Call of the pass on CUDA devices; none where there is no kernel of it.
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
@@ -78,39 +98,41 @@ fn together() -> usize {
 }
 
 /// Rows of one job: of several whole matrices, or of a part of one.
-struct Task<'a, const R: usize, const W: usize> {
-    job: usize,
+pub(super) struct Task<'a, const R: usize, const W: usize> {
+    pub(super) job: usize,
     /// The number of the first row in the job, and how many there are.
-    first: usize,
-    count: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
     /// Rows and columns of a matrix.
-    shape: [usize; 2],
+    pub(super) shape: [usize; 2],
     /// Part of a matrix that is split; its sums by column are added up at the end.
-    part: Option<usize>,
+    pub(super) part: Option<usize>,
     /// The elements of the rows.
-    operands: Job<'a, R, W>,
-    row_sums: FlatViewMut<'a>,
+    pub(super) operands: Job<'a, R, W>,
+    pub(super) row_sums: FlatViewMut<'a>,
     /// Sums by column of whole matrices.
-    col_sums: FlatViewMut<'a>,
+    pub(super) col_sums: FlatViewMut<'a>,
     /// True if sums by column are wanted.
-    sums_cols: bool,
+    pub(super) sums_cols: bool,
+    /// True if the arithmetic is float64 whatever the operands' type.
+    is_wide: bool,
     /// Rows that are worked on side by side.
     together: usize,
-    left: Left,
+    pub(super) left: Left,
 }
 
 /// Sums that a task leaves: its share of the job's sum, and the sums by column of a part of a matrix.
 #[derive(Default)]
-struct Left {
-    total: f64,
-    cols: Vec<f64>,
+pub(super) struct Left {
+    pub(super) total: f64,
+    pub(super) cols: Vec<f64>,
 }
 
 /// Splits a job into tasks. The sums by column of matrices that are split stay with the job.
 fn cut<'a, const R: usize, const W: usize>(
     job: usize,
     stack: &'a mut Stack<'_, R, W>,
-    together: usize,
+    (together, is_wide): (usize, bool),
     tasks: &mut Vec<Task<'a, R, W>>,
 ) {
     let Stack { stack: matrices, rows, cols, .. } = *stack;
@@ -131,6 +153,7 @@ fn cut<'a, const R: usize, const W: usize>(
             row_sums: row_sums.take_first(count),
             col_sums: col_sums.take_first(whole * cols),
             sums_cols,
+            is_wide,
             together,
             left: Left::default(),
         });
@@ -163,35 +186,76 @@ fn rows_side_by_side<const N: usize, const R: usize, const W: usize, P: RowPass<
     jobs: &mut [Stack<'_, R, W>],
     together: usize,
 ) {
-    for stack in &mut *jobs {
-        // No row writes what has none.
-        stack.row_sums.numbers().fill(0.0);
-        stack.col_sums.numbers().fill(0.0);
-    }
-    let totals = pass_over(pass, jobs, together);
-    for (stack, total) in jobs.iter_mut().zip(totals) {
-        stack.total.numbers().fill(total);
-        let (all, rows) = (stack.all_sums.numbers(), stack.row_sums.view().numbers());
-        all.fill(0.0);
-        for (all, rows) in all.iter_mut().zip(rows.chunks(stack.rows.max(1))) {
-            *all = rows.iter().sum();
+    let all: Vec<_> = (0..jobs.len()).collect();
+    summed(pass, jobs, &all, (together, false));
+    if W == 0 {
+        // Squares of large numbers are no float32 numbers: these jobs are done again, in float64.
+        let again: Vec<_> = all.into_iter().filter(|job| overflows(&mut jobs[*job])).collect();
+        if !again.is_empty() {
+            summed(pass, jobs, &again, (together, true));
         }
     }
 }
 
-/// Runs a pass over all jobs; returns its own sum of each.
+/// Tests whether a sum is not finite though the arithmetic was float32.
+fn overflows<const R: usize, const W: usize>(stack: &mut Stack<'_, R, W>) -> bool {
+    let sums = [&mut stack.total, &mut stack.all_sums, &mut stack.col_sums];
+    let finite = sums.into_iter().all(|sums| side_by_side(sums.numbers()).is_finite());
+    !finite && stack.operands.dtypes().all(|dtype| dtype != DType::F64)
+}
+
+/// Runs a pass over those jobs that are named, in float64 if that is said, and writes its sums.
+fn summed<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
+    pass: &P,
+    jobs: &mut [Stack<'_, R, W>],
+    named: &[usize],
+    how: (usize, bool),
+) {
+    for job in named {
+        let stack = &mut jobs[*job];
+        // No row writes what has none.
+        stack.row_sums.numbers().fill(0.0);
+        stack.col_sums.numbers().fill(0.0);
+    }
+    let totals = pass_over(pass, jobs, named, how);
+    for job in named {
+        let stack = &mut jobs[*job];
+        stack.total.numbers().fill(totals[*job]);
+        let (all, rows) = (stack.all_sums.numbers(), stack.row_sums.view().numbers());
+        all.fill(0.0);
+        for (all, rows) in all.iter_mut().zip(rows.chunks(stack.rows.max(1))) {
+            *all = side_by_side(rows);
+        }
+    }
+}
+
+/// The sum of numbers, some side by side.
+fn side_by_side(numbers: &[f64]) -> f64 {
+    let (whole, rest) = numbers.as_chunks::<8>();
+    let mut lanes = [0.0_f64; 8];
+    for chunk in whole {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += x);
+    }
+    lanes.iter().chain(rest).sum()
+}
+
+/// Runs a pass over those jobs that are named; returns its own sum of each.
 fn pass_over<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
     pass: &P,
     jobs: &mut [Stack<'_, R, W>],
-    together: usize,
+    named: &[usize],
+    how: (usize, bool),
 ) -> Vec<f64> {
-    let elements: usize = jobs.iter().map(|s| s.operands.len()).sum();
+    let elements: usize = named.iter().map(|job| jobs[*job].operands.len()).sum();
     let (mut totals, mut tasks) = (vec![0.0; jobs.len()], Vec::new());
+    let mut named = named.iter().peekable();
     for (job, stack) in jobs.iter_mut().enumerate() {
-        cut(job, stack, together, &mut tasks);
+        if named.next_if_eq(&&job).is_some() {
+            cut(job, stack, how, &mut tasks);
+        }
     }
     let work = |task: &mut Task<'_, R, W>| {
-        let is_wide = task.operands.dtypes().any(|dtype| dtype == DType::F64);
+        let is_wide = task.is_wide || task.operands.dtypes().any(|dtype| dtype == DType::F64);
         let rows = Rows { pass, task };
         if is_wide { isa::vectorised::<f64, _>(rows) } else { isa::vectorised::<f32, _>(rows) }
     };
@@ -231,7 +295,12 @@ impl<P: RowPass<N, R, W>, const N: usize, const R: usize, const W: usize> isa::W
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn run<C: Real>(self) {
-        body::<C, N, R, W, P>(self.pass, self.task);
+        let [rows, cols] = self.task.shape;
+        if rows > 1 && cols <= THIN {
+            thin::body::<C, N, R, W, P>(self.pass, self.task);
+        } else {
+            body::<C, N, R, W, P>(self.pass, self.task);
+        }
     }
 }
 
@@ -245,11 +314,7 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
     let (together, rows, cols) = (task.together, task.shape[0].max(1), task.shape[1]);
     let wanted = if task.sums_cols { cols } else { 0 };
     let (mut short, mut wide) = (vec![C::default(); wanted], vec![0.0_f64; wanted]);
-    let scratch = |dtype: DType| {
-        if dtype == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); TILE] }
-    };
-    let mut reads: [Vec<C>; R] = operands.read.map(|x| scratch(x.dtype()));
-    let mut writes: [Vec<C>; W] = operands.write.each_ref().map(|x| scratch(x.dtype()));
+    let (mut reads, mut writes) = scratch::<C, R, W>(operands);
     let (mut done, mut unflushed) = (0, 0);
     while done < task.count {
         // Rows of one matrix.
@@ -263,7 +328,7 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
             let sums_of_cols = if wanted > 0 { &mut short[col..col + len] } else { &mut [] };
             for (r, sum) in sums[..count].iter_mut().enumerate() {
                 let start = (done + r) * cols + col;
-                if together > 1 {
+                if together > 1 && rows > 1 {
                     // The columns that come next, or the row.
                     let next = if col + len < cols { r * cols + col + len } else { (together + r) * cols };
                     operands.prefetch(done * cols + next, TILE.min(cols));
@@ -273,7 +338,8 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
                     write: operands.write.each_mut().map(|x| x.part(start, len)),
                 };
                 let at = At { row: first.row + r, col, ..first };
-                let [row, total] = tile(pass, at, tiles, (&mut reads, &mut writes), sums_of_cols);
+                let row = |read: [&[C]; R], write: [&mut [C]; W]| pass.row(at, read, write, sums_of_cols);
+                let [row, total] = tile(tiles, (&mut reads, &mut writes), row);
                 *sum += row;
                 left.total += total;
             }
@@ -301,16 +367,25 @@ fn body<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
     left.cols = if task.part.is_some() { wide } else { Vec::new() };
 }
 
-/// A pass over a part of a row.
+/// Memory for a tile of each operand that is not of the type of the arithmetic.
+pub(super) fn scratch<C: Real, const R: usize, const W: usize>(
+    operands: &Job<'_, R, W>,
+) -> ([Vec<C>; R], [Vec<C>; W]) {
+    let scratch = |dtype: DType| {
+        if dtype == <C as Element>::DTYPE { Vec::new() } else { vec![C::default(); TILE] }
+    };
+    let written = operands.write.each_ref().map(|x| scratch(x.dtype()));
+    (operands.read.map(|x| scratch(x.dtype())), written)
+}
+
+/// Does work on a part of the elements, in the type of the arithmetic.
 #[inline(always)]
 #[allow(clippy::inline_always)] // inside its caller's instruction set
-fn tile<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>>(
-    pass: &P,
-    at: At,
+pub(super) fn tile<C: Real, T, const R: usize, const W: usize>(
     Job { read, mut write }: Job<'_, R, W>,
     (reads, writes): (&mut [Vec<C>; R], &mut [Vec<C>; W]),
-    cols: &mut [C],
-) -> [f64; 2] {
+    work: impl FnOnce([&[C]; R], [&mut [C]; W]) -> T,
+) -> T {
     let mut buffers = reads.iter_mut();
     let lines = read.map(|x| match buffers.next() {
         Some(own) if !own.is_empty() => {
@@ -329,11 +404,11 @@ fn tile<C: Real, const N: usize, const R: usize, const W: usize, P: RowPass<N, R
         }
         _ => x.slice_mut::<C>(),
     });
-    let sums = pass.row(at, lines, written, cols);
+    let done = work(lines, written);
     for (x, own) in write.iter_mut().zip(writes.iter()).filter(|(_, own)| !own.is_empty()) {
         convert::store(&own[..x.len()], x);
     }
-    sums
+    done
 }
 
 #[cfg(test)]
@@ -347,7 +422,9 @@ mod tests {
     #[test]
     fn sums_are_the_same_for_any_rows_side_by_side_and_any_threads() {
         let pass = GradientSquares { grad_factor: 0.5 };
-        for (stack, rows, cols) in [(1, 700, 523), (3, 9, 64), (1, 1, 5), (2, 300, 1100)] {
+        let shapes = [(1, 700, 523), (3, 9, 64), (1, 1, 5), (2, 300, 1100), (1, 70_001, 4), (2, 45_000, 3)];
+        let thin = [(1, 200_003, 1), (5, 7, 8), (40, 1000, 16), (3, 1500, 65), (900, 2, 2), (2, 3, 64)];
+        for (stack, rows, cols) in shapes.into_iter().chain(thin) {
             let shape = [stack, rows, cols].map(|n| i64::try_from(n).unwrap());
             let g = Tensor::randn(shape, (Kind::Float, Device::Cpu));
             let sums = |together: usize, threads: usize| {

@@ -7,15 +7,16 @@
 template <typename C, typename Operands>
 struct AdamWith : Operands {
     static constexpr int COUNT = Operands::OPERANDS;
-    C factor, rest1, beta2, rest2, rate, inverse_root, epsilon, decay, keep;
+    Lerp<C> first;
+    C factor, beta2, rest2, rate, inverse_root, epsilon, decay, keep;
     bool cautious, late;
 
     __device__ AdamWith(const AdamWScalars& s, const Job& job)
         : AdamWith(s, Corrections(job, s.beta1(), s.beta2(), s.all.rate.value())) {}
 
     __device__ AdamWith(const AdamWScalars& s, const Corrections& own)
-        : factor(scalar<C>(s.grad_factor())),
-          rest1(scalar<C>(1.0 - s.beta1())),
+        : first(Lerp<C>::keeping(s.beta1())),
+          factor(scalar<C>(s.grad_factor())),
           beta2(scalar<C>(s.beta2())),
           rest2(scalar<C>(1.0 - s.beta2())),
           rate(scalar<C>(own.first)),
@@ -28,7 +29,7 @@ struct AdamWith : Operands {
 
     __device__ void operator()(C (&x)[COUNT]) const {
         const C g = factor * x[1];
-        x[2] = x[2] + rest1 * (g - x[2]);
+        x[2] = first(x[2], g);
         x[3] = beta2 * x[3] + rest2 * (g * g);
         C second = x[3];
         if constexpr (COUNT == 5) {

@@ -5,6 +5,7 @@
 use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
+use crate::kernels::ops::lerp::Lerp;
 use crate::tensor::FlatView;
 
 ops! {
@@ -60,7 +61,7 @@ impl AdamW<'_> {
         let [rate, inverse_root] = self.corrections[job];
         Moments {
             factor: C::of(self.grad_factor),
-            one_minus_beta1: C::of(1.0 - self.beta1),
+            first: Lerp::keeping(self.beta1),
             beta2: C::of(self.beta2),
             one_minus_beta2: C::of(1.0 - self.beta2),
             rate: C::of(rate),
@@ -78,7 +79,7 @@ impl AdamW<'_> {
 #[derive(Clone, Copy)]
 struct Moments<C> {
     factor: C,
-    one_minus_beta1: C,
+    first: Lerp<C>,
     beta2: C,
     one_minus_beta2: C,
     rate: C,
@@ -95,7 +96,7 @@ impl<C: Real> Moments<C> {
     #[inline(always)]
     fn update(&self, g: C, m: &mut C, v: &mut C) -> C {
         let g = g * self.factor;
-        *m = *m + self.one_minus_beta1 * (g - *m);
+        *m = self.first.of(*m, g);
         *v = self.beta2 * *v + self.one_minus_beta2 * (g * g);
         *v
     }

@@ -6,6 +6,7 @@ use super::factors::Steps;
 use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
+use crate::kernels::ops::lerp::Lerp;
 use crate::tensor::FlatView;
 
 ops! {
@@ -17,16 +18,17 @@ ops! {
 // counts. Operands: x, g, fast, slow, v.
 template <typename C>
 struct AdEMAMix : AdEMAMixOperands {
-    C factor, rest1, rest3, beta2, rest2, fast, slow, inverse_root, epsilon, decay, keep;
+    Lerp<C> into_fast, into_slow;
+    C factor, beta2, rest2, fast, slow, inverse_root, epsilon, decay, keep;
     bool cautious;
 
     __device__ AdEMAMix(const AdEMAMixScalars& s, const Job& job)
         : AdEMAMix(s, job.steps ? static_cast<double>(*in_global_memory(job.steps)) : job.factor[0]) {}
 
     __device__ AdEMAMix(const AdEMAMixScalars& s, double step)
-        : factor(scalar<C>(s.grad_factor())),
-          rest1(scalar<C>(1.0 - s.beta1())),
-          rest3(scalar<C>(1.0 - beta3_at(s, step))),
+        : into_fast(Lerp<C>::keeping(s.beta1())),
+          into_slow(Lerp<C>::keeping(beta3_at(s, step))),
+          factor(scalar<C>(s.grad_factor())),
           beta2(scalar<C>(s.beta2())),
           rest2(scalar<C>(1.0 - s.beta2())),
           fast(scalar<C>(s.lr() / (1.0 - power(s.beta1(), static_cast<float>(step))))),
@@ -46,8 +48,8 @@ struct AdEMAMix : AdEMAMixOperands {
 
     __device__ void operator()(C (&x)[5]) const {
         const C g = factor * x[1];
-        x[2] = x[2] + rest1 * (g - x[2]);
-        x[3] = x[3] + rest3 * (g - x[3]);
+        x[2] = into_fast(x[2], g);
+        x[3] = into_slow(x[3], g);
         x[4] = beta2 * x[4] + rest2 * (g * g);
         const C step = quotient(fast * x[2] + slow * x[3], root(x[4]) * inverse_root + epsilon);
         if (cautious) {
@@ -104,8 +106,8 @@ pub struct AtStep {
     rate: f64,
     /// `lr · α` of the step.
     slow_rate: f64,
-    /// `1 - β₃` of the step.
-    slow_rest: f64,
+    /// β₃ of the step.
+    beta3: f64,
     /// `1 / √(1 - β₂ᵗ)`.
     inverse_root: f64,
 }
@@ -128,7 +130,7 @@ impl<'a> AdEMAMix<'a> {
         AtStep {
             rate: self.lr / (1.0 - self.beta1.powf(step)),
             slow_rate: self.lr * self.alpha_at(step),
-            slow_rest: 1.0 - self.beta3_at(step),
+            beta3: self.beta3_at(step),
             inverse_root: 1.0 / (1.0 - self.beta2.powf(step)).sqrt(),
         }
     }
@@ -154,15 +156,15 @@ impl Op<5, 1, 4> for AdEMAMix<'_> {
     fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [x, fast, slow, v]: [&mut [C]; 4]) {
         let at = &self.at_step[job];
         let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
-        let (rest1, rest3) = (C::of(1.0 - self.beta1), C::of(at.slow_rest));
+        let (into_fast, into_slow) = (Lerp::keeping(self.beta1), Lerp::keeping(at.beta3));
         let (beta2, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta2));
         let (rate, slow_rate, inverse_root) = (C::of(at.rate), C::of(at.slow_rate), C::of(at.inverse_root));
         let (decay, keep) = (C::of(self.decay), C::of(1.0 - self.decay));
         let cautious = self.cautious && self.decay != 0.0;
         for ((((x, g), fast), slow), v) in x.iter_mut().zip(g).zip(fast).zip(slow).zip(v) {
             let g = *g * factor;
-            *fast = *fast + rest1 * (g - *fast);
-            *slow = *slow + rest3 * (g - *slow);
+            *fast = into_fast.of(*fast, g);
+            *slow = into_slow.of(*slow, g);
             *v = beta2 * *v + rest2 * (g * g);
             let step = (rate * *fast + slow_rate * *slow) / (v.sqrt() * inverse_root + epsilon);
             let own = if cautious && step * *x < C::default() { C::default() } else { decay };

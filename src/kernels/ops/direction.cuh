@@ -6,13 +6,14 @@
 // v.
 template <typename C>
 struct Direction : DirectionOperands {
-    C rest1, beta2, rest2, epsilon, factor, rate, inverse_root;
+    Lerp<C> first;
+    C beta2, rest2, epsilon, factor, rate, inverse_root;
 
     __device__ Direction(const DirectionScalars& s, const Job& job)
         : Direction(s, Corrections(job, s.beta1(), s.beta2(), s.unit())) {}
 
     __device__ Direction(const DirectionScalars& s, const Corrections& own)
-        : rest1(scalar<C>(1.0 - s.beta1())),
+        : first(Lerp<C>::keeping(s.beta1())),
           beta2(scalar<C>(s.beta2())),
           rest2(scalar<C>(1.0 - s.beta2())),
           epsilon(scalar<C>(s.epsilon())),
@@ -22,7 +23,7 @@ struct Direction : DirectionOperands {
 
     __device__ void operator()(C (&x)[3]) const {
         const C g = factor * x[0];
-        x[1] = x[1] + rest1 * (g - x[1]);
+        x[1] = first(x[1], g);
         x[2] = beta2 * x[2] + rest2 * (g * g);
         x[0] = quotient(rate * x[1], root(x[2]) * inverse_root + epsilon);
     }

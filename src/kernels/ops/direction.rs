@@ -5,6 +5,7 @@
 use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::ops::declare::{kernel, ops};
+use crate::kernels::ops::lerp::Lerp;
 
 ops! {
     cuda "direction.cuh";
@@ -52,11 +53,11 @@ impl Op<3, 0, 3> for Direction {
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, []: [&[C]; 0], [r, m, v]: [&mut [C]; 3]) {
         let (factor, epsilon) = (C::of(self.grad_factor), C::of(self.epsilon));
-        let (beta2, rest1, rest2) = (C::of(self.beta2), C::of(1.0 - self.beta1), C::of(1.0 - self.beta2));
+        let (first, beta2, rest2) = (Lerp::keeping(self.beta1), C::of(self.beta2), C::of(1.0 - self.beta2));
         let [rate, inverse_root] = self.corrections[job].map(C::of);
         for ((r, m), v) in r.iter_mut().zip(m).zip(v) {
             let g = *r * factor;
-            *m = *m + rest1 * (g - *m);
+            *m = first.of(*m, g);
             *v = beta2 * *v + rest2 * (g * g);
             *r = rate * *m / (v.sqrt() * inverse_root + epsilon);
         }

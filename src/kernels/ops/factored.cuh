@@ -1,6 +1,6 @@
 // The operations on matrices whose second moments are kept by row and by column, as
 // src/kernels/ops/factored.rs has them. Each takes one element of every operand, with the scales of its row
-// and of its column.
+// and of its column. Squares are summed in float64, so that no finite float32 overflows.
 #pragma once
 #include "arithmetic.cuh"
 #include "stacks.cuh"
@@ -17,8 +17,8 @@ struct GradientSquares : GradientSquaresOperands {
     __device__ GradientSquares(const GradientSquaresScalars& s, const StackJob&)
         : factor(scalar<C>(s.grad_factor())) {}
 
-    __device__ C operator()(C (&x)[1], const C*, const C*) const {
-        const C g = factor * x[0];
+    __device__ double operator()(C (&x)[1], const C*, const C*) const {
+        const double g = static_cast<double>(factor * x[0]);
         return g * g;
     }
 };
@@ -35,8 +35,8 @@ struct GradientAndParameterSquares : GradientAndParameterSquaresOperands {
     __device__ GradientAndParameterSquares(const GradientSquaresScalars& s, const StackJob&)
         : factor(scalar<C>(s.grad_factor())) {}
 
-    __device__ C operator()(C (&x)[2], const C*, const C*) {
-        const C g = factor * x[0];
+    __device__ double operator()(C (&x)[2], const C*, const C*) {
+        const double g = static_cast<double>(factor * x[0]);
         total += static_cast<double>(x[1]) * static_cast<double>(x[1]);
         return g * g;
     }
@@ -76,9 +76,9 @@ struct Residual : ResidualOperands {
           rest(scalar<C>(1.0 - s.beta1())),
           factor(scalar<C>(in_global_memory(job.live)[0])) {}
 
-    __device__ C operator()(C (&x)[2], const C* row, const C* col) const {
+    __device__ double operator()(C (&x)[2], const C* row, const C* col) const {
         const C u = x[0] * (row[0] * factor) * col[0];
-        const C away = u - (keep * x[1] + rest * u);
+        const double away = static_cast<double>(u - (keep * x[1] + rest * u));
         return away * away;
     }
 };

@@ -2,38 +2,90 @@
 
 #![allow(clippy::inline_always)] // every pass must be compiled inside its caller's instruction set
 
+use std::sync::OnceLock;
+
 use super::factors::Factors;
 use crate::kernels::cpu::Real;
 use crate::kernels::cpu::Slot;
+use crate::kernels::cpu::convert::load;
+use crate::kernels::cpu::isa;
 use crate::kernels::cpu::lanes::{LANES, sums};
 use crate::kernels::cpu::reduce::values;
-use crate::kernels::cpu::rows::{At, RowPass};
+use crate::kernels::cpu::rows::{At, RowPass, SCALES};
 use crate::kernels::cuda_call::{Kernel, RowPassCall, ScaleMoments};
 use crate::kernels::ops::declare::{kernel, ops};
-use crate::tensor::{Device, FlatView};
+use crate::tensor::{DType, Device, FlatView};
 
-/// Numbers in both types of arithmetic: a pass works in the widest type of its operands, which only it knows.
-#[derive(Clone, Debug, Default)]
-pub struct Line {
-    narrow: Vec<f32>,
-    wide: Vec<f64>,
+/// For each number of as many equal parts as there are factors the part's factor over the number's root. A pass works in
+/// the widest type of its operands, which only it knows: computed when it is first asked for in a type.
+#[derive(Clone, Debug)]
+pub struct Line<'a> {
+    numbers: FlatView<'a>,
+    factors: Vec<f64>,
+    narrow: OnceLock<Vec<f32>>,
+    wide: OnceLock<Vec<f64>>,
 }
 
-impl From<Vec<f64>> for Line {
-    fn from(wide: Vec<f64>) -> Self {
-        #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
-        let narrow = wide.iter().map(|x| *x as f32).collect();
-        Self { narrow, wide }
-    }
-}
-
-impl Line {
+impl<'a> Line<'a> {
     /// No numbers.
-    const NONE: Self = Self { narrow: Vec::new(), wide: Vec::new() };
+    const fn none() -> Self {
+        Self::of(FlatView::EMPTY, Vec::new())
+    }
+
+    const fn of(numbers: FlatView<'a>, factors: Vec<f64>) -> Self {
+        Self { numbers, factors, narrow: OnceLock::new(), wide: OnceLock::new() }
+    }
+
+    fn ones(count: usize) -> Self {
+        Self { narrow: vec![1.0; count].into(), wide: vec![1.0; count].into(), ..Self::none() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn computed<C: Real>(&self) -> Vec<C> {
+        isa::vectorised::<C, _>(Roots(self, Vec::with_capacity(self.numbers.len())))
+    }
 
     #[inline(always)]
     fn get<C: Real>(&self) -> &[C] {
-        C::pick(&self.narrow, &self.wide)
+        if C::DTYPE == DType::F64 {
+            C::pick(&[], self.wide.get_or_init(|| self.computed::<f64>()))
+        } else {
+            C::pick(self.narrow.get_or_init(|| self.computed::<f32>()), &[])
+        }
+    }
+}
+
+/// Elements that are worked on at once.
+const TILE: usize = 512;
+/// Numbers that float32 has, with their neighbours, to full precision.
+const NORMAL: std::ops::Range<f64> = 1e-36..1e36;
+
+/// Numbers of a line in one type, which are computed.
+struct Roots<'l, 'a, C>(&'l Line<'a>, Vec<C>);
+
+impl<T: Real> isa::Work for Roots<'_, '_, T> {
+    type Out = Vec<T>;
+
+    #[inline(always)]
+    fn run<C: Real>(self) -> Vec<T> {
+        let Self(Line { numbers, factors, .. }, mut roots) = self;
+        let each = numbers.len().checked_div(factors.len()).unwrap_or(0);
+        let mut tile = [0.0_f64; TILE];
+        for (part, factor) in factors.iter().enumerate() {
+            for start in (0..each).step_by(TILE) {
+                let tile = &mut tile[..TILE.min(each - start)];
+                load(&numbers.part(part * each + start, tile.len()), tile);
+                // Roots and quotients of float64 take four times as long.
+                let are_normal = tile.iter().fold(true, |all, x| all & NORMAL.contains(x));
+                if are_normal && NORMAL.contains(factor) {
+                    roots.extend(tile.iter().map(|x| T::of(*factor) / T::of(*x).sqrt()));
+                } else {
+                    roots.extend(tile.iter().map(|x| T::of(factor / x.sqrt())));
+                }
+            }
+        }
+        roots
     }
 }
 
@@ -42,9 +94,9 @@ impl Line {
 #[derive(Clone, Debug)]
 pub struct Scales<'a> {
     /// By row of each matrix.
-    rows: Line,
+    rows: Line<'a>,
     /// By column of each matrix.
-    cols: Line,
+    cols: Line<'a>,
     /// Rows of a matrix.
     height: usize,
     /// Columns of a matrix.
@@ -54,21 +106,18 @@ pub struct Scales<'a> {
 }
 
 impl<'a> Scales<'a> {
-    /// From R, C and S: `√S / (√R·√C)`.
+    /// From R, C and S: `√S / (√R·√C)`, with a root of √S on either side. All of it on one could be no float32 number, where
+    /// one row is zero and another one large.
     #[must_use]
     pub fn of(moments: [FlatView<'a>; 3]) -> Self {
         if moments[1].device() != Device::Cpu {
-            return Self { moments, ..Self::NONE };
+            return Self { moments, ..Self::none() };
         }
-        let [rows, cols, all] = moments.map(|flat| values(&flat));
-        let [mut rows, cols] = [rows, cols].map(roots);
+        let [rows, cols, all] = moments;
         let [height, width] = [rows.len(), cols.len()].map(|n| n.checked_div(all.len()).unwrap_or(0));
-        for (rows, all) in rows.chunks_mut(height.max(1)).zip(&all) {
-            for row in rows {
-                *row *= all.sqrt();
-            }
-        }
-        Self { rows: rows.into(), cols: cols.into(), height, width, moments }
+        let halves: Vec<_> = values(&all).into_iter().map(|all| all.sqrt().sqrt()).collect();
+        let [rows, cols] = [rows, cols].map(|side| Line::of(side, halves.clone()));
+        Self { rows, cols, height, width, moments }
     }
 
     /// From second moments by element.
@@ -76,26 +125,26 @@ impl<'a> Scales<'a> {
     pub fn by_element(moments: FlatView<'a>) -> Self {
         let all = [FlatView::EMPTY, moments, FlatView::EMPTY];
         if moments.device() != Device::Cpu {
-            return Self { moments: all, ..Self::NONE };
+            return Self { moments: all, ..Self::none() };
         }
-        let cols = roots(values(&moments));
-        let width = cols.len();
-        Self { rows: vec![1.0].into(), cols: cols.into(), height: 1, width, moments: all }
+        let cols = Line::of(moments, vec![1.0]);
+        Self { rows: Line::ones(1), cols, height: 1, width: moments.len(), moments: all }
     }
 
     /// Scales that change none of these elements.
     #[must_use]
     pub fn ones(elements: usize, device: Device) -> Self {
         if device != Device::Cpu {
-            return Self::NONE;
+            return Self::none();
         }
-        let (line, width) = (|count| vec![1.0; count].into(), elements);
-        Self { rows: line(1), cols: line(width), height: 1, width, ..Self::NONE }
+        let width = elements;
+        Self { rows: Line::ones(1), cols: Line::ones(width), height: 1, width, ..Self::none() }
     }
 
     /// No scales.
-    const NONE: Self =
-        Self { rows: Line::NONE, cols: Line::NONE, height: 0, width: 0, moments: [FlatView::EMPTY; 3] };
+    const fn none() -> Self {
+        Self { rows: Line::none(), cols: Line::none(), height: 0, width: 0, moments: [FlatView::EMPTY; 3] }
+    }
 
     /// The row's factor and those of the columns.
     #[inline(always)]
@@ -103,15 +152,18 @@ impl<'a> Scales<'a> {
         let row = self.rows.get::<C>()[at.matrix * self.height + at.row];
         (row, &self.cols.get::<C>()[at.matrix * self.width..][at.col..self.width])
     }
+
+    /// The factors of the rows from this one on, and those of the columns.
+    #[inline(always)]
+    fn from<C: Real>(&self, at: At) -> [&[C]; 2] {
+        let rows = &self.rows.get::<C>()[at.matrix * self.height..][at.row..self.height];
+        [rows, &self.cols.get::<C>()[at.matrix * self.width..][..self.width]]
+    }
 }
 
 /// Moments from which a device computes scales.
 fn moments<'a>(scales: &[Scales<'a>]) -> Vec<ScaleMoments<'a>> {
     scales.iter().map(|scales| scales.moments).collect()
-}
-
-fn roots(values: Vec<f64>) -> Vec<f64> {
-    values.into_iter().map(|v| 1.0 / v.sqrt()).collect()
 }
 
 ops! {
@@ -181,6 +233,22 @@ impl RowPass<1, 1, 0> for GradientSquares {
         [sum, 0.0]
     }
 
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        _job: usize,
+        [g]: [&[C]; 1],
+        []: [&mut [C]; 0],
+        _scales: [[&[C]; 2]; SCALES],
+        summed: &mut [C],
+    ) -> f64 {
+        let factor = C::of(self.grad_factor);
+        for (summed, g) in summed.iter_mut().zip(g) {
+            *summed = factor * *g * (factor * *g);
+        }
+        0.0
+    }
+
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
         Some(self.told(&GRADIENT).over_rows([Vec::new(), Vec::new()]))
     }
@@ -195,6 +263,19 @@ impl RowPass<2, 2, 0> for GradientSquares {
         let total = sums!(x;; j => x[j] * x[j]);
         let [sum, _] = RowPass::<1, 1, 0>::row(self, at, [g], [], cols);
         [sum, total]
+    }
+
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        job: usize,
+        [g, x]: [&[C]; 2],
+        []: [&mut [C]; 0],
+        scales: [[&[C]; 2]; SCALES],
+        summed: &mut [C],
+    ) -> f64 {
+        RowPass::<1, 1, 0>::elements(self, job, [g], [], scales, summed);
+        sums!(x;; j => x[j] * x[j])
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
@@ -219,6 +300,24 @@ impl RowPass<1, 1, 0> for UpdateSquares<'_> {
         let (row, scale) = self.scales[at.job].at::<C>(at);
         let row = row * C::of(self.grad_factor);
         [0.0, sums!(g, scale;; j => { let u = g[j] * row * scale[j]; u * u })]
+    }
+
+    #[inline(always)]
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
+        [self.scales[at.job].from(at), [&[]; 2]]
+    }
+
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        _job: usize,
+        [g]: [&[C]; 1],
+        []: [&mut [C]; 0],
+        [[row, scale], _]: [[&[C]; 2]; SCALES],
+        _summed: &mut [C],
+    ) -> f64 {
+        let factor = C::of(self.grad_factor);
+        sums!(g, row, scale;; j => { let u = g[j] * (row[j] * factor) * scale[j]; u * u })
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
@@ -254,6 +353,30 @@ impl RowPass<2, 2, 0> for Residual<'_> {
             square
         });
         [sum, 0.0]
+    }
+
+    #[inline(always)]
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
+        [self.scales[at.job].from(at), [&[]; 2]]
+    }
+
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        job: usize,
+        [g, m]: [&[C]; 2],
+        []: [&mut [C]; 0],
+        [[row, scale], _]: [[&[C]; 2]; SCALES],
+        summed: &mut [C],
+    ) -> f64 {
+        let factor = C::of(self.factors.of(job)[0]);
+        let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
+        for ((((summed, g), m), row), scale) in summed.iter_mut().zip(g).zip(m).zip(row).zip(scale) {
+            let u = *g * (*row * factor) * *scale;
+            let away = u - (keep * *m + rest * u);
+            *summed = away * away;
+        }
+        0.0
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
@@ -302,6 +425,28 @@ impl RowPass<2, 1, 1> for ScaledApply<'_> {
         [0.0; 2]
     }
 
+    #[inline(always)]
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
+        [self.scales[at.job].from(at), [&[]; 2]]
+    }
+
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        job: usize,
+        [g]: [&[C]; 1],
+        [x]: [&mut [C]; 1],
+        [[row, scale], _]: [[&[C]; 2]; SCALES],
+        _summed: &mut [C],
+    ) -> f64 {
+        let [factor, decay] = self.factors.of(job).map(C::of);
+        for (((x, g), row), scale) in x.iter_mut().zip(g).zip(row).zip(scale) {
+            let step = *g * (*row * factor) * *scale;
+            *x = decayed(self.cautious, *x, step, decay) - step;
+        }
+        0.0
+    }
+
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
         Some(self.pass(&SCALED))
     }
@@ -322,6 +467,29 @@ impl RowPass<3, 1, 2> for ScaledApply<'_> {
             *x = decayed(self.cautious, *x, *m, decay) - *m;
         }
         [0.0; 2]
+    }
+
+    #[inline(always)]
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
+        [self.scales[at.job].from(at), [&[]; 2]]
+    }
+
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        job: usize,
+        [g]: [&[C]; 1],
+        [x, m]: [&mut [C]; 2],
+        [[row, scale], _]: [[&[C]; 2]; SCALES],
+        _summed: &mut [C],
+    ) -> f64 {
+        let [factor, decay] = self.factors.of(job).map(C::of);
+        let (keep, rest) = (C::of(self.beta1), C::of(1.0 - self.beta1));
+        for ((((x, g), m), row), scale) in x.iter_mut().zip(g).zip(m).zip(row).zip(scale) {
+            *m = keep * *m + rest * (*g * (*row * factor) * *scale);
+            *x = decayed(self.cautious, *x, *m, decay) - *m;
+        }
+        0.0
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {
@@ -362,6 +530,33 @@ impl RowPass<3, 1, 2> for ConfidentApply<'_> {
             *x = decayed(cautious, *x, along, decay) - along;
         }
         [0.0; 2]
+    }
+
+    #[inline(always)]
+    fn scales<C: Real>(&self, at: At) -> [[&[C]; 2]; SCALES] {
+        [self.update.scales, self.scales].map(|scales| scales[at.job].from(at))
+    }
+
+    #[inline(always)]
+    fn elements<C: Real>(
+        &self,
+        job: usize,
+        [g]: [&[C]; 1],
+        [x, m]: [&mut [C]; 2],
+        [[own, scale], [row, confidence]]: [[&[C]; 2]; SCALES],
+        _summed: &mut [C],
+    ) -> f64 {
+        let Self { update, cautious, .. } = *self;
+        let factor = C::of(update.factors.of(job)[0]);
+        let (rate, decay) = (C::of(self.rate), C::of(self.decay));
+        let (keep, rest) = (C::of(update.beta1), C::of(1.0 - update.beta1));
+        let first = x.iter_mut().zip(g).zip(m).zip(own).zip(scale);
+        for ((((((x, g), m), own), scale), row), confidence) in first.zip(row).zip(confidence) {
+            *m = keep * *m + rest * (*g * (*own * factor) * *scale);
+            let along = *m * (*row * rate) * *confidence;
+            *x = decayed(cautious, *x, along, decay) - along;
+        }
+        0.0
     }
 
     fn on_cuda(&self) -> Option<RowPassCall<'_>> {

@@ -5,7 +5,7 @@
 use super::factors::Factors;
 use crate::kernels::cpu::Slot::{self, Read, Write};
 use crate::kernels::cpu::fold::RUN;
-use crate::kernels::cpu::lanes::{LANES, sums};
+use crate::kernels::cpu::lanes::{LANES, squares, sums};
 use crate::kernels::cpu::{Fold, Op, Real};
 use crate::kernels::cuda_call::{Kernel, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
@@ -117,7 +117,7 @@ impl Fold<4, 2, 2, 2> for LambNorms<'_, true> {
             let end = (start + RUN).min(x.len());
             let (x, g) = (&x[start..end], &g[start..end]);
             let (m, v) = (&mut m[start..end], &mut v[start..end]);
-            sums[0] += sums!(x;; j => x[j] * x[j]);
+            sums[0] += squares(x);
             sums[1] += sums!(x, g; m, v; j => {
                 let u;
                 [m[j], v[j], u] = direction.next(x[j], g[j], m[j], v[j]);
@@ -145,7 +145,7 @@ impl Fold<4, 4, 0, 2> for LambNorms<'_, false> {
         while start < x.len() {
             let end = (start + RUN).min(x.len());
             let [x, g, m, v] = [x, g, m, v].map(|x| &x[start..end]);
-            sums[0] += sums!(x;; j => x[j] * x[j]);
+            sums[0] += squares(x);
             sums[1] += sums!(x, g, m, v;; j => {
                 let [_, _, u] = direction.next(x[j], g[j], m[j], v[j]);
                 u * u

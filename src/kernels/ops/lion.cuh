@@ -22,9 +22,8 @@ struct Lion : LionOperands {
     __device__ void operator()(C (&x)[3]) const {
         const C g = factor * x[1];
         const C blend = beta1 * x[2] + rest1 * g;
-        const C sign = blend > C(0) ? lr : blend < C(0) ? -lr : C(0);
-        // Nothing is added for a number; NaN for what is none, so that it shows.
-        const C step = sign + C(0) * blend;
+        // As torch.sign: of what is no number zero.
+        const C step = blend > C(0) ? lr : blend < C(0) ? -lr : C(0);
         x[2] = beta2 * x[2] + rest2 * g;
         x[0] = (cautious && x[0] * blend < C(0) ? x[0] : x[0] * keep) - step;
     }

@@ -42,15 +42,14 @@ impl Op<3, 1, 2> for Lion {
         for ((x, g), m) in x.iter_mut().zip(g).zip(m) {
             let g = factor * *g;
             let blend = beta1 * *m + rest1 * g;
-            let sign = if blend > zero {
+            // As torch.sign: of what is no number zero.
+            let step = if blend > zero {
                 lr
             } else if blend < zero {
                 -lr
             } else {
                 zero
             };
-            // Nothing is added for a number; NaN for what is none, so that it shows.
-            let step = sign + zero * blend;
             *m = beta2 * *m + rest2 * g;
             let kept = if cautious && *x * blend < zero { *x } else { *x * keep };
             *x = kept - step;

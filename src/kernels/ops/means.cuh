@@ -7,27 +7,36 @@ __device__ __forceinline__ double new_share(const MeansScalars& s, const Job& jo
     return job.steps ? pow(static_cast<double>(*in_global_memory(job.steps)), s.exponent()) : job.factor[0];
 }
 
-// m <- m + share (sum / count + epsilon - m). Second factor of a job: count. Operands: m, sum.
+// A mean as it can be stored: one of finite numbers stays finite.
+template <typename C>
+__device__ __forceinline__ C stored_mean(C mean, C most) {
+    constexpr C FINITE = C(1.7976931348623157e308);
+    return mean > most && mean <= FINITE ? most : mean;
+}
+
+// m <- (1 - share) m + share (sum / count + epsilon). Second factor of a job: count. Operands: m, sum.
 template <typename C>
 struct Means : MeansOperands {
-    C share, epsilon, count;
+    Lerp<C> lerp;
+    C epsilon, most, count;
 
     __device__ Means(const MeansScalars& s, const Job& job)
-        : share(new_share(s, job)), epsilon(s.epsilon()), count(job.factor[1]) {}
+        : lerp(Lerp<C>::adding(new_share(s, job))), epsilon(s.epsilon()), most(s.most()), count(job.factor[1]) {}
 
-    __device__ void operator()(C (&x)[2]) const { x[0] += share * (x[1] / count + epsilon - x[0]); }
+    __device__ void operator()(C (&x)[2]) const { x[0] = stored_mean(lerp(x[0], x[1] / count + epsilon), most); }
 };
 
-// v <- v + share ((factor g)^2 + epsilon - v). Operands: v, g.
+// v <- (1 - share) v + share ((factor g)^2 + epsilon). Operands: v, g.
 template <typename C>
 struct Squares : SquaresOperands {
-    C share, epsilon, factor;
+    Lerp<C> lerp;
+    C epsilon, most, factor;
 
     __device__ Squares(const MeansScalars& s, const Job& job)
-        : share(new_share(s, job)), epsilon(s.epsilon()), factor(s.grad_factor()) {}
+        : lerp(Lerp<C>::adding(new_share(s, job))), epsilon(s.epsilon()), most(s.most()), factor(s.grad_factor()) {}
 
     __device__ void operator()(C (&x)[2]) const {
         const C g = factor * x[1];
-        x[0] += share * (g * g + epsilon - x[0]);
+        x[0] = stored_mean(lerp(x[0], g * g + epsilon), most);
     }
 };

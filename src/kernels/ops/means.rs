@@ -7,6 +7,7 @@ use crate::kernels::cpu::Slot;
 use crate::kernels::cpu::{Op, Real};
 use crate::kernels::cuda_call::{Kernel, Launch, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
+use crate::kernels::ops::lerp::Lerp;
 use crate::tensor::FlatView;
 
 ops! {
@@ -20,6 +21,8 @@ ops! {
         exponent: f64,
         /// The gradient's factor: sign and unscaling.
         grad_factor: f64,
+        /// The largest finite mean that can be stored.
+        most: f64,
     }
 }
 
@@ -45,6 +48,8 @@ pub enum NewShare<'a> {
 struct Moves<'a> {
     epsilon: f64,
     exponent: f64,
+    /// The largest finite mean that can be stored.
+    most: f64,
     /// Of each job the share of the new value, and by what its sum is divided.
     own: Vec<[f64; 2]>,
     /// Counters of the steps of each job, where a device counts, if the share follows them.
@@ -53,7 +58,7 @@ struct Moves<'a> {
 
 impl<'a> Moves<'a> {
     /// Of each job the number of its parameter, and the divisor.
-    fn new(epsilon: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
+    fn new(epsilon: f64, most: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
         let (exponent, counters) = match share {
             NewShare::Same(_) => (0.0, Vec::new()),
             NewShare::OfSteps { steps, exponent } => {
@@ -67,24 +72,34 @@ impl<'a> Moves<'a> {
             };
             [share, *divisor]
         });
-        Self { epsilon, exponent, own: own.collect(), steps: counters }
+        Self { epsilon, exponent, most, own: own.collect(), steps: counters }
     }
 
     fn pass(&self, kernel: &'static Kernel, grad_factor: f64) -> Pass<'_> {
-        let scalars = MeansScalars { epsilon: self.epsilon, exponent: self.exponent, grad_factor };
+        let Self { epsilon, exponent, most, .. } = *self;
+        let scalars = MeansScalars { epsilon, exponent, grad_factor, most };
         scalars.told(kernel).with(&self.own).after(&self.steps).double()
     }
 }
 
-/// `m ← m + share·(sum / count + ε - m)`. Operands: m, sum.
+impl Moves<'_> {
+    /// A mean as it can be stored: one of finite numbers stays finite.
+    #[inline(always)]
+    fn stored(&self, mean: f64) -> f64 {
+        if mean > self.most && mean.is_finite() { self.most } else { mean }
+    }
+}
+
+/// `m ← (1-share)·m + share·(sum / count + ε)`. Operands: m, sum.
 #[derive(Debug)]
 pub struct Means<'a>(Moves<'a>);
 
 impl<'a> Means<'a> {
-    /// For jobs of which each is given by the number of its parameter and the count.
+    /// For jobs of which each is given by the number of its parameter and the count, with the largest mean that all of them
+    /// can store.
     #[must_use]
-    pub fn new(epsilon: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
-        Self(Moves::new(epsilon, share, jobs))
+    pub fn new(epsilon: f64, most: f64, share: &NewShare<'a>, jobs: &[(usize, f64)]) -> Self {
+        Self(Moves::new(epsilon, most, share, jobs))
     }
 }
 
@@ -100,14 +115,14 @@ impl Op<2, 1, 1> for Means<'_> {
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [sum]: [&[C]; 1], [m]: [&mut [C]; 1]) {
         let (epsilon, [share, count]) = (self.0.epsilon, self.0.own[job]);
+        let lerp = Lerp::adding(share);
         for (m, sum) in m.iter_mut().zip(sum) {
-            let old = m.wide();
-            *m = C::of(old + share * (sum.wide() / count + epsilon - old));
+            *m = C::of(self.0.stored(lerp.of(m.wide(), sum.wide() / count + epsilon)));
         }
     }
 }
 
-/// `v ← v + share·(g² + ε - v)`. Operands: v, gradient.
+/// `v ← (1-share)·v + share·(g² + ε)`. Operands: v, gradient.
 #[derive(Debug)]
 pub struct Squares<'a> {
     moves: Moves<'a>,
@@ -115,11 +130,11 @@ pub struct Squares<'a> {
 }
 
 impl<'a> Squares<'a> {
-    /// For as many parameters, one job each.
+    /// For as many parameters, one job each, with the largest mean that all of them can store.
     #[must_use]
-    pub fn new(epsilon: f64, share: &NewShare<'a>, grad_factor: f64, params: usize) -> Self {
+    pub fn new(epsilon: f64, most: f64, share: &NewShare<'a>, (grad_factor, params): (f64, usize)) -> Self {
         let jobs: Vec<_> = (0..params).map(|param| (param, 1.0)).collect();
-        Self { moves: Moves::new(epsilon, share, &jobs), grad_factor }
+        Self { moves: Moves::new(epsilon, most, share, &jobs), grad_factor }
     }
 }
 
@@ -135,9 +150,10 @@ impl Op<2, 1, 1> for Squares<'_> {
     #[inline(always)]
     fn apply<C: Real>(&self, job: usize, [g]: [&[C]; 1], [v]: [&mut [C]; 1]) {
         let (epsilon, [share, _]) = (self.moves.epsilon, self.moves.own[job]);
+        let lerp = Lerp::adding(share);
         for (v, g) in v.iter_mut().zip(g) {
-            let (old, g) = (v.wide(), self.grad_factor * g.wide());
-            *v = C::of(old + share * (g * g + epsilon - old));
+            let g = self.grad_factor * g.wide();
+            *v = C::of(self.moves.stored(lerp.of(v.wide(), g * g + epsilon)));
         }
     }
 }

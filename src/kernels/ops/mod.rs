@@ -16,6 +16,7 @@ pub(in crate::kernels) mod factored;
 pub(in crate::kernels) mod factors;
 pub(in crate::kernels) mod finite;
 pub(in crate::kernels) mod lamb;
+pub(in crate::kernels) mod lerp;
 pub(in crate::kernels) mod means;
 pub(in crate::kernels) mod momentum;
 pub(in crate::kernels) mod momentum_squares;

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::kernels::cpu::fold::RUN;
-use crate::kernels::cpu::lanes::{LANES, sums};
+use crate::kernels::cpu::lanes::squares;
 use crate::kernels::cpu::{Fold, Real, Slot};
 use crate::kernels::cuda;
 use crate::kernels::cuda_call::{Kernel, Pass};
@@ -31,7 +31,7 @@ impl Fold<1, 1, 0, 1> for SumOfSquares {
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn apply<C: Real>(&self, _job: usize, [x]: [&[C]; 1], []: [&mut [C]; 0]) -> [f64; 1] {
-        [x.chunks(RUN).map(|x| sums!(x;; j => x[j] * x[j])).sum()]
+        [x.chunks(RUN).map(squares).sum()]
     }
 
     fn factor(&self) -> f64 {

@@ -2,6 +2,7 @@
 // its CPU body in src/kernels/ops has it. scalars.cuh is written from the declarations there: of each operation
 // its operands, a bit of READS and WRITES for each, and its scalars by name.
 #pragma once
+#include "lerp.cuh"
 #include "scalars.cuh"
 
 template <typename C>

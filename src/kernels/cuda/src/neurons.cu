@@ -2,6 +2,7 @@
 // matrix, with one running number each.
 //
 // Neurons are numbered through the matrix in row-major order; `group` of them share a norm.
+#include "lerp.cuh"
 #include "lines.cuh"
 
 constexpr double EPSILON = 1e-8;   // added to the root of the running mean square
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     });
 }
 
-// V <- V + (1 - beta2) (s / length - V) with s the sum of squares of a neuron; totals = the sums over a group
+// V <- beta2 V + (1 - beta2) s / length with s the sum of squares of a neuron; totals = the sums over a group
 // of s and of s / (sqrt(V) + epsilon)^2. A team works on each group.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     neuron_variance(const __grid_constant__ NeuronJobs table) {
@@ -94,8 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (row < 0) continue;
             const double square = in_global_memory(job.squares)[neuron];
             const Run run = variance_at(job, row, static_cast<int>(neuron % job.across));
+            const auto lerp = Lerp<double>::keeping(table.head.beta2);
             const double old = load<double>(run, 0);
-            store(run, 0, old + (1.0 - table.head.beta2) * (square / table.head.length - old));
+            store(run, 0, lerp(old, square / table.head.length));
             // What was stored is what the update is divided by.
             const double root = sqrt(load<double>(run, 0)) + EPSILON;
             before += square;

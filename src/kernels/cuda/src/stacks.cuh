@@ -15,7 +15,7 @@ constexpr int LEAST_LANES = 8;  // threads beside each other in a row
 constexpr int MOST_ROWS = DOWN * THREADS / LEAST_LANES;
 
 // Second moments: 1 / sqrt(V) of an element is sqrt(all) / (sqrt(row) sqrt(col)), with those of its matrix,
-// row and column. Without row they are by element, without all three it is 1.
+// row and column. A root of sqrt(all) goes with either: all of it may be no float32 number with one. Without row they are by element, without all three it is 1.
 struct Moments {
     const void* row;
     const void* col;
@@ -83,13 +83,18 @@ __device__ __forceinline__ double moment(const void* moments, Type type, long lo
     return load<double>(run, 0);
 }
 
-// The row's share of 1 / sqrt(V), and the column's.
-__device__ __forceinline__ double row_scale(const Moments& of, Type type, long long matrix, long long row) {
-    return of.row ? 1.0 / sqrt(moment(of.row, type, row)) * sqrt(moment(of.all, type, matrix)) : 1.0;
+// What goes with either.
+__device__ __forceinline__ double half_of_all(const Moments& of, Type type, long long matrix) {
+    return of.all ? sqrt(sqrt(moment(of.all, type, matrix))) : 1.0;
 }
 
-__device__ __forceinline__ double col_scale(const Moments& of, Type type, long long col) {
-    return of.col ? 1.0 / sqrt(moment(of.col, type, col)) : 1.0;
+// The row's share of 1 / sqrt(V), and the column's.
+__device__ __forceinline__ double row_scale(const Moments& of, Type type, long long matrix, long long row) {
+    return of.row ? half_of_all(of, type, matrix) / sqrt(moment(of.row, type, row)) : 1.0;
+}
+
+__device__ __forceinline__ double col_scale(const Moments& of, Type type, long long matrix, long long col) {
+    return of.col ? half_of_all(of, type, matrix) / sqrt(moment(of.col, type, col)) : 1.0;
 }
 
 // Applies an operation to every element of this block's tile. Op::SCALES scales; where Op::SUMS what it
@@ -134,14 +139,14 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
             }
             for (int j = 0; j < VECTOR; ++j) {
                 const long long at = matrix * job.cols + col + j;
-                col_scales[s][j] = j < width ? static_cast<C>(col_scale(job.moments[s], type, at)) : C(0);
+                col_scales[s][j] = j < width ? static_cast<C>(col_scale(job.moments[s], type, matrix, at)) : C(0);
             }
         }
         __syncthreads();
     }
 
     Op op(stacks.scalars, job);
-    C below[VECTOR] = {};  // sums by column
+    double below[VECTOR] = {};  // sums by column
     double all = 0;
     // Rows of this warp begin here.
     const int top = thread / 32 * 32 / tiling.lanes;
@@ -168,7 +173,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
         for (int a = 0; a < TOGETHER; ++a) {
             const int r = slot + (first + a) * tiling.slots;
             const bool inside = r < height && width > 0;
-            C beside = C(0);
+            double beside = 0;
             if (inside) {
                 C row_of[S ? S : 1];
 #pragma unroll
@@ -182,7 +187,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
 #pragma unroll
                     for (int s = 0; s < S; ++s) col_of[s] = col_scales[s][j];
                     if (j < width) {
-                        const C summed = op(one, row_of, col_of);
+                        const auto summed = op(one, row_of, col_of);
                         if constexpr (Op::SUMS) {
                             beside += summed;
                             below[j] += summed;
@@ -207,7 +212,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                 }
             }
             if constexpr (Op::SUMS) {
-                double sum = static_cast<double>(beside);
+                double sum = beside;
                 all += sum;
                 if (job.partial_rows) {
                     for (int other = tiling.lanes / 2; other > 0; other /= 2) {
@@ -224,7 +229,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
 
     if constexpr (Op::SUMS) {
         __shared__ double columns[THREADS][VECTOR];
-        for (int j = 0; j < VECTOR; ++j) columns[thread][j] = static_cast<double>(below[j]);
+        for (int j = 0; j < VECTOR; ++j) columns[thread][j] = below[j];
         __syncthreads();
         const long long own = tile_col * tiling.lanes * VECTOR + thread;
         if (job.partial_cols && thread < tiling.lanes * VECTOR && own < job.cols) {

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::kernels::cpu::reduce::sum_of_squares;
 use crate::kernels::cpu::{Job, convert, run_here};
 use crate::kernels::ops::apply::Decay;
+use crate::kernels::ops::lerp::Lerp;
 use crate::threads;
 
 /// Added to the root of the running mean square.
@@ -73,8 +74,7 @@ pub(in crate::kernels) fn variance(beta2: f64, length: f64, neurons: &mut Neuron
         values.resize(per_row, 0.0_f64);
         convert::load(&variance.view(), &mut values);
         for (j, v) in values.iter_mut().enumerate() {
-            let mean = squares[row * per_row + j] / length;
-            *v += (1.0 - beta2) * (mean - *v);
+            *v = Lerp::keeping(beta2).of(*v, squares[row * per_row + j] / length);
         }
         convert::store(&values, &mut variance);
         // What was stored is what the update is divided by.

@@ -45,7 +45,7 @@ pub fn neuron_squares(all: &mut [Neurons<'_>]) -> Result<()> {
     on_device!(device::neurons("neuron_squares", [0.0; 2], all))
 }
 
-/// `V ← V + (1-β₂)(s/length - V)` with s the sum of squares of a neuron, which has `length` elements where it is whole.
+/// `V ← β₂·V + (1-β₂)·s/length` with s the sum of squares of a neuron, which has `length` elements where it is whole.
 /// `totals` become for each norm the sums over its neurons of s and of s / (√V + 1e-8)².
 ///
 /// # Errors

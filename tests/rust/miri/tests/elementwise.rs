@@ -308,13 +308,13 @@ fn moments_of_a_projected_gradient_and_running_means() {
             *v = (1.0 - share) * *v + share * (0.25 * *r * *r + 1e-3);
         });
         let share = NewShare::OfSteps { steps: &counted, exponent: -1.0 };
-        run_all!(Squares::new(1e-3, &share, 0.5, 3), [r], [v]);
+        run_all!(Squares::new(1e-3, f64::MAX, &share, (0.5, 3)), [r], [v]);
         assert_all([&v, &r], &expected, "squares");
 
         let expected =
             loops([&v, &m], |job, [v, m]| *v = 0.75 * *v + 0.25 * (*m / [2.0, 4.0, 8.0][job] + 1e-3));
         let jobs = [(0, 2.0), (1, 4.0), (2, 8.0)];
-        run_all!(Means::new(1e-3, &NewShare::Same(0.25), &jobs), [m], [v]);
+        run_all!(Means::new(1e-3, f64::MAX, &NewShare::Same(0.25), &jobs), [m], [v]);
         assert_all([&v, &m], &expected, "means");
     }
 }

@@ -1,0 +1,68 @@
+//! Linear interpolation of a running mean.
+
+#![allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
+
+use crate::kernels::cpu::Real;
+
+/// `β·old + (1-β)·new`. Exactly `new` for β = 0, `old` for β = 1, and both where they are equal. The difference of the
+/// two would lose the small one, or overflow: it is taken of products with the lighter weight.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels) struct Lerp<C> {
+    /// The weight of what weighs less, at most a half.
+    weight: C,
+    /// True if what is old weighs less.
+    towards_new: bool,
+}
+
+impl<C: Real> Lerp<C> {
+    /// With the decay rate of what is old.
+    #[inline(always)]
+    pub(in crate::kernels) fn keeping(beta: f64) -> Self {
+        let towards_new = beta <= 0.5;
+        Self { weight: C::of(if towards_new { beta } else { 1.0 - beta }), towards_new }
+    }
+
+    /// With the share of what is new.
+    #[inline(always)]
+    pub(in crate::kernels) fn adding(share: f64) -> Self {
+        let towards_new = share >= 0.5;
+        Self { weight: C::of(if towards_new { 1.0 - share } else { share }), towards_new }
+    }
+
+    /// The mean.
+    #[inline(always)]
+    pub(in crate::kernels) fn of(self, old: C, new: C) -> C {
+        let (near, far) = if self.towards_new { (new, old) } else { (old, new) };
+        near + (self.weight * far - self.weight * near)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<C: Real + std::fmt::Debug>(unit: f64, most: f64) {
+        let numbers = [0.3, -0.7, 1.0, 1e-9, -3e3, 1e7, -1e7, 1e19, most, -most];
+        for (old, new) in numbers.iter().flat_map(|old| numbers.map(|new| (C::of(*old), C::of(new)))) {
+            assert_eq!(Lerp::<C>::keeping(0.0).of(old, new), new);
+            assert_eq!(Lerp::<C>::adding(1.0).of(old, new), new);
+            assert_eq!(Lerp::<C>::keeping(1.0).of(old, new), old);
+            assert_eq!(Lerp::<C>::adding(0.0).of(old, new), old);
+            for beta in [1e-8, 0.1, 0.5, 0.6, 0.9, 0.999, 0.9999] {
+                let size = (beta * old.wide()).abs() + (1.0 - beta) * new.wide().abs();
+                let exact = beta * old.wide() + (1.0 - beta) * new.wide();
+                for lerp in [Lerp::<C>::keeping(beta), Lerp::adding(1.0 - beta)] {
+                    assert_eq!(lerp.of(old, old), old);
+                    let off = (lerp.of(old, new).wide() - exact).abs();
+                    assert!(off <= 3.0 * unit * size, "{beta} {old:?} {new:?}: {off} {size}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn means_are_exact_at_both_ends_and_within_three_units_between() {
+        check::<f32>(f64::from(f32::EPSILON), 3.4e38);
+        check::<f64>(f64::EPSILON, 1e300);
+    }
+}
