@@ -140,6 +140,45 @@ def test_steps_use_the_threads_of_torch_and_a_pool_only_in_a_forked_process() ->
     assert (done.returncode, done.stdout) == (0, "0 2\n"), done.stderr
 
 
+WOKEN = """
+import os, numpy as np, torch, oxidion
+from torch import nn
+
+def tensor():
+    # What torch makes in parallel would wake threads too.
+    return torch.from_numpy(np.random.randn({rows}, {cols}).astype(np.float32))
+
+for name, settings in {settings!r}.items():
+    torch.set_num_threads(1)
+    params = [nn.Parameter(tensor()) for _ in range(4)]
+    for param in params:
+        param.grad = tensor()
+    optimizer = getattr(oxidion, name)(params, **settings)
+    optimizer.step()  # makes the workspace
+    torch.set_num_threads(2)
+    before = len(os.listdir("/proc/self/task"))
+    optimizer.step()
+    print(name, len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(("shape", "woken"), [((24, 16), 0), ((16, 40), 0), ((600, 600), 1)])
+def test_few_small_matrices_are_the_work_of_one_thread(shape: tuple[int, int], woken: int) -> None:
+    """Threads of OpenMP spin: beside other processes each region takes milliseconds, whatever it computes."""
+    names = ["Muon"] if woken else [*FORKS, "Dion2", "NorDion2"]
+    settings = {name: FORKS.get(name, {}) for name in names}
+    code = WOKEN.format(settings=settings, rows=shape[0], cols=shape[1])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert dict(line.split() for line in done.stdout.splitlines()) == {name: str(woken) for name in settings}
+
+
 def test_number_of_threads_does_not_change_elementwise_results() -> None:
     assert step_once(1) == step_once(2) == step_once(3)
 

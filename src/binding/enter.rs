@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use super::error::to_python;
 use crate::error::{Error, Result};
+use crate::linalg::OneThread;
 use crate::threads;
 
 /// Entering the core from Python.
@@ -17,7 +18,8 @@ pub(super) trait Enter {
 impl Enter for Python<'_> {
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
         let guarded = || {
-            let _alone = Alone::after_fork();
+            // In a forked child it would wait for ever for threads that stayed with the parent.
+            let _alone = threads::is_forked().then(OneThread::new);
             catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
                 let said = panic
                     .downcast_ref::<String>()
@@ -28,24 +30,6 @@ impl Enter for Python<'_> {
             })
         };
         self.detach(guarded).map_err(to_python)
-    }
-}
-
-/// Guard that keeps libtorch to the calling thread while it lives.
-struct Alone(i32);
-
-impl Alone {
-    /// The guard in a forked child, where libtorch would wait for ever for threads that stayed with the parent.
-    fn after_fork() -> Option<Self> {
-        let before = threads::is_forked().then(tch::get_num_threads).filter(|&threads| threads > 1)?;
-        tch::set_num_threads(1);
-        Some(Self(before))
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        tch::set_num_threads(self.0);
     }
 }
 

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::coefficients::{Polynomial, Preconditioner};
 use super::gram;
-use super::library::{Divisor, Library, normalize};
+use super::library::{Divisor, Library, OneThread, normalize};
 use super::newton_schulz::{self, Step, plan};
 use super::packed::{self, Packed, TINY};
 use super::products::Products;
@@ -141,7 +141,11 @@ impl Iteration<'_> {
                 let batch = views::write_all([x_bmn, scratch])?;
                 self.by_kernel(kernel, batch, to_usize(b), [m, n].map(to_usize))
             }
-            _ => self.by_library(x_bmn, dtype, scratch),
+            _ => {
+                let small = to_usize(b * m * n * m.min(n)) * PRODUCTS < SPREAD_FROM;
+                let _alone = (here && small).then(OneThread::new);
+                self.by_library(x_bmn, dtype, scratch)
+            }
         }
     }
 

@@ -8,6 +8,30 @@ use super::views;
 use crate::error::{Error, Result};
 use crate::kernels::{on_device, squares_of_parts, symmetric_product};
 
+/// Guard that keeps libtorch to the calling thread while it lives.
+#[derive(Debug)]
+pub struct OneThread(i32);
+
+impl OneThread {
+    /// The guard, until it is dropped.
+    #[must_use]
+    pub fn new() -> Self {
+        let before = tch::get_num_threads();
+        if before > 1 {
+            tch::set_num_threads(1);
+        }
+        Self(before)
+    }
+}
+
+impl Drop for OneThread {
+    fn drop(&mut self) {
+        if self.0 > 1 {
+            tch::set_num_threads(self.0);
+        }
+    }
+}
+
 /// Matrices and their workspace.
 pub(super) struct Library {
     shape: [i64; 3],

@@ -26,3 +26,5 @@ pub mod sketch;
 mod sums;
 mod symmetric;
 pub(crate) mod views;
+
+pub use library::OneThread;
