@@ -128,9 +128,13 @@ pub(super) fn gradient_layout(grad: &Bound<'_, PyAny>, param: &Bound<'_, PyAny>)
     if !same && layout(grad)?.mesh != layout(param)?.mesh {
         return Ok(GradientLayout::Elsewhere);
     }
+    let sizes: Vec<usize> = param_mesh.getattr("shape")?.extract()?;
     let mut added = Vec::new();
     for (axis, both) in grads.try_iter()?.zip(params.try_iter()?).enumerate() {
         let (grad, param) = (both.0?, both.1?);
+        if sizes.get(axis) == Some(&1) {
+            continue; // one rank has everything, whatever its placement is called
+        }
         if is_sum(&grad)? && param.call_method0("is_replicate")?.extract()? {
             added.push(axis);
         } else if !grad.eq(&param)? {
