@@ -1,8 +1,10 @@
 """Suites of other projects over the classes of this package, from checkouts that the environment names.
 
 Nothing of them is in this repository. ``OXIDION_UPSTREAM_TORCH`` is a checkout of pytorch/pytorch at the
-version of the torch that is installed, ``OXIDION_UPSTREAM_DION`` one of microsoft/dion. What fails is
-explained in ``docs/reliability.md``, by the patterns that are listed here.
+version of the torch that is installed, ``OXIDION_UPSTREAM_DION`` one of microsoft/dion,
+``OXIDION_UPSTREAM_PYTORCH_OPTIMIZER`` one of kozistr/pytorch_optimizer and ``OXIDION_UPSTREAM_HEAVYBALL`` one
+of HomebrewML/HeavyBall, which needs opt_einsum. What fails is explained in ``docs/reliability.md``, by the
+patterns that are listed here.
 """
 
 from __future__ import annotations
@@ -82,7 +84,53 @@ TORCH = Suite(
         rf"test_step_is_noop_for_zero_grads_{MATRIX}",
     ),
 )
-SUITES = {"dion": DION, "torch": TORCH}
+PYTORCH_OPTIMIZER = Suite(
+    "OXIDION_UPSTREAM_PYTORCH_OPTIMIZER",
+    "upstream.pytorch_optimizer_plugin",
+    (
+        "tests/test_optimizers.py",
+        "tests/test_gradients.py",
+        "tests/test_general_optimizer_parameters.py",
+        "tests/test_optimizer_variants.py",
+        "tests/test_wrapper_optimizers.py",
+        "tests/test_lr_schedulers.py",
+    ),
+    "test_f32_optimizers or test_bf16_optimizers or test_closure or test_no_gradients"
+    " or test_sparse_not_supported or test_complex_not_supported"
+    " or test_learning_rate or test_epsilon or test_weight_decay or test_betas or test_foreach_maximize"
+    " or test_sam_optimizer_with_closure or test_lookahead or test_schedulefree_wrapper"
+    " or (test_trac_optimizer and not erf)"
+    " or (test_lr_schedulers and not get_chebyshev_scheduler and not deberta and not chebyshev_params)",
+    187,
+    (
+        r"test_complex_not_supported",
+        r"test_sam_optimizer_with_closure",
+    ),
+)
+HEAVYBALL = Suite(
+    "OXIDION_UPSTREAM_HEAVYBALL",
+    "upstream.heavyball_plugin",
+    (
+        "test/test_optimizer_cpu_smoke.py",
+        "test/test_cpu_features.py",
+        "test/test_toy_training.py",
+        "test/test_nd_param.py",
+        "test/test_closure.py",
+        "test/test_save_restore.py",
+        "test/test_hook.py",
+        "test/test_bf16_params.py",
+        "test/test_channels_last.py",
+    ),
+    "runs_on_cpu or (test_selected and not SOAP) or test_toy or test_nd_param or test_closure"
+    " or (test_save_restore and not merge_split) or test_hook or test_bf16_params"
+    " or (test_channels_last and AdamW)",
+    213,
+    (
+        r"test_toy_updates_change\[Lion\]",
+        r"test_bf16_params::test_foreach\[Lion\]",
+    ),
+)
+SUITES = {"dion": DION, "torch": TORCH, "pytorch_optimizer": PYTORCH_OPTIMIZER, "heavyball": HEAVYBALL}
 
 
 def run(suite: Suite, folder: Path, report: Path) -> dict[str, str]:
