@@ -41,6 +41,8 @@ BAD_GROUPS: tuple[tuple[str, Any], ...] = (
     ("algorithm", "sgdm"),
     ("algorithm", ["adamw"]),
     ("max_batch_bytes", -5),
+    ("fused", torch.ones(2, dtype=torch.bool)),
+    ("fused", "yes"),
 )
 BAD_BETAS = ((0.9,), (0.9, 0.95, 0.99, 0.999), 0.9, (0.9, "0.95"), (0.9, 1.0), (-0.1, 0.9, 0.9))
 
@@ -89,6 +91,15 @@ def test_momentum_factor_out_of_range_is_refused(case: Case, value: Any) -> None
     key = "ef_decay" if case.algorithm == "dion2" else "mu"
     saved["param_groups"][0][key] = value
     refused(optimizer, saved, rf"{key} must be a finite number >= 0, got .*group 0 of the state dict")
+
+
+@every_matrix_case
+@pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(1), 1.0, True, 2], ids=str)
+def test_split_dim_is_one_of_two_integers(case: Case, value: Any) -> None:
+    _, optimizer, saved = stepped(case)
+    changed = copy.deepcopy(saved)
+    changed["param_groups"][0]["split_dim"] = value
+    refused(optimizer, changed, r"^split_dim must be 0 \(rows\) or 1 \(columns\), got ")
 
 
 @every_case

@@ -13,9 +13,12 @@ from torch import Tensor
 from oxidion._core import schema
 from oxidion._core.state import SCALES, check_absent, check_state, existing, is_own, key_of, names, parameters
 from oxidion._core.stepper import Stepper
-from oxidion._core.validate import check_group, is_finite
+from oxidion._core.validate import check_group, flag, is_finite, optional
 from oxidion._dist.comm import is_distributed
 from oxidion._oxidion import Plan
+
+READ_BY_TORCH = {"fused": optional(flag(False))}
+"""Keys of other optimizers that ``Optimizer.load_state_dict`` looks at: what they must be."""
 
 
 def check_algorithm(group: Mapping[str, Any], where: str) -> None:
@@ -84,6 +87,7 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
         where = f"group {number} of the state dict"
         made = dict(group)
         optimizer._complete(made, where)
+        check_group({key: made[key] for key in READ_BY_TORCH if key in made}, READ_BY_TORCH, set(), where)
         kept = {key: target[key] for key in ("params", "param_names") if key in target}
         wanted.append({**made, **kept})
     schema.mirror_betas(wanted, {})
