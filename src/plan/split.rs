@@ -50,12 +50,14 @@ impl Limit {
 /// owner one for every process that could take one, within a wider bound. Counts with the largest shard that any
 /// process has, so that all split alike.
 pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
-    let part = |units: &[Unit]| Bucket { units: units.to_vec(), ..bucket.clone() };
+    // A part is made of this: copies of all units with each would cost their number squared.
+    let frame = Bucket { units: Vec::new(), ..bucket.clone() };
+    let part = |units: Vec<Unit>| Bucket { units, ..frame.clone() };
     if bucket.leading.is_none() || bucket.whole_parameter {
         return if bucket.gradient.is_some() {
             runs(&bucket.units, bucket.stacks, limit.most / bucket.shape.param.bytes())
                 .into_iter()
-                .map(part)
+                .map(|units| part(units.to_vec()))
                 .collect()
         } else {
             vec![bucket.clone()]
@@ -77,7 +79,7 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let most = if all == 1 { wanted } else { wanted.min(bound) };
     stacks_of(&bucket.units, most.max(1))
         .into_iter()
-        .map(|(units, widest)| Bucket { widest, ..part(&units) })
+        .map(|(units, widest)| Bucket { widest, ..part(units) })
         .collect()
 }
 

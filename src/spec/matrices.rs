@@ -21,7 +21,7 @@ pub struct Matrices {
 }
 
 /// The most matrices that a parameter may be read as: each is an entry of the plan.
-const MOST_MATRICES: usize = 1 << 24;
+const MOST_MATRICES: usize = 1 << 20;
 
 /// Refuses to read a parameter as more matrices than a plan can hold.
 fn check_count(p: &ParamSpec, count: usize) -> Result<()> {

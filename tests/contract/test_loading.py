@@ -33,12 +33,16 @@ BAD_GROUPS: tuple[tuple[str, Any], ...] = (
     ("lr", 10**400),
     ("lr", "0.1"),
     ("lr", torch.tensor([0.1, 0.2])),
+    ("lr", torch.tensor(0.1, device="meta")),
+    ("weight_decay", torch.tensor(0.1).to_sparse()),
     ("weight_decay", HUGE),
     ("weight_decay", [0.1]),
     ("maximize", 1),
     ("algorithm", "sgdm"),
     ("algorithm", ["adamw"]),
     ("max_batch_bytes", -5),
+    ("fused", torch.ones(2, dtype=torch.bool)),
+    ("fused", "yes"),
 )
 BAD_BETAS = ((0.9,), (0.9, 0.95, 0.99, 0.999), 0.9, (0.9, "0.95"), (0.9, 1.0), (-0.1, 0.9, 0.9))
 
@@ -67,7 +71,7 @@ def stepped(case: Case, **kwargs: Any) -> tuple[Any, Any, dict[str, Any]]:
 def test_group_value_out_of_range_is_refused(case: Case, key: str, value: Any) -> None:
     _, optimizer, saved = stepped(case)
     saved["param_groups"][1][key] = value
-    refused(optimizer, saved, rf"{key}.* must be .*(group 1 of the state dict|1-element)")
+    refused(optimizer, saved, rf"(?s){key}.* must be .*(group 1 of the state dict|1-element)")
 
 
 @every_case
@@ -87,6 +91,15 @@ def test_momentum_factor_out_of_range_is_refused(case: Case, value: Any) -> None
     key = "ef_decay" if case.algorithm == "dion2" else "mu"
     saved["param_groups"][0][key] = value
     refused(optimizer, saved, rf"{key} must be a finite number >= 0, got .*group 0 of the state dict")
+
+
+@every_matrix_case
+@pytest.mark.parametrize("value", [torch.ones(2), torch.tensor(1), 1.0, True, 2], ids=str)
+def test_split_dim_is_one_of_two_integers(case: Case, value: Any) -> None:
+    _, optimizer, saved = stepped(case)
+    changed = copy.deepcopy(saved)
+    changed["param_groups"][0]["split_dim"] = value
+    refused(optimizer, changed, r"^split_dim must be 0 \(rows\) or 1 \(columns\), got ")
 
 
 @every_case
@@ -132,12 +145,17 @@ def test_counter_that_is_no_count_is_refused(case: Case) -> None:
         "4",
         True,
         [1],
+        1e39,
+        10**400,
+        torch.tensor(1e39, dtype=torch.float64),
+        torch.tensor(2.0).to_sparse(),
+        torch.tensor(1j),
     )
     for at, key, _, name in counters[:1]:
         for value in values:
             changed = copy.deepcopy(saved)
             changed["state"][at][key] = value
-            refused(optimizer, changed, rf"{name}: state '{key}' must be a finite number >= 0, got ")
+            refused(optimizer, changed, rf"(?s){name}: state '{key}' must be a finite number >= 0, got ")
 
 
 @every_case
@@ -213,10 +231,66 @@ def test_codes_without_scales_and_scales_without_codes_are_refused(case: Case) -
 def test_state_that_is_no_dict_is_refused(case: Case) -> None:
     _, optimizer, saved = stepped(case)
     name = optimizer.param_groups[0]["param_names"][0]
-    for value in (True, [1], torch.ones(2)):
+    for value in (True, [1], torch.ones(2), None, 1j, "exp_avg", torch.ones(2, device="meta")):
         refused(
             optimizer, {**saved, "state": {**saved["state"], 0: value}}, f"^{name}: its state must be a dict"
         )
+
+
+BAD_FORMS: tuple[tuple[str, Any, str], ...] = (
+    *(
+        ("state", value, "'state' of the state dict must be a dict, got ")
+        for value in (None, 1j, [], "adamw")
+    ),
+    *(
+        ("param_groups", value, "'param_groups' of the state dict must be a list of dicts, got ")
+        for value in (None, 7, {}, torch.ones(2))
+    ),
+    *(
+        ("param_groups", [{}, value], "group 1 of the state dict must be a dict, got ")
+        for value in (None, [], 0.5)
+    ),
+    *(
+        ("param_groups", [{"params": [0, 1]}, group], "'params' of group 1 of the state dict must be ")
+        for group in (
+            {},
+            {"params": None},
+            {"params": 2},
+            {"params": "ab"},
+            {"params": [[]]},
+            {"params": [torch.ones(2)]},
+            {"params": [1]},
+            {"params": [2, 2]},
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize(("key", "value", "says"), BAD_FORMS, ids=str)
+def test_state_dict_of_the_wrong_form_is_refused_by_the_place(key: str, value: Any, says: str) -> None:
+    params = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = oxidion.AdamW([{"params": params[:2]}, {"params": params[2:]}])
+    optimizer.init_state()
+    saved = optimizer.state_dict()
+    if key == "param_groups" and isinstance(value, list) and value[0] == {}:
+        value = [saved["param_groups"][0], value[1]]
+    refused(optimizer, {**saved, key: value}, f"^{says}")
+    left = {name: part for name, part in saved.items() if name != key}
+    refused(optimizer, left, f"^the state dict must be a dict with '{key}', got ")
+
+
+@pytest.mark.parametrize("value", [None, [], 3, "x", torch.ones(2)], ids=str)
+def test_what_is_no_dict_at_all_is_refused(value: Any) -> None:
+    optimizer = oxidion.AdamW([nn.Parameter(torch.ones(2))])
+    refused(optimizer, value, "^the state dict must be a dict, got ")
+
+
+def test_hook_may_make_a_state_dict_of_anything_with_a_copy() -> None:
+    param = nn.Parameter(torch.ones(2))
+    optimizer = oxidion.AdamW([param])
+    saved = optimizer.state_dict()
+    optimizer.register_load_state_dict_pre_hook(lambda _self, wrapped: wrapped["optimizer"])
+    optimizer.load_state_dict({"optimizer": saved, "epoch": 3})
 
 
 @every_case

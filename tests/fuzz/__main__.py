@@ -10,6 +10,7 @@ import argparse
 import faulthandler
 import importlib
 import os
+import resource
 import selectors
 import subprocess
 import sys
@@ -27,6 +28,8 @@ PATIENCE = 120.0
 """Seconds after which a case is taken to hang."""
 START = 600.0
 """Seconds that a child may take to import what it needs, on a machine with much else to do."""
+MOST_MEMORY = 12 << 30
+"""Bytes of addresses of a child: a case that asks for more is a finding, and no trouble for the machine."""
 PIECE = 500
 """Cases of one child."""
 TESTS = Path(__file__).resolve().parents[1]
@@ -57,6 +60,8 @@ def serve(target: str, seed: int, first: int, count: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY if hard < 0 else min(MOST_MEMORY, hard), hard))
     faulthandler.enable()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what cases print is not an answer
@@ -123,6 +128,8 @@ def run_target(target: str, seed: int, cases: int, piece: int) -> Found:
     found, began, at = Found(), time.perf_counter(), 0
     while at < cases:
         at = one_child(target, seed, at, min(piece, cases - at), found)
+        numbers = ", ".join(str(number) for number, _ in found.findings) or "none"
+        print(f"{target}: {at} of {cases} cases, findings: {numbers}", file=sys.stderr, flush=True)
     found.seconds = time.perf_counter() - began
     return found
 

@@ -1,4 +1,4 @@
-"""Cases of which some are wrong, crash or hang: what the tests of the fuzzer look for."""
+"""Cases of which some are wrong, crash, hang or ask for all memory: what the tests of the fuzzer look for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def case(draw: Draw) -> None:
     """Wrong is number 2, a crash number 4, a panic number 5."""
     if os.environ.get("OXIDION_FUZZ_HANG"):
         time.sleep(600)
+    if os.environ.get("OXIDION_FUZZ_MEMORY"):
+        bytearray(14 << 30)
     if draw.number == 2:
         raise AssertionError("wrong numbers")
     if draw.number == 4:

@@ -13,7 +13,8 @@ from support.cases import ALL_CASES, Case, Group
 
 from .draw import Draw
 
-REFUSALS = (ValueError, TypeError, KeyError)
+LEAST_WORDS = 30
+"""Letters of a message that says key, value and what is wanted."""
 NUMBERS = [0, 1, -1, 2**63, -(2**70), 0.5, -0.0, 1e308, -1e-320, math.inf, -math.inf, math.nan, True]
 OTHERS: list[Any] = [
     None,
@@ -48,6 +49,7 @@ def tensors(draw: Draw, like: Any) -> Any:
     made = torch.ones(shape).to(draw.choice(kinds))
     if not isinstance(like, Tensor) or like.is_meta or like.is_sparse:
         return made
+    like = like.detach()
     forms = [
         lambda: made,
         lambda: like.to("meta"),
@@ -56,8 +58,8 @@ def tensors(draw: Draw, like: Any) -> Any:
         lambda: like.flatten()[:-1] if like.numel() > 1 else made,
         lambda: like.mT if like.ndim > 1 else made,
         lambda: like.to(draw.choice(kinds)),
-        lambda: torch.full_like(like, math.nan),
-        lambda: like.detach().clone().requires_grad_() if like.is_floating_point() else made,
+        lambda: torch.full_like(like, math.nan) if like.is_floating_point() else made,
+        lambda: like.clone().requires_grad_() if like.is_floating_point() else made,
         lambda: torch.zeros(()).expand(like.shape),
         lambda: torch.empty(2**33 // 8, device="meta"),
     ]
@@ -77,9 +79,9 @@ def spoil(draw: Draw, place: Any) -> str:
         if not keys or draw.often(0.05):
             if isinstance(place, dict):
                 key = draw.choice(["more", 0, -1, 99, 2**65, None, (1,), "params", "state", "exp_avg"])
-                place[key] = draw.choice([*NUMBERS, *OTHERS, torch.ones(2)])
+                place[key] = copy.deepcopy(draw.choice([*NUMBERS, *OTHERS, torch.ones(2)]))
                 return f"{path}[{key!r}] is added"
-            place.append(draw.choice([*NUMBERS, *OTHERS]))
+            place.append(copy.deepcopy(draw.choice([*NUMBERS, *OTHERS])))
             return f"{path} is longer"
         key = draw.choice(keys)
         path += f"[{key!r}]"
@@ -90,7 +92,8 @@ def spoil(draw: Draw, place: Any) -> str:
         if draw.often(0.15):
             del place[key]
             return f"{path} is left out"
-        place[key] = draw.choice([*NUMBERS, *OTHERS, *[tensors(draw, value) for _ in range(12)]])
+        wrong = [*NUMBERS, *OTHERS, *[tensors(draw, value) for _ in range(12)]]
+        place[key] = copy.deepcopy(draw.choice(wrong))  # another change may go into it
         return f"{path} = {str(place[key])[:60]!r} of type {type(place[key]).__name__}"
 
 
@@ -101,14 +104,18 @@ def snapshot(optimizer: Any, params: list[nn.Parameter]) -> Any:
     return [p.detach().clone() for p in params], copy.deepcopy(groups), states
 
 
+def kind_of(tensor: Tensor) -> tuple[Any, ...]:
+    """All but the values."""
+    return tensor.dtype, tensor.shape, tensor.layout, tensor.device
+
+
 def equal(one: Any, other: Any) -> bool:
     """True for equal values, with tensors in them and NaN equal to itself."""
     if isinstance(one, Tensor):
-        return (
-            isinstance(other, Tensor)
-            and one.dtype == other.dtype
-            and torch.allclose(one, other, 0, 0, equal_nan=True)
-        )
+        if not isinstance(other, Tensor) or kind_of(one) != kind_of(other):
+            return False
+        dense = (x.detach().to_dense() if x.is_sparse else x.detach() for x in (one, other))
+        return one.is_meta or torch.allclose(*dense, 0, 0, equal_nan=True)
     if isinstance(one, dict):
         return (
             isinstance(other, dict)
@@ -117,7 +124,7 @@ def equal(one: Any, other: Any) -> bool:
         )
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
+    return bool(one == other or (one != one and other != other))
 
 
 def case(draw: Draw) -> None:
@@ -142,13 +149,17 @@ def case(draw: Draw) -> None:
     saved = copy.deepcopy(optimizer.state_dict())
     before = snapshot(optimizer, params)
     told = "; ".join(spoil(draw, saved) for _ in range(draw.choice([1, 1, 2, 3])))
+    given = copy.deepcopy(saved)
     refused = None
     try:
         optimizer.load_state_dict(saved)
-    except REFUSALS as error:
+    except ValueError as error:
         refused = str(error)
+    except Exception as error:
+        raise AssertionError(f"{row.name}, {told}: {error!r}") from error
+    assert equal(saved, given), f"{row.name}, {told}: loading changed what was given"
     if refused is not None:
-        assert refused, f"{row.name}, {told}: no words"
+        assert len(refused) >= LEAST_WORDS, f"{row.name}, {told}: no words in {refused!r}"
         assert equal(snapshot(optimizer, params), before), (
             f"{row.name}, {told}: refused and changed something"
         )
@@ -156,5 +167,6 @@ def case(draw: Draw) -> None:
         return
     try:
         step()
-    except REFUSALS as error:
-        raise AssertionError(f"{row.name}, {told}: loaded, and refused by the step: {error!r}") from None
+        optimizer.load_state_dict(optimizer.state_dict())
+    except Exception as error:
+        raise AssertionError(f"{row.name}, {told}: loaded, and then {error!r}") from error

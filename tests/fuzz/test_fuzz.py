@@ -8,7 +8,7 @@ import torch
 import fuzz.__main__ as driver
 from fuzz.draw import CONTENTS, Draw
 
-SLICE = {"steps": 40, "hostile": 20, "layouts": 15, "plans": 40, "command_line": 40}
+SLICE = {"steps": 40, "hostile": 20, "layouts": 15, "state_dicts": 40, "plans": 40, "command_line": 40}
 """Cases of each target in ``make test``."""
 
 
@@ -64,6 +64,14 @@ def test_wrong_case_crash_and_panic_are_findings_and_the_others_run(
     assert "3 findings" in out
     with pytest.raises(AssertionError, match="wrong numbers"):
         driver.main(["--target", "planted", "--seed", "3", "--only", "2"])
+
+
+def test_case_that_asks_for_all_memory_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OXIDION_FUZZ_MEMORY", "1")
+    found = driver.run_target("planted", 0, 2, 2)
+    assert [number for number, _ in found.findings] == [0, 1]
+    assert "MemoryError" in found.findings[0][1]
+    assert found.cases == 2
 
 
 def test_case_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,8 @@ def test_wrong_options_exit_with_2_and_say_what_is_wrong(
         ({**TINY, "experts": 8}, "unknown key 'experts'"),
         ({k: v for k, v in TINY.items() if k != "vocab"}, "missing key 'vocab'"),
         ({**TINY, "layers": 0}, "layers must be an integer >= 1"),
+        ({**TINY, "layers": 10_001}, "layers must be an integer >= 1 and <= 10000, got 10001"),
+        ({**TINY, "layers": 2**40}, "layers must be an integer >= 1 and <= 10000"),
         ({**TINY, "gated": 1}, "gated must be true or false"),
         ({**TINY, "heads": 3}, "dim must be a multiple of heads"),
         ([1], "expected an object"),

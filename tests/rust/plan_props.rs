@@ -352,7 +352,7 @@ proptest! {
             Err(error) => {
                 let said = error.to_string();
                 prop_assert!(said.contains("p0") && said.contains(&format!("{sizes:?}")), "{said}");
-                prop_assert!(extent.is_none_or(|extent| extent > 1 << 24), "{said}");
+                prop_assert!(extent.is_none_or(|extent| extent > 1 << 20), "{said}");
             }
         }
     }

@@ -253,9 +253,12 @@ class OxOptimizer(Stepper, Optimizer):
         Raises:
             ValueError: for groups and states that no step could use; nothing has changed then.
         """
+        if not isinstance(state_dict, Mapping):
+            loading.check_form(state_dict)
         incoming: dict[str, Any] = {}
 
         def capture(_self: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
+            loading.check_form(final)
             groups = [dict(group) for group in final["param_groups"]]
             for number, group in enumerate(groups):
                 where = f"group {number} of the state dict"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,9 +13,12 @@ from torch import Tensor
 from oxidion._core import schema
 from oxidion._core.state import SCALES, check_absent, check_state, existing, is_own, key_of, names, parameters
 from oxidion._core.stepper import Stepper
-from oxidion._core.validate import check_group, is_number
+from oxidion._core.validate import check_group, flag, is_finite, optional
 from oxidion._dist.comm import is_distributed
 from oxidion._oxidion import Plan
+
+READ_BY_TORCH = {"fused": optional(flag(False))}
+"""Keys of other optimizers that ``Optimizer.load_state_dict`` looks at: what they must be."""
 
 
 def check_algorithm(group: Mapping[str, Any], where: str) -> None:
@@ -27,6 +30,42 @@ def check_algorithm(group: Mapping[str, Any], where: str) -> None:
     if "algorithm" in group:
         field = schema.COMMON["algorithm"]
         check_group({"algorithm": group["algorithm"]}, {"algorithm": field}, set(), where)
+
+
+def check_form(state_dict: object) -> None:
+    """Refuses what is no state dict: a dict of states by key, and of groups that list the keys.
+
+    Raises:
+        ValueError: that names the place, what must be there and what is.
+    """
+    way_out = "Load what state_dict() of an optimizer returned"
+
+    def refuse(place: str, wanted: str, got: object) -> NoReturn:
+        raise ValueError(f"{place} must be {wanted}, got {reprlib.repr(got)}. {way_out}")
+
+    if not isinstance(state_dict, Mapping):
+        refuse("the state dict", "a dict", state_dict)
+    lists = (list, tuple)
+    for key, kind, wanted in (("state", Mapping, "a dict"), ("param_groups", lists, "a list of dicts")):
+        if key not in state_dict:
+            refuse("the state dict", f"a dict with {key!r}", list(state_dict))
+        if not isinstance(state_dict[key], kind):
+            refuse(f"{key!r} of the state dict", wanted, state_dict[key])
+    seen: set[Hashable] = set()
+    for number, group in enumerate(state_dict["param_groups"]):
+        where = f"group {number} of the state dict"
+        if not isinstance(group, dict):
+            refuse(where, "a dict", group)
+        keys = group.get("params")
+        if not isinstance(keys, lists) or not all(map(_is_key, keys)):
+            refuse(f"'params' of {where}", "a list of keys of states", keys)
+        if len(seen) + len(keys) != len(seen := seen.union(keys)):
+            refuse(f"'params' of {where}", "keys of states that no other parameter has", keys)
+
+
+def _is_key(value: object) -> bool:
+    """True for what may stand for a parameter in a state dict."""
+    return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
 def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
@@ -48,11 +87,13 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
         where = f"group {number} of the state dict"
         made = dict(group)
         optimizer._complete(made, where)
+        check_group({key: made[key] for key in READ_BY_TORCH if key in made}, READ_BY_TORCH, set(), where)
         kept = {key: target[key] for key in ("params", "param_names") if key in target}
         wanted.append({**made, **kept})
     schema.mirror_betas(wanted, {})
-    saved = [incoming["state"].get(key) for key in chain.from_iterable(group["params"] for group in groups)]
-    if any(states is not None for states in saved):
+    keys = chain.from_iterable(group["params"] for group in groups)
+    saved = [incoming["state"].get(key, {}) for key in keys]
+    if any(states != {} for states in saved):
         _check_states(optimizer, wanted, saved, _hints(groups, own))
 
 
@@ -89,13 +130,12 @@ def _check_states(
     """Compares the states with those that the plan of these groups asks for."""
     params = parameters(groups)
     for name, states in zip(names(groups), saved, strict=True):
-        if states is not None and not isinstance(states, Mapping):
-            raise ValueError(f"{name}: its state must be a dict, got {states!r}")
-        for key, value in ({} if states is None else states).items():
+        if not isinstance(states, dict):
+            raise ValueError(f"{name}: its state must be a dict, got {reprlib.repr(states)}")  # noqa: TRY004
+        for key, value in states.items():
             if is_own(key) and isinstance(value, Tensor) and value.is_meta:
                 raise ValueError(f"{name}: state {key!r} is on meta, where it has no values to load")
-    states_of = zip(params, saved, strict=True)
-    held = {param: dict(() if states is None else states) for param, states in states_of}
+    held = {param: dict(states) for param, states in zip(params, saved, strict=True)}
     public = optimizer.STATE_NAMES
     # Codes are looked at first: a plan of bytes that cannot be names roles of the core.
     numbers = {param: dict(filter(_is_number, own.items())) for param, own in held.items()}
@@ -151,8 +191,6 @@ def _check_step(value: object, key: str, name: str) -> None:
     """Refuses a counter that is no count."""
     if value is None or is_distributed(value):
         return
-    number = value
-    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        number = value.item()
-    if not is_number(number) or not math.isfinite(number) or number < 0:  # type: ignore[arg-type, operator]
+    dense = not isinstance(value, Tensor) or value.layout == torch.strided
+    if not dense or not is_finite(value) or float(value) < 0:  # type: ignore[arg-type]
         raise ValueError(f"{name}: state {key!r} must be a finite number >= 0, got {value!r}")

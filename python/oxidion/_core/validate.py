@@ -50,7 +50,8 @@ def is_number(value: object) -> bool:
 def _as_number(value: object) -> float | None:
     """A number or one-element tensor as a float, None for anything else."""
     if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 and not value.is_complex() else None
+        dense = value.layout == torch.strided and not value.is_meta
+        return float(value) if dense and value.numel() == 1 and not value.is_complex() else None
     try:
         return float(value) if is_number(value) else None  # type: ignore[arg-type]
     except OverflowError:  # an integer
@@ -269,7 +270,7 @@ def check_group(
         field = schema.get(key)
         if field is not None:
             if key == "lr" and isinstance(value, torch.Tensor) and value.numel() != 1:
-                raise ValueError("Tensor lr must be 1-element")
+                raise ValueError(f"Tensor lr must be 1-element, got shape {tuple(value.shape)} ({where})")
             if not field.check(value):
                 near = _nearest(value, field) or _too_large(value)
                 raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where}){near}")

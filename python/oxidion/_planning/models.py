@@ -11,6 +11,9 @@ from typing import Any, Literal
 AXES = {"dp": "replicas", "fs": "fully sharded", "tp": "tensor parallel"}
 """Names of mesh axes, outermost first: ranks are numbered in row-major order."""
 
+MOST_LAYERS = 10_000
+"""Most transformer blocks of a model: each parameter is an entry of the plan."""
+
 Kind = Literal["column", "row", "embedding", "head", "vector"]
 Mesh = dict[str, int]
 Lines = dict[str, tuple[list[int], int]]
@@ -65,8 +68,8 @@ class Config:
         """Checks the values.
 
         Raises:
-            ValueError: for sizes that are not positive integers, flags that are not booleans, or head counts
-                that do not divide.
+            ValueError: for sizes that are not positive integers, more layers than ``MOST_LAYERS``, flags that
+                are not booleans, or head counts that do not divide.
         """
         for field in fields(self):
             value = getattr(self, field.name)
@@ -75,6 +78,8 @@ class Config:
                     raise ValueError(f"{field.name} must be true or false, got {value!r}")
             elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field.name} must be an integer >= 1, got {value!r}")
+        if self.layers > MOST_LAYERS:
+            raise ValueError(f"layers must be an integer >= 1 and <= {MOST_LAYERS}, got {self.layers}")
         for whole, part in (("dim", "heads"), ("heads", "kv_heads")):
             size, count = getattr(self, whole), getattr(self, part)
             if size % count:

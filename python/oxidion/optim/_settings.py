@@ -96,7 +96,7 @@ VIEW_SCHEMA: dict[str, Field] = {
     "flatten": validate.flag(False),
     "num_heads": validate.count(None, optional=True),
     "split_sizes": validate.counts(None),
-    "split_dim": Field(0, "0 (rows) or 1 (columns)", lambda v: v in (0, 1) and not isinstance(v, bool)),
+    "split_dim": Field(0, "0 (rows) or 1 (columns)", lambda v: type(v) is int and v in (0, 1)),
 }
 """Group keys that say how a parameter is read as matrices, and the factor of ``lr`` that follows."""
 
