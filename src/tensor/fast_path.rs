@@ -339,7 +339,7 @@ mod tests {
             let owner = unsafe { Owner::new(words.as_mut_ptr().cast()) };
             let watch = Watch::of(&x, DType::F32).unwrap().owned_by(owner).unwrap();
             assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
-            words[at] = std::ptr::null();
+            std::hint::black_box(&mut words)[at] = std::ptr::null();
             assert!(watch.memory().is_none());
             assert!(matches!(watch.gradient(), Gradient::Other));
             assert!(Watch::of(&x, DType::F32).unwrap().owned_by(owner).is_none());
