@@ -67,7 +67,8 @@ def check_normalized(kernels: Emulated, kind: str) -> None:
     arrays, matrices, before = [], [], []
     for rows, cols in SHAPES:
         values = torch.randn(rows, cols, dtype=F64)
-        values[:, cols // 2] *= 1e-9 if cols > 1 else 0.0  # noise beside the others, or nothing
+        # Noise beside the others, which would be none beside epsilon alone; or nothing.
+        values[:, cols // 2] *= 1e-6 / values[:, cols // 2].norm() if cols > 1 else 0.0
         first, end = (cols // 5, cols - cols // 7) if cols > 7 else (0, cols)
         x, scaled = guarded(values, dtype), guarded(torch.full_like(values, torch.nan), dtype, shift=0)
         q = guarded(torch.randn(rows, end - first), kept, wider=3)
@@ -198,6 +199,7 @@ def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
         for seed in (0, 1, 2):
             check_sums(faulty, "float32", seed)
         check_normalized(faulty, "mixed")
+        check_normalized(faulty, "float32")  # noise in float16 is zero
 
     with pytest.raises((AssertionError, KernelFault)):
         work()

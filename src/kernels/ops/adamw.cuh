@@ -8,8 +8,9 @@ template <typename C, typename Operands>
 struct AdamWith : Operands {
     static constexpr int COUNT = Operands::OPERANDS;
     Lerp<C> first;
-    C factor, beta2, rest2, rate, inverse_root, epsilon, decay, keep;
-    bool cautious, late;
+    C factor, beta2, rest2, rate, inverse_root, epsilon;
+    C decay;  // what is left of the parameter, but where a decay before the update is cautious
+    int way;  // of the decay: 1 where it is cautious, and 2 where it comes late
 
     __device__ AdamWith(const AdamWScalars& s, const Job& job)
         : AdamWith(s, Corrections(job, s.beta1(), s.beta2(), s.all.rate.value())) {}
@@ -22,10 +23,8 @@ struct AdamWith : Operands {
           rate(scalar<C>(own.first)),
           inverse_root(scalar<C>(own.second)),
           epsilon(scalar<C>(s.epsilon())),
-          decay(scalar<C>(s.decay())),
-          keep(scalar<C>(1.0 - s.decay())),
-          cautious(s.cautious() && s.decay() != 0),
-          late(s.late() && s.decay() != 0) {}
+          decay(scalar<C>(s.cautious() && !s.late() && s.decay() != 0 ? s.decay() : 1.0 - s.decay())),
+          way(s.decay() == 0 ? 0 : (s.cautious() ? 1 : 0) + (s.late() ? 2 : 0)) {}
 
     __device__ void operator()(C (&x)[COUNT]) const {
         const C g = factor * x[1];
@@ -38,14 +37,14 @@ struct AdamWith : Operands {
             second = x[4];
         }
         const C step = quotient(rate * x[2], root(second) * inverse_root + epsilon);
-        if (late) {
+        if (way >= 2) {
             const C y = x[0] - step;
-            x[0] = cautious && x[2] * y < C(0) ? y : y * keep;
-        } else if (cautious) {
+            x[0] = way == 3 && x[2] * y < C(0) ? y : y * decay;
+        } else if (way == 1) {
             const C own_decay = x[2] * x[0] < C(0) ? C(0) : decay;
             x[0] = x[0] - own_decay * x[0] - step;
         } else {
-            x[0] = x[0] * keep - step;
+            x[0] = x[0] * decay - step;
         }
     }
 };

@@ -19,7 +19,8 @@ ops! {
 template <typename C>
 struct AdEMAMix : AdEMAMixOperands {
     Lerp<C> into_fast, into_slow;
-    C factor, beta2, rest2, fast, slow, inverse_root, epsilon, decay, keep;
+    C factor, beta2, rest2, fast, slow, inverse_root, epsilon;
+    C decay;  // what is left of the parameter, unless cautious
     bool cautious;
 
     __device__ AdEMAMix(const AdEMAMixScalars& s, const Job& job)
@@ -35,8 +36,7 @@ struct AdEMAMix : AdEMAMixOperands {
           slow(scalar<C>(s.lr() * (step < s.warmup() ? s.alpha() * step / s.warmup() : s.alpha()))),
           inverse_root(scalar<C>(1.0 / sqrt(1.0 - power(s.beta2(), static_cast<float>(step))))),
           epsilon(scalar<C>(s.epsilon())),
-          decay(scalar<C>(s.decay())),
-          keep(scalar<C>(1.0 - s.decay())),
+          decay(scalar<C>(s.cautious() && s.decay() != 0 ? s.decay() : 1.0 - s.decay())),
           cautious(s.cautious() && s.decay() != 0) {}
 
     // beta3 comes from beta1 so that its half-life grows evenly.
@@ -56,7 +56,7 @@ struct AdEMAMix : AdEMAMixOperands {
             const C own_decay = step * x[0] < C(0) ? C(0) : decay;
             x[0] = x[0] - own_decay * x[0] - step;
         } else {
-            x[0] = x[0] * keep - step;
+            x[0] = x[0] * decay - step;
         }
     }
 };
