@@ -33,7 +33,7 @@ def _root(x: Tensor) -> Tensor:
 def _adamw(x: list[Tensor], s: SimpleNamespace) -> None:
     w, g, m, v, *most = x
     g = s.grad_factor * g
-    m.copy_(m + (1 - s.beta1) * (g - m))
+    m.copy_(m + ((1 - s.beta1) * g - (1 - s.beta1) * m))
     v.copy_(s.beta2 * v + (1 - s.beta2) * (g * g))
     second = most[0].copy_(torch.maximum(most[0], v)) if most else v
     rate, inverse_root = s.factors
@@ -43,7 +43,7 @@ def _adamw(x: list[Tensor], s: SimpleNamespace) -> None:
 def _direction(x: list[Tensor], s: SimpleNamespace) -> None:
     r, m, v = x
     g = s.grad_factor * r
-    m.copy_(m + (1 - s.beta1) * (g - m))
+    m.copy_(m + ((1 - s.beta1) * g - (1 - s.beta1) * m))
     v.copy_(s.beta2 * v + (1 - s.beta2) * (g * g))
     rate, inverse_root = s.factors
     r.copy_(rate * m / (_root(v) * inverse_root + s.epsilon))
