@@ -114,7 +114,7 @@ class Replay:
             raise RuntimeError(
                 "parameters, states or settings that shape the step changed after the capture: call release()"
             )
-        if self.captured and pattern != self._pattern:
+        if self.captured and not due and pattern != self._pattern:
             raise RuntimeError(
                 "other parameters have gradients than in the captured step, or gradients that have to stay "
                 "where they are were moved: call release()"
