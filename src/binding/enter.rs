@@ -19,7 +19,7 @@ impl Enter for Python<'_> {
     fn enter<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
         let guarded = || {
             // In a forked child it would wait for ever for threads that stayed with the parent.
-            let _alone = threads::is_forked().then(OneThread::new);
+            let _alone = threads::is_forked().then(OneThread::begin);
             catch_unwind(AssertUnwindSafe(|| tch::no_grad(work))).unwrap_or_else(|panic| {
                 let said = panic
                     .downcast_ref::<String>()

@@ -143,7 +143,7 @@ impl Iteration<'_> {
             }
             _ => {
                 let small = to_usize(b * m * n * m.min(n)) * PRODUCTS < SPREAD_FROM;
-                let _alone = (here && small).then(OneThread::new);
+                let _alone = (here && small).then(OneThread::begin);
                 self.by_library(x_bmn, dtype, scratch)
             }
         }

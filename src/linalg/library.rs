@@ -15,7 +15,7 @@ pub struct OneThread(i32);
 impl OneThread {
     /// The guard, until it is dropped.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         let before = tch::get_num_threads();
         if before > 1 {
             tch::set_num_threads(1);

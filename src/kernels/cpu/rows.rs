@@ -56,7 +56,7 @@ pub struct At {
 }
 
 /// Scales that an element has at most.
-pub const SCALES: usize = 2;
+pub(crate) const SCALES: usize = 2;
 
 /// A pass over the rows of `N` operands, of which `R` are read and `W` written.
 pub trait RowPass<const N: usize, const R: usize, const W: usize>: Sync {
