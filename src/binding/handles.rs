@@ -202,8 +202,8 @@ impl Meshes {
     }
 }
 
-/// A layout spelled out: for each axis its name, ranks, this process's position and a placement ("R"; "P" where gradients
-/// are contributions to a sum; or "S", or "T" for strided, with a dimension).
+/// A layout spelled out: for each axis its name, ranks, this process's position and a placement ("R", or "S" or "T" for
+/// strided, with a dimension).
 pub(super) type SpelledAxis = (String, Vec<u64>, usize, String, usize);
 
 /// The layout that is spelled out.
@@ -214,7 +214,6 @@ pub(super) fn spelled(axes: Vec<SpelledAxis>) -> Layout {
         layout.placements.push(match placement.as_str() {
             "S" => Placement::Shard(dim),
             "T" => Placement::Strided(dim),
-            "P" => Placement::Partial(Reduction::Sum),
             _ => Placement::Replicate,
         });
     }

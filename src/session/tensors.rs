@@ -274,7 +274,8 @@ fn check_storage(tensor: &Tensor) -> Result<()> {
         return Ok(());
     }
     Err(Error::Value(format!(
-        "the storage of a tensor of shape {:?} was resized to {there} bytes, and its elements need {needed}. Resize it          back, or give the parameter new data",
+        "the storage of a tensor of shape {:?} was resized to {there} bytes, and its elements need {needed}. Resize it \
+         back, or give the parameter new data",
         tensor.size()
     )))
 }
@@ -286,7 +287,8 @@ pub(super) fn check_written(tensor: &Tensor, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::Value(format!(
-        "{name}: elements of parameters and states must not share memory, got strides {:?} for shape {:?}: it is expanded          or overlaps itself. Use .clone()",
+        "{name}: elements of parameters and states must not share memory, got strides {:?} for shape {:?}: it is expanded \
+         or overlaps itself. Use .clone()",
         tensor.stride(),
         tensor.size()
     )))
