@@ -148,7 +148,9 @@ class Stepper:
         """Compares copies on the axes where the step was planned anew, and all gradients if asked to."""
         if self._meshes.check:
             agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
-        params = list(parameters(self.param_groups)) if planned else []
+        if session is None or not planned:
+            return
+        params = list(parameters(self.param_groups))
         names = [name for i, group in enumerate(self.param_groups) for name in validate.names_of(group, i)]
         averaged = [tuple(ranks) for _, ranks, _, is_averaged in self._meshes.replicas if is_averaged]
         hint = (
@@ -157,7 +159,7 @@ class Stepper:
             "broadcast before training and their gradients averaged"
         )
         for ranks in planned:
-            if session is None or ranks not in groups:
+            if ranks not in groups:
                 continue
             told = (ranks, groups[ranks], hint)
             rows = [(names[i], params[i]) for i in session.copies(list(ranks))]
