@@ -14,6 +14,7 @@ import pytest
 
 import oxidion
 from oxidion import graph
+from upstream.skips import unskip
 
 EAGER = ("Muon", "NorMuon", "Dion2", "NorDion2")
 
@@ -53,10 +54,4 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs on the CPU what asks for a CUDA device only because its package has no other kernels."""
-    for item in items:
-        for node in item.listchain():
-            node.own_markers = [
-                mark
-                for mark in node.own_markers
-                if mark.name != "skipif" or "CUDA required" not in str(mark.kwargs.get("reason"))
-            ]
+    unskip(items, "CUDA required")

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 import oxidion
 from conformance.arguments import LEAST, OWN
+from upstream.skips import unskip
 
 BIASES = {"strict": False}
 
@@ -80,10 +81,4 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs on the CPU what asks for a CUDA device only because its package compiles for one."""
-    for item in items:
-        for node in item.listchain():
-            node.own_markers = [
-                mark
-                for mark in node.own_markers
-                if mark.name != "skipif" or "CUDA is required" not in str(mark.kwargs.get("reason"))
-            ]
+    unskip(items, "CUDA is required")
