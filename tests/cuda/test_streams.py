@@ -13,6 +13,7 @@ from .sanitizer_steps import ALGORITHMS
 pytestmark = needs_nvrtc
 
 STREAMS = f"""
+import copy
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 from cuda import streams
@@ -58,12 +59,14 @@ def test_launch_is_refused_until_its_stream_waits_for_the_one_before(environment
         third = streams.Stream()
         optimizer = oxidion.Lion(parameters((4, 3)))
         optimizer.step()
+        torch.cuda.synchronize()
+        kept = copy.deepcopy(optimizer.state_dict())
         def refused():
             try:
                 optimizer.step()
             except RuntimeError as error:
                 print(error)
-                optimizer.load_state_dict(optimizer.state_dict())  # a step that failed asks for a checkpoint
+                optimizer.load_state_dict(kept)  # a step that failed asks for a checkpoint
             else:
                 print("taken")
         with torch.cuda.stream(side):
