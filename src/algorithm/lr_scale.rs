@@ -44,10 +44,10 @@ impl LrScale {
         }
     }
 
-    /// The factor for a matrix with `fan_out` rows and `fan_in` columns. A matrix without elements has factor
+    /// The factor for a matrix of `fan_out` outputs and `fan_in` inputs. A matrix without elements has factor
     /// 1.
     #[must_use]
-    pub(super) fn factor(self, fan_out: u64, fan_in: u64) -> f64 {
+    pub(super) fn factor(self, [fan_out, fan_in]: [u64; 2]) -> f64 {
         if fan_out == 0 || fan_in == 0 {
             return 1.0;
         }
@@ -79,9 +79,9 @@ mod tests {
             (LrScale::MatchRmsAdamw, 12.8, 12.8),
         ];
         for (adjust, tall, wide) in table {
-            assert!((adjust.factor(4096, 1024) - tall).abs() < 1e-14, "{adjust:?}");
-            assert!((adjust.factor(1024, 4096) - wide).abs() < 1e-14, "{adjust:?}");
-            assert!(adjust.factor(0, 3).is_finite() && adjust.factor(3, 0).is_finite(), "{adjust:?}");
+            assert!((adjust.factor([4096, 1024]) - tall).abs() < 1e-14, "{adjust:?}");
+            assert!((adjust.factor([1024, 4096]) - wide).abs() < 1e-14, "{adjust:?}");
+            assert!(adjust.factor([0, 3]).is_finite() && adjust.factor([3, 0]).is_finite(), "{adjust:?}");
         }
     }
 

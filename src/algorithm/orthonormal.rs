@@ -162,7 +162,7 @@ impl Orthonormal {
     /// The last step: decay and `X ← X - lr·s·U`.
     pub(super) fn update(&self, unit: &UnitIo<'_>, h: &Hyper) -> kernels::Apply {
         kernels::Apply {
-            rate: h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64),
+            rate: h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols)),
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
         }
@@ -183,7 +183,7 @@ impl Orthonormal {
         let whole_flops: f64 = blocks.iter().map(whole).sum();
         Description {
             view: self.view.phrase(p),
-            lr_factor: blocks.first().map_or(1.0, |b| self.adjust.factor(b.rows as u64, b.cols as u64)),
+            lr_factor: blocks.first().map_or(1.0, |b| self.adjust.factor(self.view.fans(b.rows, b.cols))),
             rank: None,
             flops: whole_flops + flops(8 * blocks.iter().map(Block::numel).sum::<usize>()),
             whole_flops,

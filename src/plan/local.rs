@@ -43,6 +43,8 @@ impl Extent {
 pub struct BlockShard {
     /// Index of the block within the parameter.
     pub index: usize,
+    /// Index of the block within its matrix.
+    pub within: usize,
     /// The block in the parameter's global storage.
     pub block: Block,
     /// Part of the block that this process stores, in local storage.
@@ -140,7 +142,7 @@ impl LocalState {
                 let width = behind.checked_div(height).unwrap_or(width);
                 let offset = (lead * height + first) * width;
                 if column {
-                    Rect { offset: offset + shard.index, rows, cols: 1, stride: width }
+                    Rect { offset: offset + shard.within, rows, cols: 1, stride: width }
                 } else {
                     Rect::packed(offset, rows, width)
                 }
@@ -156,8 +158,8 @@ impl LocalState {
                 Rect { offset: lead * height * width + first, rows: height, cols, stride: width }
             }
             Share::Block => {
-                let height = shape[shape.len() - 2];
-                Rect::packed(shard.index * height * width, height, width)
+                let (per_matrix, height) = (shape[shape.len() - 3], shape[shape.len() - 2]);
+                Rect::packed((lead * per_matrix + shard.within) * height * width, height, width)
             }
         }
     }
@@ -169,6 +171,7 @@ pub(super) fn flat_shard(p: &ParamSpec, layout: &Layout) -> BlockShard {
     let stored = spans(&p.shape, layout).iter().map(|(_, len)| len).product();
     BlockShard {
         index: 0,
+        within: 0,
         block: Block { offset: 0, rows: 1, cols: p.numel() },
         local: Rect::packed(0, 1, stored),
         origin: [0, 0],
@@ -275,23 +278,28 @@ pub(super) fn shards(
         let offset = (lead.unwrap_or(0) * stored_rows + first_row) * stored_cols + first_col;
         let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols };
         let local = if lead.is_some() { local } else { Rect::default() };
-        let slot = slot(block.offset / matrix, &p.shape[..leading], layout) * per_matrix + index % per_matrix;
+        let (matrix, within) = (slot(block.offset / matrix, &p.shape[..leading], layout), index % per_matrix);
         let mut shard = BlockShard {
             index,
+            within,
             block: *block,
             local,
             origin: [first_row, first_col],
             stored: [stored_rows, stored_cols],
             lead,
-            slot,
+            slot: matrix * per_matrix + within,
             rows: row_extent,
             cols: col_extent,
             stack: 1,
         };
         match whole {
             None => {}
-            Some(Side::Rows) => shard.alone(&ShardingAxes::of(layout, rows_dim).0, r.len(), |p| &mut p.rows),
-            Some(Side::Cols) => shard.alone(&ShardingAxes::of(layout, cols_dim).0, c.len(), |p| &mut p.cols),
+            Some(Side::Rows) => {
+                shard.alone(matrix, &ShardingAxes::of(layout, rows_dim).0, r.len(), |p| &mut p.rows);
+            }
+            Some(Side::Cols) => {
+                shard.alone(matrix, &ShardingAxes::of(layout, cols_dim).0, c.len(), |p| &mut p.cols);
+            }
         }
         shards.push(shard);
     }
@@ -299,10 +307,18 @@ pub(super) fn shards(
 }
 
 impl BlockShard {
-    /// Makes the block one that lies whole on one process along a side: here if `stored` elements of that side are.
-    fn alone(&mut self, sharding: &ShardingAxes, stored: usize, side: impl Fn(&mut Self) -> &mut Extent) {
-        let Extent { dim, start, len, .. } = *side(self);
-        self.slot = sharding.offset_of(dim, start).0 / len.max(1);
+    /// Makes the block one that lies whole on one process along a side: here if `stored` elements of that side are. Its
+    /// matrix is number `matrix` of those that a process stores parts of.
+    fn alone(
+        &mut self,
+        matrix: usize,
+        sharding: &ShardingAxes,
+        stored: usize,
+        side: impl Fn(&mut Self) -> &mut Extent,
+    ) {
+        let Extent { dim, scale, start, len } = *side(self);
+        let (at, largest) = sharding.offset_of(dim, start / scale.max(1));
+        self.slot = (matrix * largest + at) * scale / len.max(1);
         *side(self) = Extent::whole(len);
         if stored == 0 {
             (self.lead, self.local) = (None, Rect::default());

@@ -1,11 +1,11 @@
-//! Parameters read as matrices: flattened, stacked, per head, or in row blocks. Shapes only.
+//! Parameters read as matrices: flattened, stacked, per head, or in blocks of rows or columns. Shapes only.
 
 use super::Options;
 use crate::error::{Error, Result};
 use crate::spec::{Block, ParamSpec, Side};
 
 /// Option keys that choose how a parameter is read as matrices.
-pub const OPTIONS: [&str; 4] = ["flatten", "num_heads", "split_sizes", "split_dim"];
+pub const OPTIONS: [&str; 5] = ["flatten", "num_heads", "split_sizes", "split_dim", "fan_in_fan_out"];
 
 /// Rule by which a parameter is read as matrices.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -18,6 +18,8 @@ pub struct Matrices {
     pub split_sizes: Vec<usize>,
     /// The dimension that is split into blocks: rows or columns.
     pub split_dim: usize,
+    /// True if matrices are stored `[in, out]`.
+    pub fan_in_fan_out: bool,
 }
 
 /// The most matrices that a parameter may be read as: each is an entry of the plan.
@@ -62,7 +64,20 @@ impl Matrices {
                 "flatten, num_heads and split_sizes exclude each other: give one of them".into(),
             ));
         }
-        Ok(Self { flatten, num_heads, split_sizes, split_dim })
+        let fan_in_fan_out = options.flag("fan_in_fan_out")?;
+        Ok(Self { flatten, num_heads, split_sizes, split_dim, fan_in_fan_out })
+    }
+
+    /// Outputs and inputs of a matrix of `rows × cols`.
+    #[must_use]
+    pub fn fans(&self, rows: usize, cols: usize) -> [u64; 2] {
+        if self.fan_in_fan_out { [cols as u64, rows as u64] } else { [rows as u64, cols as u64] }
+    }
+
+    /// Number of blocks of each matrix over the last two dimensions, of `count` blocks of a parameter.
+    #[must_use]
+    pub fn per_matrix(&self, p: &ParamSpec, count: usize) -> usize {
+        count / p.shape[..self.leading(p)].iter().product::<usize>().max(1)
     }
 
     /// The side that is split into blocks, if any is.
@@ -101,65 +116,68 @@ impl Matrices {
             return Ok(vec![Block { offset: 0, rows: shape[0], cols: shape[1..].iter().product() }]);
         }
         let (rows, cols) = (shape[shape.len() - 2], shape[shape.len() - 1]);
-        if let Some(side) = self.splits() {
-            let key = if self.num_heads > 1 { "num_heads" } else { "split_sizes" };
-            if shape.len() != 2 {
-                return Err(Error::Value(format!(
-                    "{}: {key} needs a 2-D parameter, got shape {shape:?}",
-                    p.name
-                )));
-            }
-            let size = shape[self.split_dim];
-            let sizes = if self.num_heads > 1 {
-                if !size.is_multiple_of(self.num_heads) {
-                    return Err(Error::Value(format!(
-                        "{}: num_heads must divide dimension {}, got num_heads={} and shape {shape:?}",
-                        p.name, self.split_dim, self.num_heads
-                    )));
-                }
-                check_count(p, self.num_heads)?;
-                vec![size / self.num_heads; self.num_heads]
-            } else {
-                self.split_sizes.clone()
-            };
-            let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
-            if sum != Some(size) {
-                return Err(Error::Value(format!(
-                    "{}: split_sizes must sum to dimension {}, got {sizes:?} and shape {shape:?}",
-                    p.name, self.split_dim
-                )));
-            }
-            let mut start = 0;
-            return Ok(sizes
-                .into_iter()
-                .map(|size| {
-                    let first = start;
-                    start += size;
-                    match side {
-                        Side::Rows => Block { offset: first * cols, rows: size, cols },
-                        Side::Cols => Block { offset: first, rows, cols: size },
-                    }
-                })
-                .collect());
-        }
         let count = shape[..shape.len() - 2].iter().product::<usize>();
-        check_count(p, count)?;
-        Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect())
+        let Some(side) = self.splits() else {
+            check_count(p, count)?;
+            return Ok((0..count).map(|i| Block { offset: i * rows * cols, rows, cols }).collect());
+        };
+        let sizes = self.sizes(p, [rows, cols][side.index()])?;
+        check_count(p, count.saturating_mul(sizes.len()))?;
+        let each = |i: usize| {
+            let mut start = i * rows * cols;
+            sizes.iter().map(move |&size| {
+                let offset = start;
+                let (rows, cols, step) =
+                    if side == Side::Rows { (size, cols, size * cols) } else { (rows, size, size) };
+                start += step;
+                Block { offset, rows, cols }
+            })
+        };
+        Ok((0..count).flat_map(each).collect())
+    }
+
+    /// Sizes of the blocks that a side of `size` elements is split into.
+    fn sizes(&self, p: &ParamSpec, size: usize) -> Result<Vec<usize>> {
+        let (shape, dim) = (&p.shape, self.split_dim + p.shape.len() - 2);
+        if self.num_heads > 1 {
+            if !size.is_multiple_of(self.num_heads) {
+                return Err(Error::Value(format!(
+                    "{}: num_heads must divide dimension {dim}, got num_heads={} and shape {shape:?}",
+                    p.name, self.num_heads
+                )));
+            }
+            check_count(p, self.num_heads)?;
+            return Ok(vec![size / self.num_heads; self.num_heads]);
+        }
+        let sum = self.split_sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
+        if sum != Some(size) {
+            return Err(Error::Value(format!(
+                "{}: split_sizes must sum to dimension {dim}, got {:?} and shape {shape:?}",
+                p.name, self.split_sizes
+            )));
+        }
+        Ok(self.split_sizes.clone())
     }
 
     /// Phrase for `explain()`.
     #[must_use]
     pub fn phrase(&self, p: &ParamSpec) -> String {
-        if self.flatten && p.shape.len() > 2 {
-            "flattened".into()
-        } else if self.num_heads > 1 {
+        let columns = if self.split_dim == 1 { "column" } else { "row" };
+        let count = p.shape[..p.shape.len().saturating_sub(2)].iter().product::<usize>();
+        let stack = if p.shape.len() > 2 { format!("stack of {count}") } else { String::new() };
+        let blocks = if self.num_heads > 1 {
             format!("{} {}heads", self.num_heads, if self.split_dim == 1 { "column " } else { "" })
         } else if !self.split_sizes.is_empty() {
-            format!("{} blocks {:?}", if self.split_dim == 1 { "column" } else { "row" }, self.split_sizes)
-        } else if p.shape.len() > 2 {
-            format!("stack of {}", p.shape[..p.shape.len() - 2].iter().product::<usize>())
+            format!("{columns} blocks {:?}", self.split_sizes)
         } else {
-            "matrix".into()
-        }
+            String::new()
+        };
+        let view = match (self.flatten && p.shape.len() > 2, stack.is_empty(), blocks.is_empty()) {
+            (true, ..) => "flattened".into(),
+            (_, true, true) => "matrix".into(),
+            (_, false, false) => format!("{stack}, {blocks}"),
+            _ => stack + &blocks,
+        };
+        if self.fan_in_fan_out { view + ", [in, out]" } else { view }
     }
 }

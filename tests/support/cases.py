@@ -117,9 +117,16 @@ def _family(make: Callable[..., Case]) -> list[Case]:
         row("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)})),
         row("column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1})),
         row("column-split", Group(((6, 12), (9, 12)), {"split_sizes": (6, 4, 2), "split_dim": 1})),
+        row("split-experts", Group(SPLIT_EXPERTS, {"split_sizes": (6, 4, 2)})),
+        row("turned-experts", Group(TURNED_EXPERTS, TURNED)),
         row("mixed", *MIXED),
     ]
 
+
+SPLIT_EXPERTS = ((3, 12, 6), (2, 12, 9))
+TURNED_EXPERTS = ((3, 6, 12), (2, 9, 12))
+TURNED = {"split_sizes": (6, 4, 2), "split_dim": 1, "fan_in_fan_out": True}
+"""Experts that are stored ``[in, out]`` and cut along their outputs."""
 
 MIXED = (
     Group(MATRICES[:3]),
@@ -172,6 +179,9 @@ BY_HAND: tuple[Case, ...] = (
     _muon("heads", Group(((12, 8), (12, 3), (12, 8)), {"num_heads": 3}), adjust_lr="rms_norm"),
     _muon("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 3, 3)})),
     _muon("mixed", *MIXED),
+    _muon("split-experts", Group(SPLIT_EXPERTS, {"split_sizes": (6, 3, 3)})),
+    _muon("turned-experts", Group(TURNED_EXPERTS, {**TURNED, "split_sizes": (6, 3, 3)})),
+    _muon("turned", Group(MATRICES, {"fan_in_fan_out": True}), adjust_lr="original"),
     _muon("column-heads", Group(((8, 12), (3, 12), (8, 12)), {"num_heads": 3, "split_dim": 1})),
     _muon(
         "column-split",
@@ -182,6 +192,9 @@ BY_HAND: tuple[Case, ...] = (
     _dion("rms", adjust_lr="rms_norm", rank_fraction=0.5),
     _dion("flatten", Group(KERNELS), flatten=True, rank_fraction=0.5),
     _dion("heads", Group(HEADS, {"num_heads": 3}), rank_fraction=0.5),
+    _dion("split-experts", Group(SPLIT_EXPERTS, {"split_sizes": (6, 4, 2)}), rank_fraction=0.5),
+    _dion("split-short", Group(((3, 12, 20),), {"num_heads": 3}), rank_fraction=0.5),
+    _dion("turned-experts", Group(TURNED_EXPERTS, TURNED), rank_fraction=0.5),
     _dion("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)}), rank_fraction=0.5),
     _dion("column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), rank_fraction=0.5),
     _dion(

@@ -179,6 +179,12 @@ def is_distributed(value: object) -> bool:
     return hasattr(value, "_local_tensor")
 
 
+def is_first_rank() -> bool:
+    """True on rank 0, and where there are no ranks."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
 def local(tensor: Tensor) -> Tensor:
     """The local part of a tensor or DTensor: all that this process holds."""
     own: Tensor = getattr(tensor, "_local_tensor", tensor)

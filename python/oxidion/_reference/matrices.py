@@ -43,18 +43,22 @@ def stack(x: Tensor) -> list[Tensor]:
 def matrices(x: Tensor, group: Group) -> list[Tensor]:
     """The matrices that a group reads a tensor of the parameter's shape as.
 
-    Blocks of rows or columns (``split_sizes``, ``num_heads``, ``split_dim``), one ``[d0, rest]`` matrix
-    (``flatten``), otherwise the matrices over the last two dimensions.
+    One ``[d0, rest]`` matrix (``flatten``), otherwise the matrices over the last two dimensions, cut into
+    blocks of rows or columns (``split_sizes``, ``num_heads``, ``split_dim``).
     """
     if x.ndim < 2:
         raise ValueError(f"a matrix is needed, got shape {tuple(x.shape)}")
-    dim = split_dim(group)
-    sizes = split(group, x.shape[dim])
-    if sizes is not None:
-        return list(torch.split(x, sizes, dim=dim))
     if group.get("flatten", False) and x.ndim > 2:
         return [x.view(x.shape[0], math.prod(x.shape[1:]))]
-    return stack(x)
+    dim = split_dim(group)
+    sizes = split(group, x.shape[dim - 2])
+    return stack(x) if sizes is None else [block for m in stack(x) for block in torch.split(m, sizes, dim)]
+
+
+def fans(matrix: Tensor, group: Group) -> tuple[int, int]:
+    """Outputs and inputs of one of `matrices`: rows and columns, or with ``fan_in_fan_out`` the other way round."""
+    rows, cols = matrix.shape
+    return (cols, rows) if group.get("fan_in_fan_out", False) else (rows, cols)
 
 
 def neurons(v: Tensor, group: Group) -> list[Tensor]:
@@ -62,12 +66,14 @@ def neurons(v: Tensor, group: Group) -> list[Tensor]:
 
     With blocks of columns, each has a column of its own.
     """
-    sizes = split(group, v.shape[0])
+    if group.get("flatten", False):
+        return [v]
+    sizes = split(group, v.shape[-2])
     if sizes is None:
-        return [v] if group.get("flatten", False) else stack(v)
-    if split_dim(group) == 1:
-        return list(torch.split(v, 1, dim=1))
-    return list(torch.split(v, sizes, dim=0))
+        return stack(v)
+    by_column = split_dim(group) == 1
+    cut = (1, 1) if by_column else (sizes, 0)
+    return [block for m in stack(v) for block in torch.split(m, *cut)]
 
 
 def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed: bool) -> list[Tensor]:
@@ -77,6 +83,8 @@ def bases(q: Tensor, group: Group, shapes: Sequence[tuple[int, int]], transposed
     """
     if is_split(group):
         if (split_dim(group) == 0) == transposed:
-            return list(torch.split(q, [rows if transposed else cols for rows, cols in shapes], dim=0))
-        return list(q)
+            per_matrix = len(shapes) // len(stack(q))
+            sizes = [rows if transposed else cols for rows, cols in shapes[:per_matrix]]
+            return [block for m in stack(q) for block in torch.split(m, sizes, dim=0)]
+        return stack(q)
     return [q.view(math.prod(q.shape[:-1]), q.shape[-1])] if group.get("flatten", False) else stack(q)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from oxidion._reference.matrices import matrices, neurons, stack
+from oxidion._reference.matrices import is_split, matrices, neurons, stack
 from oxidion._reference.update import Group
 
 
@@ -30,5 +30,6 @@ def normalize_each(u: Tensor, v: Tensor, group: Group) -> None:
 
 def variance_of_neurons(param: Tensor, group: Group) -> Tensor:
     """V at the start: a number for each row over the last dimension, in each block of columns of its own."""
-    blocks = len(matrices(param, group)) if group.get("split_dim") == 1 else 1
+    by_column = group.get("split_dim") == 1 and is_split(group)
+    blocks = len(matrices(param, group)) // len(stack(param)) if by_column else 1
     return param.new_zeros(*param.shape[:-1], blocks)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._reference.matrices import matrices
+from oxidion._reference.matrices import fans, matrices
 from oxidion._reference.orthogonalize import lr_factor
 
 State = dict[str, Tensor]
@@ -38,7 +38,7 @@ def apply(param: Tensor, update: Tensor, group: Group) -> None:
     """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view."""
     decay(param, update, group)
     for x, u in zip(matrices(param, group), matrices(update, group), strict=True):
-        x -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), *u.shape) * u
+        x -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), *fans(u, group)) * u
 
 
 def count(state: State) -> float:

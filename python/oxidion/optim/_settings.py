@@ -97,6 +97,7 @@ VIEW_SCHEMA: dict[str, Field] = {
     "num_heads": validate.count(None, optional=True),
     "split_sizes": validate.counts(None),
     "split_dim": Field(0, "0 (rows) or 1 (columns)", lambda v: type(v) is int and v in (0, 1)),
+    "fan_in_fan_out": validate.flag(False),
 }
 """Group keys that say how a parameter is read as matrices, and the factor of ``lr`` that follows."""
 

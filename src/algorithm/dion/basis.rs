@@ -8,7 +8,7 @@ impl Dion {
     /// Q: for each matrix the short side of the oriented matrix by the rank.
     ///
     /// Blocks of a parameter that is sharded along that side share the rows of one matrix, as wide as the largest rank;
-    /// those that are sharded along the other one have each their own.
+    /// those that are sharded along the other one have each their own, behind the dimensions that number the matrices.
     pub(super) fn q(&self, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
         let lead = self.leading(p);
         let transposed = p.oriented(blocks.iter().copied());
@@ -22,7 +22,7 @@ impl Dion {
         let mut shape: Vec<usize> = p.shape[..lead].to_vec();
         let mut sharding: Vec<_> = (0..lead).map(DimSharding::LikeParam).collect();
         if apart {
-            shape.push(blocks.len());
+            shape.push(self.view.per_matrix(p, blocks.len()));
             sharding.push(DimSharding::Replicated);
         }
         shape.extend(short_dims.clone().map(|dim| p.shape[dim]));

@@ -208,7 +208,7 @@ impl Algorithm for Dion {
         };
         Description {
             view: self.view.phrase(p),
-            lr_factor: self.adjust.factor(first.rows as u64, first.cols as u64),
+            lr_factor: self.adjust.factor(self.view.fans(first.rows, first.cols)),
             rank: blocks.iter().map(|b| self.rank(b.rows, b.cols)).max(),
             flops: total(&products),
             whole_flops: total(&whole),

@@ -213,7 +213,7 @@ impl Dion {
         let Some(unit) = units.first() else {
             return Ok(());
         };
-        let rate = h[LR] * self.adjust.factor(unit.rows as u64, unit.cols as u64);
+        let rate = h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols));
         let decay = h[LR] * h[WEIGHT_DECAY];
         let direct = !self.in_two_steps(unit.param.dtype(), buffers.get(P)?.flat.dtype());
         let own = units.iter().map(|unit| buffers.get(WORK)?.declared_cols(unit));

@@ -1,0 +1,9 @@
+"""Parameter groups of a model: which weights are orthonormalized or projected, and which are not."""
+
+from __future__ import annotations
+
+from oxidion.groups.matrices import param_groups
+from oxidion.groups.projected import galore_param_groups
+from oxidion.groups.summary import ParamGroups
+
+__all__ = ["ParamGroups", "galore_param_groups", "param_groups"]

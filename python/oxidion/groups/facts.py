@@ -1,0 +1,218 @@
+"""What a model says of its layers: embeddings, layers of outputs, sizes. No decision is made here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oxidion._dist.comm import local
+
+HEAD = re.compile(
+    r"lm_head|heads?|\w+_head|head_\w+|output_layer|classifiers?|\w+_classifier|unembed\w*|embed_out|score|"
+    r"qa_outputs|cls_score|cls_logits|bbox_pred|bbox_predictor|(class|bbox)_embed|seq_relationship|"
+    r"(to_)?logits|final_layer|proj_out(_\d)?|conv_out|aux\d?|aux_?logits",
+    re.IGNORECASE,
+)
+"""Names of modules that hold a layer of outputs, at any depth that is not behind a number."""
+
+HEAD_OF_ROOT = re.compile(r"fc|out|output|prediction|predictor|generator|final_proj|fc_out|linear_out|decoder_out")
+"""The same, of a module that the model itself holds."""
+
+FEATURES = re.compile(r"(box|mask|keypoint|conv)_head|rpn_head|norm_head|head_norm")
+"""Names that look like a layer of outputs and are none."""
+
+INNER = re.compile(r"pool|projection|embed|norm")
+"""Names of last layers whose outputs are features."""
+
+ATTENTION = re.compile(r"(.*\.)?(query|key|value|[qkv](_proj)?|to_[qkv])")
+"""Names of layers inside of the heads of an attention, which are no layers of outputs."""
+
+LINEAR = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear)
+
+
+def class_names(module: nn.Module) -> list[str]:
+    """Names of a module's classes below ``nn.Module``: FSDP2 puts one of its own before them."""
+    return [cls.__name__ for cls in type(module).__mro__ if cls not in (nn.Module, object)]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for layers whose weight multiplies what they get, a library's own too."""
+    if isinstance(module, LINEAR):
+        return True
+    names = class_names(module)
+    return any(name.endswith(("Linear", "Linear4bit", "Conv1D", "Dense")) for name in names)
+
+
+def address(param: Tensor) -> int:
+    """Address of a parameter's memory; 0 where this process stores nothing of it."""
+    own = local(param)
+    return 0 if own.device.type == "meta" or own.numel() == 0 else own.untyped_storage().data_ptr()
+
+
+def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]:
+    """Each parameter once, as ``named_parameters`` has them: path, name in its module, module, itself."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, param in module.named_parameters(recurse=False):
+            if id(param) not in seen:
+                seen.add(id(param))
+                yield (f"{prefix}.{name}" if prefix else name), name, module, param
+
+
+def innermost(model: nn.Module) -> tuple[str, nn.Module]:
+    """The model inside of wrappers, which have no parameter but those of one child; and its path."""
+    path = ""
+    while next(model.parameters(recurse=False), None) is None:
+        held = [(n, m) for n, m in model.named_children() if next(m.parameters(), None) is not None]
+        if len(held) != 1 or isinstance(model, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            break
+        path, model = f"{path}{held[0][0]}.", held[0][1]
+    return path, model
+
+
+def _called(model: nn.Module, method: str) -> list[nn.Module]:
+    """Modules that a method without arguments tells, where the model has it and it works."""
+    told = getattr(model, method, None)
+    if not callable(told):
+        return []
+    try:
+        found = told()
+    except (AttributeError, NotImplementedError, TypeError):
+        return []
+    return [m for m in (found if isinstance(found, (tuple, list)) else [found]) if isinstance(m, nn.Module)]
+
+
+def last_linear(module: nn.Module) -> list[nn.Module]:
+    """The last linear layer inside a module; of each entry where it is a list of modules."""
+    if is_linear(module):
+        return [module]
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return [layer for child in module.children() for layer in last_linear(child)]
+    layers = [inner for inner in module.modules() if is_linear(inner)]
+    trained = [m for m in layers if any(p.requires_grad for p in m.parameters(recurse=False))]
+    return (trained or layers)[-1:]
+
+
+def _attends(module: nn.Module) -> bool:
+    return any(ATTENTION.fullmatch(path) and is_linear(inner) for path, inner in module.named_modules())
+
+
+def _by_name(root: nn.Module) -> list[nn.Module]:
+    """Layers of outputs by the names of the modules that hold them."""
+    found: list[nn.Module] = []
+    taken: list[str] = []
+    for path, module in root.named_modules():
+        parts = path.split(".")
+        if not path or any(path.startswith(prefix) for prefix in taken):
+            continue
+        if any(part.isdigit() for part in parts) or FEATURES.fullmatch(parts[-1]):
+            continue
+        at_root = len(parts) == 1 and HEAD_OF_ROOT.fullmatch(parts[-1]) is not None
+        if (HEAD.fullmatch(parts[-1]) or at_root) and not _attends(module):
+            found += last_linear(module)
+            taken.append(f"{path}.")
+    return found
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    """Outputs and inputs of a linear layer; empty where it does not tell."""
+    weight = getattr(module, "weight", None)
+    return tuple(weight.shape[:2]) if isinstance(weight, Tensor) and weight.ndim >= 2 else ()
+
+
+def _at_the_end(root: nn.Module) -> list[nn.Module]:
+    """The last linear layer, where it stands alone behind all others and no other takes as many features."""
+    layers = [(path, m) for path, m in root.named_modules() if is_linear(m)]
+    if len(layers) < 2 or isinstance(root, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return []
+    path, last = layers[-1]
+    taken = {shape[1] for _, m in layers if (shape := _shape(m))} | hidden_sizes(root)
+    is_inner = not _shape(last) or _shape(last)[0] in taken
+    is_repeated = any(part.isdigit() for part in path.split("."))
+    top = path.split(".")[0]
+    is_inside = any(other.split(".")[0] == top for other, _ in layers[:-1])
+    return [] if is_inner or is_repeated or is_inside or INNER.search(path) else [last]
+
+
+def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:
+    """The linear layer that is called last in a forward pass of ``example``.
+
+    Nothing of the model or of the generators of random numbers is changed: it runs in evaluation mode, without
+    gradients.
+    """
+    last: list[nn.Module] = []
+
+    def called(module: nn.Module, _args: Any, _output: Any) -> None:
+        last[:] = [module]
+
+    modes = [(module, module.training) for module in model.modules()]
+    hooks = [module.register_forward_hook(called) for module in model.modules() if is_linear(module)]
+    try:
+        model.eval()
+        with torch.no_grad(), torch.random.fork_rng():
+            if isinstance(example, dict) or hasattr(example, "keys"):
+                model(**example)
+            elif isinstance(example, (tuple, list)):
+                model(*example)
+            else:
+                model(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes:
+            module.training = mode
+    return last
+
+
+def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
+    """How each layer of outputs was found, by the identity of its module."""
+    path, root = innermost(model)
+    ways: list[tuple[str, Callable[[], Iterable[nn.Module]]]] = [
+        ("output layer of get_output_embeddings()", lambda: _called(root, "get_output_embeddings")),
+        ("output layer of get_classifier()", lambda: _called(root, "get_classifier")),
+        ("output layer by its name", lambda: _by_name(root)),
+    ]
+    found: dict[int, str] = {}
+    if example is not None:
+        found = {id(m): "output layer of the forward pass" for m in traced_head(model, example)}
+    for how, way in ways:
+        for module in way():
+            for layer in last_linear(module):
+                found.setdefault(id(layer), how)
+    if not found:
+        found = {id(m): "output layer, the last one" for m in _at_the_end(root)}
+    return found
+
+
+def tables(model: nn.Module) -> dict[int, str]:
+    """Which parameters are the weight of an embedding, or share the memory of one, by identity."""
+    held = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        or (type(module).__name__.endswith("Embedding") and isinstance(getattr(module, "weight", None), Tensor))
+    ]
+    found = {id(weight): "embedding" for weight in held if weight.ndim >= 2}
+    memory = {address(weight) for weight in held} - {0}
+    for param in model.parameters():
+        if id(param) not in found and address(param) in memory:
+            found[id(param)] = "shares the memory of an embedding"
+    return found
+
+
+def hidden_sizes(model: nn.Module) -> set[int]:
+    """The sizes of what layers hand on to each other: from the configuration, else from the embeddings."""
+    sizes: set[int] = set()
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        for key in ("hidden_size", "d_model", "n_embd", "dim"):
+            size = getattr(config, key, None)
+            if isinstance(size, int):
+                sizes.add(size)
+    if sizes:
+        return sizes
+    return {m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)}

@@ -1,0 +1,111 @@
+"""Weights in which several matrices lie one behind the other, and the sizes of these."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from oxidion.groups.facts import class_names, is_linear
+
+QKV = re.compile(r"\w*qkv\w*|c_attn|query_key_value|kv(_proj)?|to_kv|kv_a_proj_with_mqa|wkv_a")
+GATED = re.compile(r"gate_up_proj|gate_and_up|gate_up|w13|w12|weights_in|gated_up\w*|Wi")
+GATED_CLASS = re.compile(r"glu", re.IGNORECASE)
+GATED_INPUT = re.compile(r"fc1|w12|proj|wi|c_fc|linear_in|in_proj", re.IGNORECASE)
+BY_HEAD = re.compile(r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|ChatGLM|GLMSelf|InternLM2|Megatron|BigCode|Qwen3Next")
+"""Classes whose queries, keys and values alternate from head to head."""
+ALTERNATING = re.compile(r"GptOss")
+"""Classes whose gates and values alternate."""
+
+HEADS_OF_TWO = re.compile(r"kv_b_proj|wkv_b")
+"""Layers whose outputs are, head by head, keys and values."""
+
+Fused = tuple[list[int], str]
+"""The sizes, none where they are not known or do not lie together; and what a summary says."""
+
+
+def _number(module: Any, *names: str) -> int | None:
+    """A size that a module or its configuration has under one of some names."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in names:
+            found = getattr(holder, name, None)
+            if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+                return found
+    return None
+
+
+def _attention(parent: nn.Module, size: int, features: int) -> list[int]:
+    """Rows of queries, keys and values: as many heads of each, or fewer of keys and values; else three thirds."""
+    head = _number(parent, "head_dim", "head_size", "d_kv")
+    heads = _number(parent, "num_heads", "num_attention_heads", "n_heads", "n_head")
+    groups = _number(parent, "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+    if head is not None and heads is not None:
+        for own in (groups, heads):
+            if own is not None and (heads + 2 * own) * head == size:
+                return [heads * head, own * head, own * head]
+    return [features] * 3 if size == 3 * features else []
+
+
+def _sizes(name: str, parent: nn.Module, size: int, features: int) -> list[int]:
+    if name in ("kv_a_proj_with_mqa", "wkv_a"):
+        own = (_number(parent, "kv_lora_rank"), _number(parent, "qk_rope_head_dim"))
+        return [n for n in own if n is not None] if None not in own else []
+    if name in ("kv", "kv_proj", "to_kv"):
+        return [size // 2] * 2 if size % 2 == 0 else []
+    return _attention(parent, size, features)
+
+
+def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | None:
+    """How the outputs of a linear layer are made of several matrices; None where they are one.
+
+    Args:
+        name: of the layer in ``parent``.
+        parent: the module that holds it.
+        size: outputs.
+        features: inputs.
+    """
+    classes = " ".join(class_names(parent))
+    if HEADS_OF_TWO.fullmatch(name):
+        return [], "fused, not split: heads alternate"
+    if QKV.fullmatch(name.lower()):
+        if BY_HEAD.search(classes):
+            return [], "fused, not split: heads alternate"
+        sizes = _sizes(name.lower(), parent, size, features)
+        if sum(sizes) == size:
+            return sizes, "fused"
+        return [], "fused, not split: sizes unknown"
+    if GATED.fullmatch(name) or (GATED_CLASS.search(classes) and GATED_INPUT.fullmatch(name)):
+        return halves(classes, size) if _is_halved(name, parent, size) else None
+    if name == "in_proj" and re.search(r"Mamba(?!2)", classes):
+        inner = _number(parent, "intermediate_size", "d_inner")
+        if inner is not None and size == 2 * inner:
+            return [inner, inner], "fused"
+    if name == "in_proj" and "Mamba2" in classes:
+        return [], "fused, not split: some parts are a few rows"
+    return None
+
+
+def _is_halved(name: str, parent: nn.Module, size: int) -> bool:
+    """Whether another layer beside this one takes half of its outputs, where there is any other."""
+    others = [m for own, m in parent.named_children() if own != name and is_linear(m)]
+    weights = [m.weight for m in others if isinstance(getattr(m, "weight", None), Tensor)]
+    return not weights or any(size == 2 * side for weight in weights for side in weight.shape[:2])
+
+
+def halves(classes: str, size: int) -> Fused:
+    """A gate and what it multiplies."""
+    if ALTERNATING.search(classes):
+        return [], "fused, not split: gate and value alternate"
+    return ([size // 2] * 2, "fused") if size % 2 == 0 else ([], "fused, not split: sizes unknown")
+
+
+def recurrent(module: nn.Module, param: Tensor) -> list[int]:
+    """The gates of a recurrent layer's weight."""
+    gates = param.shape[0] // _recurrent_size(module)
+    return [param.shape[0] // gates] * gates if gates > 1 else []
+
+
+def _recurrent_size(module: nn.Module) -> int:
+    size = getattr(module, "hidden_size", None)
+    return size if isinstance(size, int) and size > 0 else 1

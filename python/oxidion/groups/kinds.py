@@ -1,0 +1,301 @@
+"""The table of decisions: what a parameter is, by the module that holds it, and how it is read as matrices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from oxidion.groups import facts
+from oxidion.groups.fused import fused, halves, recurrent
+
+NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+
+ROUTER_CLASS = re.compile(r"Router|TopKGate|MoEGate|Gating|^Gate$")
+EXPERTS_CLASS = re.compile(r"Expert|MoE|Moe|GroupedMLP|GroupedLinear|ParallelLinear")
+STATE_SPACE = re.compile(r"A_log|A|D|dt_bias|time_\w+|x_\w+_mix|\w*_lambda|lambda_\w+|nu_log|theta_log|gamma_log")
+TOKENS = re.compile(
+    r"\w*(tokens?|pos(ition(al)?)?_?(embed(ding)?s?|enc\w*|emb|bias\w*)?|embed(ding)?s?|rel_pos\w*|latents?|queries|"
+    r"prompts?|prototypes?|codebook|memory|registers?)|\w*relative_\w+|\w*(bias_)?table\w*|pe|wpe|wte"
+)
+"""Names of parameters that are tables of vectors, one of them for each place, token or query."""
+GAINS = re.compile(r"\w*(scale|gamma|beta|gain|temperature|alpha|mask|mix|gate|magnitude|weight_g)s?\w*")
+BIAS = re.compile(r"(\w*_)?b|\w*bias(es)?(_\w?\w?(_l\d+)?)?")
+WEIGHT = re.compile(r"\w*(weight|kernel|proj|matrix)\w*|[wW]\d?|[wW]_\w+|\w+_[wW]\d?|hada_\w+|lokr_\w+|lora_\w+|vera_\w+")
+"""Names of parameters that multiply what their module gets."""
+DOWN = re.compile(r"down\w*|w2|wo|fc2|w_?out|out\w*|\w*_out|c_proj|linear_2|dense_4h_to_h|(\w+_)?down(_\w+)?")
+"""Names of experts' weights that lead back to the size between layers."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a parameter is."""
+
+    rule: str
+    """What a summary calls the rule."""
+    is_matrix: bool = False
+    """True if the algorithm of matrices takes it."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Group keys that say how it is read as matrices."""
+    is_known: bool = True
+    """False where the rule guessed."""
+    part: str = "rest"
+    """"embedding" or "head" for those, else "rest"."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter with the module that holds it."""
+
+    path: str
+    name: str
+    module: nn.Module
+    param: Tensor
+    parents: tuple[nn.Module, ...]
+    """The modules around it, the nearest first."""
+
+    @property
+    def own(self) -> str:
+        """Name of the module in its parent."""
+        parts = self.path.split(".")
+        return parts[-2] if len(parts) > 1 else ""
+
+    @property
+    def parent(self) -> nn.Module:
+        """The module that holds the module; itself where there is none."""
+        return self.parents[0] if self.parents else self.module
+
+
+class Model:
+    """What rules need to know of all of a model."""
+
+    def __init__(self, model: nn.Module, example: Any = None, split_fused: bool = True) -> None:
+        """Looks at the model once."""
+        self.tables = facts.tables(model)
+        self.heads = facts.heads(model, example)
+        self.sizes = facts.hidden_sizes(model)
+        self.split_fused = split_fused
+        self._modules = dict(model.named_modules())
+        self._model = model
+
+    def __iter__(self) -> Iterator[Held]:
+        """The parameters, each once."""
+        for path, name, module, param in facts.parameters(self._model):
+            parts = path.split(".")[:-1]
+            around = tuple(self._modules[".".join(parts[:n])] for n in range(len(parts) - 1, -1, -1))
+            yield Held(path, name, module, param, around)
+
+    def kind(self, held: Held) -> Kind:
+        """What a parameter is: the first rule that knows it."""
+        return next(kind for rule in RULES if (kind := rule(self, held)) is not None)
+
+
+def _vector(_: Model, p: Held) -> Kind | None:
+    if p.param.ndim < 2 or sum(size != 1 for size in p.param.shape) < 2:
+        return Kind("vectors: biases, gains, single tokens")
+    return None
+
+
+def _adapter_of_embedding(_: Model, p: Held) -> Kind | None:
+    return Kind("adapter of an embedding") if "lora_embedding_" in p.path else None
+
+
+def _adapter(_: Model, p: Held) -> Kind | None:
+    if re.search(r"(^|\.)(lora_[ab]|hada_\w+|lokr_\w+|vera_[ab])(\.|$)", p.path, re.I) is None:
+        return None
+    if p.param.ndim > 2:
+        return Kind("adapters of convolutions", True, {"flatten": True})
+    return Kind("adapters", True)
+
+
+def _embedding(model: Model, p: Held) -> Kind | None:
+    how = model.tables.get(id(p.param))
+    return None if how is None else Kind(how, part="embedding")
+
+
+def _normalization(_: Model, p: Held) -> Kind | None:
+    named = any(name.endswith(("Norm", "Norm1d", "Norm2d", "Norm3d")) for name in facts.class_names(p.module))
+    return Kind("normalization") if isinstance(p.module, NORMALIZATIONS) or named else None
+
+
+def _head(model: Model, p: Held) -> Kind | None:
+    how = model.heads.get(id(p.module))
+    return None if how is None or not facts.is_linear(p.module) else Kind(how, part="head")
+
+
+def _router(_: Model, p: Held) -> Kind | None:
+    around = (p.module, *p.parents[:1])
+    if any(ROUTER_CLASS.search(name) for m in around for name in facts.class_names(m)) or p.own == "router":
+        return Kind("router")
+    beside = {name for name, _ in p.parent.named_children()} if p.parent is not p.module else set()
+    chooses = p.own in ("gate", "wg", "switch", "gating", "router_proj") and any("expert" in name for name in beside)
+    return Kind("router") if chooses else None
+
+
+def _convolution(_: Model, p: Held) -> Kind | None:
+    module = p.module
+    if not isinstance(module, nn.modules.conv._ConvNd) and (
+        not hasattr(module, "kernel_size") or p.param.ndim < 3 or not hasattr(module, "in_channels")
+    ):
+        return None
+    groups, channels = int(getattr(module, "groups", 1)), int(getattr(module, "in_channels", 0))
+    if groups > 1 and groups == channels:
+        return Kind("depthwise convolution")
+    keys: dict[str, Any] = {"flatten": True}
+    if getattr(module, "transposed", False):
+        keys["fan_in_fan_out"] = True
+        return Kind("transposed convolutions", True, keys)
+    return Kind("convolutions" if groups == 1 else "convolutions with groups, as one matrix", True, keys)
+
+
+def _attention(model: Model, p: Held) -> Kind | None:
+    if not isinstance(p.module, nn.MultiheadAttention):
+        return None
+    if p.name == "in_proj_weight":
+        thirds = [p.param.shape[0] // 3] * 3
+        return _matrix("linear layers", model, (thirds, "fused"), p.param)
+    return Kind("linear layers", True) if p.name.endswith("_weight") else Kind("bias")
+
+
+def _recurrent(model: Model, p: Held) -> Kind | None:
+    if not isinstance(p.module, (nn.RNNBase, nn.RNNCellBase)) or not p.name.startswith("weight"):
+        return None
+    sizes = recurrent(p.module, p.param)
+    return _matrix("recurrent layers", model, (sizes, "gates") if sizes else None, p.param)
+
+
+def _matrix(
+    rule: str, model: Model, parts: tuple[list[int], str] | None, param: Tensor, *, transposed: bool = False
+) -> Kind:
+    """A matrix, or a stack of them, cut along its outputs into parts."""
+    keys: dict[str, Any] = {"fan_in_fan_out": True} if transposed else {}
+    if transposed:
+        rule += " stored [in, out]"
+    if parts is not None:
+        sizes, said = parts
+        rule += f" ({said})"
+        if sizes and model.split_fused:
+            keys["split_sizes"] = tuple(sizes)
+            if transposed:
+                keys["split_dim"] = 1
+    return Kind(rule, True, keys)
+
+
+def _linear(model: Model, p: Held) -> Kind | None:
+    if not facts.is_linear(p.module) or "bias" in p.name:
+        return None
+    if isinstance(p.module, nn.Bilinear):
+        return Kind("bilinear layers", True, {"flatten": True})
+    if p.param.ndim != 2:
+        return None
+    names = facts.class_names(p.module)
+    transposed = "Conv1D" in names or getattr(p.module, "is_transposed", False) is True
+    size, features = p.param.shape[::-1] if transposed else p.param.shape
+    parts = fused(p.own, p.parent, size, features)
+    return _matrix("linear layers", model, parts, p.param, transposed=transposed)
+
+
+def _experts(model: Model, p: Held) -> Kind | None:
+    around = [name for m in (p.module, *p.parents[:1]) for name in facts.class_names(m)]
+    named = any(EXPERTS_CLASS.search(name) for name in around) or "expert" in p.path.lower()
+    if BIAS.fullmatch(p.name):
+        return Kind("bias") if named or p.param.ndim == 2 else None
+    count = _experts_in_rows(p.module)
+    if named and p.param.ndim == 2 and count is not None and p.param.shape[0] % count == 0:
+        down = DOWN.fullmatch(p.name) is not None
+        keys: dict[str, Any] = {"num_heads": count} if count > 1 else {}
+        return Kind("experts below each other", True, {**keys, **({"fan_in_fan_out": True} if down else {})})
+    if p.param.ndim != 3 or not named:
+        return None
+    transposed = _orientation(model, p)
+    down = DOWN.fullmatch(p.name) is not None
+    size = p.param.shape[-1] if transposed else p.param.shape[-2]
+    is_fused = not down and re.search(r"gate_up|gate_and_up|w13|gated_up", p.name) is not None
+    parts = halves(" ".join(around), size) if is_fused else None
+    kind = _matrix("experts", model, parts, p.param, transposed=bool(transposed))
+    if transposed is None:
+        return Kind(f"{kind.rule} [out, in] as a guess", True, kind.keys, is_known=False)
+    return kind
+
+
+def _experts_in_rows(module: nn.Module) -> int | None:
+    count = getattr(module, "moe_num_experts", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
+def _orientation(model: Model, p: Held) -> bool | None:
+    """Whether experts are stored ``[in, out]``; None where nothing tells."""
+    stored = getattr(p.module, "is_transposed", None)
+    if isinstance(stored, bool):
+        return stored
+    rows, cols = p.param.shape[-2:]
+    for out, into in (("out_features", "in_features"), ("output_size", "input_size")):
+        sizes = (getattr(p.module, out, None), getattr(p.module, into, None))
+        if sizes in ((rows, cols), (cols, rows)) and rows != cols:
+            return sizes == (cols, rows)
+    own = {getattr(p.module, key, None) for key in ("hidden_size", "dim", "d_model", "embed_dim")}
+    for sizes in ({size for size in own if isinstance(size, int)}, model.sizes):
+        is_row, is_col = rows in sizes, cols in sizes
+        if is_row != is_col:
+            down = DOWN.fullmatch(p.name) is not None
+            # Weights that lead back have the size between layers as their outputs, others as their inputs.
+            return is_row != down
+    return None
+
+
+def _parametrized(model: Model, p: Held) -> Kind | None:
+    """``torch.nn.utils.parametrizations`` keeps what a weight is made of in a list beside the module."""
+    if "ParametrizationList" not in facts.class_names(p.module) or len(p.parents) < 2:
+        return None
+    owner = p.parents[1]
+    path = p.path.rsplit(".", 3)[0]
+    own = Held(f"{path}.{p.own}", p.own, owner, p.param, p.parents[2:])
+    return model.kind(own)
+
+
+def _state_space(_: Model, p: Held) -> Kind | None:
+    return Kind("state space and mixing") if STATE_SPACE.fullmatch(p.name) else None
+
+
+def _token(_: Model, p: Held) -> Kind | None:
+    return Kind("tokens and positions") if TOKENS.fullmatch(p.name) else None
+
+
+def _gain(_: Model, p: Held) -> Kind | None:
+    if BIAS.fullmatch(p.name):
+        return Kind("bias")
+    return Kind("gains") if GAINS.fullmatch(p.name) and not WEIGHT.fullmatch(p.name) else None
+
+
+def _guess(_: Model, p: Held) -> Kind | None:
+    by = f"weights of {type(p.module).__name__}"
+    if WEIGHT.fullmatch(p.name) and p.param.ndim in (2, 3):
+        return Kind(f"{by}, matrices as a guess", True, is_known=False)
+    return Kind(f"{by}, no matrices as a guess", is_known=False)
+
+
+Rule = Callable[[Model, Held], "Kind | None"]
+
+RULES: tuple[Rule, ...] = (
+    _vector,
+    _adapter_of_embedding,
+    _adapter,
+    _embedding,
+    _normalization,
+    _head,
+    _router,
+    _convolution,
+    _attention,
+    _recurrent,
+    _linear,
+    _parametrized,
+    _experts,
+    _state_space,
+    _token,
+    _gain,
+    _guess,
+)
+"""One rule an entry; the first that knows a parameter decides."""

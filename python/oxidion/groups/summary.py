@@ -1,0 +1,57 @@
+"""What `param_groups` decided, a line for each rule."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from oxidion._core.table import Table
+from oxidion._dist.comm import is_first_rank
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """Groups for an optimizer, with the decisions that led to them.
+
+    ``summary`` is a table with a row for each rule: what it found, which algorithm takes it, how many parameters
+    and elements, some names. ``str(groups.summary)`` prints it.
+    """
+
+    summary: Table
+    decisions: dict[str, str]
+    """The rule and the algorithm of each parameter by name; "frozen, left out" for those without a gradient."""
+
+
+def pattern(name: str) -> str:
+    """A name with its numbers replaced: the same for all layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
+
+
+def table(rows: list[tuple[str, str, str, int, bool]]) -> Table:
+    """The rows of a summary from (rule, algorithm, name, elements, known) of each parameter."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for rule, algorithm, name, elements, known in rows:
+        row = found.setdefault(
+            (rule, algorithm),
+            {"rule": rule, "algorithm": algorithm, "parameters": 0, "elements": 0, "known": known, "names": []},
+        )
+        row["parameters"] += 1
+        row["elements"] += elements
+        if (short := pattern(name)) not in row["names"]:
+            row["names"].append(short)
+    for row in found.values():
+        names = row["names"]
+        row["names"] = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        row["known"] = "yes" if row["known"] else "guess"
+    return Table(list(found.values()))
+
+
+_shown: set[str] = set()
+
+
+def show(summary: Table) -> None:
+    """Prints a summary to stderr on the first rank, each once."""
+    text = str(summary)
+    if text not in _shown and is_first_rank():
+        _shown.add(text)
+        sys.stderr.write(f"oxidion.param_groups:\n{text}\n")
