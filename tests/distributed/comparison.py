@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +73,8 @@ class Comparison:
             # Blocks that do not cut the side of Q have a matrix each.
             group = self.groups[i]
             apart = is_split(group) and (split_dim(group) == 0) != swapped
-            blocks = [len(matrices(self.full[i], group))] if apart else []
-            numbers = torch.empty(*blocks, *shape[:leading], *side, rank)
+            count = len(matrices(self.full[i], group)) // math.prod(shape[:leading])
+            numbers = torch.empty(*shape[:leading], *([count] if apart else []), *side, rank)
             oxidion._oxidion.fill_normal(numbers, 0, i)
             self.states[i]["Q"] = numbers.double()
 

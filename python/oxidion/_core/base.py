@@ -170,6 +170,7 @@ class OxOptimizer(Stepper, Optimizer):
                 raise TypeError(
                     f"{name}: DeepSpeed ZeRO-3 flattens its parameters; use FSDP2, which keeps their shape"
                 )
+            cls.check_shape_is_kept(name, param)
             if matrix and group["strict"] and param.ndim < 2:
                 others = sorted(other for other, taker in self._registry.items() if not taker.MATRIX)
                 raise ValueError(
@@ -178,6 +179,20 @@ class OxOptimizer(Stepper, Optimizer):
                     f"{', '.join(map(repr, others))}, or pass strict=False"
                 )
             cls._advise(name, tuple(param.shape), group)
+
+    @classmethod
+    def check_shape_is_kept(cls, name: str, param: Tensor) -> None:
+        """Refuses parameters that FSDP1 flattened, where the shape means something to the algorithm.
+
+        Raises:
+            TypeError: for such a parameter.
+        """
+        is_flat = getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)
+        if is_flat and cls.COMMUNICATES:
+            raise TypeError(
+                f"{name}: FullyShardedDataParallel (FSDP1) flattens its parameters, so {cls.ALGORITHM!r} "
+                "cannot tell their rows; use FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"
+            )
 
     @classmethod
     def _advise(cls, name: str, shape: tuple[int, ...], group: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def matrices(x: Tensor, group: Group) -> list[Tensor]:
 
 
 def fans(matrix: Tensor, group: Group) -> tuple[int, int]:
-    """Outputs and inputs of one of `matrices`: rows and columns, or with ``fan_in_fan_out`` the other way round."""
+    """Outputs and inputs of one of `matrices`: rows and columns, or columns and rows."""
     rows, cols = matrix.shape
     return (cols, rows) if group.get("fan_in_fan_out", False) else (rows, cols)
 

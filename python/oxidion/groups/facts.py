@@ -19,7 +19,7 @@ HEAD = re.compile(
 )
 """Names of modules that hold a layer of outputs, at any depth that is not behind a number."""
 
-HEAD_OF_ROOT = re.compile(r"fc|out|output|prediction|predictor|generator|final_proj|fc_out|linear_out|decoder_out")
+HEAD_OF_ROOT = re.compile(r"fc|out|output|prediction|predictor|generator|final_proj|(fc|linear|decoder)_out")
 """The same, of a module that the model itself holds."""
 
 FEATURES = re.compile(r"(box|mask|keypoint|conv)_head|rpn_head|norm_head|head_norm")
@@ -63,15 +63,14 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Tensor]]
                 yield (f"{prefix}.{name}" if prefix else name), name, module, param
 
 
-def innermost(model: nn.Module) -> tuple[str, nn.Module]:
-    """The model inside of wrappers, which have no parameter but those of one child; and its path."""
-    path = ""
+def innermost(model: nn.Module) -> nn.Module:
+    """The model inside of wrappers, which have no parameter but those of one child."""
     while next(model.parameters(recurse=False), None) is None:
-        held = [(n, m) for n, m in model.named_children() if next(m.parameters(), None) is not None]
+        held = [child for child in model.children() if next(child.parameters(), None) is not None]
         if len(held) != 1 or isinstance(model, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             break
-        path, model = f"{path}{held[0][0]}.", held[0][1]
-    return path, model
+        model = held[0]
+    return model
 
 
 def _called(model: nn.Module, method: str) -> list[nn.Module]:
@@ -86,6 +85,10 @@ def _called(model: nn.Module, method: str) -> list[nn.Module]:
     return [m for m in (found if isinstance(found, (tuple, list)) else [found]) if isinstance(m, nn.Module)]
 
 
+def _is_trained(module: nn.Module) -> bool:
+    return any(param.requires_grad for param in module.parameters(recurse=False))
+
+
 def last_linear(module: nn.Module) -> list[nn.Module]:
     """The last linear layer inside a module; of each entry where it is a list of modules."""
     if is_linear(module):
@@ -93,8 +96,7 @@ def last_linear(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return [layer for child in module.children() for layer in last_linear(child)]
     layers = [inner for inner in module.modules() if is_linear(inner)]
-    trained = [m for m in layers if any(p.requires_grad for p in m.parameters(recurse=False))]
-    return (trained or layers)[-1:]
+    return ([m for m in layers if _is_trained(m)] or layers)[-1:]
 
 
 def _attends(module: nn.Module) -> bool:
@@ -104,21 +106,17 @@ def _attends(module: nn.Module) -> bool:
 def _by_name(root: nn.Module) -> list[nn.Module]:
     """Layers of outputs by the names of the modules that hold them."""
     found: list[nn.Module] = []
-    taken: list[str] = []
     for path, module in root.named_modules():
         parts = path.split(".")
-        if not path or any(path.startswith(prefix) for prefix in taken):
-            continue
         if any(part.isdigit() for part in parts) or FEATURES.fullmatch(parts[-1]):
             continue
         at_root = len(parts) == 1 and HEAD_OF_ROOT.fullmatch(parts[-1]) is not None
         if (HEAD.fullmatch(parts[-1]) or at_root) and not _attends(module):
             found += last_linear(module)
-            taken.append(f"{path}.")
     return found
 
 
-def _shape(module: nn.Module) -> tuple[int, ...]:
+def weight_shape(module: nn.Module) -> tuple[int, ...]:
     """Outputs and inputs of a linear layer; empty where it does not tell."""
     weight = getattr(module, "weight", None)
     return tuple(weight.shape[:2]) if isinstance(weight, Tensor) and weight.ndim >= 2 else ()
@@ -126,12 +124,12 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
 
 def _at_the_end(root: nn.Module) -> list[nn.Module]:
     """The last linear layer, where it stands alone behind all others and no other takes as many features."""
-    layers = [(path, m) for path, m in root.named_modules() if is_linear(m)]
+    layers = [(path, m) for path, m in root.named_modules() if is_linear(m) and _is_trained(m)]
     if len(layers) < 2 or isinstance(root, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return []
     path, last = layers[-1]
-    taken = {shape[1] for _, m in layers if (shape := _shape(m))} | hidden_sizes(root)
-    is_inner = not _shape(last) or _shape(last)[0] in taken
+    taken = {shape[1] for _, m in layers if (shape := weight_shape(m))} | hidden_sizes(root)
+    is_inner = not weight_shape(last) or weight_shape(last)[0] in taken
     is_repeated = any(part.isdigit() for part in path.split("."))
     top = path.split(".")[0]
     is_inside = any(other.split(".")[0] == top for other, _ in layers[:-1])
@@ -141,8 +139,8 @@ def _at_the_end(root: nn.Module) -> list[nn.Module]:
 def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:
     """The linear layer that is called last in a forward pass of ``example``.
 
-    Nothing of the model or of the generators of random numbers is changed: it runs in evaluation mode, without
-    gradients.
+    The model runs in evaluation mode, without gradients. Nothing of it or of the generators of random
+    numbers is changed.
     """
     last: list[nn.Module] = []
 
@@ -170,7 +168,7 @@ def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:
 
 def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
     """How each layer of outputs was found, by the identity of its module."""
-    path, root = innermost(model)
+    root = innermost(model)
     ways: list[tuple[str, Callable[[], Iterable[nn.Module]]]] = [
         ("output layer of get_output_embeddings()", lambda: _called(root, "get_output_embeddings")),
         ("output layer of get_classifier()", lambda: _called(root, "get_classifier")),
@@ -190,12 +188,12 @@ def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
 
 def tables(model: nn.Module) -> dict[int, str]:
     """Which parameters are the weight of an embedding, or share the memory of one, by identity."""
-    held = [
-        module.weight
-        for module in model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-        or (type(module).__name__.endswith("Embedding") and isinstance(getattr(module, "weight", None), Tensor))
-    ]
+    held: list[Tensor] = []
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        named = any(name.endswith(("Embedding", "EmbeddingBag")) for name in class_names(module))
+        if named and isinstance(weight, Tensor):
+            held.append(weight)
     found = {id(weight): "embedding" for weight in held if weight.ndim >= 2}
     memory = {address(weight) for weight in held} - {0}
     for param in model.parameters():

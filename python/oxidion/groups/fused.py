@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from oxidion.groups.facts import class_names, is_linear
+from oxidion.groups.facts import class_names, is_linear, weight_shape
 
 QKV = re.compile(r"\w*qkv\w*|c_attn|query_key_value|kv(_proj)?|to_kv|kv_a_proj_with_mqa|wkv_a")
 GATED = re.compile(r"gate_up_proj|gate_and_up|gate_up|w13|w12|weights_in|gated_up\w*|Wi")
 GATED_CLASS = re.compile(r"glu", re.IGNORECASE)
 GATED_INPUT = re.compile(r"fc1|w12|proj|wi|c_fc|linear_in|in_proj", re.IGNORECASE)
-BY_HEAD = re.compile(r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|ChatGLM|GLMSelf|InternLM2|Megatron|BigCode|Qwen3Next")
+BY_HEAD = re.compile(
+    r"GPTNeoX|Bloom|Falcon|Persimmon|CodeGen|ChatGLM|GLMSelf|InternLM2|Megatron|BigCode|Qwen3Next|FusedQKVLinear"
+)
 """Classes whose queries, keys and values alternate from head to head."""
 ALTERNATING = re.compile(r"GptOss")
 """Classes whose gates and values alternate."""
@@ -36,7 +38,7 @@ def _number(module: Any, *names: str) -> int | None:
 
 
 def _attention(parent: nn.Module, size: int, features: int) -> list[int]:
-    """Rows of queries, keys and values: as many heads of each, or fewer of keys and values; else three thirds."""
+    """Rows of queries, keys and values: as many heads of each or fewer of the last two, else three thirds."""
     head = _number(parent, "head_dim", "head_size", "d_kv")
     heads = _number(parent, "num_heads", "num_attention_heads", "n_heads", "n_head")
     groups = _number(parent, "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
@@ -76,7 +78,7 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
             return sizes, "fused"
         return [], "fused, not split: sizes unknown"
     if GATED.fullmatch(name) or (GATED_CLASS.search(classes) and GATED_INPUT.fullmatch(name)):
-        return halves(classes, size) if _is_halved(name, parent, size) else None
+        return halves(parent, size) if _is_halved(name, parent, size) else None
     if name == "in_proj" and re.search(r"Mamba(?!2)", classes):
         inner = _number(parent, "intermediate_size", "d_inner")
         if inner is not None and size == 2 * inner:
@@ -89,13 +91,12 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
 def _is_halved(name: str, parent: nn.Module, size: int) -> bool:
     """Whether another layer beside this one takes half of its outputs, where there is any other."""
     others = [m for own, m in parent.named_children() if own != name and is_linear(m)]
-    weights = [m.weight for m in others if isinstance(getattr(m, "weight", None), Tensor)]
-    return not weights or any(size == 2 * side for weight in weights for side in weight.shape[:2])
+    return not others or any(size == 2 * side for other in others for side in weight_shape(other))
 
 
-def halves(classes: str, size: int) -> Fused:
-    """A gate and what it multiplies."""
-    if ALTERNATING.search(classes):
+def halves(module: nn.Module, size: int) -> Fused:
+    """A gate and what it multiplies, one behind the other unless the module says otherwise."""
+    if not getattr(module, "is_concatenated", True) or ALTERNATING.search(" ".join(class_names(module))):
         return [], "fused, not split: gate and value alternate"
     return ([size // 2] * 2, "fused") if size % 2 == 0 else ([], "fused, not split: sizes unknown")
 

@@ -1,4 +1,4 @@
-"""The table of decisions: what a parameter is, by the module that holds it, and how it is read as matrices."""
+"""The table of decisions: what a parameter is, by its module, and how it is read as matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.G
 
 ROUTER_CLASS = re.compile(r"Router|TopKGate|MoEGate|Gating|^Gate$")
 EXPERTS_CLASS = re.compile(r"Expert|MoE|Moe|GroupedMLP|GroupedLinear|ParallelLinear")
-STATE_SPACE = re.compile(r"A_log|A|D|dt_bias|time_\w+|x_\w+_mix|\w*_lambda|lambda_\w+|nu_log|theta_log|gamma_log")
+STATE_SPACE = re.compile(
+    r"A_log|A|D|dt_bias|time_\w+|x_\w+_mix|\w*_lambda|lambda_\w+|nu_log|theta_log|gamma_log"
+)
 TOKENS = re.compile(
     r"\w*(tokens?|pos(ition(al)?)?_?(embed(ding)?s?|enc\w*|emb|bias\w*)?|embed(ding)?s?|rel_pos\w*|latents?|queries|"
     r"prompts?|prototypes?|codebook|memory|registers?)|\w*relative_\w+|\w*(bias_)?table\w*|pe|wpe|wte"
@@ -24,9 +26,14 @@ TOKENS = re.compile(
 """Names of parameters that are tables of vectors, one of them for each place, token or query."""
 GAINS = re.compile(r"\w*(scale|gamma|beta|gain|temperature|alpha|mask|mix|gate|magnitude|weight_g)s?\w*")
 BIAS = re.compile(r"(\w*_)?b|\w*bias(es)?(_\w?\w?(_l\d+)?)?")
-WEIGHT = re.compile(r"\w*(weight|kernel|proj|matrix)\w*|[wW]\d?|[wW]_\w+|\w+_[wW]\d?|hada_\w+|lokr_\w+|lora_\w+|vera_\w+")
+WEIGHT = re.compile(
+    r"\w*(weight|kernel|proj|matrix)\w*|[wW]\d?|[wW]\d?_\w+|\w+_[wW]\d?|(hada|lokr|lora|vera)_\w+"
+)
 """Names of parameters that multiply what their module gets."""
-DOWN = re.compile(r"down\w*|w2|wo|fc2|w_?out|out\w*|\w*_out|c_proj|linear_2|dense_4h_to_h|(\w+_)?down(_\w+)?")
+DOWN = re.compile(
+    r"(\w+_)?down(_\w+)?|(w|fc|ff|mlp|lin|linear|proj|dense|layer)_?2(_\w+)?|wo|w_?out|out\w*|\w*_out|c_proj|"
+    r"dense_4h_to_h"
+)
 """Names of experts' weights that lead back to the size between layers."""
 
 
@@ -130,8 +137,8 @@ def _router(_: Model, p: Held) -> Kind | None:
     around = (p.module, *p.parents[:1])
     if any(ROUTER_CLASS.search(name) for m in around for name in facts.class_names(m)) or p.own == "router":
         return Kind("router")
-    beside = {name for name, _ in p.parent.named_children()} if p.parent is not p.module else set()
-    chooses = p.own in ("gate", "wg", "switch", "gating", "router_proj") and any("expert" in name for name in beside)
+    beside = [name for name, _ in p.parent.named_children()] if p.parent is not p.module else []
+    chooses = p.own in ("gate", "wg", "switch", "gating") and any("expert" in name for name in beside)
     return Kind("router") if chooses else None
 
 
@@ -210,11 +217,13 @@ def _experts(model: Model, p: Held) -> Kind | None:
         return Kind("experts below each other", True, {**keys, **({"fan_in_fan_out": True} if down else {})})
     if p.param.ndim != 3 or not named:
         return None
-    transposed = _orientation(model, p)
     down = DOWN.fullmatch(p.name) is not None
-    size = p.param.shape[-1] if transposed else p.param.shape[-2]
     is_fused = not down and re.search(r"gate_up|gate_and_up|w13|gated_up", p.name) is not None
-    parts = halves(" ".join(around), size) if is_fused else None
+    # Of a square matrix that is one the orientation is nothing to an update.
+    is_even = p.param.shape[-1] == p.param.shape[-2] and not is_fused
+    transposed = False if is_even else _orientation(model, p)
+    size = p.param.shape[-1] if transposed else p.param.shape[-2]
+    parts = halves(p.module, size) if is_fused else None
     kind = _matrix("experts", model, parts, p.param, transposed=bool(transposed))
     if transposed is None:
         return Kind(f"{kind.rule} [out, in] as a guess", True, kind.keys, is_known=False)
@@ -233,9 +242,9 @@ def _orientation(model: Model, p: Held) -> bool | None:
         return stored
     rows, cols = p.param.shape[-2:]
     for out, into in (("out_features", "in_features"), ("output_size", "input_size")):
-        sizes = (getattr(p.module, out, None), getattr(p.module, into, None))
-        if sizes in ((rows, cols), (cols, rows)) and rows != cols:
-            return sizes == (cols, rows)
+        told = (getattr(p.module, out, None), getattr(p.module, into, None))
+        if told in ((rows, cols), (cols, rows)) and rows != cols:
+            return told == (cols, rows)
     own = {getattr(p.module, key, None) for key in ("hidden_size", "dim", "d_model", "embed_dim")}
     for sizes in ({size for size in own if isinstance(size, int)}, model.sizes):
         is_row, is_col = rows in sizes, cols in sizes

@@ -21,9 +21,6 @@ logger = logging.getLogger("oxidion.groups")
 Overrides = Mapping["str | type[nn.Module]", "str | Mapping[str, Any]"]
 """Algorithms, or group keys, by name pattern or class of module."""
 
-ELEMENTWISE = ("adamw", "ademamix", "lion")
-"""Algorithms to which the shape of a parameter is nothing."""
-
 
 class Sorting:
     """What the arguments of `param_groups` make of a kind."""
@@ -115,20 +112,6 @@ def _matches(key: Any, held: Held) -> bool:
     return isinstance(held.module, key)
 
 
-def check_flat(param: Tensor, name: str, algorithm: str) -> None:
-    """Refuses parameters that FSDP1 has flattened, of algorithms to which the shape means something.
-
-    Raises:
-        TypeError: for such a parameter.
-    """
-    is_flat = getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)
-    if is_flat and algorithm not in ELEMENTWISE:
-        raise TypeError(
-            f"{name}: FullyShardedDataParallel (FSDP1) flattens its parameters, so {algorithm!r} has no matrices; "
-            "use FSDP2 (torch.distributed.fsdp.fully_shard), which keeps their shape"
-        )
-
-
 def param_groups(
     model: nn.Module,
     algorithm: str = "dion",
@@ -150,12 +133,13 @@ def param_groups(
 ) -> ParamGroups:
     """Groups for an optimizer of this package, with the names of the parameters.
 
-    Each parameter is sorted by what it is, which its module tells: weights of linear layers, experts
-    (``[experts, out, in]`` or ``[experts, in, out]``), convolutions and recurrent layers go to ``algorithm``, read
-    as the matrices that they are; embeddings, layers of outputs, routers, tokens and positions, depthwise
-    convolutions, state-space parameters, normalizations, gains and biases to ``scalar_algorithm``.
-    docs/param-groups.md has the table of rules. A summary, a line for each rule, is printed to stderr by the first
-    rank; decisions by parameter are logged to ``oxidion.groups`` at INFO, guesses at WARNING.
+    Each parameter is sorted by what it is, as its module tells. Weights of linear layers, experts
+    (``[experts, out, in]`` or ``[experts, in, out]``), convolutions and recurrent layers go to
+    ``algorithm``, read as the matrices that they are. Embeddings, layers of outputs, routers, tokens and
+    positions, depthwise convolutions, state-space parameters, normalizations, gains and biases go to
+    ``scalar_algorithm``. See docs/param-groups.md for the table of rules. The first rank prints a summary
+    to stderr, a line for each rule; decisions by parameter are logged to ``oxidion.groups`` at INFO,
+    guesses at WARNING.
 
     Args:
         model: the model, before or after ``fully_shard``; on ``meta`` too.
@@ -167,30 +151,33 @@ def param_groups(
         scalar_weight_decay: of the rest.
         scalar_patterns: regular expressions; parameters whose name matches one are not orthonormalized.
         embedding_lr: of embeddings; None means ``scalar_lr``.
-        head_lr: of layers of outputs; None means ``scalar_lr``.
-        overrides: algorithms, or dicts of group keys, by name pattern (``"*.router.weight"``, as of ``fnmatch``) or
-            class of module; the last that matches a parameter decides. One that matches none is an error.
-        split_fused: cut weights that are several matrices (fused QKV, gate and up) into these where their sizes are
-            known.
-        example: what the model is called with, a tensor, tuple or dict; the linear layer that a forward pass calls
-            last is then the layer of outputs.
+        head_lr: of the weights of layers of outputs; None means ``scalar_lr``.
+        overrides: algorithms, or dicts of group keys, by name pattern (``"*.router.weight"``, as of
+            ``fnmatch``) or class of module. The last that matches a parameter decides; one that matches none
+            is an error.
+        split_fused: cut weights that are several matrices (fused QKV, gate and up) into these where their
+            sizes are known.
+        example: what the model is called with: a tensor, a tuple of arguments, or a dict of them. The linear
+            layer that a forward pass calls last is then the layer of outputs.
         strict: raise where a rule guessed.
         summary: print the summary.
         **group_keys: further keys of the matrix groups, and with ``scalar_`` before them of the rest
             (``scalar_betas``).
 
     Returns:
-        A list of groups, those of the matrices first; each parameter that requires a gradient is in exactly one.
+        A list of groups, those of the matrices first; each parameter that requires a gradient is in one.
         Attribute ``summary`` is the table, ``decisions`` the rule of each parameter.
 
     Raises:
-        ValueError: for a model without parameters that require gradients, an unknown algorithm, an override that
-            matches nothing, and with ``strict`` for parameters that no rule knows.
+        ValueError: for a model without parameters that require gradients, an unknown algorithm, an override
+            that matches nothing, and with ``strict`` for parameters that no rule knows.
         TypeError: for unknown arguments, a string where a list belongs, and parameters that FSDP1 flattened.
     """
     _check_words(algorithm, scalar_algorithm, group_keys)
     if isinstance(scalar_patterns, (str, bytes)):
-        raise TypeError(f"scalar_patterns must be a list of regular expressions, got the string {scalar_patterns!r}")
+        raise TypeError(
+            f"scalar_patterns must be a list of regular expressions, got the string {scalar_patterns!r}"
+        )
     rest_keys = {key[7:]: value for key, value in group_keys.items() if key.startswith("scalar_")}
     keys = {key: value for key, value in group_keys.items() if not key.startswith("scalar_")}
     rest_lr = lr if scalar_lr is None else scalar_lr
@@ -227,7 +214,8 @@ def param_groups(
             kind = Kind("name pattern")
         settings = {k: v for k, v in sorting.settings(kind, override).items() if v is not None}
         taker = settings["algorithm"]
-        check_flat(held.param, held.path, taker)
+        for name in (algorithm, taker):
+            OxOptimizer._registry[name].check_shape_is_kept(held.path, held.param)
         _add(found, held, settings, taker == scalar_algorithm != algorithm or not kind.is_matrix)
         rows.append((kind.rule, taker, held.path, held.param.numel(), kind.is_known))
         decisions[held.path] = f"{taker} ({kind.rule})"
@@ -263,4 +251,6 @@ def _tell(guesses: list[str], strict: bool) -> None:
     way_out = "name them in overrides={pattern or class: algorithm or group keys}"
     if strict:
         raise ValueError(f"no rule knows what these parameters are: {shown}. Pass strict=False, or {way_out}")
-    logger.warning("no rule knows what these parameters are, so it was guessed: %s. To say it, %s", shown, way_out)
+    logger.warning(
+        "no rule knows what these parameters are, so it was guessed: %s. To say it, %s", shown, way_out
+    )

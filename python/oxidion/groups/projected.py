@@ -14,7 +14,7 @@ logger = logging.getLogger("oxidion.groups")
 
 
 def _why_not(model: Model, held: Held, include: str | None, min_dim: int) -> tuple[str | None, bool]:
-    """Why a parameter is not projected, None where it is; and whether it is a bias, a gain or a normalization."""
+    """Why a parameter is not projected, None where it is; and whether it is a bias, gain or normalization."""
     kind = model.kind(held)
     if held.param.ndim < 2:
         return f"{held.param.ndim}-D", True
@@ -46,10 +46,9 @@ def galore_param_groups(
     """Groups for `GaLoreAdamW` (and the APOLLO classes), with the names of the parameters.
 
     Projected are the weights of linear layers, sorted as by `param_groups`: layers of outputs, routers and
-    embeddings are not. What is not projected, of embeddings, layers of outputs and other modules, is projected where
-    ``include`` matches its name. Parameters of fewer than two dimensions and normalizations never are, and do not
-    decay. Each parameter that requires a gradient is in exactly one group. Decisions are logged to
-    ``oxidion.groups``.
+    embeddings are not, unless ``include`` matches their name, which is so for weights of other modules too.
+    Parameters of fewer than two dimensions and normalizations never are, and do not decay. Each parameter
+    that requires a gradient is in exactly one group. Decisions are logged to ``oxidion.groups``.
 
     Args:
         model: the model, before or after ``fully_shard``.

@@ -13,13 +13,17 @@ from oxidion._dist.comm import is_first_rank
 class ParamGroups(list[dict[str, Any]]):
     """Groups for an optimizer, with the decisions that led to them.
 
-    ``summary`` is a table with a row for each rule: what it found, which algorithm takes it, how many parameters
-    and elements, some names. ``str(groups.summary)`` prints it.
+    Attributes:
+        summary: a table with a row for each rule: which algorithm takes what it found, how many parameters
+        and
+            elements, some names. ``str(groups.summary)`` prints it.
+        decisions: the algorithm and the rule of each parameter by name; "frozen, left out" for those
+        without a
+            gradient.
     """
 
     summary: Table
     decisions: dict[str, str]
-    """The rule and the algorithm of each parameter by name; "frozen, left out" for those without a gradient."""
 
 
 def pattern(name: str) -> str:
@@ -33,7 +37,14 @@ def table(rows: list[tuple[str, str, str, int, bool]]) -> Table:
     for rule, algorithm, name, elements, known in rows:
         row = found.setdefault(
             (rule, algorithm),
-            {"rule": rule, "algorithm": algorithm, "parameters": 0, "elements": 0, "known": known, "names": []},
+            {
+                "rule": rule,
+                "algorithm": algorithm,
+                "parameters": 0,
+                "elements": 0,
+                "known": "yes" if known else "guess",
+                "names": [],
+            },
         )
         row["parameters"] += 1
         row["elements"] += elements
@@ -42,7 +53,6 @@ def table(rows: list[tuple[str, str, str, int, bool]]) -> Table:
     for row in found.values():
         names = row["names"]
         row["names"] = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        row["known"] = "yes" if row["known"] else "guess"
     return Table(list(found.values()))
 
 

@@ -1,0 +1,1 @@
+"""Which parameters of models as people have them go where."""
