@@ -1,1 +1,1 @@
-"""Which parameters of models as people have them go where."""
+"""Tests of how parameters of models as people have them are sorted."""

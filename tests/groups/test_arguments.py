@@ -53,7 +53,7 @@ def test_layer_that_leads_back_to_the_features_is_no_layer_of_outputs() -> None:
 
 
 class Backwards(nn.Module):
-    """What is registered first is called last."""
+    """Layers that are called in another order than they are registered in."""
 
     def __init__(self) -> None:
         super().__init__()

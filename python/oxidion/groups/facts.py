@@ -1,4 +1,4 @@
-"""What a model says of its layers: embeddings, layers of outputs, sizes. No decision is made here."""
+"""Facts that a model tells of its layers: embeddings, layers of outputs, sizes. No decision is made here."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def traced_head(model: nn.Module, example: Any) -> list[nn.Module]:
 
 
 def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
-    """How each layer of outputs was found, by the identity of its module."""
+    """The layers of outputs, by the identity of the module, and how each was found."""
     root = innermost(model)
     ways: list[tuple[str, Callable[[], Iterable[nn.Module]]]] = [
         ("output layer of get_output_embeddings()", lambda: _called(root, "get_output_embeddings")),
@@ -187,7 +187,7 @@ def heads(model: nn.Module, example: Any = None) -> dict[int, str]:
 
 
 def tables(model: nn.Module) -> dict[int, str]:
-    """Which parameters are the weight of an embedding, or share the memory of one, by identity."""
+    """Parameters that are the weight of an embedding, or share the memory of one, by identity."""
     held: list[Tensor] = []
     for module in model.modules():
         weight = getattr(module, "weight", None)

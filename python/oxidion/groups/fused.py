@@ -59,7 +59,7 @@ def _sizes(name: str, parent: nn.Module, size: int, features: int) -> list[int]:
 
 
 def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | None:
-    """How the outputs of a linear layer are made of several matrices; None where they are one.
+    """The matrices that the outputs of a linear layer are made of; None where it is one.
 
     Args:
         name: of the layer in ``parent``.
@@ -89,7 +89,7 @@ def fused(name: str, parent: nn.Module, size: int, features: int) -> Fused | Non
 
 
 def _is_halved(name: str, parent: nn.Module, size: int) -> bool:
-    """Whether another layer beside this one takes half of its outputs, where there is any other."""
+    """True if another layer beside this one takes half of its outputs, or there is none."""
     others = [m for own, m in parent.named_children() if own != name and is_linear(m)]
     return not others or any(size == 2 * side for other in others for side in weight_shape(other))
 

@@ -39,10 +39,10 @@ DOWN = re.compile(
 
 @dataclass(frozen=True)
 class Kind:
-    """What a parameter is."""
+    """A kind of parameter, with the rule that found it."""
 
     rule: str
-    """What a summary calls the rule."""
+    """Name of the rule in a summary."""
     is_matrix: bool = False
     """True if the algorithm of matrices takes it."""
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Held:
 
 
 class Model:
-    """What rules need to know of all of a model."""
+    """The facts of a whole model that rules need."""
 
     def __init__(self, model: nn.Module, example: Any = None, split_fused: bool = True) -> None:
         """Looks at the model once."""
@@ -96,7 +96,7 @@ class Model:
             yield Held(path, name, module, param, around)
 
     def kind(self, held: Held) -> Kind:
-        """What a parameter is: the first rule that knows it."""
+        """The kind of a parameter, by the first rule that knows it."""
         return next(kind for rule in RULES if (kind := rule(self, held)) is not None)
 
 
@@ -236,7 +236,7 @@ def _experts_in_rows(module: nn.Module) -> int | None:
 
 
 def _orientation(model: Model, p: Held) -> bool | None:
-    """Whether experts are stored ``[in, out]``; None where nothing tells."""
+    """True if experts are stored ``[in, out]``; None where nothing tells."""
     stored = getattr(p.module, "is_transposed", None)
     if isinstance(stored, bool):
         return stored

@@ -23,7 +23,7 @@ Overrides = Mapping["str | type[nn.Module]", "str | Mapping[str, Any]"]
 
 
 class Sorting:
-    """What the arguments of `param_groups` make of a kind."""
+    """Group keys of a kind, from the arguments of `param_groups`."""
 
     def __init__(
         self, algorithm: str, own: dict[str, Any], rest: dict[str, Any], rates: dict[str, Any]

@@ -14,7 +14,7 @@ logger = logging.getLogger("oxidion.groups")
 
 
 def _why_not(model: Model, held: Held, include: str | None, min_dim: int) -> tuple[str | None, bool]:
-    """Why a parameter is not projected, None where it is; and whether it is a bias, gain or normalization."""
+    """The reason not to project a parameter, if any; and whether it is a bias, gain or normalization."""
     kind = model.kind(held)
     if held.param.ndim < 2:
         return f"{held.param.ndim}-D", True

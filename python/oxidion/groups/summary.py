@@ -1,4 +1,4 @@
-"""What `param_groups` decided, a line for each rule."""
+"""Summary of the decisions of `param_groups`, a line for each rule."""
 
 from __future__ import annotations
 
