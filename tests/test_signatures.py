@@ -21,7 +21,8 @@ CLASSES: dict[str, Any] = {
     for value in (getattr(oxidion, name) for name in oxidion.__all__)
     if inspect.isclass(value) and issubclass(value, Optimizer)
 }
-GROUP_KEYS = {"algorithm", "step", "beta1", "beta2", "oversample", "num_heads", "split_sizes", "split_dim"}
+GROUP_KEYS = {"algorithm", "step", "beta1", "beta2", "oversample", "num_heads"}
+GROUP_KEYS |= {"split_sizes", "split_dim", "fan_in_fan_out"}
 GROUP_KEYS |= {"momentum_dtype", "Q_dtype", "variance_dtype", "block_size", "min_quant_numel"}
 """Keys of groups that not every constructor takes."""
 OWN_DEFAULTS = {"lr", "weight_decay"}

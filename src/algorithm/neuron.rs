@@ -50,7 +50,8 @@ impl Neuron {
         let split = view.splits() == Some(Side::Cols);
         let mut spec = StateSpec::like("variance_neuron", p, self.dtype.unwrap_or(p.dtype));
         if let (Some(last), Some(sharding)) = (spec.shape.last_mut(), spec.sharding.last_mut()) {
-            (*last, *sharding) = (if split { view.per_matrix(p, blocks.len()) } else { 1 }, DimSharding::Replicated);
+            (*last, *sharding) =
+                (if split { view.per_matrix(p, blocks.len()) } else { 1 }, DimSharding::Replicated);
         }
         let share = Share::Side { side: Side::Rows, leading: view.leading(p), column: split };
         StateSpec { init: Init::Zeros, share, ..spec }

@@ -36,6 +36,7 @@ SETTINGS: dict[str, list[Any]] = {
     "num_heads": [1, 2, 7, 2**40, 0],
     "split_sizes": [(1, 1), (2**40, 2**40), (2**63, 2**63), (3,)],
     "split_dim": [0, 1, 2],
+    "fan_in_fan_out": [True, False],
     "flatten": [True, False],
     "max_batch_bytes": [None, 1, 2**40, 2**63 - 1, 0, -5],
     "rank_multiple_of": [1, 4, 2**40],

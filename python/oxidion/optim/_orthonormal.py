@@ -35,7 +35,8 @@ class OrthonormalOptimizer(OxOptimizer):
             or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original" ``√max(1, d_out/d_in)``, None 1.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
-            ``split_dim`` (0: of rows, 1: of columns).
+            ``split_dim`` (0: of rows, 1: of columns). ``fan_in_fan_out=True`` is for weights stored
+            ``[in, out]``: ``d_out`` is then the number of columns.
         use_gram_newton_schulz: the Gram form with Polar Express for it, as in microsoft/dion.
         use_triton: accepted for compatibility; the kernels are built in.
         use_polar_express: Polar Express (default) or Newton–Schulz, unless ``ns_coefficients`` says more.

@@ -53,7 +53,8 @@ class Dion(OxOptimizer):
             ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original"
             ``√max(1, d_out/d_in)``, None 1.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
-            argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks.
+            argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
+            ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
         seed: of the initial Q and of the sketches, beside position and step.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
 
