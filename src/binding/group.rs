@@ -37,9 +37,13 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
     Ok(GroupSpec { algorithm, options, device: Device::Cpu })
 }
 
-/// Tests whether the parameters of a group are on a CUDA device; false without parameters, as for a simulated mesh.
+/// Tests whether the parameters of a group are on a CUDA device; without parameters, as for a simulated mesh, its key
+/// "device" tells.
 pub(super) fn is_on_device(group: &Bound<'_, PyDict>) -> PyResult<bool> {
-    let Some(params) = group.get_item("params")? else { return Ok(false) };
+    let Some(params) = group.get_item("params")? else {
+        let device = group.get_item("device")?.map(|device| device.extract::<String>()).transpose()?;
+        return Ok(device.is_some_and(|device| device == "cuda"));
+    };
     let Some(first) = params.try_iter()?.next() else { return Ok(false) };
     Ok(first?.getattr_opt("is_cuda")?.is_some_and(|on_device| on_device.is_truthy().unwrap_or(false)))
 }

@@ -192,6 +192,12 @@ impl PyPlan {
         (work.local, work.whole, work.whole_most, work.whole_mean)
     }
 
+    /// Of each compute instruction: floating-point operations on shards and on whole matrices, and bytes that are read and
+    /// written.
+    fn costs(&self) -> Vec<(f64, f64, f64)> {
+        self.plan.costs().into_iter().map(|cost| (cost.local, cost.whole, cost.bytes)).collect()
+    }
+
     /// Refuses parameters that cannot be worked on where they are and, with `gradients`, gradients that no step could use,
     /// before anything is allocated.
     fn preflight(&self, py: Python<'_>, groups: Vec<Bound<'_, PyDict>>, gradients: bool) -> PyResult<()> {

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::local::LocalState;
 use super::owners::tally;
+use super::redistribute::Step;
+use super::schedule::Compute;
 use super::{Bucket, Plan};
 
 /// Floating-point operations of one step.
@@ -18,7 +21,89 @@ pub struct Work {
     pub whole_mean: f64,
 }
 
+/// Cost of one compute instruction on this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ComputeCost {
+    /// Floating-point operations on the shards that it stores.
+    pub local: f64,
+    /// Floating-point operations on the whole matrices that it takes.
+    pub whole: f64,
+    /// Bytes of parameters, gradients, states and messages that it reads and writes.
+    pub bytes: f64,
+}
+
 impl Plan {
+    /// The cost of each compute instruction. The work of a bucket on whole matrices is in equal parts that of the stages
+    /// that take whole matrices, everything else that of the others.
+    #[must_use]
+    pub fn costs(&self) -> Vec<ComputeCost> {
+        let totals: Vec<ComputeCost> = self.buckets.iter().map(|bucket| self.bucket_cost(bucket)).collect();
+        let counts = |compute: &Compute| {
+            let stages = compute.steps.iter().filter_map(|step| match step {
+                Step::Stage(point) => Some(point.whole),
+                _ => None,
+            });
+            stages.fold([0_usize, 0], |[local, whole], is_whole| {
+                if is_whole { [local, whole + 1] } else { [local + 1, whole] }
+            })
+        };
+        let each: Vec<[usize; 2]> = self.computes.iter().map(counts).collect();
+        let mut sums = vec![[0_usize, 0]; self.buckets.len()];
+        for (compute, [local, whole]) in self.computes.iter().zip(&each) {
+            let sum = &mut sums[compute.bucket];
+            *sum = [sum[0] + local, sum[1] + whole];
+        }
+        let cost = |(compute, [local, whole]): (&Compute, &[usize; 2])| {
+            let (total, sum) = (&totals[compute.bucket], sums[compute.bucket]);
+            let local = share(*local, sum[0]);
+            // Without stages of its own the work on whole matrices is that of all.
+            let whole = if sum[1] == 0 { local } else { share(*whole, sum[1]) };
+            ComputeCost {
+                local: total.local * local,
+                whole: total.whole * whole,
+                bytes: total.bytes * local + self.message_bytes(compute),
+            }
+        };
+        self.computes.iter().zip(&each).map(cost).collect()
+    }
+
+    /// Bytes of the messages that a compute instruction puts together or takes apart.
+    #[allow(clippy::cast_precision_loss)] // bytes of a message
+    fn message_bytes(&self, compute: &Compute) -> f64 {
+        let count = compute.steps.iter().filter(|s| matches!(s, Step::Pack(_) | Step::Unpack(_))).count();
+        let own = self.transfers.iter().filter(|t| t.bucket == compute.bucket);
+        let (mut bytes, mut all) = (0.0, 0_usize);
+        for transfer in own {
+            bytes += (transfer.send.bytes + transfer.recv.bytes) as f64;
+            all += 2;
+        }
+        2.0 * bytes * share(count, all)
+    }
+
+    /// The cost of all of a bucket.
+    #[allow(clippy::cast_precision_loss)] // bytes of parameters
+    fn bucket_cost(&self, bucket: &Bucket) -> ComputeCost {
+        let algorithm = &self.algorithms[bucket.algorithm];
+        let me: Vec<usize> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
+        let mut cost = ComputeCost::default();
+        for unit in &bucket.units {
+            let spec = &self.params[unit.param].spec;
+            let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
+            let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
+            let part = share(unit.shard.local.numel(), all);
+            cost.local += (about.flops - about.whole_flops) * part;
+            if bucket.owner_axes.is_empty() || unit.owner == me {
+                cost.whole += about.whole_flops;
+            }
+            let states = self.params[unit.param].states.iter().map(LocalState::bytes).sum::<usize>();
+            let stored = self.params[unit.param].local.iter().product::<usize>();
+            let states = states as f64 * share(unit.shard.local.numel(), stored);
+            // Parameters and states are read and written, gradients read.
+            cost.bytes += 3.0 * (unit.shard.local.numel() * spec.dtype.bytes()) as f64 + 2.0 * states;
+        }
+        cost
+    }
+
     /// The work of a step.
     #[must_use]
     pub fn work(&self) -> Work {
