@@ -49,7 +49,7 @@ def entries(path: Path) -> dict[str, Entry]:
 
 
 def _load(source: Path | io.BytesIO, path: Path) -> Any:
-    """What ``torch.save`` wrote, on the CPU; of a file of today's format no more than is looked at."""
+    """Content that ``torch.save`` wrote, on the CPU; no more of a file of today's format than is looked at."""
     mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
     if isinstance(source, Path):
         with source.open("rb"):  # an error of the system says more than torch's
@@ -221,7 +221,7 @@ def _piece(folder: Path, name: str, info: Any) -> Any:
         raise ValueError(f"{folder}: the metadata does not say where {name} is")
     if getattr(info, "transform_descriptors", None):
         raise ValueError(f"{folder}: {name} was transformed as it was written, for example compressed")
-    if Path(file).name != file or min(offset, length) < 0:
+    if file in ("", "..") or Path(file).name != file or min(offset, length) < 0:
         raise ValueError(f"{folder}: {name} must lie in a file of the folder, the metadata names {file!r}")
     path = folder / file
     with path.open("rb") as handle:

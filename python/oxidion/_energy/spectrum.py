@@ -14,13 +14,15 @@ from torch import Tensor
 
 LARGEST = 16384
 """Short side of the largest matrix that is decomposed: its Gram matrix in float64 has 2 GiB."""
+ROUNDING = 1e-12
+"""Part of the energy that the decomposition may miss."""
 AT_ONCE = 1 << 22
 """Elements that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What the largest singular values of a parameter's matrices hold of its energy, the sum of all squares.
+    """Shares of the energy of a parameter, the sum of all squares, that the largest singular values hold.
 
     Attributes:
         captured: for each short side among the matrices, the sums of the squares of the 1, 2, ... largest
@@ -37,9 +39,9 @@ class Spectrum:
         )
 
     def needed(self, energy: float) -> Fraction:
-        """The smallest rank fraction that captures at least this share, or all of it but rounding."""
+        """The smallest rank fraction that captures at least this share, but for `ROUNDING`."""
         steps = sorted({Fraction(rank, side) for side in self.captured for rank in range(1, side + 1)})
-        at = bisect_left(steps, min(energy, 1 - 1e-12), key=self.energy)
+        at = bisect_left(steps, energy - ROUNDING, key=self.energy)
         return steps[min(at, len(steps) - 1)]
 
 
