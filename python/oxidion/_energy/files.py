@@ -49,7 +49,7 @@ def entries(path: Path) -> dict[str, Entry]:
 
 
 def _load(source: Path | io.BytesIO, path: Path) -> Any:
-    """Content that ``torch.save`` wrote, on the CPU; no more of a file of today's format than is looked at."""
+    """Content that ``torch.save`` wrote, on the CPU; no more of it than is looked at."""
     mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
     if isinstance(source, Path):
         with source.open("rb"):  # an error of the system says more than torch's
