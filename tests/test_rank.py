@@ -158,6 +158,15 @@ def test_matrices_are_those_that_an_optimizer_reads(settings: dict[str, Any]) ->
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
+def test_blocks_of_a_stack_are_those_of_its_matrices() -> None:
+    x = gaussian((2, 8, 6), 1)
+    top, bottom = matrices(x, {"num_heads": 2})
+    assert torch.equal(torch.cat([top, bottom], dim=1), x)
+    left, right = matrices(x, {"split_sizes": [2, 4], "split_dim": 1})
+    assert torch.equal(torch.cat([left, right], dim=2), x)
+    assert left.shape == (2, 8, 2)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -507,6 +516,13 @@ def test_damaged_checkpoints_are_a_value_error_or_another_checkpoint(tmp_path: P
         except (ValueError, OSError):
             refused += 1
     assert refused > 50
+
+
+def test_settings_that_are_tensors_say_nothing(tmp_path: Path) -> None:
+    content = state_dict(a=diagonal(2.0, 1.0))
+    content["param_groups"][0] |= dict.fromkeys(("num_heads", "split_sizes", "flatten"), torch.ones(3))
+    content["param_groups"][0]["algorithm"] = ["muon"]
+    assert looked_at(saved(tmp_path, content)).rows[0].energies[1] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("settings", [{"num_heads": 7}, {"split_sizes": [2**62, 2**62]}, {"block_size": 0}])

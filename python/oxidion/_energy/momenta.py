@@ -182,7 +182,7 @@ def _of_groups(
     settings: dict[tuple[str, str], dict[str, Any]] = {}
     names = {}
     for (optimizer, group), held in groups.items():
-        read = {key: held[key].read() for key in WANTED if key in held}
+        read = {key: value for key in WANTED if key in held and _is_plain(value := held[key].read())}
         listed = read.pop("params", None)
         # Where each parameter has its own settings, as in a flattened state dict, the group is its name.
         params = [str(param) for param in listed] if isinstance(listed, (list, tuple)) else [group]
@@ -194,6 +194,10 @@ def _of_groups(
                 {(optimizer, param): printable(str(name)) for param, name in zip(params, given, strict=True)}
             )
     return settings, names, list(settings)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (bool, int, str, list, tuple))
 
 
 def _names_by_order(

@@ -100,24 +100,22 @@ def matrices(tensor: Tensor, settings: Mapping[str, Any]) -> list[Tensor]:
     Raises:
         ValueError: for settings that do not fit the tensor.
     """
-    shape = tuple(tensor.shape)
+    if settings.get("flatten") is True and tensor.ndim > 2:
+        return [tensor.reshape(1, tensor.shape[0], -1)]
+    stack = tensor.reshape(-1, *tensor.shape[-2:])
     heads, sizes = settings.get("num_heads") or 1, settings.get("split_sizes")
     dim = settings.get("split_dim") or 0
     if dim not in (0, 1):
         raise ValueError(f"split_dim must be 0 or 1, got {dim!r}")
-    if sizes or heads != 1:
-        if sizes is None:
-            if type(heads) is not int or heads < 1 or shape[dim] % heads:
-                raise ValueError(f"num_heads={heads!r} does not divide {shape[dim]} of {shape}")
-            sizes = [shape[dim] // heads] * heads
-        if (
-            tensor.ndim != 2
-            or not isinstance(sizes, (list, tuple))
-            or not all(type(n) is int and n > 0 for n in sizes)
-            or sum(sizes) != shape[dim]
-        ):
-            raise ValueError(f"split_sizes={sizes!r} does not split {shape}")
-        return [part[None] for part in torch.split(tensor, list(sizes), dim=dim)]
-    if settings.get("flatten") is True:
-        return [tensor.reshape(1, shape[0], -1)]
-    return [tensor.reshape(-1, *shape[-2:])]
+    length = stack.shape[dim + 1]
+    if not sizes:
+        if type(heads) is not int or heads < 1 or length % heads:
+            raise ValueError(f"num_heads={heads!r} does not divide {length} of {tuple(tensor.shape)}")
+        sizes = [length // heads] * heads
+    if (
+        not isinstance(sizes, (list, tuple))
+        or not all(type(n) is int and n > 0 for n in sizes)
+        or sum(sizes) != length
+    ):
+        raise ValueError(f"split_sizes={sizes!r} does not split {length} of {tuple(tensor.shape)}")
+    return list(torch.split(stack, list(sizes), dim=dim + 1))
