@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 import oxidion
 from oxidion.__main__ import main
+from oxidion._energy.files import whole
 from oxidion._energy.report import POINTS, Report, plot, report
 from oxidion._energy.spectrum import matrices, spectrum
 from support.inputs import gaussian, with_singular_values
@@ -102,6 +103,14 @@ def test_shares_of_a_matrix_are_those_of_its_singular_values(rows: int, columns:
     # Two ranks hold 0.8333.
     for energy, rank in ((0.1, 1), (0.53, 1), (0.54, 2), (0.83, 2), (0.84, 3), (0.97, 4), (1.0, 4)):
         assert found.needed(energy) == Fraction(rank, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+def test_shares_of_narrow_numbers_are_those_of_the_same_in_float64(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    x = gaussian((8, 6), 1).to(dtype)
+    assert_shares(looked_at(saved(tmp_path, {"w": x})), {"w": shares(x.double(), QUARTER, HALF)})
 
 
 def test_all_energy_of_a_matrix_of_low_rank_is_reached_at_its_rank() -> None:
@@ -487,6 +496,32 @@ def test_tensor_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
         looked_at(saved(tmp_path, {"w": huge}))
     with pytest.raises(ValueError, match="memory for fewer"):
         looked_at(in_parts(tmp_path, [((0, 0), huge)], (2**20, 2**20)))
+
+
+def test_part_of_a_tensor_is_refused() -> None:
+    part = torch.ones(2, 2)
+    part.placements = ()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="w is a DTensor, of which a file holds one rank's part"):
+        whole(part, "w")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_tensors_without_matrices_of_numbers_are_left_out(tmp_path: Path) -> None:
+    content = {
+        "w": diagonal(2.0, 1.0),
+        "positions": torch.ones(1, 8, dtype=torch.int64),
+        "mask": torch.ones(2, 2, dtype=torch.bool),
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.ones(2, 2, device="meta"),
+    }
+    made = looked_at(saved(tmp_path, content))
+    assert [row.name for row in made.rows] == ["w"]
+    assert made.skipped == {
+        "positions": "no floating-point numbers: torch.int64",
+        "mask": "no floating-point numbers: torch.bool",
+        "sparse": "no dense tensor: torch.sparse_coo on cpu",
+        "meta": "no dense tensor: torch.strided on meta",
+    }
 
 
 def test_dict_that_holds_itself_is_looked_at_once(tmp_path: Path) -> None:

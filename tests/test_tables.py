@@ -239,7 +239,7 @@ class Writer:
 
 
 def log(writer: Any, optimizer: Any, step: int) -> None:
-    """The loop that docs/pictures.md shows."""
+    """The loop that docs/look-inside.md shows."""
     for row in optimizer.metrics():
         for key, value in row.items():
             if isinstance(value, float):

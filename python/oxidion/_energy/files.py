@@ -88,18 +88,24 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
+class Unfit(ValueError):
+    """Says why a tensor has no matrices of numbers."""
+
+
 def whole(value: object, name: str) -> Tensor:
     """A tensor of a checkpoint, if it is one that is all there.
 
     Raises:
-        ValueError: for anything else: shards, sparse ones, those with more elements than memory.
+        Unfit: for sparse and quantized ones, and those without memory.
+        ValueError: for anything else: shards, those with more elements than memory.
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")  # noqa: TRY004
     if hasattr(value, "placements"):
         raise ValueError(f"{name} is a DTensor, of which a file holds one rank's part: take a folder of DCP")
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
-        raise ValueError(f"{name} must be a dense tensor, got {value.layout} on {value.device}")
+        kind = "quantized" if value.is_quantized else value.layout
+        raise Unfit(f"no dense tensor: {kind} on {value.device}")
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise ValueError(f"{name} has {value.numel()} elements and memory for fewer")
     return value.detach()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oxidion._core.base import OxOptimizer
 from oxidion._core.state import SCALES
-from oxidion._energy.files import Entry, entries, printable, whole
+from oxidion._energy.files import Entry, Unfit, entries, printable, whole
 from oxidion._oxidion import dequantize_blockwise
 
 KEYS = ("momentum", "momentum_buffer", "exp_avg")
@@ -47,7 +47,8 @@ class Candidate(NamedTuple):
         """The tensor, decoded where it is stored in 8 bits.
 
         Raises:
-            ValueError: for anything but a dense tensor of floating-point numbers or of codes with scales.
+            Unfit: for anything but a dense tensor of floating-point numbers or of codes with scales.
+            ValueError: for tensors that are not all there, and settings that do not fit.
         """
         tensor = whole(self.entries[self.key].read(), self.name)
         scales = self.entries.get(self.key + SCALES)
@@ -57,7 +58,7 @@ class Candidate(NamedTuple):
                 raise ValueError(f"{self.name}: block_size must be a positive integer, got {block!r}")
             return dequantize_blockwise(tensor, whole(scales.read(), self.name), block, True)
         if not tensor.is_floating_point():
-            raise ValueError(f"{self.name} must have floating-point numbers, got {tensor.dtype}")
+            raise Unfit(f"no floating-point numbers: {tensor.dtype}")
         return tensor
 
 

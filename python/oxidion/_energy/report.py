@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from oxidion._core.table import Table
+from oxidion._energy.files import Unfit
 from oxidion._energy.momenta import WEIGHTS, Candidate, candidates
 from oxidion._energy.spectrum import spectrum
 
@@ -188,7 +189,12 @@ def report(
         if each.skipped:
             skipped[each.name] = each.skipped
             continue
-        made = spectrum(_difference(each, older) if len(paths) > 1 else each.value(), each.settings)
+        try:
+            value = _difference(each, older) if len(paths) > 1 else each.value()
+        except Unfit as error:
+            skipped[each.name] = str(error)
+            continue
+        made = spectrum(value, each.settings)
         if isinstance(made, str):
             skipped[each.name] = made
             continue

@@ -63,6 +63,8 @@ def spectrum(tensor: Tensor, settings: Mapping[str, Any]) -> Spectrum | str:
     """
     if not tensor.numel():
         return "empty"
+    if tensor.element_size() < 2:
+        tensor = tensor.float()  # what float8 has no arithmetic for
     stacks = matrices(tensor, settings)
     side = max(min(stack.shape[-2:]) for stack in stacks)
     if side > LARGEST:
