@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import pydoc
 import re
-from typing import Any
+import typing
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -95,6 +97,60 @@ def test_every_argument_has_a_type(name: str) -> None:
     for parameter in inspect.signature(CLASSES[name]).parameters.values():
         assert parameter.annotation is not inspect.Parameter.empty
         assert parameter.kind not in {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+
+
+def words_of(annotation: Any) -> set[Any]:
+    """Values that a type names one by one; those of a union's members and None among them."""
+    if annotation is type(None):
+        return {None}
+    if typing.get_origin(annotation) is Literal:
+        return set(typing.get_args(annotation))
+    return set().union(*map(words_of, typing.get_args(annotation)))
+
+
+@every_class
+def test_types_of_arguments_name_the_words_that_the_schema_takes(name: str) -> None:
+    cls = CLASSES[name]
+    fields = {**schema.COMMON, **cls.SCHEMA, **{key: word.field for key, word in cls.WORDS.items()}}
+    hints = typing.get_type_hints(cls.__init__)
+    worded = {key for key in hints.keys() & fields.keys() if fields[key].words}
+    spelled = {key for key, hint in hints.items() if any(isinstance(word, str) for word in words_of(hint))}
+    assert spelled == worded >= {"state_dtype"}
+    for key in worded | (hints.keys() & {"state_bits", "block_size"}):
+        allowed, field = words_of(hints[key]), fields[key]
+        assert allowed - {None} == set(field.words) or not field.words, key
+        assert all(map(field.check, allowed)), key
+        assert (None in allowed) == field.check(None), key
+    assert words_of(hints["state_bits"]) == {8, 32}
+
+
+@every_class
+def test_no_argument_that_takes_words_is_a_plain_string(name: str) -> None:
+    hints = typing.get_type_hints(CLASSES[name].__init__)
+    plain = [key for key, hint in hints.items() if hint is str or str in typing.get_args(hint)]
+    assert plain == []
+
+
+def test_words_of_a_type_are_found_within_unions() -> None:
+    assert words_of(Literal["a", "b"] | torch.dtype | None) == {"a", "b", None}
+    assert words_of(str | None) == {None}
+
+
+@every_class
+def test_help_describes_every_public_method_and_property(name: str) -> None:
+    cls = CLASSES[name]
+    members = {
+        key: member
+        for key, member in inspect.getmembers(cls)
+        if not key.startswith("_") and (callable(member) or isinstance(member, property))
+    }
+    own = {key for key, member in members.items() if getattr(member, "__module__", "").startswith("oxidion")}
+    assert own >= {"step", "explain", "plan", "metrics", "verify", "init_state", "state_dict"}
+    assert [key for key in own if not (inspect.getdoc(members[key]) or "").strip()] == []
+    shown = pydoc.render_doc(cls, renderer=pydoc.plaintext)
+    for key in own:
+        first = inspect.getdoc(members[key]).splitlines()[0]
+        assert first in shown, key
 
 
 @every_class

@@ -8,7 +8,7 @@ the same dtype and shape. `muon` writes parameters and momenta in place, as torc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -22,11 +22,16 @@ from oxidion.optim.muon import Muon
 Matrix = TypeVar("Matrix", Tensor, "np.ndarray[Any, Any]")
 
 
-Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
+Coefficients = (
+    Literal["polar_express", "newton_schulz", "keller_jordan", "cans", "aol", "polar_express_gram"]
+    | Sequence[float]
+    | Sequence[Sequence[float]]
+)
+Method = Literal["auto", "standard", "gram"]
 
 
 def _iterate(
-    x: Matrix, coefficients: Coefficients | None, steps: int | None, epsilon: float, method: str
+    x: Matrix, coefficients: Coefficients | None, steps: int | None, epsilon: float, method: Method
 ) -> Matrix:
     if method not in ("auto", "standard", "gram"):
         raise ValueError(f"method must be one of 'auto', 'standard', 'gram', got {method!r}")
@@ -46,7 +51,7 @@ def newton_schulz(
     coefficients: Coefficients = "newton_schulz",
     steps: int | None = None,
     epsilon: float = 1e-8,
-    method: str = "standard",
+    method: Literal["auto", "standard", "gram"] = "standard",
 ) -> Matrix:
     """Approximate polar factor by quintic steps: with the default ones singular values within 0.04 of 1.
 
@@ -77,8 +82,8 @@ def polar_express(
     *,
     steps: int | None = None,
     epsilon: float = 1e-8,
-    method: str = "standard",
-    preset: str = "exact",
+    method: Literal["auto", "standard", "gram"] = "standard",
+    preset: Literal["exact", "fast"] = "exact",
 ) -> Matrix:
     """Approximate polar factor by five Polar Express steps (arXiv:2505.16932).
 
@@ -153,7 +158,7 @@ def polar(x: Matrix) -> Matrix:
     return orthonormalize(x, {"orth_method": "svd"}, 0.0)
 
 
-def cholesky_qr(x: Matrix, *, method: str = "cqr") -> Matrix:
+def cholesky_qr(x: Matrix, *, method: Literal["cqr", "cqr2", "rcqr", "qr"] = "cqr") -> Matrix:
     """Orthonormal columns that span those of ``x`` (``m >= n``).
 
     Args:
@@ -253,10 +258,10 @@ def muon(
     weight_decay: float,
     momentum: float,
     nesterov: bool,
-    ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]],
+    ns_coefficients: Coefficients,
     ns_steps: int,
     eps: float,
-    adjust_lr_fn: str | None,
+    adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] | None,
     has_complex: bool = False,
 ) -> None:
     """One step of Muon with the arguments and the momenta of ``torch.optim._muon.muon``.

@@ -370,6 +370,19 @@ impl PyPlan {
         Ok(values.into_pyarray(py))
     }
 
+    /// Cells of the buckets and of the instructions, as `str()` has them.
+    fn _cells(&self) -> (Vec<[String; 5]>, Vec<[String; 4]>) {
+        (self.plan.bucket_cells(), self.plan.instruction_cells())
+    }
+
+    fn _repr_html_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("oxidion._core.table")?.call_method1("plan_html", (slf,))
+    }
+
+    fn __rich__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("oxidion._core.table")?.call_method1("plan_rich", (slf,))
+    }
+
     fn __str__(&self) -> String {
         self.plan.explain()
     }

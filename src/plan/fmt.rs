@@ -14,7 +14,28 @@ impl Plan {
     #[must_use]
     pub fn explain(&self) -> String {
         let mut text = String::new();
-        for (i, bucket) in self.buckets.iter().enumerate() {
+        for [bucket, algorithm, parameters, group, communication] in self.bucket_cells() {
+            let _ = writeln!(
+                text,
+                "bucket {bucket}  {algorithm}  {parameters} · group {group} · {communication}"
+            );
+        }
+        for [at, instruction, work, memory] in self.instruction_cells() {
+            let gap = match (instruction.as_str(), memory.is_empty()) {
+                (_, true) => "",
+                ("compute", _) => "  in ",
+                _ => "  ",
+            };
+            let _ = writeln!(text, "{at:>3}  {instruction:<7}  {work}{gap}{memory}");
+        }
+        let _ = writeln!(text, "arena {}, hazards 0", bytes(self.arena.bytes));
+        text
+    }
+
+    /// Number, algorithm, parameters, group and communication of each bucket.
+    #[must_use]
+    pub fn bucket_cells(&self) -> Vec<[String; 5]> {
+        let cells = |(i, bucket): (usize, &Bucket)| {
             let algorithm = &self.algorithms[bucket.algorithm];
             let shape = if algorithm.flat() {
                 let elements: usize = bucket.units.iter().map(|u| u.shard.local.numel()).sum();
@@ -22,27 +43,36 @@ impl Plan {
             } else {
                 format!("{} × [{}, {}]", bucket.units.len(), bucket.shape.rows, bucket.shape.cols)
             };
-            let _ = writeln!(
-                text,
-                "bucket {i}  {}  {shape} {} · group {} · {}",
-                algorithm.name(),
-                bucket.shape.param.name(),
-                bucket.group,
-                about(bucket)
-            );
-        }
-        for (at, instr) in self.schedule.iter().enumerate() {
-            let _ = match instr {
-                Instr::Compute(k) => writeln!(text, "{at:>3}  compute  {}", self.compute(&self.computes[*k])),
-                Instr::Issue(k) => writeln!(text, "{at:>3}  issue    c{k} {}", transfer(&self.transfers[*k])),
-                Instr::Wait(k) => writeln!(text, "{at:>3}  wait     c{k}"),
-            };
-        }
-        let _ = writeln!(text, "arena {}, hazards 0", bytes(self.arena.bytes));
-        text
+            [
+                i.to_string(),
+                algorithm.name().into(),
+                format!("{shape} {}", bucket.shape.param.name()),
+                bucket.group.to_string(),
+                about(bucket),
+            ]
+        };
+        self.buckets.iter().enumerate().map(cells).collect()
     }
 
-    fn compute(&self, compute: &Compute) -> String {
+    /// Number, kind, work and memory of each instruction.
+    #[must_use]
+    pub fn instruction_cells(&self) -> Vec<[String; 4]> {
+        let cells = |(at, instr): (usize, &Instr)| {
+            let (kind, [work, memory]) = match instr {
+                Instr::Compute(k) => ("compute", self.compute(&self.computes[*k])),
+                Instr::Issue(k) => {
+                    let [name, sent] = transfer(&self.transfers[*k]);
+                    ("issue", [format!("c{k} {name}"), sent])
+                }
+                Instr::Wait(k) => ("wait", [format!("c{k}"), String::new()]),
+            };
+            [at.to_string(), kind.into(), work, memory]
+        };
+        self.schedule.iter().enumerate().map(cells).collect()
+    }
+
+    /// Stages of an instruction, and the buffers that it works in.
+    fn compute(&self, compute: &Compute) -> [String; 2] {
         let bucket = &self.buckets[compute.bucket];
         let buffer =
             |redistribution: &super::Redistribution| bucket.program.buffers[redistribution.buffer].name;
@@ -65,9 +95,9 @@ impl Plan {
                 }
             })
             .collect();
-        let mut text = format!("b{}.{}", compute.bucket, words.join("+"));
+        let text = format!("b{}.{}", compute.bucket, words.join("+"));
         if bucket.distributed() {
-            return text;
+            return [text, String::new()];
         }
         let places = &self.arena.places[compute.bucket];
         let buffers: Vec<String> = bucket
@@ -77,10 +107,7 @@ impl Plan {
             .zip(places)
             .map(|(b, place)| format!("{} {} {}", b.name, b.dtype.name(), bytes(place.bytes)))
             .collect();
-        if !buffers.is_empty() {
-            let _ = write!(text, "  in {}", buffers.join(", "));
-        }
-        text
+        [text, buffers.join(", ")]
     }
 
     /// Facts that the ranks of an axis must agree on, one line for each parameter that lives on it; those of all
@@ -179,7 +206,8 @@ fn about(bucket: &Bucket) -> String {
     words.join(" · ")
 }
 
-fn transfer(transfer: &Transfer) -> String {
+/// Name of a collective, and what it sends over which axis.
+fn transfer(transfer: &Transfer) -> [String; 2] {
     let name = match transfer.collective {
         Collective::AllToAll => "all_to_all",
         Collective::ReduceScatter(_) => "reduce_scatter",
@@ -188,14 +216,15 @@ fn transfer(transfer: &Transfer) -> String {
         Collective::AllReduce(Reduction::Avg) => "all_reduce (mean)",
         Collective::Nothing | Collective::Slice => "nothing",
     };
-    format!(
-        "{name}  {}  b{}.{}  {} per rank{}",
+    let sent = format!(
+        "{}  b{}.{}  {} per rank{}",
         transfer.axis.name,
         transfer.bucket,
         transfer.buffer,
         bytes(transfer.send.bytes),
         if transfer.guarded { ", when due" } else { "" }
-    )
+    );
+    [name.into(), sent]
 }
 
 /// A number of bytes with a unit.

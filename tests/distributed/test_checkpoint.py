@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import oxidion
+from oxidion._energy.report import report
 from support.workers import Workers
 
 from . import saving
@@ -156,3 +158,17 @@ def test_folder_of_several_ranks_has_no_name_where_one_failed(
         own, others = "FileNotFoundError: ", f"RuntimeError: no checkpoint was written: rank {failing} of the"
         assert said.startswith(own if rank == failing else others)
         assert found == [None, []]
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "plane", "strided"])
+def test_energies_of_momenta_are_those_of_one_process(groups: Groups, tmp_path: Path, layout: str) -> None:
+    made = []
+    for ranks, where in ((4, layout), (1, "one")):
+        folder = tmp_path / where
+        run(groups, ranks, saving.save, str(folder), where, "Muon", {}, torch.float64)
+        asked: dict[str, Any] = {"key": None, "names": None, "match": "", "energy": 0.9}
+        made.append(report([folder], fractions=[Fraction(1, 4), Fraction(1, 2)], **asked))
+    assert [row.name for row in made[0].rows] == [row.name for row in made[1].rows]
+    assert len(made[0].rows) == 3
+    for row, wanted in zip(made[0].rows, made[1].rows, strict=True):
+        assert row.curve == pytest.approx(wanted.curve, rel=1e-9)

@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_cuda": frozenset({"_dist", "_torch"}),
     "_core": frozenset({"_cuda", "_dist", "_reference", "_torch"}),
     "_planning": frozenset({"_core", "_dist"}),
+    "_energy": frozenset({"_core"}),
     "optim": frozenset({"_core", "_dist", "_reference"}),
     "functional": frozenset({"_core", "_torch", "optim"}),
     "checkpoint": frozenset({"_core", "_dist"}),
@@ -29,7 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "groups": frozenset({"_core", "_dist"}),
     "hf": frozenset({"_core", "groups", "optim"}),
     "qk_clip": frozenset({"_dist"}),
-    "__main__": frozenset({"", "_planning"}),
+    "__main__": frozenset({"", "_energy", "_planning"}),
     "": frozenset({"_core", "_torch", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}),
 }
 """Packages and modules of ``oxidion``, which is "" here, that one of them may import beside the extension."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import constructor, loading, schema, validate
+from oxidion._core import constructor, loading, schema, summary, validate
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -411,6 +411,25 @@ class OxOptimizer(Stepper, Optimizer):
         average_momenta(own, [specs[i] for i in plan.decoupled], groups)
 
     # ----------------------------------------------------------- introspection
+
+    @override
+    def __repr__(self) -> str:
+        """A line for each group: algorithm, parameters, elements, ``lr``, and what differs from the defaults.
+
+        ``torch.optim.Optimizer.__repr__(optimizer)`` lists every setting of every group, as torch does.
+        """
+        return summary.text(self._summary())
+
+    def _repr_html_(self) -> str:
+        """The groups as an HTML table, for notebooks."""
+        return self._summary()._repr_html_()
+
+    def __rich__(self) -> Any:
+        """The groups as a table of rich."""
+        return self._summary().__rich__()
+
+    def _summary(self) -> Table:
+        return summary.summary(type(self), self.defaults, self.SCHEMA, self._schemas(), self.param_groups)
 
     def plan(self) -> Plan:
         """The schedule in force: ``print(optimizer.plan())`` shows buckets, instructions and workspace.

@@ -225,7 +225,7 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
 
 
 def plot(simulations: list[Simulation], path: Path) -> None:
-    """Draws memory by part, bytes by axis and work as bars into a PNG file.
+    """Draws memory by part, bytes by axis and work as bars, as SVG by the name of the file, else as PNG.
 
     Raises:
         ImportError: without matplotlib.
@@ -262,4 +262,4 @@ def plot(simulations: list[Simulation], path: Path) -> None:
         drawing.set_ylim(bottom=0)
     for drawing, columns in ((memory, 2), (wire, len(by_axis)), (work, 2)):
         drawing.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=columns)
-    figure.savefig(path, format="png", dpi=120)
+    figure.savefig(path, format="svg" if path.suffix.lower() == ".svg" else "png", dpi=120)

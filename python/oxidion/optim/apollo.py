@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -75,10 +76,10 @@ class APOLLOAdamW(LowRankOptimizer):
         rank: int | None = None,
         update_proj_gap: int = 200,
         scale: float = 1.0,
-        scale_type: str = "channel",
-        proj_type: str = "std",
-        decay_order: str = "galore",
-        state_bits: int = 32,
+        scale_type: Literal["channel", "tensor"] = "channel",
+        proj_type: Literal["std", "reverse_std", "left", "right", "unsharded"] = "std",
+        decay_order: Literal["torch", "galore"] = "galore",
+        state_bits: Literal[8, 32] = 32,
         seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -87,7 +88,7 @@ class APOLLOAdamW(LowRankOptimizer):
         cautious_wd: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -36,10 +37,10 @@ class APOLLOMini(APOLLOAdamW):
         rank: int | None = 1,
         update_proj_gap: int = 200,
         scale: float = 128.0,
-        scale_type: str = "tensor",
-        proj_type: str = "std",
-        decay_order: str = "galore",
-        state_bits: int = 32,
+        scale_type: Literal["channel", "tensor"] = "tensor",
+        proj_type: Literal["std", "reverse_std", "left", "right", "unsharded"] = "std",
+        decay_order: Literal["torch", "galore"] = "galore",
+        state_bits: Literal[8, 32] = 32,
         seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -48,7 +49,7 @@ class APOLLOMini(APOLLOAdamW):
         cautious_wd: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -98,13 +99,14 @@ class Dion(OxOptimizer):
         weight_decay: float = 0.01,
         epsilon: float = 1e-8,
         power_iters: int = 1,
-        qr_method: str = "rcqr",
+        qr_method: Literal["rcqr", "cqr", "cqr2", "qr"] = "rcqr",
         cqr_warmup_steps: int = 150,
         rcqr_oversample: float = 1.25,
         mixed_precision_config: DionMixedPrecisionConfig | None = None,
         *,
-        orth_dtype: str = "auto",
-        adjust_lr: str | None = "spectral_norm",
+        orth_dtype: Literal["auto", "bfloat16", "float32", "float64"] = "auto",
+        adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
+        | None = "spectral_norm",
         flatten: bool = False,
         seed: int = 0,
         check_grad_sync: bool = False,
@@ -115,8 +117,8 @@ class Dion(OxOptimizer):
         differentiable: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
-        state_bits: int = 32,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
+        state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

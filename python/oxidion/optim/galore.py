@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -78,13 +79,13 @@ class GaLoreAdamW(LowRankOptimizer):
         rank: int | None = None,
         update_proj_gap: int = 200,
         scale: float = 0.25,
-        svd: str = "gram",
-        proj_type: str = "std",
-        decay_order: str = "torch",
+        svd: Literal["gram", "exact", "random"] = "gram",
+        proj_type: Literal["std", "reverse_std", "left", "right", "full", "unsharded"] = "std",
+        decay_order: Literal["torch", "galore"] = "torch",
         rotate_moments: bool = False,
         stagger: bool = False,
-        state_bits: int = 8,
-        block_size: int = 256,
+        state_bits: Literal[8, 32] = 8,
+        block_size: Literal[8, 16, 32, 64, 128, 256, 512] = 256,
         min_quant_numel: int = 4096,
         seed: int = 0,
         maximize: bool = False,
@@ -94,7 +95,7 @@ class GaLoreAdamW(LowRankOptimizer):
         cautious_wd: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

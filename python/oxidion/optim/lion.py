@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -51,8 +52,8 @@ class Lion(OxOptimizer):
         differentiable: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
-        state_bits: int = 32,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
+        state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -62,22 +63,28 @@ class NorDion2(OrthonormalOptimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.01,
         epsilon: float = 1e-8,
-        adjust_lr: str | None = "spectral_norm",
+        adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
+        | None = "spectral_norm",
         flatten: bool = False,
         use_triton: bool = False,
         use_polar_express: bool = True,
         use_gram_newton_schulz: bool = False,
         newton_schulz_func: Callable[..., Tensor] | None = None,
         triton_post_ortho: bool = False,
-        selection_scope: str = "local",
+        selection_scope: Literal["local", "global"] = "local",
         *,
-        orth_dtype: str = "auto",
-        orth_method: str = "auto",
-        orth_preset: str = "exact",
-        ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]] | None = None,
+        orth_dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = "auto",
+        orth_method: Literal["auto", "standard", "gram", "svd"] = "auto",
+        orth_preset: Literal["exact", "fast"] = "exact",
+        ns_coefficients: Literal[
+            "polar_express", "newton_schulz", "keller_jordan", "cans", "aol", "polar_express_gram"
+        ]
+        | Sequence[float]
+        | Sequence[Sequence[float]]
+        | None = None,
         ns_steps: int | None = None,
         cautious_wd: bool = False,
-        norm_scope: str = "global",
+        norm_scope: Literal["global", "shard"] = "global",
         check_grad_sync: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -85,8 +92,8 @@ class NorDion2(OrthonormalOptimizer):
         differentiable: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
-        state_bits: int = 32,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
+        state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -64,7 +65,8 @@ class NorMuon(OrthonormalOptimizer):
         cautious_wd: bool = False,
         epsilon: float = 1e-8,
         nesterov: bool = False,
-        adjust_lr: str | None = "spectral_norm",
+        adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
+        | None = "spectral_norm",
         flatten: bool = False,
         use_gram_newton_schulz: bool = False,
         use_triton: bool = False,
@@ -72,14 +74,19 @@ class NorMuon(OrthonormalOptimizer):
         newton_schulz_func: Callable[..., Tensor] | None = None,
         *,
         momentum: float = LEFT_OUT,
-        adjust_lr_fn: str | None = LEFT_OUT,
+        adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] | None = LEFT_OUT,
         eps: float = LEFT_OUT,
-        orth_dtype: str = "auto",
-        orth_method: str = "auto",
-        orth_preset: str = "exact",
-        ns_coefficients: str | Sequence[float] | Sequence[Sequence[float]] | None = None,
+        orth_dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = "auto",
+        orth_method: Literal["auto", "standard", "gram", "svd"] = "auto",
+        orth_preset: Literal["exact", "fast"] = "exact",
+        ns_coefficients: Literal[
+            "polar_express", "newton_schulz", "keller_jordan", "cans", "aol", "polar_express_gram"
+        ]
+        | Sequence[float]
+        | Sequence[Sequence[float]]
+        | None = None,
         ns_steps: int | None = None,
-        norm_scope: str = "global",
+        norm_scope: Literal["global", "shard"] = "global",
         check_grad_sync: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -87,8 +94,8 @@ class NorMuon(OrthonormalOptimizer):
         differentiable: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
-        state_dtype: Any = None,
-        state_bits: int = 32,
+        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
+        state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
     ) -> None:

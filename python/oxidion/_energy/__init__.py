@@ -1,0 +1,1 @@
+"""Energy of the matrices of a checkpoint by rank."""
