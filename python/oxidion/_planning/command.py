@@ -6,11 +6,13 @@ import argparse
 import importlib
 import json
 import sys
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from oxidion._oxidion import algorithms
+from oxidion._planning import hardware
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -34,13 +36,14 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         required=True,
-        help="gpt-160m, llama-{1b,8b,70b,405b} or a JSON file",
+        help="gpt-160m, llama-{1b,8b,70b,405b}, mixtral-8x7b, deepseek-v3, or a JSON file: of this package, "
+        "or the config.json of a model of transformers",
     )
     add(
         "--mesh",
         nargs="+",
         action="extend",
-        help="as in dp=8,fs=64,tp=8; any axis may be missing (default: dp=1)",
+        help="as in dp=8,fs=64,ep=8,tp=8; any axis may be missing (default: dp=1)",
     )
     add("--algorithm", choices=algorithms(), default="dion", help="of the matrices")
     add("--rank-fraction", type=float, default=1.0, help="of dion, in (0, 1] (default: 1)")
@@ -53,6 +56,20 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the optimizer averages over dp: small matrices, not gradients",
     )
+    add("--state-bits", type=int, choices=(8, 32), default=32, help="8: moments in one byte (default: 32)")
+    add("--projection-rank", type=int, default=128, help="of galore_adamw and apollo_adamw (default: 128)")
+    add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
+    add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")
+    add("--hardware", help=f"estimate times for {', '.join(hardware.DEVICES)}, or a JSON file")
+    add(
+        "--links",
+        choices=list(hardware.LINKS),
+        default="nvlink+ib400",
+        help="of built-in hardware (default: nvlink+ib400)",
+    )
+    add("--tokens-per-step", type=int, default=0, dest="tokens", help="for the share of a training step")
+    add("--compare", action="store_true", help="all algorithms, a line each")
+    add("--sweep", metavar="AXIS=A..B", help="an axis at all powers of two, as in fs=8..1024, a line each")
     add("--rank", type=int, default=0, help="whose plan it is (default: 0)")
     add("--schedule", action="store_true", help="print the instructions too")
     add("--json", type=Path, metavar="FILE", help="write the figures to a file")
@@ -61,25 +78,35 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _compared(given: argparse.Namespace, settings: Any, meshes: list[Any]) -> int:
+    """Prints, writes and draws one table of several plans."""
+    from oxidion._planning import compare
+
+    found = compare.simulations(given.model, meshes, settings, every=given.compare)
+    sys.stdout.write(f"{compare.table(found)}\n")
+    if given.json:
+        given.json.write_text(json.dumps([one.to_dict() for one in found], indent=2) + "\n", "utf-8")
+    if given.plot:
+        compare.plot(found, given.plot)
+    return 0
+
+
 def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Prints what was asked for; a usage error ends the process with status 2."""
-    from oxidion._planning import models, simulate
+    from oxidion._planning import compare, models, simulate
 
     settings = simulate.Settings(
-        given.algorithm,
-        given.rank_fraction,
-        given.dtype,
-        given.state_dtype,
-        given.compressed,
-        given.rank,
-        given.fraction,
-        given.selection_scope,
+        **{field.name: getattr(given, field.name) for field in fields(simulate.Settings)}
     )
     simulations: list[simulate.Simulation] = []
     try:
         if given.plot:
             importlib.import_module("matplotlib.figure")
         meshes = [models.parse_mesh(text) for text in given.mesh or ["dp=1"]]
+        if given.sweep:
+            meshes = [mesh for base in meshes for mesh in compare.swept(base, given.sweep)]
+        if given.compare or given.sweep:
+            return _compared(given, settings, meshes)
         for model, mesh in product(given.model, meshes):
             simulation, plan = simulate.simulate(model, mesh, settings)
             sys.stdout.write("\n" * bool(simulations) + str(simulation))

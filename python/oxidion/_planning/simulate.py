@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oxidion._core.table import Table
 from oxidion._dist.comm import Meshes
 from oxidion._oxidion import Plan
-from oxidion._planning.models import Mesh, Parameter, cut_dim, lines, load, spelled, stored
+from oxidion._planning import clock, hardware
+from oxidion._planning.clock import StepTime
+from oxidion._planning.models import Config, Mesh, Parameter, cut_dim, lines, load, spelled, stored
 from oxidion._planning.traffic import Traffic, summed, traffic
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element by dtype."""
+
+VIEWING = ("muon", "normuon", "dion", "dion2", "nordion2")
+"""Algorithms that cut weights into matrices."""
 
 Axis = tuple[str, list[int], int, str, int]
 
@@ -32,6 +37,14 @@ class Settings:
         rank: whose plan it is.
         fraction: of the rows or columns that Dion2 and NorDion2 select.
         selection_scope: of those two.
+        device: "cuda" or "cpu", whose types of products and sizes of buckets the plan has; None is "cuda" on
+            more than one rank.
+        state_bits: 8 for moments in one byte.
+        projection_rank: of GaLore and APOLLO.
+        hardware: machine for which times are estimated, a name or file; None for no times.
+        links: of a built-in machine.
+        tokens: of a training step, over all ranks; 0 if not given.
+        max_batch_bytes: bound on the workspace of matrices that are handled together; None is the default.
     """
 
     algorithm: str = "dion"
@@ -42,6 +55,21 @@ class Settings:
     rank: int = 0
     fraction: float = 0.25
     selection_scope: str = "local"
+    device: str | None = None
+    state_bits: int = 32
+    projection_rank: int = 128
+    hardware: str | None = None
+    links: str = "nvlink+ib400"
+    tokens: int = 0
+    max_batch_bytes: int | None = None
+
+    @property
+    def products(self) -> str:
+        """The dtype of products of whole matrices on a device that multiplies bfloat16 fastest."""
+        if self.dtype == "float64":
+            return "float64"
+        is_family = self.algorithm in ("muon", "normuon", "dion2", "nordion2")
+        return "bfloat16" if is_family and self.dtype != "float16" else "float32"
 
     @property
     def method(self) -> str:
@@ -71,6 +99,7 @@ class Simulation:
         whole_flops: on whole matrices that this rank owns.
         busiest_flops: both, of the rank that owns most; an upper bound where fs and tp both shard.
         mean_flops: both, mean over the ranks.
+        time: estimate on a machine, if one was named.
     """
 
     model: str
@@ -86,6 +115,7 @@ class Simulation:
     whole_flops: float
     busiest_flops: float
     mean_flops: float
+    time: StepTime | None = None
 
     @property
     def balance(self) -> float:
@@ -102,6 +132,8 @@ class Simulation:
         fields = {key: value for key, value in values.items() if key != "balance"}
         fields["settings"] = Settings(**fields["settings"])
         fields["wire"] = [Traffic(**entry) for entry in fields["wire"]]
+        if fields.get("time") is not None:
+            fields["time"] = StepTime(**fields["time"])
         return cls(**fields)
 
     def __str__(self) -> str:
@@ -141,6 +173,8 @@ class Simulation:
             f"{self.others} other parameters (adamw); {', '.join(words)}"
         )
         parts = [head, str(Table(memory)), str(Table(wire)), str(Table(rows))]
+        if self.time is not None:
+            parts.append(clock.report(self.time))
         if self.gradient_sync:
             parts[2] += (
                 f"\ngradients over dp before the step, not included: {human(self.gradient_sync, 'B')} sent"
@@ -171,7 +205,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
     Raises:
         ValueError: for an unknown model, a rank that is not on the mesh, or what the core refuses.
     """
-    parameters = load(model).parameters()
+    config = load(model)
+    parameters = config.parameters()
     world = math.prod(mesh.values())
     if not 0 <= settings.rank < world:
         raise ValueError(f"rank must be from 0 to {world - 1} on {spelled(mesh)}, got {settings.rank}")
@@ -180,18 +215,29 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         if not 0 < share <= 1:
             raise ValueError(f"{key} must be in (0, 1], got {share}")
     at = lines(mesh, settings.rank)
-    states = {} if settings.state_dtype is None else {"state_dtype": settings.state_dtype}
-    groups: list[dict[str, Any]] = [
-        {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states},
-        {"algorithm": "adamw", **states},
-    ]
+    states: dict[str, Any] = {} if settings.state_dtype is None else {"state_dtype": settings.state_dtype}
+    if settings.state_bits != 32:
+        states["state_bits"] = settings.state_bits
+    if settings.max_batch_bytes is not None:
+        states["max_batch_bytes"] = settings.max_batch_bytes
+    states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
+    own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
+    own["rank"] = settings.projection_rank
+    groups: list[dict[str, Any]] = [own, {"algorithm": "adamw", **states}]
+    # Fused weights are cut into their matrices by classes that know such groups.
+    cuts = {p.parts: 0 for p in parameters if p.is_matrix}
+    if settings.algorithm in VIEWING:
+        for parts in cuts:
+            if parts:
+                cuts[parts] = len(groups)
+                groups.append({**own, "split_sizes": parts})
 
     def axes(parameter: Parameter) -> list[Axis]:
         dims = {axis: cut_dim(parameter.kind, axis, mesh) for axis in mesh}
         return [(a, *at[a], "R" if dim is None else "S", dim or 0) for a, dim in dims.items()]
 
     members = [
-        (p.name, list(p.shape), settings.dtype, 0 if p.kind in ("column", "row") else 1, axes(p))
+        (p.name, list(p.shape), settings.dtype, cuts[p.parts] if p.is_matrix else 1, axes(p))
         for p in parameters
     ]
     replicas = [("dp", *at["dp"], not settings.compressed)] if "dp" in mesh else []
@@ -205,7 +251,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         "workspace": plan.arena_bytes,
     }
     shared, whole, most, mean = plan.work()
-    matrices = sum(group == 0 for _, _, _, group, _ in members)
+    matrices = sum(group != 1 for _, _, _, group, _ in members)
+    time = _time(plan, config, mesh, settings)
     result = Simulation(
         model=model,
         mesh=mesh,
@@ -220,8 +267,26 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         whole_flops=whole,
         busiest_flops=shared + most,
         mean_flops=shared + mean,
+        time=time,
     )
     return result, plan
+
+
+def _time(plan: Plan, config: Config, mesh: Mesh, settings: Settings) -> StepTime | None:
+    """The estimate of a step's time on the machine that was named."""
+    if settings.hardware is None:
+        return None
+    machine = hardware.load(settings.hardware, settings.links)
+    world = math.prod(mesh.values())
+    strides, stride = {}, world
+    for axis, size in mesh.items():
+        stride //= size
+        strides[axis] = stride
+    time = clock.step_time(plan, machine, settings.products, strides)
+    if not settings.tokens:
+        return time
+    training = clock.training_time(machine, config.active, settings.tokens, world, settings.dtype)
+    return replace(time, training=training)
 
 
 def plot(simulations: list[Simulation], path: Path) -> None:

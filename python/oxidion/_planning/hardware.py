@@ -1,0 +1,181 @@
+"""Machines that a step is estimated for: rates of a device, and of the links between devices.
+
+Nothing here was measured: the figures are those that vendors publish, times one factor of efficiency for each
+kind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+PRODUCTS = 0.6
+"""Share of the published rate that products of matrices reach."""
+MEMORY = 0.8
+"""Share of the published bandwidth that loops over memory reach."""
+LINK = 0.8
+"""Share of the published bandwidth that collectives reach."""
+LAUNCH = 1e-5
+"""Seconds that an instruction takes beside its work: launches of a handful of kernels."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between devices.
+
+    Attributes:
+        latency: seconds of one message.
+        bytes: bytes per second that a device sends.
+    """
+
+    latency: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A device and its links.
+
+    Attributes:
+        name: for the report.
+        flops: floating-point operations per second of products by dtype: published dense rates.
+        memory: bytes per second: published.
+        inner: link inside a node.
+        outer: link between nodes.
+        node: devices of a node.
+        axes: links of axes by name, where they are known; they win over ``inner`` and ``outer``.
+    """
+
+    name: str
+    flops: dict[str, float]
+    memory: float
+    inner: Link
+    outer: Link
+    node: int = 8
+    axes: dict[str, Link] = field(default_factory=dict)
+
+    def product_rate(self, dtype: str) -> float:
+        """Operations per second of products in a dtype that are reached."""
+        wide = {"float64": ("float64", "float32"), "float32": ("float32",)}
+        for name in (*wide.get(dtype, (dtype, "bfloat16")), "float32"):
+            if name in self.flops:
+                return self.flops[name] * PRODUCTS
+        raise ValueError(f"hardware {self.name} has no rate of float32")
+
+    def collective(self, kind: str, sent: float, ranks: int, stride: int, axis: str) -> float:
+        """Seconds of a collective in which this rank sends ``sent`` bytes to ``ranks - 1`` others.
+
+        ``latency · rounds + sent / (0.8 · bytes)``, with ``⌈log2 ranks⌉`` rounds, twice in an all-reduce. Where
+        an axis lies partly inside a node, what goes to ranks inside goes by the inner link.
+
+        Args:
+            kind: of the collective.
+            sent: bytes.
+            ranks: along the axis.
+            stride: distance of neighbours on the axis, in ranks.
+            axis: name.
+        """
+        rounds = math.ceil(math.log2(ranks)) if ranks > 1 else 0
+        rounds *= 2 if kind == "all_reduce" else 1
+        if axis in self.axes:
+            link = self.axes[axis]
+            return link.latency * rounds + sent / (link.bytes * LINK)
+        near = max(min(self.node // stride, ranks), 1)  # ranks of the axis inside of one node
+        if near == ranks:
+            return self.inner.latency * rounds + sent / (self.inner.bytes * LINK)
+        inside = sent * (near - 1) / (ranks - 1)
+        outside = sent - inside
+        if kind == "all_reduce":
+            # Inside of the nodes first: only the sums of a node's ranks go between nodes.
+            inside, outside = sent * (near - 1) / near, sent / near
+        return (
+            self.outer.latency * rounds
+            + inside / (self.inner.bytes * LINK)
+            + outside / (self.outer.bytes * LINK)
+        )
+
+
+INNER = {"a100-80g": 300e9, "h100-sxm": 450e9, "h200": 450e9, "b200": 900e9, "mi300x": 448e9}
+"""Bytes per second that a device sends inside of a node: half of the published sum of both directions."""
+DEVICES: dict[str, tuple[dict[str, float], float]] = {
+    "a100-80g": ({"bfloat16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 2.039e12),
+    "h100-sxm": ({"bfloat16": 989e12, "float32": 67e12, "float64": 67e12}, 3.35e12),
+    "h200": ({"bfloat16": 989e12, "float32": 67e12, "float64": 67e12}, 4.8e12),
+    "b200": ({"bfloat16": 2250e12, "float32": 75e12, "float64": 37e12}, 8e12),
+    "mi300x": ({"bfloat16": 1307e12, "float32": 163.4e12, "float64": 163.4e12}, 5.3e12),
+}
+"""Published rates of dense products by dtype, without TF32, and of memory."""
+LINKS: dict[str, tuple[Link | None, Link]] = {
+    "nvlink+ib400": (None, Link(5e-6, 50e9)),
+    "nvlink+ib200": (None, Link(5e-6, 25e9)),
+    "pcie+eth100": (Link(8e-6, 25e9), Link(3e-5, 1.5e9)),
+}
+"""Links inside of a node (none: the device's own) and between nodes: for each device one adapter of 400 or
+200 Gbit/s, or one of 100 Gbit/s for the eight of a node."""
+
+
+def load(name: str, links: str = "nvlink+ib400") -> Hardware:
+    """Hardware by its name or from a JSON file.
+
+    Args:
+        name: a key of ``DEVICES``, or the path of a file that holds an object with ``flops`` (by dtype),
+            ``memory``, ``inner`` and ``outer`` (pairs of latency and bytes per second) and, if known,
+            ``node`` and ``axes``.
+        links: a key of ``LINKS``, for a built-in device.
+
+    Raises:
+        ValueError: for a name that is neither, unknown links, or a file that does not hold such an object.
+    """
+    if links not in LINKS:
+        raise ValueError(f"links must be one of {', '.join(LINKS)}, got {links!r}")
+    if name in DEVICES:
+        flops, memory = DEVICES[name]
+        inner, outer = LINKS[links]
+        return Hardware(f"{name}, {links}", flops, memory, inner or Link(3e-6, INNER[name]), outer)
+    path = Path(name)
+    if not path.is_file():
+        raise ValueError(f"unknown hardware {name!r}: neither one of {', '.join(DEVICES)} nor a JSON file")
+    try:
+        return _read(path.stem, json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"hardware file {name}: {error}") from error
+
+
+def _read(name: str, values: Any) -> Hardware:
+    """Hardware from what a file holds."""
+    if not isinstance(values, dict):
+        raise TypeError(f"expected an object, got {type(values).__name__}")
+    known = {entry.name for entry in fields(Hardware)} - {"name"}
+    if unknown := values.keys() - known:
+        raise ValueError(f"unknown keys {', '.join(sorted(unknown))}")
+    if missing := {"flops", "memory", "inner", "outer"} - values.keys():
+        raise ValueError(f"missing keys {', '.join(sorted(missing))}")
+    flops = {dtype: _positive(f"flops.{dtype}", rate) for dtype, rate in dict(values["flops"]).items()}
+    if "float32" not in flops:
+        raise ValueError("flops must have float32")
+    axes = {axis: _link(f"axes.{axis}", link) for axis, link in dict(values.get("axes", {})).items()}
+    node = values.get("node", 8)
+    if not isinstance(node, int) or isinstance(node, bool) or node < 1:
+        raise ValueError(f"node must be an integer >= 1, got {node!r}")
+    memory = _positive("memory", values["memory"])
+    return Hardware(
+        name, flops, memory, _link("inner", values["inner"]), _link("outer", values["outer"]), node, axes
+    )
+
+
+def _positive(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{key} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _link(key: str, value: Any) -> Link:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"{key} must be a latency in seconds and bytes per second, got {value!r}")
+    latency = value[0]
+    if isinstance(latency, bool) or not isinstance(latency, (int, float)) or not 0 <= latency < math.inf:
+        raise ValueError(f"{key}: the latency must be a number >= 0, got {latency!r}")
+    return Link(float(latency), _positive(key, value[1]))
