@@ -68,8 +68,8 @@ class Hardware:
     def collective(self, kind: str, sent: float, ranks: int, stride: int, axis: str) -> float:
         """Seconds of a collective in which this rank sends ``sent`` bytes to ``ranks - 1`` others.
 
-        ``latency · rounds + sent / (0.8 · bytes)``, with ``⌈log2 ranks⌉`` rounds, twice in an all-reduce. Where
-        an axis lies partly inside a node, what goes to ranks inside goes by the inner link.
+        ``latency · rounds + sent / (0.8 · bytes)``, with ``⌈log2 ranks⌉`` rounds, twice in an all-reduce.
+        Where an axis lies partly inside a node, what goes to ranks inside goes by the inner link.
 
         Args:
             kind: of the collective.

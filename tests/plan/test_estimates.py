@@ -1,0 +1,273 @@
+"""Estimated times, machines, comparisons and configurations of ``python -m oxidion plan``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oxidion.__main__ import main
+from oxidion._planning import compare, hardware, models
+from oxidion._planning.clock import step_time, training_time
+from oxidion._planning.hardware import LAUNCH, LINK, MEMORY, PRODUCTS, Hardware, Link
+from oxidion._planning.simulate import Settings, simulate
+
+INNER, OUTER = Link(1e-6, 100e9), Link(1e-5, 10e9)
+MACHINE = Hardware("made up", {"float32": 1e12, "bfloat16": 4e12}, 1e12, INNER, OUTER, node=4)
+
+
+def test_collective_inside_of_a_node_takes_the_inner_link() -> None:
+    assert MACHINE.collective("all_to_all", 8e9, 4, 1, "fs") == pytest.approx(2e-6 + 8e9 / (100e9 * LINK))
+    assert MACHINE.collective("all_reduce", 8e9, 2, 2, "fs") == pytest.approx(2e-6 + 8e9 / (100e9 * LINK))
+
+
+def test_collective_between_nodes_takes_the_outer_link() -> None:
+    assert MACHINE.collective("all_gather", 8e9, 16, 4, "fs") == pytest.approx(4e-5 + 8e9 / (10e9 * LINK))
+
+
+def test_axis_over_nodes_sends_some_bytes_inside() -> None:
+    # Of 7 others 3 are in the node.
+    time = 3e-5 + 7e9 * 3 / 7 / (100e9 * LINK) + 7e9 * 4 / 7 / (10e9 * LINK)
+    assert MACHINE.collective("all_to_all", 7e9, 8, 1, "fs") == pytest.approx(time)
+    # Sums of the four of a node travel once.
+    time = 6e-5 + 8e9 * 3 / 4 / (100e9 * LINK) + 8e9 / 4 / (10e9 * LINK)
+    assert MACHINE.collective("all_reduce", 8e9, 8, 1, "fs") == pytest.approx(time)
+
+
+def test_link_of_an_axis_wins() -> None:
+    machine = Hardware("x", {"float32": 1.0}, 1.0, INNER, OUTER, axes={"fs": Link(0.5, 2.0)})
+    assert machine.collective("all_to_all", 16.0, 4, 1, "fs") == pytest.approx(2 * 0.5 + 16 / (2.0 * LINK))
+
+
+class Schedule:
+    """A plan of two instructions between which a collective travels."""
+
+    transfers = (
+        {
+            "kind": "all_to_all",
+            "axis": "fs",
+            "ranks": [0, 1],
+            "coordinate": 0,
+            "send": (0, 1000_000_000),
+            "send_bytes": [500_000_000, 500_000_000],
+            "when_due": False,
+        },
+    )
+    schedule = ((0, 0), (1, 0), (0, 1), (2, 0))
+
+    def costs(self) -> list[tuple[float, float, float]]:
+        return [(2e9, 0.0, 0.0), (1e9, 3e9, 8e9)]
+
+    def work(self) -> tuple[float, float, float, float]:
+        return (3e9, 3e9, 6e9, 3e9)
+
+
+def test_step_waits_for_what_no_computation_hides() -> None:
+    time = step_time(Schedule(), MACHINE, "float32", {"fs": 1})
+    first = 2e9 / (1e12 * PRODUCTS) + LAUNCH
+    # The busiest rank has twice the work on whole matrices.
+    second = max((1e9 + 6e9) / (1e12 * PRODUCTS), 8e9 / (1e12 * MEMORY)) + LAUNCH
+    travel = 1e-6 + 0.5e9 / (100e9 * LINK)
+    assert time.compute == pytest.approx(first + second)
+    assert time.mean_compute == pytest.approx(first + max(4e9 / (1e12 * PRODUCTS), 0.01) + LAUNCH)
+    assert time.communication == time.axes["fs"] == pytest.approx(travel)
+    assert time.exposed == pytest.approx(max(travel - second, 0.0))
+    assert time.total == pytest.approx(first + max(second, travel))
+
+
+def test_training_takes_six_operations_an_element_and_token() -> None:
+    assert training_time(MACHINE, 10**9, 1000, 4, "bfloat16") == pytest.approx(6e12 / 4 / (4e12 * 0.4))
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "dion", "adamw", "galore_adamw", "normuon", "dion2", "lamb"])
+@pytest.mark.parametrize("mesh", [{"dp": 1}, {"fs": 4}, {"dp": 2, "fs": 2, "tp": 2}], ids=str)
+def test_costs_of_the_instructions_sum_to_the_work(algorithm: str, mesh: models.Mesh) -> None:
+    simulation, plan = simulate("gpt-160m", mesh, Settings(algorithm, rank_fraction=0.25))
+    costs = plan.costs()
+    assert len(costs) == 1 + max(k for code, k in plan.schedule if code == 0)
+    assert sum(cost[0] for cost in costs) == pytest.approx(simulation.local_flops, rel=1e-9)
+    assert sum(cost[1] for cost in costs) == pytest.approx(simulation.whole_flops, rel=1e-9)
+    # Parameters, gradients and states are read and written at least once.
+    stored = sum(n for part, n in simulation.memory.items() if part != "workspace")
+    assert sum(cost[2] for cost in costs) > stored
+
+
+def test_plan_is_that_of_a_device_on_more_than_one_rank() -> None:
+    mesh = {"fs": 4}
+    chosen = simulate("gpt-160m", mesh, Settings("muon"))[1].fingerprint
+    on_device = simulate("gpt-160m", mesh, Settings("muon", device="cuda"))[1].fingerprint
+    on_cpu = simulate("gpt-160m", mesh, Settings("muon", device="cpu"))[1].fingerprint
+    assert chosen == on_device != on_cpu
+    assert simulate("gpt-160m", {"dp": 1}, Settings("muon"))[1].fingerprint == (
+        simulate("gpt-160m", {"dp": 1}, Settings("muon", device="cpu"))[1].fingerprint
+    )
+
+
+def test_states_of_eight_bits_and_projections_are_smaller() -> None:
+    def states(**settings: Any) -> int:
+        return simulate("gpt-160m", {"fs": 2}, Settings(**settings))[0].memory["states"]
+
+    assert states(algorithm="adamw", state_bits=8) < 0.6 * states(algorithm="adamw")
+    assert states(algorithm="galore_adamw", projection_rank=64) < states(algorithm="galore_adamw")
+
+
+def test_experts_lie_on_their_axis() -> None:
+    simulation, plan = simulate("mixtral-8x7b", {"fs": 4, "ep": 8}, Settings("muon", device="cuda"))
+    rows = {row["name"]: row for row in plan.rows()}
+    assert rows["layers.0.experts.gate"]["view"] == "stack of 8"
+    assert simulation.memory["parameters"] == pytest.approx(46.7e9 * 2 / 32, rel=0.01)
+    assert simulation.matrices == 32 * 7
+
+
+FLAT = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "LlamaConfig": {**FLAT, **ATTENTION},
+    "MistralConfig": {**FLAT, **ATTENTION, "head_dim": 24},
+    "Qwen2Config": {**FLAT, **ATTENTION},
+    "Qwen3Config": {**FLAT, **ATTENTION, "head_dim": 16},
+    "GemmaConfig": {**FLAT, **ATTENTION, "head_dim": 16},
+    "Gemma2Config": {**FLAT, **ATTENTION, "head_dim": 32},
+    "Phi3Config": {**FLAT, **ATTENTION, "pad_token_id": 0},
+    "MixtralConfig": {**FLAT, **ATTENTION, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3MoeConfig": {
+        **FLAT,
+        **ATTENTION,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "head_dim": 16,
+    },
+    "DeepseekV3Config": {
+        **FLAT,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 1,
+    },
+    "GPT2Config": {"vocab_size": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configuration_of_transformers_has_the_matrices_of_its_model(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    logging.disable(logging.CRITICAL)
+    try:
+        config = getattr(transformers, name)(**CONFIGURATIONS[name])
+        (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    finally:
+        logging.disable(logging.NOTSET)
+    wanted = sum(param.numel() for param in model.parameters() if param.ndim > 1)
+    parameters = models.load(str(tmp_path / "config.json")).parameters()
+    assert sum(p.numel for p in parameters if p.kind != "vector") == wanted
+    main(["plan", "--model", str(tmp_path / "config.json"), "--mesh", "fs=2", "--algorithm", "muon"])
+
+
+def test_unknown_kind_of_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "resnet"}')
+    with pytest.raises(ValueError, match=r"model_type must be one of llama, .*got 'resnet'"):
+        models.load(str(tmp_path / "config.json"))
+
+
+def test_built_in_sizes() -> None:
+    def elements(name: str) -> float:
+        return sum(p.numel for p in models.load(name).parameters()) / 1e9
+
+    assert elements("mixtral-8x7b") == pytest.approx(46.7, abs=0.05)
+    assert elements("deepseek-v3") == pytest.approx(671, abs=1)
+    assert models.load("deepseek-v3").active / 1e9 == pytest.approx(37, abs=1)
+    assert models.load("mixtral-8x7b").active / 1e9 == pytest.approx(12.8, abs=0.2)
+
+
+@pytest.mark.parametrize("name", hardware.DEVICES)
+@pytest.mark.parametrize("links", hardware.LINKS)
+def test_built_in_hardware_gives_times(name: str, links: str) -> None:
+    settings = Settings("muon", hardware=name, links=links, tokens=4_000_000)
+    simulation, _ = simulate("gpt-160m", {"fs": 16}, settings)
+    time = simulation.time
+    assert time is not None
+    assert 0 < time.compute <= time.total < 1
+    assert time.total == pytest.approx(time.compute + time.exposed)
+    assert time.share is not None
+    assert 0 < time.share < 1
+    assert "share of a training step" in str(simulation)
+
+
+GOOD = {"flops": {"float32": 1e12}, "memory": 1e12, "inner": [1e-6, 1e11], "outer": [1e-5, 1e10]}
+
+
+def test_hardware_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**GOOD, "node": 2, "axes": {"fs": [0, 5e9]}}))
+    machine = hardware.load(str(file))
+    assert (machine.name, machine.node, machine.axes["fs"]) == ("mine", 2, Link(0.0, 5e9))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory": -1}, "memory must be a positive number"),
+        ({"memory": math.inf}, "memory must be a positive number"),
+        ({"inner": 3}, "inner must be a latency"),
+        ({"outer": [-1, 2]}, "latency must be a number >= 0"),
+        ({"node": 0}, "node must be an integer"),
+        ({"flops": {"bfloat16": 1.0}}, "flops must have float32"),
+        ({"speed": 1}, "unknown keys speed"),
+    ],
+)
+def test_wrong_hardware_files_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**GOOD, **change}))
+    with pytest.raises(ValueError, match=words):
+        hardware.load(str(file))
+
+
+@pytest.mark.parametrize(("name", "links"), [("abacus", "nvlink+ib400"), ("h200", "string")])
+def test_unknown_hardware_and_links_are_refused(name: str, links: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown hardware|links must be one of"):
+        hardware.load(name, links)
+
+
+def test_sweep_doubles_an_axis() -> None:
+    assert compare.swept({"dp": 2, "fs": 3}, "fs=8..33") == [{"dp": 2, "fs": n} for n in (8, 16, 32)]
+    assert compare.swept({"dp": 2}, "tp=1..2") == [{"dp": 2, "tp": 1}, {"dp": 2, "tp": 2}]
+
+
+@pytest.mark.parametrize(
+    "sweep", ["fs", "fs=8", "fs=8..4", "xs=1..2", "fs=0..2", "fs=a..b", f"fs=1..{2**60}"]
+)
+def test_wrong_sweeps_are_refused(sweep: str) -> None:
+    with pytest.raises(ValueError, match="--sweep must"):
+        compare.swept({"dp": 1}, sweep)
+
+
+def test_comparison_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--model", "gpt-160m", "--mesh", "fs=8", "--compare", "--hardware", "h100-sxm"]
+    drawing, figures = tmp_path / "lines.svg", tmp_path / "figures.json"
+    sweep = ["--sweep", "fs=2..4", "--plot", str(drawing), "--json", str(figures)]
+    assert main([*arguments, "--tokens-per-step", "1000000", *sweep]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 2 * len(compare.CHOICES)
+    assert {"mesh", "sent", "workspace", "step", "exposed"} <= set(lines[0].split())
+    assert len(json.loads(figures.read_text())) == 2 * len(compare.CHOICES)
+    assert "Estimated time of a step" in drawing.read_text()
