@@ -14,6 +14,7 @@ import torch
 
 from oxidion.__main__ import main
 from oxidion._planning import compare, hardware, models
+from oxidion._planning import simulate as simulation
 from oxidion._planning.clock import step_time, training_time
 from oxidion._planning.hardware import LAUNCH, LINK, MEMORY, PRODUCTS, Hardware, Link
 from oxidion._planning.simulate import Settings, simulate
@@ -88,25 +89,38 @@ def test_training_takes_six_operations_an_element_and_token() -> None:
 @pytest.mark.parametrize("algorithm", ["muon", "dion", "adamw", "galore_adamw", "normuon", "dion2", "lamb"])
 @pytest.mark.parametrize("mesh", [{"dp": 1}, {"fs": 4}, {"dp": 2, "fs": 2, "tp": 2}], ids=str)
 def test_costs_of_the_instructions_sum_to_the_work(algorithm: str, mesh: models.Mesh) -> None:
-    simulation, plan = simulate("gpt-160m", mesh, Settings(algorithm, rank_fraction=0.25))
+    simulated, plan = simulate("gpt-160m", mesh, Settings(algorithm, rank_fraction=0.25))
     costs = plan.costs()
     assert len(costs) == 1 + max(k for code, k in plan.schedule if code == 0)
-    assert sum(cost[0] for cost in costs) == pytest.approx(simulation.local_flops, rel=1e-9)
-    assert sum(cost[1] for cost in costs) == pytest.approx(simulation.whole_flops, rel=1e-9)
+    assert sum(cost[0] for cost in costs) == pytest.approx(simulated.local_flops, rel=1e-9)
+    assert sum(cost[1] for cost in costs) == pytest.approx(simulated.whole_flops, rel=1e-9)
     # Parameters, gradients and states are read and written at least once.
-    stored = sum(n for part, n in simulation.memory.items() if part != "workspace")
+    stored = sum(n for part, n in simulated.memory.items() if part != "workspace")
     assert sum(cost[2] for cost in costs) > stored
 
 
-def test_plan_is_that_of_a_device_on_more_than_one_rank() -> None:
-    mesh = {"fs": 4}
-    chosen = simulate("gpt-160m", mesh, Settings("muon"))[1].fingerprint
-    on_device = simulate("gpt-160m", mesh, Settings("muon", device="cuda"))[1].fingerprint
-    on_cpu = simulate("gpt-160m", mesh, Settings("muon", device="cpu"))[1].fingerprint
-    assert chosen == on_device != on_cpu
-    assert simulate("gpt-160m", {"dp": 1}, Settings("muon"))[1].fingerprint == (
-        simulate("gpt-160m", {"dp": 1}, Settings("muon", device="cpu"))[1].fingerprint
-    )
+def test_plan_is_that_of_a_device_on_more_than_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+    planned = simulation.Plan.of_shapes
+
+    class Watched:
+        @staticmethod
+        def of_shapes(groups: list[dict[str, Any]], *others: Any) -> Any:
+            devices.extend(group["device"] for group in groups)
+            return planned(groups, *others)
+
+    monkeypatch.setattr(simulation, "Plan", Watched)
+    for mesh, device in (({"dp": 1}, None), ({"fs": 4}, None), ({"dp": 1}, "cuda"), ({"fs": 4}, "cpu")):
+        simulate("gpt-160m", mesh, Settings("muon", device=device))
+    assert devices == ["cpu"] * 2 + ["cuda"] * 4 + ["cpu"] * 2
+
+
+def test_plan_of_a_device_has_its_sizes_of_buckets() -> None:
+    def buckets(device: str) -> int:
+        plan = simulate("gpt-160m", {"dp": 1}, Settings("muon", device=device))[1]
+        return sum(code == 0 for code, _ in plan.schedule)
+
+    assert buckets("cuda") < buckets("cpu")
 
 
 def test_states_of_eight_bits_and_projections_are_smaller() -> None:
@@ -118,11 +132,11 @@ def test_states_of_eight_bits_and_projections_are_smaller() -> None:
 
 
 def test_experts_lie_on_their_axis() -> None:
-    simulation, plan = simulate("mixtral-8x7b", {"fs": 4, "ep": 8}, Settings("muon", device="cuda"))
+    simulated, plan = simulate("mixtral-8x7b", {"fs": 4, "ep": 8}, Settings("muon", device="cuda"))
     rows = {row["name"]: row for row in plan.rows()}
     assert rows["layers.0.experts.gate"]["view"] == "stack of 8"
-    assert simulation.memory["parameters"] == pytest.approx(46.7e9 * 2 / 32, rel=0.01)
-    assert simulation.matrices == 32 * 7
+    assert simulated.memory["parameters"] == pytest.approx(46.7e9 * 2 / 32, rel=0.01)
+    assert simulated.matrices == 32 * 7
 
 
 FLAT = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -203,14 +217,14 @@ def test_built_in_sizes() -> None:
 @pytest.mark.parametrize("links", hardware.LINKS)
 def test_built_in_hardware_gives_times(name: str, links: str) -> None:
     settings = Settings("muon", hardware=name, links=links, tokens=4_000_000)
-    simulation, _ = simulate("gpt-160m", {"fs": 16}, settings)
-    time = simulation.time
+    simulated, _ = simulate("gpt-160m", {"fs": 16}, settings)
+    time = simulated.time
     assert time is not None
     assert 0 < time.compute <= time.total < 1
     assert time.total == pytest.approx(time.compute + time.exposed)
     assert time.share is not None
     assert 0 < time.share < 1
-    assert "share of a training step" in str(simulation)
+    assert "share of a training step" in str(simulated)
 
 
 GOOD = {"flops": {"float32": 1e12}, "memory": 1e12, "inner": [1e-6, 1e11], "outer": [1e-5, 1e10]}
