@@ -28,6 +28,8 @@ PUBLISHED = {
     "llama-8b": 8.03e9,
     "llama-70b": 70.6e9,
     "llama-405b": 405.8e9,
+    "mixtral-8x7b": 46.7e9,
+    "deepseek-v3": 671e9,
 }
 FLOAT = 4
 
@@ -253,7 +255,7 @@ def test_numbers_have_decimal_prefixes() -> None:
     [
         (["--mesh", "fs"], "expected name=size"),
         (["--mesh", ""], "expected name=size"),
-        (["--mesh", "pp=2"], "dp, fs, tp"),
+        (["--mesh", "pp=2"], "dp, fs, ep, tp"),
         (["--mesh", "fs=2,fs=2"], "there twice"),
         (["--mesh", "fs=0"], "must be an integer >= 1"),
         (["--mesh", "fs=two"], "must be an integer >= 1"),
@@ -276,7 +278,8 @@ def test_wrong_options_exit_with_2_and_say_what_is_wrong(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({**TINY, "experts": 8}, "unknown key 'experts'"),
+        ({**TINY, "export": 8}, "unknown key 'export'"),
+        ({**TINY, "experts": 8}, "experts_per_token must be from 1 to 8, got 0"),
         ({k: v for k, v in TINY.items() if k != "vocab"}, "missing key 'vocab'"),
         ({**TINY, "layers": 0}, "layers must be an integer >= 1"),
         ({**TINY, "layers": 10_001}, "layers must be an integer >= 1 and <= 10000, got 10001"),
