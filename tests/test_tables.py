@@ -208,6 +208,9 @@ def test_repr_takes_whatever_a_user_writes_into_a_group() -> None:
     assert len(text.splitlines()) == 3
     assert len(text) < 400
     assert "weight_decay: None, y: a b" in text
+    group |= {"algorithm": ["none"], 1: 2}
+    assert "['none']  parameters: 1" in repr(optimizer)
+    assert "1: 2, " in repr(optimizer)
     optimizer.param_groups[0]["lr"] = torch.tensor([0.5])
     assert "lr: tensor([0.5000])" in repr(optimizer)
 

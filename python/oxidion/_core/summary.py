@@ -40,19 +40,19 @@ def summary(
     usual = {**defaults, **_of_signature(cls, defaults)}
     rows = []
     for number, group in enumerate(groups):
-        algorithm = group.get("algorithm", "")
+        algorithm = str(group.get("algorithm", ""))
         expected = _untouched(algorithm, usual, own, schemas)
         unread = set().union(*schemas.values()) - schemas.get(algorithm, {}).keys() - schema.COMMON.keys()
         hidden = SHOWN_APART.union(_mirrors(group), unread)
         others = [
             f"{key}: {_short(value)}"
-            for key, value in sorted(group.items())
+            for key, value in sorted(group.items(), key=lambda item: str(item[0]))
             if key not in hidden and not (key in expected and _are_equal(value, expected[key]))
         ]
         rows.append(
             {
                 "group": number,
-                "algorithm": group.get("algorithm"),
+                "algorithm": algorithm,
                 "parameters": len(group["params"]),
                 "elements": sum(param.numel() for param in group["params"]),
                 "lr": _short(group.get("lr")),
