@@ -48,6 +48,8 @@ class OxOptimizer(Stepper, Optimizer):
         differentiable: must be False.
         init_state: make the states of all parameters at once, also of groups that are added later, instead of
             at the first step: ``state_dict()`` is then complete before it.
+        distributed_mesh: mesh or process group whose ranks hold copies and have equal gradients; with DDP its
+            ``process_group``. Work on whole matrices is split over it. DTensors tell: it may be left out.
 
     Raises:
         ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
@@ -78,11 +80,18 @@ class OxOptimizer(Stepper, Optimizer):
         if "__init__" in cls.__dict__ and hasattr(cls, "ALGORITHM"):
             words = cls.__dict__.get("WORDS", {})
             rename = functools.partial(schema.translate, words=words, where="arguments")
-            constructor.complete(cls, OxOptimizer, words, rename)
+            constructor.complete(cls, OxOptimizer, words, rename, {*schema.COMMON, *cls.SCHEMA})
 
     _init_states: bool = False
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, init_state: bool = False) -> None:
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        init_state: bool = False,
+        distributed_mesh: Any = None,
+    ) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
         if not validate.flag(False).check(init_state):
             raise ValueError(f"init_state must be True or False, got {init_state!r}")
@@ -90,6 +99,8 @@ class OxOptimizer(Stepper, Optimizer):
             raise RuntimeError(
                 f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
             )
+        if distributed_mesh is not None:
+            self._meshes = comm.read_meshes(("distributed_mesh", distributed_mesh, True))
         defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = validate.dtype_name(dtype, "state_dtype")
