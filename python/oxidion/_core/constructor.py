@@ -62,7 +62,7 @@ def nearest(key: str, known: Iterable[str], further: Iterable[str] = ()) -> str 
         return next(iter(difflib.get_close_matches(key, list(names), n=1, cutoff=cutoff)), None)
 
     found = synonym(key) or alike(lists[0], 0.8) or synonym(alike(_SYNONYMS, 0.8) or "")
-    return found or alike(lists[0], 0.6) or alike(lists[1], 0.6)
+    return found or alike(lists[1], 0.8) or alike(lists[0], 0.6) or alike(lists[1], 0.6)
 
 
 @functools.cache
