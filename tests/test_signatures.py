@@ -71,7 +71,10 @@ def test_groups_get_the_defaults_of_the_signature(name: str) -> None:
     group = cls([nn.Parameter(torch.zeros(4, 4))], **settings(cls)).param_groups[0]
     for key, parameter in inspect.signature(cls).parameters.items():
         if key in group and key not in {"params", *settings(cls)}:
-            assert group[key] == parameter.default, key
+            shown = key == "betas" and cls._momenta.get(cls.ALGORITHM)
+            # The first beta of algorithms with a momentum factor shows that.
+            wanted = (group[shown], parameter.default[1]) if shown else parameter.default
+            assert group[key] == wanted, key
 
 
 @every_class

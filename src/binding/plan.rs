@@ -60,10 +60,11 @@ fn inputs(
             Some(names) => names.extract()?,
             None => None,
         };
+        let by_position = group::seeded_by_position(group)?;
         for (i, object) in group::params(group)?.iter().enumerate() {
             let index = params.len();
             let given = names.as_ref().and_then(|n| n.get(i).cloned());
-            let stream = given.as_deref().map_or(index as u64, stream_of);
+            let stream = given.as_deref().filter(|_| !by_position).map_or(index as u64, stream_of);
             let name = given.unwrap_or_else(|| format!("parameter {i} of group {number}"));
             let local = tensor::unpack(&handles::local(&object)?, &name)?;
             let Some(dtype) = DType::from_kind(local.kind()) else {

@@ -149,6 +149,30 @@ def test_resumed_run_with_names_goes_on_as_the_unbroken_one(
     assert all(map(torch.equal, train([resumed], held, 4), train([optimizer], params, 4)))
 
 
+@every_case
+def test_checkpoint_without_names_goes_on_by_position_in_an_optimizer_with_names(
+    cls: Any, keys: dict[str, Any], random: set[str]
+) -> None:
+    params = start(keys)
+    optimizer = build(cls, list(params.values()), keys)
+    train([optimizer], params, 3)
+    held = {name: nn.Parameter(param.detach().clone()) for name, param in params.items()}
+    resumed = build(cls, list(held.items()), keys)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert resumed.param_groups[0]["param_names"] == list(SHAPES)
+    assert resumed.state_dict()["param_groups"][0]["seed_by"] == "position"
+    assert all(map(torch.equal, train([resumed], held, 4), train([optimizer], params, 4)))
+
+
+def test_group_may_ask_for_the_streams_of_positions() -> None:
+    weights = [(name, nn.Parameter(torch.ones(4, 4))) for name in "ab"]
+    assert oxidion.Dion([{"params": weights, "seed_by": "position"}]).plan().streams == [0, 1]
+    by_name = oxidion.Dion([{"params": weights, "seed_by": "name"}]).plan().streams
+    assert by_name == oxidion.Dion(weights).plan().streams
+    with pytest.raises(ValueError, match="seed_by must be one of 'name', 'position', got 'rank'"):
+        oxidion.Dion([{"params": weights, "seed_by": "rank"}])
+
+
 def test_streams_of_names_are_the_same_in_every_process() -> None:
     code = (
         "import torch, oxidion\n"

@@ -158,7 +158,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
         own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
-        fields = self.SCHEMA | schema.COMMON | own
+        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own
         where = f"group {number}"
         validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
         validate.check_decay(group, where)
@@ -275,6 +275,7 @@ class OxOptimizer(Stepper, Optimizer):
                 where = f"group {number} of the state dict"
                 loading.check_algorithm(group, where)
                 schema.translate(group, self._words(group), where)
+            loading.keep_streams(groups, self.param_groups)
             incoming.update(final, param_groups=groups)
             loading.check(self, incoming)
             return {**incoming}
@@ -334,7 +335,8 @@ class OxOptimizer(Stepper, Optimizer):
         """
         self._fill(group)
         own = self._registry[group["algorithm"]]
-        validate.check_group(group, self.SCHEMA | schema.COMMON | own.SCHEMA, set(group), where)
+        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own.SCHEMA
+        validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
         own.check_together(group, where)
 

@@ -78,6 +78,13 @@ def _is_key(value: object) -> bool:
     return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
+def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+    """Has random numbers of parameters that had no names go on by position, in place, if they have some now."""
+    for group, target in zip(groups, own, strict=False):
+        if "param_names" in target and "param_names" not in group:
+            group.setdefault("seed_by", "position")
+
+
 def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     """Refuses groups and states that no step of the optimizer could use.
 

@@ -33,6 +33,13 @@ COMMON: dict[str, Field] = {
 }
 """Group keys of every algorithm."""
 
+OPTIONAL: dict[str, Field] = {"seed_by": validate.word("name", "name", "position")}
+"""Group keys of every algorithm that groups have only where they are not the default.
+
+``seed_by``: what random numbers of parameters with names go by. Checkpoints of groups without names set
+"position", so that what goes on from them has the numbers that it would have had.
+"""
+
 SCHEDULER_KEYS = {
     "initial_lr",
     "max_lr",
@@ -52,7 +59,7 @@ SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
 
 def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
     """Every key that a group may have, whatever its algorithm."""
-    return FOREIGN_KEYS.union(COMMON, *schemas.values())
+    return FOREIGN_KEYS.union(COMMON, OPTIONAL, *schemas.values())
 
 
 def translate(
