@@ -79,7 +79,7 @@ def _is_key(value: object) -> bool:
 
 
 def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
-    """Has random numbers of parameters that had no names go on by position, in place, if they have some now."""
+    """Has random numbers of parameters that had no names go on by position, in place, if they have names."""
     for group, target in zip(groups, own, strict=False):
         if "param_names" in target and "param_names" not in group:
             group.setdefault("seed_by", "position")
