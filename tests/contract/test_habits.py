@@ -79,7 +79,12 @@ def test_gradients_that_are_all_scaled_alike_give_the_same_steps(name: str) -> N
 def test_embedding_in_a_group_of_muon_is_orthonormalized() -> None:
     table = nn.Embedding(10, 6)
     optimizer = oxidion.Muon(
-        [("table", table.weight)], lr=1.0, weight_decay=0.0, adjust_lr=None, orth_method="svd"
+        [("table", table.weight)],
+        lr=1.0,
+        weight_decay=0.0,
+        adjust_lr=None,
+        orth_method="svd",
+        orth_dtype="float32",
     )
     start = table.weight.detach().clone()
     table(torch.arange(10)).square().sum().backward()
