@@ -29,7 +29,8 @@ class OxOptimizer(Stepper, Optimizer):
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
 
     Args:
-        params: parameters, groups (dicts with a key "params"), or pairs of names and parameters.
+        params: parameters, groups (dicts with a key "params"), or pairs of names and parameters. With names
+            random numbers come from the name, without them from the position.
         cautious_wd: decay only where the update and the parameter agree in sign.
         strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
             False leaves them to AdamW with the group's settings. Other algorithms take them anyway.

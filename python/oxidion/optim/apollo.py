@@ -17,7 +17,7 @@ class APOLLOAdamW(LowRankOptimizer):
     r"""APOLLO: gradients scaled by channel as AdamW would scale them in a random subspace (arXiv:2412.05270).
 
     With P Gaussian of variance ``1 / rank``, drawn anew every ``update_proj_gap`` steps of the parameter from
-    seed and position alone and never stored, for a weight of more rows than columns:
+    seed and name (or position) alone and never stored, for a weight of more rows than columns:
 
     .. math::
         R = G P, \qquad N = m / (\sqrt{v} + \epsilon), \qquad

@@ -40,7 +40,7 @@ class Dion(OxOptimizer):
         lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
         mu: momentum factor: this share of the captured part stays in the momentum.
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
-            torch's schedulers cycle the first: one that changes is the momentum factor in other groups.
+            In other groups the first shows the momentum factor: a scheduler that changes it sets that.
         weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
