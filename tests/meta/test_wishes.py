@@ -41,7 +41,9 @@ def test_wish_is_a_sentence_with_an_answer_and_tests_that_are_there(row: list[st
     assert answer.endswith(".")
     found = TEST.findall(shown)
     assert found, "no test shows it"
-    assert [name for file, name in found if not name.startswith("test_") or name not in functions_of(file)] == []
+    assert [
+        name for file, name in found if not name.startswith("test_") or name not in functions_of(file)
+    ] == []
 
 
 def test_a_test_that_is_not_there_would_be_found() -> None:
