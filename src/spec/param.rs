@@ -39,7 +39,7 @@ pub fn stream_of(name: &str) -> u64 {
     let parts = name.split('.').filter(|part| !WRAPPERS.contains(part));
     let bare: Vec<&str> = parts.skip_while(|part| *part == "module").collect();
     let hash = Sha256::digest(bare.join("."));
-    hash.iter().take(8).fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+    hash.iter().take(8).fold(0, |bits, byte| (bits << 8) | u64::from(*byte))
 }
 
 impl ParamSpec {

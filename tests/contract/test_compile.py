@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 import oxidion
+from support.versions import IS_OLD_TORCH
 
 from .snapshot import assert_same, snapshot
 from .table import Case, every_case, make_model, set_grads
@@ -98,6 +99,7 @@ def test_full_graph_with_a_method_of_the_optimizer_is_refused_with_the_way_out(m
         return scale + 1
 
     said = rf"(?s)optimizer\.{method}\(\) of oxidion computes outside of the graph.*without fullgraph"
+    said = "" if IS_OLD_TORCH else said  # older ones do not show the reason
     with pytest.raises(torch._dynamo.exc.Unsupported, match=said):
         compiled(torch.tensor(1.0))
 
