@@ -74,7 +74,10 @@ def test_groups_get_the_defaults_of_the_signature(name: str) -> None:
     group = cls([nn.Parameter(torch.zeros(4, 4))], **settings(cls)).param_groups[0]
     for key, parameter in inspect.signature(cls).parameters.items():
         if key in group and key not in {"params", *settings(cls)}:
-            assert group[key] == parameter.default, key
+            shown = key == "betas" and cls._momenta.get(cls.ALGORITHM)
+            # The first beta of algorithms with a momentum factor shows that.
+            wanted = (group[shown], parameter.default[1]) if shown else parameter.default
+            assert group[key] == wanted, key
 
 
 @every_class
@@ -164,6 +167,102 @@ def test_words_of_torch_are_told_in_the_words_of_the_class() -> None:
     for cls, word in ((oxidion.Dion, "mu"), (oxidion.Dion2, "ef_decay"), (oxidion.Lion, "betas")):
         with pytest.raises(TypeError, match=f"argument is '{word}'"):
             cls([nn.Parameter(torch.zeros(4, 4))], momentum=0.9)  # type: ignore[call-arg]
+
+
+NEAR: dict[str, dict[str, str]] = {
+    "momentun": {
+        "Muon": "momentum",
+        "Dion": "mu",
+        "Dion2": "ef_decay",
+        "AdamW": "betas",
+        "Adafactor": "beta1",
+    },
+    "momentum": {"Dion": "mu", "Dion2": "ef_decay", "NorDion2": "mu", "Lion": "betas"},
+    "eps": {"Dion": "epsilon", "Dion2": "epsilon", "NorDion2": "epsilon"},
+    "epsilon": {"AdamW": "eps", "Lamb": "eps", "CAME": "eps", "GaLoreAdamW": "eps"},
+    "adjust_lr_fn": {"Dion": "adjust_lr", "Dion2": "adjust_lr"},
+    "weight_decays": dict.fromkeys(CLASSES, "weight_decay"),
+    "wd": dict.fromkeys(CLASSES, "weight_decay"),
+    "lamda": dict.fromkeys(CLASSES, "weight_decay"),
+    "beta": {name: "beta1" if name == "Adafactor" else "betas" for name in CLASSES},
+    "device_mesh": dict.fromkeys(CLASSES, "distributed_mesh"),
+    "mesh": dict.fromkeys(CLASSES, "distributed_mesh"),
+    "process_group": dict.fromkeys(CLASSES, "distributed_mesh"),
+    "replicate_mesh": dict.fromkeys(CLASSES.keys() - {"Dion"}, "distributed_mesh"),
+    "outer_shard_mesh": dict.fromkeys(CLASSES.keys() - {"Dion"}, "distributed_mesh"),
+    "backend_steps": {"Muon": "ns_steps", "NorMuon": "ns_steps"},
+    "rank_frac": {"Dion": "rank_fraction"},
+}
+"""By wrong argument: what each class tells as the nearest."""
+
+
+@pytest.mark.parametrize("wrong", NEAR)
+def test_words_of_other_packages_and_misspelled_ones_are_told_the_right_argument(wrong: str) -> None:
+    for name, near in NEAR[wrong].items():
+        with pytest.raises(
+            TypeError, match=rf"{name}\(\) has no argument '{wrong}', .* argument is '{near}'$"
+        ):
+            CLASSES[name]([nn.Parameter(torch.zeros(4, 4))], **settings(CLASSES[name]), **{wrong: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("weight_decays", {}),
+        ("wd", {}),
+        ("lamda", {}),
+        ("learning_rate", dict.fromkeys(CLASSES, "lr")),
+        ("use_muon", dict.fromkeys(CLASSES, "algorithm")),
+        ("beta", {"Adafactor": "beta1"}),
+        ("momentun", {"Muon": "momentum", "NorMuon": "momentum", "Dion": "mu", "Dion2": "ef_decay"}),
+        ("adjust_lr_fn", {"Dion": "adjust_lr", "Dion2": "adjust_lr"}),
+        ("rank_frac", {"Dion": "rank_fraction", "AdamW": "rank_fraction"}),
+    ],
+)
+def test_wrong_key_of_a_group_is_told_the_right_one(wrong: str, near: dict[str, str]) -> None:
+    wanted = near or dict.fromkeys(CLASSES, "weight_decay")
+    for name, key in wanted.items():
+        group = {"params": [nn.Parameter(torch.zeros(4, 4))], wrong: 0.5}
+        with pytest.raises(ValueError, match=rf"unknown group key '{wrong}' .* known key is '{key}'$"):
+            CLASSES[name]([group], **settings(CLASSES[name]))
+
+
+def test_wrong_algorithm_is_told_the_nearest() -> None:
+    for wrong, near in (
+        ("doin", "dion"),
+        ("adam", "adamw"),
+        ("muom", "muon"),
+        ("galore_adam", "galore_adamw"),
+    ):
+        group = {"params": [nn.Parameter(torch.zeros(4, 4))], "algorithm": wrong}
+        with pytest.raises(
+            ValueError, match=rf"algorithm must be one of .*got '{wrong}'.*nearest is '{near}'$"
+        ):
+            oxidion.Muon([group])
+
+
+def test_key_of_groups_that_is_given_as_an_argument_is_told_its_place() -> None:
+    cls: Any = oxidion.Muon
+    for key, value in (("num_heads", 4), ("split_sizes", (2, 2)), ("algorithm", "dion")):
+        with pytest.raises(
+            TypeError, match=rf"'{key}' is a key of groups: dict\(params=\.\.\., {key}=\.\.\.\)$"
+        ):
+            cls([nn.Parameter(torch.zeros(4, 4))], **{key: value})
+    with pytest.raises(
+        TypeError, match=r"the nearest is the key 'algorithm' of groups: dict\(params=\.\.\.,"
+    ):
+        cls([nn.Parameter(torch.zeros(4, 4))], use_muon=True)
+
+
+def test_word_that_is_like_nothing_is_told_what_there_is() -> None:
+    cls: Any = oxidion.Lion
+    weight = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(TypeError, match=r"'xyzzy', got 1; its arguments are betas, .*, weight_decay$"):
+        cls([weight], xyzzy=1)
+    with pytest.raises(
+        ValueError, match=r"'xyzzy' \(group 0\); known keys are betas, lr, .*stochastic_rounding"
+    ):
+        cls([{"params": [weight], "xyzzy": 1}])
 
 
 def test_classes_of_users_keep_what_they_say_and_take_what_they_will() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 import oxidion
 from oxidion import _oxidion
@@ -23,7 +25,8 @@ from oxidion._torch import compat, compiler, library
 from support import elf
 
 PACKAGE = Path(oxidion.__file__).parent
-NAMES = Path(__file__).resolve().parents[1] / "src" / "torch_names.txt"
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = ROOT / "src" / "torch_names.txt"
 MINOR = ".".join(torch.__version__.split(".")[:2])
 TABLE: dict[str, Any] = json.loads((library.FOLDER / compiler.TABLE).read_text())
 EMPTY = {**TABLE, "minors": {}}
@@ -340,3 +343,32 @@ def test_every_private_name_of_torch_is_in_the_table() -> None:
         if path.name != "compat.py":
             unknown = private_uses(tree) - own - table
             assert not unknown, f"{path}: {sorted(unknown)} belong into PRIVATE of _torch/compat.py"
+
+
+def strings(source: str) -> list[str]:
+    """The strings of a module, with a version in the place of what is put into them."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+    joined = [node.values for node in nodes if isinstance(node, ast.JoinedStr)]
+    return plain + [
+        "".join(
+            str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "2.7" for part in parts
+        )
+        for parts in joined
+    ]
+
+
+def test_every_command_that_an_error_advises_can_be_run() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    source = (PACKAGE / "_torch" / "library.py").read_text()
+    advised = {found for text in strings(source) for found in re.findall(r"`([^`]+)`", text)}
+    assert len(advised) >= 3
+    for command in advised:
+        program, verb, *rest = shlex.split(command)
+        if program == "make":
+            assert verb in targets, command
+            assert not rest, command
+        else:
+            assert (program, verb) == ("pip", "install"), command
+            for requirement in (word for word in rest if not word.startswith("-")):
+                Requirement(requirement)

@@ -74,8 +74,8 @@ pub trait Algorithm: Debug + Send + Sync {
     }
 
     /// Tests whether the guarded parts of the program (`Program::when_due`) run in a step before which the parameter
-    /// has taken `steps`.
-    fn due(&self, _param: usize, _steps: f64) -> bool {
+    /// with this stream has taken `steps`.
+    fn due(&self, _stream: u64, _steps: f64) -> bool {
         true
     }
 

@@ -15,8 +15,10 @@ pub const MAX_STATES: usize = 8;
 /// One block with its gradient and states: matrices of one shape, or the block's part of a state of another shape.
 #[derive(Debug)]
 pub struct UnitIo<'a> {
-    /// Index of the parameter: also the stream of its random numbers.
+    /// Index of the parameter.
     pub param_index: usize,
+    /// Stream of the parameter's random numbers.
+    pub stream: u64,
     /// Index of the block within the parameter.
     pub block_index: usize,
     /// Rows of the whole block.
@@ -45,6 +47,7 @@ impl UnitIo<'_> {
     /// Empty unit.
     pub const EMPTY: Self = Self {
         param_index: 0,
+        stream: 0,
         block_index: 0,
         rows: 0,
         cols: 0,

@@ -174,6 +174,12 @@ pub(super) fn maximize(group: &Bound<'_, PyDict>) -> PyResult<bool> {
     group.get_item(intern!(group.py(), "maximize"))?.map_or(Ok(false), |v| v.extract())
 }
 
+/// Tests whether random numbers of the group's parameters go by their positions, though they have names.
+pub(super) fn seeded_by_position(group: &Bound<'_, PyDict>) -> PyResult<bool> {
+    let by = group.get_item(intern!(group.py(), "seed_by"))?;
+    by.map_or(Ok(false), |by| Ok(by.extract::<&str>()? == "position"))
+}
+
 /// Number of steps that the group counts; 0 where it does not.
 pub(super) fn step(group: &Bound<'_, PyDict>) -> PyResult<u64> {
     group.get_item(intern!(group.py(), "step"))?.map_or(Ok(0), |v| v.extract())

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::layout::{Collective, local_shape};
 use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
 use crate::session::{check_gradient, device_of};
-use crate::spec::{Description, Init, ParamSpec};
+use crate::spec::{Description, Init, ParamSpec, stream_of};
 use crate::tensor::{DType, Device};
 
 /// The schedule of one step: buckets, buffers, instructions.
@@ -60,12 +60,12 @@ fn inputs(
             Some(names) => names.extract()?,
             None => None,
         };
+        let by_position = group::seeded_by_position(group)?;
         for (i, object) in group::params(group)?.iter().enumerate() {
             let index = params.len();
-            let name = names
-                .as_ref()
-                .and_then(|n| n.get(i).cloned())
-                .unwrap_or_else(|| format!("parameter {i} of group {number}"));
+            let given = names.as_ref().and_then(|n| n.get(i).cloned());
+            let stream = given.as_deref().filter(|_| !by_position).map_or(index as u64, stream_of);
+            let name = given.unwrap_or_else(|| format!("parameter {i} of group {number}"));
             let local = tensor::unpack(&handles::local(&object)?, &name)?;
             let Some(dtype) = DType::from_kind(local.kind()) else {
                 return Err(pyo3::exceptions::PyTypeError::new_err(format!(
@@ -111,7 +111,7 @@ fn inputs(
                 return Err(refuse(what, "Shard with fully_shard, parallelize_module or distribute_tensor"));
             }
             let existing = states.get(index);
-            let spec = ParamSpec { index, name, shape, dtype, transposed: None };
+            let spec = ParamSpec { index, stream, name, shape, dtype, transposed: None };
             let states = existing
                 .into_iter()
                 .flatten()
@@ -178,7 +178,8 @@ impl PyPlan {
             let mut layout = handles::spelled(axes);
             let named = meshes.complete(&mut layout).map_err(pyo3::exceptions::PyValueError::new_err)?;
             let dtype = DType::parse(&dtype).map_err(super::error::to_python)?;
-            let spec = ParamSpec { index, name, shape, dtype, transposed: None };
+            let stream = index as u64;
+            let spec = ParamSpec { index, stream, name, shape, dtype, transposed: None };
             Ok(ParamInput { spec, layout, named, group, frozen: false, states: BTreeMap::new() })
         };
         let params = params.into_iter().enumerate().map(input).collect::<PyResult<Vec<_>>>()?;
@@ -290,6 +291,12 @@ impl PyPlan {
     #[getter]
     fn algorithms(&self) -> Vec<&'static str> {
         self.plan.params.iter().map(|m| self.plan.algorithms[m.algorithm].name()).collect()
+    }
+
+    /// The stream of the random numbers of each parameter.
+    #[getter]
+    fn streams(&self) -> Vec<u64> {
+        self.plan.params.iter().map(|m| m.spec.stream).collect()
     }
 
     /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed

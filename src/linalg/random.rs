@@ -9,7 +9,7 @@ use crate::kernels::{gaussian, stream};
 pub struct Key {
     /// The user's seed.
     pub seed: u64,
-    /// Index of the parameter that the numbers are for.
+    /// Number of the parameter that the numbers are for (`ParamSpec::stream`).
     pub stream: u64,
 }
 

@@ -56,7 +56,7 @@ impl Session {
             for unit in fixed {
                 let bound_param = &self.bound[unit.param];
                 unit.due = bound_param.grad.is_some()
-                    && (algorithm.due(unit.param, bound_param.steps)
+                    && (algorithm.due(unit.stream, bound_param.steps)
                         || algorithm.seen().map_or(Ok(false), |state| unit.waits(bound_param, state))?);
                 *marked |= unit.due;
             }

@@ -24,6 +24,7 @@ const BATCH: usize = 1 << 18;
 #[derive(Clone, Debug)]
 pub(super) struct Fixed {
     pub(super) param: usize,
+    pub(super) stream: u64,
     pub(super) index: usize,
     pub(super) rows: usize,
     pub(super) cols: usize,
@@ -44,6 +45,7 @@ pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
         let own = planned.states.iter().enumerate().filter(|(_, state)| state.scales_of.is_none());
         Fixed {
             param: unit.param,
+            stream: planned.spec.stream,
             index: unit.shard.index,
             rows: unit.shard.block.rows,
             cols: unit.shard.block.cols,

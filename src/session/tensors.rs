@@ -245,7 +245,7 @@ impl BoundParam {
         }
         if let Some(seed) = planned.rounding {
             self.param.set_encoding(Encoding::Rounding(Rounding {
-                key: kernels::stream([seed, planned.spec.index as u64, step], ROUNDING_TAG),
+                key: kernels::stream([seed, planned.spec.stream, step], ROUNDING_TAG),
                 places: places(planned),
             }));
         }

@@ -171,7 +171,7 @@ impl<'s> Sources<'s> {
             }
             return Ok(false);
         }
-        io.param_index = fixed.param;
+        (io.param_index, io.stream) = (fixed.param, fixed.stream);
         io.block_index = fixed.index;
         (io.rows, io.cols, io.numel) = (fixed.rows, fixed.cols, fixed.numel);
         io.transposed = bucket.shape.transposed;

@@ -12,7 +12,7 @@ pub use block::{Block, DimSharding, Side, UnitShape};
 pub use hyper::Hyper;
 pub use matrices::Matrices;
 pub use options::{Callback, OptionValue, Options};
-pub use param::{Description, MOST_ELEMENTS, ParamSpec};
+pub use param::{Description, MOST_ELEMENTS, ParamSpec, stream_of};
 pub use state::{Init, Quantization, Share, StateSpec};
 pub use storage::{Code, StateStorage};
 

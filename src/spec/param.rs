@@ -1,5 +1,7 @@
 //! Parameters: their shapes, and their descriptions for users.
 
+use sha2::{Digest, Sha256};
+
 use super::Block;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -11,8 +13,10 @@ pub const MOST_ELEMENTS: usize = 1 << 47;
 /// One parameter as the optimizer sees it, with its global shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamSpec {
-    /// Position over all groups; also the stream of the parameter's random numbers.
+    /// Position over all groups.
     pub index: usize,
+    /// Stream of the parameter's random numbers: its position, or of a parameter with a name [`stream_of`] that.
+    pub stream: u64,
     /// Name given by the user, or `param <index>`.
     pub name: String,
     /// Global shape.
@@ -22,6 +26,20 @@ pub struct ParamSpec {
     /// True if a low-rank algorithm works on the transpose of the matrices; not set: where they have fewer rows than
     /// columns.
     pub transposed: Option<bool>,
+}
+
+/// Components of a name that wrappers of modules put into it: `torch.compile`, FSDP1, activation checkpointing.
+const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+
+/// The stream of the random numbers of a parameter with this name: the first 64 bits of the name's SHA-256. What wrappers
+/// of the model put into the name does not count, nor `module.` of a data-parallel one before it: the numbers are the same
+/// on every layout.
+#[must_use]
+pub fn stream_of(name: &str) -> u64 {
+    let parts = name.split('.').filter(|part| !WRAPPERS.contains(part));
+    let bare: Vec<&str> = parts.skip_while(|part| *part == "module").collect();
+    let hash = Sha256::digest(bare.join("."));
+    hash.iter().take(8).fold(0, |bits, byte| (bits << 8) | u64::from(*byte))
 }
 
 impl ParamSpec {
@@ -70,4 +88,31 @@ pub struct Description {
     pub flops: f64,
     /// Floating-point operations of one step that need whole matrices.
     pub whole_flops: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_of_a_name_is_the_head_of_its_digest() {
+        // Python: hashlib.sha256(b"0.weight").hexdigest()[:16]
+        assert_eq!(stream_of("0.weight"), 0x5f68_e5e2_daca_c2c7);
+    }
+
+    #[test]
+    fn wrappers_of_a_module_do_not_change_the_stream() {
+        let wrapped = [
+            "module.0.weight",
+            "_orig_mod.module.0.weight",
+            "module._orig_mod.0.weight",
+            "_fsdp_wrapped_module.0._checkpoint_wrapped_module.weight",
+        ];
+        for name in wrapped {
+            assert_eq!(stream_of(name), stream_of("0.weight"), "{name}");
+        }
+        for other in ["0.bias", "1.weight", "0.module.weight", "a.module.0.weight", "module.module"] {
+            assert_ne!(stream_of(other), stream_of("0.weight"), "{other}");
+        }
+    }
 }

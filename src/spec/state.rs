@@ -8,7 +8,7 @@ use crate::tensor::DType;
 pub enum Init {
     /// All zero.
     Zeros,
-    /// Independent N(0, 1), a function of (seed, parameter, element) only.
+    /// Independent N(0, 1), a function of (seed, stream of the parameter, element) only.
     Normal {
         /// The group's seed.
         seed: u64,

@@ -76,7 +76,7 @@ def test_six_steps_equal_the_formula_with_states_encoded_by_definition(
     step_of = REFERENCE[cls.ALGORITHM]
     roles = {key: role for role, key in cls.STATE_NAMES.get(cls.ALGORITHM, {}).items()}
     for index, param in enumerate(params):
-        group = {**defaults_of(cls), **keys, "index": index}
+        group = {**defaults_of(cls), **keys, "stream": index}
         own = optimizer.state[param]
         coded = {key for key, value in own.items() if value.dtype == torch.uint8}
         assert coded

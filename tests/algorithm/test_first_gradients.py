@@ -70,7 +70,7 @@ def test_limiter_equals_the_reference_and_limits_jumps(cls: Any, kwargs: dict[st
     keys = {"lr": 0.1, "weight_decay": 0.0, "eps": 1.0, "betas": (0.9, 0.999), **kwargs}
     param = nn.Parameter(gaussian(SHAPE, 3))
     optimizer, expected = cls([param], **keys), param.detach().clone()
-    group = {**optimizer.param_groups[0], "index": 0}
+    group = {**optimizer.param_groups[0], "stream": 0}
     state: dict[str, Tensor] = {}
     sizes, norms = (0.0, 1.0, 100.0, 0.0, 1e-3, 1.0), []
     for number, size in enumerate(sizes):
@@ -94,7 +94,7 @@ def test_projection_of_a_gradient_of_zero_waits_for_the_next(
     param = nn.Parameter(gaussian(shape, 1))
     keys = {"lr": 0.1, "weight_decay": 0.125, "rank": 4, "update_proj_gap": 4, "eps": 1e-8, **kwargs}
     optimizer: Any = oxidion.GaLoreAdamW([param], state_bits=32, **keys)
-    group = {**optimizer.param_groups[0], "index": 0, "algorithm": "galore_adamw"}
+    group = {**optimizer.param_groups[0], "stream": 0, "algorithm": "galore_adamw"}
     expected, state = param.detach().clone(), {}
     for step in range(10):
         grad = gaussian(shape, 2, step)

@@ -29,6 +29,7 @@ KEYWORDS = frozenset(
         "state_dtype",
         "stochastic_rounding",
         "init_state",
+        "distributed_mesh",
     }
 )
 ADAMW = frozenset({"step", "exp_avg", "exp_avg_sq"})

@@ -24,10 +24,11 @@ EXTRA = frozenset(
         "state_bits",
         "stochastic_rounding",
         "init_state",
+        "distributed_mesh",
     }
 )
 
-FAMILY = EXTRA | {
+FAMILY = EXTRA - {"distributed_mesh"} | {
     "orth_dtype",
     "orth_method",
     "orth_preset",

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+import oxidion
+from support.versions import IS_OLD_TORCH
+
 from .snapshot import assert_same, snapshot
 from .table import Case, every_case, make_model, set_grads
 
@@ -82,3 +85,36 @@ def test_step_after_a_compiled_forward_and_backward_trains(case: Case) -> None:
     for left, right in zip(model.parameters(), same.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-3)
     assert not torch.equal(model.first.weight, make_model().first.weight)
+
+
+@pytest.mark.parametrize("method", ["step", "state_dict"])
+def test_full_graph_with_a_method_of_the_optimizer_is_refused_with_the_way_out(method: str) -> None:
+    model = make_model()
+    optimizer = oxidion.AdamW(model.parameters())
+    set_grads(model, 0)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(scale: Tensor) -> Tensor:
+        getattr(optimizer, method)()
+        return scale + 1
+
+    said = rf"(?s)optimizer\.{method}\(\) of oxidion computes outside of the graph.*without fullgraph"
+    said = "" if IS_OLD_TORCH else said  # older ones do not show the reason
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=said):
+        compiled(torch.tensor(1.0))
+
+
+@every_case
+def test_full_graph_of_the_loss_with_the_step_after_it_trains_without_recompilation(case: Case) -> None:
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    x, counter = torch.randn(5, 6), CompileCounter()
+    loss = torch.compile(lambda batch: model(batch).square().mean(), backend=counter, fullgraph=True)
+    for step in range(4):
+        for opt, run in ((optimizer, loss), (reference, lambda batch: same(batch).square().mean())):
+            opt.zero_grad()
+            run(x).backward()
+            opt.param_groups[0]["lr"] = 0.01 / (step + 1)
+            opt.step()
+    assert counter.frame_count == 1
+    assert_same(snapshot(optimizer), snapshot(reference))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -158,6 +159,121 @@ def test_first_beta_is_the_momentum_factor_only_where_it_changed_and_the_factor_
     group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
     assert after_a_step() == 0.625
     assert copy.deepcopy(optimizer).state_dict()["param_groups"][0][factor] == 0.625
+
+
+def shown(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """The momentum that Lightning's ``LearningRateMonitor(log_momentum=True)`` shows of a group."""
+    use_betas = "betas" in optimizer.defaults
+    return float(group["betas"][0] if use_betas else group.get("momentum", 0))
+
+
+@every_matrix_case
+@pytest.mark.parametrize("make", [None, *CYCLERS.values()], ids=["constant", *CYCLERS])
+def test_momentum_that_lightning_shows_is_the_factor_of_the_next_step(
+    case: Case, make: Callable[[Optimizer], Any] | None
+) -> None:
+    factor = MOMENTUM_FACTORS[case.algorithm]
+    model = make_model()
+    optimizer = case.build(model, **{factor: 0.75})
+    scheduler = make(optimizer) if make else None
+    group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
+    seen = []
+    for seed in range(6):
+        told = shown(optimizer, group)
+        run_steps(optimizer, model, range(seed, seed + 1))
+        assert told == group[factor] == shown(optimizer, group)
+        seen.append(told)
+        if scheduler:
+            scheduler.step()
+    assert len(set(seen)) == 1 if make is None else len(set(seen)) >= 3
+    assert make is not None or seen[0] == 0.75
+
+
+@every_matrix_case
+def test_factor_that_is_written_is_shown_and_kept_by_a_checkpoint(case: Case) -> None:
+    factor = MOMENTUM_FACTORS[case.algorithm]
+    model = make_model()
+    optimizer = case.build(model)
+    group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
+    group[factor] = 0.5
+    run_steps(optimizer, model, range(1))
+    assert shown(optimizer, group) == 0.5
+    optimizer.load_state_dict(optimizer.state_dict())
+    group = next(group for group in optimizer.param_groups if group["algorithm"] == case.algorithm)
+    assert (shown(optimizer, group), group[factor], group["beta1"]) == (0.5, 0.5, 0.5)
+    group[factor] = 1.0  # no beta: it is not shown, and a checkpoint of it loads
+    run_steps(optimizer, model, range(1))
+    assert group[factor] == 1.0
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_first_beta_stays_adamws_where_vectors_of_the_group_go_to_it() -> None:
+    weights = [torch.nn.Parameter(torch.eye(3)), torch.nn.Parameter(torch.ones(3))]
+    for strict, given, wanted in (
+        (False, weights, 0.9),
+        (False, weights[:1], 0.95),
+        (True, weights[:1], 0.95),
+    ):
+        optimizer = oxidion.Muon(given, strict=strict)
+        assert optimizer.param_groups[0]["betas"] == (wanted, 0.95)
+        assert optimizer.defaults["betas"] == (0.9, 0.95)
+
+
+class FastaiLike:
+    """What fastai's ``OptimWrapper`` does to hyper-parameters: tuples fall apart, ``betas[0]`` is ``mom``."""
+
+    NAMES = MappingProxyType({"momentum": "mom", "betas__0": "mom", "weight_decay": "wd"})
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.opt = optimizer
+
+    @staticmethod
+    def fallen_apart(group: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in group.items():
+            parts = value if isinstance(value, (list, tuple)) else None
+            found |= {key: value} if parts is None else {f"{key}__{i}": v for i, v in enumerate(parts)}
+        return found
+
+    @property
+    def hypers(self) -> list[dict[str, Any]]:
+        """The hyper-parameters under fastai's names."""
+        groups = ({k: v for k, v in group.items() if k != "params"} for group in self.opt.param_groups)
+        return [{self.NAMES.get(k, k): v for k, v in self.fallen_apart(group).items()} for group in groups]
+
+    def set_hyper(self, name: str, value: float) -> None:
+        """Write a hyper-parameter into all groups, under the key that it has in the first."""
+        keys = self.fallen_apart(self.opt.param_groups[0])
+        key = {self.NAMES.get(own, own): own for own in keys}[name]
+        for group in self.opt.param_groups:
+            if "__" not in key:
+                group[key] = value
+                continue
+            whole, at = key.split("__")
+            group[whole] = tuple(value if i == int(at) else v for i, v in enumerate(group[whole]))
+
+
+@every_matrix_case
+def test_momentum_that_fastai_sets_is_the_factor(case: Case) -> None:
+    factor = MOMENTUM_FACTORS[case.algorithm]
+    model, same = make_model(), make_model()
+    optimizer, reference = case.build(model), case.build(same)
+    wrapper = FastaiLike(optimizer)
+    # 0.9 is the first beta of the classes: that it was set is seen all the same.
+    for seed, mom in enumerate((0.9, 0.85, 0.875, 0.95, 0.95)):
+        wrapper.set_hyper("mom", mom)
+        wrapper.set_hyper("lr", 0.02)
+        for group in reference.param_groups:
+            group["betas"], group["lr"] = (mom, group["betas"][1]), 0.02
+            group["beta1"] = mom
+            if group["algorithm"] == case.algorithm:
+                group[factor] = mom
+        run_steps(optimizer, model, range(seed, seed + 1))
+        run_steps(reference, same, range(seed, seed + 1))
+        own = [g for g in optimizer.param_groups if g["algorithm"] == case.algorithm]
+        assert all(group[factor] == mom for group in own)
+        assert all(hyper["mom"] == mom for hyper in wrapper.hypers)
+    assert_params_equal(model.parameters(), same.parameters())
 
 
 def test_cycler_refuses_an_optimizer_without_betas_aloud() -> None:

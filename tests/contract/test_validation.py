@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from .case import MOMENTUM_FACTORS
 from .snapshot import assert_same, params_of, snapshot
 from .table import CASES, Case, case_of, every_case, every_matrix_case, make_model, pairs_of, set_grads
 
@@ -205,9 +206,14 @@ def test_state_dtype_of_a_wrong_kind_raises(case: Case, value: object) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.has_betas], ids=str)
 def test_betas_of_a_group_are_honoured_and_mirrored(case: Case) -> None:
     betas = case.other["betas"]
-    optimizer = case.new([{"params": [matrix()], "betas": betas}])
+    keys = {"algorithm": "adamw"} if case.is_matrix else {}
+    optimizer = case.new([{"params": [matrix()], "betas": betas, **keys}])
     assert tuple(optimizer.param_groups[0]["betas"]) == betas
     if case.is_matrix:
         assert (optimizer.param_groups[0]["beta1"], optimizer.param_groups[0]["beta2"]) == betas
-        named = case.new([{"params": [matrix()], "beta1": 0.5, "beta2": 0.75}])
+        named = case.new([{"params": [matrix()], "beta1": 0.5, "beta2": 0.75, **keys}])
         assert tuple(named.param_groups[0]["betas"]) == (0.5, 0.75)
+        # Where the first has no other use it shows the momentum factor.
+        own = case.new([{"params": [matrix()], "betas": betas}]).param_groups[0]
+        factor = own[MOMENTUM_FACTORS[case.algorithm]]
+        assert tuple(own["betas"]) == (own["beta1"], own["beta2"]) == (factor, betas[1])

@@ -47,6 +47,7 @@ fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
         .map(|(index, (shape, group, half))| ParamInput {
             spec: ParamSpec {
                 index,
+                stream: index as u64,
                 name: format!("p{index}"),
                 shape: shape.clone(),
                 dtype: if *half { DType::BF16 } else { DType::F32 },

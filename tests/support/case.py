@@ -121,4 +121,4 @@ class Case:
             if "epsilon" in group.keys:
                 own.pop("eps", None)  # of the class, in its own spelling
             found += [own for _ in group.shapes]
-        return [{**group, "index": index} for index, group in enumerate(found)]
+        return [{**group, "stream": index} for index, group in enumerate(found)]

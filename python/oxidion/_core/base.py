@@ -29,7 +29,8 @@ class OxOptimizer(Stepper, Optimizer):
     ``param_groups`` may mix algorithms: the group key ``algorithm`` says which one optimizes the group.
 
     Args:
-        params: parameters, groups (dicts with a key "params"), or pairs of names and parameters.
+        params: parameters, groups (dicts with a key "params"), or pairs of names and parameters. With names
+            random numbers come from the name, without them from the position.
         cautious_wd: decay only where the update and the parameter agree in sign.
         strict: True refuses parameters of fewer than two dimensions in a group of an algorithm for matrices;
             False leaves them to AdamW with the group's settings. Other algorithms take them anyway.
@@ -48,6 +49,8 @@ class OxOptimizer(Stepper, Optimizer):
         differentiable: must be False.
         init_state: make the states of all parameters at once, also of groups that are added later, instead of
             at the first step: ``state_dict()`` is then complete before it.
+        distributed_mesh: mesh or process group whose ranks hold copies and have equal gradients; with DDP its
+            ``process_group``. Work on whole matrices is split over it. DTensors tell: it may be left out.
 
     Raises:
         ValueError: for hyper-parameters out of range, unknown group keys, and parameters that the algorithm
@@ -78,11 +81,18 @@ class OxOptimizer(Stepper, Optimizer):
         if "__init__" in cls.__dict__ and hasattr(cls, "ALGORITHM"):
             words = cls.__dict__.get("WORDS", {})
             rename = functools.partial(schema.translate, words=words, where="arguments")
-            constructor.complete(cls, OxOptimizer, words, rename)
+            constructor.complete(cls, OxOptimizer, words, rename, {*schema.COMMON, *cls.SCHEMA})
 
     _init_states: bool = False
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, init_state: bool = False) -> None:
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        init_state: bool = False,
+        distributed_mesh: Any = None,
+    ) -> None:
         """Checks the defaults and builds the groups; ``params`` is whatever torch's optimizers take."""
         if not validate.flag(False).check(init_state):
             raise ValueError(f"init_state must be True or False, got {init_state!r}")
@@ -90,6 +100,8 @@ class OxOptimizer(Stepper, Optimizer):
             raise RuntimeError(
                 f"{type(self).__name__} does not support differentiable=True: its step is not recorded"
             )
+        if distributed_mesh is not None:
+            self._meshes = comm.read_meshes(("distributed_mesh", distributed_mesh, True))
         defaults = {**defaults, "algorithm": self.ALGORITHM, "step": 0}
         dtype = defaults.get("state_dtype")
         defaults["state_dtype"] = validate.dtype_name(dtype, "state_dtype")
@@ -147,7 +159,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
         own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
-        fields = self.SCHEMA | schema.COMMON | own
+        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own
         where = f"group {number}"
         validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
         validate.check_decay(group, where)
@@ -279,6 +291,7 @@ class OxOptimizer(Stepper, Optimizer):
                 where = f"group {number} of the state dict"
                 loading.check_algorithm(group, where)
                 schema.translate(group, self._words(group), where)
+            loading.keep_streams(groups, self.param_groups)
             incoming.update(final, param_groups=groups)
             loading.check(self, incoming)
             return {**incoming}
@@ -338,7 +351,8 @@ class OxOptimizer(Stepper, Optimizer):
         """
         self._fill(group)
         own = self._registry[group["algorithm"]]
-        validate.check_group(group, self.SCHEMA | schema.COMMON | own.SCHEMA, set(group), where)
+        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own.SCHEMA
+        validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
         own.check_together(group, where)
 

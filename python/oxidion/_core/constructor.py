@@ -34,15 +34,35 @@ _SYNONYMS = {
     "eps": ("epsilon",),
     "epsilon": ("eps",),
     "learning_rate": ("lr",),
+    **dict.fromkeys(("wd", "decay", "l2", "lamda", "lambda", "lambda_", "lambd"), ("weight_decay",)),
+    **dict.fromkeys(("mesh", "device_mesh", "process_group", "fsdp_mesh"), ("distributed_mesh",)),
+    "replicate_mesh": ("distributed_mesh",),
+    "outer_shard_mesh": ("distributed_mesh",),
+    "inner_shard_mesh": ("distributed_mesh",),
+    "backend_steps": ("ns_steps",),
+    "use_muon": ("algorithm",),
 }
-"""Words of other packages: the first name that a constructor has is the nearest."""
+"""Words of other packages: the first name that there is is the nearest."""
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """The known name that a name of another package stands for, or else is most like."""
-    names = sorted(known)
-    synonyms = [name for name in _SYNONYMS.get(key, ()) if name in names]
-    return (synonyms or difflib.get_close_matches(key, names, n=1, cutoff=0.0))[0]
+def nearest(key: str, known: Iterable[str], further: Iterable[str] = ()) -> str | None:
+    """The name that one of another package stands for, or a misspelled one is like; None if it is like none.
+
+    Args:
+        key: the unknown name.
+        known: names that are looked at first.
+        further: names that are looked at where those know nothing like it.
+    """
+    lists = sorted(known), sorted(further)
+
+    def synonym(word: str) -> str | None:
+        return next((name for names in lists for name in _SYNONYMS.get(word, ()) if name in names), None)
+
+    def alike(names: Iterable[str], cutoff: float) -> str | None:
+        return next(iter(difflib.get_close_matches(key, list(names), n=1, cutoff=cutoff)), None)
+
+    found = synonym(key) or alike(lists[0], 0.8) or synonym(alike(_SYNONYMS, 0.8) or "")
+    return found or alike(lists[1], 0.8) or alike(lists[0], 0.6) or alike(lists[1], 0.6)
 
 
 @functools.cache
@@ -99,7 +119,13 @@ def completed(own: str, bases: Sequence[str], arguments: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def complete(cls: type, root: type, words: Iterable[str] = (), rename: Rename | None = None) -> None:
+def complete(
+    cls: type,
+    root: type,
+    words: Iterable[str] = (),
+    rename: Rename | None = None,
+    keys: Iterable[str] = (),
+) -> None:
     """Completes a class's docstring and has its constructor name what an unknown argument is nearest to.
 
     ``inspect.signature`` and type checkers see the constructor as it is written.
@@ -109,6 +135,7 @@ def complete(cls: type, root: type, words: Iterable[str] = (), rename: Rename | 
         root: the base whose docstring is the last to be looked at.
         words: arguments that are other words for an argument of another name.
         rename: gives them the names that the constructor reads; it raises where both were given.
+        keys: of groups, for errors.
     """
     init = cls.__dict__["__init__"]
     if not inspect.isfunction(init) or init.__code__.co_flags & inspect.CO_VARKEYWORDS:
@@ -118,11 +145,27 @@ def complete(cls: type, root: type, words: Iterable[str] = (), rename: Rename | 
     if "__doc__" in cls.__dict__ and cls.__doc__:
         bases = cls.__mro__[1 : cls.__mro__.index(root) + 1]
         cls.__doc__ = completed(cls.__doc__, [base.__doc__ for base in bases if base.__doc__], names)
-    setattr(cls, "__init__", _checked(init, names, frozenset(words), rename))  # noqa: B010
+    setattr(cls, "__init__", _checked(init, names, frozenset(words), rename, frozenset(keys)))  # noqa: B010
+
+
+def _advice(key: str, known: frozenset[str], keys: frozenset[str]) -> str:
+    """Says of an unknown argument what it stands for, is like, or could have been."""
+    if key in keys:
+        return f"{key!r} is a key of groups: dict(params=..., {key}=...)"
+    near = nearest(key, known, keys - known)
+    if near in known:
+        return f"the nearest known argument is {near!r}"
+    if near is not None:
+        return f"the nearest is the key {near!r} of groups: dict(params=..., {near}=...)"
+    return f"its arguments are {', '.join(sorted(known))}"
 
 
 def _checked(
-    init: Callable[..., None], names: Sequence[str], words: frozenset[str], rename: Rename | None
+    init: Callable[..., None],
+    names: Sequence[str],
+    words: frozenset[str],
+    rename: Rename | None,
+    keys: frozenset[str],
 ) -> Callable[..., None]:
     """A constructor that names the nearest argument to an unknown one and renames the words given to it."""
     known = frozenset(names)
@@ -130,10 +173,8 @@ def _checked(
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for key in kwargs.keys() - known:
-            raise TypeError(
-                f"{type(self).__name__}() has no argument {key!r}, got {kwargs[key]!r}; the nearest known "
-                f"argument is {nearest(key, known)!r}"
-            )
+            what = f"{type(self).__name__}() has no argument {key!r}, got {kwargs[key]!r}"
+            raise TypeError(f"{what}; {_advice(key, known, keys)}")
         if rename is not None and not words.isdisjoint(kwargs):
             kwargs = {key: value for key, value in kwargs.items() if value is not LEFT_OUT}
             by_place = dict(zip(names, args, strict=False))

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from oxidion._core import schema
-from oxidion._core.state import SCALES, check_absent, check_state, existing, is_own, key_of, names, parameters
+from oxidion._core.state import (
+    MOMENTS,
+    SCALES,
+    check_absent,
+    check_state,
+    existing,
+    is_own,
+    key_of,
+    names,
+    parameters,
+)
 from oxidion._core.stepper import Stepper
 from oxidion._core.validate import check_group, flag, is_finite, optional
 from oxidion._dist.comm import is_distributed
@@ -68,6 +78,13 @@ def _is_key(value: object) -> bool:
     return isinstance(value, Hashable) and not isinstance(value, Tensor)
 
 
+def keep_streams(groups: Sequence[dict[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+    """Has random numbers of parameters that had no names go on by position, in place, if they have names."""
+    for group, target in zip(groups, own, strict=False):
+        if "param_names" in target and "param_names" not in group:
+            group.setdefault("seed_by", "position")
+
+
 def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     """Refuses groups and states that no step of the optimizer could use.
 
@@ -85,6 +102,7 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     wanted = []
     for number, (group, target) in enumerate(zip(groups, own, strict=True)):
         where = f"group {number} of the state dict"
+        _check_same_algorithm(optimizer, group, target, where)
         made = dict(group)
         optimizer._complete(made, where)
         check_group({key: made[key] for key in READ_BY_TORCH if key in made}, READ_BY_TORCH, set(), where)
@@ -95,6 +113,19 @@ def check(optimizer: Stepper, incoming: Mapping[str, Any]) -> None:
     saved = [incoming["state"].get(key, {}) for key in keys]
     if any(states != {} for states in saved):
         _check_states(optimizer, wanted, saved, _hints(groups, own))
+
+
+def _check_same_algorithm(
+    optimizer: Stepper, group: Mapping[str, Any], target: Mapping[str, Any], where: str
+) -> None:
+    """Refuses a group of another algorithm than that of the group in whose place it would come."""
+    own = target["algorithm"]
+    theirs = group.get("algorithm", own)
+    if theirs != own:
+        raise ValueError(
+            f"{where} has algorithm {theirs!r}, the optimizer's has {own!r}. Load it into "
+            f"{optimizer._class_of(theirs).__name__}, or give the optimizer's group algorithm={theirs!r}"
+        )
 
 
 def _check_order(groups: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
@@ -150,15 +181,30 @@ def _check_states(
     rows = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, hints, strict=True)
     for name, own, specs, algorithm, hint in rows:
         fresh = not any(map(is_own, own))
+        decisive = MOMENTS - optimizer._class_of(algorithm).OPTIONAL_ROLES
         for spec in specs:
             key = key_of(spec["role"], public.get(algorithm, {}))
             value = own.get(key)
             if value is None and spec["role"] != "step":
                 check_absent(spec, key, own, name, fresh=fresh)
+                lost = not fresh and spec["role"] in decisive
+                _check_moment(own, key, algorithm, name, lost=lost)
             elif spec["role"] == "step":
                 _check_step(value, key, name)
             else:
                 check_state(value, key, spec, name, hint)
+
+
+def _check_moment(own: Mapping[str, Any], key: str, algorithm: str, name: str, *, lost: bool) -> None:
+    """Refuses states from which the algorithm cannot go on: they are those of another optimizer."""
+    if not lost:
+        return
+    found = ", ".join(repr(key) for key in own if is_own(key))
+    raise ValueError(
+        f"{name}: algorithm {algorithm!r} goes on from a state {key!r}, and the state dict has {found}, the "
+        "states of another optimizer. Load them into its class; oxidion.checkpoint.import_state_dict() "
+        "converts those of other packages"
+    )
 
 
 def _is_number(entry: tuple[Any, Any]) -> bool:

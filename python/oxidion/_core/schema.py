@@ -33,6 +33,13 @@ COMMON: dict[str, Field] = {
 }
 """Group keys of every algorithm."""
 
+OPTIONAL: dict[str, Field] = {"seed_by": validate.word("name", "name", "position")}
+"""Group keys of every algorithm that groups have only where they are not the default.
+
+``seed_by``: what random numbers of parameters with names go by. Checkpoints of groups without names set
+"position", so that what goes on from them has the numbers that it would have had.
+"""
+
 SCHEDULER_KEYS = {
     "initial_lr",
     "max_lr",
@@ -52,7 +59,7 @@ SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
 
 def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
     """Every key that a group may have, whatever its algorithm."""
-    return FOREIGN_KEYS.union(COMMON, *schemas.values())
+    return FOREIGN_KEYS.union(COMMON, OPTIONAL, *schemas.values())
 
 
 def translate(
@@ -167,13 +174,22 @@ Seen = tuple[dict[str, Any], tuple[Any, ...], Any, bool]
 """A group with its betas, its momentum factor and whether a scheduler cycles momentum, as last seen."""
 
 
+def _keeps_beta(group: Mapping[str, Any], factor: object) -> bool:
+    """True where the first beta cannot show the factor: AdamW takes vectors of the group, or it is none."""
+    if not validate.is_number(factor) or not validate.beta(None).check(factor):
+        return True
+    return not group.get("strict", True) and any(param.ndim < 2 for param in group["params"])
+
+
 def mirror_betas(
     groups: list[dict[str, Any]], last: dict[int, Seen], momenta: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Keeps ``betas`` equal to ``beta1`` and ``beta2`` in groups that have both: the one that changed wins.
 
-    torch's schedulers cycle momentum as the first beta of every group, also of those whose algorithm has a
-    momentum factor instead: there a first beta that was changed is the new factor, unless that changed too.
+    torch's schedulers and fastai cycle momentum as the first beta of every group, also of those whose
+    algorithm has a momentum factor instead: there a first beta that was changed is the new factor, unless
+    that changed too. What shows the momentum (Lightning's ``LearningRateMonitor``) reads the first beta as
+    well: it is kept equal to the factor where no parameter of the group has another use for it.
 
     Args:
         groups: changed in place.
@@ -196,6 +212,9 @@ def mirror_betas(
             factor, cycled = group[key], "max_momentum" in group
             if found is not None and factor == found[2] and (betas[0] != found[1][0] or cycled > found[3]):
                 group[key] = factor = betas[0]
+            elif betas[0] != factor and not _keeps_beta(group, factor):
+                group["betas"] = betas = (factor, betas[1])
+                group["beta1"] = factor
         last[id(group)] = (group, betas, factor, cycled)
     if len(last) > len(groups):
         for number in last.keys() - set(map(id, groups)):

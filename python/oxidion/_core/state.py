@@ -112,8 +112,9 @@ def materialise(
         [n] * len(group["params"]) for n, group in zip(steps_done, groups, strict=True)
     )
     entries_of(state, groups)
-    rows = zip(names(groups), parameters(groups), plan.state_specs(), plan.algorithms, steps, strict=True)
-    for index, (name, param, specs, algorithm, steps_taken) in enumerate(rows):
+    facts = plan.state_specs(), plan.algorithms, plan.streams
+    rows = zip(names(groups), parameters(groups), *facts, steps, strict=True)
+    for name, param, specs, algorithm, stream, steps_taken in rows:
         own = state[param] if specs else {}
         public = public_names.get(algorithm, {})
         roles = [spec["role"] for spec in specs]
@@ -139,7 +140,7 @@ def materialise(
                     own[key] = value.to(where)
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
-                own[key] = as_state(_start(spec, index, local(param).device, reserve), param, spec)
+                own[key] = as_state(_start(spec, stream, local(param).device, reserve), param, spec)
                 _complete(spec["role"], own[key], own)
             else:
                 check_state(value, key, spec, name)
@@ -252,13 +253,13 @@ def settle(
                 own[key] = moved_state(own[key], param, spec)
 
 
-def _start(spec: Mapping[str, Any], index: int, device: torch.device, reserve: Reserve | None) -> Tensor:
+def _start(spec: Mapping[str, Any], stream: int, device: torch.device, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds."""
     shape, dtype = _stored(spec)
     if spec["seed"] is None:
         return zeros(shape, dtype, device, reserve)
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
-    fill_normal(normal, spec["seed"], index, spec["shape"], spec["spans"])
+    fill_normal(normal, spec["seed"], stream, spec["shape"], spec["spans"])
     return normal.to(device, dtype)
 
 

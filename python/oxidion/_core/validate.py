@@ -275,5 +275,6 @@ def check_group(
                 near = _nearest(value, field) or _too_large(value)
                 raise ValueError(f"{key} must be {field.wanted}, got {value!r} ({where}){near}")
         elif key not in known:
-            near = nearest(key, known.union(schema, words))
-            raise ValueError(f"unknown group key {key!r} ({where}); the nearest known key is {near!r}")
+            like = nearest(key, {*schema, *words}, known)
+            advice = f"the nearest known key is {like!r}" if like else f"known keys are {', '.join(schema)}"
+            raise ValueError(f"unknown group key {key!r} ({where}); {advice}")

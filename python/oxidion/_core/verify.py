@@ -137,8 +137,8 @@ def verify(optimizer: Stepper) -> Table:
     params = parameters(twin.param_groups)
     groups = [group for group in _with_norms(twin) for _ in group["params"]]
     rows = []
-    rows_of = zip(plan.rows(), plan.state_specs(), params, groups, strict=True)
-    for index, (row, specs, param, group) in enumerate(rows_of):
+    rows_of = zip(plan.rows(), plan.state_specs(), plan.streams, params, groups, strict=True)
+    for row, specs, stream, param, group in rows_of:
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
         sharding = twin._class_of(row["algorithm"]).LAYOUT_SETTINGS
         if param.grad is not None and _has_reference(sharding, group, param):
@@ -151,7 +151,7 @@ def verify(optimizer: Stepper) -> Table:
             }
             entry["start"] = _wide(param)
             entry["reference"] = _wide(param)
-            told = {"transposed": row["transposed"], "index": index, "on_device": param.is_cuda}
+            told = {"transposed": row["transposed"], "stream": stream, "on_device": param.is_cuda}
             told["dtype"] = param.dtype
             settings = {**group, **twin._functions, **told}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)

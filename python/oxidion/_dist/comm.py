@@ -118,6 +118,23 @@ def read_meshes(
     return Meshes(replicas, shards[0], shards[1], groups, check, replicate[0])
 
 
+def check_same(name: str, mesh: Any, other: str, wanted: Any) -> None:
+    """Refuses two words for one mesh that have other ranks; None was not given.
+
+    Raises:
+        TypeError: for anything but a ``DeviceMesh`` or ``ProcessGroup``.
+        ValueError: that names both words.
+    """
+    if mesh is None or wanted is None:
+        return
+    ranks, theirs = ([list(line[1]) for line in _lines(*of)] for of in ((name, mesh), (other, wanted)))
+    if ranks != theirs:
+        raise ValueError(
+            f"{name} and {other} are two words for one mesh and must have the same ranks, got {ranks} and "
+            f"{theirs}: leave one of them out"
+        )
+
+
 def groups_of(params: Iterable[Tensor], meshes: Meshes) -> Groups:
     """The process group of every axis of more than one rank that the parameters live on.
 

@@ -1,8 +1,8 @@
 """Projection of gradients to a low rank, and the moments of what is left of them.
 
 The projections of a matrix are called ``proj``, and ``proj_right`` for the second one where both sides are
-projected. ``group["index"]`` is the position of the parameter in its optimizer, 0 if missing: random numbers
-and staggered steps depend on it.
+projected. ``group["stream"]`` is the parameter's entry of ``Plan.streams``, 0 if missing: random numbers and
+staggered steps depend on it.
 """
 
 # m, n = rows and columns of a matrix; d, e = the projected side and the other one; r = rank.
@@ -40,7 +40,7 @@ def is_projected(param: Tensor, group: Group) -> bool:
 def is_due(steps: int, group: Group) -> bool:
     """True where a step after ``steps`` others computes the projection anew."""
     gap = int(group.get("update_proj_gap", 200))
-    place = (int(group.get("index", 0)) * 0x9E3779B9) & 0xFFFFFFFF
+    place = (int(group.get("stream", 0)) * 0x9E3779B9) & 0xFFFFFFFF
     offset = (place * gap) >> 32 if group.get("stagger", False) else 0
     return steps == 0 or (steps + offset) % gap == 0
 
@@ -76,7 +76,7 @@ def normal_numbers(
 ) -> Tensor:
     """Normal numbers [rows, cols] of the counter-based generator."""
     numbers = torch.empty((block + 1) * rows * cols)
-    fill_normal(numbers, int(group.get("seed", 0)), int(group.get("index", 0)), tag=tag, step=step)
+    fill_normal(numbers, int(group.get("seed", 0)), int(group.get("stream", 0)), tag=tag, step=step)
     # Scaled in float32, as the core does.
     return (numbers[block * rows * cols :].view(rows, cols) * scale).double()
 
@@ -88,8 +88,8 @@ def new_bases(grad: Tensor, steps: int, block: int, group: Group) -> list[Tensor
         d, cols, omega = grad.shape[side], int(group["rank"]) + OVERSAMPLING, None
         if group.get("svd", "gram") == "random" and 2 * cols < d:
             omega = torch.zeros(d, cols, dtype=torch.float64)
-            seed, index = int(group.get("seed", 0)), int(group.get("index", 0))
-            fill_signs(omega, seed, index, SKETCH_TAG + side, steps, block)
+            seed, stream = int(group.get("seed", 0)), int(group.get("stream", 0))
+            fill_signs(omega, seed, stream, SKETCH_TAG + side, steps, block)
         basis = leading_vectors(grad, side, group, omega)
         if basis is None or not bool(basis.any()):
             return None

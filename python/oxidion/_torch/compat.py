@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-from torch._compile import _disable_dynamo as disable_dynamo
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 __all__ = ["check_capture", "cuda_graph", "disable_dynamo", "root_mesh"]
@@ -31,6 +32,25 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 # Its second name is that of torch up to 2.9.
 _CAPTURE_NAMES = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
 _CAPTURE_CHECK = next(getattr(Optimizer, name) for name in _CAPTURE_NAMES if hasattr(Optimizer, name))
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def disable_dynamo(function: _Function) -> _Function:
+    """A method of an optimizer that runs as it is inside of ``torch.compile``, and says why where it cannot.
+
+    torch shows the reason where a function with a call of it is compiled with ``fullgraph=True``.
+    """
+    found: Any = _disable_dynamo(function)
+    name = f"optimizer.{function.__name__}()"
+    found._torchdynamo_disable = True
+    found._torchdynamo_disable_msg = (
+        f"{name} of oxidion computes outside of the graph. Compile the forward pass and the loss with "
+        f"fullgraph=True and call {name} after them, or compile the function that calls it without fullgraph"
+    )
+    made: _Function = found
+    return made
 
 
 def check_capture(optimizer: Optimizer) -> None:

@@ -28,7 +28,7 @@ class OrthonormalOptimizer(OxOptimizer):
             left out where parameters are DTensors: their layouts tell.
         lr: step size, the spectral norm of an update divided by ``s``; a one-element tensor is allowed.
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
-            torch's schedulers cycle the first: one that changes is the momentum factor in other groups.
+            In other groups the first shows the momentum factor: a scheduler that changes it sets that.
         weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``, without ``s``.
         epsilon: added to the norm that scales the iteration, and AdamW's epsilon.
         adjust_lr: the rule for ``s``: "spectral_norm" or "spectral_unclamped" ``√(d_out/d_in)``, "rms_norm"

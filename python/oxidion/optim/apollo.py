@@ -18,7 +18,7 @@ class APOLLOAdamW(LowRankOptimizer):
     r"""APOLLO: gradients scaled by channel as AdamW would scale them in a random subspace (arXiv:2412.05270).
 
     With P Gaussian of variance ``1 / rank``, drawn anew every ``update_proj_gap`` steps of the parameter from
-    seed and position alone and never stored, for a weight of more rows than columns:
+    seed and name (or position) alone and never stored, for a weight of more rows than columns:
 
     .. math::
         R = G P, \qquad N = m / (\sqrt{v} + \epsilon), \qquad
@@ -91,5 +91,8 @@ class APOLLOAdamW(LowRankOptimizer):
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
     ) -> None:
-        super().__init__(params, defaults(locals(), self.SCHEMA), init_state=init_state)
+        super().__init__(
+            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+        )

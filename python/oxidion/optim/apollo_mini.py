@@ -52,5 +52,11 @@ class APOLLOMini(APOLLOAdamW):
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
     ) -> None:
-        super().__init__(params, **defaults(locals(), self.SCHEMA), init_state=init_state)
+        super().__init__(
+            params,
+            **defaults(locals(), self.SCHEMA),
+            init_state=init_state,
+            distributed_mesh=distributed_mesh,
+        )

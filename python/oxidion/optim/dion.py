@@ -11,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
-from oxidion._dist.comm import read_meshes
+from oxidion._dist.comm import check_same, read_meshes
 from oxidion.optim._settings import VIEW_SCHEMA
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 
@@ -41,7 +41,7 @@ class Dion(OxOptimizer):
         lr: RMS-to-RMS operator norm of an update, whatever the rank; a one-element tensor is allowed.
         mu: momentum factor: this share of the captured part stays in the momentum.
         betas: decay rates of groups with algorithm "adamw" or "lion"; ``beta1`` and ``beta2`` mirror them.
-            torch's schedulers cycle the first: one that changes is the momentum factor in other groups.
+            In other groups the first shows the momentum factor: a scheduler that changes it sets that.
         weight_decay: decoupled decay: a step multiplies by ``1 - lr * weight_decay``.
         epsilon: added to the column norms, and AdamW's epsilon.
         power_iters: power iterations per step.
@@ -56,8 +56,10 @@ class Dion(OxOptimizer):
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
-        seed: of the initial Q and of the sketches, beside position and step.
+        seed: of the initial Q and of the sketches, beside the parameter's name (else position) and the step.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
+        distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
+            already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
 
     Arguments that are not named here are those of ``OxOptimizer``.
     """
@@ -121,8 +123,12 @@ class Dion(OxOptimizer):
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
     ) -> None:
         replicas = ("replicate_mesh", replicate_mesh, not replicate_mesh_grad_sync)
+        if distributed_mesh is not None:
+            check_same("distributed_mesh", distributed_mesh, "replicate_mesh", replicate_mesh)
+            replicas = ("distributed_mesh", distributed_mesh, replicate_mesh is None or replicas[2])
         self._meshes = read_meshes(replicas, outer_shard_mesh, inner_shard_mesh, check=check_grad_sync)
         config = mixed_precision_config or DionMixedPrecisionConfig()
         values = defaults(locals(), self.SCHEMA) | {"oversample": rcqr_oversample}

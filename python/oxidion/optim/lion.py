@@ -56,5 +56,8 @@ class Lion(OxOptimizer):
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
         init_state: bool = False,
+        distributed_mesh: Any = None,
     ) -> None:
-        super().__init__(params, defaults(locals(), self.SCHEMA), init_state=init_state)
+        super().__init__(
+            params, defaults(locals(), self.SCHEMA), init_state=init_state, distributed_mesh=distributed_mesh
+        )

@@ -29,7 +29,7 @@ impl Apollo {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
             let period = unit.steps as u64 / self.common.gap as u64;
             GaussianRows {
-                key: Key { seed: self.common.seed, stream: unit.param_index as u64 },
+                key: Key { seed: self.common.seed, stream: unit.stream },
                 tag: TAG,
                 step: period,
                 first: unit.block_index * d + first,

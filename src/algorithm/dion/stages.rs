@@ -138,9 +138,7 @@ impl Dion {
         let (tall, rank) = (p.size()[1], p.size()[2]);
         // Zero where a column of Q sees nothing of the momentum, or what others see: there is no direction of its own.
         let report = orthonormal_or_zero(&mut p, self.method(h[STEP]), rounding, |which| {
-            let key = |unit: &UnitIo<'_>| {
-                (Key { seed: self.seed, stream: unit.param_index as u64 }, unit.block_index)
-            };
+            let key = |unit: &UnitIo<'_>| (Key { seed: self.seed, stream: unit.stream }, unit.block_index);
             let keys: Vec<_> = which.iter().map(|&i| key(&units[i])).collect();
             let rows = usize::try_from(sketch_rows(rank, self.oversample, tall)).unwrap_or(0);
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count

@@ -181,10 +181,10 @@ impl Algorithm for GaLore {
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
-    fn due(&self, param: usize, steps: f64) -> bool {
+    fn due(&self, stream: u64, steps: f64) -> bool {
         let (gap, steps) = (self.common.gap as u64, steps as u64);
-        // Multiples of the golden ratio spread any number of parameters evenly.
-        let place = u64::from((param as u64).wrapping_mul(0x9E37_79B9) as u32);
+        // Multiples of the golden ratio spread any number of positions evenly; streams of names are spread by chance.
+        let place = u64::from(stream.wrapping_mul(0x9E37_79B9) as u32);
         let offset = if self.stagger { (place * gap) >> 32 } else { 0 };
         steps == 0 || (steps + offset).is_multiple_of(gap)
     }

@@ -183,7 +183,7 @@ impl GaLore {
     fn omega(&self, unit: &UnitIo<'_>, side: Side) -> Option<Omega> {
         let d = [unit.rows, unit.cols][side.index()];
         let cols = self.sketch_columns(d)?;
-        let key = Key { seed: self.common.seed, stream: unit.param_index as u64 };
+        let key = Key { seed: self.common.seed, stream: unit.stream };
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
         let (tag, step) = (SKETCH_TAG + u32::from(side == Side::Cols), unit.steps as u64);
         Some(Omega { key, tag, step, index: unit.block_index, shape: [d, cols] })
