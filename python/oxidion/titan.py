@@ -1,0 +1,69 @@
+"""The optimizers of this package by name in torchtitan's configurations; torchtitan is imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from torch.optim import Optimizer
+
+from oxidion import optim
+from oxidion._core.constructor import nearest
+
+PREFIX = "oxidion."
+"""Start of the names, so that none hides one of torchtitan's."""
+
+_MARK = "_knows_oxidion"
+
+
+def _factories() -> dict[str, Callable[..., Optimizer]]:
+    """Constructors by name; states are made at once, so that checkpoints of step 0 need no step of zeros."""
+    classes = {name: getattr(optim, name) for name in optim.__all__}
+    return {
+        PREFIX + name: partial(cls, init_state=True)
+        for name, cls in classes.items()
+        if isinstance(cls, type) and issubclass(cls, Optimizer)
+    }
+
+
+def register() -> list[str]:
+    """Teaches torchtitan's ``OptimizersContainer`` the names "oxidion.Muon", "oxidion.Dion" and so on.
+
+    To be called before the trainer is built, as at the top of a module of configurations; a second call changes
+    nothing. ``ParamGroupConfig(pattern=..., optimizer_name="oxidion.Muon", optimizer_kwargs=...)`` then has this
+    package step what the pattern matches.
+
+    Returns:
+        The names.
+
+    Raises:
+        ImportError: without torchtitan.
+        RuntimeError: for a torchtitan whose container resolves names otherwise.
+    """
+    container: Any = importlib.import_module("torchtitan.components.optimizer").OptimizersContainer
+    known = getattr(container, "_resolve_optimizer_factory", None)
+    if known is None:
+        raise RuntimeError(
+            "this torchtitan has no OptimizersContainer._resolve_optimizer_factory, which 0.3 has: subclass its "
+            "container and build the optimizers of oxidion there"
+        )
+    factories = _factories()
+    if not hasattr(known, _MARK):
+
+        @wraps(known)
+        def resolve(name: str) -> Callable[..., Optimizer]:
+            if not name.startswith(PREFIX):
+                found: Callable[..., Optimizer] = known(name)
+                return found
+            if name not in factories:
+                raise ValueError(
+                    f"optimizer_name must be a class of oxidion, got {name!r}; the nearest is "
+                    f"{nearest(name, factories)!r}"
+                )
+            return factories[name]
+
+        setattr(resolve, _MARK, True)
+        container._resolve_optimizer_factory = staticmethod(resolve)
+    return list(factories)
