@@ -1,4 +1,4 @@
-"""Plugin for axolotl, whose configuration files name it: ``plugins: [oxidion.axolotl.Plugin]``; needs axolotl."""
+"""Plugin for axolotl, which its configuration files name: ``plugins: [oxidion.axolotl.Plugin]``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make(model: nn.Module, cfg: Mapping[str, Any]) -> OxOptimizer:
     """
     if given := [key for key in NOT_READ if cfg.get(key) is not None]:
         raise ValueError(
-            f"{given[0]} is not read by oxidion.axolotl: leave it out, or take one of axolotl's own optimizers"
+            f"{given[0]} is not read by oxidion.axolotl: leave it out, or take an optimizer of axolotl's own"
         )
     name, bits = NAMES[_word(cfg)]
     lr = float(cfg["learning_rate"])

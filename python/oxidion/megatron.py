@@ -30,7 +30,7 @@ SCALES = {
 }
 """Rules of Megatron's Muon for the factor of an update, mode and extra factor, that Muon has here."""
 
-TP_MODES = ("blockwise", "duplicated", "distributed")
+TP_MODES = ("blockwise", "duplicated", "distributed", None)
 
 
 def classes() -> dict[str, type[OxOptimizer]]:
@@ -53,53 +53,53 @@ class Layout:
     ``expert_tp`` whether over the ranks of the experts' groups.
     """
 
-    def __init__(self, tp_mode: str, *, split_qkv: bool = False, groups: Any = None) -> None:
+    def __init__(self, tp_mode: str | None, *, split_qkv: bool = False, groups: Any = None) -> None:
         """A reading of the attributes.
 
         Args:
             tp_mode: "blockwise" takes each rank's part as a matrix of its own; "duplicated" and "distributed"
-                take whole matrices, by one plan.
+                take whole matrices, by one plan; None refuses what is cut.
             split_qkv: whether rows of queries, keys and values, which Megatron interleaves, are wanted apart.
             groups: a ``ProcessGroupCollection``.
         """
         if tp_mode not in TP_MODES:
             raise ValueError(f"tp_mode must be one of {', '.join(map(repr, TP_MODES))}, got {tp_mode!r}")
-        self.whole = tp_mode != "blockwise"
+        self.tp_mode = tp_mode
         self.split_qkv = split_qkv
         self.groups = groups
         self._meshes: dict[int, Any] = {}
 
     def cut(self, param: Tensor) -> tuple[int, Any] | None:
-        """The dimension of a parameter that is cut and the process group of its ranks; None where it is whole."""
+        """The dimension along which a parameter is cut and the group of its ranks; None where it is whole."""
         dim = getattr(param, "partition_dim", -1)
         if not getattr(param, "tensor_model_parallel", False) or dim < 0:
             return None
         group = getattr(self.groups, "expt_tp" if getattr(param, "expert_tp", False) else "tp", None)
         return (dim, group) if group is None or group.size() > 1 else None
 
-    def check(self, name: str, param: Tensor, optimizer: str) -> None:
+    def check(self, name: str, param: Tensor, cls: type[OxOptimizer]) -> None:
         """Refuses a parameter whose matrices cannot be told.
 
         Raises:
             LayoutError: that names the parameter and the way out.
         """
+        if not (cls.MATRIX or cls.COMMUNICATES):
+            return  # an update by element is the same on any part
         if getattr(param, "is_gtp_weight_remat", False):
-            raise LayoutError(
-                f"{name}: its rows lie on other ranks by Megatron's GTP; switch that off for {optimizer}"
-            )
+            raise LayoutError(f"{name}: its rows lie on other ranks by Megatron's GTP: switch that off")
         if self.split_qkv and getattr(param, "is_qkv", False):
             raise LayoutError(
-                f"{name}: queries, keys and values are interleaved by head, so they are no matrices of their own "
-                "here: set muon_split_qkv to False (--muon-no-split-qkv)"
+                f"{name}: queries, keys and values are interleaved by head and cannot be taken apart here: "
+                "set muon_split_qkv to False (--muon-no-split-qkv)"
             )
         cut = self.cut(param)
-        if cut is None or not self.whole:
+        if cut is None or self.tp_mode == "blockwise":
             return
-        if optimizer != "Muon":
+        if cls is not optim.Muon:
             raise LayoutError(
-                f"{name}: a whole matrix is cut by tensor parallelism, which {optimizer} reads of DTensors only: "
-                "set muon_tp_mode to 'blockwise' for steps by part, or shard with torch's FSDP2 and "
-                "parallelize_module"
+                f"{name}: {cls.__name__} reads parts of a whole parameter from DTensors only, and tensor "
+                f"parallelism has cut this plain tensor along dimension {cut[0]}: pass tp_mode='blockwise' "
+                "to register() for steps by part, or shard with torch's FSDP2 and parallelize_module"
             )
         if cut[1] is None:
             raise LayoutError(
@@ -216,11 +216,11 @@ def _build(
     own = [{key: value for key, value in group.items() if key in known} for group in groups]
     for number, group in enumerate(own):
         for index, param in enumerate(group["params"]):
-            layout.check(f"parameter {index} of group {number}", param, cls.__name__)
+            layout.check(f"parameter {index} of group {number}", param, cls)
     cut = any(layout.cut(param) for group in own for param in group["params"])
-    optimizer = (
-        Muon(own, layout=layout, **arguments) if cut and layout.whole else cls(own, **arguments)  # type: ignore[call-arg]
-    )
+    whole = cut and layout.tp_mode != "blockwise" and cls is optim.Muon
+    make: Callable[..., OxOptimizer] = partial(Muon, layout=layout) if whole else cls
+    optimizer = make(own, **arguments)
     for made, group in zip(optimizer.param_groups, groups, strict=True):
         made.update({key: value for key, value in group.items() if key not in known})
     return optimizer
@@ -280,21 +280,22 @@ def _init_state(optimizer: OxOptimizer, config: Any = None) -> None:
     optimizer.init_state()
 
 
-def register(optimizer: str, *, name: str | None = None, **arguments: Any) -> str:
+def register(optimizer: str, *, name: str | None = None, tp_mode: str | None = None, **arguments: Any) -> str:
     """Adds a class of this package to Megatron-Core's registry of emerging optimizers.
 
-    ``OptimizerConfig(optimizer="oxidion_muon")`` then makes it: matrices are stepped by the class, embeddings,
-    the output layer, norms and biases by Megatron's Adam. Classes for parameters of any shape, as "AdamW",
-    step everything.
+    ``OptimizerConfig(optimizer="oxidion_muon")`` then makes it: matrices are stepped by the class,
+    embeddings, the output layer, norms and biases by Megatron's Adam. Classes for parameters of any shape, as
+    "AdamW", step everything.
 
-    Learning rate, weight decay, the betas and epsilon of Adam are those of the configuration, which for
-    "Muon" says more: momentum, ``muon_scale_mode`` with its factor, coefficients, and ``muon_tp_mode``. With
-    "blockwise" each rank's part of a matrix is stepped as one of its own; with the other two Muon steps whole
-    matrices over the ranks of tensor parallelism.
+    Learning rate, weight decay, betas and epsilon of Adam are those of the configuration. For "Muon" so are
+    momentum, ``muon_scale_mode`` with its factor, the coefficients and ``muon_tp_mode``.
 
     Args:
         optimizer: name of the class.
         name: in the registry; None for "oxidion_" and the name in lower case.
+        tp_mode: for matrices that tensor parallelism cuts: "blockwise" steps each rank's part as a matrix of
+            its own; "duplicated" and "distributed", for Muon alone, step whole matrices. None is
+            ``muon_tp_mode`` for Muon; for other classes that are not by element it refuses them.
         **arguments: of the class; they win over the configuration.
 
     Returns:
@@ -317,14 +318,15 @@ def register(optimizer: str, *, name: str | None = None, **arguments: Any) -> st
             f"name must not be one of Megatron's optimizers, got {name!r}: leave it out for {key!r}"
         )
 
+    muon = cls is optim.Muon
+
     def settings(config: Any, model_chunks: Any, pg_collection: Any) -> dict[str, Any]:
         del model_chunks
-        layout = Layout(
-            config.muon_tp_mode, split_qkv=cls is optim.Muon and config.muon_split_qkv, groups=pg_collection
-        )
+        mode = config.muon_tp_mode if tp_mode is None and muon else tp_mode
+        layout = Layout(mode, split_qkv=muon and config.muon_split_qkv, groups=pg_collection)
         return {**_arguments(cls, config, arguments), "layout": layout}
 
-    rest = {} if cls.MATRIX else {"default_param_overrides": {}}
+    rest: dict[str, Any] = {} if cls.MATRIX else {"default_param_overrides": {}}
     entries[name] = registry.EmergingOptimizerEntry(
         optimizer_cls=partial(_build, cls), init_state_fn=_init_state, config_to_kwargs=settings, **rest
     )
@@ -332,7 +334,7 @@ def register(optimizer: str, *, name: str | None = None, **arguments: Any) -> st
 
 
 def extra_args(parser: Any) -> Any:
-    """Registers Muon and lets ``--optimizer oxidion_muon`` through; for ``pretrain(extra_args_provider=...)``.
+    """Registers Muon and has ``--optimizer`` take it: for Megatron-LM's ``extra_args_provider``.
 
     Args:
         parser: of Megatron-LM's arguments; its choices of ``--optimizer`` become more.

@@ -1,4 +1,4 @@
-"""The optimizers of this package by name in torchtitan's configurations; torchtitan is imported when asked for."""
+"""The optimizers of this package by name in torchtitan's configurations; it is imported when asked for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from oxidion import optim
+from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import nearest
 
 PREFIX = "oxidion."
@@ -20,20 +21,20 @@ _MARK = "_knows_oxidion"
 
 def _factories() -> dict[str, Callable[..., Optimizer]]:
     """Constructors by name; states are made at once, so that checkpoints of step 0 need no step of zeros."""
-    classes = {name: getattr(optim, name) for name in optim.__all__}
+    classes: dict[str, Any] = {name: getattr(optim, name) for name in optim.__all__}
     return {
         PREFIX + name: partial(cls, init_state=True)
         for name, cls in classes.items()
-        if isinstance(cls, type) and issubclass(cls, Optimizer)
+        if isinstance(cls, type) and issubclass(cls, OxOptimizer)
     }
 
 
 def register() -> list[str]:
     """Teaches torchtitan's ``OptimizersContainer`` the names "oxidion.Muon", "oxidion.Dion" and so on.
 
-    To be called before the trainer is built, as at the top of a module of configurations; a second call changes
-    nothing. ``ParamGroupConfig(pattern=..., optimizer_name="oxidion.Muon", optimizer_kwargs=...)`` then has this
-    package step what the pattern matches.
+    To be called before the trainer is built, as at the top of a module of configurations; a second call
+    changes nothing. ``ParamGroupConfig(pattern=..., optimizer_name="oxidion.Muon", optimizer_kwargs=...)``
+    then has this package step what the pattern matches.
 
     Returns:
         The names.
@@ -46,8 +47,8 @@ def register() -> list[str]:
     known = getattr(container, "_resolve_optimizer_factory", None)
     if known is None:
         raise RuntimeError(
-            "this torchtitan has no OptimizersContainer._resolve_optimizer_factory, which 0.3 has: subclass its "
-            "container and build the optimizers of oxidion there"
+            "this torchtitan has no OptimizersContainer._resolve_optimizer_factory, which 0.3 has: build the "
+            "optimizers of oxidion in a subclass of the container"
         )
     factories = _factories()
     if not hasattr(known, _MARK):
