@@ -140,7 +140,7 @@ class Muon(optim.Muon):
         known = self._parts.get(id(param))
         if known is None or known[0] is not param or comm.local(known[1]).data_ptr() != param.data_ptr():
             known = self._parts[id(param)] = (param, self.layout.as_dtensor(param.detach(), param))
-        whole = known[1]
+        whole = known[1].requires_grad_(param.requires_grad)
         whole.grad = None if param.grad is None else self.layout.as_dtensor(param.grad, param)
         return whole
 
@@ -269,15 +269,25 @@ def _arguments(cls: type[OxOptimizer], config: Any, given: Mapping[str, Any]) ->
             made.update(_muon_arguments(config))
         if not given.keys() & {"ns_coefficients", "ns_steps", "newton_schulz_func"}:
             made.update(_coefficients(config))
-    elif not cls.MATRIX and "eps" in cls.SCHEMA and validate.is_pair(cls.SCHEMA["betas"].default):
+    elif "eps" in cls.SCHEMA and "betas" in cls.SCHEMA and validate.is_pair(cls.SCHEMA["betas"].default):
         made.update(betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps)
     return {**made, **given}
 
 
 def _init_state(optimizer: OxOptimizer, config: Any = None) -> None:
-    """Makes the states of all parameters, as a checkpoint that is loaded needs them."""
+    """Makes the states of all parameters, as a checkpoint that is loaded needs them.
+
+    Megatron's float32 copies require no gradient, though they get one: until then they would count as frozen.
+    """
     del config
-    optimizer.init_state()
+    frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
+    try:
+        for param in frozen:
+            param.requires_grad_(True)
+        optimizer.init_state()
+    finally:
+        for param in frozen:
+            param.requires_grad_(False)
 
 
 def register(optimizer: str, *, name: str | None = None, tp_mode: str | None = None, **arguments: Any) -> str:
@@ -315,7 +325,7 @@ def register(optimizer: str, *, name: str | None = None, tp_mode: str | None = N
     entries = registry._EMERGING_OPTIMIZERS
     if name in entries and not name.startswith(PREFIX):
         raise ValueError(
-            f"name must not be one of Megatron's optimizers, got {name!r}: leave it out for {key!r}"
+            f"name must be none of Megatron's optimizers, got {name!r}: leave it out for {key!r}"
         )
 
     muon = cls is optim.Muon

@@ -19,11 +19,21 @@ PREFIX = "oxidion."
 _MARK = "_knows_oxidion"
 
 
+def _make(cls: Callable[..., Optimizer], groups: list[dict[str, Any]], **arguments: Any) -> Optimizer:
+    """An optimizer over groups, of which each has all settings, as torchtitan writes them.
+
+    States are made at once, so that a checkpoint of step 0 needs no step of zeros.
+    """
+    if all("lr" in group for group in groups):
+        arguments.setdefault("lr", groups[0]["lr"])  # no group takes it, and a constructor may ask for one
+    return cls(groups, **{"init_state": True, **arguments})
+
+
 def _factories() -> dict[str, Callable[..., Optimizer]]:
-    """Constructors by name; states are made at once, so that checkpoints of step 0 need no step of zeros."""
+    """Constructors by name."""
     classes: dict[str, Any] = {name: getattr(optim, name) for name in optim.__all__}
     return {
-        PREFIX + name: partial(cls, init_state=True)
+        PREFIX + name: partial(_make, cls)
         for name, cls in classes.items()
         if isinstance(cls, type) and issubclass(cls, OxOptimizer)
     }
