@@ -178,6 +178,11 @@ class Muon(optim.Muon):
             self._inside = False
 
     @override
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"layout": self.layout, "_inside": self._inside, "_parts": {}, "_whole_states": {}}
+        return {**super().__getstate__(), **own}
+
+    @override
     def _execute(self, grad_factor: float | None = None) -> None:
         with self._as_dtensors():
             super()._execute(grad_factor)
