@@ -128,7 +128,7 @@ class Muon(optim.Muon):
 
     layout: Layout
     _parts: dict[int, tuple[Tensor, Tensor]]
-    _whole_states: dict[Tensor, dict[str, Tensor]]
+    _whole_states: dict[Tensor, dict[str, Any]]
     _inside: bool = False
 
     def __init__(self, params: Any, *, layout: Layout, **arguments: Any) -> None:
@@ -136,13 +136,28 @@ class Muon(optim.Muon):
         super().__init__(params, **arguments)
 
     def _whole(self, param: Tensor) -> Tensor:
-        """The DTensor of which a parameter is this process's part, with its gradient."""
+        """The DTensor of which a parameter is this process's part, with its gradient; or itself."""
+        if self.layout.cut(param) is None:
+            return param
         known = self._parts.get(id(param))
         if known is None or known[0] is not param or comm.local(known[1]).data_ptr() != param.data_ptr():
             known = self._parts[id(param)] = (param, self.layout.as_dtensor(param.detach(), param))
         whole = known[1].requires_grad_(param.requires_grad)
         whole.grad = None if param.grad is None else self.layout.as_dtensor(param.grad, param)
         return whole
+
+    def _wrapped(self, own: dict[str, Any], param: Tensor, whole: Tensor) -> dict[str, Any]:
+        """States of a parameter with DTensors, the same ones as before where their parts are the same."""
+        known = self._whole_states.setdefault(whole, {})
+        for key, value in own.items():
+            if isinstance(value, Tensor) and value.shape == param.shape:
+                if comm.local(known.get(key, param)) is not value:
+                    known[key] = self.layout.as_dtensor(value, param)
+            else:
+                known[key] = value
+        for key in known.keys() - own.keys():
+            del known[key]
+        return known
 
     @contextmanager
     def _as_dtensors(self) -> Iterator[None]:
@@ -151,30 +166,30 @@ class Muon(optim.Muon):
             yield
             return
         kept = [group["params"] for group in self.param_groups]
-        pairs = [(param, self._whole(param)) for params in kept for param in params if self.layout.cut(param)]
-        wholes, states = {id(param): whole for param, whole in pairs}, self._whole_states
+        pairs = [(param, self._whole(param)) for params in kept for param in params]
+        wholes = {id(param): whole for param, whole in pairs}
+        self._parts = {key: value for key, value in self._parts.items() if wholes.get(key) is value[1]}
         self._inside = True
         try:
-            for param, whole in pairs:
-                known, own = states.setdefault(whole, {}), self.state.pop(param, {})
-                for key, value in own.items():
-                    if key not in known or comm.local(known[key]) is not value:
-                        known[key] = self.layout.as_dtensor(value, param)
-                for key in known.keys() - own.keys():
-                    del known[key]
-                if known:
-                    self.state[whole] = known
+            for param, whole in pairs:  # all of them: the states keep the order in which they were bound
+                if (own := self.state.pop(param, None)) is not None:
+                    self.state[whole] = own if whole is param else self._wrapped(own, param, whole)
             for group, params in zip(self.param_groups, kept, strict=True):
-                group["params"] = [wholes.get(id(param), param) for param in params]
+                group["params"] = [wholes[id(param)] for param in params]
             yield
         finally:
             for group, params in zip(self.param_groups, kept, strict=True):
                 group["params"] = params
+            self._whole_states = {}
             for param, whole in pairs:
-                states[whole] = self.state.pop(whole, {})
-                if states[whole]:
-                    self.state[param] = {key: comm.local(value) for key, value in states[whole].items()}
-                whole.grad = None
+                own = self.state.pop(whole, None)
+                if whole is not param:
+                    whole.grad = None
+                if own is not None and whole is not param:
+                    self._whole_states[whole] = own
+                    own = {key: comm.local(value) for key, value in own.items()}
+                if own is not None:
+                    self.state[param] = own
             self._inside = False
 
     @override
