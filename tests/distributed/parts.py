@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 import types
+import typing
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+import typing_extensions
 from torch import Tensor, nn
 
 import oxidion
@@ -59,7 +66,7 @@ def expected(steps: int) -> list[Tensor]:
 def give(params: list[nn.Parameter], step: int) -> None:
     """Gradients of a step."""
     for index, param in enumerate(params):
-        param.grad = part(whole(index, step), index)
+        param.grad = part(whole(index, step), index).to(param.dtype)
 
 
 def error(params: list[nn.Parameter], steps: int) -> float:
@@ -128,3 +135,52 @@ def differ() -> str:
     except oxidion.PlanMismatch as mismatch:
         return str(mismatch)
     return ""
+
+
+def beside_megatron(tp_mode: str) -> tuple[float, str]:
+    """Relative distance from what Megatron's own Muon makes of the same parts, or why it cannot be had."""
+    if folder := os.environ.get("OXIDION_PEERS"):
+        sys.path.append(str(Path(folder).expanduser().resolve()))
+    if not hasattr(typing, "override"):  # for which alone some of them need Python 3.12
+        typing.override = typing_extensions.override  # type: ignore[attr-defined]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            registry: Any = importlib.import_module("megatron.core.optimizer.emerging_optimizers")
+    except ImportError as error:
+        return 0.0, str(error)
+    if not registry.HAVE_EMERGING_OPTIMIZERS:
+        return 0.0, "no Emerging-Optimizers"
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    megatron.register("Muon", orth_dtype="float32")
+    config = OptimizerConfig(
+        lr=0.05,
+        weight_decay=0.1,
+        muon_split_qkv=False,
+        muon_extra_scale_factor=0.2,
+        muon_fp32_matmul_prec="highest",
+        muon_tp_mode=tp_mode,
+    )
+    groups = ProcessGroupCollection(tp=dist.group.WORLD)
+    model = types.SimpleNamespace(
+        config=types.SimpleNamespace(num_attention_heads=2, num_query_groups=2, kv_channels=2)
+    )
+    both = []
+    for name in ("muon", "oxidion_muon"):
+        params = mine()
+        for param in params:
+            param.data = param.data.float()
+        optimizer, _ = registry._create_emerging_optimizer(
+            config, [{"params": params, "wd_mult": 1.0}], name, [model], groups
+        )
+        for step in range(3):
+            give(params, step)
+            optimizer.step()
+        both.append(params)
+    found = 0.0
+    for theirs, ours, start in zip(*both, mine(), strict=True):
+        moved = float((theirs.detach() - start.detach().float()).norm())
+        found = max(found, float((theirs.detach() - ours.detach()).norm()) / moved)
+    return found, ""
