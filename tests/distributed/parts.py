@@ -137,8 +137,8 @@ def differ() -> str:
     return ""
 
 
-def beside_megatron(tp_mode: str) -> tuple[float, str]:
-    """Relative distance from what Megatron's own Muon makes of the same parts, or why it cannot be had."""
+def registry() -> tuple[Any, str]:
+    """Megatron's registry of optimizers, or why it cannot be had."""
     if folder := os.environ.get("OXIDION_PEERS"):
         sys.path.append(str(Path(folder).expanduser().resolve()))
     if not hasattr(typing, "override"):  # for which alone some of them need Python 3.12
@@ -146,11 +146,21 @@ def beside_megatron(tp_mode: str) -> tuple[float, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            registry: Any = importlib.import_module("megatron.core.optimizer.emerging_optimizers")
+            found: Any = importlib.import_module("megatron.core.optimizer.emerging_optimizers")
     except ImportError as error:
-        return 0.0, str(error)
-    if not registry.HAVE_EMERGING_OPTIMIZERS:
-        return 0.0, "no Emerging-Optimizers"
+        return None, str(error)
+    return found, "" if found.HAVE_EMERGING_OPTIMIZERS else "no Emerging-Optimizers"
+
+
+MODEL = types.SimpleNamespace(num_attention_heads=2, num_query_groups=2, kv_channels=2)
+"""What is read of the configuration of a model."""
+
+
+def beside_megatron(tp_mode: str) -> tuple[float, str]:
+    """Relative distance from what Megatron's own Muon makes of the same parts, or why it cannot be had."""
+    entries, missing = registry()
+    if missing:
+        return 0.0, missing
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -164,15 +174,13 @@ def beside_megatron(tp_mode: str) -> tuple[float, str]:
         muon_tp_mode=tp_mode,
     )
     groups = ProcessGroupCollection(tp=dist.group.WORLD)
-    model = types.SimpleNamespace(
-        config=types.SimpleNamespace(num_attention_heads=2, num_query_groups=2, kv_channels=2)
-    )
+    model = types.SimpleNamespace(config=MODEL)
     both = []
     for name in ("muon", "oxidion_muon"):
         params = mine()
         for param in params:
             param.data = param.data.float()
-        optimizer, _ = registry._create_emerging_optimizer(
+        optimizer, _ = entries._create_emerging_optimizer(
             config, [{"params": params, "wd_mult": 1.0}], name, [model], groups
         )
         for step in range(3):
@@ -184,3 +192,47 @@ def beside_megatron(tp_mode: str) -> tuple[float, str]:
         moved = float((theirs.detach() - start.detach().float()).norm())
         found = max(found, float((theirs.detach() - ours.detach()).norm()) / moved)
     return found, ""
+
+
+def layer_wise() -> tuple[float, list[int], str]:
+    """Whole matrices that Megatron shares out over data parallelism: the error after its all-gather."""
+    _, missing = registry()
+    if missing:
+        return 0.0, [], missing
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    names = ("tp", "mp", "pp", "expt_dp", "expt_tp", "tp_ep_pp")
+    groups = ProcessGroupCollection(
+        **dict.fromkeys(names, alone), dp=dist.group.WORLD, dp_cp=dist.group.WORLD
+    )
+    megatron.register("Muon", orth_dtype="float32")
+    config = OptimizerConfig(
+        optimizer="oxidion_muon",
+        lr=0.05,
+        weight_decay=0.1,
+        muon_split_qkv=False,
+        muon_extra_scale_factor=0.2,
+        use_layer_wise_distributed_optimizer=True,
+    )
+    shapes = [(8, 8)] * 4  # gloo gathers equal parts only
+    models = [
+        nn.ParameterList([gaussian(shape, 37, i).float() for i, shape in enumerate(shapes)]) for _ in "ab"
+    ]
+    models[0].config = MODEL
+    made = get_megatron_optimizer(config, models[:1], pg_collection=groups, use_gloo_process_groups=False)
+    one = {**SETTINGS, "nesterov": False, "momentum": 0.95, "adjust_lr": "match_rms_adamw"}
+    rows = importlib.import_module("emerging_optimizers.orthogonalized_optimizers.muon_utils")
+    one |= {"ns_coefficients": rows._COEFFICIENT_SETS["quintic"], "orth_dtype": "float32"}
+    alike = oxidion.Muon(models[1].parameters(), **one)
+    for step in range(2):
+        for model in models:
+            for index, param in enumerate(model):
+                param.grad = gaussian(shapes[index], 41, index, step).float()
+        for optimizer in made.chained_optimizers:
+            optimizer.step()
+        made.allgather_params()
+        alike.step()
+    held = [len(group["params"]) for group in made.param_groups]
+    return max(float((a - b).detach().abs().max()) for a, b in zip(*models, strict=True)), held, ""

@@ -44,3 +44,12 @@ def test_parts_step_as_with_megatrons_own_muon(two: Workers, tp_mode: str) -> No
         pytest.skip(f"Megatron-Core cannot be imported: {missing}")
     for error, _ in found:
         assert 0.0 < error <= 2e-5  # both in float32. Measured: 3.1e-6
+
+
+def test_whole_matrices_that_megatron_shares_out_step_as_in_one_process(two: Workers) -> None:
+    found = two.run(parts.layer_wise)
+    if missing := found[0][2]:
+        pytest.skip(f"Megatron-Core cannot be imported: {missing}")
+    for error, held, _ in found:
+        assert held == [2]
+        assert error == 0.0
