@@ -266,6 +266,8 @@ def muon(
 ) -> None:
     """One step of Muon with the arguments and the momenta of ``torch.optim._muon.muon``.
 
+    From torch 2.15 on ``torch.optim.functional.muon`` is the same function.
+
     For each parameter X with gradient G and momentum M, μ for ``momentum`` and λ for ``weight_decay``:
     ``M <- μ M + (1 - μ) G``; ``U = orth(μ M + (1 - μ) G)`` with ``nesterov``, else ``orth(M)``;
     ``X <- (1 - lr λ) X - lr s U``. ``orth`` divides by ``‖·‖_F + eps`` and applies ``ns_steps`` times

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
+from oxidion._core.constructor import nearest
 from oxidion.groups import param_groups
+
+logger = logging.getLogger(__name__)
 
 
 class OptimizerFactory:
@@ -55,3 +62,255 @@ class OptimizerFactory:
         rest = "adamw" if cls.MATRIX else cls.ALGORITHM
         keys = {"algorithm": cls.ALGORITHM, "scalar_algorithm": rest, **(groups or {})}
         return cls(param_groups(model, **keys), **arguments)
+
+
+Settings = dict[str, Any]
+"""Arguments by name."""
+
+
+def _is_target(targets: str | Sequence[str], name: str) -> bool:
+    """True for a module that ``optim_target_modules`` names: by a part of its path or by a pattern."""
+    if isinstance(targets, str):
+        everything = targets.replace("_", "-") == "all-linear"
+        return everything or re.fullmatch(targets, name) is not None
+    return any(target in name or re.fullmatch(target, name) for target in targets)
+
+
+class LowRankFactory:
+    """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of GaLore and APOLLO: `from_name` returns it.
+
+    Weights of the ``nn.Linear`` modules that ``targets`` names are projected, others are stepped by AdamW.
+    Parameters of fewer than two dimensions do not decay. The decisions are logged to ``oxidion.hf``.
+    """
+
+    def __call__(
+        self,
+        model: nn.Module,
+        optimizer: str,
+        targets: str | Sequence[str],
+        projection: Mapping[str, Any],
+        **arguments: Any,
+    ) -> OxOptimizer:
+        """The optimizer for a model.
+
+        Args:
+            model: its parameters that require gradients are sorted into groups.
+            optimizer: name of the class.
+            targets: "all-linear", a pattern that matches the whole path of a module, or a list of parts of
+                paths and of such patterns.
+            projection: keys of the group that is projected.
+            **arguments: of the class.
+
+        Raises:
+            ValueError: where no module is a target.
+        """
+        projected: list[tuple[str, Tensor]] = []
+        others: list[tuple[str, Tensor]] = []
+        bare: list[tuple[str, Tensor]] = []
+        weights = {
+            id(module.weight)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and _is_target(targets, name)
+        }
+        for name, param in model.named_parameters():
+            if param.requires_grad:
+                rest = others if param.ndim > 1 else bare
+                (projected if id(param) in weights else rest).append((name, param))
+                logger.info("%s: %s", name, "projected" if id(param) in weights else "not projected")
+        if not projected:
+            raise ValueError(f"optim_target_modules={targets!r} names no nn.Linear that requires a gradient")
+        groups = [
+            {"params": params, **keys}
+            for params, keys in (
+                (projected, dict(projection)),
+                (others, {"rank": None}),
+                (bare, {"rank": None, "weight_decay": 0.0}),
+            )
+            if params
+        ]
+        made: OxOptimizer = getattr(optim, optimizer)(groups, **arguments)
+        return made
+
+
+def _value(text: str) -> Any:
+    """A number, a flag or None that a text spells; else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_optim_args(given: str | Mapping[str, Any] | None) -> Settings:
+    """Arguments of ``optim_args``: ``key=value`` with commas between, or a mapping.
+
+    Raises:
+        ValueError: for a part without a value.
+    """
+    if isinstance(given, str):
+        parts = [part.partition("=") for part in given.replace(" ", "").split(",") if part]
+        if wrong := [key for key, sign, _ in parts if not sign]:
+            raise ValueError(
+                f"optim_args must be 'key=value,key=value', got {given!r}: {wrong[0]!r} has no value"
+            )
+        return {key: _value(value) for key, _, value in parts}
+    return {key: _value(value) if isinstance(value, str) else value for key, value in (given or {}).items()}
+
+
+Made = tuple[type[Any], Settings]
+Maker = Callable[[Any, Settings], Made]
+
+
+def _common(args: Any) -> Settings:
+    return {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+
+
+def _adamw(args: Any, options: Settings, **own: Any) -> Made:
+    adam = {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    return optim.AdamW, {**_common(args), **adam, **own, **options}
+
+
+def _adamw_8bit(args: Any, options: Settings) -> Made:
+    if "bf16_stochastic_round" in options:
+        options["stochastic_rounding"] = options.pop("bf16_stochastic_round")
+    return _adamw(args, options, state_bits=8)
+
+
+def _lion(args: Any, options: Settings, **own: Any) -> Made:
+    betas = (args.adam_beta1, args.adam_beta2)
+    return optim.Lion, {**_common(args), "betas": betas, **own, **options}
+
+
+def _ademamix(args: Any, options: Settings, **own: Any) -> Made:
+    defaults = {"beta1": args.adam_beta1, "beta2": args.adam_beta2, "beta3": 0.9999}
+    betas = tuple(float(options.pop(key, value)) for key, value in defaults.items())
+    ramps = [options.pop(key, None) for key in ("t_alpha", "t_beta3")]
+    if ramps[0] != ramps[1]:
+        raise ValueError(
+            f"t_alpha and t_beta3 of AdEMAMix must be equal here, got {ramps[0]} and {ramps[1]}: the slow "
+            "average and its share grow together"
+        )
+    settings = {
+        **_common(args),
+        "betas": betas,
+        "eps": args.adam_epsilon,
+        "t_alpha_beta3": ramps[0],
+    }
+    return optim.AdEMAMix, {**settings, **own, **options}
+
+
+def _adafactor(args: Any, options: Settings) -> Made:
+    manual = {"scale_parameter": False, "relative_step": False}
+    return optim.Adafactor, {**_common(args), **manual, **options}
+
+
+def _low_rank(optimizer: str, keys: Settings, args: Any, options: Settings, **own: Any) -> Made:
+    targets = args.optim_target_modules
+    if targets is None:
+        raise ValueError(
+            f"{optimizer} needs optim_target_modules, the modules whose weights are projected: 'all-linear', "
+            "or a list as ['attn', 'mlp']"
+        )
+    projection = {key: options.pop(key, value) for key, value in keys.items()}
+    _, settings = _adamw(args, options, **own)
+    named = {"optimizer": optimizer, "targets": targets, "projection": projection}
+    return LowRankFactory, {**named, **settings}
+
+
+_GALORE = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+_APOLLO = {"rank": 128, "update_proj_gap": 200, "scale": 1.0, "proj_type": "std", "scale_type": "channel"}
+
+
+def _galore(args: Any, options: Settings, state_bits: int = 32) -> Made:
+    own = {"svd": "exact", "decay_order": "galore", "state_bits": state_bits}
+    return _low_rank("GaLoreAdamW", _GALORE, args, options, **own)
+
+
+def _apollo(args: Any, options: Settings) -> Made:
+    if options.pop("proj", "random") != "random":
+        raise ValueError(
+            "proj must be 'random': APOLLO projects by random matrices here, never by a decomposition"
+        )
+    return _low_rank("APOLLOAdamW", _APOLLO, args, options)
+
+
+_NAMES: dict[str, Maker] = {
+    "adamw_torch": _adamw,
+    "adamw_torch_fused": _adamw,
+    "adamw_torch_8bit": _adamw_8bit,
+    "adamw_8bit": _adamw_8bit,
+    "adamw_bnb_8bit": _adamw_8bit,
+    "adafactor": _adafactor,
+    "ademamix": _ademamix,
+    "ademamix_8bit": lambda args, options: _ademamix(args, options, state_bits=8),
+    "lion_32bit": _lion,
+    "lion_8bit": lambda args, options: _lion(args, options, state_bits=8),
+    "galore_adamw": _galore,
+    "galore_adamw_8bit": lambda args, options: _galore(args, options, state_bits=8),
+    "apollo_adamw": _apollo,
+}
+"""Values of ``TrainingArguments.optim`` that a class of this package stands for."""
+
+_LACKS = {
+    r"galore_adafactor.*": "GaLore with Adafactor's moments; 'galore_adamw_8bit'",
+    r".*_layerwise": "steps within the backward pass; the name without '_layerwise', which steps after it",
+    r"schedule_free_.*": "averages of the weights; 'adamw_torch' with a schedule, or transformers' own",
+    r"paged_.*": "states paged between host and device; 'adamw_8bit', 'ademamix_8bit' or 'lion_8bit'",
+    r"adamw_torch_4bit": "states of 4 bits; 'adamw_torch_8bit'",
+    r"adamw_torch_xla|adamw_torch_npu_fused": "devices other than CPUs and CUDA's; transformers' own",
+    r"adamw_anyprecision": "Kahan summation; 'adamw_torch_8bit' or oxidion.AdamW(state_dtype=...)",
+    r"sgd|adagrad|rmsprop.*|lomo|adalomo|grokadamw|stable_adamw": "that algorithm; transformers' own",
+}
+"""Patterns of values of ``TrainingArguments.optim`` that have no counterpart: what is missing; what to do."""
+
+
+def _for_matrices(args: Any, options: Settings, *, optimizer: str) -> Made:
+    return OptimizerFactory, {"optimizer": optimizer, **_common(args), **options}
+
+
+def _makers() -> dict[str, Maker]:
+    """Every name that `from_name` takes: transformers' and those of the algorithms for matrices."""
+    made = dict(_NAMES)
+    for name in optim.__all__:
+        cls = getattr(optim, name)
+        if isinstance(cls, type) and issubclass(cls, OxOptimizer) and cls.MATRIX and not cls.TAKES_VECTORS:
+            made[name.lower()] = partial(_for_matrices, optimizer=name)
+    return made
+
+
+def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, Any]]:
+    """Class and arguments for a value of ``TrainingArguments.optim``, computed by this package.
+
+    ::
+
+        args = TrainingArguments(..., optim_target_modules=["attn", "mlp"], optim_args="rank=64")
+        trainer = Trainer(model, args, optimizer_cls_and_kwargs=hf.from_name("galore_adamw", args))
+
+    Arguments of the training count as they do there: ``learning_rate``, ``weight_decay``, betas and epsilon
+    of Adam, ``optim_args`` and ``optim_target_modules``. Unlike there, decay, betas and epsilon count in all
+    groups of GaLore and APOLLO too. Keys of ``optim_args`` that transformers does not know are arguments of
+    the class.
+
+    Args:
+        name: as "adamw_torch", "adafactor", "galore_adamw", "lion_8bit"; or a class for matrices in lower
+            case, as "muon", beside which AdamW steps all other parameters.
+        args: ``TrainingArguments``, or any object with those attributes.
+        **more: arguments that win over those of ``args``.
+
+    Returns:
+        A class or a factory, and its keyword arguments.
+
+    Raises:
+        ValueError: for names and settings that this package has nothing for, with the way out.
+    """
+    word = str(getattr(name, "value", name))
+    makers = _makers()
+    if word not in makers:
+        for pattern, text in _LACKS.items():
+            if re.fullmatch(pattern, word):
+                lacks, _, way_out = text.partition("; ")
+                raise ValueError(f"optim={word!r}: oxidion has not {lacks}. Take {way_out}")
+        raise ValueError(
+            f"optim must be a name that oxidion has, got {word!r}; the nearest is {nearest(word, makers)!r}"
+        )
+    cls, settings = makers[word](args, read_optim_args(args.optim_args))
+    return cls, {**settings, **more}

@@ -191,6 +191,21 @@ def _root(param: Tensor) -> Any:
     return root_mesh(getattr(param, "device_mesh", None))
 
 
+def mesh_of(group: Any, device: str) -> Any:
+    """A mesh of one dimension over the ranks of a process group."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh.from_group(group, device)
+
+
+def sharded(own: Tensor, mesh: Any, dim: int) -> Tensor:
+    """A DTensor of equal parts along a dimension, of which this process holds ``own``."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole: Tensor = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False)
+    return whole
+
+
 def is_distributed(value: object) -> bool:
     """True for a DTensor."""
     return hasattr(value, "_local_tensor")

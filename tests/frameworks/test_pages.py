@@ -1,0 +1,261 @@
+"""Code of the pages about frameworks, run where those are installed; wandb by a stand-in too."""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oxidion
+
+from . import stubs
+from .models import peer
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "frameworks"
+Patch = pytest.MonkeyPatch
+
+
+def blocks(page: str) -> list[str]:
+    """The Python code of a page."""
+    text = (PAGES / f"{page}.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def block(page: str, word: str) -> str:
+    """The one block of a page that has a word."""
+    (found,) = (code for code in blocks(page) if word in code)
+    return found
+
+
+def run(code: str, **given: Any) -> dict[str, Any]:
+    """Names that code leaves behind."""
+    names: dict[str, Any] = {"__name__": "page", **given}
+    exec(compile(code, "page", "exec"), names)
+    return names
+
+
+def logged() -> dict[str, Any]:
+    """What the first block of the page about logging leaves behind."""
+    return run(blocks("logging")[0])
+
+
+NAMES = {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_scalars_of_the_page_name_every_parameter_and_what_was_measured() -> None:
+    measured = logged()["measured"]
+    for key in ("update_rms", "param_rms"):
+        assert {name for name in NAMES if measured[f"optimizer/{key}/{name}"] > 0} == NAMES
+    assert {name for name in measured if "orthogonality_error" in name} == {
+        "optimizer/orthogonality_error/0.weight",
+        "optimizer/orthogonality_error/2.weight",
+    }
+    assert measured["optimizer/bytes_sent"] == 0
+
+
+def test_tensorboard_itself_reads_back_what_the_page_writes(tmp_path: Path, monkeypatch: Patch) -> None:
+    peer("tensorboard", monkeypatch)
+    peer("torch.utils.tensorboard", monkeypatch)
+    reader = peer("tensorboard.backend.event_processing.event_accumulator", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    names = logged()
+    run(block("logging", "SummaryWriter"), **names)
+    found = reader.EventAccumulator(str(tmp_path / "runs" / "muon"))
+    found.Reload()
+    tags = set(found.Tags()["scalars"])
+    assert tags == set(names["measured"])
+    events = found.Scalars("optimizer/update_rms/0.weight")
+    assert [event.step for event in events] == [0, 50]
+    assert all(event.value > 0 for event in events)
+
+
+class Run:
+    """What ``wandb.init`` returns, as far as it is called."""
+
+    def __init__(self) -> None:
+        self.logged: dict[int, dict[str, float]] = {}
+        self.finished = False
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Keeps values, which have to be plain numbers."""
+        assert all(isinstance(value, (int, float)) for value in values.values())
+        self.logged[step] = values
+
+    def finish(self) -> None:
+        """Ends the run."""
+        self.finished = True
+
+
+def test_wandb_by_a_stand_in_gets_numbers_by_step(monkeypatch: Patch) -> None:
+    made, settings = Run(), {}
+
+    def init(**given: Any) -> Run:
+        settings.update(given)
+        return made
+
+    stubs.installed(monkeypatch, "wandb", init=init)
+    names = logged()
+    run(block("logging", "wandb.init"), **names)
+    assert (settings["mode"], settings["config"]) == ("offline", {"groups": [2, 2]})
+    assert list(made.logged) == [0, 50]
+    assert made.logged[50].keys() == names["measured"].keys()
+    assert made.finished
+
+
+def test_table_of_the_page_has_a_row_for_each_parameter() -> None:
+    optimizer = logged()["optimizer"]
+    rows = optimizer.explain().to_dict()
+    (code,) = re.findall(r"data=(list\(.*?\)\))\)`", (PAGES / "logging.md").read_text())
+    assert len(eval(code, {"rows": rows})) == len(NAMES)
+
+
+@pytest.mark.filterwarnings("default")  # of wandb and what it imports
+def test_wandb_itself_keeps_an_offline_run(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for key in ("WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb = peer("wandb", monkeypatch)
+    if not hasattr(wandb, "init"):
+        pytest.skip("a folder of that name, and no wandb")
+    run(block("logging", "wandb.init"), **logged())
+    (kept,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert os.path.getsize(kept) > 0
+
+
+def test_torchtitan_itself_takes_the_configuration_of_the_page(monkeypatch: Patch) -> None:
+    module = peer("torchtitan.components.optimizer", monkeypatch)
+    container = module.OptimizersContainer
+    monkeypatch.setattr(
+        container, "_resolve_optimizer_factory", staticmethod(container._resolve_optimizer_factory)
+    )
+    config = run(block("torchtitan", "titan.register"))["optimizer"]
+    layer = nn.ModuleDict({"wq": nn.Linear(4, 4, bias=False), "attention_norm": nn.RMSNorm(4)})
+    model = nn.ModuleDict({"tok_embeddings": nn.Embedding(5, 4), "layers": nn.ModuleDict({"0": layer})})
+    matrices, rest = container(config, model_parts=[model])
+    assert (type(matrices), type(rest)) == (oxidion.Muon, oxidion.AdamW)
+    assert matrices.param_groups[0]["param_names"] == ["layers.0.wq.weight"]
+    assert len(rest.param_groups[0]["params"]) == 2
+
+
+def test_megatron_itself_takes_the_configuration_of_the_page(monkeypatch: Patch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    registry = peer("megatron.core.optimizer.emerging_optimizers", monkeypatch)
+    if not registry.HAVE_EMERGING_OPTIMIZERS:
+        pytest.skip("no Emerging-Optimizers")
+    monkeypatch.setattr(registry, "_EMERGING_OPTIMIZERS", dict(registry._EMERGING_OPTIMIZERS))
+    names = run(block("megatron", "megatron.register("))
+    model = nn.Linear(6, 8, bias=False)
+    groups = stubs.groups_of(model)
+    made, _ = registry._create_emerging_optimizer(names["config"], groups, names["name"], [model], None)
+    assert type(made) is oxidion.Muon
+    keys = ("lr", "weight_decay", "mu", "nesterov", "adjust_lr")
+    assert [made.param_groups[0][key] for key in keys] == [3e-4, 0.1, 0.95, True, "match_rms_adamw"]
+
+
+def test_emerging_optimizers_itself_finds_what_the_page_asks_for(monkeypatch: Patch) -> None:
+    found = peer("emerging_optimizers.registry", monkeypatch)
+    monkeypatch.setattr(found, "_OPTIMIZERS", dict(found._OPTIMIZERS))
+    assert run(block("megatron", "register_emerging"))["optimizer_cls"] is oxidion.Dion
+
+
+@pytest.mark.filterwarnings("ignore")  # Composer is made for older packages
+def test_composer_itself_trains_and_goes_on_as_the_page_says(tmp_path: Path, monkeypatch: Patch) -> None:
+    peer("composer", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    names = run(block("composer", "ComposerModel"))
+    optimizer, trainer = names["optimizer"], names["trainer"]
+    assert [group["step"] for group in optimizer.param_groups] == [8, 8]
+    path = trainer.save_checkpoint("kept.pt")
+    model = names["Model"]()
+    again = oxidion.Muon(oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=3e-4))
+    other = names["Trainer"](
+        model=model,
+        train_dataloader=names["data"],
+        optimizers=again,
+        max_duration="3ep",
+        device="cpu",
+        progress_bar=False,
+        load_path=path,
+    )
+    other.fit()
+    assert [group["step"] for group in again.param_groups] == [12, 12]
+
+
+def test_groups_may_be_given_anew_with_other_parameters() -> None:
+    """Composer does so once it has sharded the model."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+    optimizer = oxidion.Muon(oxidion.param_groups(model, algorithm="muon", lr=0.02))
+    others = {name: nn.Parameter(param.detach().clone()) for name, param in model.named_parameters()}
+    groups = [
+        {**group, "params": [others[name] for name in group["param_names"]]}
+        for group in optimizer.param_groups
+    ]
+    optimizer.state.clear()
+    optimizer.param_groups.clear()
+    for group in groups:
+        optimizer.add_param_group(group)
+    for param in others.values():
+        param.grad = torch.ones_like(param)
+    before = {name: param.detach().clone() for name, param in others.items()}
+    optimizer.step()
+    assert not any(torch.equal(before[name], param) for name, param in others.items())
+    assert [row["name"] for row in optimizer.explain()] == ["0.weight", "1.weight", "0.bias", "1.bias"]
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "dion"])
+def test_flat_tensors_in_place_of_matrices_are_refused(algorithm: str) -> None:
+    """ZeRO and the older FSDP put them there."""
+    model = nn.Linear(4, 6)
+    groups = oxidion.param_groups(model, algorithm=algorithm, lr=0.02)
+    optimizer = {"muon": oxidion.Muon, "dion": oxidion.Dion}[algorithm](groups)
+    flat = torch.zeros(24)
+    flat.grad = torch.ones(24)
+    optimizer.param_groups[0]["params"] = [flat]
+    with pytest.raises(ValueError, match="weight: a matrix algorithm needs a parameter with at least 2"):
+        optimizer.step()
+    assert not flat.any()
+
+
+def test_parameters_that_zero_3_has_flattened_are_refused_with_the_way_out() -> None:
+    weight = nn.Parameter(torch.zeros(4, 6))
+    weight.ds_id = 0  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"DeepSpeed ZeRO-3 flattens its parameters; use FSDP2"):
+        oxidion.AdamW([weight])
+
+
+def test_ray_s_function_is_the_one_of_any_script(monkeypatch: Patch) -> None:
+    """Ray by a stand-in that wraps nothing: what is left is torch's and ours."""
+    model_of = types.SimpleNamespace(made=[])
+    reports: list[dict[str, float]] = []
+
+    def prepared(model: nn.Module) -> nn.Module:
+        model.process_group = None  # type: ignore[assignment]
+        model_of.made.append(model)
+        return model
+
+    stubs.installed(monkeypatch, "ray.train", report=reports.append, ScalingConfig=lambda **given: given)
+    torch_module = stubs.installed(monkeypatch, "ray.train.torch", prepare_model=prepared)
+    import sys
+
+    train = sys.modules["ray.train"]
+    train.report, train.ScalingConfig, train.torch = reports.append, lambda **given: given, torch_module
+    sys.modules["ray"].train = train
+
+    class TorchTrainer:
+        """Calls the function in this process."""
+
+        def __init__(self, function: Any, *, train_loop_config: Any, scaling_config: Any) -> None:
+            assert scaling_config == {"num_workers": 2}
+            function(train_loop_config)
+
+    torch_module.TorchTrainer = TorchTrainer
+    run(block("ray", "TorchTrainer"))
+    assert len(reports) == 10
+    assert reports[-1]["loss"] < reports[0]["loss"]
