@@ -4,22 +4,20 @@
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_accelerate.py
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_accelerate.py --fsdp2
 
-Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp2``, sharded by ``fully_shard``;
-on a CPU the processes meet over gloo.
+Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp2``, sharded by
+``fully_shard``; on a CPU the processes meet over gloo.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import shutil
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from accelerate import Accelerator, PartialState, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -46,7 +44,7 @@ def build_accelerator(fsdp2: bool, mixed_precision: str) -> Accelerator:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if fsdp2 else None
     accelerator = Accelerator(cpu=True, mixed_precision=mixed_precision, fsdp_plugin=plugin)
     if plugin is not None:
-        # Accelerate takes the plugin with accelerators only, and would wrap the model in DDP here without a word.
+        # Accelerate takes the plugin on devices only: on a CPU it would wrap the model in DDP without a word.
         accelerator.state.fsdp_plugin = plugin
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     return accelerator
@@ -61,10 +59,9 @@ class Run:
         model = network(seed)
         groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
         optimizer = oxidion.Muon(groups)
-        # The wrapper of the schedule steps it once a process; without step_with_optimizer=False it ends early.
-        schedule = torch.optim.lr_scheduler.LinearLR(
-            optimizer, 1.0, 0.1, total_iters=steps * accelerator.num_processes
-        )
+        # At each step Accelerate takes as many steps of the schedule as there are processes.
+        length = steps * accelerator.num_processes
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=length)
         loader = DataLoader(dataset(), batch_size=64 // accelerator.num_processes)
         self.model, self.optimizer, self.schedule, self.loader = accelerator.prepare(
             model, optimizer, schedule, loader
@@ -119,6 +116,9 @@ def main() -> int:
     equal = all(map(torch.equal, run.weights(), resumed.weights()))
     accelerator.print(f"{accelerator.distributed_type}, loss {first:.3f} -> {last:.4f}")
     accelerator.print(f"resumed at step {options.steps // 2}: bit-equal {equal}")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(folder)
     accelerator.end_training()
     return 0 if equal and last < first / 2 else 1
 

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_fabric.py
     torchrun --standalone --nproc-per-node 2 examples/frameworks/with_fabric.py --fsdp2
 
-Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp2``, sharded by ``fully_shard``
-in Fabric's ``ModelParallelStrategy``; on a CPU the processes meet over gloo.
+Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp2``, sharded by
+``fully_shard`` in Fabric's ``ModelParallelStrategy``; on a CPU the processes meet over gloo.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Fine-tunes LoRA adapters of a tiny Llama with PEFT and Muon, and resumes them from a checkpoint bit for bit.
+"""Trains LoRA adapters of a tiny Llama with PEFT and Muon, and resumes them from a checkpoint bit for bit.
 
     python examples/frameworks/with_peft.py
 
-The base model is random: what it learns is nothing, but that the adapters train and that the base stays as it
-is does not depend on that.
+The base is random and frozen; the adapters and a copy of the output layer are trained.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ def adapted_model(seed: int) -> nn.Module:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     base = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=32, **sizes))
     torch.manual_seed(seed)
-    return get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    config = LoraConfig(r=4, target_modules="all-linear", modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    return get_peft_model(base, config)
 
 
 def build_optimizer(model: nn.Module) -> oxidion.Muon:
-    """Muon for the adapters: ``param_groups`` leaves out what is frozen."""
-    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, weight_decay=0.0)
+    """Muon for the adapters, AdamW for the trained copy of the head; what is frozen is left out."""
+    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.0)
     return oxidion.Muon(groups)
 
 
@@ -86,7 +86,8 @@ def main() -> int:
     held = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     equal = all(map(torch.equal, model.parameters(), resumed.parameters()))
     untouched = all(torch.equal(p, base[name]) for name, p in model.named_parameters() if name in base)
-    print(f"{held} of {sum(p.numel() for p in model.parameters())} parameters are trained, the base untouched {untouched}")
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{held} of {count} parameters are trained, the base untouched {untouched}")
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     print(f"resumed at step {half}: bit-equal {equal}")
     return 0 if equal and untouched and losses[-1] < losses[0] - 0.5 else 1

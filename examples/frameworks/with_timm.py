@@ -3,7 +3,7 @@
     python examples/frameworks/with_timm.py
     python examples/frameworks/with_timm.py --model resnet
 
-The images are bars of sixteen directions with noise, made here.
+The images are bars in eight directions with noise, made here.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ def build_model(name: str, seed: int) -> nn.Module:
     if name == "vit":
         sizes = {"img_size": SIZE, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
         return timm.create_model("vit_tiny_patch16_224", in_chans=1, num_classes=CLASSES, **sizes)
-    return timm.create_model("resnet10t", in_chans=1, num_classes=CLASSES)
+    sizes = {"channels": (16, 16, 32, 32), "stem_width": 8}
+    return timm.create_model("resnet10t", in_chans=1, num_classes=CLASSES, **sizes)
 
 
 def build_optimizer(model: nn.Module) -> oxidion.Muon:
-    """Muon for the matrices; timm's names of what must not decay are those that are no matrices either."""
-    tables = [f"^{name}$" for name in getattr(model, "no_weight_decay", set)()]
+    """Muon for matrices and filters; AdamW for positions, class tokens, the output layer and vectors."""
+    patterns = [f"^{name}$" for name in getattr(model, "no_weight_decay", set)()]
+    patterns.append(rf"^{model.pretrained_cfg['classifier']}\.")
     groups = oxidion.param_groups(
-        model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.01, scalar_patterns=tables
+        model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.01, scalar_patterns=patterns
     )
     return oxidion.Muon(groups)
 
@@ -92,7 +94,7 @@ def main() -> int:
     """Trains, resumes from a checkpoint of the middle with other initial weights, and compares the ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=("vit", "resnet"), default="vit")
-    parser.add_argument("--steps", type=int, default=60, help="length of the run")
+    parser.add_argument("--steps", type=int, default=100, help="length of the run")
     options = parser.parse_args()
     half = options.steps // 2
     run = Run(options.model, options.steps, seed=0)

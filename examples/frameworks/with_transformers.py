@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -68,9 +69,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40, help="length of the run, even")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the checkpoints, shared by all processes")
     options = parser.parse_args()
-    folder = options.out or Path(tempfile.gettempdir()) / f"with_transformers-{os.getppid()}"
+    folder = Path(tempfile.gettempdir()) / f"with_transformers-{os.getppid()}"  # the same in all processes
 
     trainer = build_trainer(folder, options.steps, seed=0, bf16=options.bf16)
     result = trainer.train()
@@ -82,6 +82,7 @@ def main() -> int:
     if trainer.is_world_process_zero():
         print(f"{options.steps} steps, mean loss {result.training_loss:.3f}")
         print(f"resumed at step {options.steps // 2}: bit-equal {equal}")
+        shutil.rmtree(folder)
     return 0 if equal else 1
 
 
