@@ -11,6 +11,7 @@ Under torchrun the model is wrapped in DistributedDataParallel or, with ``--fsdp
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -124,4 +125,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of gloo outlive their group, and may abort while Python is torn down

@@ -107,4 +107,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of gloo outlive their group, and may abort while Python is torn down
