@@ -57,7 +57,7 @@ def test_script_resumed_from_its_checkpoint_is_bit_equal(
         pytest.skip(f"no {package}: pip install --group frameworks")
     script, *arguments = shlex.split(command)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {
+    settings = {
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(tmp_path),
         "HF_HUB_OFFLINE": "1",
