@@ -56,12 +56,13 @@ def build_trainer(folder: Path, steps: int, seed: int, bf16: bool) -> Trainer:
         ddp_backend="gloo" if "RANK" in os.environ else None,
     )
     kwargs = {"optimizer": "Dion", "lr": 0.02, "weight_decay": 0.01, "groups": {"scalar_lr": 3e-3}}
-    return Trainer(
+    trainer = Trainer(
         tiny_model(seed),
         args,
         train_dataset=sequences(),
         optimizer_cls_and_kwargs=(OptimizerFactory, kwargs),
     )
+    return trainer
 
 
 def main() -> int:

@@ -63,7 +63,7 @@ def build_trainer(folder: Path, steps: int, seed: int, lora: bool) -> SFTTrainer
         bf16=False,
     )
     kwargs = {"optimizer": "Muon", "lr": 0.02, "weight_decay": 0.0, "groups": {"scalar_lr": 3e-3}}
-    return SFTTrainer(
+    trainer = SFTTrainer(
         tiny_model(seed),
         args,
         train_dataset=dataset(),
@@ -71,6 +71,7 @@ def build_trainer(folder: Path, steps: int, seed: int, lora: bool) -> SFTTrainer
         peft_config=LoraConfig(r=4, target_modules="all-linear") if lora else None,
         optimizer_cls_and_kwargs=(OptimizerFactory, kwargs),
     )
+    return trainer
 
 
 def main() -> int:

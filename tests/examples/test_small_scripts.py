@@ -74,9 +74,9 @@ def test_mnist1d_script_learns_more_than_chance_in_few_steps() -> None:
     assert accuracies[-1] > 0.3  # chance is 0.1
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def mnist1d() -> dict[str, Any]:
-    """The names of the script."""
+    """The names of the script, which a test may change."""
     return runpy.run_path(str(EXAMPLES / "train_mnist1d.py"))
 
 
