@@ -167,6 +167,19 @@ def test_mesh_that_was_built_again_is_the_same(two: Workers, name: str) -> None:
     assert max(two.run(wrapped.rebuilt_mesh, name)) <= CLOSE
 
 
+@pytest.mark.parametrize("made_first", [True, False])
+def test_fsdp1_makes_vectors_that_muon_refuses_and_that_later_groups_give_to_adamw(
+    two: Workers, made_first: bool
+) -> None:
+    for message, algorithms in two.run(wrapped.fsdp1, made_first):
+        if made_first:
+            assert "a matrix algorithm needs a parameter with at least 2 dimensions" in message
+            assert algorithms == {"muon", "adamw"}
+        else:
+            assert message == ""
+            assert algorithms == {"adamw"}
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
