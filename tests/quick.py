@@ -39,7 +39,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"src/.*\.rs()", ("tests/test_golden.py",)),
     (r"(?:docs/.*|README)\.md()", ("tests/meta",)),
     (r"docs/frameworks/\w+\.md()", ("tests/frameworks/test_pages.py",)),
-    (r"examples/frameworks/\w+\.py()", ("tests/frameworks/test_pages.py", "tests/frameworks/test_scripts.py")),
+    (r"examples/frameworks/\w+\.py()", ("tests/frameworks/test_*.py",)),
     (r"(?:examples|benchmarks)/(\w+)\.py", ("tests/examples/test_{}.py",)),
 )
 
