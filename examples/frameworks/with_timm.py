@@ -37,11 +37,7 @@ def build_model(name: str, seed: int) -> nn.Module:
 
 def build_optimizer(model: nn.Module) -> oxidion.Muon:
     """Muon for matrices and filters; AdamW for positions, class tokens, the output layer and vectors."""
-    patterns = [f"^{name}$" for name in getattr(model, "no_weight_decay", set)()]
-    patterns.append(rf"^{model.pretrained_cfg['classifier']}\.")
-    groups = oxidion.param_groups(
-        model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.01, scalar_patterns=patterns
-    )
+    groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=3e-3, weight_decay=0.01)
     return oxidion.Muon(groups)
 
 

@@ -45,6 +45,7 @@ def run(script: str, *arguments: str, path: Path | None = None) -> str:
         env=os.environ | environment,
     )
     assert done.returncode == 0, done.stderr
+    assert "guessed" not in done.stderr  # by param_groups: every parameter is known or named
     return done.stdout
 
 

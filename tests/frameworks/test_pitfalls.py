@@ -110,19 +110,16 @@ def adapted() -> Any:
     return peft.get_peft_model(tiny_llama(), peft.LoraConfig(r=2, target_modules=["embed_tokens", "q_proj"]))
 
 
-def test_peft_adapters_of_embeddings_are_matrices_unless_a_pattern_names_them() -> None:
+def test_peft_adapters_of_embeddings_are_no_matrices() -> None:
     model = adapted()
-
-    def those_of(algorithm: str, **keys: Any) -> set[str]:
-        optimizer = oxidion.Muon(oxidion.param_groups(model, algorithm="muon", lr=0.02, **keys))
-        found = algorithms(model, optimizer)
-        return {name.rpartition("lora_")[2] for name, used in found.items() if used == algorithm}
-
-    layers = {"A.default.weight", "B.default.weight"}
-    tables = {"embedding_A.default", "embedding_B.default"}
-    assert those_of("muon") == layers | tables
-    assert those_of("muon", scalar_patterns=["lora_embedding"]) == layers
-    assert those_of("adamw", scalar_patterns=["lora_embedding"]) == tables
+    optimizer = oxidion.Muon(oxidion.param_groups(model, algorithm="muon", lr=0.02))
+    found = {name.rpartition("lora_")[2]: used for name, used in algorithms(model, optimizer).items()}
+    assert found == {
+        "A.default.weight": "muon",
+        "B.default.weight": "muon",
+        "embedding_A.default": "adamw",
+        "embedding_B.default": "adamw",
+    }
 
 
 def test_peft_first_step_moves_b_and_not_a() -> None:
