@@ -38,6 +38,8 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"src/(?:plan|program|layout)\b.*\.rs()", ("tests/plan", "tests/distributed/test_layout_pairs.py")),
     (r"src/.*\.rs()", ("tests/test_golden.py",)),
     (r"(?:docs/.*|README)\.md()", ("tests/meta",)),
+    (r"docs/frameworks/\w+\.md()", ("tests/frameworks/test_shown_lines.py",)),
+    (r"examples/frameworks/\w+\.py()", ("tests/frameworks/test_*.py",)),
     (r"(?:examples|benchmarks)/(\w+)\.py", ("tests/examples/test_{}.py",)),
 )
 

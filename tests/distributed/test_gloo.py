@@ -168,6 +168,20 @@ def test_mesh_that_was_built_again_is_the_same(two: Workers, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("made_first", "message"),
+    [
+        (True, "ValueError: 0.weight: a matrix algorithm needs a parameter with at least 2 dimensions"),
+        (False, "TypeError: _fsdp_wrapped_module.0.weight: FullyShardedDataParallel (FSDP1) flattens"),
+    ],
+)
+def test_fsdp1_has_no_matrices_for_muon_made_before_or_after_it(
+    two: Workers, made_first: bool, message: str
+) -> None:
+    for error in two.run(wrapped.fsdp1, made_first):
+        assert error.startswith(message)
+
+
+@pytest.mark.parametrize(
     ("kind", "names"),
     [
         ("gradient", ("second", "rank 0 has a gradient, rank 1 none")),

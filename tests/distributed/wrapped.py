@@ -7,10 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+
+import oxidion
 
 from . import jobs
 
@@ -131,3 +133,21 @@ def tensor_parallel(name: str) -> float:
     optimizer = jobs.optimizer_of(network, name, **keys)
     jobs.train(network, optimizer, STEPS)
     return jobs.distance(network, name, STEPS)
+
+
+def fsdp1(made_first: bool) -> str:
+    """The error of Muon over parameters of FSDP1, made before or after it."""
+    network: nn.Module = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
+
+    def made() -> oxidion.Muon:
+        return oxidion.Muon(oxidion.param_groups(network, algorithm="muon", lr=0.02))
+
+    optimizer = made() if made_first else None
+    network = FullyShardedDataParallel(network, use_orig_params=True, device_id=torch.device("cpu"))
+    try:
+        optimizer = optimizer or made()
+        network(torch.randn(8, 32)).square().sum().backward()
+        optimizer.step()
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
