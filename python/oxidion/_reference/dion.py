@@ -31,12 +31,6 @@ def shape_of_q(
     return min(rows, cols), rank_of_q(rows, cols, rank_fraction, rank_multiple_of)
 
 
-def orthonormal_columns(p: Tensor) -> Tensor:
-    """Q of a Householder QR of ``p`` [m, r], m >= r."""
-    q: Tensor = torch.linalg.qr(p, mode="reduced")[0]
-    return q
-
-
 def product_type(group: Group) -> torch.dtype:
     """The type that products are rounded to: ``orth_dtype``, else by a parameter's ``dtype``, or float64."""
     name = group.get("orth_dtype")
@@ -45,18 +39,32 @@ def product_type(group: Group) -> torch.dtype:
     return torch.promote_types(group.get("dtype", torch.float64), torch.float32)
 
 
-def depends(product: Tensor, epsilon: float, first: bool) -> Tensor:
-    """Columns of ``product`` [m, r] that depend on those before them, as they are known to ``epsilon``.
+def own_directions(product: Tensor, epsilon: float, first: bool) -> Tensor:
+    """Orthonormal columns of ``product`` [m, r], m >= r, by Gram-Schmidt; zero where a column depends on others.
 
-    Where ``product = Q T`` has columns of size 1, those whose column of T's inverse has a norm of at least
-    1 / (8 epsilon). The size is the length of the longest column, where not ``first`` that of each.
+    With columns of size 1, one that is ``X y + rho q``, with X the kept ones before it and q its own direction,
+    depends on them if ``rho <= 8 epsilon sqrt(1 + |y|^2)``: no more than rounding makes of it and of X. The size
+    is the length of the longest column, where not ``first`` that of each.
     """
-    sizes = product.norm(dim=0)
-    sizes = sizes.max().expand_as(sizes) if first else sizes
-    upper = torch.linalg.qr(product, mode="r")[1] / sizes.masked_fill(sizes == 0, 1.0)
-    inverse = torch.linalg.solve_triangular(upper, torch.eye(len(sizes), dtype=upper.dtype), upper=True)
-    independent: Tensor = inverse.norm(dim=0) < 1.0 / (8.0 * epsilon)
-    return ~independent
+    peaks = product.abs().amax(dim=0)
+    peaks = peaks.max().expand_as(peaks) if first else peaks
+    unit = product / peaks.masked_fill(peaks == 0, 1.0)
+    lengths = unit.norm(dim=0)
+    lengths = lengths.max().expand_as(lengths) if first else lengths
+    unit /= lengths.masked_fill(lengths == 0, 1.0)
+    basis, inverse = torch.zeros_like(unit), torch.zeros(unit.shape[1], unit.shape[1], dtype=unit.dtype)
+    for j, column in enumerate(unit.T):
+        rest, shares = column.clone(), torch.zeros_like(inverse[0])
+        for _ in range(2):  # The second time takes away what rounding left.
+            again = basis.mT @ rest
+            rest -= basis @ again
+            shares += again
+        rho, y = rest.norm(), inverse @ shares
+        if rho > 8.0 * epsilon * (1.0 + y.square().sum()).sqrt():
+            basis[:, j] = rest / rho
+            inverse[:, j] = -y / rho
+            inverse[j, j] = 1.0 / rho
+    return basis
 
 
 def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -100,8 +108,7 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
         product = b_mn @ r_nr
         # Narrow products are rounded once, by half a unit in the last place.
         epsilon = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
-        own = ~depends(product, epsilon, iteration == 0)
-        p_mr = orthonormal_columns(product) * own
+        p_mr = own_directions(product, epsilon, iteration == 0)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
     share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)
