@@ -31,27 +31,46 @@ def shape_of_q(
     return min(rows, cols), rank_of_q(rows, cols, rank_fraction, rank_multiple_of)
 
 
+def momentum_type(group: Group) -> torch.dtype:
+    """The type that the momentum is stored in: by ``state_types``, else that of the parameter, or float64."""
+    types: dict[str, torch.dtype] = group.get("state_types", {})
+    return types.get("momentum", group.get("dtype", torch.float64))
+
+
 def product_type(group: Group) -> torch.dtype:
     """The type that products are rounded to: ``orth_dtype``, else by a parameter's ``dtype``, or float64."""
     name = group.get("orth_dtype")
     if name not in (None, "auto"):
         return name if isinstance(name, torch.dtype) else getattr(torch, str(name))
-    return torch.promote_types(group.get("dtype", torch.float64), torch.float32)
+    product = torch.promote_types(group.get("dtype", torch.float64), torch.float32)
+    return torch.float64 if momentum_type(group) == torch.float64 else product
 
 
-def own_directions(product: Tensor, epsilon: float, first: bool) -> Tensor:
+def stored_rounding(group: Group) -> float:
+    """Relative rounding, on average, of an element of the momentum: a quarter of a unit in the last place.
+
+    That of codes of 8 bits is 2^-8.
+    """
+    dtype = momentum_type(group)
+    return float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-8
+
+
+def own_directions(product: Tensor, rounding: float, stored: float | None) -> Tensor:
     """Orthonormal columns of ``product`` [m, r], m >= r, by Gram-Schmidt; zero where a column depends on others.
 
-    With columns of size 1, one that is ``X y + rho q``, with X the kept ones before it and q its own direction,
-    depends on them if ``rho <= 8 epsilon sqrt(1 + |y|^2)``: no more than rounding makes of it and of X. The size
-    is the length of the longest column, where not ``first`` that of each.
+    With columns divided by the size of their rounding, one that is ``X y + rho q``, with X the kept ones before it
+    and q its own direction, depends on them if ``rho <= 8 sqrt(1 + |y|^2)``: no more than rounding makes of it and
+    of X. That size is ``rounding`` times the length of the longest column or, if that is more, ``stored`` times the
+    root mean square of all lengths; without ``stored`` it is ``rounding`` times the length of each.
     """
     peaks = product.abs().amax(dim=0)
-    peaks = peaks.max().expand_as(peaks) if first else peaks
+    peaks = peaks if stored is None else peaks.max().expand_as(peaks)
     unit = product / peaks.masked_fill(peaks == 0, 1.0)
     lengths = unit.norm(dim=0)
-    lengths = lengths.max().expand_as(lengths) if first else lengths
-    unit /= lengths.masked_fill(lengths == 0, 1.0)
+    sizes = rounding * lengths
+    if stored is not None:
+        sizes = torch.maximum(sizes.max(), stored * lengths.square().mean().sqrt()).expand_as(sizes)
+    unit = unit / sizes.masked_fill(sizes == 0, 1.0)
     basis, inverse = torch.zeros_like(unit), torch.zeros(unit.shape[1], unit.shape[1], dtype=unit.dtype)
     for j, column in enumerate(unit.T):
         rest, shares = column.clone(), torch.zeros_like(inverse[0])
@@ -60,7 +79,7 @@ def own_directions(product: Tensor, epsilon: float, first: bool) -> Tensor:
             rest -= basis @ again
             shares += again
         rho, y = rest.norm(), inverse @ shares
-        if rho > 8.0 * epsilon * (1.0 + y.square().sum()).sqrt():
+        if rho > 8.0 * (1.0 + y.square().sum()).sqrt():
             basis[:, j] = rest / rho
             inverse[:, j] = -y / rho
             inverse[j, j] = 1.0 / rho
@@ -108,7 +127,9 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
         product = b_mn @ r_nr
         # Narrow products are rounded once, by half a unit in the last place.
         epsilon = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
-        p_mr = own_directions(product, epsilon, iteration == 0)
+        stored = stored_rounding(group)
+        first = iteration == 0
+        p_mr = own_directions(product, epsilon if first else max(epsilon, stored), stored if first else None)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
     share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)
