@@ -47,10 +47,10 @@ impl Rounding {
 }
 
 /// Finds the columns that are more than their part in the span of those before them, and their basis; none where all
-/// are, or where X is not finite.
+/// are, or where X is not finite. `q_mr` is Q.
 ///
-/// A column `x = X₀·y + ρ·q`, with X₀ those before it, has a rounding of ε times its size, and so has each of X₀: with
-/// sizes of 1 its own part ρ has an error of `ε·√(1 + ‖y‖²)`, and is nothing else unless it is 8 times as large. As
+/// A column `x = X₀·y + ρ·q`, with X₀ the kept ones before it, has a rounding of ε times its size, and so has each of X₀:
+/// with sizes of 1 its own part ρ has an error of `ε·√(1 + ‖y‖²)`, and is nothing else unless it is 8 times as large. As
 /// `√(1 + ‖y‖²) / ρ` is the norm of a column of T⁻¹, products of T⁻ᵀ with some random signs tell if there is any.
 pub(super) fn independent(
     x_mr: &Tensor,
@@ -58,29 +58,22 @@ pub(super) fn independent(
     epsilon: f64,
     rounding: Rounding,
 ) -> Result<Option<Independent>> {
-    let Some(Units { unit_mr, mut columns, epsilon }) = units(x_mr, epsilon, rounding)? else { return Ok(None) };
-    let all = usize::try_from(unit_mr.size()[1]).unwrap_or(0);
-    let select =
-        |columns: &[i64]| Ok::<_, Error>(unit_mr.f_index_select(1, &Tensor::f_from_slice(columns)?)?);
-    let mut basis_mk = q_mr.f_to_kind(unit_mr.f_kind()?)?;
-    // Behind a column without a direction of its own Q has another part of the others.
-    let mut is_prefix = columns.last().is_none_or(|&last| usize::try_from(last + 1) == Ok(columns.len()));
-    while !columns.is_empty() {
-        let some_mk = select(&columns)?;
-        basis_mk = if is_prefix {
-            basis_mk.f_narrow(1, 0, to_i64(columns.len())?)?
-        } else {
-            Tensor::f_linalg_qr(&some_mk, "reduced")?.0
-        };
-        let Some((first, others)) = first_dependent(&some_mk, &basis_mk, epsilon)? else { break };
-        is_prefix = others.is_empty();
-        columns = (0..first).chain(others).map(|i| columns[i]).collect();
-        if is_prefix {
-            basis_mk = basis_mk.f_narrow(1, 0, to_i64(first)?)?;
-            break;
-        }
+    let Some((unit_mr, epsilon)) = units(x_mr, epsilon, rounding)? else { return Ok(None) };
+    let q_mr = q_mr.f_to_kind(unit_mr.f_kind()?)?;
+    let own_r = unit_mr.f_mul(&q_mr)?.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?.f_abs()?;
+    // A column that depends on others has little of its own, or no less than three of these have.
+    if numbers(&own_r)?.into_iter().all(|own| own >= epsilon.powf(0.25)) {
+        return Ok(None);
     }
-    Ok((columns.len() < all).then_some(Independent { columns, basis_mk }))
+    let mut t_rr = q_mr.f_tr()?.f_mm(&unit_mr)?.f_to_kind(Kind::Double)?;
+    let _ = t_rr.f_triu_(0)?;
+    let bound = 1.0 / (ROUNDINGS * epsilon);
+    let Some(first) = first_dependent(&t_rr, bound)? else { return Ok(None) };
+    let (kept, more_kk) = behind(&t_rr, first, bound)?;
+    let at = to_i64(first)?;
+    let rest_mk = q_mr.f_narrow(1, at, q_mr.size()[1] - at)?.f_mm(&more_kk.f_to_kind(q_mr.f_kind()?)?)?;
+    let columns = (0..first).chain(kept).map(to_i64).collect::<Result<_>>()?;
+    Ok(Some(Independent { columns, basis_mk: Tensor::f_cat(&[q_mr.f_narrow(1, 0, at)?, rest_mk], 1)? }))
 }
 
 /// Columns that do not depend on those before them.
@@ -92,17 +85,8 @@ pub(super) struct Independent {
     pub(super) basis_mk: Tensor,
 }
 
-/// Columns over their size.
-struct Units {
-    unit_mr: Tensor,
-    /// Those that are not zero.
-    columns: Vec<i64>,
-    /// Their relative rounding.
-    epsilon: f64,
-}
-
-/// The columns over their size; none where not all is finite.
-fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<Units>> {
+/// The columns over their size, and their relative rounding; none where not all is finite.
+fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<(Tensor, f64)>> {
     let kind = if x_mr.f_kind()? == Kind::Double { Kind::Double } else { Kind::Float };
     let wide_mr = x_mr.f_to_kind(kind)?;
     let over = if rounding.of == Size::Each { [0].as_slice() } else { &[0, 1] };
@@ -114,49 +98,91 @@ fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<Units
     }
     let scaled_mr = wide_mr.f_div(&largest.f_masked_fill(&largest.f_eq(0.0)?, 1.0)?)?;
     let length_1r = scaled_mr.f_norm_scalaropt_dim(2.0, [0], true)?;
-    let lengths = numbers(&length_1r.f_select(0, 0)?.f_to_kind(Kind::Double)?)?;
-    let epsilon = rounding.relative(epsilon, &lengths);
-    let columns = (0..).zip(lengths).filter(|(_, length)| *length > 0.0).map(|(column, _)| column).collect();
+    let epsilon = rounding.relative(epsilon, &numbers(&length_1r.f_select(0, 0)?.f_to_kind(Kind::Double)?)?);
     let size = match rounding.of {
         // At least 1 where there is any.
         Size::Each => length_1r.f_clamp_min(0.5)?,
         Size::All => length_1r.f_amax([0, 1].as_slice(), true)?.f_clamp_min(0.5)?,
     };
-    Ok(Some(Units { unit_mr: scaled_mr.f_div(&size)?, columns, epsilon }))
+    Ok(Some((scaled_mr.f_div(&size)?, epsilon)))
 }
 
-/// The first column that depends on those before it, and those behind it that do not depend on these either.
-fn first_dependent(x_mk: &Tensor, q_mk: &Tensor, epsilon: f64) -> Result<Option<(usize, Vec<usize>)>> {
-    let mut t_kk = q_mk.f_tr()?.f_mm(x_mk)?.f_to_kind(Kind::Double)?;
-    let _ = t_kk.f_triu_(0)?;
-    let transposed_kk = t_kk.f_tr()?;
-    // Squares of the norms of the columns of T⁻¹, up to the first that depends on others: forwards, so that nothing
-    // behind one is in them.
-    let seen = |z_kz: &Tensor| squares(&transposed_kk.f_linalg_solve_triangular(z_kz, false, true, false)?, 1);
-    let bound = (ROUNDINGS * epsilon).powi(-2);
-    let signs_kz = probes(t_kk.size()[0], &t_kk)?.f_select(0, 0)?;
+/// The first column of which the column of T⁻¹ has at least this norm.
+fn first_dependent(t_rr: &Tensor, bound: f64) -> Result<Option<usize>> {
+    let transposed_rr = t_rr.f_tr()?;
+    // Forwards, so that nothing behind a column is in its number.
+    let seen = |z_rz: &Tensor| squares(&transposed_rr.f_linalg_solve_triangular(z_rz, false, true, false)?, 1);
+    let signs_rz = probes(t_rr.size()[0], t_rr)?.f_select(0, 0)?;
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
-    let share = signs_kz.size()[1] as f64;
+    let share = signs_rz.size()[1] as f64;
     // What is not a number is not below.
-    if seen(&signs_kz)?.into_iter().all(|s| s / share < bound * SURE.powi(2)) {
+    if seen(&signs_rz)?.into_iter().all(|s| (s / share).sqrt() < bound * SURE) {
         return Ok(None);
     }
-    let exact = seen(&Tensor::f_eye(t_kk.size()[0], (Kind::Double, t_kk.device()))?)?;
-    let is_below = |s: &f64| *s < bound;
-    let Some(first) = exact.iter().position(|s| !is_below(s)) else { return Ok(None) };
-    let (at, count) = (to_i64(first)?, t_kk.size()[0]);
-    let behind = count - at;
-    let (upper, lower) = (
-        t_kk.f_narrow(0, 0, at)?.f_narrow(1, at, behind)?,
-        t_kk.f_narrow(0, at, behind)?.f_narrow(1, at, behind)?,
-    );
-    let y =
-        t_kk.f_narrow(0, 0, at)?.f_narrow(1, 0, at)?.f_linalg_solve_triangular(&upper, true, true, false)?;
-    let alive = squares(&lower, 0)?.into_iter().zip(squares(&y, 0)?).enumerate().filter_map(|(i, (rest, y))| {
-        let is_own = i > 0 && rest.sqrt() > ROUNDINGS * epsilon * (1.0 + y).sqrt();
-        is_own.then_some(first + i)
-    });
-    Ok(Some((first, alive.collect())))
+    let norms = seen(&Tensor::f_eye(t_rr.size()[0], (Kind::Double, t_rr.device()))?)?;
+    let is_below = |s: &f64| s.sqrt() < bound;
+    Ok(norms.iter().position(|s| !is_below(s)))
+}
+
+/// Columns that are taken together where some may depend on others.
+const PANEL: i64 = 32;
+
+/// The independent columns among those from `first` on, before which all are, and the orthonormal basis of what they have
+/// of their own, in terms of the columns of Q from there on: Gram-Schmidt, twice.
+fn behind(t_rr: &Tensor, first: usize, bound: f64) -> Result<(Vec<usize>, Tensor)> {
+    let (at, all) = (to_i64(first)?, t_rr.size()[0]);
+    let count = all - at;
+    let before = t_rr.f_narrow(0, 0, at)?;
+    let (upper, lower) = (before.f_narrow(1, at, count)?, t_rr.f_narrow(0, at, count)?.f_narrow(1, at, count)?);
+    let y = before.f_narrow(1, 0, at)?.f_linalg_solve_triangular(&upper, true, true, false)?;
+    // Columns: a vector of the basis, and what it is made of all columns of X.
+    let (basis, made) = (lower.f_zeros_like()?, t_rr.f_zeros_like()?);
+    let mut kept = Vec::new();
+    for start in (0..count).step_by(usize::try_from(PANEL).unwrap_or(1)) {
+        let width = PANEL.min(count - start);
+        let old = to_i64(kept.len())?;
+        let rest = lower.f_narrow(1, start, width)?.f_detach_copy()?;
+        let share = take_away(&rest, &basis.f_narrow(1, 0, old)?)?;
+        let parts = made.f_narrow(1, 0, old)?.f_mm(&share)?;
+        let _ = parts.f_narrow(0, 0, at)?.f_add_(&y.f_narrow(1, start, width)?)?;
+        for j in 0..width {
+            let (one, now) = (rest.f_narrow(1, j, 1)?, to_i64(kept.len())?);
+            let length = norm(&one)?;
+            let share = take_away(&one, &basis.f_narrow(1, old, now - old)?)?;
+            if norm(&one)? < 0.1 * length {
+                let _ = take_away(&one, &basis.f_narrow(1, 0, now)?)?;
+            }
+            let part = parts.f_narrow(1, j, 1)?.f_add(&made.f_narrow(1, old, now - old)?.f_mm(&share)?)?;
+            let own = norm(&one)?;
+            if own * bound > (1.0 + norm(&part)?.powi(2)).sqrt() {
+                let column = at + start + j;
+                let _ = basis.f_narrow(1, now, 1)?.f_copy_(&one.f_mul_scalar(1.0 / own)?)?;
+                let mut made = made.f_narrow(1, now, 1)?;
+                made.f_copy_(&part.f_mul_scalar(-1.0 / own)?)?;
+                let _ = made.f_narrow(0, column, 1)?.f_fill_(1.0 / own)?;
+                kept.push(first + usize::try_from(start + j).unwrap_or(0));
+            }
+        }
+    }
+    let basis = basis.f_narrow(1, 0, to_i64(kept.len())?)?;
+    Ok((kept, basis))
+}
+
+/// Takes away from some columns what they have of an orthonormal basis, twice, and returns how much it was of each.
+fn take_away(x: &Tensor, basis: &Tensor) -> Result<Tensor> {
+    let mut share = basis.f_tr()?.f_mm(x)?;
+    for time in 0..2 {
+        let again = if time == 0 { share.f_detach_copy()? } else { basis.f_tr()?.f_mm(x)? };
+        x.f_alias()?.f_copy_(&x.f_sub(&basis.f_mm(&again)?)?)?;
+        if time > 0 {
+            let _ = share.f_add_(&again)?;
+        }
+    }
+    Ok(share)
+}
+
+fn norm(x: &Tensor) -> Result<f64> {
+    Ok(squares(x, 0)?.iter().sum::<f64>().sqrt())
 }
 
 /// The sums of squares of a matrix of float64 over a dimension.
