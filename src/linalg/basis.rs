@@ -2,8 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-pub use super::dependent::{Rounding, Size};
 use super::dependent::{Independent, ROUNDINGS, independent};
+pub use super::dependent::{Rounding, Size};
 use super::qr::{QrMethod, Report, orthonormalize, rows};
 use super::views;
 use crate::error::Result;
@@ -96,7 +96,7 @@ pub fn stored_epsilon(dtype: DType) -> f64 {
         DType::F32 => f64::from(f32::EPSILON) / 4.0,
         DType::BF16 => 2.0_f64.powi(-9),
         DType::F16 => 2.0_f64.powi(-12),
-        DType::Q8 | DType::UQ8 => 2.0_f64.powi(-8),
+        DType::Q8 | DType::UQ8 => 2.0_f64.powi(-6),
     }
 }
 

@@ -10,6 +10,8 @@ use crate::tensor::to_i64;
 
 /// Multiple of its rounding at which a column has nothing of its own.
 pub(super) const ROUNDINGS: f64 = 8.0;
+/// The same of the average rounding of elements that are stored: of sums over a row of these little more is ever left.
+const STORED_ROUNDINGS: f64 = 2.0;
 /// Share of a bound below which an estimate from random signs is sure enough: one of 2e8 is as far off.
 const SURE: f64 = 1.0 / 16.0;
 
@@ -18,7 +20,7 @@ const SURE: f64 = 1.0 / 16.0;
 pub struct Rounding {
     /// What has the rounding of X.
     pub of: Size,
-    /// Relative rounding of the elements of the matrix that X is a product of.
+    /// Relative rounding, on average, of the elements of the matrix that X is a product of.
     pub stored: f64,
 }
 
@@ -38,11 +40,13 @@ impl Rounding {
     #[allow(clippy::cast_precision_loss)] // a number of columns
     pub(crate) fn relative(self, epsilon: f64, lengths: &[f64]) -> f64 {
         let longest = lengths.iter().copied().fold(0.0, f64::max);
+        let stored = self.stored * STORED_ROUNDINGS / ROUNDINGS;
         if self.of == Size::Each || longest == 0.0 {
-            return epsilon.max(self.stored);
+            return epsilon.max(stored);
         }
-        let mean = lengths.iter().map(|length| (length / longest).powi(2)).sum::<f64>() / lengths.len() as f64;
-        epsilon.max(self.stored * mean.sqrt())
+        let mean =
+            lengths.iter().map(|length| (length / longest).powi(2)).sum::<f64>() / lengths.len() as f64;
+        epsilon.max(stored * mean.sqrt())
     }
 }
 
@@ -61,8 +65,8 @@ pub(super) fn independent(
     let Some((unit_mr, epsilon)) = units(x_mr, epsilon, rounding)? else { return Ok(None) };
     let q_mr = q_mr.f_to_kind(unit_mr.f_kind()?)?;
     let own_r = unit_mr.f_mul(&q_mr)?.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?.f_abs()?;
-    // A column that depends on others has little of its own, or no less than three of these have.
-    if numbers(&own_r)?.into_iter().all(|own| own >= epsilon.powf(0.25)) {
+    // A column that depends on others has little of its own, or one of these has.
+    if numbers(&own_r)?.into_iter().all(|own| own >= epsilon.sqrt()) {
         return Ok(None);
     }
     let mut t_rr = q_mr.f_tr()?.f_mm(&unit_mr)?.f_to_kind(Kind::Double)?;
@@ -111,7 +115,8 @@ fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<(Tens
 fn first_dependent(t_rr: &Tensor, bound: f64) -> Result<Option<usize>> {
     let transposed_rr = t_rr.f_tr()?;
     // Forwards, so that nothing behind a column is in its number.
-    let seen = |z_rz: &Tensor| squares(&transposed_rr.f_linalg_solve_triangular(z_rz, false, true, false)?, 1);
+    let seen =
+        |z_rz: &Tensor| squares(&transposed_rr.f_linalg_solve_triangular(z_rz, false, true, false)?, 1);
     let signs_rz = probes(t_rr.size()[0], t_rr)?.f_select(0, 0)?;
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
     let share = signs_rz.size()[1] as f64;
@@ -133,7 +138,8 @@ fn behind(t_rr: &Tensor, first: usize, bound: f64) -> Result<(Vec<usize>, Tensor
     let (at, all) = (to_i64(first)?, t_rr.size()[0]);
     let count = all - at;
     let before = t_rr.f_narrow(0, 0, at)?;
-    let (upper, lower) = (before.f_narrow(1, at, count)?, t_rr.f_narrow(0, at, count)?.f_narrow(1, at, count)?);
+    let (upper, lower) =
+        (before.f_narrow(1, at, count)?, t_rr.f_narrow(0, at, count)?.f_narrow(1, at, count)?);
     let y = before.f_narrow(1, 0, at)?.f_linalg_solve_triangular(&upper, true, true, false)?;
     // Columns: a vector of the basis, and what it is made of all columns of X.
     let (basis, made) = (lower.f_zeros_like()?, t_rr.f_zeros_like()?);

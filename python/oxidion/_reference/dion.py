@@ -49,19 +49,21 @@ def product_type(group: Group) -> torch.dtype:
 def stored_rounding(group: Group) -> float:
     """Relative rounding, on average, of an element of the momentum: a quarter of a unit in the last place.
 
-    That of codes of 8 bits is 2^-8.
+    That of codes of 8 bits is 2^-6.
     """
     dtype = momentum_type(group)
-    return float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-8
+    return float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-6
 
 
 def own_directions(product: Tensor, rounding: float, stored: float | None) -> Tensor:
-    """Orthonormal columns of ``product`` [m, r], m >= r, by Gram-Schmidt; zero where a column depends on others.
+    """Orthonormal columns of ``product`` [m, r], m >= r, by Gram-Schmidt; zero where one depends on others.
 
-    With columns divided by the size of their rounding, one that is ``X y + rho q``, with X the kept ones before it
-    and q its own direction, depends on them if ``rho <= 8 sqrt(1 + |y|^2)``: no more than rounding makes of it and
-    of X. That size is ``rounding`` times the length of the longest column or, if that is more, ``stored`` times the
-    root mean square of all lengths; without ``stored`` it is ``rounding`` times the length of each.
+    With columns divided by the size of their rounding, one that is ``X y + rho q``, with X the kept ones
+    before it and q its own direction, depends on them if ``rho <= 8 sqrt(1 + |y|^2)``: no more than
+    rounding makes of it and of X. That size is ``rounding`` times the length of the longest column or, if
+    that is more, a quarter of ``stored`` times the root mean square of all lengths: of what is stored
+    twice the rounding counts, not 8 times. Without ``stored`` it is ``rounding`` times the length of
+    each.
     """
     peaks = product.abs().amax(dim=0)
     peaks = peaks if stored is None else peaks.max().expand_as(peaks)
@@ -69,7 +71,7 @@ def own_directions(product: Tensor, rounding: float, stored: float | None) -> Te
     lengths = unit.norm(dim=0)
     sizes = rounding * lengths
     if stored is not None:
-        sizes = torch.maximum(sizes.max(), stored * lengths.square().mean().sqrt()).expand_as(sizes)
+        sizes = torch.maximum(sizes.max(), stored / 4.0 * lengths.square().mean().sqrt()).expand_as(sizes)
     unit = unit / sizes.masked_fill(sizes == 0, 1.0)
     basis, inverse = torch.zeros_like(unit), torch.zeros(unit.shape[1], unit.shape[1], dtype=unit.dtype)
     for j, column in enumerate(unit.T):
@@ -128,8 +130,10 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
         # Narrow products are rounded once, by half a unit in the last place.
         epsilon = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
         stored = stored_rounding(group)
-        first = iteration == 0
-        p_mr = own_directions(product, epsilon if first else max(epsilon, stored), stored if first else None)
+        if iteration == 0:
+            p_mr = own_directions(product, epsilon, stored)
+        else:
+            p_mr = own_directions(product, max(epsilon, stored / 4.0), None)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
     share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)
