@@ -20,8 +20,8 @@ pub use cpu::isa::{Isa, best as best_isa, limit as isa_limit};
 pub use cpu::pack::{Copy, Messages};
 pub use cpu::philox::{philox, stream};
 pub use cpu::product::{
-    Combine, Features, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct, WideSquares, cholesky_qr,
-    divide_rows, multiplies_bf16, multiply, trace,
+    Combine, Depends, Features, Inverse, Kernel, Operand, Outcome, Product, Scale, Side, ThinProduct,
+    WideSquares, cholesky_qr, divide_rows, multiplies_bf16, multiply, trace,
 };
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;

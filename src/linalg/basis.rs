@@ -2,13 +2,13 @@
 
 use tch::{Kind, Tensor};
 
-pub use super::dependent::Rounding;
-use super::dependent::{Independent, independent};
+use super::dependent::{Independent, ROUNDINGS, independent};
+pub use super::dependent::{Rounding, Size};
 use super::qr::{QrMethod, Report, orthonormalize, rows};
 use super::views;
 use crate::error::Result;
-use crate::kernels;
-use crate::tensor::to_i64;
+use crate::kernels::{self, Depends, Inverse};
+use crate::tensor::{DType, to_i64};
 
 /// Bytes of the matrices that libtorch orthonormalizes together.
 const TOGETHER: usize = 1 << 20;
@@ -61,7 +61,11 @@ fn with_basis(
     if m > r && method != QrMethod::Qr {
         let (all, cols) = (views::write(p_bmr)?, usize::try_from(r).unwrap_or(0));
         let each = all.len() / rest.len();
-        let done = kernels::cholesky_qr(all.chunks(each).collect(), cols, method == QrMethod::Cqr2);
+        let twice = method == QrMethod::Cqr2;
+        let depends =
+            clear.map(|rounding| move |inverse: &Inverse| depends(inverse, epsilon_of(kind), rounding));
+        let depends = depends.as_ref().map(|depends| depends as Depends<'_>);
+        let done = kernels::cholesky_qr(all.chunks(each).collect(), cols, twice, depends);
         rest.retain(|i| !done[*i]);
     }
     // Some at a time: a copy of each with its sketch and a handful of results are in memory at once.
@@ -83,6 +87,19 @@ fn with_basis(
     Ok(report)
 }
 
+/// Relative rounding, on average, of the elements of a matrix that is stored in a type: a quarter of a unit in the last
+/// place, or of a step between codes.
+#[must_use]
+pub fn stored_epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON / 4.0,
+        DType::F32 => f64::from(f32::EPSILON) / 4.0,
+        DType::BF16 => 2.0_f64.powi(-9),
+        DType::F16 => 2.0_f64.powi(-12),
+        DType::Q8 | DType::UQ8 => 2.0_f64.powi(-6),
+    }
+}
+
 /// Relative rounding of a product that is stored in a type: about a unit in the last place, and half of one at most where
 /// it was summed in a wider type.
 fn epsilon_of(kind: Kind) -> f64 {
@@ -92,6 +109,16 @@ fn epsilon_of(kind: Kind) -> f64 {
         Kind::Half => 2.0_f64.powi(-12),
         _ => f64::from(f32::EPSILON),
     }
+}
+
+/// Tests whether a column depends on those before it, as [`independent`] does, by the inverse of the triangular factor.
+fn depends(inverse: &Inverse, epsilon: f64, rounding: Rounding) -> bool {
+    let bound = 1.0 / (ROUNDINGS * rounding.relative(epsilon, &inverse.lengths));
+    let longest = inverse.lengths.iter().copied().fold(0.0, f64::max);
+    let norms = if rounding.of == Size::Each { &inverse.unit_norms } else { &inverse.norms };
+    let size = if rounding.of == Size::Each { 1.0 } else { longest };
+    // What is not a number is not below.
+    !norms.iter().all(|norm| norm * size < bound)
 }
 
 /// Clears the columns of bases of which the columns of X depend on those before them.

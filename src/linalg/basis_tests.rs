@@ -147,3 +147,24 @@ fn nothing_to_do_is_no_error() {
         }
     }
 }
+
+#[test]
+fn a_column_that_is_rounding_of_the_others_becomes_zero_by_every_method() {
+    for stored in [0.0, stored_epsilon(DType::BF16)] {
+        let p = gaussian(&[1, 120, 16], 6).to_kind(Kind::Float);
+        // Well-conditioned but for the lengths of two columns.
+        for (column, length) in [(7, 1e-8), (9, 1e-4)] {
+            let mut one = p.get(0).narrow(1, column, 1);
+            one.copy_(&(&one * length));
+        }
+        for method in METHODS {
+            let mut q = p.copy();
+            let sketch = |which: &[usize]| {
+                sketches(&vec![(Key { seed: 1, stream: 2 }, 0); which.len()], 20, 120, 1, 0)
+            };
+            orthonormal_or_zero(&mut q, method, Rounding { of: Size::All, stored }, sketch).unwrap();
+            let dead: Vec<i64> = (0..16).filter(|&j| largest(&q.get(0).narrow(1, j, 1)) == 0.0).collect();
+            assert_eq!(dead, if stored == 0.0 { vec![7] } else { vec![7, 9] }, "{method:?} {stored:e}");
+        }
+    }
+}

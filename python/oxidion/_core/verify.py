@@ -153,6 +153,7 @@ def verify(optimizer: Stepper) -> Table:
             entry["reference"] = _wide(param)
             told = {"transposed": row["transposed"], "stream": stream, "on_device": param.is_cuda}
             told["dtype"] = param.dtype
+            told["state_types"] = {role: own[key_of(role, public)].dtype for role in state}
             settings = {**group, **twin._functions, **told}
             _reference_step(row, entry["reference"], _mean(twin, param.grad), state, settings)
         rows.append(entry)

@@ -31,10 +31,10 @@ def shape_of_q(
     return min(rows, cols), rank_of_q(rows, cols, rank_fraction, rank_multiple_of)
 
 
-def orthonormal_columns(p: Tensor) -> Tensor:
-    """Q of a Householder QR of ``p`` [m, r], m >= r."""
-    q: Tensor = torch.linalg.qr(p, mode="reduced")[0]
-    return q
+def momentum_type(group: Group) -> torch.dtype:
+    """The type that the momentum is stored in: by ``state_types``, else that of the parameter, or float64."""
+    types: dict[str, torch.dtype] = group.get("state_types", {})
+    return types.get("momentum", group.get("dtype", torch.float64))
 
 
 def product_type(group: Group) -> torch.dtype:
@@ -42,21 +42,50 @@ def product_type(group: Group) -> torch.dtype:
     name = group.get("orth_dtype")
     if name not in (None, "auto"):
         return name if isinstance(name, torch.dtype) else getattr(torch, str(name))
-    return torch.promote_types(group.get("dtype", torch.float64), torch.float32)
+    product = torch.promote_types(group.get("dtype", torch.float64), torch.float32)
+    return torch.float64 if momentum_type(group) == torch.float64 else product
 
 
-def depends(product: Tensor, epsilon: float, first: bool) -> Tensor:
-    """Columns of ``product`` [m, r] that depend on those before them, as they are known to ``epsilon``.
+def stored_rounding(group: Group) -> float:
+    """Relative rounding, on average, of an element of the momentum: a quarter of a unit in the last place.
 
-    Where ``product = Q T`` has columns of size 1, those whose column of T's inverse has a norm of at least
-    1 / (8 epsilon). The size is the length of the longest column, where not ``first`` that of each.
+    That of codes of 8 bits is 2^-6.
     """
-    sizes = product.norm(dim=0)
-    sizes = sizes.max().expand_as(sizes) if first else sizes
-    upper = torch.linalg.qr(product, mode="r")[1] / sizes.masked_fill(sizes == 0, 1.0)
-    inverse = torch.linalg.solve_triangular(upper, torch.eye(len(sizes), dtype=upper.dtype), upper=True)
-    independent: Tensor = inverse.norm(dim=0) < 1.0 / (8.0 * epsilon)
-    return ~independent
+    dtype = momentum_type(group)
+    return float(torch.finfo(dtype).eps / 4.0) if dtype.is_floating_point else 2.0**-6
+
+
+def own_directions(product: Tensor, rounding: float, stored: float | None) -> Tensor:
+    """Orthonormal columns of ``product`` [m, r], m >= r, by Gram-Schmidt; zero where one depends on others.
+
+    With columns divided by the size of their rounding, one that is ``X y + rho q``, with X the kept ones
+    before it and q its own direction, depends on them if ``rho <= 8 sqrt(1 + |y|^2)``: no more than
+    rounding makes of it and of X. That size is ``rounding`` times the length of the longest column or, if
+    that is more, a quarter of ``stored`` times the root mean square of all lengths: of what is stored
+    twice the rounding counts, not 8 times. Without ``stored`` it is ``rounding`` times the length of
+    each.
+    """
+    peaks = product.abs().amax(dim=0)
+    peaks = peaks if stored is None else peaks.max().expand_as(peaks)
+    unit = product / peaks.masked_fill(peaks == 0, 1.0)
+    lengths = unit.norm(dim=0)
+    sizes = rounding * lengths
+    if stored is not None:
+        sizes = torch.maximum(sizes.max(), stored / 4.0 * lengths.square().mean().sqrt()).expand_as(sizes)
+    unit = unit / sizes.masked_fill(sizes == 0, 1.0)
+    basis, inverse = torch.zeros_like(unit), torch.zeros(unit.shape[1], unit.shape[1], dtype=unit.dtype)
+    for j, column in enumerate(unit.T):
+        rest, shares = column.clone(), torch.zeros_like(inverse[0])
+        for _ in range(2):  # The second time takes away what rounding left.
+            again = basis.mT @ rest
+            rest -= basis @ again
+            shares += again
+        rho, y = rest.norm(), inverse @ shares
+        if rho > 8.0 * (1.0 + y.square().sum()).sqrt():
+            basis[:, j] = rest / rho
+            inverse[:, j] = -y / rho
+            inverse[j, j] = 1.0 / rho
+    return basis
 
 
 def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -99,8 +128,11 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
         product = b_mn @ r_nr
         # Narrow products are rounded once, by half a unit in the last place.
         epsilon = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
-        own = ~depends(product, epsilon, iteration == 0)
-        p_mr = orthonormal_columns(product) * own
+        stored = stored_rounding(group)
+        if iteration == 0:
+            p_mr = own_directions(product, epsilon, stored)
+        else:
+            p_mr = own_directions(product, max(epsilon, stored / 4.0), None)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
     share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)

@@ -11,7 +11,7 @@ use super::lr_scale::LrScale;
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
-use crate::linalg::basis::Rounding;
+use crate::linalg::basis::Size;
 use crate::linalg::qr::QrMethod;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{
@@ -188,8 +188,8 @@ impl Algorithm for Dion {
             PROJECT => Self::project(io, WORK),
             PROJECT_AGAIN => Self::project(io, R),
             // The columns of Q have about one length, those of R that of what they captured.
-            ORTHONORMALIZE => self.orthonormalize(io, h, Rounding::OfAll),
-            ORTHONORMALIZE_AGAIN => self.orthonormalize(io, h, Rounding::OfEach),
+            ORTHONORMALIZE => self.orthonormalize(io, h, Size::All),
+            ORTHONORMALIZE_AGAIN => self.orthonormalize(io, h, Size::Each),
             BACK_PROJECT => Self::back_project(io),
             FEEDBACK => Self::feedback(io, h),
             APPLY => self.apply(io, h),

@@ -4,7 +4,7 @@ use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
-use crate::linalg::basis::{Rounding, orthonormal_or_zero};
+use crate::linalg::basis::{Rounding, Size, orthonormal_or_zero, stored_epsilon};
 use crate::linalg::low_rank::{
     Factored, add_product, back_project, decay_and_add_product, project, set_product, sketches,
 };
@@ -129,11 +129,12 @@ impl Dion {
         back_project(&mut Self::momentum(io, R)?)
     }
 
-    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper, rounding: Rounding) -> Result<()> {
+    pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper, of: Size) -> Result<()> {
         let StageIo { units, buffers, probe, .. } = io;
-        if units.is_empty() {
+        let Some(unit) = units.first() else {
             return Ok(());
-        }
+        };
+        let rounding = Rounding { of, stored: stored_epsilon(unit.state[MOMENTUM].dtype()) };
         let mut p = buffers.get_mut(P)?.batch(units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
         // Zero where a column of Q sees nothing of the momentum, or what others see: there is no direction of its own.

@@ -105,16 +105,21 @@ fn factor<T: Dense>((matrix, transposed): (MatrixView<'_>, bool)) -> MatRef<'_, 
 
 /// Orthonormalizes the columns of row-major matrices `[rows, cols]` in float32 or float64, in place, by Cholesky QR:
 /// `R = chol(PᵀP)`, `Q = P R⁻¹` with a positive diagonal of R, once where R says that this is accurate, else (or with
-/// `twice`) two times. Returns which matrices were done; the others have the columns that they had, or others of the
-/// same span.
+/// `twice`) two times. Returns which matrices were done; the others have the columns that they had, as those have of
+/// which `depends` says yes, or orthonormal ones of the same span, up to some roundoffs.
 #[must_use]
-pub fn cholesky_qr(mut matrices: Vec<FlatViewMut<'_>>, cols: usize, twice: bool) -> Vec<bool> {
+pub fn cholesky_qr(
+    mut matrices: Vec<FlatViewMut<'_>>,
+    cols: usize,
+    twice: bool,
+    depends: Option<Depends<'_>>,
+) -> Vec<bool> {
     let several = threads::get() > 1 && matrices.iter().map(|p| p.len() * cols).sum::<usize>() > ALONE;
     // Whole matrices for each thread where there are enough of them.
     let inside = several && matrices.len() < threads::get();
     let work = |x: &mut FlatViewMut<'_>| match x.dtype() {
-        DType::F64 => basis(x.slice_mut::<f64>(), cols, twice, inside),
-        DType::F32 => basis(x.slice_mut::<f32>(), cols, twice, inside),
+        DType::F64 => basis(x.slice_mut::<f64>(), cols, twice, inside, depends),
+        DType::F32 => basis(x.slice_mut::<f32>(), cols, twice, inside, depends),
         _ => false,
     };
     if several && !inside {
@@ -127,28 +132,57 @@ pub fn cholesky_qr(mut matrices: Vec<FlatViewMut<'_>>, cols: usize, twice: bool)
     }
 }
 
-fn basis<T: Dense>(x: &mut [T], cols: usize, twice: bool, parallel: bool) -> bool {
+/// Says whether a column of a matrix depends on others.
+pub type Depends<'a> = &'a (dyn Fn(&Inverse) -> bool + Sync);
+
+/// What Cholesky QR knows of a matrix before it is changed.
+#[derive(Debug)]
+pub struct Inverse {
+    /// Lengths of the columns of P.
+    pub lengths: Vec<f64>,
+    /// Norms of the columns of R⁻¹.
+    pub norms: Vec<f64>,
+    /// The same where the columns of P have length 1.
+    pub unit_norms: Vec<f64>,
+}
+
+impl Inverse {
+    /// Trace of the inverse of `PᵀP` with columns of length 1.
+    fn trace(&self) -> f64 {
+        self.unit_norms.iter().map(|norm| norm * norm).sum()
+    }
+}
+
+fn basis<T: Dense>(
+    x: &mut [T],
+    cols: usize,
+    twice: bool,
+    parallel: bool,
+    depends: Option<Depends<'_>>,
+) -> bool {
     let mut inverse = vec![T::default(); cols * cols];
     let enough = ONE_PASS * count(cols);
     // A NaN fails every comparison.
-    let Some(trace) = triangle(x, cols, &mut inverse, parallel).filter(|t| *t * T::ROUNDOFF <= TWO_PASSES)
-    else {
+    let Some(found) = triangle(x, cols, &mut inverse, parallel) else { return false };
+    let trace = found.trace();
+    let is_accurate = trace * T::ROUNDOFF <= TWO_PASSES;
+    if !is_accurate || depends.is_some_and(|depends| depends(&found)) {
         return false;
-    };
+    }
     apply(x, cols, &inverse, parallel);
     if trace <= enough && !twice {
         return true;
     }
-    if triangle(x, cols, &mut inverse, parallel).is_none_or(|trace| trace > enough) {
+    if triangle(x, cols, &mut inverse, parallel).is_none_or(|found| found.trace() > enough) {
         return false;
     }
     apply(x, cols, &inverse, parallel);
     true
 }
 
-/// Writes the transposed inverse of the Cholesky factor of `XᵀX` to the lower triangle of `inverse`. Returns the trace
-/// of the inverse of `XᵀX` with its columns scaled to norm 1, where there is a factor.
-fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -> Option<f64> {
+/// Writes the transposed inverse of the Cholesky factor of `XᵀX` to the lower triangle of `inverse`. Returns what there
+/// is to know of it, where there is a factor.
+fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -> Option<Inverse> {
     let mut gram = vec![T::default(); cols * cols];
     let panel = |number: usize, out: &mut [T]| {
         let (start, width) = (number * PANEL, out.len() / cols);
@@ -168,11 +202,13 @@ fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -
     }
     // Columns of norm 1: neither their sizes nor the scale of the matrix matter.
     let mut factors = Vec::with_capacity(cols);
+    let mut lengths = Vec::with_capacity(cols);
     for j in 0..cols {
         let norm = gram[j * cols + j].wide();
         if !(T::NORMS[0]..=T::NORMS[1]).contains(&norm) {
             return None;
         }
+        lengths.push(norm.sqrt());
         factors.push(T::of(1.0 / norm.sqrt()));
     }
     for (j, row) in gram.chunks_mut(cols).enumerate() {
@@ -190,12 +226,14 @@ fn triangle<T: Dense>(x: &[T], cols: usize, inverse: &mut [T], parallel: bool) -
         MatRef::from_row_major_slice(&gram, cols, cols),
         Par::Seq,
     );
-    let mut trace = 0.0;
+    let norm = |row: &[T]| row.iter().map(|u| u.wide() * u.wide()).sum::<f64>().sqrt();
+    let [mut norms, mut unit_norms] = [(); 2].map(|()| Vec::with_capacity(cols));
     for (j, row) in inverse.chunks_mut(cols).enumerate() {
-        trace += row[..=j].iter().map(|u| u.wide() * u.wide()).sum::<f64>();
+        unit_norms.push(norm(&row[..=j]));
         row[..=j].iter_mut().zip(&factors).for_each(|(u, f)| *u *= *f);
+        norms.push(norm(&row[..=j]));
     }
-    Some(trace)
+    Some(Inverse { lengths, norms, unit_norms })
 }
 
 /// `X ← X·U` with U the transpose of the lower triangle `lower`.

@@ -26,7 +26,7 @@ mod x86;
 mod x86;
 
 pub use combine::{Combine, Scale, WideSquares, divide_rows};
-pub use dense::{cholesky_qr, multiply};
+pub use dense::{Depends, Inverse, cholesky_qr, multiply};
 pub use diagonal::trace;
 pub use thin::ThinProduct;
 

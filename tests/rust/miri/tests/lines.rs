@@ -377,7 +377,7 @@ fn small_products_and_bases_are_those_of_float64() {
             assert_near(&out, &expected, "product");
         }
         let mut x = Memory::random(dtype, 8 * 3, 4);
-        assert_eq!(cholesky_qr(vec![x.view_mut()], 3, true), [true]);
+        assert_eq!(cholesky_qr(vec![x.view_mut()], 3, true, None), [true]);
         let q = x.numbers();
         for (i, j) in (0..3).flat_map(|i| (0..3).map(move |j| (i, j))) {
             let dot: f64 = (0..8).map(|row| q[row * 3 + i] * q[row * 3 + j]).sum();
