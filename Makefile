@@ -77,7 +77,7 @@ quick: dev ## Check, lint and type-check, and run the tests of what has changed 
 	$(if $(ALG),,ruff check && ruff format --check && mypy)
 	python tests/quick.py $(if $(ALG),--alg $(ALG)) $(ARGS)
 
-test: build $(SHIM_OF_TESTS) $(VENV)/.models-$(TORCH) ## Run the tests of the Rust core and of the Python package
+test: build $(SHIM_OF_TESTS) $(VENV)/.frameworks-$(TORCH) ## Run the tests of the Rust core and of the Python package
 	env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test $(CORE) --no-default-features --features cuda,internals
 	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
 	chosen="($(MARKERS))$$(python tests/cuda/equipment.py)"; \
@@ -184,10 +184,10 @@ $(VENV)/.torch-$(TORCH): $(VENV)/.python
 	touch $@
 
 # torchvision 0.26 is made for torch 2.11.
-$(VENV)/.models-$(TORCH): $(VENV)/.torch-$(TORCH) pyproject.toml
+$(VENV)/.frameworks-$(TORCH): $(VENV)/.torch-$(TORCH) pyproject.toml
 	echo "torch==$(TORCH).*" > $(VENV)/torch.txt
-	python -m pip install -q -c $(VENV)/torch.txt --group models "torchvision==0.$$(($(word 2,$(subst ., ,$(TORCH))) + 15)).*"
-	rm -f $(VENV)/.models-*
+	python -m pip install -q -c $(VENV)/torch.txt --group frameworks "torchvision==0.$$(($(word 2,$(subst ., ,$(TORCH))) + 15)).*"
+	rm -f $(VENV)/.frameworks-*
 	touch $@
 
 python/oxidion/_torch/table.json: $(VENV)/.torch-$(TORCH) $(SHIM)
