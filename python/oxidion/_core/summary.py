@@ -105,7 +105,7 @@ def _untouched(
 def _mirrors(
     group: Mapping[str, Any], fields: Mapping[str, Field], expected: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Keys that say what another one does: the first of ``betas`` mirrors the momentum factor where one is."""
+    """Keys that say what another does: the first of ``betas`` mirrors the momentum factor where one is."""
     pair, usual = group.get("betas"), expected.get("betas")
     if not is_pair(pair) or not _are_equal((group.get("beta1"), group.get("beta2")), pair):
         return ()
