@@ -1,4 +1,4 @@
-"""GaLore with `maximize`: moments outlive a projection, so that the signs of its vectors are seen in later steps."""
+"""GaLore with `maximize`: moments outlive a projection, and so do the signs of its vectors."""
 
 from __future__ import annotations
 

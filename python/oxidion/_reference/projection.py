@@ -49,8 +49,8 @@ def leading_vectors(grad: Tensor, side: int, group: Group, omega_ds: Tensor | No
     """The first singular vectors [d, r] of a side, or of what a sketch tells; None where it is not finite.
 
     A sketch ``Y = G G^T Omega`` stands for ``Y (Omega^T Y)^+ Y^T``. Of each vector the entry of largest
-    magnitude is positive; with ``svd="exact"`` and not ``on_device`` signs are those that torch gives the vectors
-    of the gradient before ``maximize``.
+    magnitude is positive; with ``svd="exact"`` and not ``on_device`` signs are those that torch gives the
+    vectors of the gradient before ``maximize``.
     """
     if not bool(grad.isfinite().all()):
         return None
