@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::GroupSpec;
 use super::local::{BlockShard, Extent};
-use super::owners::Loads;
+use super::owners::{self, Loads};
 use super::param::Param;
 use super::split::{Limit, linear_bytes, split, stored_bytes};
 use crate::algorithm::AnyAlgorithm;
@@ -237,11 +237,12 @@ pub(super) fn buckets(
     let parts = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits[bucket.group]));
     let mut closed: Vec<Bucket> = parts.collect();
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
-    for bucket in &mut closed {
-        // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
-        bucket.units.retain(|unit| unit.shard.lead.is_some());
-        loads.assign(bucket);
-    }
+    // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
+    closed.iter_mut().for_each(|bucket| bucket.units.retain(|unit| unit.shard.lead.is_some()));
+    // The largest matrices first: small ones then even out what is left over of these.
+    let mut order: Vec<&mut Bucket> = closed.iter_mut().collect();
+    order.sort_by_key(|bucket| std::cmp::Reverse(owners::cost(bucket)));
+    order.into_iter().for_each(|bucket| loads.assign(bucket));
     Ok(closed)
 }
 
