@@ -553,6 +553,27 @@ def test_damaged_checkpoints_are_a_value_error_or_another_checkpoint(tmp_path: P
     assert refused > 50
 
 
+@pytest.mark.parametrize("damage", ["several disks", "cut off", "empty"])
+def test_file_that_is_no_whole_archive_is_refused(tmp_path: Path, damage: str) -> None:
+    path = saved(tmp_path, {"w": diagonal(2.0, 1.0)})
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x06\x07")  # where the end of a large archive is, and on how many disks
+    data[at + 16] = 2
+    path.write_bytes({"several disks": data, "cut off": data[: len(data) // 2], "empty": b""}[damage])
+    with pytest.raises(ValueError, match=r"is no file of torch\.save"):
+        looked_at(path)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales"), [("float32", "float32"), ("uint8", "float64"), ("uint8", "uint8")]
+)
+def test_codes_with_scales_of_another_type_are_refused(tmp_path: Path, codes: str, scales: str) -> None:
+    content = state_dict(a=torch.ones(4, 4, dtype=getattr(torch, codes)))
+    content["state"][0]["momentum_absmax"] = torch.ones(4, 1, dtype=getattr(torch, scales))
+    with pytest.raises(ValueError, match="a: 8-bit codes need scales in float32"):
+        looked_at(saved(tmp_path, content))
+
+
 def test_settings_that_are_tensors_say_nothing(tmp_path: Path) -> None:
     content = state_dict(a=diagonal(2.0, 1.0))
     content["param_groups"][0] |= dict.fromkeys(("num_heads", "split_sizes", "flatten"), torch.ones(3))

@@ -5,7 +5,7 @@
 use tch::{Kind, Tensor};
 
 use super::qr::probes;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::to_i64;
 
 /// Multiple of its rounding at which a column has nothing of its own.
@@ -18,13 +18,13 @@ const SURE: f64 = 1.0 / 16.0;
 /// Size of the rounding of the columns of X.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
-    /// What has the rounding of X.
+    /// The column by whose size it goes.
     pub of: Size,
     /// Relative rounding, on average, of the elements of the matrix that X is a product of.
     pub stored: f64,
 }
 
-/// What has the rounding of a product.
+/// Column by whose size the rounding of a product goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// The longest column: X is the product of a matrix and vectors of about one length, and a short column is one of
@@ -64,13 +64,7 @@ pub(super) fn independent(
 ) -> Result<Option<Independent>> {
     let Some((unit_mr, epsilon)) = units(x_mr, epsilon, rounding)? else { return Ok(None) };
     let q_mr = q_mr.f_to_kind(unit_mr.f_kind()?)?;
-    let own_r = unit_mr.f_mul(&q_mr)?.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?.f_abs()?;
-    // A column that depends on others has little of its own, or one of these has.
-    if numbers(&own_r)?.into_iter().all(|own| own >= epsilon.sqrt()) {
-        return Ok(None);
-    }
-    let mut t_rr = q_mr.f_tr()?.f_mm(&unit_mr)?.f_to_kind(Kind::Double)?;
-    let _ = t_rr.f_triu_(0)?;
+    let Some(t_rr) = factor(&unit_mr, &q_mr, epsilon)? else { return Ok(None) };
     let bound = 1.0 / (ROUNDINGS * epsilon);
     let Some(first) = first_dependent(&t_rr, bound)? else { return Ok(None) };
     let (kept, more_kk) = behind(&t_rr, first, bound)?;
@@ -109,6 +103,17 @@ fn units(x_mr: &Tensor, epsilon: f64, rounding: Rounding) -> Result<Option<(Tens
         Size::All => length_1r.f_amax([0, 1].as_slice(), true)?.f_clamp_min(0.5)?,
     };
     Ok(Some((scaled_mr.f_div(&size)?, epsilon)))
+}
+
+/// T, unless all columns have plenty of their own: one that depends on others has little, or one of these has.
+fn factor(unit_mr: &Tensor, q_mr: &Tensor, epsilon: f64) -> Result<Option<Tensor>> {
+    let own_r = unit_mr.f_mul(q_mr)?.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?.f_abs()?;
+    if numbers(&own_r)?.into_iter().all(|own| own >= epsilon.sqrt()) {
+        return Ok(None);
+    }
+    let mut t_rr = q_mr.f_tr()?.f_mm(unit_mr)?.f_to_kind(Kind::Double)?;
+    let _ = t_rr.f_triu_(0)?;
+    Ok(Some(t_rr))
 }
 
 /// The first column of which the column of T⁻¹ has at least this norm.
@@ -162,7 +167,7 @@ fn behind(t_rr: &Tensor, first: usize, bound: f64) -> Result<(Vec<usize>, Tensor
             let own = norm(&one)?;
             if own * bound > (1.0 + norm(&part)?.powi(2)).sqrt() {
                 let column = at + start + j;
-                let _ = basis.f_narrow(1, now, 1)?.f_copy_(&one.f_mul_scalar(1.0 / own)?)?;
+                basis.f_narrow(1, now, 1)?.f_copy_(&one.f_mul_scalar(1.0 / own)?)?;
                 let mut made = made.f_narrow(1, now, 1)?;
                 made.f_copy_(&part.f_mul_scalar(-1.0 / own)?)?;
                 let _ = made.f_narrow(0, column, 1)?.f_fill_(1.0 / own)?;

@@ -22,7 +22,15 @@ from pathlib import Path
 
 from fuzz.draw import Draw
 
-TARGETS = {"steps": 4, "hostile": 2, "layouts": 2, "state_dicts": 4, "plans": 4, "command_line": 4}
+TARGETS = {
+    "steps": 4,
+    "hostile": 2,
+    "layouts": 2,
+    "state_dicts": 4,
+    "plans": 4,
+    "command_line": 4,
+    "checkpoints": 2,
+}
 """Modules with a ``case``, and their shares of the cases."""
 PATIENCE = 120.0
 """Seconds after which a case is taken to hang."""

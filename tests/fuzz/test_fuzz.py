@@ -8,7 +8,15 @@ import torch
 import fuzz.__main__ as driver
 from fuzz.draw import CONTENTS, Draw
 
-SLICE = {"steps": 40, "hostile": 20, "layouts": 15, "state_dicts": 40, "plans": 40, "command_line": 40}
+SLICE = {
+    "steps": 40,
+    "hostile": 20,
+    "layouts": 15,
+    "state_dicts": 40,
+    "plans": 40,
+    "command_line": 40,
+    "checkpoints": 40,
+}
 """Cases of each target in ``make test``."""
 
 

@@ -43,7 +43,7 @@ def summary(
         algorithm = str(group.get("algorithm", ""))
         expected = _untouched(algorithm, usual, own, schemas)
         unread = set().union(*schemas.values()) - schemas.get(algorithm, {}).keys() - schema.COMMON.keys()
-        hidden = SHOWN_APART.union(_mirrors(group), unread)
+        hidden = SHOWN_APART.union(_mirrors(group, schemas.get(algorithm, {}), expected), unread)
         others = [
             f"{key}: {_short(value)}"
             for key, value in sorted(group.items(), key=lambda item: str(item[0]))
@@ -102,12 +102,17 @@ def _untouched(
     return group
 
 
-def _mirrors(group: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys that say what another one does."""
-    pair = group.get("betas")
-    if is_pair(pair) and _are_equal((group.get("beta1"), group.get("beta2")), pair):
-        return "beta1", "beta2"
-    return ()
+def _mirrors(
+    group: Mapping[str, Any], fields: Mapping[str, Field], expected: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Keys that say what another does: the first of ``betas`` mirrors the momentum factor where one is."""
+    pair, usual = group.get("betas"), expected.get("betas")
+    if not is_pair(pair) or not _are_equal((group.get("beta1"), group.get("beta2")), pair):
+        return ()
+    factor = next((group[key] for key in schema.MOMENTA if key in fields and key in group), None)
+    if factor is not None and is_pair(usual) and _are_equal(pair, (factor, usual[1])):
+        return "betas", "beta1", "beta2"
+    return "beta1", "beta2"
 
 
 def _are_equal(value: object, other: object) -> bool:

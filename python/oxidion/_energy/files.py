@@ -50,11 +50,11 @@ def entries(path: Path) -> dict[str, Entry]:
 
 def _load(source: Path | io.BytesIO, path: Path) -> Any:
     """Content that ``torch.save`` wrote, on the CPU; no more of it than is looked at."""
-    mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
     if isinstance(source, Path):
         with source.open("rb"):  # an error of the system says more than torch's
             pass
     try:
+        mapped = isinstance(source, Path) and zipfile.is_zipfile(source)
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:
         named = re.search(r"GLOBAL (\S+)", str(error))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from oxidion._core.base import OxOptimizer
@@ -56,7 +57,12 @@ class Candidate(NamedTuple):
             block = self.settings.get("block_size", 256)
             if type(block) is not int or not 0 < block < 2**31:
                 raise ValueError(f"{self.name}: block_size must be a positive integer, got {block!r}")
-            return dequantize_blockwise(tensor, whole(scales.read(), self.name), block, True)
+            found = whole(scales.read(), f"{self.name}, {SCALES}")
+            if (tensor.dtype, found.dtype) != (torch.uint8, torch.float32):
+                raise ValueError(
+                    f"{self.name}: 8-bit codes need scales in float32, got {tensor.dtype} with {found.dtype}"
+                )
+            return dequantize_blockwise(tensor.contiguous(), found.contiguous(), block, True)
         if not tensor.is_floating_point():
             raise Unfit(f"no floating-point numbers: {tensor.dtype}")
         return tensor

@@ -34,7 +34,8 @@ def shape_of_q(
 def momentum_type(group: Group) -> torch.dtype:
     """The type that the momentum is stored in: by ``state_types``, else that of the parameter, or float64."""
     types: dict[str, torch.dtype] = group.get("state_types", {})
-    return types.get("momentum", group.get("dtype", torch.float64))
+    parameters: torch.dtype = group.get("dtype", torch.float64)
+    return types.get("momentum", parameters)
 
 
 def product_type(group: Group) -> torch.dtype:

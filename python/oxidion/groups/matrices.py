@@ -209,7 +209,7 @@ def param_groups(
         kind, override = facts.kind(held), None
         if matching:
             override = wanted[matching[-1]][1]
-            kind = Kind(f"override of {kind.rule}", kind.is_matrix, kind.keys, part=kind.part)
+            kind = Kind("named in overrides", kind.is_matrix, kind.keys, part=kind.part)
         elif kind.part == "rest" and any(pattern.search(held.path) for pattern in patterns):
             kind = Kind("name pattern")
         settings = {k: v for k, v in sorting.settings(kind, override).items() if v is not None}

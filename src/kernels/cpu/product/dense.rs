@@ -135,7 +135,7 @@ pub fn cholesky_qr(
 /// Says whether a column of a matrix depends on others.
 pub type Depends<'a> = &'a (dyn Fn(&Inverse) -> bool + Sync);
 
-/// What Cholesky QR knows of a matrix before it is changed.
+/// Facts that Cholesky QR knows of a matrix before it is changed.
 #[derive(Debug)]
 pub struct Inverse {
     /// Lengths of the columns of P.
