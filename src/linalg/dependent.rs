@@ -18,13 +18,13 @@ const SURE: f64 = 1.0 / 16.0;
 /// Size of the rounding of the columns of X.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rounding {
-    /// The column by whose size it goes.
+    /// Columns that have the rounding of X.
     pub of: Size,
     /// Relative rounding, on average, of the elements of the matrix that X is a product of.
     pub stored: f64,
 }
 
-/// Column by whose size the rounding of a product goes.
+/// Columns that have the rounding of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// The longest column: X is the product of a matrix and vectors of about one length, and a short column is one of

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::GroupSpec;
 use super::local::{BlockShard, Extent};
-use super::owners::{self, Loads};
+use super::owners::Loads;
 use super::param::Param;
 use super::split::{Limit, linear_bytes, split, stored_bytes};
 use crate::algorithm::AnyAlgorithm;
@@ -239,10 +239,17 @@ pub(super) fn buckets(
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
     // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
     closed.iter_mut().for_each(|bucket| bucket.units.retain(|unit| unit.shard.lead.is_some()));
-    // The largest matrices first: small ones then even out what is left over of these.
-    let mut order: Vec<&mut Bucket> = closed.iter_mut().collect();
-    order.sort_by_key(|bucket| std::cmp::Reverse(owners::cost(bucket)));
-    order.into_iter().for_each(|bucket| loads.assign(bucket));
+    // The dearest matrices first: the others then even out what is left over of these.
+    let cost = |bucket: &Bucket| {
+        let algorithm = &algorithms[bucket.algorithm];
+        bucket.units.first().map_or(0.0, |unit| {
+            let spec = &params[unit.param].spec;
+            algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards).whole_flops
+        })
+    };
+    let mut order: Vec<(f64, &mut Bucket)> = closed.iter_mut().map(|bucket| (cost(bucket), bucket)).collect();
+    order.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    order.into_iter().for_each(|(cost, bucket)| loads.assign(bucket, cost));
     Ok(closed)
 }
 

@@ -68,21 +68,14 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     (axis_placements.iter().map(|(a, _)| ranks(*a)).product(), sharded)
 }
 
-/// Measure of the work on one whole matrix of a bucket.
-#[must_use]
-pub(super) fn cost(bucket: &Bucket) -> u128 {
-    let [rows, cols] = [bucket.shape.rows, bucket.shape.cols].map(|side| side as u128);
-    rows.saturating_mul(cols).saturating_mul(rows.min(cols))
-}
-
 /// Work that every process has taken so far, by the axes over which matrices are sharded by owner.
 #[derive(Debug, Default)]
 pub(super) struct Loads(BTreeMap<Vec<Vec<u64>>, Vec<f64>>);
 
 impl Loads {
     /// Chooses the axes to shard by owner over and the owner of every unit, and sorts the units by owner. Every process
-    /// gets its equal share; what is left over goes to those that have taken least so far.
-    pub(super) fn assign(&mut self, bucket: &mut Bucket) {
+    /// gets its equal share; what is left over goes to those that have taken least so far. `cost` is the work on each.
+    pub(super) fn assign(&mut self, bucket: &mut Bucket, cost: f64) {
         let Some(buffer) = whole_buffer(bucket) else {
             return;
         };
@@ -101,8 +94,6 @@ impl Loads {
         let takers: usize = sizes.iter().product();
         let (key, canonical) = tally(bucket);
         let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
-        #[allow(clippy::cast_precision_loss)] // a measure of work
-        let cost = cost(bucket) as f64;
         let taken: Vec<f64> = (0..takers).map(|taker| loads[canonical(&digits(taker, &sizes))]).collect();
         let counts = shares(bucket.units.len(), &sizes, &taken);
         let mut units = bucket.units.iter_mut();

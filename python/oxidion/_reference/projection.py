@@ -49,7 +49,8 @@ def leading_vectors(grad: Tensor, side: int, group: Group, omega_ds: Tensor | No
     """The first singular vectors [d, r] of a side, or of what a sketch tells; None where it is not finite.
 
     A sketch ``Y = G G^T Omega`` stands for ``Y (Omega^T Y)^+ Y^T``. Of each vector the entry of largest
-    magnitude is positive; with ``svd="exact"`` and not ``on_device`` signs are those of torch.
+    magnitude is positive; with ``svd="exact"`` and not ``on_device`` signs are those that torch gives the
+    vectors of the gradient before ``maximize``.
     """
     if not bool(grad.isfinite().all()):
         return None
@@ -59,7 +60,9 @@ def leading_vectors(grad: Tensor, side: int, group: Group, omega_ds: Tensor | No
         middle = torch.linalg.pinv(omega_ds.mT @ y_ds, rtol=1e-13, hermitian=True)
         vectors, values, _ = torch.linalg.svd(y_ds @ middle @ y_ds.mT)
     else:
-        left, values, right = torch.linalg.svd(grad, full_matrices=False)
+        # Of the gradient as it was given, not of its negative: a sign in front of it turns vectors.
+        given = -grad if group.get("maximize", False) else grad
+        left, values, right = torch.linalg.svd(given, full_matrices=False)
         vectors = right.mT if side == 1 else left
     vectors, values = vectors[:, :rank], values[:rank]
     largest = vectors.abs().argmax(dim=0, keepdim=True)

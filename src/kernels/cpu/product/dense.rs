@@ -132,10 +132,10 @@ pub fn cholesky_qr(
     }
 }
 
-/// Says whether a column of a matrix depends on others.
+/// Test whether a column of a matrix depends on others.
 pub type Depends<'a> = &'a (dyn Fn(&Inverse) -> bool + Sync);
 
-/// Facts that Cholesky QR knows of a matrix before it is changed.
+/// Sizes of a triangular factor R and its inverse, before a matrix is changed.
 #[derive(Debug)]
 pub struct Inverse {
     /// Lengths of the columns of P.
