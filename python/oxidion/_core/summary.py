@@ -110,7 +110,7 @@ def _mirrors(
     if not is_pair(pair) or not _are_equal((group.get("beta1"), group.get("beta2")), pair):
         return ()
     factor = next((group[key] for key in schema.MOMENTA if key in fields and key in group), None)
-    if factor is not None and is_pair(usual) and _are_equal(pair, (factor, usual[1])):
+    if factor is not None and isinstance(usual, tuple) and _are_equal(pair, (factor, *usual[1:])):
         return "betas", "beta1", "beta2"
     return "beta1", "beta2"
 

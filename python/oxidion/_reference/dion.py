@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from oxidion._reference.matrices import bases, matrices
+from oxidion._reference.matrices import bases, fans, matrices
 from oxidion._reference.orthogonalize import epsilon_of, lr_factor
 from oxidion._reference.update import Group, State, decay
 
@@ -34,8 +34,8 @@ def shape_of_q(
 def momentum_type(group: Group) -> torch.dtype:
     """The type that the momentum is stored in: by ``state_types``, else that of the parameter, or float64."""
     types: dict[str, torch.dtype] = group.get("state_types", {})
-    own: torch.dtype = group.get("dtype", torch.float64)
-    return types.get("momentum", own)
+    parameters: torch.dtype = group.get("dtype", torch.float64)
+    return types.get("momentum", parameters)
 
 
 def product_type(group: Group) -> torch.dtype:
@@ -118,7 +118,6 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
 
 def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, transposed: bool) -> None:
     """Dion on one matrix, whose momentum has the gradient in it."""
-    d_out, d_in = param.shape
     if not bool(momentum.isfinite().all()):
         for tensor in (param, momentum, q_old):
             tensor.fill_(math.nan)
@@ -147,5 +146,6 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
     update = p_mr @ q_nr.mT
     update = update.mT if transposed else update
     decay(param, update, group)
-    param -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), d_out, d_in) * update
+    factor = lr_factor(group.get("adjust_lr", "spectral_norm"), *fans(param, group))
+    param -= float(group["lr"]) * factor * update
     q_old.copy_(q_nr)

@@ -29,6 +29,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 }
 """Private names that every version has, by what has them. Those that some lack stay in this module."""
 
+FLAT = ("_fsdp_flattened", "_is_flat_param")
+"""Names that FSDP1 gives to parameters that it flattened, where it did."""
+
 # Its second name is that of torch up to 2.9.
 _CAPTURE_NAMES = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
 _CAPTURE_CHECK = next(getattr(Optimizer, name) for name in _CAPTURE_NAMES if hasattr(Optimizer, name))
