@@ -292,7 +292,7 @@ def test_comparison_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     [
         ("llama-70b", {"fs": 64}),
         ("llama-70b", {"fs": 128}),
-        ("llama-70b", {"dp": 4, "fs": 8, "tp": 4}),
+        ("llama-405b", {"dp": 2, "fs": 8, "tp": 8}),
         ("llama-8b", {"fs": 8}),
         ("llama-8b", {"dp": 2, "fs": 16}),
         ("llama-405b", {"dp": 2, "fs": 16, "tp": 4}),
