@@ -237,11 +237,19 @@ pub(super) fn buckets(
     let parts = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits[bucket.group]));
     let mut closed: Vec<Bucket> = parts.collect();
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
-    for bucket in &mut closed {
-        // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
-        bucket.units.retain(|unit| unit.shard.lead.is_some());
-        loads.assign(bucket);
-    }
+    // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
+    closed.iter_mut().for_each(|bucket| bucket.units.retain(|unit| unit.shard.lead.is_some()));
+    // The dearest matrices first: the others then even out what is left over of these.
+    let cost = |bucket: &Bucket| {
+        let algorithm = &algorithms[bucket.algorithm];
+        bucket.units.first().map_or(0.0, |unit| {
+            let spec = &params[unit.param].spec;
+            algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards).whole_flops
+        })
+    };
+    let mut order: Vec<(f64, &mut Bucket)> = closed.iter_mut().map(|bucket| (cost(bucket), bucket)).collect();
+    order.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    order.into_iter().for_each(|(cost, bucket)| loads.assign(bucket, cost));
     Ok(closed)
 }
 

@@ -43,9 +43,12 @@ impl Plan {
                 Step::Stage(point) => Some(point.whole),
                 _ => None,
             });
-            stages.fold([0_usize, 0], |[local, whole], is_whole| {
-                if is_whole { [local, whole + 1] } else { [local + 1, whole] }
-            })
+            stages.fold(
+                [0_usize, 0],
+                |[local, whole], is_whole| {
+                    if is_whole { [local, whole + 1] } else { [local + 1, whole] }
+                },
+            )
         };
         let each: Vec<[usize; 2]> = self.computes.iter().map(counts).collect();
         let mut sums = vec![[0_usize, 0]; self.buckets.len()];

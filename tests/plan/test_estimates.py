@@ -285,3 +285,21 @@ def test_comparison_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert {"mesh", "sent", "workspace", "step", "exposed"} <= set(lines[0].split())
     assert len(json.loads(figures.read_text())) == 2 * len(compare.CHOICES)
     assert "Estimated time of a step" in drawing.read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        ("llama-70b", {"fs": 64}),
+        ("llama-70b", {"fs": 128}),
+        ("llama-405b", {"dp": 2, "fs": 8, "tp": 8}),
+        ("llama-8b", {"fs": 8}),
+        ("llama-8b", {"dp": 2, "fs": 16}),
+        ("llama-405b", {"dp": 2, "fs": 16, "tp": 4}),
+    ],
+    ids=str,
+)
+def test_owners_are_balanced_where_each_has_several_matrices(model: str, mesh: models.Mesh) -> None:
+    simulated, _ = simulate(model, mesh, Settings("muon"))
+    assert simulated.matrices >= 4 * math.prod(mesh.values())
+    assert simulated.balance >= 0.9
