@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::coefficients::{Polynomial, Preconditioner};
 use super::gram;
-use super::library::{Divisor, Library, OneThread, normalize};
+use super::library::{Divisor, Library, OneThread, SPREAD_FROM, normalize};
 use super::newton_schulz::{self, Step, plan};
 use super::packed::{self, Packed, TINY};
 use super::products::Products;
@@ -29,8 +29,6 @@ const KERNEL_FROM: usize = 32;
 const SLOT_BYTES: usize = 4 << 20;
 /// Most matrices that are computed side by side.
 const SLOTS: usize = 32;
-/// Products of fewer multiplications are not spread over threads: 8 million take 0.1 ms, a fork and join 10 µs.
-const SPREAD_FROM: usize = 1 << 23;
 /// Products of an iteration, about: a few small matrices are one thread's work, as waking another takes milliseconds where
 /// other processes want its core.
 const PRODUCTS: usize = 16;
@@ -142,8 +140,8 @@ impl Iteration<'_> {
                 self.by_kernel(kernel, batch, to_usize(b), [m, n].map(to_usize))
             }
             _ => {
-                let small = to_usize(b * m * n * m.min(n)) * PRODUCTS < SPREAD_FROM;
-                let _alone = (here && small).then(OneThread::begin);
+                let multiplications = to_usize(b * m * n * m.min(n)) * PRODUCTS;
+                let _alone = if here { OneThread::for_small(multiplications) } else { None };
                 self.by_library(x_bmn, dtype, scratch)
             }
         }

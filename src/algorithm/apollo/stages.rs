@@ -8,6 +8,7 @@ use crate::algorithm::low_rank::{gradient, in_products};
 use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::Result;
 use crate::kernels::{self, ChannelStep, Channels, Job, Limited, Projected};
+use crate::linalg::OneThread;
 use crate::linalg::low_rank::{GaussianRows, gaussian_rows};
 use crate::linalg::random::Key;
 use crate::spec::{Hyper, Side, UnitShape};
@@ -38,6 +39,7 @@ impl Apollo {
         });
         gaussian_rows(&mut rows.collect::<Vec<_>>())?;
         let [p, wide, low] = buffers.several([P, WIDE, LOW])?;
+        let _alone = OneThread::for_small(units.len() * class.rows * class.cols * self.common.rank());
         for unit in &*units {
             let p = p.read_tensor(unit)?;
             let grad = gradient(class, unit, wide)?;

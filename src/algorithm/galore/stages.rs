@@ -8,6 +8,7 @@ use crate::algorithm::low_rank::{gradient, in_products};
 use crate::algorithm::stage::{BufferIo, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Job};
+use crate::linalg::OneThread;
 use crate::program::BufferId;
 use crate::spec::{Hyper, Side, UnitShape};
 use crate::tensor::MatrixViewMut;
@@ -35,6 +36,7 @@ impl GaLore {
         let sides = self.sides(io.class);
         let StageIo { units, buffers, class, .. } = io;
         let [low, wide] = buffers.several([LOW, WIDE])?;
+        let _alone = OneThread::for_small(units.len() * class.rows * class.cols * self.common.rank());
         for unit in &*units {
             let (out, grad) = (low.tensor(unit)?, gradient(class, unit, wide)?);
             let first = Self::basis_of(class, unit, 0)?;
@@ -110,6 +112,7 @@ impl GaLore {
             kernels::run(&kernels::Decay { decay, per_rate: true }, &mut jobs)
         };
         decays(units, false)?;
+        let alone = OneThread::for_small(units.len() * class.rows * class.cols * self.common.rank());
         for unit in units.iter_mut() {
             let (normal, first) = (low.read_tensor(unit)?, Self::basis_of(class, unit, 0)?);
             let second = if sides.len() == 2 { Some(Self::basis_of(class, unit, 1)?) } else { None };
@@ -130,6 +133,7 @@ impl GaLore {
                 self.common.update(rate, decay, &mut jobs([([update], [unit.param.reborrow()])]))?;
             }
         }
+        drop(alone);
         decays(units, true)
     }
 
