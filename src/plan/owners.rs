@@ -95,7 +95,7 @@ impl Loads {
         let (key, canonical) = tally(bucket);
         let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
         let taken: Vec<f64> = (0..takers).map(|taker| loads[canonical(&digits(taker, &sizes))]).collect();
-        let counts = shares(bucket.units.len(), &sizes, &taken, cost);
+        let counts = shares(bucket.units.len(), &sizes, &taken);
         let mut units = bucket.units.iter_mut();
         for (taker, &count) in counts.iter().enumerate() {
             let place = digits(taker, &sizes);
@@ -120,10 +120,9 @@ pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usi
     (axes.into_iter().map(|(_, ranks)| ranks).collect(), number)
 }
 
-/// Number of `units` that each process takes: equal shares, and what is left over one by one to those that have taken
-/// least so far. Among those whose loads are less than a unit's `cost` apart it goes to where it keeps the messages along
-/// each axis even, then to the lightest, with their neighbours and alone.
-fn shares(units: usize, sizes: &[usize], loads: &[f64], cost: f64) -> Vec<usize> {
+/// Number of `units` that each process takes: equal shares, and what is left over one by one to where it keeps the
+/// messages along each axis even, then to those that have taken least so far, with their neighbours and alone.
+fn shares(units: usize, sizes: &[usize], loads: &[f64]) -> Vec<usize> {
     let takers = loads.len();
     let mut counts = vec![units / takers; takers];
     let places: Vec<Vec<usize>> = (0..takers).map(|taker| digits(taker, sizes)).collect();
@@ -142,11 +141,7 @@ fn shares(units: usize, sizes: &[usize], loads: &[f64], cost: f64) -> Vec<usize>
         let unequal = (1..=sizes.len()).map(|n| of(a, n).total_cmp(&of(b, n))).find(|order| order.is_ne());
         unequal.unwrap_or(std::cmp::Ordering::Equal)
     };
-    let mut own = loads.to_vec();
     for _ in 0..units % takers {
-        let least = own.iter().copied().fold(f64::INFINITY, f64::min);
-        let behind =
-            |taker: usize| if cost > 0.0 { ((own[taker] - least) / cost + 1e-9).floor() } else { 0.0 };
         let rank = |taker: usize| {
             let place = &places[taker];
             let nested: Vec<usize> = (1..=sizes.len()).map(|n| below[n - 1][prefix(place, n)]).collect();
@@ -155,12 +150,10 @@ fn shares(units: usize, sizes: &[usize], loads: &[f64], cost: f64) -> Vec<usize>
         };
         let best = (0..takers).min_by(|&a, &b| {
             let ((nested_a, beside_a), (nested_b, beside_b)) = (rank(a), rank(b));
-            let even = nested_a.cmp(&nested_b).then_with(|| lighter(a, b)).then(beside_a.cmp(&beside_b));
-            behind(a).total_cmp(&behind(b)).then(even)
+            nested_a.cmp(&nested_b).then_with(|| lighter(a, b)).then(beside_a.cmp(&beside_b))
         });
         let Some(best) = best else { break };
         counts[best] += 1;
-        own[best] += cost;
         for n in 1..=sizes.len() {
             below[n - 1][prefix(&places[best], n)] += 1;
             along[n - 1][places[best][n - 1]] += 1;
@@ -191,7 +184,7 @@ mod tests {
 
     #[test]
     fn shares_fewer_units_than_takers_spread_over_every_axis() {
-        let counts = shares(8, &[16, 4], &[0.0; 64], 1.0);
+        let counts = shares(8, &[16, 4], &[0.0; 64]);
         let taken: Vec<Vec<usize>> =
             (0..64).filter(|&t| counts[t] > 0).map(|t| digits(t, &[16, 4])).collect();
         let of = |axis: usize, digit: usize| taken.iter().filter(|place| place[axis] == digit).count();
@@ -201,9 +194,7 @@ mod tests {
 
     #[test]
     fn shares_left_over_go_to_the_idle() {
-        assert_eq!(shares(6, &[4], &[3.0, 0.0, 2.0, 1.0], 1.0), [1, 2, 1, 2]);
-        assert_eq!(shares(8, &[4], &[3.0, 0.0, 2.0, 1.0], 1.0), [2, 2, 2, 2]);
-        // One that is two units behind takes two.
-        assert_eq!(shares(2, &[3], &[2.0, 0.0, 2.0], 1.0), [0, 2, 0]);
+        assert_eq!(shares(6, &[4], &[3.0, 0.0, 2.0, 1.0]), [1, 2, 1, 2]);
+        assert_eq!(shares(8, &[4], &[3.0, 0.0, 2.0, 1.0]), [2, 2, 2, 2]);
     }
 }

@@ -291,7 +291,6 @@ def test_comparison_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     ("model", "mesh"),
     [
         ("llama-70b", {"fs": 64}),
-        ("llama-70b", {"fs": 128}),
         ("llama-405b", {"dp": 2, "fs": 8, "tp": 8}),
         ("llama-8b", {"fs": 8}),
         ("llama-8b", {"dp": 2, "fs": 16}),
