@@ -238,7 +238,9 @@ pub(super) fn buckets(
     let mut closed: Vec<Bucket> = parts.collect();
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
     // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
-    closed.iter_mut().for_each(|bucket| bucket.units.retain(|unit| unit.shard.lead.is_some()));
+    for bucket in &mut closed {
+        bucket.units.retain(|unit| unit.shard.lead.is_some());
+    }
     // The dearest matrices first: the others then even out what is left over of these.
     let cost = |bucket: &Bucket| {
         let algorithm = &algorithms[bucket.algorithm];
@@ -249,7 +251,9 @@ pub(super) fn buckets(
     };
     let mut order: Vec<(f64, &mut Bucket)> = closed.iter_mut().map(|bucket| (cost(bucket), bucket)).collect();
     order.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    order.into_iter().for_each(|(cost, bucket)| loads.assign(bucket, cost));
+    for (cost, bucket) in order {
+        loads.assign(bucket, cost);
+    }
     Ok(closed)
 }
 
