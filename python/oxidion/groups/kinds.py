@@ -163,7 +163,7 @@ def _attention(model: Model, p: Held) -> Kind | None:
         return None
     if p.name == "in_proj_weight":
         thirds = [p.param.shape[0] // 3] * 3
-        return _matrix("linear layers", model, (thirds, "fused"), p.param)
+        return _matrix("linear layers", model, (thirds, "fused"))
     return Kind("linear layers", True) if p.name.endswith("_weight") else Kind("bias")
 
 
@@ -171,11 +171,11 @@ def _recurrent(model: Model, p: Held) -> Kind | None:
     if not isinstance(p.module, (nn.RNNBase, nn.RNNCellBase)) or not p.name.startswith("weight"):
         return None
     sizes = recurrent(p.module, p.param)
-    return _matrix("recurrent layers", model, (sizes, "gates") if sizes else None, p.param)
+    return _matrix("recurrent layers", model, (sizes, "gates") if sizes else None)
 
 
 def _matrix(
-    rule: str, model: Model, parts: tuple[list[int], str] | None, param: Tensor, *, transposed: bool = False
+    rule: str, model: Model, parts: tuple[list[int], str] | None, *, transposed: bool = False
 ) -> Kind:
     """A matrix, or a stack of them, cut along its outputs into parts."""
     keys: dict[str, Any] = {"fan_in_fan_out": True} if transposed else {}
@@ -202,7 +202,7 @@ def _linear(model: Model, p: Held) -> Kind | None:
     transposed = "Conv1D" in names or getattr(p.module, "is_transposed", False) is True
     size, features = p.param.shape[::-1] if transposed else p.param.shape
     parts = fused(p.own, p.parent, size, features)
-    return _matrix("linear layers", model, parts, p.param, transposed=transposed)
+    return _matrix("linear layers", model, parts, transposed=transposed)
 
 
 def _experts(model: Model, p: Held) -> Kind | None:
@@ -224,7 +224,7 @@ def _experts(model: Model, p: Held) -> Kind | None:
     transposed = False if is_even else _orientation(model, p)
     size = p.param.shape[-1] if transposed else p.param.shape[-2]
     parts = halves(p.module, size) if is_fused else None
-    kind = _matrix("experts", model, parts, p.param, transposed=bool(transposed))
+    kind = _matrix("experts", model, parts, transposed=bool(transposed))
     if transposed is None:
         return Kind(f"{kind.rule} [out, in] as a guess", True, kind.keys, is_known=False)
     return kind
