@@ -157,6 +157,7 @@ def test_example_that_is_killed_twice_and_resumed_has_the_same_losses(
 
 @pytest.mark.slow
 @pytest.mark.dist
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "processes"), SCRIPTS)
 def test_example_that_is_killed_at_many_moments_and_resumed_has_the_same_losses(
     tmp_path: Path, name: str, processes: int
