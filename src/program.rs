@@ -92,6 +92,13 @@ impl BufferSpec {
         self
     }
 
+    /// Tests whether one of its dimensions goes along with a side of the block.
+    #[must_use]
+    pub fn goes_along(&self, side: Side) -> bool {
+        let along = |sharding| matches!(sharding, DimSharding::LikeParam(own) | DimSharding::Even(own) if own == side);
+        self.sharding.into_iter().any(along)
+    }
+
     /// Marks the buffer as linear in the gradient.
     #[must_use]
     pub fn linear(self) -> Self {
@@ -148,6 +155,24 @@ pub enum ProgramOp {
     /// Begin (true) or end (false) operations that are left out in steps in which no unit of the bucket is due
     /// (`Algorithm::due`).
     WhenDue(bool),
+    /// Begin (true) or end (false) the operations of `Program::gathered`.
+    Gathered(bool),
+}
+
+/// What travels to the owners before the operations of `Program::gathered`, and back after them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// The states that are read and written there, each with the buffer that stands for it.
+    pub states: Vec<(BufferId, usize)>,
+    /// Buffers that are filled there.
+    pub results: Vec<BufferId>,
+}
+
+impl Carried {
+    /// The buffers that travel.
+    pub fn buffers(&self) -> impl Iterator<Item = BufferId> + '_ {
+        self.states.iter().map(|(buffer, _)| *buffer).chain(self.results.iter().copied())
+    }
 }
 
 /// A program with the buffers that it works in.
@@ -160,6 +185,8 @@ pub struct Program {
     /// True if every whole matrix has one owner, also where copies could repeat its work, because results may differ
     /// between machines in the last bits.
     pub exclusive: bool,
+    /// What travels for the operations of `Program::gathered`.
+    pub carried: Carried,
 }
 
 impl Program {
@@ -203,6 +230,12 @@ impl Program {
         self
     }
 
+    /// Tests whether a buffer stands for a state where states have been gathered.
+    #[must_use]
+    pub fn is_state(&self, buffer: BufferId) -> bool {
+        self.carried.states.iter().any(|(own, _)| *own == buffer)
+    }
+
     /// The buffer that is summed over all parameters of the group.
     #[must_use]
     pub fn group_buffer(&self) -> Option<BufferId> {
@@ -233,6 +266,17 @@ impl Program {
         self
     }
 
+    /// Appends `part`, whose stages work at the owners on what the axes that are not gathered leave of each matrix. Their
+    /// units have the buffers of `carried` for the states, and neither parameters nor gradients.
+    #[must_use]
+    pub fn gathered(mut self, carried: Carried, part: impl FnOnce(Self) -> Self) -> Self {
+        self.ops.push(ProgramOp::Gathered(true));
+        self.carried = carried;
+        self = part(self);
+        self.ops.push(ProgramOp::Gathered(false));
+        self
+    }
+
     /// Tests whether steps differ in the operations that they run.
     #[must_use]
     pub fn guarded(&self) -> bool {
@@ -240,11 +284,11 @@ impl Program {
     }
 
     /// Linear buffers that are gathered or summed, once for each time, with true where they become whole.
-    pub fn linear_moves(&self) -> impl Iterator<Item = (&BufferSpec, bool)> {
+    pub fn linear_moves(&self) -> impl Iterator<Item = (BufferId, bool)> + '_ {
         self.ops.iter().filter_map(|op| match op {
             ProgramOp::Redistribute { buffer, to: to @ (Target::Whole | Target::Replicate) } => {
-                let spec = self.buffers.get(*buffer).filter(|b| b.linear)?;
-                Some((spec, *to == Target::Whole))
+                self.buffers.get(*buffer).filter(|b| b.linear)?;
+                Some((*buffer, *to == Target::Whole))
             }
             _ => None,
         })

@@ -109,6 +109,15 @@ pub trait Algorithm: Debug + Send + Sync {
     /// `Error::Value` for sizes beyond what can be addressed.
     fn program(&self, shape: &UnitShape) -> Result<Program>;
 
+    /// As `program`, with all that needs more than one shard of a matrix inside `Program::gathered`, so that some axes can be
+    /// gathered instead of kept; `None` where there is nothing to choose.
+    ///
+    /// # Errors
+    /// As `program`.
+    fn gathered_program(&self, _shape: &UnitShape) -> Result<Option<Program>> {
+        Ok(None)
+    }
+
     /// Runs a stage on the shards that this process holds. Writes parameters, states and buffers in place.
     ///
     /// # Errors

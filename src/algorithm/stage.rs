@@ -319,8 +319,8 @@ pub fn group_buffers<'s>(
     group.iter().map(|one| one.map_or_else(|| Ok(buffers.get(own)?.flat.view()), Ok)).collect()
 }
 
-/// Notes a measurement of the stored matrix of a unit, when somebody asked for them and all of the matrix is stored here: a
-/// part would give another number. The value is computed only then.
+/// Notes a measurement of the matrix of a unit, when somebody asked for them and all of a state of its shape is here: a part
+/// would give another number. The value is computed only then.
 ///
 /// # Errors
 /// Whatever `value` returns.
@@ -328,9 +328,14 @@ pub fn record_stored(
     probe: &mut Option<&mut Probe>,
     name: &'static str,
     unit: &UnitIo<'_>,
+    state: usize,
     value: impl FnOnce() -> Result<f64>,
 ) -> Result<()> {
-    if unit.param.shape() == [unit.rows, unit.cols] { record(probe, name, unit, value) } else { Ok(()) }
+    if unit.state[state].shape() == [unit.rows, unit.cols] {
+        record(probe, name, unit, value)
+    } else {
+        Ok(())
+    }
 }
 
 /// Notes a measurement of a unit, when somebody asked for them. The value is computed only then.

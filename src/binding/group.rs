@@ -69,6 +69,7 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
     } else {
         let rows = value.extract::<Vec<Vec<f64>>>();
         rows.map(OptionValue::Rows)
+            .or_else(|_| value.extract::<Vec<String>>().map(OptionValue::Strs))
             .map_err(|_| PyValueError::new_err(format!("{key} has a value of no known kind: {value}")))
     }
 }

@@ -127,6 +127,9 @@ fn inputs(
     Ok(params)
 }
 
+/// Name of a way to run a bucket, with bytes by axis.
+type Way = (String, Vec<(String, f64)>);
+
 impl PyPlan {
     fn compile(py: Python<'_>, groups: &[Bound<'_, PyDict>], params: Vec<ParamInput>) -> PyResult<Self> {
         let on_devices = groups.iter().map(group::is_on_device).collect::<PyResult<Vec<_>>>()?;
@@ -275,6 +278,17 @@ impl PyPlan {
         self.plan.agreed(&ranks)
     }
 
+    /// Of each bucket that could run in several ways: its number, the name of the chosen one, and of each its name and the
+    /// bytes by axis that a process sends in a step, on average over the processes.
+    fn routes(&self) -> Vec<(usize, String, Vec<Way>)> {
+        let buckets = self.plan.buckets.iter().enumerate().filter(|(_, b)| !b.alternatives.is_empty());
+        let routes = buckets.map(|(number, bucket)| {
+            let ways = bucket.alternatives.iter().map(|way| (bucket.route(&way.gathered), bucket.sent(way)));
+            (number, bucket.route(&bucket.gathered), ways.collect())
+        });
+        routes.collect()
+    }
+
     /// Bytes of workspace.
     #[getter]
     fn arena_bytes(&self) -> usize {
@@ -338,7 +352,7 @@ impl PyPlan {
     /// One row per parameter for `explain()`.
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rows = PyList::empty(py);
-        let (owners, wire) = (self.plan.owners(), self.plan.wire_bytes());
+        let (owners, wire, routes) = (self.plan.owners(), self.plan.wire_bytes(), self.plan.routes());
         for planned in &self.plan.params {
             let algorithm = &self.plan.algorithms[planned.algorithm];
             let about = if planned.frozen {
@@ -359,6 +373,7 @@ impl PyPlan {
             row.set_item("lr_factor", about.lr_factor)?;
             row.set_item("rank", about.rank)?;
             row.set_item("owner", owners.get(&planned.spec.index).map_or("local", String::as_str))?;
+            row.set_item("route", routes.get(&planned.spec.index))?;
             row.set_item("state_bytes", planned.states.iter().map(LocalState::bytes).sum::<usize>())?;
             row.set_item("flops", about.flops)?;
             row.set_item("wire_bytes", wire.get(&planned.spec.index).copied().unwrap_or(0))?;

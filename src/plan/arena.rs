@@ -2,7 +2,7 @@
 
 use super::bucket::Bucket;
 use super::coalesce::Coalesced;
-use super::redistribute::{Redistribution, RedistributionKind, Segment, Step, shared};
+use super::redistribute::{BufferShard, Redistribution, RedistributionKind, Segment, Step, shared};
 use super::route::{Counts, Route};
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
@@ -47,10 +47,24 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
     let mut sizes = vec![0; buffers.len() + 1];
     let mut grow = |at: usize, bytes: usize| sizes[at] = bytes.max(sizes[at]);
     let messages = buffers.len();
+    let stored = BufferShard::stored(bucket);
     for (at, spec) in buffers.iter().enumerate() {
-        let stored = super::redistribute::BufferShard { units: 0..bucket.units.len(), depth: bucket.depth() };
+        if bucket.only_gathered(at) && !spec.shared {
+            continue;
+        }
         let times = if spec.taken { shared(bucket, bucket.owner_axes.len()).len().max(1) } else { 1 };
         grow(at, times * Redistribution::area(bucket, spec, &stored) * spec.dtype.bytes());
+    }
+    let points = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
+        Step::Stage(point) if point.gathered => Some(point),
+        _ => None,
+    });
+    for point in points {
+        for (at, (spec, held)) in buffers.iter().zip(&point.held).enumerate() {
+            if !spec.shared {
+                grow(at, Redistribution::area(bucket, spec, held) * spec.dtype.bytes());
+            }
+        }
     }
     let slices = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
         Step::Unpack(redistribution) if redistribution.kind == RedistributionKind::Slice => {

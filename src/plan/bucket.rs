@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 
 use super::GroupSpec;
+use super::choice::{Alternative, Choice, choose};
 use super::local::{BlockShard, Extent};
 use super::owners::Loads;
 use super::param::Param;
-use super::split::{Limit, linear_bytes, split, stored_bytes};
+use super::split::{Limit, gradient_bytes, linear_bytes, split};
 use crate::algorithm::AnyAlgorithm;
 use crate::error::Result;
 use crate::layout::{Axis, Layout, Placement, Reduction, ShardingAxes};
 use crate::program::{BufferSpec, Program};
-use crate::spec::{DimSharding, Side, UnitShape};
+use crate::spec::{Description, DimSharding, Side, UnitShape};
 use crate::tensor::Device;
 
 /// One block of one parameter.
@@ -82,8 +83,12 @@ pub struct Bucket {
     pub widest: usize,
     /// The number of the buffer that gradients are averaged in, if they are.
     pub gradient: Option<usize>,
-    /// The axes over which whole matrices are sharded by owner, in order.
+    /// The axes over which whole matrices are sharded by owner, in order: first those that are gathered.
     pub owner_axes: Vec<usize>,
+    /// The axes that are gathered for `Program::gathered`, the inner ones of each side first.
+    pub gathered: Vec<usize>,
+    /// The ways that there were to run the program, if there was a choice.
+    pub alternatives: Vec<Alternative>,
 }
 
 impl Bucket {
@@ -164,6 +169,56 @@ impl Bucket {
         (0..self.axes.len()).filter(|&a| over(&self.axes[a])).collect()
     }
 
+    /// As `depth`, at the owners of what is gathered.
+    #[must_use]
+    pub fn kept_depth(&self) -> [usize; 2] {
+        [0, 1].map(|d| self.sides[d].1.iter().filter(|&a| !self.gathered.contains(a)).count())
+    }
+
+    /// Tests whether a buffer is used only between the ends of `Program::gathered`.
+    #[must_use]
+    pub fn only_gathered(&self, buffer: usize) -> bool {
+        let kept = || self.gradient == Some(buffer) || self.program.carried.buffers().any(|b| b == buffer);
+        !self.gathered.is_empty() && !kept()
+    }
+
+    /// Name of the way that gathers these axes.
+    #[must_use]
+    pub fn route(&self, gathered: &[usize]) -> String {
+        if gathered.is_empty() {
+            return "keep".into();
+        }
+        let inside = (0..self.axes.len()).filter(|a| gathered.contains(a));
+        let names: Vec<&str> = inside.map(|a| self.axes[a].axis.name.as_str()).collect();
+        format!("gather {}", names.join(" and "))
+    }
+
+    /// Bytes that a process sends in a step along each axis in one of the ways, on average over the processes.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)] // a number of matrices
+    pub fn sent(&self, way: &Alternative) -> Vec<(String, f64)> {
+        let count = self.units.len() as f64;
+        self.axes.iter().zip(&way.bytes).map(|(a, bytes)| (a.axis.name.clone(), bytes * count)).collect()
+    }
+
+    /// Operations on each unit by the process that stores all of it, and by the one that takes it whole. `about` describes
+    /// the unit.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)] // a number of processes
+    pub fn flops(&self, about: &Description) -> (f64, f64) {
+        let others = about.flops - about.whole_flops;
+        if self.gathered.is_empty() {
+            return (others, about.whole_flops);
+        }
+        let kept = self
+            .axes
+            .iter()
+            .enumerate()
+            .filter(|(a, axis)| axis.shards.is_some() && !self.gathered.contains(a));
+        let kept: usize = kept.map(|(_, axis)| axis.axis.ranks.len()).product();
+        (0.0, others / kept as f64 + about.whole_flops)
+    }
+
     /// Tests whether any work of the bucket is shared with other processes.
     #[must_use]
     pub fn distributed(&self) -> bool {
@@ -180,6 +235,7 @@ pub(super) fn buckets(
     algorithms: &[AnyAlgorithm],
     groups: &[GroupSpec],
     limits: &[Limit],
+    choices: &[Choice],
 ) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for planned in params {
@@ -226,10 +282,19 @@ pub(super) fn buckets(
                 bucket.units.push(unit);
             } else {
                 let program = algorithm.program(&shape)?;
-                open.push((
-                    start(planned, program, shape, unit, (leading, whole_parameter)),
-                    &planned.layout,
-                ));
+                let new = |program, gathered| {
+                    let kind = (leading, whole_parameter);
+                    start(planned, program, gathered, shape.clone(), unit.clone(), kind)
+                };
+                let keep = new(program, Vec::new());
+                let bucket = match algorithm.gathered_program(&shape)? {
+                    Some(program) if keep.axes.iter().any(|axis| axis.shards.is_some()) => {
+                        let make = |gathered| Ok(new(program.clone(), gathered));
+                        choose(keep, &choices[planned.group], make)?
+                    }
+                    _ => keep,
+                };
+                open.push((bucket, &planned.layout));
             }
         }
     }
@@ -246,7 +311,7 @@ pub(super) fn buckets(
         let algorithm = &algorithms[bucket.algorithm];
         bucket.units.first().map_or(0.0, |unit| {
             let spec = &params[unit.param].spec;
-            algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards).whole_flops
+            bucket.flops(&algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards)).1
         })
     };
     let mut order: Vec<(f64, &mut Bucket)> = closed.iter_mut().map(|bucket| (cost(bucket), bucket)).collect();
@@ -264,6 +329,7 @@ type Kind = (Option<usize>, bool);
 fn start(
     planned: &Param,
     program: Program,
+    gathered: Vec<usize>,
     shape: UnitShape,
     unit: Unit,
     (leading, whole_parameter): Kind,
@@ -329,6 +395,8 @@ fn start(
         sides: [sharding(0), sharding(1)],
         gradient: None,
         owner_axes: Vec::new(),
+        gathered,
+        alternatives: Vec::new(),
         axes,
         program,
         shape,
@@ -355,7 +423,7 @@ fn average_gradient(bucket: &mut Bucket) {
             .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
     };
     let is_pending = |how| bucket.axes.iter().any(|a| a.pending == Some(how));
-    let dearer = || linear_bytes(bucket).is_none_or(|bytes| bytes >= stored_bytes(bucket, &spec));
+    let dearer = || linear_bytes(bucket).is_none_or(|bytes| bytes >= gradient_bytes(bucket, &spec));
     if is_pending(Reduction::Sum) || is_pending(Reduction::Avg) && dearer() {
         bucket.gradient = Some(bucket.program.buffers.len());
         bucket.program = std::mem::take(&mut bucket.program).buffer(spec);

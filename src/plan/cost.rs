@@ -40,7 +40,7 @@ impl Plan {
         let totals: Vec<ComputeCost> = self.buckets.iter().map(|bucket| self.bucket_cost(bucket)).collect();
         let counts = |compute: &Compute| {
             let stages = compute.steps.iter().filter_map(|step| match step {
-                Step::Stage(point) => Some(point.whole),
+                Step::Stage(point) => Some(point.whole || point.gathered),
                 _ => None,
             });
             stages.fold(
@@ -94,9 +94,10 @@ impl Plan {
             let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
             let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
             let part = share(unit.shard.local.numel(), all);
-            cost.local += (about.flops - about.whole_flops) * part;
+            let (local, whole) = bucket.flops(&about);
+            cost.local += local * part;
             if bucket.owner_axes.is_empty() || unit.owner == me {
-                cost.whole += about.whole_flops;
+                cost.whole += whole;
             }
             let states = self.params[unit.param].states.iter().map(LocalState::bytes).sum::<usize>();
             let stored = self.params[unit.param].local.iter().product::<usize>();
@@ -118,10 +119,11 @@ impl Plan {
                 let spec = &self.params[unit.param].spec;
                 let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
                 let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
-                work.local += (about.flops - about.whole_flops) * share(unit.shard.local.numel(), all);
+                let (local, whole) = bucket.flops(&about);
+                work.local += local * share(unit.shard.local.numel(), all);
                 if bucket.owner_axes.is_empty() {
                     for total in [&mut work.whole, &mut work.whole_most, &mut work.whole_mean] {
-                        *total += about.whole_flops;
+                        *total += whole;
                     }
                     continue;
                 }
@@ -131,7 +133,7 @@ impl Plan {
                 let count = key.iter().map(Vec::len).product();
                 let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], number(&me)));
                 let owner = number(&unit.owner);
-                loads[owner] += about.whole_flops;
+                loads[owner] += whole;
             }
         }
         for (loads, me) in taken.values() {
@@ -158,6 +160,13 @@ impl Plan {
             }
         }
         owners.into_iter().map(|(param, list)| (param, list.join(" "))).collect()
+    }
+
+    /// The way in which the matrices of a parameter are worked on, where there are several.
+    #[must_use]
+    pub fn routes(&self) -> BTreeMap<usize, String> {
+        let buckets = self.buckets.iter().filter(|b| !b.alternatives.is_empty());
+        buckets.flat_map(|b| b.units.iter().map(|unit| (unit.param, b.route(&b.gathered)))).collect()
     }
 
     /// Bytes by parameter that this process gives to collectives in a step in which nothing is due: its bucket's, in

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
+use super::choice::Alternative;
 use super::redistribute::Step;
 use super::{Bucket, Compute, Instr, Param, Plan, Transfer};
 use crate::layout::{Collective, Layout, Reduction};
@@ -81,10 +82,13 @@ impl Plan {
             .iter()
             .map(|step| match step {
                 Step::Gradients => "gradients".into(),
+                Step::Load => "load".into(),
+                Step::Store => "store".into(),
                 Step::Pack(redistribution) => format!("pack({})", buffer(redistribution)),
                 Step::Unpack(redistribution) => format!("unpack({})", buffer(redistribution)),
                 Step::Stage(point) => {
-                    let count = (point.whole && bucket.distributed()).then(|| point.units.len().to_string());
+                    let taken = (point.whole || point.gathered) && bucket.distributed();
+                    let count = taken.then(|| point.units.len().to_string());
                     let guard = point.guarded.then(|| "when due".to_owned());
                     let notes: Vec<String> = count.into_iter().chain(guard).collect();
                     if notes.is_empty() {
@@ -203,7 +207,21 @@ fn about(bucket: &Bucket) -> String {
         let names: Vec<&str> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.name.as_str()).collect();
         words.push(format!("whole matrices over ({})", names.join(", ")));
     }
+    if !bucket.alternatives.is_empty() {
+        words.push(routes(bucket));
+    }
     words.join(" · ")
+}
+
+/// The axes that a bucket gathers, with the bytes that a process sends on average, and those of the other ways.
+fn routes(bucket: &Bucket) -> String {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // bytes
+    let sent = |way: &Alternative| bytes(bucket.sent(way).iter().map(|(_, n)| n).sum::<f64>() as usize);
+    let (chosen, others): (Vec<_>, Vec<_>) =
+        bucket.alternatives.iter().partition(|way| way.gathered == bucket.gathered);
+    let others = others.iter().map(|way| format!("{} {}", bucket.route(&way.gathered), sent(way)));
+    let chosen = chosen.first().map_or_else(String::new, |way| sent(way));
+    format!("{} {chosen} (not {})", bucket.route(&bucket.gathered), others.collect::<Vec<_>>().join(", "))
 }
 
 /// Name of a collective, and what it sends over which axis.

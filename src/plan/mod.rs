@@ -2,6 +2,7 @@
 
 mod arena;
 mod bucket;
+mod choice;
 mod coalesce;
 mod cost;
 mod fmt;
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 
 pub use arena::{Arena, ArenaRange};
 pub use bucket::{Bucket, BucketAxis, Unit};
+pub use choice::Alternative;
 pub use cost::Work;
 pub use fmt::placements;
 pub use local::{BlockShard, Extent, LocalState};
@@ -160,7 +162,14 @@ impl Plan {
             });
         }
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
-        let buckets = bucket::buckets(&params, &algorithms, groups, &limits)?;
+        let choices = groups
+            .iter()
+            .map(|group| choice::Choice::of_group(&group.options))
+            .collect::<Result<Vec<_>>>()?;
+        for (group, choice) in choices.iter().enumerate() {
+            choice.check(params.iter().filter(|p| p.group == group).map(|p| &p.layout))?;
+        }
+        let buckets = bucket::buckets(&params, &algorithms, groups, &limits, &choices)?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
         let coalesced = coalesce::coalesce(&buckets, &segments);
         let scheduled = schedule::schedule(&coalesced);

@@ -44,6 +44,7 @@ pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize,
             );
         }
     }
+    axis_placements.retain(|(a, _)| !bucket.gathered.contains(a));
     let averaged = |a: usize| bucket.axes[a].pending.is_some() && spec.linear && bucket.gradient.is_none();
     let copies = (0..bucket.axes.len()).filter(|&a| bucket.axes[a].shards.is_none());
     let (late, last): (Vec<usize>, Vec<usize>) = copies.partition(|&a| averaged(a));
@@ -59,13 +60,34 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
         return (1, 1);
     };
     let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
+    let gathered: usize = bucket.gathered.iter().map(|&a| ranks(a)).product();
     let axis_placements = axis_placements(bucket, &bucket.program.buffers[buffer]);
-    let sharded = axis_placements
+    let sharded: usize = axis_placements
         .iter()
         .filter(|(_, placement)| matches!(placement, AxisPlacement::Sharded(_)))
         .map(|(a, _)| ranks(*a))
         .product();
-    (axis_placements.iter().map(|(a, _)| ranks(*a)).product(), sharded)
+    let all: usize = axis_placements.iter().map(|(a, _)| ranks(*a)).product();
+    (gathered * all, gathered * sharded)
+}
+
+/// The axes over which the matrices of a bucket are sharded by owner, where no process stores more than `most` of them.
+#[must_use]
+pub(super) fn owner_axes(bucket: &Bucket, most: usize) -> Vec<usize> {
+    let Some(buffer) = whole_buffer(bucket) else {
+        return Vec::new();
+    };
+    let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
+    let mut axes = bucket.gathered.clone();
+    let mut left = axes.iter().fold(most, |left, &a| left.div_ceil(ranks(a)));
+    for (a, placement) in axis_placements(bucket, &bucket.program.buffers[buffer]) {
+        // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
+        if left > 1 || matches!(placement, AxisPlacement::Sharded(_)) || bucket.program.exclusive {
+            axes.push(a);
+            left = left.div_ceil(ranks(a));
+        }
+    }
+    axes
 }
 
 /// Work that every process has taken so far, by the axes over which matrices are sharded by owner.
@@ -76,17 +98,7 @@ impl Loads {
     /// Chooses the axes to shard by owner over and the owner of every unit, and sorts the units by owner. Every process
     /// gets its equal share; what is left over goes to those that have taken least so far. `cost` is the work on each.
     pub(super) fn assign(&mut self, bucket: &mut Bucket, cost: f64) {
-        let Some(buffer) = whole_buffer(bucket) else {
-            return;
-        };
-        let mut left = bucket.widest;
-        for (a, placement) in axis_placements(bucket, &bucket.program.buffers[buffer]) {
-            // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
-            if left > 1 || matches!(placement, AxisPlacement::Sharded(_)) || bucket.program.exclusive {
-                bucket.owner_axes.push(a);
-                left = left.div_ceil(bucket.axes[a].axis.ranks.len());
-            }
-        }
+        bucket.owner_axes = owner_axes(bucket, bucket.widest);
         if bucket.owner_axes.is_empty() {
             return;
         }

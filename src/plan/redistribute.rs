@@ -15,8 +15,23 @@ use crate::tensor::DType;
 pub struct BufferShard {
     /// Range of the bucket's units.
     pub units: Range<usize>,
+    /// Number of axes along which these are the units that this process owns.
+    pub taken: usize,
     /// Number of times that each side is sharded.
     pub depth: [usize; 2],
+}
+
+impl BufferShard {
+    /// All that this process stores.
+    #[must_use]
+    pub fn stored(bucket: &Bucket) -> Self {
+        Self { units: 0..bucket.units.len(), taken: 0, depth: bucket.depth() }
+    }
+
+    /// Leaves the units that this process owns along the axis at position `at` too.
+    fn own(&mut self, bucket: &Bucket, at: usize) {
+        (self.units, self.taken) = (owned(bucket, &self.units, at), at + 1);
+    }
 }
 
 /// A change of one buffer along one axis.
@@ -120,6 +135,10 @@ pub struct StagePoint {
     pub whole: bool,
     /// The units that it takes.
     pub units: Range<usize>,
+    /// True if the stage works at the owners, on buffers in the place of states (`Program::gathered`).
+    pub gathered: bool,
+    /// Shard that a buffer has here as declared.
+    pub base: BufferShard,
     /// Shard of each buffer that is held.
     pub held: Vec<BufferShard>,
     /// True if the stage is left out where no unit is due.
@@ -131,6 +150,10 @@ pub struct StagePoint {
 pub enum Step {
     /// Gradients go into the buffer in which they are averaged.
     Gradients,
+    /// States go into the buffers that travel in their place.
+    Load,
+    /// States are written from the buffers that travelled in their place.
+    Store,
     /// A redistribution begins: what is sent is put together.
     Pack(Redistribution),
     /// A redistribution ends: what came is put where it belongs.
@@ -144,7 +167,7 @@ impl Step {
     #[must_use]
     pub fn guarded(&self) -> bool {
         match self {
-            Self::Gradients => false,
+            Self::Gradients | Self::Load | Self::Store => false,
             Self::Pack(redistribution) | Self::Unpack(redistribution) => redistribution.guarded,
             Self::Stage(point) => point.guarded,
         }
@@ -165,7 +188,11 @@ pub(super) struct Segment {
 
 struct Writer<'a> {
     bucket: &'a Bucket,
+    /// Shard of a buffer as declared: what is stored, or what is left of it at the owners.
+    base: BufferShard,
     held: Vec<BufferShard>,
+    /// True between the ends of `Program::gathered`.
+    gathered: bool,
     whole: bool,
     guarded: bool,
     segments: Vec<Segment>,
@@ -180,10 +207,19 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     if bucket.whole_parameter {
         return super::reductions::segments(bucket);
     }
-    let stored = BufferShard { units: 0..bucket.units.len(), depth: bucket.depth() };
-    let held = vec![stored.clone(); bucket.program.buffers.len()];
-    let mut writer =
-        Writer { bucket, held, whole: false, guarded: false, segments: Vec::new(), steps: Vec::new() };
+    let base = BufferShard::stored(bucket);
+    let held = vec![base.clone(); bucket.program.buffers.len()];
+    let mut writer = Writer {
+        bucket,
+        base,
+        held,
+        gathered: false,
+        whole: false,
+        guarded: false,
+        segments: Vec::new(),
+        steps: Vec::new(),
+    };
+    writer.leave_out();
     if let Some(buffer) = bucket.gradient {
         writer.steps.push(Step::Gradients);
         for (axis, how) in pending(bucket) {
@@ -195,8 +231,10 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
             ProgramOp::Local { stage, name } => writer.stage(stage, name),
             ProgramOp::Redistribute { buffer, to } => writer.redistribute(buffer, to)?,
             ProgramOp::Beside { buffer, other } => writer.held[buffer] = writer.held[other].clone(),
-            ProgramOp::Release { buffer } => writer.held[buffer] = stored.clone(),
+            ProgramOp::Release { buffer } => writer.held[buffer] = writer.base.clone(),
             ProgramOp::WhenDue(on) => writer.guarded = on,
+            ProgramOp::Gathered(true) => writer.gather()?,
+            ProgramOp::Gathered(false) => writer.scatter()?,
         }
     }
     let Writer { mut segments, steps, .. } = writer;
@@ -211,11 +249,71 @@ pub(super) fn pending(bucket: &Bucket) -> impl Iterator<Item = (usize, Reduction
 
 impl Writer<'_> {
     fn stage(&mut self, stage: Stage, name: &'static str) {
-        let all = 0..self.bucket.units.len();
-        let units = self.held.iter().map(|h| &h.units).find(|u| **u != all).cloned().unwrap_or(all);
+        let base = self.base.clone();
+        let units = self.held.iter().find(|h| h.taken > base.taken).unwrap_or(&base).units.clone();
+        let (whole, guarded, gathered) = (self.whole, self.guarded, self.gathered);
         let held = self.held.clone();
-        let (whole, guarded) = (self.whole, self.guarded);
-        self.steps.push(Step::Stage(StagePoint { stage, name, whole, units, held, guarded }));
+        self.steps.push(Step::Stage(StagePoint { stage, name, whole, units, gathered, base, held, guarded }));
+    }
+
+    /// Outside of `Program::gathered`, buffers that are used only there have no matrices.
+    fn leave_out(&mut self) {
+        let Self { bucket, base, held, .. } = self;
+        for (buffer, held) in held.iter_mut().enumerate() {
+            if bucket.only_gathered(buffer) {
+                *held = BufferShard { units: 0..0, ..base.clone() };
+            }
+        }
+    }
+
+    /// States go to the owners along the axes that are gathered.
+    fn gather(&mut self) -> Result<()> {
+        let bucket = self.bucket;
+        self.steps.push(Step::Load);
+        for &(buffer, _) in &bucket.program.carried.states {
+            for (at, &axis) in bucket.gathered.iter().enumerate() {
+                let spec = &bucket.program.buffers[buffer];
+                let kind = match bucket.axes[axis].shards.filter(|&side| spec.goes_along(side)) {
+                    Some(side) => {
+                        let level = self.held[buffer].depth[side.index()] - 1;
+                        RedistributionKind::ToOwner { side, level, at }
+                    }
+                    None => RedistributionKind::Slice,
+                };
+                self.redistribution(buffer, axis, kind)?;
+            }
+        }
+        let taken = bucket.gathered.len();
+        self.base = BufferShard { units: shared(bucket, taken), taken, depth: bucket.kept_depth() };
+        self.held.fill(self.base.clone());
+        if let Some(gradient) = bucket.gradient {
+            self.held[gradient].units = 0..0;
+        }
+        self.gathered = true;
+        Ok(())
+    }
+
+    /// States and results go home from the owners.
+    fn scatter(&mut self) -> Result<()> {
+        let bucket = self.bucket;
+        for buffer in bucket.program.carried.buffers() {
+            for (at, &axis) in bucket.gathered.iter().enumerate().rev() {
+                let spec = &bucket.program.buffers[buffer];
+                let kind = match bucket.axes[axis].shards.filter(|&side| spec.goes_along(side)) {
+                    Some(side) => {
+                        let level = self.held[buffer].depth[side.index()];
+                        RedistributionKind::FromOwner { side, level, at }
+                    }
+                    None => RedistributionKind::GatherOwned { at, exact: sparse(bucket, at) },
+                };
+                self.redistribution(buffer, axis, kind)?;
+            }
+        }
+        self.steps.push(Step::Store);
+        (self.gathered, self.base) = (false, BufferShard::stored(bucket));
+        self.held.fill(self.base.clone());
+        self.leave_out();
+        Ok(())
     }
 
     fn redistribute(&mut self, buffer: BufferId, to: Target) -> Result<()> {
@@ -254,7 +352,7 @@ impl Writer<'_> {
             }
             Target::Storage => {
                 let axis_placements = axis_placements(bucket, &spec);
-                for (at, &axis) in bucket.owner_axes.iter().enumerate().rev() {
+                for (at, &axis) in bucket.owner_axes.iter().enumerate().skip(bucket.gathered.len()).rev() {
                     let kind = match axis_placements.iter().find(|(a, _)| *a == axis) {
                         Some((_, AxisPlacement::Sharded(side))) => RedistributionKind::FromOwner {
                             side: *side,
@@ -295,18 +393,19 @@ impl Writer<'_> {
         match kind {
             RedistributionKind::ToOwner { side, level, at } => {
                 after.depth[side.index()] = level;
-                after.units = owned(bucket, &before.units, at);
+                after.own(bucket, at);
             }
-            RedistributionKind::ReduceToOwner { at, .. } => after.units = owned(bucket, &before.units, at),
+            RedistributionKind::ReduceToOwner { at, .. } => after.own(bucket, at),
             RedistributionKind::Slice => {
-                let at = bucket.owner_axes.iter().position(|&a| a == axis).unwrap_or(0);
-                after.units = owned(bucket, &before.units, at);
+                after.own(bucket, bucket.owner_axes.iter().position(|&a| a == axis).unwrap_or(0));
             }
             RedistributionKind::FromOwner { side, level, at } => {
                 after.depth[side.index()] = level + 1;
-                after.units = shared(bucket, at);
+                (after.units, after.taken) = (shared(bucket, at), at);
             }
-            RedistributionKind::GatherOwned { at, .. } => after.units = shared(bucket, at),
+            RedistributionKind::GatherOwned { at, .. } => {
+                (after.units, after.taken) = (shared(bucket, at), at)
+            }
             RedistributionKind::AllGather { side, level } => after.depth[side.index()] = level,
             RedistributionKind::AllReduce { .. } => {}
         }

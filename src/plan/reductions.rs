@@ -16,7 +16,7 @@ use crate::program::{BufferId, ProgramOp};
 /// # Errors
 /// `Error::Internal` for what only programs on single matrices can do.
 pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
-    let held = BufferShard { units: 0..bucket.units.len(), depth: bucket.depth() };
+    let held = BufferShard::stored(bucket);
     let mut writer = Writer { bucket, held, segments: Vec::new(), steps: Vec::new(), messages: 0 };
     if let Some(gradient) = bucket.gradient {
         writer.steps.push(Step::Gradients);
@@ -40,11 +40,16 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
                     whole: false,
                     guarded: false,
                     units: writer.held.units.clone(),
+                    gathered: false,
+                    base: writer.held.clone(),
                     held: vec![writer.held.clone(); bucket.program.buffers.len()],
                 };
                 writer.steps.push(Step::Stage(point));
             }
-            ProgramOp::Beside { .. } | ProgramOp::Release { .. } | ProgramOp::WhenDue(_) => {
+            ProgramOp::Beside { .. }
+            | ProgramOp::Release { .. }
+            | ProgramOp::WhenDue(_)
+            | ProgramOp::Gathered(_) => {
                 return Err(Error::Internal(
                     "parameters that are taken whole are not sharded by owner".into(),
                 ));

@@ -65,13 +65,15 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     }
     let (all, sharding) = super::owners::takers(bucket);
     let (mut shared, mut each) = (0, 0);
-    for spec in &bucket.program.buffers {
-        let bytes = stored_bytes(bucket, spec);
+    for (at, spec) in bucket.program.buffers.iter().enumerate() {
+        let bytes = stored_bytes(bucket, at);
         match (spec.shared, spec.taken) {
             (true, false) => shared += bytes,
             (_, taken) => each += if taken { bytes.div_ceil(all) } else { bytes },
         }
     }
+    // Messages of what travels to owners and back, one at a time.
+    each += bucket.program.carried.buffers().map(|b| stored_bytes(bucket, b)).max().unwrap_or(0);
     let fit = |limit: usize| limit.saturating_sub(shared).checked_div(each).unwrap_or(bucket.units.len());
     let wanted = fit(limit.most).max(1).next_multiple_of(all);
     let bound = fit(limit.owner_sharded).max(1).next_multiple_of(sharding);
@@ -88,28 +90,39 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
 pub(super) fn linear_bytes(bucket: &Bucket) -> Option<usize> {
     let sharers: usize =
         bucket.axes.iter().filter(|a| a.shards.is_some()).map(|a| a.axis.ranks.len()).product();
-    let bytes = |(spec, whole): (&BufferSpec, bool)| {
+    let bytes = |(buffer, whole): (usize, bool)| {
         if whole {
+            let spec = &bucket.program.buffers[buffer];
             (spec.rows * spec.cols * spec.dtype.bytes()).div_ceil(sharers)
         } else {
-            stored_bytes(bucket, spec)
+            stored_bytes(bucket, buffer)
         }
     };
     bucket.program.linear_moves().map(bytes).reduce(|a, b| a + b)
 }
 
-/// Bytes of a buffer's matrix that a process stores, of the largest part.
-pub(super) fn stored_bytes(bucket: &Bucket, spec: &BufferSpec) -> usize {
-    largest(bucket, spec, 0) * largest(bucket, spec, 1) * spec.dtype.bytes()
+/// Bytes that a process has of a matrix of a buffer, of the largest part; where the buffer is used at the owners alone, the
+/// mean over the matrices.
+fn stored_bytes(bucket: &Bucket, buffer: usize) -> usize {
+    let spec = &bucket.program.buffers[buffer];
+    let at_owners = bucket.only_gathered(buffer) && !spec.shared;
+    let left_out = if at_owners { bucket.gathered.as_slice() } else { &[] };
+    let bytes = largest(bucket, spec, 0, left_out) * largest(bucket, spec, 1, left_out) * spec.dtype.bytes();
+    bytes.div_ceil(left_out.iter().map(|&a| bucket.axes[a].axis.ranks.len()).product())
 }
 
-/// The largest part of dimension `d` of a buffer's matrix that any process holds.
-fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize) -> usize {
+/// Bytes of the buffer in which gradients would be averaged, of one matrix.
+pub(super) fn gradient_bytes(bucket: &Bucket, spec: &BufferSpec) -> usize {
+    largest(bucket, spec, 0, &[]) * largest(bucket, spec, 1, &[]) * spec.dtype.bytes()
+}
+
+/// The largest part of dimension `d` of a buffer's matrix that any process holds, with some axes left out.
+fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize, left_out: &[usize]) -> usize {
     let length = [spec.rows, spec.cols][d];
     match spec.sharding[d] {
         DimSharding::LikeParam(side) | DimSharding::Even(side) if !spec.shared => {
-            let axes = &bucket.sides[side.index()].1;
-            axes.iter().fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
+            let axes = bucket.sides[side.index()].1.iter().filter(|a| !left_out.contains(a));
+            axes.fold(length, |part, &a| part.div_ceil(bucket.axes[a].axis.ranks.len()))
         }
         _ => length,
     }

@@ -21,12 +21,12 @@ use execute::{Fixed, fixed};
 use tch::Tensor;
 use tensors::{BoundParam, BoundTensor, check_written};
 pub use tensors::{FastPath, check_gradient};
-use views::{Memory, Room, matrix};
+use views::{Memory, Room, States, matrix};
 
 use crate::algorithm::stage::{MAX_STATES, MatrixShard, Probe, jobs};
 use crate::error::{Error, Result};
-use crate::kernels::cuda;
-use crate::plan::{Bucket, Param, Plan, Step};
+use crate::kernels::{self, cuda};
+use crate::plan::{Bucket, Param, Plan, Redistribution, Step};
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatPtr, Owner};
 
@@ -241,6 +241,8 @@ impl Session {
                 }
                 match step {
                     Step::Gradients => self.average_in(number, bucket)?,
+                    Step::Load => self.load_states(number, bucket)?,
+                    Step::Store => self.store_states(number, bucket)?,
                     Step::Pack(redistribution) => {
                         exchange::pack(bucket, redistribution, number, &mut self.memory)?;
                     }
@@ -276,6 +278,49 @@ impl Session {
             }
         }
         crate::kernels::run(&crate::kernels::Convert { factor: 1.0 }, &mut jobs(pairs))
+    }
+
+    /// Copies the states of a bucket that travel to where they do; those of parameters without a gradient are zero there.
+    fn load_states(&mut self, number: usize, bucket: &Bucket) -> Result<()> {
+        for &(buffer, state) in &bucket.program.carried.states {
+            let spec = &bucket.program.buffers[buffer];
+            let mut rest = self.memory.one(number, buffer)?;
+            let mut copies = Vec::with_capacity(bucket.units.len());
+            for (unit, fixed) in bucket.units.iter().zip(&self.fixed[number]) {
+                let (bound, (at, part)) = (&self.bound[unit.param], &fixed.states[state]);
+                let [rows, cols] = Redistribution::size(bucket, spec, unit, bucket.depth());
+                let mut to = rest.take_first(rows * cols);
+                if bound.grad.is_some() {
+                    let from = matrix(&bound.states[*at].view(), part).first_cols(cols);
+                    copies.push(kernels::Copy { from, to: to.into_matrix(0, [rows, cols], cols) });
+                } else {
+                    to.clear()?;
+                }
+            }
+            kernels::copy(copies)?;
+        }
+        Ok(())
+    }
+
+    /// Copies states that have travelled home; those of parameters without a gradient stay as they are.
+    fn store_states(&mut self, number: usize, bucket: &Bucket) -> Result<()> {
+        for &(buffer, state) in &bucket.program.carried.states {
+            let spec = &bucket.program.buffers[buffer];
+            let from = self.memory.one(number, buffer)?.into_view();
+            let states = States::new(&mut self.bound);
+            let (mut first, mut copies) = (0, Vec::with_capacity(bucket.units.len()));
+            for (unit, fixed) in bucket.units.iter().zip(&self.fixed[number]) {
+                let [rows, cols] = Redistribution::size(bucket, spec, unit, bucket.depth());
+                let (at, part) = &fixed.states[state];
+                if states.takes_part(unit.param) {
+                    let to = states.part(unit.param, *at, part).into_first_cols(cols);
+                    copies.push(kernels::Copy { from: from.matrix(first, [rows, cols], cols), to });
+                }
+                first += rows * cols;
+            }
+            kernels::copy(copies)?;
+        }
+        Ok(())
     }
 
     /// The time that the mathematics of algorithms took since this was last asked for: all but the session's own work.

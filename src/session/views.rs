@@ -39,6 +39,25 @@ impl BoundTensor {
     }
 }
 
+/// The states of all parameters, to be written in parts. Whoever has it has the parameters of the session for itself.
+pub(super) struct States<'s>(&'s [BoundParam]);
+
+impl<'s> States<'s> {
+    pub(super) fn new(bound: &'s mut [BoundParam]) -> Self {
+        Self(bound)
+    }
+
+    /// Tests whether a parameter takes part in the step.
+    pub(super) fn takes_part(&self, param: usize) -> bool {
+        self.0[param].grad.is_some()
+    }
+
+    /// The part of a state that belongs to a unit, which is asked for once.
+    pub(super) fn part(&self, param: usize, state: usize, part: &Rect) -> MatrixViewMut<'s> {
+        self.0[param].states[state].unit(part)
+    }
+}
+
 /// A part of a tensor's memory.
 pub(super) fn matrix<'a>(flat: &FlatView<'a>, part: &Rect) -> MatrixView<'a> {
     flat.matrix(part.offset, [part.rows, part.cols], part.stride)
@@ -117,17 +136,18 @@ impl<'s> Sources<'s> {
     /// A buffer of the bucket, to be written.
     #[allow(clippy::unused_self)] // it has the memory for itself
     fn buffer(&self, buffer: &FlatPtr) -> FlatViewMut<'s> {
-        // SAFETY: (1), (3), (4); those who get a buffer that units have gradients in are told an empty one, see `buffers`.
+        // SAFETY: (1), (3), (4); those who get a buffer that units have parts of are told an empty one, see `buffers`.
         unsafe { buffer.view_mut(None) }
     }
 
-    /// The buffers of the bucket: all but the one that gradients are averaged in, which units have.
+    /// The buffers of the bucket: all but the one that gradients are averaged in and those that stand for states, which units
+    /// have.
     pub(super) fn buffers(&self) -> Buffers<'s> {
         let specs =
             self.bucket.program.buffers.iter().zip(&self.memory.buckets[self.number]).zip(self.shards);
         let buffers = specs.enumerate().map(|(at, ((spec, memory), shards))| {
-            let flat =
-                if self.bucket.gradient == Some(at) { FlatViewMut::EMPTY } else { self.buffer(memory) };
+            let units_have = self.bucket.gradient == Some(at) || self.bucket.program.is_state(at);
+            let flat = if units_have { FlatViewMut::EMPTY } else { self.buffer(memory) };
             BufferIo { spec, flat, shards }
         });
         Buffers(buffers.collect())
@@ -160,7 +180,7 @@ impl<'s> Sources<'s> {
             }
             None => matrix(&grad.view(), &fixed.local),
         };
-        let whole = point.whole && bucket.distributed();
+        let whole = (point.whole || point.gathered) && bucket.distributed();
         if !whole && bound_param.grad.is_none() {
             if bucket.distributed() || bucket.whole_parameter {
                 // It contributes zeros to every exchange.
@@ -179,10 +199,19 @@ impl<'s> Sources<'s> {
         io.position = if bucket.distributed() || bucket.whole_parameter { position } else { before };
         (io.due, io.steps) = (fixed.due, bound_param.steps);
         if whole {
-            let complete = fixed.local.numel() == fixed.rows * fixed.cols;
+            let complete = !point.gathered && fixed.local.numel() == fixed.rows * fixed.cols;
             io.grad = bound_param.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
             io.param = MatrixViewMut::EMPTY;
             io.state.iter_mut().for_each(|state| *state = MatrixViewMut::EMPTY);
+            if !point.whole {
+                for &(buffer, state) in &bucket.program.carried.states {
+                    let MatrixShard { offset, shape, .. } = shards[buffer][position];
+                    io.state[state] = self
+                        .buffer(&memory[buffer])
+                        .into_part(offset, shape[0] * shape[1])
+                        .into_matrix(0, shape, shape[1]);
+                }
+            }
             return Ok(true);
         }
         io.param = bound_param.param.unit(&fixed.local);

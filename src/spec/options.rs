@@ -20,6 +20,8 @@ pub enum OptionValue {
     Float(f64),
     /// A word.
     Str(String),
+    /// A list of words.
+    Strs(Vec<String>),
     /// A list of integers.
     Ints(Vec<i64>),
     /// A list of real numbers, of which one is no integer.
@@ -120,6 +122,21 @@ impl Options {
             OptionValue::None => Ok(None),
             OptionValue::Str(s) => Ok(Some(s)),
             _ => self.wrong(key, "a string"),
+        }
+    }
+
+    /// One word or several, `None` when it is not set.
+    ///
+    /// # Errors
+    /// `Error::Value` when it is neither.
+    pub fn words(&self, key: &str) -> Result<Option<Vec<String>>> {
+        match self.get(key) {
+            OptionValue::None => Ok(None),
+            OptionValue::Str(word) => Ok(Some(vec![word.clone()])),
+            OptionValue::Strs(words) => Ok(Some(words.clone())),
+            // An empty list has no kind.
+            OptionValue::Ints(numbers) if numbers.is_empty() => Ok(Some(Vec::new())),
+            _ => self.wrong(key, "a string or a list of strings"),
         }
     }
 

@@ -193,6 +193,18 @@ def counts(default: tuple[int, ...] | None) -> Field:
     return Field(default, "a tuple of two or more positive integers", check)
 
 
+def route() -> Field:
+    """A word, or the names of axes of a mesh."""
+    known = ("auto", "keep", "gather")
+
+    def check(value: object) -> bool:
+        if isinstance(value, str):
+            return value in known
+        return isinstance(value, (tuple, list)) and all(isinstance(name, str) and name for name in value)
+
+    return Field("auto", "'auto', 'keep', 'gather' or a tuple of names of mesh axes", check, known)
+
+
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 

@@ -29,6 +29,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _route(text: str) -> str | tuple[str, ...]:
+    """A word, or the names of axes."""
+    return text if text in ("auto", "keep", "gather") else tuple(text.split(","))
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -60,6 +65,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--projection-rank", type=int, default=128, help="of galore_adamw and apollo_adamw (default: 128)")
     add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
     add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")
+    add(
+        "--route",
+        type=_route,
+        default="auto",
+        help="of dion: auto, keep, gather, or axes to gather, as in fs,tp (default: auto)",
+    )
     add("--hardware", help=f"estimate times for {', '.join(hardware.DEVICES)}, or a JSON file")
     add(
         "--links",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Settings:
         links: of a built-in machine.
         tokens: of a training step, over all ranks; 0 if not given.
         max_batch_bytes: bound on the workspace of matrices that are handled together; None is the default.
+        route: of Dion: "auto", "keep", "gather", or the axes that are gathered.
     """
 
     algorithm: str = "dion"
@@ -62,6 +63,7 @@ class Settings:
     links: str = "nvlink+ib400"
     tokens: int = 0
     max_batch_bytes: int | None = None
+    route: str | tuple[str, ...] = "auto"
 
     @property
     def products(self) -> str:
@@ -94,6 +96,8 @@ class Simulation:
         others: parameters of AdamW.
         memory: bytes of this rank by part.
         wire: communication by axis.
+        routes: where there is a choice, bytes that a rank sends on average: "chosen", and were all matrices to go
+            in one way.
         gradient_sync: bytes that this rank sends to average gradients over dp outside the optimizer.
         local_flops: on what this rank stores.
         whole_flops: on whole matrices that this rank owns.
@@ -116,6 +120,7 @@ class Simulation:
     busiest_flops: float
     mean_flops: float
     time: StepTime | None = None
+    routes: dict[str, float] = field(default_factory=dict)
 
     @property
     def balance(self) -> float:
@@ -130,7 +135,11 @@ class Simulation:
     def from_dict(cls, values: dict[str, Any]) -> Simulation:
         """The simulation that ``to_dict`` gave."""
         fields = {key: value for key, value in values.items() if key != "balance"}
-        fields["settings"] = Settings(**fields["settings"])
+        settings = fields["settings"]
+        route = settings["route"]
+        fields["settings"] = Settings(
+            **settings | {"route": route if isinstance(route, str) else tuple(route)}
+        )
         fields["wire"] = [Traffic(**entry) for entry in fields["wire"]]
         if fields.get("time") is not None:
             fields["time"] = StepTime(**fields["time"])
@@ -173,6 +182,9 @@ class Simulation:
             f"{self.others} other parameters (adamw); {', '.join(words)}"
         )
         parts = [head, str(Table(memory)), str(Table(wire)), str(Table(rows))]
+        if len(self.routes) > 1:
+            ways = [{"route": way, "sent": human(sent, "B")} for way, sent in self.routes.items()]
+            parts.append(str(Table(ways)))
         if self.time is not None:
             parts.append(clock.report(self.time))
         if self.gradient_sync:
@@ -222,7 +234,7 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         states["max_batch_bytes"] = settings.max_batch_bytes
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
-    own["rank"] = settings.projection_rank
+    own["rank"], own["route"] = settings.projection_rank, settings.route
     groups: list[dict[str, Any]] = [own, {"algorithm": "adamw", **states}]
     # Fused weights are cut into their matrices by classes that know such groups.
     cuts = {p.parts: 0 for p in parameters if p.is_matrix}
@@ -268,8 +280,21 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         busiest_flops=shared + most,
         mean_flops=shared + mean,
         time=time,
+        routes=_routes(plan),
     )
     return result, plan
+
+
+def _routes(plan: Plan) -> dict[str, float]:
+    """Bytes that a rank sends on average by way, where there is a choice."""
+    sums: dict[str, float] = {}
+    for _, chosen, ways in plan.routes():
+        for way, sent in ways:
+            total = sum(bytes_ for _, bytes_ in sent)
+            sums[way] = sums.get(way, 0.0) + total
+            if way == chosen:
+                sums["chosen"] = sums.get("chosen", 0.0) + total
+    return {"chosen": sums.pop("chosen"), **sums} if sums else {}
 
 
 def _time(plan: Plan, config: Config, mesh: Mesh, settings: Settings) -> StepTime | None:

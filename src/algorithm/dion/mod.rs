@@ -13,14 +13,14 @@ use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::linalg::basis::Size;
 use crate::linalg::qr::QrMethod;
-use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::program::{BufferId, BufferSpec, Carried, Program, Stage, Target};
 use crate::spec::{
     Block, Description, DimSharding, Hyper, Matrices, Options, ParamSpec, Side, StateSpec, StateStorage,
     UnitShape,
 };
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 12] = [
+pub(super) const OPTIONS: [&str; 13] = [
     "adjust_lr",
     "cautious_wd",
     "momentum_dtype",
@@ -32,6 +32,7 @@ pub(super) const OPTIONS: [&str; 12] = [
     "cqr_warmup_steps",
     "rank_fraction",
     "rank_multiple_of",
+    "route",
     "seed",
 ];
 
@@ -53,12 +54,20 @@ const FEEDBACK: Stage = 4;
 const APPLY: Stage = 5;
 const PROJECT_AGAIN: Stage = 6;
 const ORTHONORMALIZE_AGAIN: Stage = 7;
+const ACCUMULATE: Stage = 8;
+const LOAD: Stage = 9;
+const UPDATE: Stage = 10;
+const APPLY_UPDATE: Stage = 11;
 
 const P: BufferId = 0;
 const R: BufferId = 1;
 const WORK: BufferId = 2;
 const NORMS: BufferId = 3;
 const FULL: BufferId = 4;
+/// Buffers that travel in the gathered program.
+const UPDATES: BufferId = 5;
+const MOMENTA: BufferId = 6;
+const QS: BufferId = 7;
 
 #[derive(Debug)]
 pub(super) struct Dion {
@@ -118,6 +127,57 @@ impl Dion {
         self.cautious || param != product
     }
 
+    /// A buffer like the matrices.
+    fn matrix(shape: &UnitShape, name: &'static str, dtype: DType) -> BufferSpec {
+        BufferSpec::new(name, shape.rows, shape.cols, dtype)
+            .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
+    }
+
+    /// The sides of the oriented matrix, each with its length: the long one and the short one.
+    fn sides(shape: &UnitShape) -> [(Side, usize); 2] {
+        let sides = [(Side::Rows, shape.rows), (Side::Cols, shape.cols)];
+        if shape.transposed { [sides[1], sides[0]] } else { sides }
+    }
+
+    /// A program with the buffers of the factors.
+    fn factors(&self, shape: &UnitShape) -> Program {
+        let [(long, length), (short, width)] = Self::sides(shape);
+        let rank = self.rank(shape.rows, shape.cols);
+        let product = self.product(shape.param, shape.state[MOMENTUM]);
+        let factor = |name, side, length| {
+            BufferSpec::new(name, length, rank, product)
+                .sharded(DimSharding::LikeParam(side), DimSharding::Replicated)
+        };
+        Program::new()
+            .buffer(factor("p", long, length).summed(short).linear())
+            .buffer(factor("r", short, width).summed(long).linear())
+            .buffer(self.basis(shape, "work", product))
+            .buffer(BufferSpec::new("norms", 1, rank, DType::F64).summed(short).wire(product))
+    }
+
+    /// A buffer like Q.
+    fn basis(&self, shape: &UnitShape, name: &'static str, dtype: DType) -> BufferSpec {
+        let [(long, _), (short, width)] = Self::sides(shape);
+        let columns = if self.view.alike() { DimSharding::Even(long) } else { DimSharding::Replicated };
+        BufferSpec::new(name, width, self.rank(shape.rows, shape.cols), dtype)
+            .sharded(DimSharding::LikeParam(short), columns)
+    }
+
+    /// Appends the power iterations, the feedback and the norms.
+    fn iterate(&self, program: Program) -> Program {
+        let mut program = program.redistribute(WORK, Target::Replicate);
+        for iteration in 0..self.power_iters {
+            program = program
+                .local(if iteration == 0 { PROJECT } else { PROJECT_AGAIN }, "project")
+                .redistribute(P, Target::Whole)
+                .local(if iteration == 0 { ORTHONORMALIZE } else { ORTHONORMALIZE_AGAIN }, "orthonormalize")
+                .redistribute(P, Target::Storage)
+                .local(BACK_PROJECT, "back_project")
+                .redistribute(R, Target::Replicate);
+        }
+        program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate)
+    }
+
     fn method(&self, step: f64) -> QrMethod {
         #[allow(clippy::cast_precision_loss)] // a number of steps
         let warm = step <= self.cqr_warmup_steps as f64;
@@ -147,44 +207,41 @@ impl Algorithm for Dion {
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
-        let (long, short) =
-            if shape.transposed { (Side::Cols, Side::Rows) } else { (Side::Rows, Side::Cols) };
-        let length = |side| if side == Side::Rows { shape.rows } else { shape.cols };
-        let rank = self.rank(shape.rows, shape.cols);
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
-        let matrix = |name, side: Side| {
-            BufferSpec::new(name, length(side), rank, product)
-                .sharded(DimSharding::LikeParam(side), DimSharding::Replicated)
-        };
-        let work = BufferSpec::new("work", length(short), rank, product);
-        let columns = if self.view.alike() { DimSharding::Even(long) } else { DimSharding::Replicated };
-        let mut program = Program::new()
-            .buffer(matrix("p", long).summed(short).linear())
-            .buffer(matrix("r", short).summed(long).linear())
-            .buffer(work.sharded(DimSharding::LikeParam(short), columns))
-            .buffer(BufferSpec::new("norms", 1, rank, DType::F64).summed(short).wire(product));
+        let mut program = self.factors(shape);
         if self.in_two_steps(shape.param, product) || momentum != product {
-            let full = BufferSpec::new("full", shape.rows, shape.cols, product);
-            program = program
-                .buffer(full.sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)));
+            program = program.buffer(Self::matrix(shape, "full", product));
         }
-        program = program.local(PREPARE, "accumulate").redistribute(WORK, Target::Replicate);
-        for iteration in 0..self.power_iters {
-            program = program
-                .local(if iteration == 0 { PROJECT } else { PROJECT_AGAIN }, "project")
-                .redistribute(P, Target::Whole)
-                .local(if iteration == 0 { ORTHONORMALIZE } else { ORTHONORMALIZE_AGAIN }, "orthonormalize")
-                .redistribute(P, Target::Storage)
-                .local(BACK_PROJECT, "back_project")
-                .redistribute(R, Target::Replicate);
+        Ok(self.iterate(program.local(PREPARE, "accumulate")).local(APPLY, "apply"))
+    }
+
+    fn gathered_program(&self, shape: &UnitShape) -> Result<Option<Program>> {
+        let momentum = shape.state[MOMENTUM];
+        let product = self.product(shape.param, momentum);
+        // Codes are made anew where a state is stored: on the way they would be twice.
+        if momentum.is_quantized() {
+            return Ok(None);
         }
-        Ok(program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate).local(APPLY, "apply"))
+        let program = self.factors(shape);
+        let full = Self::matrix(shape, "full", product);
+        let needed = momentum != product || shape.param != product;
+        let program = if needed { program.buffer(full) } else { program.scratch("full", 0, product) };
+        let program = program
+            .buffer(Self::matrix(shape, "update", shape.param))
+            .buffer(Self::matrix(shape, "momentum", momentum))
+            .buffer(self.basis(shape, "q", shape.state[Q]));
+        let carried = Carried { states: vec![(MOMENTA, MOMENTUM), (QS, Q)], results: vec![UPDATES] };
+        let section = |program: Program| self.iterate(program.local(LOAD, "load")).local(UPDATE, "update");
+        let program = program.local(ACCUMULATE, "accumulate").gathered(carried, section);
+        Ok(Some(program.local(APPLY_UPDATE, "apply")))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         match stage {
             PREPARE => Self::accumulate(io),
+            ACCUMULATE => Self::accumulate_stored(io),
+            LOAD => Self::load(io),
             PROJECT => Self::project(io, WORK),
             PROJECT_AGAIN => Self::project(io, R),
             // The columns of Q have about one length, those of R that of what they captured.
@@ -192,7 +249,9 @@ impl Algorithm for Dion {
             ORTHONORMALIZE_AGAIN => self.orthonormalize(io, h, Size::Each),
             BACK_PROJECT => Self::back_project(io),
             FEEDBACK => Self::feedback(io, h),
+            UPDATE => Self::update(io, h),
             APPLY => self.apply(io, h),
+            APPLY_UPDATE => self.apply_update(io, h),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
         }
     }

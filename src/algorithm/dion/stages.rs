@@ -1,6 +1,6 @@
 //! The stages of Dion on one bucket.
 
-use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, WEIGHT_DECAY, WORK};
+use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, UPDATES, WEIGHT_DECAY, WORK};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
@@ -113,11 +113,35 @@ impl Dion {
                 kernels::run(&kernels::Accumulate { grad_factor }, &mut jobs(all))?;
             }
         }
+        Self::load_basis(units, buffers)
+    }
+
+    /// Q, as wide as this bucket's rank, in the type of the products.
+    fn load_basis(units: &[UnitIo<'_>], buffers: &mut Buffers<'_>) -> Result<()> {
         let all = units.iter().zip(buffers.get_mut(WORK)?.matrices(units)?).map(|(unit, work)| {
             let q = unit.state[Q].view().first_cols(work.shape()[1]);
             ([q], [work])
         });
         kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))
+    }
+
+    /// `M ← M + G` where the momentum is stored.
+    pub(super) fn accumulate_stored(io: &mut StageIo<'_>) -> Result<()> {
+        let add = kernels::Momentum { mu: 1.0, grad_factor: io.grad_factor, nesterov: false };
+        let all = io.units.iter_mut().map(|unit| ([unit.grad], [unit.state[MOMENTUM].reborrow()]));
+        kernels::run(&add, &mut jobs(all))
+    }
+
+    /// Momentum and Q, in the type of the products.
+    pub(super) fn load(io: &mut StageIo<'_>) -> Result<()> {
+        let held = Self::momentum_held(io)?;
+        let StageIo { units, buffers, .. } = io;
+        if held != Held::State {
+            let full = buffers.get_mut(FULL)?.matrices(units)?;
+            let all = units.iter().zip(full).map(|(unit, full)| ([unit.state[MOMENTUM].view()], [full]));
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
+        }
+        Self::load_basis(units, buffers)
     }
 
     /// `P = B·Q` with Q in the given buffer.
@@ -131,10 +155,8 @@ impl Dion {
 
     pub(super) fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper, of: Size) -> Result<()> {
         let StageIo { units, buffers, probe, .. } = io;
-        let Some(unit) = units.first() else {
-            return Ok(());
-        };
-        let rounding = Rounding { of, stored: stored_epsilon(unit.state[MOMENTUM].dtype()) };
+        // Of whole matrices units have no state.
+        let rounding = Rounding { of, stored: stored_epsilon(io.class.state[MOMENTUM]) };
         let mut p = buffers.get_mut(P)?.batch(units)?;
         let (tall, rank) = (p.size()[1], p.size()[2]);
         // Zero where a column of Q sees nothing of the momentum, or what others see: there is no direction of its own.
@@ -172,7 +194,7 @@ impl Dion {
         kernels::squares_and_scaled(&mut Self::columns(&io.units, &mut io.buffers)?, factor)?;
         let StageIo { units, buffers, probe, .. } = &mut *io;
         for unit in &*units {
-            record_stored(probe, "captured_energy", unit, || {
+            record_stored(probe, "captured_energy", unit, MOMENTUM, || {
                 let all = if held == Held::State {
                     energy(&unit.state[MOMENTUM].view())?
                 } else {
@@ -202,7 +224,7 @@ impl Dion {
         }
         for unit in &*units {
             let momentum = unit.state[MOMENTUM].view();
-            record_stored(probe, "error_feedback_norm", unit, || Ok(energy(&momentum)?.sqrt()))?;
+            record_stored(probe, "error_feedback_norm", unit, MOMENTUM, || Ok(energy(&momentum)?.sqrt()))?;
         }
         Ok(())
     }
@@ -212,19 +234,9 @@ impl Dion {
         let Some(unit) = units.first() else {
             return Ok(());
         };
-        let rate = h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols));
-        let decay = h[LR] * h[WEIGHT_DECAY];
+        let (rate, decay) = self.rate(unit, h);
         let direct = !self.in_two_steps(unit.param.dtype(), buffers.get(P)?.flat.dtype());
-        let own = units.iter().map(|unit| buffers.get(WORK)?.declared_cols(unit));
-        let own = own.collect::<Result<Vec<_>>>()?;
-        let columns = Self::columns(units, buffers)?;
-        let kept = units.iter_mut().zip(columns).zip(own).map(|((unit, columns), own)| Kept {
-            columns,
-            q: unit.state[Q].reborrow().into_first_cols(own.len()),
-            own,
-        });
-        let factor = if direct { -rate } else { 1.0 };
-        kernels::normalize_columns(&mut kept.collect::<Vec<_>>(), h[EPSILON], factor, direct)?;
+        Self::normalize(units, buffers, h, direct.then_some(-rate))?;
         if direct {
             let decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
             let mut all = Self::with_factors(units, buffers, WORK, |unit| unit.param.reborrow())?;
@@ -233,11 +245,67 @@ impl Dion {
             let [p, work, full] = buffers.several([P, WORK, FULL])?;
             let factors = [p.matrices(units)?, work.matrices(units)?];
             set_product(&mut factored(units, full.matrices(units)?, factors))?;
-            let apply = kernels::Apply { rate, decay, cautious: self.cautious };
-            let full = full.matrices(units)?;
-            let all = units.iter_mut().zip(full);
-            let all = all.map(|(unit, full)| ([full.into_view()], [unit.param.reborrow()]));
-            kernels::run(&apply, &mut jobs(all))
+            self.decay_and_step(io, h, FULL)
         }
+    }
+
+    /// The factor of a unit's update, and that by which its parameter decays.
+    fn rate(&self, unit: &UnitIo<'_>, h: &Hyper) -> (f64, f64) {
+        (h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols)), h[LR] * h[WEIGHT_DECAY])
+    }
+
+    /// Q, and the right factor of the update: the columns of R over their norms, times a factor where one is given.
+    fn normalize(
+        units: &mut [UnitIo<'_>],
+        buffers: &mut Buffers<'_>,
+        h: &Hyper,
+        factor: Option<f64>,
+    ) -> Result<()> {
+        let own = units.iter().map(|unit| buffers.get(WORK)?.declared_cols(unit));
+        let own = own.collect::<Result<Vec<_>>>()?;
+        let columns = Self::columns(units, buffers)?;
+        let kept = units.iter_mut().zip(columns).zip(own).map(|((unit, columns), own)| Kept {
+            columns,
+            q: unit.state[Q].reborrow().into_first_cols(own.len()),
+            own,
+        });
+        let mut kept: Vec<_> = kept.collect();
+        kernels::normalize_columns(&mut kept, h[EPSILON], factor.unwrap_or(1.0), factor.is_some())
+    }
+
+    /// `X ← (1 - decay) X - rate·U` with U in a buffer.
+    fn decay_and_step(&self, io: &mut StageIo<'_>, h: &Hyper, update: BufferId) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        let Some(unit) = units.first() else {
+            return Ok(());
+        };
+        let (rate, decay) = self.rate(unit, h);
+        let apply = kernels::Apply { rate, decay, cautious: self.cautious };
+        let updates = buffers.get_mut(update)?.matrices(units)?;
+        let all = units.iter_mut().zip(updates);
+        let all = all.map(|(unit, update)| ([update.into_view()], [unit.param.reborrow()]));
+        kernels::run(&apply, &mut jobs(all))
+    }
+
+    /// Q, and `U = P·Qᵀ` in the type of the parameter.
+    pub(super) fn update(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        Self::normalize(units, buffers, h, None)?;
+        let product = buffers.get(P)?.flat.dtype();
+        let same = buffers.get(UPDATES)?.flat.dtype() == product;
+        let [p, work, out] = buffers.several([P, WORK, if same { UPDATES } else { FULL }])?;
+        let factors = [p.matrices(units)?, work.matrices(units)?];
+        set_product(&mut factored(units, out.matrices(units)?, factors))?;
+        if same {
+            return Ok(());
+        }
+        let [full, updates] = buffers.several([FULL, UPDATES])?;
+        let all = full.matrices(units)?.into_iter().zip(updates.matrices(units)?);
+        let all = all.map(|(full, update)| ([full.into_view()], [update]));
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))
+    }
+
+    pub(super) fn apply_update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        self.decay_and_step(io, h, UPDATES)
     }
 }
