@@ -58,6 +58,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         *MATRIX,
         {"rank_fraction": 0.5},
         {"rank_fraction": 0.25, "rank_multiple_of": 2},
+        {"rank_fraction": 0.5, "route": "gather"},
         {"power_iters": 2},
         {"qr_method": "qr"},
         {"qr_method": "cqr", "cqr_warmup_steps": 2},

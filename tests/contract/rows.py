@@ -69,7 +69,8 @@ CASES = (
             ("rcqr_oversample", 1.25),
             ("mixed_precision_config", None),
         ),
-        keyword_only=EXTRA | {"orth_dtype", "check_grad_sync", "seed", "cautious_wd", "adjust_lr", "flatten"},
+        keyword_only=EXTRA
+        | {"orth_dtype", "check_grad_sync", "seed", "cautious_wd", "adjust_lr", "flatten", "route"},
         state={
             "dion": frozenset({"momentum", "Q"}),
             "adamw": frozenset({"momentum", "variance", "step"}),
@@ -81,6 +82,7 @@ CASES = (
             *_BAD_MATRIX,
             *(("rank_fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             *(("rank_multiple_of", value) for value in (0, -1)),
+            *(("route", value) for value in ("both", 3, (1,), ("",), None)),
             *(("seed", value) for value in (-1, 2**63, 1.5)),
         ),
         other={"lr": 0.03, "mu": 0.5, "betas": (0.5, 0.6), "weight_decay": 0.3, "epsilon": 0.1},

@@ -1,8 +1,7 @@
-"""Routes of Dion: keep matrices sharded along an axis or gather them at owners, with the same results on all."""
+"""Routes of Dion, which keep matrices sharded or gather them at owners: the same results on all."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -19,6 +18,7 @@ from oxidion._planning.simulate import Settings, simulate
 from support.cases import Case, case_named
 from support.inputs import gradients
 from support.layouts import Setting, setting_named
+from support.sim_mesh import Rank
 
 from .comparison import Comparison, on_grid
 from .pairs import CHOSEN, FEW
@@ -82,14 +82,17 @@ def test_routes_agree_to_the_last_digits(name: str, setting: str) -> None:
                 torch.testing.assert_close(mine, its, rtol=1e-12, atol=1e-12)
 
 
+def held(rank: Rank) -> list[Tensor]:
+    """Copies of the first parameter of a rank and of its states."""
+    first = rank.params[0]
+    return [t.detach().clone() for t in (first, *rank.optimizer.state[first].values())]
+
+
 def test_missing_gradient_leaves_parameter_and_states_of_a_gathered_matrix() -> None:
     case = on_route(case_named("dion-quarter"), "gather")
     comparison = Comparison(case, setting_named("fsdp4-dim0"), torch.float64, "float64")
     first, second = gradients(case.shapes, 2, 0)
     comparison.step(first)
-    held = lambda rank: [
-        t.detach().clone() for p in rank.params[:1] for t in (p, *rank.optimizer.state[p].values())
-    ]  # noqa: E731
     before = [held(rank) for rank in comparison.mesh.ranks]
     comparison.mesh.step(lambda rank: comparison.replica_gradients(rank, [None, *second[1:]]))
     for rank, olds in zip(comparison.mesh.ranks, before, strict=True):
@@ -106,9 +109,6 @@ def test_low_precision_states_differ_by_their_rounding_alone(dtype: torch.dtype)
         for grads in gradients(case.shapes, 2, 0):
             comparison.step([on_grid(grad) for grad in grads])
         ends.append([rank.params[0].detach().float() for rank in comparison.mesh.ranks])
-    starts = [p.float() for p in comparison.full]
-    step = max((end - ends[0][0]).abs().max().item() for end in ends[0] if end.shape == ends[0][0].shape)
-    assert math.isfinite(step) and starts
     for mine, its in zip(*ends, strict=True):
         torch.testing.assert_close(
             mine, its, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps
@@ -201,7 +201,7 @@ def test_named_axis_is_gathered_with_those_inside_of_it() -> None:
 
 
 def test_axis_that_no_parameter_has_is_refused() -> None:
-    with pytest.raises(ValueError, match="route names the axis 'pp'.* fs"):
+    with pytest.raises(ValueError, match=r"route names the axis 'pp'.* fs"):
         planned(("pp",), [("fs", 2, "S", 0)])
     assert planned(("pp",), []).rows()[0]["route"] is None
 
@@ -222,7 +222,8 @@ def test_momentum_of_eight_bits_is_kept() -> None:
 
 def test_plan_shows_the_route_and_what_others_send() -> None:
     text = str(planned("auto", [("fs", 8, "S", 0)]))
-    assert "gather fs" in text and "(not keep" in text
+    assert "gather fs" in text
+    assert "(not keep" in text
     ((bucket, chosen, ways),) = planned("auto", [("fs", 8, "S", 0)]).routes()
     assert (bucket, chosen) == (0, "gather fs")
     sent = {way: sum(bytes_ for _, bytes_ in by_axis) for way, by_axis in ways}

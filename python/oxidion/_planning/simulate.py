@@ -96,8 +96,8 @@ class Simulation:
         others: parameters of AdamW.
         memory: bytes of this rank by part.
         wire: communication by axis.
-        routes: where there is a choice, bytes that a rank sends on average: "chosen", and were all matrices to go
-            in one way.
+        routes: where there is a choice, bytes that a rank sends on average: "chosen", and were all matrices
+            to go in one way.
         gradient_sync: bytes that this rank sends to average gradients over dp outside the optimizer.
         local_flops: on what this rank stores.
         whole_flops: on whole matrices that this rank owns.

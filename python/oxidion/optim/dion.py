@@ -57,10 +57,10 @@ class Dion(OxOptimizer):
             argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
         seed: of the initial Q and of the sketches, beside the parameter's name (else position) and the step.
-        route: "keep" iterates on shards and sends factors, "gather" sends momentum and update to an owner of each
-            matrix and back, a tuple does so along these mesh axes (and inner ones of the same side); "auto"
-            takes what sends least: gathering, beyond about ``1 / rank_fraction`` shards. A momentum of fewer
-            bits than the products is rounded once more when gathered; one of 8 bits is kept.
+        route: "keep" iterates on shards and sends factors; "gather" sends each matrix to an owner and back; a
+            tuple does so along these mesh axes, and inner ones of the same side. "auto" takes what sends
+            least: gathering, beyond about ``1 / rank_fraction`` shards. A momentum of fewer bits than the
+            products is rounded once more when gathered. One of 8 bits is kept.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
             already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
