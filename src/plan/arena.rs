@@ -6,7 +6,7 @@ use super::redistribute::{BufferShard, Redistribution, RedistributionKind, Segme
 use super::route::{Counts, Route};
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
-const ALIGN: usize = 64;
+pub(super) const ALIGN: usize = 64;
 
 /// Bytes of a buffer in the arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -27,7 +27,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    fn extent(&self, side: Side) -> &Extent {
+    pub(super) fn extent(&self, side: Side) -> &Extent {
         match side {
             Side::Rows => &self.shard.rows,
             Side::Cols => &self.shard.cols,
@@ -226,15 +226,14 @@ impl Bucket {
     }
 }
 
-/// Buckets in the order of their first parameter within each algorithm, the costliest algorithms first.
+/// Buckets with all their units, in the order of their first parameter.
 ///
 /// # Errors
 /// Whatever an algorithm says against a shape.
-pub(super) fn buckets(
+pub(super) fn open(
     params: &[Param],
     algorithms: &[AnyAlgorithm],
     groups: &[GroupSpec],
-    limits: &[Limit],
     choices: &[Choice],
 ) -> Result<Vec<Bucket>> {
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
@@ -298,9 +297,33 @@ pub(super) fn buckets(
             }
         }
     }
+    Ok(open.into_iter().map(|(bucket, _)| bucket).collect())
+}
+
+/// The buckets split so that each takes its share of the workspace, with the owners of their units, the costliest algorithms
+/// first; the bucket that needs most where one does not fit, with the bytes of one matrix.
+///
+/// # Errors
+/// As the lowering of programs.
+pub(super) fn close(
+    open: &[Bucket],
+    params: &[Param],
+    algorithms: &[AnyAlgorithm],
+    limits: &[Limit],
+    (cap, few): (usize, bool),
+) -> Result<std::result::Result<Vec<Bucket>, (usize, usize)>> {
     let mut loads = Loads::default();
-    let parts = open.into_iter().flat_map(|(bucket, _)| split(&bucket, limits[bucket.group]));
-    let mut closed: Vec<Bucket> = parts.collect();
+    let mut closed: Vec<Bucket> = Vec::with_capacity(open.len());
+    let mut excess: Option<(usize, usize)> = None;
+    for (number, bucket) in open.iter().enumerate() {
+        match split(bucket, limits[bucket.group], cap, few)? {
+            Ok(parts) => closed.extend(parts),
+            Err(least) => excess = excess.max(Some((least, number))),
+        }
+    }
+    if let Some((least, number)) = excess {
+        return Ok(Err((number, least)));
+    }
     closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
     // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
     for bucket in &mut closed {
@@ -319,7 +342,7 @@ pub(super) fn buckets(
     for (cost, bucket) in order {
         loads.assign(bucket, cost);
     }
-    Ok(closed)
+    Ok(Ok(closed))
 }
 
 /// The number of dimensions before those of the matrix, none for elements; and whether parameters are taken whole.

@@ -1,10 +1,10 @@
 //! Chooses by axis whether matrices stay sharded while a program runs or are gathered at owners.
 
-use super::bucket::{Bucket, Unit};
-use super::owners::owner_axes;
-use super::redistribute::{BufferShard, Redistribution, RedistributionKind, Step, segments};
+use super::bucket::Bucket;
+use super::redistribute::{BufferShard, Redistribution, RedistributionKind, segments};
+use super::workspace::trial;
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Placement};
+use crate::layout::Layout;
 use crate::program::BufferSpec;
 use crate::spec::{DimSharding, Options};
 
@@ -125,11 +125,7 @@ pub(super) fn choose(
 
 /// Bytes that a process sends along each axis for a matrix, on average, by the collectives that the program becomes.
 fn bytes_sent(bucket: &Bucket) -> Result<Vec<f64>> {
-    let mut trial = bucket.clone();
-    trial.owner_axes = owner_axes(&trial, usize::MAX);
-    let owner = vec![0; trial.owner_axes.len()];
-    let unit = trial.units.first().map(|unit| Unit { owner, ..unit.clone() });
-    trial.units = unit.into_iter().collect();
+    let trial = trial(bucket);
     let mut sent = vec![0.0; trial.axes.len()];
     for segment in segments(&trial)? {
         let moved = segment.redistributions.iter().filter(|r| !r.guarded);

@@ -38,6 +38,9 @@ pub(super) struct Coalesced {
     pub(super) buckets: Vec<usize>,
     /// Bytes of the buffers and messages of each.
     pub(super) sizes: Vec<Vec<usize>>,
+    /// For each buffer whether it is scratch that may lie where the bucket's messages do: no stage runs between what puts
+    /// a message together and what takes it apart.
+    pub(super) scratch: Vec<Vec<bool>>,
     /// Common messages, each as its parts: index of the bucket in `buckets`, number that the redistribution gives the
     /// part, and bytes.
     pub(super) messages: Vec<Vec<(usize, usize, usize)>>,
@@ -62,10 +65,16 @@ pub(super) fn coalesce(buckets: &[Bucket], segments: &[Vec<Segment>]) -> Vec<Coa
     coalesced
 }
 
+/// The buffers of a bucket that may lie where its messages do.
+fn scratch(bucket: &Bucket) -> Vec<bool> {
+    bucket.program.buffers.iter().map(|spec| spec.shared && !bucket.whole_parameter).collect()
+}
+
 fn coalesce_buckets(buckets: &[Bucket], segments: &[Vec<Segment>], together: &[usize]) -> Coalesced {
     let mut one = Coalesced {
         buckets: together.to_vec(),
         sizes: together.iter().map(|&b| sizes(&buckets[b], &segments[b])).collect(),
+        scratch: together.iter().map(|&b| scratch(&buckets[b])).collect(),
         ..Coalesced::default()
     };
     if let [alone] = together
@@ -211,13 +220,28 @@ impl Coalesced {
         mut offset: usize,
         align: usize,
     ) -> (Vec<Vec<ArenaRange>>, Vec<ArenaRange>, usize) {
+        let mut places: Vec<Vec<ArenaRange>> = Vec::with_capacity(self.sizes.len());
+        for (sizes, scratch) in self.sizes.iter().zip(&self.scratch) {
+            let mut own = vec![ArenaRange::default(); sizes.len()];
+            let (messages, buffers) = (sizes.len() - 1, 0..sizes.len() - 1);
+            for at in buffers.clone().filter(|&at| !scratch[at]) {
+                own[at] = ArenaRange { offset, bytes: sizes[at] };
+                offset += sizes[at].next_multiple_of(align);
+            }
+            own[messages] = ArenaRange { offset, bytes: sizes[messages] };
+            let mut end = offset;
+            for at in buffers.filter(|&at| scratch[at]) {
+                own[at] = ArenaRange { offset: end, bytes: sizes[at] };
+                end += sizes[at].next_multiple_of(align);
+            }
+            offset = end.max(offset + sizes[messages].next_multiple_of(align));
+            places.push(own);
+        }
         let mut take = |bytes: usize| {
             let place = ArenaRange { offset, bytes };
             offset += bytes.next_multiple_of(align);
             place
         };
-        let mut places: Vec<Vec<ArenaRange>> =
-            self.sizes.iter().map(|sizes| sizes.iter().map(|&bytes| take(bytes)).collect()).collect();
         let mut common = Vec::with_capacity(self.messages.len());
         let mut parts: Vec<(usize, usize, ArenaRange)> = Vec::new();
         for message in &self.messages {

@@ -16,6 +16,7 @@ mod route;
 mod schedule;
 mod split;
 mod verify;
+mod workspace;
 
 use std::collections::BTreeMap;
 
@@ -169,10 +170,16 @@ impl Plan {
         for (group, choice) in choices.iter().enumerate() {
             choice.check(params.iter().filter(|p| p.group == group).map(|p| &p.layout))?;
         }
-        let buckets = bucket::buckets(&params, &algorithms, groups, &limits, &choices)?;
+        let open = bucket::open(&params, &algorithms, groups, &choices)?;
+        let workspace = workspace::Limit::of(groups, &params)?;
+        let close = |cap, few| bucket::close(&open, &params, &algorithms, &limits, (cap, few));
+        let (buckets, sharing) = workspace.share(close, |number: usize| {
+            let unit = open[number].units.first();
+            unit.map_or("", |unit| params[unit.param].spec.name.as_str())
+        })?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
         let coalesced = coalesce::coalesce(&buckets, &segments);
-        let scheduled = schedule::schedule(&coalesced);
+        let scheduled = schedule::schedule(&coalesced, sharing);
         let arena = Arena::lay_out(&coalesced, &scheduled.slots);
         let transfers = scheduled.transfers(&buckets, &arena);
         let schedule::Scheduled { computes, order: schedule, .. } = scheduled;

@@ -71,6 +71,16 @@ pub(super) fn takers(bucket: &Bucket) -> (usize, usize) {
     (gathered * all, gathered * sharded)
 }
 
+/// The number of processes that each need a matrix of the bucket, so that none waits: those among which its matrices are
+/// gathered, where they are, else those among which they are sharded by owner.
+#[must_use]
+pub(super) fn gathering(bucket: &Bucket) -> usize {
+    if bucket.gathered.is_empty() {
+        return takers(bucket).1;
+    }
+    bucket.gathered.iter().map(|&a| bucket.axes[a].axis.ranks.len()).product()
+}
+
 /// The axes over which the matrices of a bucket are sharded by owner, where no process stores more than `most` of them.
 #[must_use]
 pub(super) fn owner_axes(bucket: &Bucket, most: usize) -> Vec<usize> {

@@ -7,11 +7,9 @@ use super::bucket::Bucket;
 use super::coalesce::{Coalesced, CoalescedCollective};
 use super::redistribute::{Redistribution, RedistributionKind, Step};
 use super::route::Route;
+use super::workspace::Sharing;
 use crate::layout::{Axis, Collective};
 use crate::tensor::DType;
-
-/// Sets of coalesced buckets whose collectives are in flight at a time.
-const LANES: usize = 2;
 
 /// One instruction of the schedule; the number is an index into the plan's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,12 +198,15 @@ struct Flight {
 /// Pipelines the sets of coalesced buckets: while one waits for its collectives the next ones compute, and those
 /// without communication fill the first gaps.
 #[must_use]
-pub(super) fn schedule(coalesced: &[Coalesced]) -> Scheduled {
+pub(super) fn schedule(coalesced: &[Coalesced], sharing: Sharing) -> Scheduled {
     let mut plan = Scheduled { slots: vec![0; coalesced.len()], ..Scheduled::default() };
     let (mut waiting, mut fillers): (VecDeque<usize>, VecDeque<usize>) = (0..coalesced.len())
         .partition(|&t| coalesced[t].sync_points.iter().any(|sync_point| !sync_point.collectives.is_empty()));
     let mut flights: VecDeque<Flight> = VecDeque::new();
-    let mut free: Vec<usize> = (0..LANES).rev().collect();
+    let mut free: Vec<usize> = (0..sharing.lanes).rev().collect();
+    let fits = |one: &Coalesced| sharing.fillers || one.sizes.iter().flatten().all(|bytes| *bytes == 0);
+    // Those that have no memory of their own beside the lanes come last.
+    fillers.make_contiguous().sort_by_key(|&one| !fits(&coalesced[one]));
     loop {
         while let (Some(&lane), Some(one)) = (free.last(), waiting.front().copied()) {
             waiting.pop_front();
@@ -216,9 +217,12 @@ pub(super) fn schedule(coalesced: &[Coalesced]) -> Scheduled {
                 flights.push_back(Flight { one, next, collectives, lane });
             }
         }
-        if let Some(filler) = fillers.pop_front() {
+        let ready = |one: &&usize| flights.is_empty() || fits(&coalesced[**one]);
+        if fillers.front().filter(ready).is_some()
+            && let Some(filler) = fillers.pop_front()
+        {
             // Its slot is a lane of its own: it runs while the others are in flight.
-            plan.slots[filler] = if flights.is_empty() { 0 } else { LANES };
+            plan.slots[filler] = if flights.is_empty() { 0 } else { sharing.lanes };
             plan.advance(filler, &coalesced[filler], 0);
         } else if flights.is_empty() {
             break;

@@ -2,6 +2,7 @@
 
 use super::GroupSpec;
 use super::bucket::{Bucket, Unit};
+use super::workspace::Demand;
 use crate::error::Result;
 use crate::program::BufferSpec;
 use crate::spec::DimSharding;
@@ -49,21 +50,30 @@ impl Limit {
 /// Splits a bucket so that its buffers fit the bound; at least one unit each, and where whole matrices are sharded by
 /// owner one for every process that could take one, within a wider bound. Counts with the largest shard that any
 /// process has, so that all split alike.
-pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
+///
+/// Its workspace is within `cap`, with fewer matrices than processes to take one where `few` allows; else the bytes of one
+/// matrix are the error.
+pub(super) fn split(
+    bucket: &Bucket,
+    limit: Limit,
+    cap: usize,
+    few: bool,
+) -> Result<std::result::Result<Vec<Bucket>, usize>> {
     // A part is made of this: copies of all units with each would cost their number squared.
     let frame = Bucket { units: Vec::new(), ..bucket.clone() };
     let part = |units: Vec<Unit>| Bucket { units, ..frame.clone() };
     if bucket.leading.is_none() || bucket.whole_parameter {
-        return if bucket.gradient.is_some() {
+        return Ok(Ok(if bucket.gradient.is_some() {
             runs(&bucket.units, bucket.stacks, limit.most / bucket.shape.param.bytes())
                 .into_iter()
                 .map(|units| part(units.to_vec()))
                 .collect()
         } else {
             vec![bucket.clone()]
-        };
+        }));
     }
     let (all, sharding) = super::owners::takers(bucket);
+    let gathered = super::owners::gathering(bucket);
     let (mut shared, mut each) = (0, 0);
     for (at, spec) in bucket.program.buffers.iter().enumerate() {
         let bytes = stored_bytes(bucket, at);
@@ -79,10 +89,13 @@ pub(super) fn split(bucket: &Bucket, limit: Limit) -> Vec<Bucket> {
     let bound = fit(limit.owner_sharded).max(1).next_multiple_of(sharding);
     let wanted = if bucket.distributed() { wanted } else { wanted.min((limit.alone / each.max(1)).max(1)) };
     let most = if all == 1 { wanted } else { wanted.min(bound) };
-    stacks_of(&bucket.units, most.max(1))
-        .into_iter()
-        .map(|(units, widest)| Bucket { widest, ..part(units) })
-        .collect()
+    let demand = Demand::of(bucket)?;
+    let most = most.min(slots(&bucket.units).map(|slot| slot + 1).max().unwrap_or(1)).max(1);
+    let Some(most) = demand.fitting(most, &[sharding, gathered], cap, few) else {
+        return Ok(Err(demand.bytes(1)));
+    };
+    let parts = stacks_of(&bucket.units, most).into_iter();
+    Ok(Ok(parts.map(|(units, widest)| Bucket { widest, ..part(units) }).collect()))
 }
 
 /// Bytes per unit that a process averages when the linear buffers are averaged instead of the gradient; `None` when
@@ -128,17 +141,23 @@ fn largest(bucket: &Bucket, spec: &BufferSpec, d: usize, left_out: &[usize]) -> 
     }
 }
 
-/// Units in groups of which no process stores more than `most`, with the number that the fullest one stores.
-fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
-    let mut groups: Vec<(Vec<Unit>, usize)> = Vec::new();
-    // The slots of each parameter follow those of the parameters before it.
+/// The place of each unit among those that its process stores; those of each parameter follow those of the parameters before it.
+fn slots(units: &[Unit]) -> impl Iterator<Item = usize> + '_ {
     let (mut base, mut next, mut param) = (0, 0, None);
-    for unit in units {
+    units.iter().map(move |unit| {
         if param != Some(unit.param) {
             (base, param) = (next, Some(unit.param));
         }
         let slot = base + unit.shard.slot;
         next = next.max(slot + 1);
+        slot
+    })
+}
+
+/// Units in groups of which no process stores more than `most`, with the number that the fullest one stores.
+fn stacks_of(units: &[Unit], most: usize) -> Vec<(Vec<Unit>, usize)> {
+    let mut groups: Vec<(Vec<Unit>, usize)> = Vec::new();
+    for (unit, slot) in units.iter().zip(slots(units)) {
         let group = slot / most;
         if groups.len() <= group {
             groups.resize(group + 1, (Vec::new(), 0));

@@ -4,7 +4,8 @@
 //! 1. Memory is there: a `BoundTensor` owns its tensor and the copy of it, [`Memory`] the arena, and views borrow them.
 //! 2. Parameters and states of a session are apart, from each other and from gradients: [`Apart`](super::apart::Apart) looks
 //!    when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
-//! 3. The buffers of a bucket are apart: [`Memory::new`] looks. Units of a parameter are apart, and so are their parts of a
+//! 3. The buffers of a bucket are apart: [`Memory::new`] looks; scratch may lie where messages do, and only an exchange sees
+//!    these, which has no scratch. Units of a parameter are apart, and so are their parts of a
 //!    state: the plan shards them so (`tests/rust/plan_props.rs`).
 //! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.
 
@@ -82,7 +83,12 @@ impl Memory {
                 // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
                 let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
                 let buffer = all.carve(place.offset, place.bytes / dtype.bytes(), dtype)?;
-                if buffers.iter().any(|other| other.overlaps(&buffer)) {
+                let is_scratch = |at: usize| bucket.program.buffers.get(at).is_some_and(|spec| spec.shared);
+                let message = at >= bucket.program.buffers.len();
+                let clash = |(number, other): (usize, &FlatPtr)| {
+                    other.overlaps(&buffer) && !(message && is_scratch(number))
+                };
+                if buffers.iter().enumerate().any(clash) {
                     return Err(Error::Internal(format!("buffer {at} of a bucket overlaps another one")));
                 }
                 buffers.push(buffer);

@@ -26,6 +26,7 @@ KEYWORDS = frozenset(
         "differentiable",
         "strict",
         "max_batch_bytes",
+        "workspace_limit",
         "state_dtype",
         "stochastic_rounding",
         "init_state",

@@ -20,6 +20,7 @@ EXTRA = frozenset(
         "differentiable",
         "strict",
         "max_batch_bytes",
+        "workspace_limit",
         "state_dtype",
         "state_bits",
         "stochastic_rounding",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -25,6 +26,7 @@ COMMON: dict[str, Field] = {
     "differentiable": validate.flag(False),
     "strict": validate.flag(True),
     "max_batch_bytes": validate.count(None, optional=True),
+    "workspace_limit": validate.memory(),
     "state_dtype": validate.dtype(),
     "state_bits": validate.one_of(32, 8, 32),
     "block_size": validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
@@ -225,3 +227,17 @@ def defaults(values: Mapping[str, Any], schema: Mapping[str, Field]) -> dict[str
     """The ``locals()`` of a constructor as defaults: those of its variables that are group keys."""
     keys = FOREIGN_KEYS.union(COMMON, schema) - {"params"}
     return {key: value for key, value in values.items() if key in keys}
+
+
+def settle_memory(group: dict[str, Any]) -> None:
+    """Replaces a share of the memory of the device of a group's parameters by bytes, in place."""
+    share = group.get("workspace_limit")
+    if isinstance(share, float) and group["params"]:
+        group["workspace_limit"] = max(int(share * memory_of(group["params"][0].device)), 1)
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory of a device; of the host, of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

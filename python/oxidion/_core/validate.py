@@ -193,6 +193,17 @@ def counts(default: tuple[int, ...] | None) -> Field:
     return Field(default, "a tuple of two or more positive integers", check)
 
 
+def memory() -> Field:
+    """Bytes, or a share of the memory of a device, in (0, 1]; None for neither."""
+
+    def check(value: object) -> bool:
+        if isinstance(value, float):
+            return 0 < value <= 1
+        return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63)
+
+    return Field(None, "an integer > 0 and < 2**63, a float in (0, 1] or None", check)
+
+
 def route() -> Field:
     """A word, or the names of axes of a mesh."""
     known = ("auto", "keep", "gather")

@@ -65,6 +65,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--projection-rank", type=int, default=128, help="of galore_adamw and apollo_adamw (default: 128)")
     add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
     add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")
+    add("--workspace-limit", type=int, help="bytes of workspace that the plan keeps to")
     add(
         "--route",
         type=_route,

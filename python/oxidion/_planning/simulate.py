@@ -45,6 +45,7 @@ class Settings:
         links: of a built-in machine.
         tokens: of a training step, over all ranks; 0 if not given.
         max_batch_bytes: bound on the workspace of matrices that are handled together; None is the default.
+        workspace_limit: bytes of workspace; None is the default.
         route: of Dion: "auto", "keep", "gather", or the axes that are gathered.
     """
 
@@ -63,6 +64,7 @@ class Settings:
     links: str = "nvlink+ib400"
     tokens: int = 0
     max_batch_bytes: int | None = None
+    workspace_limit: int | None = None
     route: str | tuple[str, ...] = "auto"
 
     @property
@@ -232,6 +234,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         states["state_bits"] = settings.state_bits
     if settings.max_batch_bytes is not None:
         states["max_batch_bytes"] = settings.max_batch_bytes
+    if settings.workspace_limit is not None:
+        states["workspace_limit"] = settings.workspace_limit
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
     own["rank"], own["route"] = settings.projection_rank, settings.route

@@ -88,6 +88,7 @@ class APOLLOAdamW(LowRankOptimizer):
         cautious_wd: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
+        workspace_limit: float | None = None,
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         stochastic_rounding: bool = False,
         init_state: bool = False,

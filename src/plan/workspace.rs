@@ -1,0 +1,260 @@
+//! Bounds of the workspace that no process exceeds, and the limit that a plan keeps.
+
+use super::arena::ALIGN;
+use super::bucket::{Bucket, Unit};
+use super::owners::owner_axes;
+use super::redistribute::{BufferShard, RedistributionKind, Step, segments};
+use super::{GroupSpec, Param};
+use crate::error::{Error, Result};
+use crate::program::BufferSpec;
+use crate::spec::DimSharding;
+
+/// Bytes that a plan may take where the user sets no limit, however few parameters there are.
+const LEAST_DEFAULT: usize = 1 << 30;
+
+/// The limit of a plan's workspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    /// Bytes.
+    pub bytes: usize,
+    /// True if the user has set it: then it is kept or refused.
+    pub given: bool,
+}
+
+impl Limit {
+    /// The least `workspace_limit` of the groups, else half of what the largest share of the parameters takes.
+    pub(super) fn of(groups: &[GroupSpec], params: &[Param]) -> Result<Self> {
+        let mut least: Option<usize> = None;
+        for group in groups {
+            if let Some(bytes) = group.options.optional_count("workspace_limit")? {
+                least = Some(least.map_or(bytes, |least| least.min(bytes)));
+            }
+        }
+        let half = params.iter().map(largest_share).sum::<usize>() / 2;
+        Ok(Self { bytes: least.unwrap_or(half.max(LEAST_DEFAULT)), given: least.is_some() })
+    }
+
+    /// The fastest way to share the workspace, with the buckets that `close` makes for it: of these no more than so many bytes
+    /// each, and only if told so with fewer matrices than there are processes to take one.
+    ///
+    /// # Errors
+    /// `Error::Value` for a limit of the user's below what one matrix needs, of the parameter that `name` finds for a bucket.
+    pub(super) fn share<'a>(
+        mut self,
+        close: impl Fn(usize, bool) -> Result<std::result::Result<Vec<Bucket>, (usize, usize)>>,
+        name: impl Fn(usize) -> &'a str,
+    ) -> Result<(Vec<Bucket>, Sharing)> {
+        for _ in 0..2 {
+            let mut excess = None;
+            for sharing in Sharing::ALL {
+                match close(sharing.cap(self), sharing.few)? {
+                    Ok(buckets) => return Ok((buckets, sharing)),
+                    Err(found) => excess = Some(found),
+                }
+            }
+            let Some((number, least)) = excess else { break };
+            if self.given {
+                return Err(Error::Value(format!(
+                    "workspace_limit must be at least {least} bytes, which one matrix of {} needs, got {}",
+                    name(number),
+                    self.bytes
+                )));
+            }
+            // A little more than one matrix needs, so that one for each process needs no more where they divide unevenly.
+            self.bytes = self.bytes.max(least.saturating_add(least / 8));
+        }
+        Err(Error::Internal("no way to share the workspace".into()))
+    }
+}
+
+/// Bytes of a parameter on the process that stores most of it.
+fn largest_share(param: &Param) -> usize {
+    use crate::layout::Placement::{Shard, Strided};
+    let mut shape = param.spec.shape.clone();
+    for (axis, placement) in param.layout.distributed_axes() {
+        if let Shard(dim) | Strided(dim) = placement {
+            shape[dim] = shape[dim].div_ceil(axis.ranks.len());
+        }
+    }
+    shape.iter().product::<usize>() * param.spec.dtype.bytes()
+}
+
+/// A way to share the workspace among buckets, the fastest first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sharing {
+    /// Buckets whose collectives are in flight at a time.
+    pub lanes: usize,
+    /// True if a bucket without communication may work beside them.
+    pub fillers: bool,
+    /// True if a bucket may have fewer matrices than there are processes to take one.
+    pub few: bool,
+}
+
+impl Sharing {
+    pub(super) const ALL: [Self; 3] = [
+        Self { lanes: 2, fillers: true, few: false },
+        Self { lanes: 1, fillers: false, few: false },
+        Self { lanes: 1, fillers: false, few: true },
+    ];
+
+    /// Bytes for each bucket.
+    pub(super) fn cap(self, limit: Limit) -> usize {
+        limit.bytes / (self.lanes + usize::from(self.fillers))
+    }
+}
+
+/// How large a buffer is on the process that has most of it: so many bytes for each of the units that are left after so many
+/// axes, or once.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    bytes: usize,
+    taken: Option<usize>,
+}
+
+/// The workspace of a bucket by its number of units: a bound that no process exceeds.
+#[derive(Clone, Debug)]
+pub(super) struct Demand {
+    /// Pieces of each buffer and of the messages: the largest counts.
+    buffers: Vec<Vec<Piece>>,
+    /// For each buffer whether it is scratch, which lies where messages do.
+    scratch: Vec<bool>,
+    /// Ranks of the axes over which matrices are sharded by owner.
+    ranks: Vec<usize>,
+}
+
+impl Demand {
+    /// The demand of a bucket that may have any number of units.
+    ///
+    /// # Errors
+    /// As the lowering of its program.
+    pub(super) fn of(bucket: &Bucket) -> Result<Self> {
+        let trial = trial(bucket);
+        let buffers = &trial.program.buffers;
+        let messages = buffers.len();
+        let ranks = trial.owner_axes.iter().map(|&a| trial.axes[a].axis.ranks.len()).collect();
+        let scratch = buffers.iter().map(|spec| spec.shared).collect();
+        let mut demand = Self { buffers: vec![Vec::new(); messages + 1], scratch, ranks };
+        let stored = BufferShard::stored(&trial);
+        for (at, spec) in buffers.iter().enumerate() {
+            if spec.shared {
+                let taken = spec.taken.then_some(demand.ranks.len());
+                demand.add(at, spec.rows * spec.cols * spec.dtype.bytes(), taken);
+            } else if !trial.only_gathered(at) {
+                demand.add(at, largest(&trial, spec, &stored), Some(0));
+            }
+        }
+        for segment in segments(&trial)? {
+            for step in &segment.steps {
+                if let Step::Stage(point) = step
+                    && point.gathered
+                {
+                    let held = buffers.iter().zip(&point.held).enumerate();
+                    for (at, (spec, held)) in held.filter(|(_, (spec, _))| !spec.shared) {
+                        demand.add(at, largest(&trial, spec, held), Some(held.taken));
+                    }
+                }
+            }
+            for moved in &segment.redistributions {
+                let spec = &buffers[moved.buffer];
+                let all = trial.axis(moved.axis).ranks.len();
+                let (before, after) =
+                    (largest(&trial, spec, &moved.before), largest(&trial, spec, &moved.after));
+                let (few, many) = (Some(moved.before.taken), Some(moved.after.taken));
+                demand.add(moved.buffer, before, few);
+                demand.add(moved.buffer, after, many);
+                match moved.kind {
+                    RedistributionKind::ToOwner { .. } => demand.add(messages, after, many),
+                    RedistributionKind::ReduceToOwner { .. } => demand.add(messages, after * all, many),
+                    RedistributionKind::FromOwner { .. } => demand.add(messages, before, few),
+                    RedistributionKind::GatherOwned { .. } => {
+                        demand.add(messages, before * all, few);
+                        demand.add(moved.buffer, before * all, few);
+                    }
+                    RedistributionKind::AllGather { .. } => {
+                        demand.add(messages, before * all, few);
+                    }
+                    RedistributionKind::AllReduce { .. } if moved.staged(spec) => {
+                        demand.add(messages, before / spec.dtype.bytes() * spec.wire.bytes(), few);
+                    }
+                    RedistributionKind::AllReduce { .. } | RedistributionKind::Slice => {}
+                }
+            }
+        }
+        Ok(demand)
+    }
+
+    fn add(&mut self, buffer: usize, bytes: usize, taken: Option<usize>) {
+        self.buffers[buffer].push(Piece { bytes, taken });
+    }
+
+    /// Most units that a process has of `units` after those axes: they are owned evenly over the first of them, within each
+    /// share over the next, and so on.
+    fn most(&self, units: usize, taken: usize) -> usize {
+        units.div_ceil(self.ranks[..taken].iter().product()).max(1)
+    }
+
+    /// Bytes of a bucket with so many units.
+    pub(super) fn bytes(&self, units: usize) -> usize {
+        let size = |piece: &Piece| {
+            piece.bytes.saturating_mul(piece.taken.map_or(1, |taken| self.most(units, taken)))
+        };
+        let buffer = |pieces: &Vec<Piece>| pieces.iter().map(size).max().unwrap_or(0).next_multiple_of(ALIGN);
+        let sizes: Vec<usize> = self.buffers.iter().map(buffer).collect();
+        let Some((messages, own)) = sizes.split_last() else { return 0 };
+        let part = |wanted: bool| {
+            let chosen = own.iter().zip(&self.scratch).filter(move |(_, scratch)| **scratch == wanted);
+            chosen.map(|(bytes, _)| bytes).sum::<usize>()
+        };
+        part(false) + part(true).max(*messages)
+    }
+
+    /// The most units, at most `wanted`, whose bytes are within the cap: a multiple of the first of `steps` of which one fits,
+    /// else, with `few`, any number; `None` where there is no such number.
+    pub(super) fn fitting(&self, wanted: usize, steps: &[usize], cap: usize, few: bool) -> Option<usize> {
+        if self.bytes(wanted) <= cap {
+            return Some(wanted);
+        }
+        let multiple = |step: usize| {
+            let (mut low, mut high) = (0, wanted / step.max(1));
+            while low < high {
+                let middle = (low + high).div_ceil(2);
+                if self.bytes(middle * step) <= cap {
+                    low = middle;
+                } else {
+                    high = middle - 1;
+                }
+            }
+            (low > 0).then_some(low * step)
+        };
+        steps.iter().copied().chain(few.then_some(1)).find_map(multiple)
+    }
+}
+
+/// A bucket of one unit, of which this process may have any, with all axes over which matrices can be sharded by owner.
+pub(super) fn trial(bucket: &Bucket) -> Bucket {
+    let mut trial = Bucket { units: Vec::new(), ..bucket.clone() };
+    trial.owner_axes = owner_axes(&trial, usize::MAX);
+    let owner = vec![0; trial.owner_axes.len()];
+    trial.units = bucket.units.first().map(|unit| Unit { owner, ..unit.clone() }).into_iter().collect();
+    trial
+}
+
+/// Bytes of the largest part of a matrix that any process holds.
+fn largest(bucket: &Bucket, spec: &BufferSpec, held: &BufferShard) -> usize {
+    let length = |d: usize| {
+        let whole = [spec.rows, spec.cols][d];
+        let part = |side: crate::spec::Side, size: usize| {
+            let axes = &bucket.sides[side.index()].1[..held.depth[side.index()]];
+            axes.iter().fold(size, |part, &a| part.div_ceil(bucket.axis(a).ranks.len()))
+        };
+        match (spec.sharding[d], bucket.units.first()) {
+            (DimSharding::LikeParam(side), Some(unit)) => {
+                let extent = unit.extent(side);
+                (part(side, extent.dim) * extent.scale).min(whole)
+            }
+            (DimSharding::Even(side), _) => part(side, whole),
+            _ => whole,
+        }
+    };
+    length(0) * length(1) * spec.dtype.bytes()
+}
