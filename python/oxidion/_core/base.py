@@ -308,7 +308,8 @@ class OxOptimizer(Stepper, Optimizer):
         try:
             super().load_state_dict(state_dict)
             self._forget()
-            self._poison = self._reserve = None
+            self._poison = self._pending = self._reserve = None
+            self._replanned = False
             self._settle()
             if self._init_states:
                 self.init_state()
