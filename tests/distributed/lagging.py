@@ -11,11 +11,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import oxidion
+from oxidion._core import runner
 from oxidion._cuda import device
-from oxidion._dist import collectives
+from oxidion._dist import agree, collectives
 from support.inputs import gaussian
 
 from .agreeing import compared_steps, own, two_errors
@@ -29,6 +31,14 @@ PLACED = {1: [Shard(0)], 2: [Shard(0), Shard(1)], 3: [Replicate(), Shard(0), Sha
 def late(on: bool) -> contextlib.AbstractContextManager[Any]:
     """Ranks compare as with NCCL alone: nobody waits for what comes out."""
     return mock.patch.object(collectives, "run_ahead", return_value=True) if on else contextlib.nullcontext()
+
+
+class Refusing(runner.Direct):
+    """A runner that takes no step, though it could begin."""
+
+    def prepare(self, session: Any) -> None:
+        """Refuses."""
+        raise ValueError("not this step")
 
 
 class Training:
@@ -75,6 +85,8 @@ class Training:
             self.group[kind] = 0.0123
         elif kind == "unusable":
             self.group["lr"] = -1.0
+        elif kind == "not to be captured":
+            self.optimizer._runner = Refusing()
         elif kind == "step":
             self.group["step"] += 1
         elif kind == "gradient":
@@ -110,6 +122,7 @@ def differing(kind: str, axes: dict[str, int], is_late: bool, then: str, **keys:
         run.deviate(kind)
         answer: dict[str, Any] = {"third": two_errors(run.optimizer.step), "step": run.group["step"]}
         answer["unchanged"] = all(map(torch.equal, before, run.values()))
+        run.optimizer._runner = runner.DIRECT
         run.set_gradients(4)
         actions: dict[str, Callable[[], object]] = {
             "step": run.optimizer.step,
@@ -117,7 +130,9 @@ def differing(kind: str, axes: dict[str, int], is_late: bool, then: str, **keys:
             "synchronize_for_checkpoint": run.optimizer.synchronize_for_checkpoint,
         }
         before = run.values()
-        answer["then"] = [two_errors(actions[each]) for each in then.split()]
+        with mock.patch.object(agree, "check_copies", wraps=agree.check_copies) as checked:
+            answer["then"] = [two_errors(actions[each]) for each in then.split()]
+        answer["copies checked"] = checked.call_count
         answer["unchanged since"] = all(map(torch.equal, before, run.values()))
         if kind == "infinity":
             run.optimizer.found_inf = None
@@ -184,6 +199,27 @@ def on_overlapping_groups(is_late: bool) -> tuple[str, str, bool]:
             error, text = two_errors(optimizer.step)
             same = all(torch.equal(a, own(b)) for a, b in zip(before, params.values(), strict=True))
     return error, text, same
+
+
+def in_a_ring(is_late: bool) -> list[tuple[str, str]]:
+    """Four ranks, of which each shares a matrix with the one before and with the one after it: no grid."""
+    me, params = dist.get_rank(), {}
+    for edge in ((0, 1), (2, 3), (1, 2), (0, 3)):
+        group = dist.new_group(list(edge))
+        if me in edge:
+            mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("fs",))
+            local = DTensor.from_local(torch.ones(4, 6), mesh, [Shard(0)], run_check=False)
+            params[f"shared by {edge[0]} and {edge[1]}"] = nn.Parameter(local)
+    optimizer, said = oxidion.AdamW(list(params.items())), []
+    optimizer.compare_every = 1
+    with late(is_late):
+        for step in range(3):
+            for param in params.values():
+                param.grad = torch.ones_like(param)
+            if me == 2 and step == 2:
+                optimizer.param_groups[0]["lr"] = 0.0123
+            said.append(two_errors(optimizer.step))
+    return said
 
 
 class Device:

@@ -110,11 +110,12 @@ def test_no_checkpoint_is_written_of_a_step_in_which_ranks_disagreed(
 
 
 @MESHES
+@pytest.mark.parametrize("kind", ["unusable", "not to be captured"])
 @pytest.mark.parametrize("then", ["step state_dict", "state_dict step"])
-def test_a_rank_that_cannot_begin_a_step_leaves_nobody_waiting(
-    groups: Pool, axes: dict[str, int], then: str
+def test_a_rank_that_cannot_take_a_step_leaves_nobody_waiting(
+    groups: Pool, axes: dict[str, int], then: str, kind: str
 ) -> None:
-    told = answers(groups, axes, lagging.differing, "unusable", axes, True, then)
+    told = answers(groups, axes, lagging.differing, kind, axes, True, then)
     last = len(told) - 1
     for rank, answer in enumerate(told):
         assert answer["third"][0] == ("ValueError" if rank == last else "")
@@ -155,6 +156,7 @@ def test_a_rank_that_alone_binds_its_states_anew_takes_the_step(groups: Pool, ax
         assert answer["third"] == ("", "")
         assert not answer["unchanged"]
         assert answer["then"] == [("", ""), ("", "")]
+        assert answer["copies checked"] == len(axes)
 
 
 def test_steps_whose_collectives_depend_on_their_number_are_waited_for(two: Workers) -> None:
@@ -181,6 +183,14 @@ def test_ranks_that_are_on_no_grid_all_hear(four: Workers, is_late: bool) -> Non
         assert error == "PlanMismatch"
         assert "narrow: rank 2 has a gradient, rank 3 none" in text
         assert same
+
+
+@MODES
+def test_ranks_in_a_ring_all_hear(four: Workers, is_late: bool) -> None:
+    for first, second, third in four.run(lagging.in_a_ring, is_late):
+        assert first == second == ("", "")
+        assert third[0] == "PlanMismatch"
+        assert "rank 2 has 0.0123" in third[1]
 
 
 @MESHES

@@ -73,6 +73,7 @@ class Stepper:
     _evidence: agree.Evidence | None = None
     _replanned: bool = False
     _waits: bool = True
+    _is_grid: bool = False
     _poison: str | None = None
     _redistributes: bool = False
     _runner: runner.Runner = runner.DIRECT
@@ -170,6 +171,8 @@ class Stepper:
             before=self._evidence,
         )
         self._pending = agreed.pending
+        if agreed.pending is None:
+            self._is_grid = agreed.is_grid
         self._agreed = agreed.taken or agreed.pending is not None
         self._replanned = False
         return agreed
@@ -180,7 +183,7 @@ class Stepper:
         It does where a part of the step waits for the number of the step or for a gradient, where gradients
         are redistributed, and where a rank alone may leave the step out.
         """
-        alike = self._agreed and self._known.is_grid and not self._waits and not self._always_agrees()
+        alike = self._agreed and self._is_grid and not self._waits and not self._always_agrees()
         return alike and collectives.run_ahead(groups.values()) and not session.misplaced_gradients()
 
     def _look_back(self) -> None:
@@ -251,7 +254,7 @@ class Stepper:
             lost = isinstance(failure, driver.CommunicationError)
             text = str(failure) if lost else f"{type(failure).__name__}: {failure}"
             self._poison = f"step {step} failed half way ({text}): parameters and states are half new"
-            self._session = None
+            self._session = self._evidence = None
             if lost:
                 raise PoisonedOptimizer(self._advice()) from failure.__cause__
             if hasattr(failure, "add_note"):  # from Python 3.11 on

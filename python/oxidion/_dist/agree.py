@@ -26,11 +26,13 @@ class Agreed(NamedTuple):
     Attributes:
         taken: False when any rank leaves the step out.
         planned: the axes on which a rank has planned it anew.
+        is_grid: whether the axes of all ranks are those of a grid; False where not all waited.
         pending: what is looked at before the next step, where any rank did not wait for the others.
     """
 
     taken: bool
     planned: list[Ranks]
+    is_grid: bool = False
     pending: Pending | None = None
 
 
@@ -207,7 +209,8 @@ def agree(
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
         planned: whether this rank has planned the step anew.
         gradients: whether the ranks have to agree on which parameters have gradients.
-        late: whether this rank takes the step without waiting for the others, who agreed on the plan.
+        late: whether this rank takes the step without waiting for the others: they have agreed on its plan, on
+            a grid.
         before: facts about the step before, where this rank did not wait there either.
 
     Returns:
@@ -232,7 +235,7 @@ def agree(
         sums = _sent([head + row for head, row in zip(first, rows, strict=True)], groups, evidence)
         for ranks in groups:
             evidence.keep(ranks, before)
-        return Agreed(True, [], Pending(step, groups, evidence, sums))
+        return Agreed(True, [], pending=Pending(step, groups, evidence, sums))
     return _waited(dict(groups), own, evidence, error, carried, step)
 
 
@@ -279,10 +282,11 @@ def _waited(
     wrong = bool(carried[0]) or last.differ
     if last.late:
         taken = not (wrong or last.skipped or any(told.is_uneven for told in heard))
-        return Agreed(taken, [], Pending(step, groups, evidence, heard))
+        return Agreed(taken, [], pending=Pending(step, groups, evidence, heard))
     groups = ordered(groups)
     skip = bool(last.skipped)
-    if carried[Told._fields.index("uneven")]:
+    is_grid = not carried[Told._fields.index("uneven")]
+    if not is_grid:
         # What one line of an axis found the others have to hear before anybody goes on. On three axes each
         # line meets all others in one round; more groups are no plain mesh.
         wrong = bool(carried[0])
@@ -294,7 +298,7 @@ def _waited(
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
-    return Agreed(not skip, anew)
+    return Agreed(not skip, anew, is_grid)
 
 
 def check_steps(step: int, groups: Groups) -> None:

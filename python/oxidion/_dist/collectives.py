@@ -156,8 +156,8 @@ def sums_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
 
 
 def run_ahead(groups: Iterable[ProcessGroup]) -> bool:
-    """True where numbers of the host are added up by devices alone, for which it need not wait."""
-    return all(map(needs_device, groups))
+    """True where numbers of the host are added up by CUDA devices alone, for which it need not wait."""
+    return all(host(group).type == "cuda" for group in groups)
 
 
 class Sums:
