@@ -209,8 +209,8 @@ def agree(
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
         planned: whether this rank has planned the step anew.
         gradients: whether the ranks have to agree on which parameters have gradients.
-        late: whether this rank takes the step without waiting for the others: they have agreed on its plan, on
-            a grid.
+        late: whether this rank takes the step without waiting for the others: on a grid, after they have
+            agreed on its plan.
         before: facts about the step before, where this rank did not wait there either.
 
     Returns:
