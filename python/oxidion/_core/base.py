@@ -376,8 +376,8 @@ class OxOptimizer(Stepper, Optimizer):
         and under numbers that are positions of parameters, are left out with a warning in the log.
 
         Raises:
-            PoisonedOptimizer: after a step that failed half way, whose states are half new, and after one that
-                was taken though ranks disagreed.
+            PoisonedOptimizer: after a step that failed half way, whose states are half new, or that was taken
+                though ranks disagreed.
         """
         self._refuse_poison()
         self._settle_keys()
