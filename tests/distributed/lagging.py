@@ -20,7 +20,7 @@ from oxidion._cuda import device
 from oxidion._dist import agree, collectives
 from support.inputs import gaussian
 
-from .agreeing import compared_steps, own, two_errors
+from .agreeing import compared_steps, cut, own, two_errors
 from .jobs import device as where
 from .jobs import mesh_of
 
@@ -81,23 +81,26 @@ class Training:
         """What the last rank does that the others do not, before a step whose gradients are there."""
         if not self.is_last:
             return
-        if kind in ("lr", "weight_decay"):
-            self.group[kind] = 0.0123
-        elif kind == "unusable":
-            self.group["lr"] = -1.0
+        settings = {"lr": ("lr", 0.0123), "weight_decay": ("weight_decay", 0.0123), "unusable": ("lr", -1.0)}
+        settings["plan"] = ("num_heads", 2)
+        if kind in settings:
+            key, value = settings[kind]
+            self.group[key] = value
         elif kind == "not to be captured":
             self.optimizer._runner = Refusing()
         elif kind == "step":
             self.group["step"] += 1
         elif kind == "gradient":
             self.params["second"].grad = None
-        elif kind == "plan":
-            self.group["num_heads"] = 2
         elif kind == "bound anew":
             for state in self.optimizer.state.values():
                 state.update({key: value.clone() for key, value in state.items()})
         elif kind == "infinity":
             self.optimizer.found_inf, self.optimizer.grad_scale = torch.tensor(1.0), None
+        elif kind == "axes":
+            # As long as one of the mesh, on a mesh of its own.
+            line = DeviceMesh.from_group(self.mesh.get_group(0), where(), mesh_dim_names=("own",))
+            self.optimizer.add_param_group({"params": [("third", nn.Parameter(cut(line)))]})
         elif kind == "placement":
             param = self.params["first"]
             param.grad = DTensor.from_local(
@@ -136,6 +139,8 @@ def differing(kind: str, axes: dict[str, int], is_late: bool, then: str, **keys:
         answer["unchanged since"] = all(map(torch.equal, before, run.values()))
         if kind == "infinity":
             run.optimizer.found_inf = None
+        if kind == "axes" and run.is_last:
+            del run.optimizer.param_groups[1:]
         run.optimizer.load_state_dict(kept)
         run.steps(3, 4)
         answer["went on to"] = run.group["step"]

@@ -134,10 +134,14 @@ def test_an_error_on_all_ranks_poisons_nobody(groups: Pool, axes: dict[str, int]
 
 
 @MESHES
-def test_infinities_and_placements_of_one_rank_alone_leave_nobody_waiting(
+def test_infinities_placements_and_axes_of_one_rank_alone_leave_nobody_waiting(
     groups: Pool, axes: dict[str, int]
 ) -> None:
-    words = {"infinity": "found infinities on some ranks", "placement": "gradient of other placements"}
+    words = {
+        "infinity": "found infinities on some ranks",
+        "placement": "gradient of other placements",
+        "axes": "on other axes than before" if len(axes) > 1 else "the plans differ",
+    }
     for kind, word in words.items():
         told = answers(groups, axes, lagging.differing, kind, axes, True, "step state_dict")
         for rank, answer in enumerate(told):

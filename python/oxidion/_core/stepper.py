@@ -256,6 +256,7 @@ class Stepper:
             self._poison = f"step {step} failed half way ({text}): parameters and states are half new"
             self._session = self._evidence = None
             if lost:
+                self._pending = None  # its sums may not have come either
                 raise PoisonedOptimizer(self._advice()) from failure.__cause__
             if hasattr(failure, "add_note"):  # from Python 3.11 on
                 failure.add_note(self._advice())

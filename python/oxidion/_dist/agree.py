@@ -49,6 +49,7 @@ class Told(NamedTuple):
         plan: 0 where the ranks of every axis plan alike.
         gradients: the same of parameters that have gradients.
         scalars: the same of the live scalars.
+        shape: the same of the grid.
         axes: 0 where the ranks of this axis know of the same axes.
         grid: 0 where they are on one grid.
         facts: 0 where they agree on plan, gradients and scalars.
@@ -63,6 +64,7 @@ class Told(NamedTuple):
     plan: int
     gradients: int
     scalars: int
+    shape: int
     axes: int
     grid: int
     facts: int
@@ -166,11 +168,11 @@ class Pending:
         """
         told = self.told()
         last = told[-1]
+        if last.uneven or last.shape:
+            return "a rank has parameters on other axes than before"
         if last.failed:
             who = f"rank {last.who - 1}" if last.failed == 1 else f"{last.failed} ranks"
             return f"{who} could not begin it"
-        if any(each.is_uneven or each.axes for each in told):
-            return "a rank has parameters on other axes than before"
         if last.skipped:
             return "a gradient scaler found infinities on some ranks, and others have none"
         if not last.differ:
@@ -226,6 +228,7 @@ def agree(
         sum(own.weights[ranks][at] * numbers[at] for ranks, numbers in facts.items()) % PRIME
         for at in range(3)
     ]
+    weighed.append(sum(own.weights[ranks][-1] for ranks in groups) * own.grid % PRIME)
     failed = int(error is not None)
     carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(late), int(not own.is_grid)]
     carried += weighed
