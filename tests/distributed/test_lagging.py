@@ -93,6 +93,16 @@ def test_what_nobody_waited_for_is_named_at_the_next_step(
         assert answer["went on to"] == 4
 
 
+@MODES
+@pytest.mark.parametrize("kind", ["lr", "gradient"])
+def test_on_three_axes_every_rank_hears(eight: Workers, kind: str, is_late: bool) -> None:
+    for answer in eight.run(lagging.differing, kind, CUBE, is_late, "step"):
+        error, text = answer["then"][0] if is_late else answer["third"]
+        assert error == ("PoisonedOptimizer" if is_late else "PlanMismatch")
+        assert names(kind, CUBE, text), text
+        assert answer["went on to"] == 4
+
+
 @MESHES
 @pytest.mark.parametrize("kind", SAID)
 def test_no_checkpoint_is_written_of_a_step_in_which_ranks_disagreed(
