@@ -9,7 +9,7 @@ import torch
 
 from support.workers import Workers, workers
 
-from . import agreeing, wrapped
+from . import agreeing, lagging, wrapped
 
 pytestmark = pytest.mark.cuda
 NAMES = ("Muon", "AdamW", "Lion")
@@ -45,3 +45,16 @@ def test_ranks_compare_before_a_step(ranks: Workers, every: int) -> None:
     if len(ranks.pipes) == 1:
         steps = []  # alone there is nobody to ask
     assert ranks.run(agreeing.compared_steps, every) == [steps] * len(ranks.pipes)
+
+
+@pytest.mark.parametrize("kind", ["lr", "gradient", "step"])
+def test_ranks_that_disagree_are_told_before_the_step_or_at_the_next_checkpoint(
+    ranks: Workers, kind: str
+) -> None:
+    if len(ranks.pipes) == 1:
+        pytest.skip("alone there is nobody to disagree with")
+    for answer in ranks.run(lagging.differing, kind, {"fs": 2}, False, "state_dict"):
+        found = [answer["third"][0], *(error for error, _ in answer["then"])]
+        # With a process group of the host all hear before the step, and nothing has changed.
+        assert found in (["", "PoisonedOptimizer"], ["PlanMismatch", ""])
+        assert answer["went on to"] == 4

@@ -230,7 +230,8 @@ class OxOptimizer(Stepper, Optimizer):
         Raises:
             TypeError: for sparse, complex or otherwise unusable gradients; nothing has been written.
             ValueError: for gradients of another shape or device; nothing has been written.
-            PoisonedOptimizer: after a step that failed half way.
+            PlanMismatch: for ranks that would not take the same step; nothing has been written.
+            PoisonedOptimizer: after a step that failed half way, or that was taken though ranks disagreed.
         """
         check_capture(self)
         loss = None
@@ -313,7 +314,8 @@ class OxOptimizer(Stepper, Optimizer):
         try:
             super().load_state_dict(state_dict)
             self._forget()
-            self._poison = self._reserve = None
+            self._poison = self._pending = self._reserve = None
+            self._replanned = False
             self._settle()
             if self._init_states:
                 self.init_state()
@@ -379,7 +381,8 @@ class OxOptimizer(Stepper, Optimizer):
         and under numbers that are positions of parameters, are left out with a warning in the log.
 
         Raises:
-            PoisonedOptimizer: after a step that failed half way: the states are half new.
+            PoisonedOptimizer: after a step that failed half way, whose states are half new, or that was taken
+                though ranks disagreed.
         """
         self._refuse_poison()
         self._settle_keys()
@@ -417,7 +420,7 @@ class OxOptimizer(Stepper, Optimizer):
 
         Raises:
             PlanMismatch: on every rank when ranks have taken other numbers of steps.
-            PoisonedOptimizer: after a step that failed half way.
+            PoisonedOptimizer: after a step that failed half way, or that was taken though ranks disagreed.
         """
         self._refuse_poison()
         check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())

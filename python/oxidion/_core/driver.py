@@ -22,8 +22,19 @@ class CommunicationError(RuntimeError):
     """A collective failed: a rank has ended, or did not come in time."""
 
 
+class Absent:
+    """A step that a rank cannot take: it takes part in the collectives, and computes nothing."""
+
+    def idle(self) -> set[int]:
+        """No collective is left out."""
+        return set()
+
+    def compute(self, k: int) -> None:
+        """Nothing."""
+
+
 def execute(
-    session: Session, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]
+    session: Session | Absent, schedule: Sequence[tuple[int, int]], comms: Sequence[Callable[[], Work]]
 ) -> None:
     """Executes every instruction in order: computes in the core, collectives where they were bound.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from oxidion._core.state import (
     workspace_floats,
 )
 from oxidion._cuda import device
-from oxidion._dist import agree, collectives, comm
+from oxidion._dist import agree, collectives, comm, grid
 from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
 
 QUIET_STEPS = 64
@@ -37,7 +38,8 @@ class Stepper:
     Attributes:
         compare_every: Ranks compare every so many steps what they are about to do, and whenever something is
             planned anew; 0 for the latter alone. None means 1 where steps communicate, else 64. It has to be
-            the same on all ranks. With process groups of NCCL alone the host waits for the device to compare.
+            the same on all ranks. With process groups of NCCL alone the host does not wait for the device to
+            compare: what differs is told at the next step.
     """
 
     STATE_NAMES: ClassVar[Names] = state_names()
@@ -65,8 +67,13 @@ class Stepper:
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: comm.Groups | None = None
-    _known: agree.Known = agree.NOWHERE
+    _known: grid.Known = grid.NOWHERE
     _agreed: bool = False
+    _pending: agree.Pending | None = None
+    _evidence: agree.Evidence | None = None
+    _replanned: bool = False
+    _waits: bool = True
+    _is_grid: bool = False
     _poison: str | None = None
     _redistributes: bool = False
     _runner: runner.Runner = runner.DIRECT
@@ -102,11 +109,12 @@ class Stepper:
 
     def _prepare(self, grad_factor: float, *, skip: bool) -> Session | None:
         """Begins a step and agrees on it with the other ranks; None where it is skipped."""
+        self._look_back()
         session: Session | None = None
         error: Exception | None = None
         for group in self.param_groups:
             group["step"] += 1
-        before = self._session
+        before, walk = self._session, (self._schedule, self._comms)
         try:
             if not skip:
                 session = self._begin_session(grad_factor)
@@ -115,19 +123,16 @@ class Stepper:
             error = raised
         taken = False
         try:
-            planned = self._session is not before
+            planned = self._session is not before or self._replanned
             if groups := self._to_agree(planned=planned):
-                agreed = agree.agree(
-                    groups,
-                    self._known,
-                    session,
-                    error,
-                    skip=skip,
-                    planned=planned,
-                    gradients=self._communicates() or self._always_agrees(),
-                )
-                self._agreed = agreed.taken
-                if agreed.taken:
+                agreed = self._agree(groups, session, error, skip=skip, planned=planned)
+                if agreed.pending is not None and not agreed.taken:
+                    # Those who did not wait are on their way through the collectives of the last plan.
+                    with contextlib.suppress(driver.CommunicationError):
+                        driver.execute(driver.Absent(), *walk)
+                    if error is not None:
+                        raise error
+                if agreed.pending is None and agreed.taken:
                     self._check_agreed(groups, agreed.planned, session)
                 taken = agreed.taken and self._place_gradients(session)
             elif error is not None:
@@ -141,6 +146,69 @@ class Stepper:
                 if session is not None:
                     session.abandon()
         return session if taken else None
+
+    def _agree(
+        self,
+        groups: comm.Groups,
+        session: Session | None,
+        error: Exception | None,
+        *,
+        skip: bool,
+        planned: bool,
+    ) -> agree.Agreed:
+        """Compares the step with the other ranks; what none waits for is looked at before the next."""
+        late = session is not None and error is None and not planned and self._may_be_late(groups, session)
+        agreed = agree.agree(
+            groups,
+            self._known,
+            session,
+            error,
+            step=self.param_groups[0]["step"],
+            skip=skip,
+            planned=planned,
+            gradients=self._communicates() or self._always_agrees(),
+            late=late,
+            before=self._evidence,
+        )
+        self._pending = agreed.pending
+        if agreed.pending is None:
+            self._is_grid = agreed.is_grid
+        self._agreed = agreed.taken or agreed.pending is not None
+        self._replanned = False
+        return agreed
+
+    def _may_be_late(self, groups: comm.Groups, session: Session) -> bool:
+        """True where a difference among the ranks changes no collective of the step that has begun.
+
+        It does where a part of the step waits for the number of the step or for a gradient, where gradients
+        are redistributed, and where a rank alone may leave the step out.
+        """
+        alike = self._agreed and self._is_grid and not self._waits and not self._always_agrees()
+        return alike and collectives.run_ahead(groups.values()) and not session.misplaced_gradients()
+
+    def _look_back(self) -> None:
+        """Looks at what the ranks compared before the last step, if nobody waited for it then.
+
+        Raises:
+            PoisonedOptimizer: on every rank, where they disagreed.
+        """
+        if self._pending is None or device.is_capturing(device.device_of(self.param_groups)):
+            return
+        pending, self._pending = self._pending, None
+        self._evidence = pending.evidence
+        complaint = pending.complaint(together=True)
+        if complaint:
+            self._forget()
+            self._poison = self._disagreed(pending, complaint)
+            raise PoisonedOptimizer(self._advice())
+        self._replanned = pending.is_planned
+
+    @staticmethod
+    def _disagreed(pending: agree.Pending, complaint: str) -> str:
+        return (
+            f"the ranks disagreed about step {pending.step} ({complaint}), which was taken: parameters and "
+            "states are those of such a step"
+        )
 
     def _check_agreed(
         self, groups: comm.Groups, planned: Sequence[comm.Ranks], session: Session | None
@@ -185,8 +253,10 @@ class Stepper:
             step = self.param_groups[0]["step"]
             lost = isinstance(failure, driver.CommunicationError)
             text = str(failure) if lost else f"{type(failure).__name__}: {failure}"
-            self._poison, self._session = f"step {step} failed half way ({text})", None
+            self._poison = f"step {step} failed half way ({text}): parameters and states are half new"
+            self._session = self._evidence = None
             if lost:
+                self._pending = None  # its sums may not have come either
                 raise PoisonedOptimizer(self._advice()) from failure.__cause__
             if hasattr(failure, "add_note"):  # from Python 3.11 on
                 failure.add_note(self._advice())
@@ -203,7 +273,7 @@ class Stepper:
         communicates, done = self._communicates(), self.param_groups[0]["step"] - 1
         every = (1 if communicates else QUIET_STEPS) if self.compare_every is None else self.compare_every
         due = self._always_agrees() or not self._agreed or (planned and communicates)
-        due = due or (every > 0 and done % every == 0)
+        due = due or self._replanned or (every > 0 and done % every == 0)
         if due and device.is_capturing(device.device_of(self.param_groups)):
             # A capture cannot wait for what a device has compared.
             due = not any(map(collectives.needs_device, groups.values()))
@@ -225,14 +295,20 @@ class Stepper:
         return session
 
     def _advice(self) -> str:
-        return (
-            f"{self._poison}: parameters and states are half new. Load a checkpoint of both, the model's "
-            "first, on all ranks"
-        )
+        return f"{self._poison}. Load a checkpoint of both, the model's first, on all ranks"
 
     def _refuse_poison(self) -> None:
-        """Raises `PoisonedOptimizer` after a step that failed half way."""
+        """Raises `PoisonedOptimizer` after a step that failed half way, or about which the ranks disagreed.
+
+        For the latter it waits; the ranks tell each other more at the next step.
+        """
         if self._poison is not None:
+            raise PoisonedOptimizer(self._advice())
+        if self._pending is None or device.is_capturing(device.device_of(self.param_groups)):
+            return
+        complaint = self._pending.complaint(together=False)
+        if complaint:
+            self._poison = self._disagreed(self._pending, complaint)
             raise PoisonedOptimizer(self._advice())
 
     def _settle_keys(self) -> None:
@@ -254,7 +330,7 @@ class Stepper:
 
     def _bind(self, *, in_step: bool = False) -> Session:
         """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
-        self._session = None
+        self._session = self._evidence = None
         groups = self._read_groups()
         plan = self._make_plan()
         where = device.device_of(self.param_groups)
@@ -271,17 +347,18 @@ class Stepper:
         self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule, self._comms = tuple(plan.schedule), comms
+        self._waits = any(transfer["when_due"] for transfer in plan.transfers)
         return self._session
 
     def _read_groups(self) -> comm.Groups:
         params = list(parameters(self.param_groups))
         self._groups = comm.groups_of(params, self._meshes)
-        self._known = agree.known(self._groups, comm.root_axes(params))
+        self._known = grid.known(self._groups, comm.root_axes(params))
         return self._groups
 
     def _forget(self) -> None:
         """Plans anew at the next step."""
-        self._session = None
+        self._session = self._evidence = None
         self._groups = None
         self._agreed = False
 

@@ -5,33 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from oxidion._dist.collectives import host, largest, largest_of, my_rank, tell
-from oxidion._dist.comm import Groups, Meshes, Ranks, RootAxes, local, ordered
+from oxidion._dist.collectives import Sums, host, largest, largest_of, my_rank, sums_of, tell
+from oxidion._dist.comm import Groups, Meshes, Ranks, local, ordered
+from oxidion._dist.grid import PRIME, Known, Weights, weights_of
 from oxidion._oxidion import PlanMismatch, Session
 
 SUM, COPY = ":Partial(Sum)/", ":Replicate/"
 """Placements in the lines of a plan of which gradients are sums of contributions, and of copies."""
-
-
-class Known(NamedTuple):
-    """Axes of a rank's meshes, as it tells the others of them.
-
-    Attributes:
-        axes: all axes of the meshes that the parameters are on parts of.
-        used: those among them that parameters are on.
-        numbers: how many groups are used, and a checksum of ``used``.
-    """
-
-    axes: RootAxes
-    used: list[Any]
-    numbers: tuple[int, int]
 
 
 class Agreed(NamedTuple):
@@ -40,19 +26,165 @@ class Agreed(NamedTuple):
     Attributes:
         taken: False when any rank leaves the step out.
         planned: the axes on which a rank has planned it anew.
+        is_grid: whether the axes of all ranks are those of a grid; False where not all waited.
+        pending: what is looked at before the next step, where any rank did not wait for the others.
     """
 
     taken: bool
     planned: list[Ranks]
+    is_grid: bool = False
+    pending: Pending | None = None
 
 
-NOWHERE = Known({}, [], (0, 0))
+class Told(NamedTuple):
+    """Sums of all that the ranks of an axis have told each other.
+
+    Attributes:
+        failed: ranks that could not begin the step.
+        who: the sum of their numbers, each one more than its rank.
+        skipped: ranks that leave the step out.
+        planned: ranks that have planned it anew.
+        late: ranks that look at this before their next step.
+        uneven: ranks whose axes are not those of the others' grid.
+        plan: 0 where the ranks of every axis plan alike.
+        gradients: the same of parameters that have gradients.
+        scalars: the same of the live scalars.
+        shape: the same of the grid.
+        axes: 0 where the ranks of this axis know of the same axes.
+        grid: 0 where they are on one grid.
+        facts: 0 where they agree on plan, gradients and scalars.
+    """
+
+    failed: int
+    who: int
+    skipped: int
+    planned: int
+    late: int
+    uneven: int
+    plan: int
+    gradients: int
+    scalars: int
+    shape: int
+    axes: int
+    grid: int
+    facts: int
+
+    @classmethod
+    def of(cls, totals: Sequence[int]) -> Told:
+        """The meaning of sums."""
+        return cls(*totals[:FIRST_WEIGHED], *(total % PRIME for total in totals[FIRST_WEIGHED:]))
+
+    @property
+    def differ(self) -> bool:
+        """True where ranks on a grid disagree. One that skips has nothing to compare; if any does, all do."""
+        return bool(self.plan or self.gradients or self.scalars) and not self.skipped
+
+    @property
+    def is_uneven(self) -> bool:
+        """True where the axes are not those of a grid."""
+        return bool(self.uneven or self.grid)
 
 
-def known(groups: Groups, axes: RootAxes) -> Known:
-    """The entry for these axes, of which ``groups`` are used."""
-    used = sorted(key for key, (ranks, _) in axes.items() if ranks in groups)
-    return Known(axes, used, (len(groups), zlib.crc32(repr(used).encode())))
+FIRST_WEIGHED = Told._fields.index("plan")
+CARRIED = Told._fields.index("axes")
+"""Numbers that are added up over one axis after the other, before those of each axis alone."""
+
+
+class Evidence:
+    """Facts about a step that are told only once ranks are found to disagree about it.
+
+    Args:
+        session: with the step begun; None where it could not begin or is skipped.
+        gradients: whether the ranks have to agree on which parameters have gradients.
+    """
+
+    def __init__(self, session: Session | None, *, gradients: bool) -> None:
+        self._session = session
+        self._gradients = gradients
+        self._facts: dict[Ranks, tuple[int, int, int]] = {}
+        self._kept: dict[Ranks, Any] = {}
+
+    def facts(self, ranks: Ranks) -> tuple[int, int, int]:
+        """Plan, gradients and scalars, as far as they concern an axis, in a number each."""
+        if self._session is None:
+            return 0, 0, 0
+        if ranks not in self._facts:
+            plan, present, scalars = self._session.summary(list(ranks))
+            self._facts[ranks] = plan, present if self._gradients else 0, scalars
+        return self._facts[ranks]
+
+    def keep(self, ranks: Ranks, before: Evidence | None) -> None:
+        """Notes which gradients there are, which a session forgets; the same as before are not read anew."""
+        if self._session is None or not self._gradients:
+            return
+        known = before._kept if before is not None and before._session is self._session else {}
+        if before is not None and ranks in known and before._facts[ranks][1] == self._facts[ranks][1]:
+            self._kept[ranks] = known[ranks]
+        else:
+            self._kept[ranks] = self._session.details(list(ranks))[0]
+
+    def details(self, ranks: Ranks) -> tuple[Any, Any, Any] | None:
+        """Lines of the plan, parameters with whether they have gradients, and scalars, in words."""
+        if self._session is None:
+            return None
+        gradients, scalars = self._session.details(list(ranks))
+        return self._session.agreed(list(ranks)), self._kept.get(ranks, gradients), scalars
+
+    def names(self, ranks: Ranks) -> list[str]:
+        """The parameters on an axis."""
+        return [] if self._session is None else [name for name, _ in self._session.details(list(ranks))[0]]
+
+
+class Pending:
+    """A comparison that is looked at before the next step.
+
+    Attributes:
+        step: the number of the step before which it was begun.
+        evidence: facts about that step.
+    """
+
+    def __init__(self, step: int, groups: Groups, evidence: Evidence, told: Sums | list[Told]) -> None:
+        self.step = step
+        self.evidence = evidence
+        self._groups = groups
+        self._told = told
+
+    def told(self) -> list[Told]:
+        """All that the ranks of each axis have told; waits for it."""
+        if isinstance(self._told, Sums):
+            self._told = [Told.of(totals) for totals in self._told.read()]
+        return self._told
+
+    @property
+    def is_planned(self) -> bool:
+        """True where a rank planned the step anew."""
+        return self.told()[-1].planned > 0
+
+    def complaint(self, *, together: bool) -> str:
+        """Says what was wrong with the step, which other ranks have taken; nothing where all was well.
+
+        Args:
+            together: whether all ranks ask at the same moment, so that each can tell what it had.
+        """
+        told = self.told()
+        last = told[-1]
+        if last.uneven or last.shape:
+            return "a rank has parameters on other axes than before"
+        if last.failed:
+            who = f"rank {last.who - 1}" if last.failed == 1 else f"{last.failed} ranks"
+            return f"{who} could not begin it"
+        if last.skipped:
+            return "a gradient scaler found infinities on some ranks, and others have none"
+        if not last.differ:
+            return ""
+        if together:
+            return _complaint(self._groups, self.evidence, None)
+        words = {
+            "plans": last.plan,
+            "parameters that have gradients": last.gradients,
+            "learning rates or other scalars, or the number of the step": last.scalars,
+        }
+        return "they differ in " + ", and in ".join(word for word, differs in words.items() if differs)
 
 
 def agree(
@@ -61,9 +193,12 @@ def agree(
     session: Session | None,
     error: BaseException | None,
     *,
+    step: int = 0,
     skip: bool,
     planned: bool = False,
     gradients: bool = True,
+    late: bool = False,
+    before: Evidence | None = None,
 ) -> Agreed:
     """Compares plan, gradients and scalars over every axis; one small all-reduce for each.
 
@@ -72,47 +207,101 @@ def agree(
         own: the axes that this rank knows of.
         session: with a step begun; None where it could not begin or is skipped.
         error: why it could not begin.
+        step: the number of the step.
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
         planned: whether this rank has planned the step anew.
         gradients: whether the ranks have to agree on which parameters have gradients.
+        late: whether this rank takes the step without waiting for the others: on a grid, after they have
+            agreed on its plan.
+        before: facts about the step before, where this rank did not wait there either.
+
+    Returns:
+        An outcome that is pending where any rank is late. One that waited does not take the step then if
+        there is anything wrong with it.
 
     Raises:
-        PlanMismatch: on every rank when any two disagree or one failed.
+        PlanMismatch: on every rank when any two disagree or one failed, and none is late.
     """
-    failed = error is not None
-    groups = dict(groups)
+    evidence = Evidence(session, gradients=gradients)
+    facts = {ranks: evidence.facts(ranks) for ranks in groups}
+    weighed = [
+        sum(own.weights[ranks][at] * numbers[at] for ranks, numbers in facts.items()) % PRIME
+        for at in range(3)
+    ]
+    weighed.append(sum(own.weights[ranks][-1] for ranks in groups) * own.grid % PRIME)
+    failed = int(error is not None)
+    carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(late), int(not own.is_grid)]
+    carried += weighed
+    if late:
+        rows = [_alone(own, ranks, own.weights[ranks], numbers) for ranks, numbers in facts.items()]
+        first = [carried, *([0] * CARRIED for _ in rows[1:])]
+        sums = _sent([head + row for head, row in zip(first, rows, strict=True)], groups, evidence)
+        for ranks in groups:
+            evidence.keep(ranks, before)
+        return Agreed(True, [], pending=Pending(step, groups, evidence, sums))
+    return _waited(dict(groups), own, evidence, error, carried, step)
+
+
+def _alone(own: Known, ranks: Ranks, weights: Weights, facts: tuple[int, int, int]) -> list[int]:
+    """The numbers of one axis alone."""
+    plan, present, scalars, axes, grid = weights
+    both = plan * facts[0] + present * facts[1] + scalars * facts[2]
+    return [axes * own.kinds % PRIME, grid * own.grid % PRIME, both % PRIME]
+
+
+def _waited(
+    groups: Groups,
+    own: Known,
+    evidence: Evidence,
+    error: BaseException | None,
+    carried: list[int],
+    step: int,
+) -> Agreed:
+    """Goes over one axis after the other, and to those on which others are found to wait."""
     anew: list[Ranks] = []
+    heard: list[Told] = []
+    disagreed = False
     waiting = list(groups)
     while waiting:
         ranks = waiting.pop(0)
-        plan, present, scalars = (0, 0, 0) if session is None else session.summary(list(ranks))
-        numbers = [plan, present if gradients else 0, scalars, *own.numbers]
-        flags = [int(failed), int(skip), int(planned), *numbers, *(-x for x in numbers)]
-        any_failed, any_skip, any_planned, *both = _met(flags, ranks, groups[ranks], session)
-        skip = skip or bool(any_skip)
-        if any_planned:
+        weights = own.weights[ranks] if ranks in own.weights else weights_of(ranks, my_rank())
+        row = carried + _alone(own, ranks, weights, evidence.facts(ranks))
+        told = Told.of(_met(row, ranks, groups[ranks], evidence))
+        heard.append(told)
+        if told.planned:
             anew.append(ranks)
-        *differ, counts, kinds = (most + least != 0 for most, least in zip(both[:5], both[5:], strict=True))
-        # A rank that skips has nothing to compare; if any does, all do.
-        failed = failed or counts or bool(any_failed) or (any(differ) and not skip)
-        if counts or kinds:
-            told = tell((own.used, list(own.axes)), groups[ranks])
-            failed = failed or _unknown(told)
-            found = _joined(own, groups, told)
+        disagreed = disagreed or (bool(told.facts) and not told.skipped)
+        failed = bool(told.axes) or (disagreed and told.is_uneven)
+        uneven = told.uneven + bool(told.grid)
+        carried = [told.failed + failed, *told[1:CARRIED]]
+        carried[Told._fields.index("uneven")] = uneven
+        if told.axes and not told.late:
+            others = tell((own.used, list(own.axes)), groups[ranks])
+            carried[0] += _unknown(others)
+            found = _joined(own, groups, others)
             waiting += found
             groups.update(found)
+    last = heard[-1]
+    wrong = bool(carried[0]) or last.differ
+    if last.late:
+        taken = not (wrong or last.skipped or any(told.is_uneven for told in heard))
+        return Agreed(taken, [], pending=Pending(step, groups, evidence, heard))
     groups = ordered(groups)
-    # What one line of an axis found the others have to hear before anybody goes on. On a mesh of three axes
-    # each line meets all others in one round; more groups are no plain mesh.
-    for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
-        for ranks, group in groups.items():
-            failed, skip = map(bool, _met([int(failed), int(skip)], ranks, group, session))
-    if failed:
-        complaint = _complaint(groups, session, error)
+    skip = bool(last.skipped)
+    is_grid = not carried[Told._fields.index("uneven")]
+    if not is_grid:
+        # What one line of an axis found the others have to hear before anybody goes on. On three axes each
+        # line meets all others in one round; more groups are no plain mesh.
+        wrong = bool(carried[0])
+        for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
+            for ranks, group in groups.items():
+                wrong, skip = map(bool, _met([int(wrong), int(skip)], ranks, group, evidence))
+    if wrong:
+        complaint = _complaint(groups, evidence, error)
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
-    return Agreed(not skip, anew)
+    return Agreed(not skip, anew, is_grid)
 
 
 def check_steps(step: int, groups: Groups) -> None:
@@ -185,21 +374,36 @@ def _joined(own: Known, groups: Groups, told: Sequence[tuple[list[Any], list[Any
     return ordered({ranks: find() for ranks, find in lines if ranks not in groups})
 
 
-def _met(numbers: list[int], ranks: Ranks, group: Any, session: Session | None) -> list[int]:
-    """The largest of each number over the ranks of an axis.
+def _met(numbers: list[int], ranks: Ranks, group: Any, evidence: Evidence) -> list[int]:
+    """The sum of each number over the ranks of an axis.
 
     Raises:
         PlanMismatch: if they did not all come within the timeout of their process group.
     """
     try:
-        return largest_of(numbers, group)
+        return sums_of(numbers, group)
     except RuntimeError as failure:
-        names = [] if session is None else [name for name, _ in session.details(list(ranks))[0]]
-        what = ", ".join(names[:3]) or "their parameters"
-        raise PlanMismatch(
-            f"the ranks {list(ranks)} did not all come to compare the step of {what}: one has ended, takes "
-            f"fewer steps, or holds these parameters in another layout ({failure})"
-        ) from failure
+        raise _missed(ranks, evidence, failure) from failure
+
+
+def _sent(rows: list[list[int]], groups: Groups, evidence: Evidence) -> Sums:
+    """Starts the sums of all axes.
+
+    Raises:
+        PlanMismatch: if a process group says that its ranks did not all come to those of an earlier step.
+    """
+    try:
+        return Sums(rows, CARRIED, list(groups.values()))
+    except RuntimeError as failure:
+        raise _missed(next(iter(groups)), evidence, failure) from failure
+
+
+def _missed(ranks: Ranks, evidence: Evidence, failure: Exception) -> PlanMismatch:
+    what = ", ".join(evidence.names(ranks)[:3]) or "their parameters"
+    return PlanMismatch(
+        f"the ranks {list(ranks)} did not all come to compare the step of {what}: one has ended, takes "
+        f"fewer steps, or holds these parameters in another layout ({failure})"
+    )
 
 
 def checksum(tensor: Tensor) -> int:
@@ -250,13 +454,13 @@ def check_gradients(named: Sequence[tuple[str, Tensor]], meshes: Meshes, groups:
         warnings.warn(doubled, stacklevel=5)
 
 
-def _complaint(groups: Groups, session: Session | None, error: BaseException | None) -> str:
+def _complaint(groups: Groups, evidence: Evidence, error: BaseException | None) -> str:
     """Differences between ranks. Every rank calls this, and hears what was found on other axes."""
     found: list[str] = []
     me = my_rank()
     failure = None if error is None else f"{type(error).__name__}: {error}"
     for ranks, group in groups.items():
-        told = tell((me, failure, _details(session, ranks)), group)
+        told = tell((me, failure, evidence.details(ranks)), group)
         found += [f"rank {rank} could not begin the step: {why}" for rank, why, _ in told if why is not None]
         planned = [(rank, details) for rank, _, details in told if details is not None]
         for other in planned[1:]:
@@ -266,13 +470,6 @@ def _complaint(groups: Groups, session: Session | None, error: BaseException | N
             found += [text for heard in tell(found, group) for text in heard]
             found = list(dict.fromkeys(found))
     return "; ".join(found[:8]) or "the ranks of this optimizer disagree about the step"
-
-
-def _details(session: Session | None, ranks: Ranks) -> tuple[Any, Any, Any] | None:
-    if session is None:
-        return None
-    gradients, scalars = session.details(list(ranks))
-    return session.agreed(list(ranks)), gradients, scalars
 
 
 def _differences(one: tuple[int, Any], other: tuple[int, Any]) -> list[str]:

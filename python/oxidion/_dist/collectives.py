@@ -6,6 +6,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -144,6 +145,69 @@ def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
     """The largest of each number over the ranks of a group. Where that takes a device, the host waits."""
     values: list[int] = largest(torch.tensor(numbers, device=host(group)), group).tolist()
     return values
+
+
+def sums_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
+    """The sum of each number over the ranks of a group. Where that takes a device, the host waits."""
+    values = _lent(torch.tensor(numbers, device=host(group)))
+    torch.distributed.all_reduce(values, group=group)
+    totals: list[int] = values.tolist()
+    return totals
+
+
+def run_ahead(groups: Iterable[ProcessGroup]) -> bool:
+    """True where numbers of the host are added up by CUDA devices alone, for which it need not wait."""
+    return all(host(group).type == "cuda" for group in groups)
+
+
+class Sums:
+    """Sums of rows of numbers, each over the ranks of a group; the host does not wait for a device.
+
+    Args:
+        rows: one for each group, all of one length.
+        carried: how many of the first columns are those of the first row alone, added up over one group after
+            the other.
+        groups: process groups, all with the same kind of device.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], carried: int, groups: Sequence[ProcessGroup]) -> None:
+        own, where = torch.tensor(rows), host(groups[0])
+        self._done: torch.cuda.Event | None = None
+        if where.type == "cpu":
+            self._totals = _chained(own, carried, groups)
+            return
+        # Beside the stream of the steps, whose work neither waits for this nor is waited for.
+        stream = _stream_of(where)
+        with torch.cuda.stream(stream):
+            there = _chained(pinned(own).to(where, non_blocking=True), carried, groups)
+            self._totals = pinned(own).copy_(there, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record(stream)
+
+    def read(self) -> list[list[int]]:
+        """The sums; the host waits only where the device is not that far yet."""
+        if self._done is not None and not self._done.query():  # type: ignore[no-untyped-call]
+            self._done.synchronize()
+        totals: list[list[int]] = self._totals.tolist()
+        return totals
+
+
+def pinned(numbers: Tensor) -> Tensor:
+    """A copy of a tensor of the host which a device copies without the host."""
+    return numbers.pin_memory()
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _chained(rows: Tensor, carried: int, groups: Sequence[ProcessGroup]) -> Tensor:
+    for at, group in enumerate(groups):
+        if at:
+            rows[at, :carried] = rows[at - 1, :carried]
+        torch.distributed.all_reduce(_lent(rows[at]), group=group)
+    return rows
 
 
 def tell(what: Any, group: ProcessGroup) -> list[Any]:
