@@ -193,6 +193,13 @@ impl Bucket {
         format!("gather {}", names.join(" and "))
     }
 
+    /// The axes by whose positions a unit is worked on whole, or as whole as it gets: those that are gathered, where some are,
+    /// else those over which matrices are sharded by owner.
+    #[must_use]
+    pub fn takers(&self) -> &[usize] {
+        if self.gathered.is_empty() { &self.owner_axes } else { &self.gathered }
+    }
+
     /// Bytes that a process sends in a step along each axis in one of the ways, on average over the processes.
     #[must_use]
     #[allow(clippy::cast_precision_loss)] // a number of matrices
@@ -201,14 +208,13 @@ impl Bucket {
         self.axes.iter().zip(&way.bytes).map(|(a, bytes)| (a.axis.name.clone(), bytes * count)).collect()
     }
 
-    /// Operations on each unit by the process that stores all of it, and by the one that takes it whole. `about` describes
-    /// the unit.
+    /// Operations on each unit where all of it is stored, and by each process that takes it (`takers`). `about` describes the
+    /// unit.
     #[must_use]
     #[allow(clippy::cast_precision_loss)] // a number of processes
     pub fn flops(&self, about: &Description) -> (f64, f64) {
-        let others = about.flops - about.whole_flops;
         if self.gathered.is_empty() {
-            return (others, about.whole_flops);
+            return (about.flops - about.whole_flops, about.whole_flops);
         }
         let kept = self
             .axes
@@ -216,7 +222,7 @@ impl Bucket {
             .enumerate()
             .filter(|(a, axis)| axis.shards.is_some() && !self.gathered.contains(a));
         let kept: usize = kept.map(|(_, axis)| axis.axis.ranks.len()).product();
-        (0.0, others / kept as f64 + about.whole_flops)
+        (0.0, about.flops / kept as f64)
     }
 
     /// Tests whether any work of the bucket is shared with other processes.

@@ -87,7 +87,7 @@ impl Plan {
     #[allow(clippy::cast_precision_loss)] // bytes of parameters
     fn bucket_cost(&self, bucket: &Bucket) -> ComputeCost {
         let algorithm = &self.algorithms[bucket.algorithm];
-        let me: Vec<usize> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
+        let me: Vec<usize> = bucket.takers().iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
         let mut cost = ComputeCost::default();
         for unit in &bucket.units {
             let spec = &self.params[unit.param].spec;
@@ -96,7 +96,7 @@ impl Plan {
             let part = share(unit.shard.local.numel(), all);
             let (local, whole) = bucket.flops(&about);
             cost.local += local * part;
-            if bucket.owner_axes.is_empty() || unit.owner == me {
+            if bucket.owner_axes.is_empty() || unit.owner.starts_with(&me) {
                 cost.whole += whole;
             }
             let states = self.params[unit.param].states.iter().map(LocalState::bytes).sum::<usize>();
@@ -129,10 +129,10 @@ impl Plan {
                 }
                 let (key, number) = tally(bucket);
                 let me: Vec<usize> =
-                    bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
+                    bucket.takers().iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
                 let count = key.iter().map(Vec::len).product();
                 let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], number(&me)));
-                let owner = number(&unit.owner);
+                let owner = number(&unit.owner[..me.len()]);
                 loads[owner] += whole;
             }
         }

@@ -115,15 +115,21 @@ impl Loads {
         let sizes: Vec<usize> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.len()).collect();
         let takers: usize = sizes.iter().product();
         let (key, canonical) = tally(bucket);
-        let loads = self.0.entry(key).or_insert_with(|| vec![0.0; takers]);
-        let taken: Vec<f64> = (0..takers).map(|taker| loads[canonical(&digits(taker, &sizes))]).collect();
+        let depth = bucket.takers().len();
+        let number = |place: &[usize]| canonical(&place[..depth]);
+        let count: usize = key.iter().map(Vec::len).product();
+        let loads = self.0.entry(key).or_insert_with(|| vec![0.0; count]);
+        let taken: Vec<f64> = (0..takers).map(|taker| loads[number(&digits(taker, &sizes))]).collect();
         let counts = shares(bucket.units.len(), &sizes, &taken);
-        let mut units = bucket.units.iter_mut();
-        for (taker, &count) in counts.iter().enumerate() {
-            let place = digits(taker, &sizes);
+        let places: Vec<(usize, Vec<usize>)> =
+            counts.iter().enumerate().map(|(taker, &count)| (count, digits(taker, &sizes))).collect();
+        for (count, place) in &places {
             #[allow(clippy::cast_precision_loss)] // a measure of work
-            let work = count as f64 * cost;
-            loads[canonical(&place)] += work;
+            let work = *count as f64 * cost;
+            loads[number(place)] += work;
+        }
+        let mut units = bucket.units.iter_mut();
+        for (count, place) in places {
             for unit in units.by_ref().take(count) {
                 unit.owner.clone_from(&place);
             }
@@ -131,11 +137,11 @@ impl Loads {
     }
 }
 
-/// The ranks of the axes that a bucket is sharded by owner over, in an order that does not depend on the bucket, and
-/// the number of a process in that order by its positions along `owner_axes`.
+/// The ranks of the axes by whose positions a bucket's units are taken (`Bucket::takers`), in an order that does not depend on
+/// the bucket, and the number of a process in that order by its positions along them.
 pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usize + use<>) {
     let mut axes: Vec<(usize, Vec<u64>)> =
-        bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
+        bucket.takers().iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
     axes.sort_by(|(_, a), (_, b)| a.cmp(b));
     let order: Vec<(usize, usize)> = axes.iter().map(|(at, ranks)| (*at, ranks.len())).collect();
     let number = move |place: &[usize]| order.iter().fold(0, |n, &(at, size)| n * size + place[at]);
