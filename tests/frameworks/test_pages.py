@@ -209,20 +209,6 @@ def test_groups_may_be_given_anew_with_other_parameters() -> None:
     assert [row["name"] for row in optimizer.explain()] == ["0.weight", "1.weight", "0.bias", "1.bias"]
 
 
-@pytest.mark.parametrize("algorithm", ["muon", "dion"])
-def test_flat_tensors_in_place_of_matrices_are_refused(algorithm: str) -> None:
-    """ZeRO and the older FSDP put them there."""
-    model = nn.Linear(4, 6)
-    groups = oxidion.param_groups(model, algorithm=algorithm, lr=0.02)
-    optimizer = {"muon": oxidion.Muon, "dion": oxidion.Dion}[algorithm](groups)
-    flat = torch.zeros(24)
-    flat.grad = torch.ones(24)
-    optimizer.param_groups[0]["params"] = [flat]
-    with pytest.raises(ValueError, match="weight: a matrix algorithm needs a parameter with at least 2"):
-        optimizer.step()
-    assert not flat.any()
-
-
 def test_parameters_that_zero_3_has_flattened_are_refused_with_the_way_out() -> None:
     weight = nn.Parameter(torch.zeros(4, 6))
     weight.ds_id = 0  # type: ignore[attr-defined]
