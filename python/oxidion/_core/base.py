@@ -463,9 +463,9 @@ class OxOptimizer(Stepper, Optimizer):
         """The groups as an HTML table, for notebooks."""
         return self._summary()._repr_html_()
 
-    def __rich__(self) -> Any:
-        """The groups as a table of rich."""
-        return self._summary().__rich__()
+    def __rich__(self) -> Table:
+        """The groups for rich."""
+        return self._summary()
 
     def _summary(self) -> Table:
         return summary.summary(type(self), self.defaults, self.SCHEMA, self._schemas(), self.param_groups)
