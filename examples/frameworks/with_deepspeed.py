@@ -34,11 +34,11 @@ def network(seed: int) -> nn.Sequential:
 
 
 def build_optimizer(model: nn.Module, stage: int) -> torch.optim.Optimizer:
-    """Muon for the matrices and AdamW for the biases where shapes are kept, else AdamW for all."""
+    """Muon, which shares out the matrices, with AdamW for the biases where shapes are kept, else AdamW."""
     if stage > 0:
         return oxidion.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
     groups = oxidion.param_groups(model, algorithm="muon", lr=0.02, scalar_lr=0.01, weight_decay=0.01)
-    return oxidion.Muon(groups)
+    return oxidion.Muon(groups, distributed_mesh=torch.distributed.group.WORLD)
 
 
 class Run:
@@ -102,6 +102,7 @@ def main() -> int:
         os.environ.update(ALONE)
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__ = {}  # gloo sums; a sum of DeepSpeed's would be compiled for minutes
+    deepspeed.init_distributed()
     folder = Path(tempfile.gettempdir()) / f"with_deepspeed-{os.getppid()}"  # the same in all processes
 
     run = Run(options.stage, options.bf16, 0)
