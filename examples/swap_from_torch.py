@@ -7,14 +7,13 @@ A student network learns a teacher of the same shape; only the lines that make t
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import oxidion
-
-STEPS = 150
-"""Full-batch steps of each training."""
 
 
 def network(seed: int) -> nn.Sequential:
@@ -23,14 +22,14 @@ def network(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> tuple[float, float]:
     """Fits the teacher's answers to fixed inputs; returns the loss before and after."""
     inputs = torch.randn(256, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         targets = network(seed=1)(inputs)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=STEPS)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     losses = []
-    for _ in range(STEPS + 1):
+    for _ in range(steps + 1):
         loss = F.mse_loss(model(inputs), targets)
         losses.append(loss.item())
         optimizer.zero_grad()
@@ -42,14 +41,17 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[float, fl
 
 def main() -> None:
     """Trains twice from the same weights and prints both losses."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=150, help="full-batch steps of each training")
+    steps = parser.parse_args().steps
     model = network(seed=0)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    print("torch.optim.AdamW: loss {:.4f} -> {:.6f}".format(*train(model, optimizer)))
+    print("torch.optim.AdamW: loss {:.4f} -> {:.6f}".format(*train(model, optimizer, steps)))
 
     model = network(seed=0)
     groups = oxidion.param_groups(model, algorithm="dion", lr=0.03, scalar_algorithm="adamw", scalar_lr=0.01)
     optimizer = oxidion.Dion(groups)
-    print("oxidion.Dion:      loss {:.4f} -> {:.6f}".format(*train(model, optimizer)))
+    print("oxidion.Dion:      loss {:.4f} -> {:.6f}".format(*train(model, optimizer, steps)))
 
 
 if __name__ == "__main__":

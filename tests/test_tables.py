@@ -47,9 +47,9 @@ class Cells(HTMLParser):
         self.inside = self.inside and tag not in ("td", "th")
 
 
-def rendered(item: Any) -> str:
-    """What rich prints of an object on a wide terminal."""
-    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=400)
+def rendered(item: Any, width: int = 400) -> str:
+    """What rich prints of an object, on a wide terminal by default."""
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=width)
     console.print(item)
     return console.file.getvalue()
 
@@ -128,6 +128,29 @@ def test_tables_of_rich_have_the_cells_of_the_text(case: Case) -> None:
     printed = [" ".join(line.split()) for line in rendered(table).splitlines()]
     for line in str(table).splitlines():
         assert " ".join(line.split()) in printed
+
+
+def test_columns_that_say_one_thing_leave_a_narrow_table_of_rich_for_a_line() -> None:
+    optimizer = oxidion.AdamW(make_model().named_parameters())
+    wide, narrow = (rendered(optimizer.explain(), width) for width in (400, 80))
+    assert "all rows" not in wide
+    head, _, line = narrow.partition("all rows: ")
+    line = " ".join(line.split())
+    assert "placements one device" in line
+    assert "group 0" in line
+    assert "placements" not in head
+    for row in optimizer.explain():
+        assert row["name"] in head
+        assert "×".join(map(str, row["shape"])) in head
+
+
+def test_groups_print_as_their_summary_in_text_html_and_rich() -> None:
+    groups = oxidion.param_groups(make_model(), algorithm="muon", lr=0.01)
+    assert repr(groups) == str(groups) == str(groups.summary)
+    assert "tensor" not in repr(groups)
+    assert Cells(groups._repr_html_()).rows[0] == groups.summary.columns
+    assert [row["rule"] in rendered(groups) for row in groups.summary] == [True] * len(groups.summary)
+    assert "tensor" in repr(list(groups))
 
 
 def test_importing_the_package_imports_neither_rich_nor_matplotlib() -> None:

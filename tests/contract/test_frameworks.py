@@ -157,3 +157,52 @@ def test_parameters_of_deepspeed_zero_3_are_refused_by_name(case: Case) -> None:
 def test_parameters_that_deepspeed_flattened_are_no_matrices(case: Case) -> None:
     with pytest.raises(ValueError, match=r"needs parameters with at least 2 dimensions, got shape \(12,\)"):
         case.new([torch.nn.Parameter(torch.randn(4, 3).flatten())], lr=0.125)
+
+
+def flatten_as_zero(optimizer: Optimizer, ranks: int = 1) -> None:
+    """Puts the first of so many equal parts of a flat copy in the place of each group's parameters."""
+    for group in optimizer.param_groups:
+        flat = torch.cat([param.detach().flatten() for param in group["params"]])
+        held = flat[: len(flat) // ranks].clone().requires_grad_()
+        held.grad = torch.ones_like(held)
+        group["params"] = [held]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@every_case
+def test_flat_partitions_of_deepspeed_are_stepped_by_element_or_refused(
+    case: Case, ranks: int, named: bool
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 4))
+    given = list(model.named_parameters() if named else model.parameters())
+    optimizer = case.new(given, lr=0.125, **({"strict": False} if case.is_matrix else {}))
+    flatten_as_zero(optimizer, ranks)
+    (flat,) = params_of(optimizer)
+    before = flat.detach().clone()
+    if case.cls.COMMUNICATES:
+        message = f"a vector of {flat.numel()} elements is in the place.*ZeRO.*cannot tell their.*FSDP2"
+        for _ in range(2):
+            with pytest.raises(TypeError, match=message):
+                optimizer.step()
+        assert torch.equal(flat, before)
+        return
+    expected = torch.nn.Parameter(before.clone())
+    expected.grad = torch.ones_like(before)
+    case.new([expected], lr=0.125).step()
+    optimizer.step()
+    assert not torch.equal(flat, before)
+    assert torch.equal(flat, expected)
+    assert optimizer.state_dict()["state"].keys() == {0}
+
+
+@every_case
+def test_vectors_that_replace_vectors_of_their_shape_are_stepped(case: Case) -> None:
+    strict = {"strict": False} if case.is_matrix else {}
+    optimizer = case.new([{"params": [torch.nn.Parameter(torch.ones(8))]}], lr=0.125, **strict)
+    for made in (optimizer, copy.deepcopy(optimizer)):
+        other = torch.nn.Parameter(torch.ones(8))
+        other.grad = torch.linspace(1, 2, 8)
+        made.param_groups[0]["params"] = [other]
+        made.step()
+        assert not torch.equal(other, torch.ones(8))

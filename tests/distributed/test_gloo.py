@@ -170,7 +170,7 @@ def test_mesh_that_was_built_again_is_the_same(two: Workers, name: str) -> None:
 @pytest.mark.parametrize(
     ("made_first", "message"),
     [
-        (True, "ValueError: 0.weight: a matrix algorithm needs a parameter with at least 2 dimensions"),
+        (True, "TypeError: 0.weight: FullyShardedDataParallel (FSDP1) flattens"),
         (False, "TypeError: _fsdp_wrapped_module.0.weight: FullyShardedDataParallel (FSDP1) flattens"),
     ],
 )

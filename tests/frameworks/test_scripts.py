@@ -13,9 +13,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from . import trainers
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "frameworks"
 RUNS = [
@@ -33,7 +37,17 @@ RUNS = [
     ("trl", "with_trl.py --lora", 1),
     ("timm", "with_timm.py", 1),
     ("timm", "with_timm.py --model resnet", 1),
+    ("deepspeed", "with_deepspeed.py", 1),
+    ("deepspeed", "with_deepspeed.py", 2),
+    ("deepspeed", "with_deepspeed.py --stage 2 --bf16", 2),
+    ("deepspeed", "with_deepspeed.py --stage 3", 1),
+    ("ray", "with_ray.py", 1),
+    ("ray", "with_ray.py --workers 2", 1),
+    ("torchtune", "with_torchtune.py", 1),
+    ("torchtune", "with_torchtune.py --optimizer adamw", 1),
 ]
+OUTSIDE = {"ray", "torchtune"}
+"""Packages that the group lacks: one of 240 MB, and one that needs a torchao which peft refuses."""
 
 
 def test_script_of_a_framework_hides_no_package() -> None:
@@ -53,8 +67,9 @@ def test_script_of_a_framework_hides_no_package() -> None:
 def test_script_resumed_from_its_checkpoint_is_bit_equal(
     package: str, command: str, processes: int, tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(package) is None and not os.environ.get("OXIDION_REQUIRE_FRAMEWORKS"):
-        pytest.skip(f"no {package}: pip install --group frameworks")
+    required = package not in OUTSIDE and os.environ.get("OXIDION_REQUIRE_FRAMEWORKS")
+    if importlib.util.find_spec(package) is None and not required:
+        pytest.skip(f"no {package}: pip install {package if package in OUTSIDE else '--group frameworks'}")
     script, *arguments = shlex.split(command)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     settings = {
@@ -75,3 +90,38 @@ def test_script_resumed_from_its_checkpoint_is_bit_equal(
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert re.search(r"^resumed .*: bit-equal True$", done.stdout, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("with_")] == []
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "command"),
+    [
+        (trainers.ray, "with_ray.py"),
+        (trainers.torchtune, "with_torchtune.py"),
+        (trainers.torchtune, "with_torchtune.py --optimizer adamw"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+@pytest.mark.filterwarnings("default")
+def test_script_over_a_stand_in_of_its_framework_is_bit_equal(
+    stand_in: Callable[[pytest.MonkeyPatch], None],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Packages that the group lacks: the script itself runs, and the framework is what it documents."""
+    stand_in(monkeypatch)
+    threads = torch.get_num_threads()
+    name, *arguments = shlex.split(command)
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), SCRIPTS / name)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, script)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    torch.set_num_threads(1)
+    try:
+        spec.loader.exec_module(script)
+        assert script.main() == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert re.search(r"^resumed .*: bit-equal True$", capsys.readouterr().out, re.MULTILINE)

@@ -88,6 +88,7 @@ class OxOptimizer(Stepper, Optimizer):
             constructor.complete(cls, OxOptimizer, words, rename, {*schema.COMMON, *cls.SCHEMA})
 
     _init_states: bool = False
+    _given: frozenset[tuple[int, ...]] = frozenset()
 
     def __init__(
         self,
@@ -151,6 +152,7 @@ class OxOptimizer(Stepper, Optimizer):
             self._check(param_group, number)
             self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
             self._check_params(param_group, number)
+            self._given |= {tuple(param.shape) for param in param_group["params"]}
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
             self._forget()
             self._reserve = None
@@ -209,6 +211,29 @@ class OxOptimizer(Stepper, Optimizer):
                 f"{name}: FullyShardedDataParallel (FSDP1) flattens its parameters, so {cls.ALGORITHM!r} "
                 "cannot tell their rows; use FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"
             )
+
+    def _make_plan(self) -> Plan:
+        self._refuse_flattened()
+        return super()._make_plan()
+
+    def _refuse_flattened(self) -> None:
+        """Refuses what FSDP1 or ZeRO flattened after the groups were made, where shapes mean something."""
+        for number, group in enumerate(self.param_groups):
+            cls, held = self._registry[group["algorithm"]], group["params"]
+            for name, param in zip(validate.names_of(group, number), held, strict=True):
+                cls.check_shape_is_kept(name, param)
+            if cls.COMMUNICATES and self._is_flat_partition(held):
+                raise TypeError(
+                    f"group {number}: a vector of {held[0].numel()} elements is in the place of its "
+                    f"parameters, as DeepSpeed's ZeRO puts it there, so {cls.ALGORITHM!r} cannot tell their "
+                    "shapes; use stage 0, or FSDP2 (torch.distributed.fsdp.fully_shard), which keeps them"
+                )
+
+    def _is_flat_partition(self, held: list[Tensor]) -> bool:
+        """True for one vector of a size that no parameter was given with: ZeRO marks it by nothing else."""
+        if len(held) != 1 or held[0].ndim != 1 or comm.is_distributed(held[0]):
+            return False
+        return tuple(held[0].shape) not in self._given
 
     @classmethod
     def _advise(cls, name: str, shape: tuple[int, ...], group: dict[str, Any]) -> None:
@@ -367,6 +392,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
+        self._given = frozenset(tuple(param.shape) for param in parameters(self.param_groups))
         self._forget()
         for group in self.param_groups:
             self._fill(group)
@@ -445,9 +471,9 @@ class OxOptimizer(Stepper, Optimizer):
         """The groups as an HTML table, for notebooks."""
         return self._summary()._repr_html_()
 
-    def __rich__(self) -> Any:
-        """The groups as a table of rich."""
-        return self._summary().__rich__()
+    def __rich__(self) -> Table:
+        """The groups for rich."""
+        return self._summary()
 
     def _summary(self) -> Table:
         return summary.summary(type(self), self.defaults, self.SCHEMA, self._schemas(), self.param_groups)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, Group
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     from oxidion._oxidion import Plan
 
@@ -81,9 +82,21 @@ class Table:
         """The rows as an HTML table, for notebooks."""
         return html_table(self.columns, self._cells(), self._numeric(), self.title)
 
-    def __rich__(self) -> RichTable:
-        """The rows as a table of rich."""
-        return rich_table(self.columns, self._cells(), self._numeric(), self.title)
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[RichTable | Text]:
+        """A table of rich; on a narrow terminal columns that are the same in all rows are a line below."""
+        from rich.text import Text
+
+        columns, cells, numeric = self.columns, self._cells(), self._numeric()
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        is_same = [False] * len(columns)
+        if len(cells) > 1 and sum(widths) + 3 * len(widths) + 2 > options.max_width:
+            is_same = [len(set(column)) == 1 for column in zip(*cells, strict=True)]
+        kept = [i for i, same in enumerate(is_same) if not same]
+        body = [[line[i] for i in kept] for line in cells]
+        yield rich_table([columns[i] for i in kept], body, [numeric[i] for i in kept], self.title)
+        if len(kept) < len(columns):
+            same = (f"{columns[i]} {cells[0][i]}" for i in range(len(columns)) if i not in kept)
+            yield Text(f"all rows: {', '.join(same)}")
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:

@@ -239,9 +239,14 @@ def dtype_name(value: torch.dtype | str | None, key: str) -> str | None:
 
 
 def names_of(group: Mapping[str, Any], number: int) -> list[str]:
-    """The names of a group's parameters; their positions where the user gave none."""
-    names: list[str] | None = group.get("param_names")
-    return names or [f"parameter {i} of group {number}" for i in range(len(group["params"]))]
+    """The names of a group's parameters; their positions where the user gave none.
+
+    Positions too where a framework has put other parameters there, as DeepSpeed's ZeRO one for all.
+    """
+    names, count = group.get("param_names"), len(group["params"])
+    if names and len(names) == count:
+        return list(names)
+    return [f"parameter {i} of group {number}" for i in range(count)]
 
 
 def _nearest(value: object, field: Field) -> str:

@@ -11,19 +11,29 @@ from oxidion._dist.comm import is_first_rank
 
 
 class ParamGroups(list[dict[str, Any]]):
-    """Groups for an optimizer, with the decisions that led to them.
+    """Groups for an optimizer, with the decisions that led to them; they print as the summary.
 
     Attributes:
         summary: a table with a row for each rule: which algorithm takes what it found, how many parameters
-        and
-            elements, some names. ``str(groups.summary)`` prints it.
+            and elements, some names.
         decisions: the algorithm and the rule of each parameter by name; "frozen, left out" for those
-        without a
-            gradient.
+            without a gradient.
     """
 
     summary: Table
     decisions: dict[str, str]
+
+    def __repr__(self) -> str:
+        """A line for each rule; ``list(groups)`` prints the groups themselves, with every weight."""
+        return repr(self.summary)
+
+    def _repr_html_(self) -> str:
+        """The summary as an HTML table, for notebooks."""
+        return self.summary._repr_html_()
+
+    def __rich__(self) -> Table:
+        """The summary for rich."""
+        return self.summary
 
 
 def pattern(name: str) -> str:
