@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::local::LocalState;
-use super::owners::tally;
+use super::owners::Tally;
 use super::redistribute::Step;
 use super::schedule::Compute;
-use super::{Bucket, Plan};
+use super::{Bucket, Plan, Unit};
 
 /// Floating-point operations of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,16 +86,12 @@ impl Plan {
     /// The cost of all of a bucket.
     #[allow(clippy::cast_precision_loss)] // bytes of parameters
     fn bucket_cost(&self, bucket: &Bucket) -> ComputeCost {
-        let algorithm = &self.algorithms[bucket.algorithm];
         let me: Vec<usize> = bucket.takers().iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
         let mut cost = ComputeCost::default();
         for unit in &bucket.units {
             let spec = &self.params[unit.param].spec;
-            let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
-            let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
-            let part = share(unit.shard.local.numel(), all);
-            let (local, whole) = bucket.flops(&about);
-            cost.local += local * part;
+            let (local, whole) = self.unit_flops(bucket, unit);
+            cost.local += local;
             if bucket.owner_axes.is_empty() || unit.owner.starts_with(&me) {
                 cost.whole += whole;
             }
@@ -108,32 +104,36 @@ impl Plan {
         cost
     }
 
+    /// Operations on what this process stores of a unit, and of each process that takes it.
+    fn unit_flops(&self, bucket: &Bucket, unit: &Unit) -> (f64, f64) {
+        let spec = &self.params[unit.param].spec;
+        let algorithm = &self.algorithms[bucket.algorithm];
+        let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
+        let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
+        let (local, whole) = bucket.flops(&about);
+        (local * share(unit.shard.local.numel(), all), whole)
+    }
+
     /// The work of a step.
     #[must_use]
     pub fn work(&self) -> Work {
         let mut work = Work::default();
-        let mut taken: BTreeMap<Vec<Vec<u64>>, (Vec<f64>, usize)> = BTreeMap::new();
+        let mut taken: BTreeMap<_, (Vec<f64>, usize)> = BTreeMap::new();
         for bucket in &self.buckets {
-            let algorithm = &self.algorithms[bucket.algorithm];
+            let tally = Tally::of(bucket);
+            let me: Vec<usize> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
             for unit in &bucket.units {
-                let spec = &self.params[unit.param].spec;
-                let about = algorithm.describe(spec, &[unit.shard.block], bucket.shape.num_shards);
-                let all = if bucket.whole_parameter { spec.numel() } else { unit.shard.block.numel() };
-                let (local, whole) = bucket.flops(&about);
-                work.local += local * share(unit.shard.local.numel(), all);
+                let (local, whole) = self.unit_flops(bucket, unit);
+                work.local += local;
                 if bucket.owner_axes.is_empty() {
                     for total in [&mut work.whole, &mut work.whole_most, &mut work.whole_mean] {
                         *total += whole;
                     }
                     continue;
                 }
-                let (key, number) = tally(bucket);
-                let me: Vec<usize> =
-                    bucket.takers().iter().map(|&a| bucket.axes[a].axis.coordinate).collect();
-                let count = key.iter().map(Vec::len).product();
-                let (loads, _) = taken.entry(key).or_insert_with(|| (vec![0.0; count], number(&me)));
-                let owner = number(&unit.owner[..me.len()]);
-                loads[owner] += whole;
+                let none = || (vec![0.0; tally.count()], tally.number(&me));
+                let (loads, _) = taken.entry(tally.key.clone()).or_insert_with(none);
+                tally.add(loads, &unit.owner, whole);
             }
         }
         for (loads, me) in taken.values() {

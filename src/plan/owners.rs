@@ -100,9 +100,9 @@ pub(super) fn owner_axes(bucket: &Bucket, most: usize) -> Vec<usize> {
     axes
 }
 
-/// Work that every process has taken so far, by the axes over which matrices are sharded by owner.
+/// Work that every process has taken so far, by what `Tally` says.
 #[derive(Debug, Default)]
-pub(super) struct Loads(BTreeMap<Vec<Vec<u64>>, Vec<f64>>);
+pub(super) struct Loads(BTreeMap<Key, Vec<f64>>);
 
 impl Loads {
     /// Chooses the axes to shard by owner over and the owner of every unit, and sorts the units by owner. Every process
@@ -112,24 +112,18 @@ impl Loads {
         if bucket.owner_axes.is_empty() {
             return;
         }
-        let sizes: Vec<usize> = bucket.owner_axes.iter().map(|&a| bucket.axes[a].axis.ranks.len()).collect();
-        let takers: usize = sizes.iter().product();
-        let (key, canonical) = tally(bucket);
-        let depth = bucket.takers().len();
-        let number = |place: &[usize]| canonical(&place[..depth]);
-        let count: usize = key.iter().map(Vec::len).product();
-        let loads = self.0.entry(key).or_insert_with(|| vec![0.0; count]);
-        let taken: Vec<f64> = (0..takers).map(|taker| loads[number(&digits(taker, &sizes))]).collect();
-        let counts = shares(bucket.units.len(), &sizes, &taken);
-        let places: Vec<(usize, Vec<usize>)> =
-            counts.iter().enumerate().map(|(taker, &count)| (count, digits(taker, &sizes))).collect();
-        for (count, place) in &places {
-            #[allow(clippy::cast_precision_loss)] // a measure of work
-            let work = *count as f64 * cost;
-            loads[number(place)] += work;
-        }
+        let tally = Tally::of(bucket);
+        let takers: usize = tally.sizes.iter().product();
+        let loads = self.0.entry(tally.key.clone()).or_insert_with(|| vec![0.0; takers]);
+        let taken: Vec<f64> =
+            (0..takers).map(|taker| loads[tally.number(&digits(taker, &tally.sizes))]).collect();
+        let counts = shares(bucket.units.len(), &tally.sizes, &taken);
         let mut units = bucket.units.iter_mut();
-        for (count, place) in places {
+        for (taker, &count) in counts.iter().enumerate() {
+            let place = digits(taker, &tally.sizes);
+            #[allow(clippy::cast_precision_loss)] // a measure of work
+            let work = count as f64 * cost;
+            tally.add(loads, &place, work);
             for unit in units.by_ref().take(count) {
                 unit.owner.clone_from(&place);
             }
@@ -137,15 +131,61 @@ impl Loads {
     }
 }
 
-/// The ranks of the axes by whose positions a bucket's units are taken (`Bucket::takers`), in an order that does not depend on
-/// the bucket, and the number of a process in that order by its positions along them.
-pub(super) fn tally(bucket: &Bucket) -> (Vec<Vec<u64>>, impl Fn(&[usize]) -> usize + use<>) {
-    let mut axes: Vec<(usize, Vec<u64>)> =
-        bucket.takers().iter().map(|&a| bucket.axes[a].axis.ranks.clone()).enumerate().collect();
-    axes.sort_by(|(_, a), (_, b)| a.cmp(b));
-    let order: Vec<(usize, usize)> = axes.iter().map(|(at, ranks)| (*at, ranks.len())).collect();
-    let number = move |place: &[usize]| order.iter().fold(0, |n, &(at, size)| n * size + place[at]);
-    (axes.into_iter().map(|(_, ranks)| ranks).collect(), number)
+/// The ranks of the axes over which matrices are sharded by owner; and of those along which the others that work on a matrix
+/// beside its owner have to find the same one.
+type Key = (Vec<Vec<u64>>, Vec<Vec<u64>>);
+
+/// Which processes have work in common with those of a bucket, and their numbers, which do not depend on the bucket.
+pub(super) struct Tally {
+    /// Buckets of one key share their owners' work.
+    pub key: Key,
+    /// Ranks of the axes in `Bucket::owner_axes`.
+    sizes: Vec<usize>,
+    /// Positions in `owner_axes` with sizes, in the order of the key.
+    order: Vec<(usize, usize)>,
+    /// How many of these axes are gathered: the processes along the others work on a matrix together.
+    gathered: usize,
+}
+
+impl Tally {
+    /// The tally of a bucket with its owner axes.
+    pub(super) fn of(bucket: &Bucket) -> Self {
+        let ranks = |a: usize| bucket.axes[a].axis.ranks.clone();
+        let mut axes: Vec<(usize, Vec<u64>)> =
+            bucket.owner_axes.iter().map(|&a| ranks(a)).enumerate().collect();
+        let sizes = axes.iter().map(|(_, ranks)| ranks.len()).collect();
+        axes.sort_by(|(_, a), (_, b)| a.cmp(b));
+        let order = axes.iter().map(|(at, ranks)| (*at, ranks.len())).collect();
+        let is_other = |a: &usize| !bucket.gathered.is_empty() && !bucket.owner_axes.contains(a);
+        let mut others: Vec<Vec<u64>> = (0..bucket.axes.len()).filter(is_other).map(ranks).collect();
+        others.sort_unstable();
+        let key = (axes.into_iter().map(|(_, ranks)| ranks).collect(), others);
+        Self { key, sizes, order, gathered: bucket.gathered.len() }
+    }
+
+    /// The number of a process by its positions along the owner axes.
+    pub(super) fn number(&self, place: &[usize]) -> usize {
+        self.order.iter().fold(0, |n, &(at, size)| n * size + place[at])
+    }
+
+    /// The number of processes.
+    pub(super) fn count(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// Adds work on a matrix to its owner; where it is gathered along some axes only, to all who work on it.
+    pub(super) fn add(&self, loads: &mut [f64], owner: &[usize], work: f64) {
+        if self.gathered == 0 {
+            loads[self.number(owner)] += work;
+            return;
+        }
+        let mut place = owner.to_vec();
+        let inner = &self.sizes[self.gathered..];
+        for beside in 0..inner.iter().product() {
+            place[self.gathered..].clone_from_slice(&digits(beside, inner));
+            loads[self.number(&place)] += work;
+        }
+    }
 }
 
 /// Number of `units` that each process takes: equal shares, and what is left over one by one to where it keeps the

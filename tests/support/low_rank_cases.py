@@ -15,6 +15,8 @@ BASE = {"lr": 2.0**-6, "weight_decay": 2.0**-3}
 SHAPES: tuple[Shape, ...] = ((12, 8), (8, 12), (8, 8), (12, 8), (17, 5), (5, 17))
 EXPERTS: tuple[Shape, ...] = ((3, 6, 7), (2, 7, 6), (2, 2, 6, 5), (3, 5, 5))
 SKETCHED: tuple[Shape, ...] = ((40, 48), (48, 40), (44, 44), (2, 40, 43))
+LONG: tuple[Shape, ...] = ((64, 8), (8, 72), (60, 5), (2, 48, 6))
+"""So long that sums over the long side are fewer than the elements of a shard on a few processes."""
 OTHERS: tuple[Shape, ...] = ((5,), (), (12, 8), (3, 4), (8, 12))
 
 
@@ -45,6 +47,8 @@ GALORE_CASES: tuple[Case, ...] = (
     _galore("random-full", svd="random", rank=2, **FULL),
     _galore("sketch", Group(SKETCHED), svd="random", rank=3, update_proj_gap=3),
     _galore("sketch-full", Group(SKETCHED), svd="random", rank=2, **FULL),
+    _galore("long", Group(LONG)),
+    _galore("long-sketch", Group(LONG), svd="random", rank=3, update_proj_gap=3),
     _galore("rank1", rank=1),
     _galore("every-step", update_proj_gap=1),
     _galore("rotate", rotate_moments=True),

@@ -11,7 +11,7 @@ impl GaLore {
         let (sides, rank, product) = (self.sides(shape), self.common.rank(), shape.param.arithmetic());
         let size = [shape.rows, shape.cols];
         let with = [DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols)];
-        let (both, from) = (sides.len() == 2, self.from(sides, shape.num_shards));
+        let (both, from) = (sides.len() == 2, self.from(shape));
         let none = |name| BufferSpec::new(name, 1, 0, product);
         let square = |name, over| BufferSpec::new(name, rank, rank, product).summed(over);
         let low = match *sides {

@@ -59,7 +59,7 @@ impl GaLore {
     /// Computes the matrix from which a basis follows, as far as it is stored here.
     pub(super) fn statistic(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        let sent = self.from(sides, io.class.num_shards) == Origin::Sent;
+        let sent = self.from(io.class) == Origin::Sent;
         let StageIo { units, buffers, .. } = io;
         let sources = buffers.get_mut(SOURCE)?;
         for unit in &*units {
@@ -83,7 +83,7 @@ impl GaLore {
     /// New bases of the matrices that this process takes; NaN where there is none, as of a gradient without a direction.
     pub(super) fn decompose(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides(io.class);
-        let from = self.from(sides, io.class.num_shards);
+        let from = self.from(io.class);
         let StageIo { units, buffers, class, .. } = io;
         for unit in units.iter().filter(|unit| unit.due) {
             let nothing = match from {
