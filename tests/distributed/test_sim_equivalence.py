@@ -55,7 +55,9 @@ def run_beside_one_process(comparison: Comparison, orth_dtype: str, steps: int =
 def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Setting) -> None:
     comparison = Comparison(case, setting, torch.float64, "float64")
     run_beside_one_process(comparison, "float64")
-    comparison.check(1e-10 if case.algorithm in MATRIX_ALGORITHMS else 1e-12)
+    # Where directions are found in a sketch, roundings grow by the inverse of how far it tells them apart.
+    sketched = 1e-11 if case.kwargs.get("svd") == "random" else 1e-12
+    comparison.check(1e-10 if case.algorithm in MATRIX_ALGORITHMS else sketched)
     if setting.outer is None:  # named meshes choose the orientation, which one process would not
         comparison.expected = [p.detach() for p in comparison.single]
         comparison.check(1e-12)
