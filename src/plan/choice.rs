@@ -56,8 +56,8 @@ impl Choice {
             Self::All => gathered.len() == sharding(bucket).count(),
             Self::Named(names) => {
                 // The fewest that have all of these: candidates come in the order of their number.
-                let named = |a: usize| names.contains(&bucket.axes[a].axis.name);
-                sharding(bucket).filter(|&a| named(a)).all(|a| gathered.contains(&a))
+                let wanted = |a: &usize| names.contains(&bucket.axes[*a].axis.name);
+                sharding(bucket).filter(wanted).all(|a| gathered.contains(&a))
             }
         }
     }

@@ -404,7 +404,7 @@ impl Writer<'_> {
                 (after.units, after.taken) = (shared(bucket, at), at);
             }
             RedistributionKind::GatherOwned { at, .. } => {
-                (after.units, after.taken) = (shared(bucket, at), at)
+                (after.units, after.taken) = (shared(bucket, at), at);
             }
             RedistributionKind::AllGather { side, level } => after.depth[side.index()] = level,
             RedistributionKind::AllReduce { .. } => {}

@@ -217,8 +217,7 @@ pub(super) fn schedule(coalesced: &[Coalesced], sharing: Sharing) -> Scheduled {
                 flights.push_back(Flight { one, next, collectives, lane });
             }
         }
-        let ready = |one: &&usize| flights.is_empty() || fits(&coalesced[**one]);
-        if fillers.front().filter(ready).is_some()
+        if fillers.front().is_some_and(|&one| flights.is_empty() || fits(&coalesced[one]))
             && let Some(filler) = fillers.pop_front()
         {
             // Its slot is a lane of its own: it runs while the others are in flight.
