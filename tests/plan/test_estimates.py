@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +70,68 @@ class Schedule:
         return (3e9, 3e9, 6e9, 3e9)
 
 
+class OnlyOwned:
+    """A plan of one instruction on matrices of which the busiest rank has twice the mean."""
+
+    transfers = ()
+    schedule = ((0, 0),)
+
+    def costs(self) -> list[tuple[float, float, float]]:
+        return [(0.0, 3e9, 0.0)]
+
+    def work(self) -> tuple[float, float, float, float]:
+        return (0.0, 3e9, 6e9, 3e9)
+
+
 def test_step_waits_for_what_no_computation_hides() -> None:
     time = step_time(Schedule(), MACHINE, "float32", {"fs": 1})
     first = 2e9 / (1e12 * PRODUCTS) + LAUNCH
     # The busiest rank has twice the work on whole matrices.
-    second = max((1e9 + 6e9) / (1e12 * PRODUCTS), 8e9 / (1e12 * MEMORY)) + LAUNCH
+    second = (1e9 + 6e9) / (1e12 * PRODUCTS) + 8e9 / (1e12 * MEMORY) + LAUNCH
     travel = 1e-6 + 0.5e9 / (100e9 * LINK)
     assert time.compute == pytest.approx(first + second)
-    assert time.mean_compute == pytest.approx(first + max(4e9 / (1e12 * PRODUCTS), 0.01) + LAUNCH)
+    assert time.mean_compute == pytest.approx(first + 4e9 / (1e12 * PRODUCTS) + 0.01 + LAUNCH)
     assert time.communication == time.axes["fs"] == pytest.approx(travel)
     assert time.exposed == pytest.approx(max(travel - second, 0.0))
     assert time.total == pytest.approx(first + max(second, travel))
+
+
+MEASURED = Hardware(
+    "measured",
+    {"float32": 1e12},
+    1e12,
+    INNER,
+    OUTER,
+    collectives={"all_to_all": Link(2e-3, 50e9), "all_reduce": Link(5e-3, 20e9)},
+    measured=True,
+)
+
+
+def test_measured_rates_are_reached() -> None:
+    assert MEASURED.product_rate("float32") == 1e12
+    assert MEASURED.bandwidth == 1e12
+    # One latency, whatever the number of ranks; a kind that was not measured goes by the links.
+    assert MEASURED.collective("all_reduce", 4e9, 16, 1, "fs") == pytest.approx(5e-3 + 4e9 / 20e9)
+    assert MEASURED.collective("all_gather", 8e9, 4, 1, "fs") == pytest.approx(2e-6 + 8e9 / 100e9)
+    assert MEASURED.collective("all_to_all", 0.0, 1, 1, "fs") == 0.0
+
+
+def test_collectives_that_the_device_carries_are_exposed() -> None:
+    hidden = step_time(Schedule(), MEASURED, "float32", {"fs": 1})
+    carried = step_time(Schedule(), replace(MEASURED, hides=False), "float32", {"fs": 1})
+    travel, comparison = 2e-3 + 0.5e9 / 50e9, 5e-3 + 80 / 20e9
+    assert hidden.exposed == pytest.approx(0.0)
+    assert carried.exposed == pytest.approx(travel + comparison)
+    assert carried.total == pytest.approx(carried.compute + carried.exposed)
+    assert carried.compute == pytest.approx(hidden.compute)
+
+
+@pytest.mark.parametrize(("share", "busy"), [(1.0, 6e9), (1.5, 4e9), (2.0, 3e9), (8.0, 3e9)])
+def test_busiest_of_those_that_share_a_processor_takes_the_turns_of_the_others(
+    share: float, busy: float
+) -> None:
+    time = step_time(OnlyOwned(), replace(MEASURED, share=share), "float32", {})
+    assert time.compute == pytest.approx(busy / 1e12 + LAUNCH, rel=1e-2)
 
 
 def test_training_takes_six_operations_an_element_and_token() -> None:
@@ -235,6 +287,16 @@ def test_hardware_from_a_file(tmp_path: Path) -> None:
     file.write_text(json.dumps({**GOOD, "node": 2, "axes": {"fs": [0, 5e9]}}))
     machine = hardware.load(str(file))
     assert (machine.name, machine.node, machine.axes["fs"]) == ("mine", 2, Link(0.0, 5e9))
+    assert (machine.hides, machine.share, machine.measured) == (True, 1.0, False)
+
+
+def test_measured_hardware_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    measured = {"collectives": {"all_gather": [1e-3, 1e9]}, "hides": False, "share": 4, "measured": True}
+    file.write_text(json.dumps({**GOOD, **measured}))
+    machine = hardware.load(str(file))
+    assert (machine.hides, machine.share, machine.measured) == (False, 4.0, True)
+    assert machine.collectives == {"all_gather": Link(1e-3, 1e9)}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +309,11 @@ def test_hardware_from_a_file(tmp_path: Path) -> None:
         ({"node": 0}, "node must be an integer"),
         ({"flops": {"bfloat16": 1.0}}, "flops must have float32"),
         ({"speed": 1}, "unknown keys speed"),
+        ({"collectives": {"send": [0, 1]}}, "collectives must be of all_to_all, .*got 'send'"),
+        ({"collectives": {"all_reduce": 1}}, "collectives.all_reduce must be a latency"),
+        ({"hides": 1}, "hides must be true or false"),
+        ({"measured": "yes"}, "measured must be true or false"),
+        ({"share": 0.5}, "share must be a number >= 1"),
     ],
 )
 def test_wrong_hardware_files_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from oxidion._core.table import Table
-from oxidion._planning.hardware import LAUNCH, MEMORY, Hardware
-from oxidion._planning.traffic import sent
+from oxidion._planning.hardware import LAUNCH, Hardware
+from oxidion._planning.traffic import sent, summed
 
+COMPARED = 80
+"""Bytes that ranks compare along an axis before a step."""
 UTILIZATION = 0.4
 """Share of the published rate that the rest of a training step reaches."""
 
@@ -27,6 +29,7 @@ class StepTime:
         mean_compute: of the instructions of the mean rank.
         axes: of the collectives by axis.
         training: of the rest of a training step; None where the number of tokens is not given.
+        measured: whether rates of the hardware were measured.
     """
 
     hardware: str
@@ -37,6 +40,7 @@ class StepTime:
     mean_compute: float
     axes: dict[str, float]
     training: float | None = None
+    measured: bool = False
 
     @property
     def share(self) -> float | None:
@@ -47,8 +51,10 @@ class StepTime:
 def step_time(plan: Any, hardware: Hardware, products: str, strides: Mapping[str, int]) -> StepTime:
     """Runs through the schedule of a plan with two clocks: that of the device, and one for each axis.
 
-    An instruction takes ``max(FLOPs / rate, bytes / (0.8 · bandwidth)) + 10 µs``. A collective begins when it
-    is issued and the one before it on its axis has ended; a wait that comes before its end exposes the rest.
+    An instruction takes ``FLOPs / rate + bytes / bandwidth + 10 µs``: products do not hide other loops over
+    memory. A collective begins when it is issued and the one before it on its axis has ended; a wait that
+    comes before its end exposes the rest. Where collectives are not hidden, the device takes part in them,
+    and in the ranks' comparison before the step.
 
     Args:
         plan: of one rank.
@@ -58,34 +64,45 @@ def step_time(plan: Any, hardware: Hardware, products: str, strides: Mapping[str
     """
     costs: list[tuple[float, float, float]] = plan.costs()
     _, whole, most, mean = plan.work()
-    rate, bandwidth = hardware.product_rate(products), hardware.memory * MEMORY
+    rate, bandwidth = hardware.product_rate(products), hardware.bandwidth
 
     def duration(k: int, wanted: float) -> float:
         local, owned, moved = costs[k]
         # The rank whose plan it is may own more or less than the one that is asked for.
         own = owned * wanted / whole if whole else wanted / len(costs)
-        return max((local + own) / rate, moved / bandwidth) + LAUNCH
+        return (local + own) / rate + moved / bandwidth + LAUNCH
+
+    def busiest(k: int) -> float:
+        # Devices that take turns on a processor leave their turns to the busiest one when they are done.
+        return max(duration(k, most) / hardware.share, duration(k, mean))
 
     transfers = plan.transfers
     times = [_collective(transfer, hardware, strides) for transfer in transfers]
     now, exposed, compute, mean_compute = 0.0, 0.0, 0.0, 0.0
     free: dict[str, float] = {}
     ends: dict[int, float] = {}
+    if not hardware.hides:
+        # The ranks' comparison before the step, for which the host waits.
+        now = exposed = _comparison(plan.transfers, hardware, strides)
     for code, k in plan.schedule:
         if code == 0:
-            taken = duration(k, most)
+            taken = busiest(k)
             now, compute = now + taken, compute + taken
             mean_compute += duration(k, mean)
         elif code == 1:
             axis = transfers[k]["axis"]
             ends[k] = free[axis] = max(now, free.get(axis, 0.0)) + times[k]
+            if not hardware.hides:
+                now, exposed = now + times[k], exposed + times[k]
         else:
             late = max(ends[k] - now, 0.0)
             now, exposed = now + late, exposed + late
     axes: dict[str, float] = {}
     for transfer, time in zip(transfers, times, strict=True):
         axes[transfer["axis"]] = axes.get(transfer["axis"], 0.0) + time
-    return StepTime(hardware.name, now, compute, sum(times), exposed, mean_compute, axes)
+    return StepTime(
+        hardware.name, now, compute, sum(times), exposed, mean_compute, axes, measured=hardware.measured
+    )
 
 
 def _collective(transfer: Mapping[str, Any], hardware: Hardware, strides: Mapping[str, int]) -> float:
@@ -95,6 +112,17 @@ def _collective(transfer: Mapping[str, Any], hardware: Hardware, strides: Mappin
     ranks: Sequence[int] = transfer["ranks"]
     stride = strides.get(transfer["axis"]) or (ranks[1] - ranks[0] if len(ranks) > 1 else 1)
     return hardware.collective(transfer["kind"], sent(transfer), len(ranks), max(stride, 1), transfer["axis"])
+
+
+def _comparison(
+    transfers: Sequence[Mapping[str, Any]], hardware: Hardware, strides: Mapping[str, int]
+) -> float:
+    """Seconds in which the ranks of all axes compare what they are about to do."""
+    sizes = {transfer["axis"]: len(transfer["ranks"]) for transfer in transfers}
+    return sum(
+        hardware.collective("all_reduce", summed(COMPARED, ranks), ranks, strides.get(axis) or 1, axis)
+        for axis, ranks in sizes.items()
+    )
 
 
 def training_time(hardware: Hardware, active: int, tokens: int, world: int, dtype: str) -> float:
@@ -116,7 +144,8 @@ def report(time: StepTime) -> str:
     if time.share is not None and time.training is not None:
         rows.append({"time": "forward and backward", "seconds": human(time.training)})
         rows.append({"time": "share of a training step", "seconds": f"{100 * time.share:.2f} %"})
-    return f"estimated for {time.hardware}; nothing was measured\n{Table(rows)}"
+    basis = "from measured rates; the step was not run" if time.measured else "nothing was measured"
+    return f"estimated for {time.hardware}; {basis}\n{Table(rows)}"
 
 
 def human(seconds: float) -> str:

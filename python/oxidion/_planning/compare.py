@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 from oxidion._core.table import Table
 from oxidion._planning import clock
 from oxidion._planning.models import AXES, Mesh, spelled
+from oxidion._planning.progress import progress
 from oxidion._planning.simulate import Settings, Simulation, human, simulate
 
 CHOICES = (
@@ -28,8 +27,6 @@ CHOICES = (
 """Settings that ``--compare`` puts side by side."""
 
 MOST_SIZES = 24
-SLOW = 2.0
-"""Seconds after which progress is shown."""
 
 
 def swept(base: Mesh, sweep: str) -> list[Mesh]:
@@ -54,16 +51,14 @@ def swept(base: Mesh, sweep: str) -> list[Mesh]:
 def simulations(
     models: Iterable[str], meshes: Iterable[Mesh], settings: Settings, *, every: bool
 ) -> list[Simulation]:
-    """Plans of all models and meshes, with all algorithms or that of the settings; says how far it is."""
+    """Plans of all models and meshes, with all algorithms or that of the settings; shows how far it is."""
     choices = [replace(settings, **choice) for choice in CHOICES] if every else [settings]
     wanted = [(model, mesh, choice) for model in models for mesh in meshes for choice in choices]
-    found, start = [], time.monotonic()
-    for done, (model, mesh, choice) in enumerate(wanted):
-        found.append(simulate(model, mesh, choice)[0])
-        if time.monotonic() - start > SLOW and sys.stderr.isatty():
-            sys.stderr.write(f"\r{done + 1} of {len(wanted)} plans")
-    if time.monotonic() - start > SLOW and sys.stderr.isatty():
-        sys.stderr.write("\r" + " " * 30 + "\r")
+    found = []
+    with progress(len(wanted), "plans") as told:
+        for done, (model, mesh, choice) in enumerate(wanted):
+            told(done)
+            found.append(simulate(model, mesh, choice)[0])
     return found
 
 

@@ -1,7 +1,7 @@
 """Machines that a step is estimated for: rates of a device, and of the links between devices.
 
-Nothing here was measured: the figures are those that vendors publish, times one factor of efficiency for each
-kind.
+Nothing here was measured: the built-in figures are those that vendors publish, times one factor of efficiency
+for each kind. A file may hold measured ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ MEMORY = 0.8
 """Share of the published bandwidth that loops over memory reach."""
 LINK = 0.8
 """Share of the published bandwidth that collectives reach."""
+KINDS = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
+"""Kinds of collectives."""
 LAUNCH = 1e-5
 """Seconds that an instruction takes beside its work: launches of a handful of kernels."""
 
@@ -47,6 +49,11 @@ class Hardware:
         outer: link between nodes.
         node: devices of a node.
         axes: links of axes by name, where they are known; they win over ``inner`` and ``outer``.
+        collectives: seconds of a collective that sends next to nothing, and bytes per second, by kind, as
+            measured for groups of the size at hand; they win over all links.
+        hides: whether collectives travel while the device computes; not where the same cores do both.
+        share: how many devices take turns on one processor, of which each has its rates while all are busy.
+        measured: whether rates and bandwidths are those that are reached, not published ones.
     """
 
     name: str
@@ -56,14 +63,26 @@ class Hardware:
     outer: Link
     node: int = 8
     axes: dict[str, Link] = field(default_factory=dict)
+    collectives: dict[str, Link] = field(default_factory=dict)
+    hides: bool = True
+    share: float = 1.0
+    measured: bool = False
 
     def product_rate(self, dtype: str) -> float:
         """Operations per second of products in a dtype that are reached."""
         wide = {"float64": ("float64", "float32"), "float32": ("float32",)}
         for name in (*wide.get(dtype, (dtype, "bfloat16")), "float32"):
             if name in self.flops:
-                return self.flops[name] * PRODUCTS
+                return self._reached(self.flops[name], PRODUCTS)
         raise ValueError(f"hardware {self.name} has no rate of float32")
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of memory that loops reach."""
+        return self._reached(self.memory, MEMORY)
+
+    def _reached(self, rate: float, share: float) -> float:
+        return rate if self.measured else rate * share
 
     def collective(self, kind: str, sent: float, ranks: int, stride: int, axis: str) -> float:
         """Seconds of a collective in which this rank sends ``sent`` bytes to ``ranks - 1`` others.
@@ -80,22 +99,22 @@ class Hardware:
         """
         rounds = math.ceil(math.log2(ranks)) if ranks > 1 else 0
         rounds *= 2 if kind == "all_reduce" else 1
+        if kind in self.collectives:
+            link = self.collectives[kind]
+            return (link.latency if ranks > 1 else 0.0) + sent / self._reached(link.bytes, LINK)
         if axis in self.axes:
             link = self.axes[axis]
-            return link.latency * rounds + sent / (link.bytes * LINK)
+            return link.latency * rounds + sent / self._reached(link.bytes, LINK)
+        inner, outer = (self._reached(link.bytes, LINK) for link in (self.inner, self.outer))
         near = max(min(self.node // stride, ranks), 1)  # ranks of the axis inside of one node
         if near == ranks:
-            return self.inner.latency * rounds + sent / (self.inner.bytes * LINK)
+            return self.inner.latency * rounds + sent / inner
         inside = sent * (near - 1) / (ranks - 1)
         outside = sent - inside
         if kind == "all_reduce":
             # Inside of the nodes first: only the sums of a node's ranks go between nodes.
             inside, outside = sent * (near - 1) / near, sent / near
-        return (
-            self.outer.latency * rounds
-            + inside / (self.inner.bytes * LINK)
-            + outside / (self.outer.bytes * LINK)
-        )
+        return self.outer.latency * rounds + inside / inner + outside / outer
 
 
 INNER = {"a100-80g": 300e9, "h100-sxm": 450e9, "h200": 450e9, "b200": 900e9, "mi300x": 448e9}
@@ -123,7 +142,7 @@ def load(name: str, links: str = "nvlink+ib400") -> Hardware:
     Args:
         name: a key of ``DEVICES``, or the path of a file that holds an object with ``flops`` (by dtype),
             ``memory``, ``inner`` and ``outer`` (pairs of latency and bytes per second) and, if known,
-            ``node`` and ``axes``.
+            ``node``, ``axes``, ``collectives``, ``hides``, ``share`` and ``measured``.
         links: a key of ``LINKS``, for a built-in device.
 
     Raises:
@@ -157,13 +176,33 @@ def _read(name: str, values: Any) -> Hardware:
     if "float32" not in flops:
         raise ValueError("flops must have float32")
     axes = {axis: _link(f"axes.{axis}", link) for axis, link in dict(values.get("axes", {})).items()}
+    collectives = {
+        _kind(kind): _link(f"collectives.{kind}", link)
+        for kind, link in dict(values.get("collectives", {})).items()
+    }
+    hides, measured = _flag(values, "hides", default=True), _flag(values, "measured", default=False)
     node = values.get("node", 8)
     if not isinstance(node, int) or isinstance(node, bool) or node < 1:
         raise ValueError(f"node must be an integer >= 1, got {node!r}")
     memory = _positive("memory", values["memory"])
-    return Hardware(
-        name, flops, memory, _link("inner", values["inner"]), _link("outer", values["outer"]), node, axes
-    )
+    share = _positive("share", values.get("share", 1.0))
+    if share < 1:
+        raise ValueError(f"share must be a number >= 1, got {share!r}")
+    inner, outer = (_link(key, values[key]) for key in ("inner", "outer"))
+    return Hardware(name, flops, memory, inner, outer, node, axes, collectives, hides, share, measured)
+
+
+def _kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f"collectives must be of {', '.join(KINDS)}, got {kind!r}")
+    return kind
+
+
+def _flag(values: dict[str, Any], key: str, *, default: bool) -> bool:
+    value = values.get(key, default)
+    if not isinstance(value, bool):
+        raise TypeError(f"{key} must be true or false, got {value!r}")
+    return value
 
 
 def _positive(key: str, value: Any) -> float:

@@ -1,0 +1,330 @@
+"""Times of steps over gloo processes beside the times that the planner estimates for their plans.
+
+For each number of processes this machine is measured as they share it: every process does the same at the
+same time. Found are the rate of products in float32 at one thread, the bandwidth of memory, and latency and
+bytes a second of every kind of collective. They are written as a hardware file,
+``<out>/<name>-<processes>.json``, that ``python -m oxidion plan --hardware FILE`` takes.
+
+A few optimizers step a small model that ``fully_shard`` has cut. All of this is interleaved in rounds. A
+sample is the time of the slowest process; of the samples the least counts, because whatever else the machine
+does only adds to a time. Beside the time of a step stands what the planner says of ``optimizer.plan()`` with
+that hardware file. ``<out>/<name>.json`` keeps all samples, ``<out>/<name>.md`` the tables.
+
+    python benchmarks/planned_times.py
+    python benchmarks/planned_times.py --ranks 2 --rounds 3 --out /tmp/times
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from tqdm import tqdm
+
+from harness import in_turns, load_average, machine
+from oxidion._planning import clock, hardware, traffic
+
+HERE = Path(__file__).resolve().parent
+SHAPES = ((512, 512),) * 4 + ((512, 1024),) * 4 + ((1024, 1024),)
+SINGLE: dict[str, Any] = {"orth_dtype": "float32"}
+#: Optimizers by what a reader calls them: class and settings.
+CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "AdamW": ("AdamW", {}),
+    "Lion": ("Lion", {}),
+    "GaLoreAdamW, rank 64": ("GaLoreAdamW", {"rank": 64, "update_proj_gap": 10**6, "state_bits": 32}),
+    "Dion 1/16, keep": ("Dion", {"rank_fraction": 1 / 16, "route": "keep", **SINGLE}),
+    "Dion 1/16, gather": ("Dion", {"rank_fraction": 1 / 16, "route": "gather", **SINGLE}),
+    "Dion 1/4, keep": ("Dion", {"rank_fraction": 1 / 4, "route": "keep", **SINGLE}),
+    "Dion 1/4, gather": ("Dion", {"rank_fraction": 1 / 4, "route": "gather", **SINGLE}),
+    "Dion2 1/4": ("Dion2", {"fraction": 1 / 4, **SINGLE}),
+    "Muon": ("Muon", SINGLE),
+    "NorMuon": ("NorMuon", SINGLE),
+}
+KINDS = ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
+#: Bytes that a process gives to a collective; what it is given from an all-gather is as much.
+MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
+#: Collectives that follow each other in a sample, as they do in a step.
+ROW = 4
+#: How many products tell the rate, and the sides of their matrices.
+PRODUCTS, SIDE = 32, 512
+#: Elements of the vectors that tell the bandwidth.
+ELEMENTS = 1 << 22
+#: Steps that are faster or slower by less than this are no order that a model has to tell.
+CLEARLY = 1.5
+
+
+class Stack(nn.Module):
+    """Matrices that belong together: only their shapes matter."""
+
+    def __init__(self) -> None:
+        """Makes the matrices."""
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for shape in SHAPES)
+
+
+def contender(name: str, mesh: DeviceMesh) -> Any:
+    """An optimizer of a model of its own, with gradients."""
+    import oxidion
+
+    torch.manual_seed(0)
+    model = Stack()
+    fully_shard(model, mesh=mesh)
+    for param in model.parameters():
+        assert isinstance(param, DTensor)
+        local = torch.randn(param.to_local().shape)
+        param.grad = DTensor.from_local(
+            local, mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        )
+    kind, settings = CONTENDERS[name]
+    return getattr(oxidion, kind)(model.parameters(), lr=1e-3, **settings)
+
+
+def slowest(seconds: float) -> float:
+    """The largest of the processes' times."""
+    told = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
+
+
+def rates() -> dict[str, Callable[[], float]]:
+    """Samples of the seconds of products in float32 and of sums ``a + b -> c``: all processes do as much."""
+    left, right, out = (torch.randn(SIDE, SIDE) for _ in range(3))
+    one, two, total = (torch.ones(ELEMENTS) for _ in range(3))
+
+    def products() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(left, right, out=out)
+
+    return {
+        "products": lambda: timed(products),
+        "memory": lambda: timed(lambda: torch.add(one, two, out=total)),
+    }
+
+
+def transfer(kind: str, given: int) -> dict[str, Any]:
+    """A collective as a plan has it, in which all parts are equal."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    parts = [given // world] * world
+    room = given * world if kind == "all_gather" else given
+    return {
+        "kind": kind, "ranks": list(range(world)), "coordinate": rank, "dtype": "float32", "lines": [],
+        "send": (0, given), "recv": (given, room), "send_bytes": parts, "recv_bytes": parts,
+    }  # fmt: skip
+
+
+def collective(kind: str, given: int) -> Callable[[], float]:
+    """Samples of the seconds of a collective, started as a step starts it."""
+    from oxidion._dist import collectives
+
+    about = transfer(kind, given)
+    arena = torch.ones((given + about["recv"][1]) // 4)
+    (start,) = collectives.bind([about], arena, {tuple(about["ranks"]): dist.group.WORLD})
+
+    def several() -> None:
+        for _ in range(ROW):
+            start().wait()
+
+    def sample() -> float:
+        arena.fill_(1.0)  # and sums do not overflow
+        return timed(several) / ROW
+
+    return sample
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of one call on the slowest process."""
+    dist.barrier()
+    start = time.perf_counter()
+    work()
+    return slowest(time.perf_counter() - start)
+
+
+def line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Latency and rate of ``seconds = latency + bytes / rate``, by least squares of relative errors."""
+    weights = [1 / t**2 for _, t in points]
+    total = sum(weights)
+    mean_s = sum(w * s for w, (s, _) in zip(weights, points, strict=True)) / total
+    mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (s - mean_s) ** 2 for w, (s, _) in zip(weights, points, strict=True))
+    slope = sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True)) / spread
+    slope = max(slope, 1e-15)
+    return max(mean_t - slope * mean_s, 0.0), 1 / slope
+
+
+def cores() -> int:
+    """Cores that these processes may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hardware_of(samples: dict[str, list[float]], sent: dict[str, int], world: int) -> dict[str, Any]:
+    """What a hardware file holds of the machine that gave these samples."""
+    least = {name: min(values) for name, values in samples.items()}
+    lines = {
+        kind: [*line([(sent[name], least[name]) for name in sent if name.startswith(f"{kind} ")])]
+        for kind in KINDS
+    }
+    return {
+        "measured": True,
+        "flops": {"float32": 2 * SIDE**3 * PRODUCTS / least["products"]},
+        "memory": 12 * ELEMENTS / least["memory"],
+        "inner": lines["all_to_all"],
+        "outer": lines["all_to_all"],
+        "node": world,
+        "collectives": lines,
+        "hides": False,
+        "share": max(world / cores(), 1.0),
+    }
+
+
+def serve(rank: int, world: int, store: str, options: argparse.Namespace, target: str) -> None:
+    """One of the processes; the first writes the hardware file and, beside it, samples and estimates."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
+    messages = {f"{kind} {given}": (kind, given) for kind in KINDS for given in MESSAGES}
+    optimizers = {name: contender(name, mesh) for name in options.only}
+    jobs: dict[str, Callable[[], float]] = {
+        **rates(),
+        **{name: collective(*message) for name, message in messages.items()},
+        **{name: functools.partial(timed, optimizer.step) for name, optimizer in optimizers.items()},
+    }
+    for job in jobs.values():
+        job()
+    samples: dict[str, list[float]] = {name: [] for name in jobs}
+    turns = in_turns(jobs, options.rounds)
+    shown = {
+        "total": 2 * options.rounds * len(jobs),
+        "disable": True if rank else None,
+        "leave": False,
+        "file": sys.stderr,
+    }
+    for name in tqdm(turns, f"{world} processes", **shown):
+        samples[name].append(jobs[name]())
+    if rank == 0:
+        sent = {name: traffic.sent(transfer(*message)) for name, message in messages.items()}
+        file = Path(target)
+        file.write_text(json.dumps(hardware_of(samples, sent, world), indent=1) + "\n", encoding="utf-8")
+        known = hardware.load(target)
+        steps = {name: estimated(optimizer, known) for name, optimizer in optimizers.items()}
+        for name, row in steps.items():
+            row |= {"samples": samples.pop(name), "measured": 0.0}
+            row["measured"] = min(row["samples"])
+        found = {"steps": steps, "sent": sent, "samples": samples}
+        file.with_suffix(".samples").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def estimated(optimizer: Any, known: hardware.Hardware) -> dict[str, Any]:
+    """What the planner says of the plan of an optimizer."""
+    time_of = clock.step_time(optimizer.plan(), known, "float32", {"fs": 1})
+    return {
+        "estimate": time_of.total,
+        "compute": time_of.compute,
+        "exposed": time_of.exposed,
+        "communication": time_of.communication,
+    }
+
+
+def run(world: int, options: argparse.Namespace, target: Path) -> dict[str, Any]:
+    """Measures a number of processes; writes the hardware file ``target``."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(serve, args=(world, f"{folder}/store", options, str(target)), nprocs=world)
+    told = target.with_suffix(".samples")
+    found: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    told.unlink()
+    return {"ranks": world, "hardware": json.loads(target.read_text(encoding="utf-8")), **found}
+
+
+def swapped(steps: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    """Pairs of which the first clearly takes less time, and is not estimated to."""
+    return [
+        (fast, slow)
+        for fast, one in steps.items()
+        for slow, other in steps.items()
+        if one["measured"] * CLEARLY < other["measured"] and one["estimate"] >= other["estimate"]
+    ]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """A table for each number of processes."""
+    about = result["machine"]
+    parts = [
+        "# Estimated and measured times of a step\n",
+        f"{about['cpu']}, {about['cores']} cores, {about['date']}, "
+        f"{2 * result['rounds']} interleaved samples a row of which the least counts, load "
+        f"{result['load_at_start']:.1f} before. "
+        f"Matrices: {', '.join(f'{m}×{n}' for m, n in SHAPES)}, float32, one thread a process.",
+    ]
+    for run_ in result["runs"]:
+        steps, found = run_["steps"], run_["hardware"]
+        ratios = [row["estimate"] / row["measured"] for row in steps.values()]
+        parts.append(
+            f"\n## {run_['ranks']} processes\n\n"
+            f"{found['flops']['float32'] / 1e9:.1f} GFLOP/s and {found['memory'] / 1e9:.1f} GB/s a process."
+            "\n\n"
+            "| collective | latency | bytes/s |\n|---|---|---|"
+        )
+        for kind, (latency, bytes_) in found["collectives"].items():
+            parts.append(f"| {kind} | {1e3 * latency:.2f} ms | {bytes_ / 1e9:.2f} GB/s |")
+        parts.append(
+            "\n| optimizer | measured | estimated | ratio | of it communication |\n|---|---|---|---|---|"
+        )
+        for name, row in sorted(steps.items(), key=lambda item: float(item[1]["measured"])):
+            parts.append(
+                f"| {name} | {1e3 * row['measured']:.1f} ms | {1e3 * row['estimate']:.1f} ms | "
+                f"{row['estimate'] / row['measured']:.2f} | {1e3 * row['exposed']:.1f} ms |"
+            )
+        order = sorted(steps, key=lambda name: float(steps[name]["estimate"]))
+        wrong = [f"{fast} before {slow}" for fast, slow in swapped(steps)]
+        parts.append(
+            f"\nRatios from {min(ratios):.2f} to {max(ratios):.2f}. Estimated order: {'; '.join(order)}. "
+            f"Pairs that differ by more than {CLEARLY:g} times and are estimated the other way: "
+            f"{'; '.join(wrong) or 'none'}."
+        )
+    return "\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Measures every number of processes and writes the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of processes")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), help="these optimizers"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, of two samples each")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
+    parser.add_argument("--name", default="planned_times", help="file name of the results, without suffix")
+    options = parser.parse_args()
+    if min(options.ranks) < 2 or options.rounds < 1:
+        parser.error("--ranks must be at least 2 and --rounds at least 1")
+    options.out.mkdir(parents=True, exist_ok=True)
+    result = {"machine": machine(), "rounds": options.rounds, "load_at_start": load_average(), "runs": []}
+    for world in options.ranks:
+        result["runs"].append(run(world, options, options.out / f"{options.name}-{world}.json"))
+    target = options.out / f"{options.name}.json"
+    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    text = markdown(result)
+    target.with_suffix(".md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
