@@ -15,6 +15,9 @@ order of sums: training magnifies what that rounds off, and ``--dtype float64`` 
 A checkpoint is a folder of its own, ``runs/fsdp2/step-00000060``, which has this name only once it is whole:
 ``--resume runs/fsdp2`` goes on from the newest, whenever the run was killed.
 
+With ``--route`` Dion keeps matrices sharded or gathers them at owners along some axes or all; unless told it
+takes what sends least. The losses are the same; the bytes that a step sends, which are printed, are not.
+
 With ``--compressed on`` the optimizer averages over ``dp``: of a low-rank Dion only the two thin factors.
 With ``off`` FSDP averages the gradients. Without torchrun nothing is sharded and nothing communicates.
 """
@@ -51,6 +54,7 @@ from recipes import RECIPES, Settings, build_scheduler
 from training import DTYPES
 
 AXES = ("dp", "fs", "tp")
+Route = str | tuple[str, ...]
 
 
 def shard(model: GPT, mesh: DeviceMesh, *, compressed: bool) -> None:
@@ -75,7 +79,7 @@ def shard(model: GPT, mesh: DeviceMesh, *, compressed: bool) -> None:
 
 
 def build_optimizer(
-    model: GPT, settings: Settings, mesh: DeviceMesh | None, *, compressed: bool
+    model: GPT, settings: Settings, mesh: DeviceMesh | None, *, compressed: bool, route: Route | None = None
 ) -> torch.optim.Optimizer:
     """Block matrices to the named algorithm; embedding, head and norms to AdamW (beside Lion: to Lion)."""
     recipe = RECIPES[settings.optimizer]
@@ -89,6 +93,8 @@ def build_optimizer(
     if compressed and mesh is not None:
         # How parameters are sharded is read from them; only where the optimizer is to average must be said.
         keys["replicate_mesh"] = mesh["dp"]
+    if route is not None:
+        keys["route"] = route
     optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(groups, **keys)
     return optimizer
 
@@ -97,7 +103,13 @@ class Training:
     """Model, optimizer, schedule and data of one run: on a mesh or, without one, in this process alone."""
 
     def __init__(
-        self, settings: Settings, corpus: Corpus, mesh: DeviceMesh | None, device: str, compressed: bool
+        self,
+        settings: Settings,
+        corpus: Corpus,
+        mesh: DeviceMesh | None,
+        device: str,
+        compressed: bool,
+        route: Route | None = None,
     ) -> None:
         """Builds the whole model from the seed in every process, then shards it.
 
@@ -106,6 +118,7 @@ class Training:
         """
         self.settings = settings
         self.device = device
+        self.route = route
         torch.manual_seed(settings.seed)
         sizes = (settings.seq_len, settings.layers, settings.dim, settings.heads)
         self.model = GPT(GPTShape(VOCABULARY, *sizes, tied=False)).to(device, DTYPES[settings.dtype])
@@ -114,7 +127,7 @@ class Training:
             shard(self.model, mesh, compressed=compressed)
             self.parts = mesh["dp"].size() * mesh["fs"].size()
             self.part = mesh["dp"].get_local_rank() * mesh["fs"].size() + mesh["fs"].get_local_rank()
-        self.optimizer = build_optimizer(self.model, settings, mesh, compressed=compressed)
+        self.optimizer = build_optimizer(self.model, settings, mesh, compressed=compressed, route=route)
         self.scheduler = build_scheduler(self.optimizer, settings)
         self.windows = Windows(corpus.train, settings.seq_len, settings.seed)
         self.losses: list[float] = []
@@ -132,6 +145,25 @@ class Training:
             dist.all_reduce(mean)
             mean /= dist.get_world_size()
         self.losses.append(mean.item())
+
+    def sent(self) -> dict[str, int]:
+        """Bytes that a process sends on average in a step of the optimizer, by axis, with sums as rings."""
+        found: dict[str, int] = {}
+        optimizer: Any = self.optimizer
+        for transfer in optimizer.plan().transfers:
+            ranks, given = len(transfer["ranks"]), transfer["send"][1]
+            if transfer["kind"] == "all_gather":
+                size = given * (ranks - 1)
+            elif transfer["kind"] == "all_reduce":
+                size = 2 * given * (ranks - 1) // ranks
+            else:  # what it keeps is not sent
+                size = given - transfer["send_bytes"][transfer["coordinate"]]
+            found[transfer["axis"]] = found.get(transfer["axis"], 0) + size
+        if found:
+            sums = torch.tensor(list(found.values()), device=self.device)
+            dist.all_reduce(sums)
+            found = dict(zip(found, (sums // dist.get_world_size()).tolist(), strict=True))
+        return found
 
     def save(self, root: Path, keep: int) -> None:
         """Writes a checkpoint that ``load`` takes on any mesh; all processes call it.
@@ -160,6 +192,8 @@ class Training:
                 )
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(self.model, self.optimizer, **parts)
+        if self.route is not None:  # groups are loaded with the route of the run that wrote them
+            self.optimizer.param_groups[0]["route"] = self.route
         self.scheduler.load_state_dict(record["scheduler"])
         self.windows.position = record["position"]
         self.losses = record["losses"]
@@ -235,6 +269,16 @@ def mesh_sizes(text: str) -> dict[str, int]:
     return sizes
 
 
+def route_of(text: str) -> Route:
+    """A word, or the axes that are gathered, as in ``fs,tp``."""
+    axes = tuple(text.split(","))
+    if text in ("auto", "keep", "gather"):
+        return text
+    if not set(axes) <= set(AXES):
+        raise argparse.ArgumentTypeError(f"must be auto, keep, gather, or axes as in fs,tp, got {text!r}")
+    return axes
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -244,6 +288,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--compressed", ("on", "off"), "off", "the optimizer averages over dp, not FSDP"),
         ("--lr", float, None, "of the block matrices; unless given that of recipes.py"),
         ("--rank-fraction", float, 1.0, "rank of Dion over the smaller side"),
+        ("--route", route_of, None, "of Dion: auto (unless given), keep, gather, or axes to gather: fs,tp"),
         ("--fraction", float, 0.25, "share of rows or columns in a step of Dion2 and NorDion2"),
         ("--weight-decay", float, 0.01, "decoupled, of the block matrices"),
         ("--steps", int, 160, "length of the run; the schedule ends there"),
@@ -293,6 +338,8 @@ def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
         parser.error(f"--heads must be a multiple of tp = {options.mesh['tp']}, got {options.heads}")
     if options.compressed == "on" and options.optimizer != "dion":
         parser.error("--compressed on needs --optimizer dion: the others take averaged gradients")
+    if options.route and options.optimizer != "dion":
+        parser.error("--route needs --optimizer dion: the others have one")
     recipe = RECIPES[options.optimizer]
     lr = recipe.lr if options.lr is None else options.lr
     values = vars(options) | {"lr": lr, "scalar_lr": recipe.scalar_lr or lr, "batch_size": options.batch}
@@ -317,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop_at = min(options.stop_at or settings.steps, settings.steps)
     try:
         corpus = load_corpus(round(options.corpus_mb * 1e6))
-        training = Training(settings, corpus, mesh, options.device, options.compressed == "on")
+        training = Training(settings, corpus, mesh, options.device, options.compressed == "on", options.route)
         if options.resume is not None:
             training.load(found_checkpoint(options.resume))
         if options.checkpoint is not None:
@@ -327,6 +374,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report: dict[str, Any] = {"mesh": options.mesh, "compressed": options.compressed, **asdict(settings)}
     report["first_step"] = len(training.losses)
+    report["route"], report["sent"] = options.route, training.sent()
+    if rank == 0 and mesh is not None:
+        each = ", ".join(f"{size:,} along {axis}" for axis, size in report["sent"].items())
+        print(f"{name}: bytes that a process sends in a step: {each or 0}", flush=True)
     save = partial(training.save, options.checkpoint, options.keep) if options.checkpoint else None
     report["seconds"] = training.run(stop_at, name if rank == 0 else None, save, options.save_every)
     report["losses"] = training.losses

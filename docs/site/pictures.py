@@ -1,9 +1,9 @@
-"""Pictures of docs/pictures.md: what commands and methods print, with numbers where the page explains it.
+"""Pictures of the pages: what commands and methods print, with numbers where docs/pictures.md explains it.
 
     python docs/site/pictures.py            # writes docs/pictures/*.svg
     python docs/site/pictures.py FOLDER     # writes them elsewhere
 
-Everything is measured when the script runs, on a small GPT that learns a random Markov chain.
+Everything is measured when the script runs, on a small GPT that learns a random Markov chain, or planned.
 """
 
 from __future__ import annotations
@@ -139,6 +139,53 @@ def muon_on_four_ranks() -> str:
         return str(simulate(str(file), {"fs": 4}, Settings("muon"))[1])
 
 
+def mean_sent(settings: Settings, shards: int) -> float:
+    """Bytes that a rank of Llama 8B sends in a step, on average over the ranks.
+
+    Raises:
+        ValueError: for collectives of which one rank's plan does not tell the mean.
+    """
+    result, plan = simulate("llama-8b", {"fs": shards}, settings)
+    if result.routes:
+        return result.routes["chosen"]
+    total, gathered = 0.0, set[tuple[int, str]]()
+    for transfer in plan.transfers:
+        buffer = transfer["bucket"], transfer["buffer"]
+        if transfer["kind"] != "all_to_all":
+            raise ValueError(f"no mean of {transfer['kind']} of {transfer['buffer']}")
+        # All ranks have equal shards of what goes to owners and comes back, not equally many matrices.
+        shard = transfer["recv" if buffer in gathered else "send"][1]
+        gathered.add(buffer)
+        total += shard * (shards - 1) / shards
+    return total
+
+
+def over_shards(path: Path) -> None:
+    """Bytes that a rank sends in a step against the number of shards."""
+    figure = Figure(figsize=(8, 4.8), layout="constrained", facecolor="white")
+    axis = figure.subplots()
+    shards = [2**k for k in range(1, 11)]
+    lines = {
+        "Dion 1/4, keep": (Settings("dion", 1 / 4, route="keep"), "#2e8b57", "-"),
+        "Dion 1/4, gather": (Settings("dion", 1 / 4, route="gather"), "#2e8b57", "--"),
+        "Dion 1/16, keep": (Settings("dion", 1 / 16, route="keep"), ACCENT, "-"),
+        "Dion 1/16, gather": (Settings("dion", 1 / 16, route="gather"), ACCENT, "--"),
+        "Muon": (Settings("muon"), "#1f4e9c", ":"),
+        "Dion2 1/4": (Settings("dion2", fraction=1 / 4), "#8a6d00", "-."),
+    }
+    for label, (settings, color, style) in lines.items():
+        sent = [mean_sent(settings, each) / 1e9 for each in shards]
+        axis.plot(shards, sent, style, color=color, label=label, marker="o", markersize=3)
+    axis.plot([], [], " ", label="AdamW: sends nothing")
+    axis.set(title="Llama 8B: bytes that a rank sends in a step", xlabel="shards (fs)", ylabel="GB")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(shards, [str(each) for each in shards])
+    axis.grid(alpha=0.3)
+    figure.legend(loc="outside right center")
+    figure.savefig(path, format="svg")
+
+
 def draw(folder: Path) -> None:
     """Writes all pictures into a folder."""
     mpl.rcParams["svg.hashsalt"] = "oxidion"  # the same names in every run
@@ -151,11 +198,12 @@ def draw(folder: Path) -> None:
         "lr_factor",
         "rank",
         "owner",
+        "route",
         "state_bytes",
         "flops",
         "wire_bytes",
     )
-    printed(folder / "explain.svg", str(optimizer.explain()), [(0, word) for word in explained], 165)
+    printed(folder / "explain.svg", str(optimizer.explain()), [(0, word) for word in explained], 170)
     plan = muon_on_four_ranks()
     lines = plan.splitlines()
 
@@ -173,6 +221,7 @@ def draw(folder: Path) -> None:
     over_steps(folder / "metrics-steps.svg")
     mesh = ["--model", "llama-8b", "--mesh", "fs=32", "fs=8,tp=4", "--rank-fraction", "0.25"]
     command(["plan", *mesh, "--plot", str(folder / "plan-plot.svg")])
+    over_shards(folder / "bytes-shards.svg")
     momenta, _ = trained(60, name="Muon")
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "checkpoint.pt")

@@ -1,4 +1,4 @@
-"""The pictures of docs/pictures.md can be drawn, and are those that the script draws."""
+"""The pictures of the pages can be drawn, and are those that the script draws."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def labels(path: Path) -> set[str]:
 
 
 def test_pictures_of_the_page_are_there_and_shown() -> None:
-    page = (PICTURES.parent / "pictures.md").read_text()
-    shown = re.findall(r"!\[[^\]]{20,}\]\(pictures/([\w-]+\.svg)\)", page)
+    text = "".join((PICTURES.parent / page).read_text() for page in ("pictures.md", "planning.md"))
+    shown = re.findall(r"!\[[^\]]{20,}\]\(pictures/([\w-]+\.svg)\)", text)
     assert sorted(shown) == sorted(path.name for path in PICTURES.iterdir())
     assert len(shown) >= 6
 
@@ -71,6 +71,10 @@ def test_pictures_are_those_that_the_script_draws(drawn: Path) -> None:
         ("verify", {"update_error"}),
         ("metrics-steps", {"captured_energy", "error_feedback_norm", "rank_fraction=#"}),
         ("plan-plot", {"Memory of a rank", "workspace", "fs=#,tp=#"}),
+        (
+            "bytes-shards",
+            {"Dion #/#, keep", "Dion #/#, gather", "AdamW: sends nothing"},
+        ),
         ("rank-plot", {"Energy of the momentum that low ranks capture", "blocks.*.expand.weight (#)"}),
     ],
 )
