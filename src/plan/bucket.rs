@@ -225,6 +225,11 @@ impl Bucket {
         (0.0, about.flops / kept as f64)
     }
 
+    /// The name of its first parameter.
+    pub(super) fn first_name<'p>(&self, params: &'p [Param]) -> &'p str {
+        self.units.first().map_or("", |unit| params[unit.param].spec.name.as_str())
+    }
+
     /// Tests whether any work of the bucket is shared with other processes.
     #[must_use]
     pub fn distributed(&self) -> bool {

@@ -3,6 +3,7 @@
 use super::bucket::Bucket;
 use super::redistribute::{BufferShard, Redistribution, RedistributionKind, segments};
 use super::workspace::trial;
+use super::{GroupSpec, Param};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::program::BufferSpec;
@@ -61,6 +62,18 @@ impl Choice {
             }
         }
     }
+}
+
+/// The choices of all groups.
+///
+/// # Errors
+/// `Error::Value` for what `route` cannot be.
+pub(super) fn of_groups(groups: &[GroupSpec], params: &[Param]) -> Result<Vec<Choice>> {
+    let choices = groups.iter().map(|group| Choice::of_group(&group.options)).collect::<Result<Vec<_>>>()?;
+    for (group, choice) in choices.iter().enumerate() {
+        choice.check(params.iter().filter(|p| p.group == group).map(|p| &p.layout))?;
+    }
+    Ok(choices)
 }
 
 /// One way to run the program of a bucket.

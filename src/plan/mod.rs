@@ -163,20 +163,11 @@ impl Plan {
             });
         }
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
-        let choices = groups
-            .iter()
-            .map(|group| choice::Choice::of_group(&group.options))
-            .collect::<Result<Vec<_>>>()?;
-        for (group, choice) in choices.iter().enumerate() {
-            choice.check(params.iter().filter(|p| p.group == group).map(|p| &p.layout))?;
-        }
+        let choices = choice::of_groups(groups, &params)?;
         let open = bucket::open(&params, &algorithms, groups, &choices)?;
         let workspace = workspace::Limit::of(groups, &params)?;
         let close = |cap, few| bucket::close(&open, &params, &algorithms, &limits, (cap, few));
-        let (buckets, sharing) = workspace.share(close, |number: usize| {
-            let unit = open[number].units.first();
-            unit.map_or("", |unit| params[unit.param].spec.name.as_str())
-        })?;
+        let (buckets, sharing) = workspace.share(close, |number| open[number].first_name(&params))?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
         let coalesced = coalesce::coalesce(&buckets, &segments);
         let scheduled = schedule::schedule(&coalesced, sharing);

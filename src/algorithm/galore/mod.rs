@@ -112,13 +112,13 @@ impl GaLore {
 
     /// Where bases of a class come from: sums only where they take fewer bytes than a process has of the gradient.
     fn from(&self, class: &UnitShape) -> Origin {
-        let (size, shards) = ([class.rows, class.cols], class.num_shards);
+        let (lengths, shards) = ([class.rows, class.cols], class.num_shards);
         let bytes =
             class.rows * class.cols * class.param.arithmetic().bytes() / (shards[0] * shards[1]).max(1);
         match *self.sides(class) {
             _ if shards == [1, 1] => Origin::Here,
             [side] if shards[side.index()] == 1 && self.svd != Svd::Exact => {
-                let d = size[side.index()];
+                let d = lengths[side.index()];
                 let sums = d * self.sketch_columns(d).unwrap_or(d) * DType::F64.bytes();
                 if sums <= bytes { Origin::Sums(other(side)) } else { Origin::Sent }
             }
