@@ -62,8 +62,8 @@ MESSAGES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 ROW = 4
 #: How many products tell the rate, and the sides of their matrices.
 PRODUCTS, SIDE = 32, 512
-#: Elements of the vectors that tell the bandwidth.
-ELEMENTS = 1 << 22
+#: How many sums tell the bandwidth, and the elements of their vectors: about as many bytes as a shard has.
+SUMS, ELEMENTS = 2, 1 << 21
 #: Steps that are faster or slower by less than this are no order that a model has to tell.
 CLEARLY = 1.5
 
@@ -110,10 +110,11 @@ def rates() -> dict[str, Callable[[], float]]:
         for _ in range(PRODUCTS):
             torch.mm(left, right, out=out)
 
-    return {
-        "products": lambda: timed(products),
-        "memory": lambda: timed(lambda: torch.add(one, two, out=total)),
-    }
+    def sums() -> None:
+        for _ in range(SUMS):
+            torch.add(one, two, out=total)
+
+    return {"products": functools.partial(timed, products), "memory": functools.partial(timed, sums)}
 
 
 def transfer(kind: str, given: int) -> dict[str, Any]:
@@ -162,7 +163,8 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float]:
     mean_t = sum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
     spread = sum(w * (s - mean_s) ** 2 for w, (s, _) in zip(weights, points, strict=True))
     slope = sum(w * (s - mean_s) * (t - mean_t) for w, (s, t) in zip(weights, points, strict=True)) / spread
-    slope = max(slope, 1e-15)
+    # Where noise hides what bytes cost, all of them cost a hundredth.
+    slope = max(slope, 0.01 * mean_t / max(s for s, _ in points))
     return max(mean_t - slope * mean_s, 0.0), 1 / slope
 
 
@@ -181,7 +183,7 @@ def hardware_of(samples: dict[str, list[float]], sent: dict[str, int], world: in
     return {
         "measured": True,
         "flops": {"float32": 2 * SIDE**3 * PRODUCTS / least["products"]},
-        "memory": 12 * ELEMENTS / least["memory"],
+        "memory": 12 * ELEMENTS * SUMS / least["memory"],
         "inner": lines["all_to_all"],
         "outer": lines["all_to_all"],
         "node": world,
