@@ -43,9 +43,9 @@ class OxOptimizer(Stepper, Optimizer):
         max_batch_bytes: bound, in bytes, on the workspace of the matrices that are handled together; None
             means 2 MiB where no other process shares the work, else 32 MiB, on CUDA devices 256 MiB.
         workspace_limit: bytes of workspace that the plan keeps to, or a float: this share of the device's
-            memory. Of several groups the least counts. None means the larger of 1 GiB, half of the bytes of the
-            parameters that are stored here, and what the largest matrix needs. A plan that would need more
-            has smaller buckets, then one in flight instead of two. See docs/planning.md.
+            memory. Of several groups the least counts. None means the largest of 1 GiB, half of the bytes of
+            the parameters that are stored here, and what one matrix needs. A plan that would need more has
+            smaller buckets, then one in flight instead of two. See docs/planning.md.
         maximize: ascend instead of descend.
         foreach: accepted for compatibility; there is one implementation.
         capturable: on a CUDA device an ``lr`` that is a tensor there is read by the kernels, and AdamW, Lamb,
