@@ -159,7 +159,7 @@ pub enum ProgramOp {
     Gathered(bool),
 }
 
-/// What travels to the owners before the operations of `Program::gathered`, and back after them.
+/// Buffers that travel to the owners before the operations of `Program::gathered`, and back after them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     /// The states that are read and written there, each with the buffer that stands for it.
@@ -185,7 +185,7 @@ pub struct Program {
     /// True if every whole matrix has one owner, also where copies could repeat its work, because results may differ
     /// between machines in the last bits.
     pub exclusive: bool,
-    /// What travels for the operations of `Program::gathered`.
+    /// Buffers that travel for the operations of `Program::gathered`.
     pub carried: Carried,
 }
 

@@ -135,7 +135,7 @@ impl Loads {
 /// beside its owner have to find the same one.
 type Key = (Vec<Vec<u64>>, Vec<Vec<u64>>);
 
-/// Which processes have work in common with those of a bucket, and their numbers, which do not depend on the bucket.
+/// Processes that have work in common with those of a bucket, and their numbers, which do not depend on the bucket.
 pub(super) struct Tally {
     /// Buckets of one key share their owners' work.
     pub key: Key,
@@ -143,7 +143,7 @@ pub(super) struct Tally {
     sizes: Vec<usize>,
     /// Positions in `owner_axes` with sizes, in the order of the key.
     order: Vec<(usize, usize)>,
-    /// How many of these axes are gathered: the processes along the others work on a matrix together.
+    /// Number of these axes that are gathered: the processes along the others work on a matrix together.
     gathered: usize,
 }
 

@@ -103,7 +103,7 @@ impl Sharing {
     }
 }
 
-/// How large a buffer is on the process that has most of it: so many bytes for each of the units that are left after so many
+/// Size of a buffer on the process that has most of it: so many bytes for each of the units that are left after so many
 /// axes, or once.
 #[derive(Clone, Copy, Debug)]
 struct Piece {

@@ -110,7 +110,7 @@ impl GaLore {
         })
     }
 
-    /// Where bases of a class come from: sums only where they take fewer bytes than a process has of the gradient.
+    /// Origin of the bases of a class: sums only where they take fewer bytes than a process has of the gradient.
     fn from(&self, class: &UnitShape) -> Origin {
         let (lengths, shards) = ([class.rows, class.cols], class.num_shards);
         let bytes =
