@@ -12,7 +12,7 @@ use crate::spec::{DimSharding, Options};
 /// The axes that a group asks to gather.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// Those that send least.
+    /// The axes that send least.
     Auto,
     /// These, by name, with the ones that shard the same side inside of them.
     Named(Vec<String>),
