@@ -23,6 +23,7 @@ SHARED: tuple[dict[str, Any], ...] = (
     {"lr": torch.tensor(0.001), "capturable": True},
     {"state_dtype": torch.float64},
     {"max_batch_bytes": 4096},
+    {"workspace_limit": 2**28},
     {"state_bits": 8},
     {"stochastic_rounding": True},
 )
