@@ -257,7 +257,7 @@ def test_key_of_groups_that_is_given_as_an_argument_is_told_its_place() -> None:
 def test_word_that_is_like_nothing_is_told_what_there_is() -> None:
     cls: Any = oxidion.Lion
     weight = nn.Parameter(torch.zeros(4, 4))
-    with pytest.raises(TypeError, match=r"'xyzzy', got 1; its arguments are betas, .*, weight_decay$"):
+    with pytest.raises(TypeError, match=r"'xyzzy', got 1; its arguments are betas, .*, workspace_limit$"):
         cls([weight], xyzzy=1)
     with pytest.raises(
         ValueError, match=r"'xyzzy' \(group 0\); known keys are betas, lr, .*stochastic_rounding"
