@@ -6,9 +6,9 @@ bytes a second of every kind of collective. They are written as a hardware file,
 ``<out>/<name>-<processes>.json``, that ``python -m oxidion plan --hardware FILE`` takes.
 
 A few optimizers step a small model that ``fully_shard`` has cut. All of this is interleaved in rounds. A
-sample is the time of the slowest process; of the samples the least counts, because whatever else the machine
-does only adds to a time. Beside the time of a step stands what the planner says of ``optimizer.plan()`` with
-that hardware file. ``<out>/<name>.json`` keeps all samples, ``<out>/<name>.md`` the tables.
+sample is the time of the slowest process. Of the samples the median counts, or with ``--least`` the least:
+where a machine has other work too, that only adds to a time. Beside the time of a step stands what the planner
+says of ``optimizer.plan()`` with that hardware file. ``<out>/<name>.json`` keeps all samples, ``<out>/<name>.md`` the tables.
 
     python benchmarks/planned_times.py
     python benchmarks/planned_times.py --ranks 2 --rounds 3 --out /tmp/times
@@ -20,6 +20,7 @@ import argparse
 import functools
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -173,17 +174,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def hardware_of(samples: dict[str, list[float]], sent: dict[str, int], world: int) -> dict[str, Any]:
-    """What a hardware file holds of the machine that gave these samples."""
-    least = {name: min(values) for name, values in samples.items()}
+def hardware_of(middle: dict[str, float], sent: dict[str, int], world: int) -> dict[str, Any]:
+    """What a hardware file holds of the machine of which these are the seconds by sample."""
     lines = {
-        kind: [*line([(sent[name], least[name]) for name in sent if name.startswith(f"{kind} ")])]
+        kind: [*line([(sent[name], middle[name]) for name in sent if name.startswith(f"{kind} ")])]
         for kind in KINDS
     }
     return {
         "measured": True,
-        "flops": {"float32": 2 * SIDE**3 * PRODUCTS / least["products"]},
-        "memory": 12 * ELEMENTS * SUMS / least["memory"],
+        "flops": {"float32": 2 * SIDE**3 * PRODUCTS / middle["products"]},
+        "memory": 12 * ELEMENTS * SUMS / middle["memory"],
         "inner": lines["all_to_all"],
         "outer": lines["all_to_all"],
         "node": world,
@@ -220,12 +220,13 @@ def serve(rank: int, world: int, store: str, options: argparse.Namespace, target
     if rank == 0:
         sent = {name: traffic.sent(transfer(*message)) for name, message in messages.items()}
         file = Path(target)
-        file.write_text(json.dumps(hardware_of(samples, sent, world), indent=1) + "\n", encoding="utf-8")
+        middle = {name: options.counted(values) for name, values in samples.items()}
+        file.write_text(json.dumps(hardware_of(middle, sent, world), indent=1) + "\n", encoding="utf-8")
         known = hardware.load(target)
         steps = {name: estimated(optimizer, known) for name, optimizer in optimizers.items()}
         for name, row in steps.items():
             row |= {"samples": samples.pop(name), "measured": 0.0}
-            row["measured"] = min(row["samples"])
+            row["measured"] = middle[name]
         found = {"steps": steps, "sent": sent, "samples": samples}
         file.with_suffix(".samples").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
@@ -269,7 +270,7 @@ def markdown(result: dict[str, Any]) -> str:
     parts = [
         "# Estimated and measured times of a step\n",
         f"{about['cpu']}, {about['cores']} cores, {about['date']}, "
-        f"{2 * result['rounds']} interleaved samples a row of which the least counts, load "
+        f"{2 * result['rounds']} interleaved samples a row, {result['counted']} of them, load "
         f"{result['load_at_start']:.1f} before. "
         f"Matrices: {', '.join(f'{m}×{n}' for m, n in SHAPES)}, float32, one thread a process.",
     ]
@@ -311,6 +312,14 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), help="these optimizers"
     )
+    parser.add_argument(
+        "--least",
+        dest="counted",
+        action="store_const",
+        const=min,
+        default=statistics.median,
+        help="count the least of the samples, not the median: for a machine that has other work too",
+    )
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds, of two samples each")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--name", default="planned_times", help="file name of the results, without suffix")
@@ -318,7 +327,13 @@ def main() -> None:
     if min(options.ranks) < 2 or options.rounds < 1:
         parser.error("--ranks must be at least 2 and --rounds at least 1")
     options.out.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "rounds": options.rounds, "load_at_start": load_average(), "runs": []}
+    result = {
+        "machine": machine(),
+        "rounds": options.rounds,
+        "counted": options.counted.__name__,
+        "load_at_start": load_average(),
+        "runs": [],
+    }
     for world in options.ranks:
         result["runs"].append(run(world, options, options.out / f"{options.name}-{world}.json"))
     target = options.out / f"{options.name}.json"
