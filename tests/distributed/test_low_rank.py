@@ -44,7 +44,6 @@ def traffic(
 
 
 M, N = TALL
-GRAM = COUNT * N * N * 8
 BASIS = N * RANK * 4
 GRADIENT = COUNT * M * N * 4 // 4
 # The sum of the projected gradients of all matrices, as stored here.
@@ -53,26 +52,31 @@ LOW = (AR, COUNT * RANK * M * 4)
 # Whether there are new projections, to those that hold parts of them.
 FOUND = (AG, 4)
 
+
+def sums(d: int, columns: int | None = None) -> list[tuple[str, int]]:
+    """Sent where Gram matrices, or sketches, have fewer bytes than a rank's part of the gradient."""
+    return [(RS, COUNT * d * (columns or d) * 8), (AG, d * RANK * 4)]
+
+
+def parts(m: int, n: int, d: int) -> list[tuple[str, int]]:
+    """Sent where they have more."""
+    return [(A2A, COUNT * m * n * 4 // 4), (AG, d * RANK * 4)]
+
+
+UNSHARDED = {"proj_type": "unsharded"}
 # name: (setting, shape, settings, every step, also when due)
 STEPS: dict[str, Any] = {
-    "fsdp-tall": (FSDP, TALL, {}, [], [(RS, GRAM), (AG, BASIS)]),
+    "fsdp-tall": (FSDP, TALL, {}, [], parts(*TALL, N)),
+    "fsdp-long": (FSDP, (128, N), {}, [], sums(N)),
+    "fsdp-almost-long": (FSDP, (124, N), {}, [], parts(124, N, N)),
     "fsdp-wide": (FSDP, WIDE, {}, [LOW], [(A2A, GRADIENT), (A2A, COUNT * BASIS // 4), FOUND]),
-    "columns-wide": (COLUMNS, WIDE, {}, [], [(RS, GRAM), (AG, BASIS)]),
-    "fsdp-exact": (FSDP, TALL, {"svd": "exact"}, [], [(A2A, GRADIENT), (AG, BASIS)]),
-    "fsdp-random": (
-        FSDP,
-        (48, 44),
-        {"svd": "random"},
-        [],
-        [(RS, COUNT * 44 * 20 * 8), (AG, 44 * RANK * 4)],
-    ),
-    "fsdp-unsharded": (
-        FSDP,
-        WIDE,
-        {"proj_type": "unsharded"},
-        [],
-        [(RS, COUNT * M * M * 8), (AG, M * RANK * 4)],
-    ),
+    "columns-wide": (COLUMNS, WIDE, {}, [], parts(*WIDE, N)),
+    "columns-long": (COLUMNS, (N, 160), {}, [], sums(N)),
+    "fsdp-exact": (FSDP, (128, N), {"svd": "exact"}, [], parts(128, N, N)),
+    "fsdp-random": (FSDP, (48, 44), {"svd": "random"}, [], parts(48, 44, 44)),
+    "fsdp-random-long": (FSDP, (160, 44), {"svd": "random"}, [], sums(44, 20)),
+    "fsdp-unsharded": (FSDP, WIDE, UNSHARDED, [], parts(*WIDE, M)),
+    "fsdp-unsharded-long": (FSDP, (192, M), UNSHARDED, [], sums(M)),
     "ddp": (REPLICAS, TALL, {}, [], [(AG, BASIS)]),
     "fsdp-rotate": (
         FSDP,
