@@ -237,7 +237,8 @@ impl Bucket {
     }
 }
 
-/// Buckets with all their units, in the order of their first parameter.
+/// Buckets with all their units, in the order of their first parameter, by routes of which one matrix is within the limit of
+/// the workspace that the user gave, where there are such.
 ///
 /// # Errors
 /// Whatever an algorithm says against a shape.
@@ -246,7 +247,9 @@ pub(super) fn open(
     algorithms: &[AnyAlgorithm],
     groups: &[GroupSpec],
     choices: &[Choice],
+    workspace: super::workspace::Limit,
 ) -> Result<Vec<Bucket>> {
+    let most = workspace.given.then_some(workspace.bytes);
     let mut open: Vec<(Bucket, &Layout)> = Vec::new();
     for planned in params {
         let algorithm = &algorithms[planned.algorithm];
@@ -300,7 +303,7 @@ pub(super) fn open(
                 let bucket = match algorithm.gathered_program(&shape)? {
                     Some(program) if keep.axes.iter().any(|axis| axis.shards.is_some()) => {
                         let make = |gathered| Ok(new(program.clone(), gathered));
-                        choose(keep, &choices[planned.group], make)?
+                        choose(keep, &choices[planned.group], most, make)?
                     }
                     _ => keep,
                 };

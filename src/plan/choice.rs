@@ -2,7 +2,7 @@
 
 use super::bucket::Bucket;
 use super::redistribute::{BufferShard, Redistribution, RedistributionKind, segments};
-use super::workspace::trial;
+use super::workspace::{self, trial};
 use super::{GroupSpec, Param};
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -104,31 +104,37 @@ fn candidates(bucket: &Bucket) -> Vec<Vec<usize>> {
     all
 }
 
-/// Of the ways that the group allows the one that sends least; `make` gives the bucket that gathers some axes. Keeping goes
-/// first where nothing is gained, and the numbers depend on sizes alone: all processes choose alike.
+/// Of the ways that the group allows the one that sends least, among those of which one matrix is within `most` bytes of
+/// workspace where there are such; `make` gives the bucket that gathers some axes. Keeping goes first where nothing is gained,
+/// and the numbers depend on sizes alone: all processes choose alike.
 ///
 /// # Errors
 /// Whatever `make` returns.
 pub(super) fn choose(
     keep: Bucket,
     choice: &Choice,
+    most: Option<usize>,
     make: impl Fn(Vec<usize>) -> Result<Bucket>,
 ) -> Result<Bucket> {
     let mut alternatives = Vec::new();
-    let mut best: Option<(f64, Bucket)> = None;
+    let mut best: Option<((bool, f64), Bucket)> = None;
     for gathered in candidates(&keep) {
         let candidate = if gathered.is_empty() { keep.clone() } else { make(gathered.clone())? };
         let bytes = bytes_sent(&candidate)?;
-        let total: f64 = bytes.iter().sum();
+        let exceeds = match most {
+            Some(most) => workspace::bytes(&candidate, 1)? > most,
+            None => false,
+        };
+        let cost = (exceeds, bytes.iter().sum());
         let allowed = choice.allows(&keep, &gathered);
         let better = match (&best, choice) {
             (None, _) => true,
-            (Some((least, _)), Choice::Auto) => total < *least,
+            (Some((least, _)), Choice::Auto) => cost < *least,
             _ => false,
         };
         alternatives.push(Alternative { gathered, bytes });
         if allowed && better {
-            best = Some((total, candidate));
+            best = Some((cost, candidate));
         }
     }
     let mut chosen = best.map_or(keep, |(_, bucket)| bucket);
@@ -138,7 +144,7 @@ pub(super) fn choose(
 
 /// Bytes that a process sends along each axis for a matrix, on average, by the collectives that the program becomes.
 fn bytes_sent(bucket: &Bucket) -> Result<Vec<f64>> {
-    let trial = trial(bucket);
+    let trial = trial(bucket, usize::MAX);
     let mut sent = vec![0.0; trial.axes.len()];
     for segment in segments(&trial)? {
         let moved = segment.redistributions.iter().filter(|r| !r.guarded);

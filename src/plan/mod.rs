@@ -164,8 +164,8 @@ impl Plan {
         }
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
         let choices = choice::of_groups(groups, &params)?;
-        let open = bucket::open(&params, &algorithms, groups, &choices)?;
         let workspace = workspace::Limit::of(groups, &params)?;
+        let open = bucket::open(&params, &algorithms, groups, &choices, workspace)?;
         let close = |cap, few| bucket::close(&open, &params, &algorithms, &limits, (cap, few));
         let (buckets, sharing) = workspace.share(close, |number| open[number].first_name(&params))?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;

@@ -2,7 +2,7 @@
 
 use super::GroupSpec;
 use super::bucket::{Bucket, Unit};
-use super::workspace::Demand;
+use super::workspace;
 use crate::error::Result;
 use crate::program::BufferSpec;
 use crate::spec::DimSharding;
@@ -89,10 +89,9 @@ pub(super) fn split(
     let bound = fit(limit.owner_sharded).max(1).next_multiple_of(sharding);
     let wanted = if bucket.distributed() { wanted } else { wanted.min((limit.alone / each.max(1)).max(1)) };
     let most = if all == 1 { wanted } else { wanted.min(bound) };
-    let demand = Demand::of(bucket)?;
     let most = most.min(slots(&bucket.units).map(|slot| slot + 1).max().unwrap_or(1)).max(1);
-    let Some(most) = demand.fitting(most, &[sharding, gathered], cap, few) else {
-        return Ok(Err(demand.bytes(1)));
+    let Some(most) = workspace::fitting(bucket, most, &[sharding, gathered], (cap, few))? else {
+        return Ok(Err(workspace::bytes(bucket, 1)?));
     };
     let parts = stacks_of(&bucket.units, most).into_iter();
     Ok(Ok(parts.map(|(units, widest)| Bucket { widest, ..part(units) }).collect()))

@@ -111,29 +111,31 @@ struct Piece {
     taken: Option<usize>,
 }
 
-/// The workspace of a bucket by its number of units: a bound that no process exceeds.
+/// The workspace of a bucket of some number of units: a bound that no process exceeds.
 #[derive(Clone, Debug)]
-pub(super) struct Demand {
+struct Demand {
     /// Pieces of each buffer and of the messages: the largest counts.
     buffers: Vec<Vec<Piece>>,
     /// For each buffer whether it is scratch, which lies where messages do.
     scratch: Vec<bool>,
     /// Ranks of the axes over which matrices are sharded by owner.
     ranks: Vec<usize>,
+    /// Units that a process stores at most.
+    units: usize,
 }
 
 impl Demand {
-    /// The demand of a bucket that may have any number of units.
+    /// The demand of a bucket of which no process stores more than `units`.
     ///
     /// # Errors
     /// As the lowering of its program.
-    pub(super) fn of(bucket: &Bucket) -> Result<Self> {
-        let trial = trial(bucket);
+    fn of(bucket: &Bucket, units: usize) -> Result<Self> {
+        let trial = trial(bucket, units);
         let buffers = &trial.program.buffers;
         let messages = buffers.len();
         let ranks = trial.owner_axes.iter().map(|&a| trial.axes[a].axis.ranks.len()).collect();
         let scratch = buffers.iter().map(|spec| spec.shared).collect();
-        let mut demand = Self { buffers: vec![Vec::new(); messages + 1], scratch, ranks };
+        let mut demand = Self { buffers: vec![Vec::new(); messages + 1], scratch, ranks, units };
         let stored = BufferShard::stored(&trial);
         for (at, spec) in buffers.iter().enumerate() {
             if spec.shared {
@@ -189,15 +191,14 @@ impl Demand {
 
     /// Most units that a process has of `units` after those axes: they are owned evenly over the first of them, within each
     /// share over the next, and so on.
-    fn most(&self, units: usize, taken: usize) -> usize {
-        units.div_ceil(self.ranks[..taken].iter().product()).max(1)
+    fn most(&self, taken: usize) -> usize {
+        self.units.div_ceil(self.ranks[..taken].iter().product()).max(1)
     }
 
-    /// Bytes of a bucket with so many units.
-    pub(super) fn bytes(&self, units: usize) -> usize {
-        let size = |piece: &Piece| {
-            piece.bytes.saturating_mul(piece.taken.map_or(1, |taken| self.most(units, taken)))
-        };
+    /// Bytes of the buffers and messages.
+    fn total(&self) -> usize {
+        let size =
+            |piece: &Piece| piece.bytes.saturating_mul(piece.taken.map_or(1, |taken| self.most(taken)));
         let buffer = |pieces: &Vec<Piece>| pieces.iter().map(size).max().unwrap_or(0).next_multiple_of(ALIGN);
         let sizes: Vec<usize> = self.buffers.iter().map(buffer).collect();
         let Some((messages, own)) = sizes.split_last() else { return 0 };
@@ -207,33 +208,52 @@ impl Demand {
         };
         part(false) + part(true).max(*messages)
     }
-
-    /// The most units, at most `wanted`, whose bytes are within the cap: a multiple of the first of `steps` of which one fits,
-    /// else, with `few`, any number; `None` where there is no such number.
-    pub(super) fn fitting(&self, wanted: usize, steps: &[usize], cap: usize, few: bool) -> Option<usize> {
-        if self.bytes(wanted) <= cap {
-            return Some(wanted);
-        }
-        let multiple = |step: usize| {
-            let (mut low, mut high) = (0, wanted / step.max(1));
-            while low < high {
-                let middle = (low + high).div_ceil(2);
-                if self.bytes(middle * step) <= cap {
-                    low = middle;
-                } else {
-                    high = middle - 1;
-                }
-            }
-            (low > 0).then_some(low * step)
-        };
-        steps.iter().copied().chain(few.then_some(1)).find_map(multiple)
-    }
 }
 
-/// A bucket of one unit, of which this process may have any, with all axes over which matrices can be sharded by owner.
-pub(super) fn trial(bucket: &Bucket) -> Bucket {
+/// Bytes that a bucket takes on any process, where none stores more than `units`.
+///
+/// # Errors
+/// As the lowering of its program.
+pub(super) fn bytes(bucket: &Bucket, units: usize) -> Result<usize> {
+    Ok(Demand::of(bucket, units)?.total())
+}
+
+/// The most units, at most `wanted`, with which a bucket is within the cap: a multiple of the first of `steps` of which one
+/// fits, else, with `few`, any number; `None` where there is no such number.
+///
+/// # Errors
+/// As `bytes`.
+pub(super) fn fitting(
+    bucket: &Bucket,
+    wanted: usize,
+    steps: &[usize],
+    (cap, few): (usize, bool),
+) -> Result<Option<usize>> {
+    if bytes(bucket, wanted)? <= cap {
+        return Ok(Some(wanted));
+    }
+    for step in steps.iter().copied().chain(few.then_some(1)) {
+        let (mut low, mut high) = (0, wanted / step.max(1));
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if bytes(bucket, middle * step)? <= cap {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        if low > 0 {
+            return Ok(Some(low * step));
+        }
+    }
+    Ok(None)
+}
+
+/// A bucket of one unit, of which this process may have any, with the axes over which matrices are sharded by owner where no
+/// process stores more than `most`.
+pub(super) fn trial(bucket: &Bucket, most: usize) -> Bucket {
     let mut trial = Bucket { units: Vec::new(), ..bucket.clone() };
-    trial.owner_axes = owner_axes(&trial, usize::MAX);
+    trial.owner_axes = owner_axes(&trial, most);
     let owner = vec![0; trial.owner_axes.len()];
     trial.units = bucket.units.first().map(|unit| Unit { owner, ..unit.clone() }).into_iter().collect();
     trial

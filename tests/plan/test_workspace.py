@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,47 @@ def test_limit_is_kept_on_every_rank_or_refused_on_all(
         assert least > limited["workspace_limit"]
         for rank in range(world):
             assert plan_of(rank, sizes, shapes, {**group, "workspace_limit": least}).arena_bytes <= least
+
+
+def least_of(sizes: list[tuple[int, str]], shapes: list[tuple[int, int]], group: dict[str, Any]) -> int:
+    """The least limit that rank 0 takes, as its refusals say."""
+    limit = 1
+    while True:
+        try:
+            plan_of(0, sizes, shapes, {**group, "workspace_limit": limit})
+        except ValueError as error:  # noqa: PERF203
+            least = int(str(error).split(" bytes")[0].split()[-1])
+            assert least > limit
+            limit = least
+        else:
+            return limit
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=AXES,
+    shapes=st.lists(SHAPE, min_size=1, max_size=4),
+    fraction=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+)
+def test_route_without_a_wish_is_within_every_limit_that_a_forced_one_keeps(
+    sizes: list[tuple[int, str]], shapes: list[tuple[int, int]], fraction: float
+) -> None:
+    group = {"algorithm": "dion", "rank_fraction": fraction}
+    for route in ("keep", "gather"):
+        least = least_of(sizes, shapes, {**group, "route": route})
+        plan = plan_of(0, sizes, shapes, {**group, "route": "auto", "workspace_limit": least})
+        assert plan.arena_bytes <= least
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "dion"])
+@pytest.mark.parametrize("mesh", ["dp=8,fs=64,tp=8", "dp=4,fs=8", "dp=16,fs=4"])
+def test_least_that_is_named_is_hardly_more_than_a_plan_takes(algorithm: str, mesh: str) -> None:
+    axes, settings = parse_mesh(mesh), Settings(algorithm, 0.0625)
+    with pytest.raises(ValueError, match="workspace_limit must be at least") as refused:
+        simulate("llama-405b", axes, replace(settings, workspace_limit=1))
+    least = int(str(refused.value).split("at least ")[1].split()[0])
+    result, _ = simulate("llama-405b", axes, replace(settings, workspace_limit=least))
+    assert least / 1.15 <= result.memory["workspace"] <= least
 
 
 SHAPES = ((24, 16),) * 6 + ((9, 20),) * 3
