@@ -6,15 +6,24 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::error::to_python;
-use crate::kernels::{self, Content, Family, cuda};
+use crate::kernels::{self, Content, Family, Tier, cuda};
+use crate::tensor;
 
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. `emulated`: memory of the host
-/// counts as memory of device 0, which is refused unless the driver is the emulator of the tests.
+/// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes
+/// (`OXIDION_CUDA=libtorch`).
 #[pyfunction]
 #[pyo3(signature = (folder, *, emulated=false))]
 pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool) -> PyResult<()> {
     cuda::keep_in(folder);
-    if emulated { cuda::emulate().map_err(to_python) } else { Ok(()) }
+    match (emulated, Tier::wanted().map_err(to_python)?) {
+        (false, _) => Ok(()),
+        (true, Tier::Libtorch) => {
+            tensor::emulate();
+            Ok(())
+        }
+        (true, _) => cuda::emulate().map_err(to_python),
+    }
 }
 
 /// The kernels of declared operations, in order: of each its name, its operation on devices, its pass, the names of its

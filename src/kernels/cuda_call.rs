@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use super::libtorch::given::Formula;
 use crate::tensor::FlatView;
 
 /// Scalars of an operation at most.
@@ -81,6 +82,8 @@ pub struct Kernel {
     pub told: &'static str,
     /// In the order in which a device gets them.
     pub scalars: &'static [Scalar],
+    /// Its work by libtorch.
+    pub(super) formula: Formula,
     /// In order.
     pub operands: &'static [Operand],
 }
@@ -159,6 +162,8 @@ pub trait Launch<const N: usize> {
 pub struct Pass<'a> {
     /// The kernel, without what says how many jobs it takes.
     pub(super) kernel: &'static str,
+    /// Its declaration.
+    pub(super) declared: &'static Kernel,
     /// In the order of the kernel's declaration.
     pub(super) scalars: [f64; MOST_SCALARS],
     /// A bit for each scalar that is proportional to the learning rate, by which a device multiplies it that has the rate.
@@ -196,8 +201,8 @@ impl<'a> Pass<'a> {
             *to = scalar;
             per_rate |= u32::from(follows) << at;
         }
-        let kernel = kernel.name;
-        Self { kernel, scalars, per_rate, factors: &[], steps: &[], live: &[], double: false }
+        let (declared, kernel) = (kernel, kernel.name);
+        Self { kernel, declared, scalars, per_rate, factors: &[], steps: &[], live: &[], double: false }
     }
 
     /// The same with factors of each job's own.

@@ -77,69 +77,7 @@ pub fn enter(_ordinal: usize, _stream: usize, _encoded: bool) -> Result<Entered>
     refuse()
 }
 
-pub(super) fn is_entered() -> bool {
-    false
-}
-
 #[allow(clippy::unnecessary_wraps)] // as where there are kernels
 pub(super) fn is_capturing() -> Result<bool> {
     Ok(false)
-}
-
-pub(super) fn run<const N: usize>(_pass: &Pass<'_>, _jobs: &[[FlatView; N]]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn copy(_copies: &[Copy<'_>]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn move_down(_moves: &[(FlatView, FlatView)]) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn sum(_messages: &Messages, _factor: f64, _to: &FlatView) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn fold<const N: usize>(
-    _pass: &Pass<'_>,
-    _factor: f64,
-    _jobs: &[[FlatView; N]],
-    _sums: &[FlatView],
-) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn fold_units<const N: usize>(
-    _pass: &Pass<'_>,
-    _factor: f64,
-    _units: &[Vec<[FlatView; N]>],
-    _sums: &[FlatView],
-) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
-    _call: &RowPassCall<'_>,
-    _jobs: &mut [Stack<'_, R, W>],
-    _order: [Slot; N],
-) -> Result<()> {
-    refuse()
-}
-
-pub(super) fn scratch(
-    _elements: usize,
-    _dtype: DType,
-    _device: Device,
-) -> Result<(Tensor, FlatView<'static>)> {
-    refuse()
-}
-
-pub(super) fn scratch_mut(
-    _elements: usize,
-    _dtype: DType,
-    _device: Device,
-) -> Result<(Tensor, FlatViewMut<'static>)> {
-    refuse()
 }

@@ -5,8 +5,15 @@ use tch::Kind;
 use super::cpu::fold::Fold;
 use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::{self, Job, Op, Slot};
+use super::cuda_call::{Family, Pass};
+use super::libtorch;
+use super::ops::declare::on_device;
 use crate::error::{Error, Result};
 use crate::tensor::{Device, FlatView, FlatViewMut};
+
+/// Sources of the kernels that copy.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+const COPIES: &[&str] = &["copies.cu"];
 
 /// Runs `op` over all jobs, all on one device.
 ///
@@ -25,7 +32,7 @@ pub fn run<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
         }
         Device::Cuda(_) => {
             let call = op.on_cuda().ok_or_else(no_kernel::<O>)?;
-            super::cuda::run(&call, &ordered(jobs, O::ORDER))
+            run_there(&call, &ordered(jobs, O::ORDER))
         }
     }
 }
@@ -58,7 +65,7 @@ pub fn fold<const N: usize, const R: usize, const W: usize, const K: usize, F: F
         }
         Device::Cuda(_) => {
             let call = pass.on_cuda().ok_or_else(no_kernel::<F>)?;
-            super::cuda::fold(&call, pass.factor(), &ordered(jobs, F::ORDER), &views(sums))
+            fold_there(&call, pass.factor(), &ordered(jobs, F::ORDER), &views(sums))
         }
     }
 }
@@ -94,8 +101,51 @@ pub fn fold_units<const N: usize, const R: usize, const W: usize, F: Fold<N, R, 
             let mut jobs = ordered(&mut jobs, F::ORDER).into_iter();
             let units: Vec<Vec<_>> =
                 counts.iter().map(|count| jobs.by_ref().take(*count).collect()).collect();
-            super::cuda::fold_units(&call, pass.factor(), &units, &views(sums))
+            let encoded = units.iter().flatten().any(is_encoded);
+            on_device!(
+                sources(Family::Sum, encoded);
+                super::cuda::fold_units(&call, pass.factor(), &units, &views(sums)),
+                else libtorch::fold_units(&call, pass.factor(), &units, &views(sums))
+            )
         }
+    }
+}
+
+/// Runs an elementwise pass on a device.
+fn run_there<const N: usize>(call: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
+    let sources = sources(call.declared.family, jobs.iter().any(is_encoded));
+    on_device!(sources; super::cuda::run(call, jobs), else libtorch::run(call, jobs))
+}
+
+/// Runs a pass with sums on a device.
+pub(super) fn fold_there<const N: usize>(
+    call: &Pass<'_>,
+    factor: f64,
+    jobs: &[[FlatView; N]],
+    sums: &[FlatView],
+) -> Result<()> {
+    let sources = sources(Family::Sum, jobs.iter().any(is_encoded));
+    on_device!(
+        sources;
+        super::cuda::fold(call, factor, jobs, sums),
+        else libtorch::fold(call, factor, jobs, sums)
+    )
+}
+
+/// Tests whether an operand is more than numbers of its type.
+fn is_encoded<const N: usize>(operands: &[FlatView; N]) -> bool {
+    operands.iter().any(|x| x.is_encoded() || x.dtype().is_quantized())
+}
+
+/// Sources of the kernels of elementwise passes.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // of kernels
+fn sources(family: Family, encoded: bool) -> &'static [&'static str] {
+    match (family, encoded) {
+        (Family::Mean, _) => &["means.cu"],
+        (Family::Sum, false) => &["sums.cu", "totals.cu"],
+        (Family::Sum, true) => &["sums.cu", "coded_sums.cu", "totals.cu"],
+        (_, false) => &["updates.cu"],
+        (_, true) => &["updates.cu", "coded.cu"],
     }
 }
 
@@ -116,7 +166,9 @@ pub(super) fn common(devices: impl IntoIterator<Item = Device>) -> Result<Device
 pub fn copy(copies: Vec<Copy<'_>>) -> Result<()> {
     match common(copies.iter().flat_map(|copy| [copy.from.device(), copy.to.device()]))? {
         Device::Cpu => pack::copy(copies),
-        Device::Cuda(_) => return super::cuda::copy(&copies),
+        Device::Cuda(_) => {
+            return on_device!(COPIES; super::cuda::copy(&copies), else libtorch::copy(&copies));
+        }
     }
     Ok(())
 }
@@ -136,7 +188,7 @@ pub fn move_down(buffer: &mut FlatViewMut<'_>, moves: &[[usize; 3]]) -> Result<(
     let all = buffer.view();
     let runs: Vec<_> =
         moves.iter().map(|&[from, to, count]| (all.part(from, count), all.part(to, count))).collect();
-    super::cuda::move_down(&runs)
+    on_device!(COPIES; super::cuda::move_down(&runs), else libtorch::move_down(&runs))
 }
 
 /// `to = factor · Σ messages`, added in order in float64.
@@ -146,7 +198,14 @@ pub fn move_down(buffer: &mut FlatViewMut<'_>, moves: &[[usize; 3]]) -> Result<(
 pub fn sum(messages: &Messages<'_>, factor: f64, to: FlatViewMut<'_>) -> Result<()> {
     match common([messages.all.device(), to.device()])? {
         Device::Cpu => pack::sum(messages, factor, to),
-        Device::Cuda(_) => return super::cuda::sum(messages, factor, &to.view()),
+        Device::Cuda(_) => {
+            let to = to.view();
+            return on_device!(
+                &["messages.cu"];
+                super::cuda::sum(messages, factor, &to),
+                else libtorch::sum(messages, factor, &to)
+            );
+        }
     }
     Ok(())
 }
@@ -165,12 +224,6 @@ pub fn measured_squares(x: &FlatView<'_>) -> Result<f64> {
     }
     let wide = x.tensor(&[x.len()])?.f_to_kind(Kind::Double)?;
     Ok(f64::try_from(wide.f_dot(&wide)?)?)
-}
-
-/// Tests whether this thread works on a device.
-#[must_use]
-pub fn on_device() -> bool {
-    super::cuda::is_entered()
 }
 
 /// Does work of which a replay of a captured step repeats every part as it was captured: products of libtorch, with the

@@ -9,9 +9,11 @@ pub mod cuda;
 mod cuda_call;
 mod dispatch;
 mod headers;
+mod libtorch;
 mod ops;
 #[cfg(feature = "cuda")]
 mod sources;
+mod stay;
 
 pub use cpu::Job;
 pub use cpu::fold::{Fold, fold as fold_on_cpu};
@@ -26,12 +28,8 @@ pub use cpu::product::{
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
-#[cfg(not(feature = "cuda"))]
-pub use cuda::enter;
 pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
-pub use dispatch::{
-    copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
-};
+pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use ops::apply::{Apply, Decay};
 pub use ops::channels::{
@@ -63,5 +61,4 @@ pub use ops::slices::{
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
-#[cfg(feature = "cuda")]
-pub use sources::enter;
+pub use stay::{Entered, Following, Tier, enter, follow, on_device};

@@ -5,7 +5,7 @@ use tch::Tensor;
 use super::tensors::places;
 use crate::error::{Error, Result};
 use crate::kernels;
-use crate::kernels::cuda::Entered;
+use crate::kernels::Entered;
 use crate::plan::{Param, Plan};
 use crate::spec::StateSpec;
 use crate::tensor::{Device, MOST_SPANS, is_emulated};

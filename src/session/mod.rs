@@ -251,7 +251,7 @@ impl Session {
                     }
                     Step::Stage(point) => {
                         let rate = self.rates.get(bucket.algorithm).and_then(Option::as_ref);
-                        let _following = cuda::follow(rate.map(|(_, at)| at));
+                        let _following = kernels::follow(rate.map(|(_, at)| at));
                         self.stage(&plan, number, point, (k, at), positions.clone())?;
                     }
                 }

@@ -116,6 +116,12 @@ impl Book {
     }
 }
 
+/// The entries of the code book of a type in ascending order, and the number of the entry 0.
+pub(in crate::kernels) fn book(dtype: DType) -> ([f32; 256], i64) {
+    let book = Book::of(dtype);
+    (book.values, i64::from(book.zero))
+}
+
 /// The largest absolute value, float32; NaN where there is one.
 #[inline(always)]
 #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set

@@ -249,6 +249,11 @@ pub(in crate::kernels) fn multiprocessors(when: When) -> Option<u32> {
     loads.then_some(device.multiprocessors)
 }
 
+/// Tests whether this thread launches on a device, and kernels of these sources there.
+pub(in crate::kernels) fn uses(_sources: &[&str]) -> bool {
+    is_entered()
+}
+
 /// Tests whether this thread launches on a device.
 pub(in crate::kernels) fn is_entered() -> bool {
     CURRENT.get().is_some()

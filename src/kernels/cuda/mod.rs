@@ -14,7 +14,7 @@ mod tape;
 
 pub use compile::keep_in;
 pub use device::{Entered, Following, emulate, follow};
-pub(super) use device::{enter, is_capturing, is_entered, scratch, scratch_mut};
+pub(super) use device::{enter, is_capturing, is_entered, scratch, scratch_mut, uses};
 pub(super) use exchange::{copy, move_down, sum};
 pub(super) use rows::rows;
 pub(super) use sources::When;

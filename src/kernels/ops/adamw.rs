@@ -144,3 +144,46 @@ impl Op<5, 1, 4> for AdamW<'_> {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn adamw(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let second = moments(given, values);
+        apply(given, values, &second);
+        Vec::new()
+    }
+
+    pub(super) fn adamw_largest(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let second = moments(given, values);
+        // A NaN in v must show: the comparison is false for it.
+        values[4] = second.at_most(&values[4]).choose(&values[4], &second);
+        let largest = values[4].clone();
+        apply(given, values, &largest);
+        Vec::new()
+    }
+
+    fn moments(given: &Given<'_>, values: &mut [Value]) -> Value {
+        let g = &values[1] * given.scalar("grad_factor");
+        let beta2 = given.scalar("beta2");
+        values[2] = lerp(&given.scalar("beta1"), &values[2], &g);
+        values[3] = &beta2 * &values[3] + (1.0 - &beta2) * (&g * &g);
+        values[3].clone()
+    }
+
+    fn apply(given: &Given<'_>, values: &mut [Value], second: &Value) {
+        let [rate, inverse_root] = given.corrections(given.rate());
+        let (x, m, decay) = (values[0].clone(), values[2].clone(), given.scalar("decay"));
+        let step = rate * &m / (second.sqrt() * inverse_root + given.scalar("epsilon"));
+        let opposes = |x: &Value| {
+            if given.is("cautious") { (&m * x).below(&Known(0.0)) } else { Known(0.0) }
+        };
+        values[0] = if given.is("late") {
+            let y = x - step;
+            opposes(&y).choose(&y, &(&y * (1.0 - decay)))
+        } else {
+            opposes(&x).choose(&x, &(&x * (1.0 - decay))) - step
+        };
+    }
+}

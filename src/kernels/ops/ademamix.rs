@@ -172,3 +172,37 @@ impl Op<5, 1, 4> for AdEMAMix<'_> {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn ademamix(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let step = given.step().cloned().unwrap_or_else(|| given.factor(0));
+        let (Known(beta1), Known(beta2), Known(beta3)) =
+            (given.scalar("beta1"), given.scalar("beta2"), given.scalar("beta3"))
+        else {
+            return Vec::new();
+        };
+        let (lr, alpha, one) = (given.scalar("lr"), given.scalar("alpha"), Known(1.0));
+        // NaN, where nothing warms up, is not below.
+        let part = &step / given.scalar("warmup");
+        let is_warm = part.below(&one);
+        let grown = (1.0 / ((1.0 - &part) / beta1.ln() + &part / beta3.ln())).exp().min(&Known(beta3));
+        let beta3 = is_warm.choose(&grown, &Known(beta3));
+        let alpha = is_warm.choose(&(&alpha * &part), &alpha);
+        let g = &values[1] * given.scalar("grad_factor");
+        values[2] = lerp(&Known(beta1), &values[2], &g);
+        values[3] = lerp(&beta3, &values[3], &g);
+        values[4] = beta2 * &values[4] + (1.0 - beta2) * (&g * &g);
+        let rate = &lr / (1.0 - step.power_of(beta1));
+        let inverse_root = 1.0 / (1.0 - step.power_of(beta2)).sqrt();
+        let along = rate * &values[2] + lr * alpha * &values[3];
+        let along = along / (values[4].sqrt() * inverse_root + given.scalar("epsilon"));
+        let (x, kept) = (values[0].clone(), &values[0] * (1.0 - given.scalar("decay")));
+        let kept =
+            if given.is("cautious") { (&along * &x).below(&Known(0.0)).choose(&x, &kept) } else { kept };
+        values[0] = kept - along;
+        Vec::new()
+    }
+}

@@ -65,3 +65,21 @@ impl Op<1, 0, 1> for Decay {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let (x, u) = (values[0].clone(), values[1].clone());
+        let kept = &x * (1.0 - given.scalar("decay"));
+        let kept = if given.is("cautious") { Known(0.0).at_most(&(&x * &u)).choose(&kept, &x) } else { kept };
+        values[0] = kept - given.scalar("rate") * u;
+        Vec::new()
+    }
+
+    pub(super) fn decay(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[0] = &values[0] * (1.0 - given.scalar("decay"));
+        Vec::new()
+    }
+}

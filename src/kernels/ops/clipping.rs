@@ -2,6 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView};
 
@@ -54,7 +55,11 @@ impl Clipping {
         let device = sums.first().map_or(Device::Cpu, |sums| sums.update.device());
         if device != Device::Cpu {
             let factors = Factors::room(sums.len(), device)?;
-            on_device!(super::factors::device::update_factors(self, rates, sums, factors.left()))?;
+            on_device!(
+                super::factors::SOURCES;
+                super::factors::device::update_factors(self, rates, sums, factors.left()),
+                else libtorch::factors::update_factors(self, rates, sums, factors.left())
+            )?;
             return Ok(factors);
         }
         let each = sums.iter().enumerate().map(|(job, sums)| {

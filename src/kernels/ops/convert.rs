@@ -48,3 +48,18 @@ impl Op<1, 0, 1> for Count {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn convert(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[1] = given.scalar("factor") * &values[0];
+        Vec::new()
+    }
+
+    pub(super) fn count(_given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[0] = &values[0] + 1.0;
+        Vec::new()
+    }
+}

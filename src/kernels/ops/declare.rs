@@ -2,7 +2,8 @@
 //! kernels. `on_device` calls what is there in builds with kernels for devices.
 
 /// A kernel: its pass, name and operation on devices, the structure that has its scalars, and its operands, each with what
-/// is done to it (`read`, `write`, `update` for both) and what it holds ([`crate::kernels::cuda_call::Content`]).
+/// is done to it (`read`, `write`, `update` for both) and what it holds ([`crate::kernels::cuda_call::Content`]). The file has
+/// a function of the kernel's name in a module `formulas`: what it computes by libtorch.
 macro_rules! kernel {
     (
         $family:ident $kernel:ident = $device:ident told $told:ident
@@ -14,6 +15,7 @@ macro_rules! kernel {
             family: crate::kernels::cuda_call::Family::$family,
             told: stringify!($told),
             scalars: $told::SCALARS,
+            formula: formulas::$kernel,
             operands: &[$(
                 crate::kernels::cuda_call::Operand {
                     name: stringify!($operand),
@@ -142,21 +144,18 @@ macro_rules! ops {
     (@follows $self:ident lr $when:ident) => { $self.$when };
 }
 
-/// A call of what is there in builds with kernels for devices; refused in others, or what stands behind `else` there.
+/// A call of kernels that these sources have, where they are used on the device of this thread; else what libtorch does.
 #[cfg(feature = "cuda")]
 macro_rules! on_device {
-    ($call:expr $(, else $other:expr)?) => {
-        $call
+    ($sources:expr; $call:expr, else $other:expr) => {
+        if crate::kernels::cuda::uses($sources) { $call } else { $other }
     };
 }
 
-/// As there.
+/// As there, in builds without kernels for devices.
 #[cfg(not(feature = "cuda"))]
 macro_rules! on_device {
-    ($call:expr) => {
-        crate::kernels::cuda::refuse()
-    };
-    ($call:expr, else $other:expr) => {
+    ($sources:expr; $call:expr, else $other:expr) => {
         $other
     };
 }

@@ -13,6 +13,7 @@ use crate::kernels::cpu::rows::{RowPass, Stack, rows as rows_on_cpu};
 use crate::kernels::cuda_call::RowPassCall;
 use crate::kernels::dispatch::{common, no_kernel};
 use crate::kernels::ops::convert::Convert;
+use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 
 /// Elements for which there is memory at once, if not one operand has more.
@@ -32,7 +33,7 @@ impl<'a> Decoded<'a> {
     /// Memory for the numbers of an operand, in the type of the arithmetic.
     fn room(&mut self, elements: usize, wide: bool, device: Device) -> Result<FlatViewMut<'a>> {
         let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (memory, numbers) = crate::kernels::cuda::scratch_mut(elements, dtype, device)?;
+        let (memory, numbers) = crate::kernels::stay::scratch_mut(elements, dtype, device)?;
         self.memory.push(memory);
         Ok(numbers)
     }
@@ -160,7 +161,13 @@ fn rows_decoded<const N: usize, const R: usize, const W: usize, P: RowPass<N, R,
             }
             Ok(())
         },
-        |range, part| crate::kernels::cuda::rows(&call.of(range), part, P::ORDER),
+        |range, part| {
+            on_device!(
+                &["rows.cu", "totals.cu"];
+                crate::kernels::cuda::rows(&call.of(range), part, P::ORDER),
+                else crate::kernels::libtorch::rows(&call.of(range), part, P::ORDER)
+            )
+        },
     )
 }
 

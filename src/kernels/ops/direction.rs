@@ -76,3 +76,27 @@ impl Op<2, 1, 1> for ApplyLate {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn direction(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let g = &values[0] * given.scalar("grad_factor");
+        let beta2 = given.scalar("beta2");
+        values[1] = lerp(&given.scalar("beta1"), &values[1], &g);
+        values[2] = &beta2 * &values[2] + (1.0 - &beta2) * (&g * &g);
+        let [mut rate, inverse_root] = given.corrections(&Known(1.0));
+        rate = rate * given.scalar("unit");
+        values[0] = rate * &values[1] / (values[2].sqrt() * inverse_root + given.scalar("epsilon"));
+        Vec::new()
+    }
+
+    pub(super) fn apply_late(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let u = values[1].clone();
+        let y = &values[0] - given.scalar("rate") * &u;
+        let kept = &y * (1.0 - given.scalar("decay"));
+        values[0] = if given.is("cautious") { (&y * u).below(&Known(0.0)).choose(&y, &kept) } else { kept };
+        Vec::new()
+    }
+}

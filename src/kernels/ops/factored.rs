@@ -566,3 +566,62 @@ impl RowPass<3, 1, 2> for ConfidentApply<'_> {
         Some(pass.over_rows([self.update.scales, self.scales].map(moments)))
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn gradient_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        vec![(given.scalar("grad_factor") * &values[0]).square()]
+    }
+
+    pub(super) fn gradient_and_parameter_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        vec![(given.scalar("grad_factor") * &values[0]).square(), values[1].wide().square()]
+    }
+
+    pub(super) fn update_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let [row, col] = given.scale(0);
+        let u = &values[0] * (row * given.scalar("grad_factor")) * col;
+        vec![Known(0.0), u.wide().square()]
+    }
+
+    pub(super) fn residual(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let u = update(given, &values[0]);
+        vec![(&u - average(given, &values[1], &u)).square()]
+    }
+
+    pub(super) fn scaled_apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let step = update(given, &values[1]);
+        values[0] = decayed(given, &values[0], &step, &given.live(1)) - step;
+        Vec::new()
+    }
+
+    pub(super) fn scaled_apply_averaged(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[2] = average(given, &values[2], &update(given, &values[1]));
+        values[0] = decayed(given, &values[0], &values[2], &given.live(1)) - &values[2];
+        Vec::new()
+    }
+
+    pub(super) fn confident_apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[2] = average(given, &values[2], &update(given, &values[1]));
+        let [row, col] = given.scale(1);
+        let along = &values[2] * (row * given.scalar("rate")) * col;
+        values[0] = decayed(given, &values[0], &along, &given.scalar("decay")) - along;
+        Vec::new()
+    }
+
+    fn update(given: &Given<'_>, g: &Value) -> Value {
+        let [row, col] = given.scale(0);
+        g * (row * given.live(0)) * col
+    }
+
+    fn average(given: &Given<'_>, m: &Value, new: &Value) -> Value {
+        let beta1 = given.scalar("beta1");
+        &beta1 * m + (1.0 - &beta1) * new
+    }
+
+    fn decayed(given: &Given<'_>, x: &Value, step: &Value, decay: &Value) -> Value {
+        let kept = x - decay * x;
+        if given.is("cautious") { (x * step).below(&Known(0.0)).choose(x, &kept) } else { kept }
+    }
+}

@@ -188,3 +188,43 @@ impl Op<3, 2, 1> for Lamb {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn lamb(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        moments(given, values);
+        let along = along(given, &values[0], &values[2], &values[3]);
+        values[0] = &values[0] - given.live(3) * along;
+        Vec::new()
+    }
+
+    pub(super) fn lamb_along(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let along = along(given, &values[0], &values[1], &values[2]);
+        values[0] = &values[0] - given.live(3) * along;
+        Vec::new()
+    }
+
+    pub(super) fn lamb_norms(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        moments(given, values);
+        let along = along(given, &values[0], &values[2], &values[3]);
+        [&values[0], &along].map(|x| x.wide().square().sum()).into()
+    }
+
+    pub(super) fn lamb_norms_only(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        lamb_norms(given, values)
+    }
+
+    fn moments(given: &Given<'_>, values: &mut [Value]) {
+        let (beta2, g) = (given.scalar("beta2"), given.live(2) * &values[1]);
+        values[2] = given.scalar("beta1") * &values[2] + given.scalar("blend") * &g;
+        values[3] = &beta2 * &values[3] + (1.0 - &beta2) * (&g * &g);
+    }
+
+    fn along(given: &Given<'_>, x: &Value, m: &Value, v: &Value) -> Value {
+        let adam = m * given.live(0) / (v.sqrt() * given.live(1) + given.scalar("epsilon"));
+        let decayed = &adam + given.scalar("weight_decay") * x;
+        if given.is("cautious") { (x * &adam).below(&Known(0.0)).choose(&adam, &decayed) } else { decayed }
+    }
+}

@@ -56,3 +56,21 @@ impl Op<3, 1, 2> for Lion {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn lion(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let (beta1, beta2) = (given.scalar("beta1"), given.scalar("beta2"));
+        let g = given.scalar("grad_factor") * &values[1];
+        let (x, m) = (values[0].clone(), values[2].clone());
+        let blend = &beta1 * &m + (1.0 - &beta1) * &g;
+        values[2] = &beta2 * &m + (1.0 - &beta2) * &g;
+        let kept = &x * (1.0 - given.scalar("decay"));
+        let kept =
+            if given.is("cautious") { (&x * &blend).below(&Known(0.0)).choose(&x, &kept) } else { kept };
+        values[0] = kept - given.scalar("lr") * blend.sign();
+        Vec::new()
+    }
+}

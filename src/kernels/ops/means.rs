@@ -157,3 +157,33 @@ impl Op<2, 1, 1> for Squares<'_> {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn means(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let new = &values[1] / given.factor(1);
+        move_to(given, values, &new);
+        Vec::new()
+    }
+
+    pub(super) fn squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let new = (given.scalar("grad_factor") * &values[1]).square();
+        move_to(given, values, &new);
+        Vec::new()
+    }
+
+    fn move_to(given: &Given<'_>, values: &mut [Value], new: &Value) {
+        let share = match (given.step(), given.scalar("exponent")) {
+            (Some(step), Known(exponent)) => step.to_the(exponent),
+            _ => given.factor(0),
+        };
+        let mean = lerp(&(1.0 - share), &values[0], &(new + given.scalar("epsilon")));
+        // A mean of finite numbers stays finite.
+        let most = given.scalar("most");
+        let is_finite = mean.at_most(&Known(f64::MAX));
+        let bounded = most.below(&mean).choose(&most, &mean);
+        values[0] = is_finite.choose(&bounded, &mean);
+    }
+}

@@ -101,3 +101,33 @@ impl Op<2, 0, 2> for Release {
         }
     }
 }
+
+pub(super) use formulas::momentum as momentum_formula;
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(in crate::kernels::ops) fn momentum(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let (mu, g) = (given.scalar("mu"), given.scalar("grad_factor") * &values[0]);
+        values[1] = &mu * &values[1] + &g;
+        values[2] = if given.is("nesterov") { mu * &values[1] + g } else { values[1].clone() };
+        Vec::new()
+    }
+
+    pub(super) fn momentum_alone(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[1] = given.scalar("mu") * &values[1] + given.scalar("grad_factor") * &values[0];
+        Vec::new()
+    }
+
+    pub(super) fn accumulate(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[2] = &values[1] + given.scalar("grad_factor") * &values[0];
+        Vec::new()
+    }
+
+    pub(super) fn release(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        values[1] = values[0].copied();
+        values[0] = given.scalar("keep") * &values[0];
+        Vec::new()
+    }
+}

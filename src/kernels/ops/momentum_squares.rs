@@ -66,6 +66,18 @@ fn to_bfloat16(x: f64) -> f64 {
     if x.is_nan() { f64::NAN } else { f64::from(f32::from_bits(rounded)) }
 }
 
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    use crate::kernels::ops::momentum::momentum_formula;
+
+    pub(super) fn momentum_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        momentum_formula(given, values);
+        vec![given.as_stored(&values[2], 2).wide().square().sum()]
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may panic")]
 mod tests {

@@ -1,6 +1,7 @@
 //! Normal numbers on a device.
 
 use crate::error::Result;
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatViewMut};
 
@@ -24,6 +25,6 @@ pub fn fill_normals(factor: f64, all: &mut [Normals<'_>]) -> Result<bool> {
     if all.first().is_none_or(|one| one.out.device() == Device::Cpu) {
         return Ok(false);
     }
-    on_device!(super::channels::device::normals(factor, all))?;
+    on_device!(&["low_rank.cu"]; super::channels::device::normals(factor, all), else libtorch::random::normals(factor, all))?;
     Ok(true)
 }

@@ -6,9 +6,9 @@ use crate::error::Result;
 use crate::kernels::cpu::fold::RUN;
 use crate::kernels::cpu::lanes::squares;
 use crate::kernels::cpu::{Fold, Real, Slot};
-use crate::kernels::cuda;
 use crate::kernels::cuda_call::{Kernel, Pass};
 use crate::kernels::ops::declare::{kernel, ops};
+use crate::kernels::stay;
 use crate::tensor::{DType, FlatView};
 
 ops! {
@@ -48,11 +48,20 @@ impl Fold<1, 1, 0, 1> for SumOfSquares {
 /// # Errors
 /// As [`crate::kernels::run`].
 pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
-    let (squares, sums) = cuda::scratch(count, DType::F64, x.device())?;
+    let (squares, sums) = stay::scratch(count, DType::F64, x.device())?;
     let each = x.len() / count.max(1);
     let jobs: Vec<_> = (0..count).map(|i| [x.part(i * each, each)]).collect();
     let places: Vec<_> = (0..count).map(|i| sums.part(i, 1)).collect();
     // Who works on a device has no other memory, whatever place a tensor's own is.
-    cuda::fold(&SumOfSquares { factor: 1.0 }.call(&KERNEL), 1.0, &jobs, &places)?;
+    crate::kernels::dispatch::fold_there(&SumOfSquares { factor: 1.0 }.call(&KERNEL), 1.0, &jobs, &places)?;
     Ok(squares)
+}
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn sum_of_squares(_given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        vec![values[0].wide().square().sum()]
+    }
 }

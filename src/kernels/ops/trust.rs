@@ -2,6 +2,7 @@
 
 use super::factors::{Factors, Steps};
 use crate::error::Result;
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatView};
 
@@ -53,13 +54,12 @@ impl Trust {
         let device = norms.first().map_or(Device::Cpu, FlatView::device);
         let (Device::Cpu, Steps::Counted(steps)) = (device, steps) else {
             let factors = Factors::room(norms.len(), device)?;
-            on_device!(super::factors::device::lamb_factors(
-                self,
-                steps,
-                summed.then_some(norms),
-                group,
-                factors.left()
-            ))?;
+            let norms = summed.then_some(norms);
+            on_device!(
+                super::factors::SOURCES;
+                super::factors::device::lamb_factors(self, steps, norms, group, factors.left()),
+                else libtorch::factors::lamb_factors(self, steps, norms, group, factors.left())
+            )?;
             return Ok(factors);
         };
         let norm = group.iter().flat_map(|sums| sums.numbers().iter()).sum::<f64>().sqrt();

@@ -5,6 +5,7 @@ pub(in crate::kernels) mod device;
 mod host;
 
 use crate::error::Result;
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
@@ -17,6 +18,9 @@ pub(in crate::kernels) const GROWTH: f64 = 1.01;
 pub(in crate::kernels) const NEGLIGIBLE: f64 = 3.452_669_8e-4;
 /// Added to norms that are divided by.
 pub(in crate::kernels) const TINY: f64 = 1e-8;
+
+/// Sources of the kernels.
+const SOURCES: &[&str] = &["low_rank.cu", "select.cu"];
 
 /// Factors of the channels of a matrix, in float64.
 #[derive(Debug)]
@@ -84,7 +88,8 @@ pub fn channel_squares(all: &mut [Projected<'_>]) -> Result<()> {
         return Ok(());
     }
     let sums = all.iter().map(|one| (one.low.view(), one.channels.factors.view()));
-    on_device!(crate::kernels::ops::slices::device::line_sums(side, false, &sums.collect::<Vec<_>>()))
+    let sums: Vec<_> = sums.collect();
+    on_device!(&["select.cu"]; crate::kernels::ops::slices::device::line_sums(side, false, &sums), else libtorch::slices::line_sums(side, false, &sums))
 }
 
 /// `|N| / (|γR| + 1e-8)` of each channel, of N and of what [`channel_squares`] left of R; or where the channels have one
@@ -101,7 +106,9 @@ pub fn channel_ratios(grad_factor: f64, all: &mut [Projected<'_>]) -> Result<()>
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => on_device!(device::channel_ratios(grad_factor, all)),
+        Some(Device::Cuda(_)) => {
+            on_device!(SOURCES; device::channel_ratios(grad_factor, all), else libtorch::channels::channel_ratios(grad_factor, all))
+        }
     }
 }
 
@@ -118,7 +125,9 @@ pub fn channel_totals(all: &mut [(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)
             }
             Ok(())
         }
-        Some(Device::Cuda(_)) => on_device!(device::channel_totals(all)),
+        Some(Device::Cuda(_)) => {
+            on_device!(SOURCES; device::channel_totals(all), else libtorch::channels::channel_totals(all))
+        }
     }
 }
 
@@ -141,7 +150,7 @@ pub fn channel_steps(step: &ChannelStep, all: &mut [Limited<'_>]) -> Result<()> 
                 all,
                 |one| encoded_elements(&one.param.view()),
                 |decoded, one| decoded.written(wide(one), &mut one.param),
-                |_, part| on_device!(device::channel_steps(step, part)),
+                |_, part| on_device!(SOURCES; device::channel_steps(step, part), else libtorch::channels::channel_steps(step, part)),
             )
         }
     }

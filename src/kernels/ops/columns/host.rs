@@ -7,7 +7,7 @@ use crate::tensor::{DType, Element, FlatView, FlatViewMut, MatrixViewMut};
 
 /// Share of the norm of the matrix at which a column holds rounding noise only: products that miss it leave up to eleven
 /// units in the last place of float32, and half a unit of bfloat16 where that is what they are stored in.
-fn dead_share(dtype: DType) -> f64 {
+pub(in crate::kernels) fn dead_share(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2.0_f64.powi(-8),
         DType::F16 => 2.0_f64.powi(-11),

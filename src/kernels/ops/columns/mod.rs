@@ -6,11 +6,18 @@ mod host;
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod panel;
 
+pub(in crate::kernels) use host::dead_share;
+
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixViewMut};
+
+/// Sources of the kernels.
+const SOURCES: &[&str] = &["columns.cu"];
+const PANEL: &[&str] = &["columns.cu", "gram.cu", "cholesky.cu"];
 
 /// A row-major matrix with as many columns as it has sums.
 #[derive(Debug)]
@@ -71,7 +78,7 @@ fn on_host<'c, 'a: 'c>(all: impl Iterator<Item = &'c Columns<'a>>) -> Result<boo
 /// `Error::Internal` when sums are not float64 or `scaled` is no matrix like `x`; [`Error::Cuda`] where a device refuses.
 pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
     if !on_host(all.iter())? {
-        return on_device!(device::squares_and_scaled(all, factor));
+        return on_device!(SOURCES; device::squares_and_scaled(all, factor), else libtorch::columns::squares_and_scaled(all, factor));
     }
     for Columns { x, sums, scaled } in all {
         host::squares_and_scaled(x, sums, factor, scaled);
@@ -90,7 +97,7 @@ pub fn squares_and_scaled(all: &mut [Columns<'_>], factor: f64) -> Result<()> {
 /// As [`squares_and_scaled`].
 pub fn normalize_columns(all: &mut [Kept<'_>], epsilon: f64, factor: f64, per_rate: bool) -> Result<()> {
     if !on_host(all.iter().map(|kept| &kept.columns))? {
-        return on_device!(device::normalize_columns(all, epsilon, factor, per_rate));
+        return on_device!(SOURCES; device::normalize_columns(all, epsilon, factor, per_rate), else libtorch::columns::normalize_columns(all, epsilon, factor, per_rate));
     }
     for Kept { columns: Columns { x, sums, scaled }, q, own } in all {
         host::normalize_columns(x, &sums.view(), epsilon, factor, (q, own.clone()), scaled);
@@ -107,5 +114,5 @@ pub fn orthonormal_columns(matrices: &mut FlatViewMut<'_>, shape: [usize; 3], tw
     if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
     }
-    on_device!(panel::orthonormal_columns(&matrices.view(), shape, twice))
+    on_device!(PANEL; panel::orthonormal_columns(&matrices.view(), shape, twice), else libtorch::columns::orthonormal_columns(matrices, shape))
 }

@@ -12,6 +12,9 @@ use crate::kernels::Job;
 use crate::kernels::ops::convert::Count;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut};
 
+/// Sources of the kernels.
+pub(in crate::kernels) const SOURCES: &[&str] = &["factors.cu", "totals.cu"];
+
 /// `K` factors of each job.
 #[derive(Debug, Default)]
 pub struct Factors<const K: usize> {
@@ -31,7 +34,7 @@ impl<const K: usize> Factors<K> {
 
     /// Room on a device for the factors of `count` jobs, one after the other.
     pub(in crate::kernels) fn room(count: usize, device: Device) -> Result<Self> {
-        let (memory, all) = crate::kernels::cuda::scratch(count * K, DType::F64, device)?;
+        let (memory, all) = crate::kernels::stay::scratch(count * K, DType::F64, device)?;
         let left = (0..count).map(|job| all.part(job * K, K)).collect();
         Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
     }

@@ -8,8 +8,12 @@ mod host;
 
 use super::slices::Chosen;
 use crate::error::Result;
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatViewMut, MatrixViewMut};
+
+/// Sources of the kernels.
+const SOURCES: &[&str] = &["neurons.cu"];
 
 /// An update with its neurons.
 #[derive(Debug)]
@@ -42,7 +46,7 @@ pub fn neuron_squares(all: &mut [Neurons<'_>]) -> Result<()> {
     if device(all) == Device::Cpu {
         return all.iter_mut().try_for_each(host::squares);
     }
-    on_device!(device::neurons("neuron_squares", [0.0; 2], all))
+    on_device!(SOURCES; device::neurons("neuron_squares", [0.0; 2], all), else libtorch::neurons::neurons("neuron_squares", [0.0; 2], all))
 }
 
 /// `V ← β₂·V + (1-β₂)·s/length` with s the sum of squares of a neuron, which has `length` elements where it is whole.
@@ -59,7 +63,7 @@ pub fn neuron_variance(beta2: f64, length: usize, all: &mut [Neurons<'_>]) -> Re
         }
         return Ok(());
     }
-    on_device!(device::neurons("neuron_variance", [beta2, length], all))
+    on_device!(SOURCES; device::neurons("neuron_variance", [beta2, length], all), else libtorch::neurons::neurons("neuron_variance", [beta2, length], all))
 }
 
 /// Multiplies every neuron by `(√a / max(√b, 1e-8)) / (√V + 1e-8)` with a and b the totals of its norm.
@@ -71,5 +75,5 @@ pub fn normalize_neurons(all: &mut [Neurons<'_>]) -> Result<()> {
         all.iter_mut().for_each(host::normalize);
         return Ok(());
     }
-    on_device!(device::neurons("neuron_scale", [0.0; 2], all))
+    on_device!(SOURCES; device::neurons("neuron_scale", [0.0; 2], all), else libtorch::neurons::neurons("neuron_scale", [0.0; 2], all))
 }

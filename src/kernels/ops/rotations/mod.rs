@@ -4,6 +4,7 @@
 pub(in crate::kernels) mod device;
 
 use crate::error::{Error, Result};
+use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, FlatView, FlatViewMut};
 
@@ -30,5 +31,5 @@ pub fn orthogonal_rows(
             "{w:?}, {j:?} and {norms:?} as {count} matrices of size {size}"
         )));
     }
-    on_device!(device::orthogonal_rows(&w.view(), &j.view(), norms, shape))
+    on_device!(&["jacobi.cu"]; device::orthogonal_rows(&w.view(), &j.view(), norms, shape), else libtorch::columns::orthogonal_rows(&w.view(), &j.view(), shape))
 }

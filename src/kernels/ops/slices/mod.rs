@@ -6,11 +6,15 @@ mod host;
 mod select;
 
 use crate::error::Result;
+use crate::kernels::libtorch;
 use crate::kernels::ops::apply::Apply;
 use crate::kernels::ops::declare::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
+
+/// Sources of the kernels.
+const SOURCES: &[&str] = &["select.cu"];
 
 /// Slices that [`choose`] chose of a matrix: on the host as soon as it has returned, on a device when that gets there.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +78,6 @@ impl Sliced<'_> {
 
 /// Operation on chosen slices.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))] // read by kernels of devices
 pub(in crate::kernels) enum Move {
     /// `u ← x`, zero where nothing was chosen, and `x ← keep·x`.
     Take(f64),
@@ -98,7 +101,7 @@ pub fn absolute_sums(side: Side, all: &mut [(MatrixView<'_>, FlatViewMut<'_>)]) 
         return Ok(());
     }
     let all: Vec<_> = all.iter().map(|(x, sums)| (*x, sums.view())).collect();
-    on_device!(device::line_sums(side, true, &all))
+    on_device!(SOURCES; device::line_sums(side, true, &all), else libtorch::slices::line_sums(side, true, &all))
 }
 
 /// `m ← m + factor·g` and in the same pass the sums of `absolute_sums` over m. `all` are g, m and the sums. Returns whether
@@ -135,7 +138,7 @@ pub fn choose(count: usize, all: &mut [(FlatView<'_>, FlatViewMut<'_>)]) -> Resu
         }
         return Ok(());
     }
-    on_device!(device::choose(count, all))
+    on_device!(SOURCES; device::choose(count, all), else libtorch::slices::choose(count, all))
 }
 
 /// Copies the chosen slices of `x` to `u`, whose others become zero, and multiplies them in `x` by `keep`.
@@ -144,7 +147,7 @@ pub fn choose(count: usize, all: &mut [(FlatView<'_>, FlatViewMut<'_>)]) -> Resu
 /// As `absolute_sums`.
 pub fn take(side: Side, keep: f64, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
-        return on_device!(device::move_slices(side, Move::Take(keep), all));
+        return on_device!(SOURCES; device::move_slices(side, Move::Take(keep), all), else libtorch::slices::move_slices(side, Move::Take(keep), all));
     }
     all.iter_mut().try_for_each(|one| {
         one.u.reborrow().into_runs().try_for_each(|mut run| run.clear())?;
@@ -160,7 +163,7 @@ pub fn take(side: Side, keep: f64, all: &mut [Sliced<'_>]) -> Result<()> {
 /// As `absolute_sums`.
 pub fn put_back(side: Side, all: &mut [Sliced<'_>]) -> Result<()> {
     if device(all) != Device::Cpu {
-        return on_device!(device::move_slices(side, Move::Return, all));
+        return on_device!(SOURCES; device::move_slices(side, Move::Return, all), else libtorch::slices::move_slices(side, Move::Return, all));
     }
     for one in all {
         let back: Vec<_> = one.pairs(side).into_iter().map(|(to, from)| (from, to)).collect();
@@ -180,7 +183,7 @@ pub fn apply_slices(side: Side, apply: &Apply, all: &mut [Sliced<'_>]) -> Result
             all,
             |one| encoded_elements(&one.x.view()),
             |decoded, one| decoded.written(wide(one), &mut one.x),
-            |_, part| on_device!(device::apply_slices(side, apply, part)),
+            |_, part| on_device!(SOURCES; device::apply_slices(side, apply, part), else libtorch::slices::apply_slices(side, apply, part)),
         );
     }
     for one in all {

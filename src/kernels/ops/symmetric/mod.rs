@@ -8,6 +8,9 @@ use tch::{Kind, Tensor};
 use crate::error::Result;
 use crate::kernels::ops::declare::on_device;
 
+/// Sources without which there is none.
+const SOURCES: &[&str] = &["symmetric_mma.cu"];
+
 /// `out <- factor (Σ weight addend + A Bᵀ)` on batches `[g, k, k]` and `[g, k, n]` where the result is symmetric, with at
 /// most two addends, which may be `out`: by a kernel that computes one triangle, where there is one for the device,
 /// type and size. False, with nothing done, where there is none.
@@ -21,12 +24,12 @@ pub fn symmetric_product(
     add: &[(f64, &Tensor)],
     factor: f64,
 ) -> Result<bool> {
-    on_device!(device::symmetric_product(out, [a, b], add, factor), else Ok(false))
+    on_device!(SOURCES; device::symmetric_product(out, [a, b], add, factor), else Ok(false))
 }
 
 /// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
 /// lie together.
 #[must_use]
 pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
-    on_device!(device::has_symmetric_product(kind, rows), else false)
+    on_device!(SOURCES; device::has_symmetric_product(kind, rows), else false)
 }

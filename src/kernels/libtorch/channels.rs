@@ -1,0 +1,107 @@
+//! Updates whose rows or columns ("channels") have factors of their own.
+
+use tch::{Kind, Tensor};
+
+use super::slices::line_sums;
+use super::value::Value::{self, Known, There};
+use super::value::copied;
+use super::{arithmetic, load, load_matrix, store, store_matrix, write_numbers};
+use crate::error::Result;
+use crate::kernels::ops::channels::{ChannelStep, Channels, GROWTH, Limited, NEGLIGIBLE, Projected, TINY};
+use crate::kernels::stay::followed_rate;
+use crate::spec::Side;
+use crate::tensor::{DType, FlatViewMut, MatrixView};
+
+/// See [`crate::kernels::clear_without_basis`].
+pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView<'_>, FlatViewMut<'_>)]) -> Result<()> {
+    for (basis, out) in all.iter().filter(|(_, out)| !out.is_empty()) {
+        // Also what is no number is not zero.
+        let is_there = basis.tensor()?.f_ne(0.0)?.f_any()?;
+        let out = out.view();
+        let own = load(&out, arithmetic(out.dtype() == DType::F64))?;
+        store(&out, &own.f_where_self(&is_there, &own.f_zeros_like()?)?)?;
+    }
+    Ok(())
+}
+
+/// The factors of the channels, beside the elements of their matrix.
+fn factors_of(channels: &Channels<'_>) -> Result<Value> {
+    if channels.norms.is_empty() {
+        let all = load(&channels.factors.view(), Kind::Double)?;
+        return Ok(all.f_unsqueeze(if channels.side == Side::Rows { 1 } else { 0 }).into());
+    }
+    let norms = load(&channels.norms.view(), Kind::Double)?;
+    let [n, r] = [0, 1].map(|at| Value::from(norms.f_select(0, at)).sqrt());
+    Ok(n / (r + TINY))
+}
+
+/// See [`crate::kernels::channel_ratios`].
+pub(in crate::kernels) fn channel_ratios(grad_factor: f64, all: &[Projected<'_>]) -> Result<()> {
+    for one in all {
+        let factors = one.channels.factors.view();
+        let before = There(copied(&load(&factors, Kind::Double)?)?).sqrt() * grad_factor.abs();
+        line_sums(one.channels.side, false, &[(one.low.view(), factors)])?;
+        let after = There(copied(&load(&factors, Kind::Double)?)?);
+        if one.channels.norms.is_empty() {
+            let ratios = after.sqrt() / (before + TINY);
+            store(&factors, &ratios.tensor(&*factors.tensor(&[factors.len()])?)?)?;
+        } else {
+            write_numbers(&one.channels.norms.view(), &[after.sum(), before.square().sum()])?;
+        }
+    }
+    Ok(())
+}
+
+/// See [`crate::kernels::channel_totals`].
+pub(in crate::kernels) fn channel_totals(
+    all: &[(Channels<'_>, MatrixView<'_>, FlatViewMut<'_>)],
+) -> Result<()> {
+    for (channels, grad, total) in all {
+        let scaled = factors_of(channels)? * There(load_matrix(grad, Kind::Double)?);
+        write_numbers(&total.view(), &[scaled.square().sum()])?;
+    }
+    Ok(())
+}
+
+/// See [`crate::kernels::channel_steps`].
+pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited<'_>]) -> Result<()> {
+    let unit = followed_rate()?;
+    for one in all {
+        let total = load(&one.total, Kind::Double)?;
+        let norm = There(total.f_select(0, 0)?).sqrt() * step.grad_factor.abs();
+        let last = one.last.view();
+        let before = There(copied(&load(&last, Kind::Double)?.f_select(0, 0)?)?);
+        let growth = &norm / (&before + TINY);
+        let starts = before.at_most(&(&norm * NEGLIGIBLE));
+        let limited = growth.below(&Known(GROWTH)).choose(&Known(1.0), &(&growth / GROWTH));
+        let limiter = starts.choose(&Known(1.0), &limited);
+        let is_zero = norm.at_most(&Known(0.0));
+        write_last(&one.last, &is_zero.choose(&before, &(&norm / &limiter)))?;
+        let rate = Known(one.rate) * &unit / limiter * step.grad_factor;
+
+        let x = one.param.view();
+        let kind = arithmetic([x.dtype(), one.grad.dtype()].contains(&DType::F64));
+        let narrow =
+            |x: &Value, like: &Tensor| -> Result<Value> { Ok(x.tensor(like)?.f_to_kind(kind).into()) };
+        let (old, grad) = (load_matrix(&x, kind)?, load_matrix(&one.grad, kind)?);
+        let update = narrow(&(rate * factors_of(&one.channels)?), &old)? * There(grad);
+        let (old, keep) = (There(old.shallow_clone()), 1.0 - Known(step.decay) * &unit);
+        let start = if step.late { &old - &update } else { old.clone() };
+        let kept = &start * keep;
+        let kept = if step.cautious && step.decay != 0.0 {
+            (&start * &update).below(&Known(0.0)).choose(&start, &kept)
+        } else {
+            kept
+        };
+        let new = if step.late { kept } else { kept - update };
+        store_matrix(&x, &new.tensor(&*x.tensor()?)?)?;
+    }
+    Ok(())
+}
+
+/// Writes the norm of the last update.
+fn write_last(last: &FlatViewMut<'_>, norm: &Value) -> Result<()> {
+    let last = last.view();
+    let stored = last.tensor(&[last.len()])?;
+    Ok(stored.f_select(0, 0)?.f_copy_(&norm.tensor(&stored)?)?)
+}

@@ -1,0 +1,247 @@
+//! Operations on memory of a device by libtorch, on torch's current stream: where there is no kernel of this package, or where it is not
+//! used. Every function does what the one of the same name of `cuda` does.
+
+pub(in crate::kernels) mod channels;
+pub(in crate::kernels) mod columns;
+mod encoded;
+pub(in crate::kernels) mod factors;
+pub(in crate::kernels) mod given;
+pub(in crate::kernels) mod neurons;
+pub(in crate::kernels) mod random;
+pub(in crate::kernels) mod slices;
+pub(in crate::kernels) mod value;
+
+use tch::{Kind, Tensor};
+
+use self::given::Given;
+use self::value::Value::{self, Known, There};
+use self::value::copied;
+use super::cpu::Slot;
+use super::cpu::rows::Stack;
+use super::cuda_call::{Pass, RowPassCall, ScaleMoments};
+use super::{Copy, Messages};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, FlatView, MatrixView, to_i64};
+
+/// Names that formulas are written with.
+pub(in crate::kernels) mod formula {
+    pub(in crate::kernels) use super::given::Given;
+    pub(in crate::kernels) use super::value::Value::{self, Known};
+    pub(in crate::kernels) use super::value::lerp;
+}
+
+/// The type of arithmetic on operands.
+fn arithmetic(wide: bool) -> Kind {
+    if wide { Kind::Double } else { Kind::Float }
+}
+
+/// Tests whether arithmetic is float64.
+fn is_wide(operands: &[FlatView]) -> bool {
+    operands.iter().any(|x| x.dtype() == DType::F64)
+}
+
+/// The numbers of an operand, in the type of the arithmetic.
+fn load(x: &FlatView, kind: Kind) -> Result<Tensor> {
+    let stored = x.tensor(&[x.len()])?;
+    match x.encoding() {
+        None if x.dtype().is_quantized() => {
+            Err(Error::Internal("codes without the blocks that they belong to".into()))
+        }
+        _ if x.dtype().is_quantized() => encoded::decode(x, &stored, kind),
+        _ => Ok(stored.f_to_kind(kind)?),
+    }
+}
+
+/// Writes numbers to an operand as it is stored.
+fn store(x: &FlatView, numbers: &Tensor) -> Result<()> {
+    let mut stored = x.tensor(&[x.len()])?.shallow_clone();
+    let numbers = numbers.f_reshape([-1])?;
+    if x.is_encoded() { encoded::encode(x, &mut stored, &numbers) } else { Ok(stored.f_copy_(&numbers)?) }
+}
+
+/// The numbers of a matrix, in the type of the arithmetic.
+fn load_matrix(x: &MatrixView<'_>, kind: Kind) -> Result<Tensor> {
+    Ok(x.tensor()?.f_to_kind(kind)?)
+}
+
+/// Writes a matrix.
+fn store_matrix(x: &MatrixView<'_>, numbers: &Tensor) -> Result<()> {
+    Ok(x.tensor()?.shallow_clone().f_copy_(numbers)?)
+}
+
+/// Writes the formula's operands that the kernel writes.
+fn written(pass: &Pass<'_>, operands: &[FlatView], values: &[Value]) -> Result<()> {
+    for ((declared, flat), value) in pass.declared.operands.iter().zip(operands).zip(values) {
+        if declared.writes {
+            let like = flat.tensor(&[flat.len()])?;
+            store(flat, &value.tensor(&like)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The operands of a formula in this shape; those that are only written are 0.
+fn operands_of(pass: &Pass<'_>, operands: &[FlatView], kind: Kind, shape: &[i64]) -> Result<Vec<Value>> {
+    let one = |(declared, flat): (&super::DeviceOperand, &FlatView)| -> Result<Value> {
+        if !declared.reads {
+            return Ok(Known(0.0));
+        }
+        let numbers = load(flat, kind)?;
+        Ok(There(if shape.is_empty() { numbers } else { numbers.f_reshape(shape)? }))
+    };
+    pass.declared.operands.iter().zip(operands).map(one).collect()
+}
+
+/// Does the work of one job; returns the formula's sums.
+fn work(pass: &Pass<'_>, number: usize, operands: &[FlatView]) -> Result<Vec<Value>> {
+    if operands.iter().any(|x| x.len() != operands[0].len()) {
+        return Err(Error::Internal("the operands of a pass differ in length".into()));
+    }
+    let given = Given::new(pass, number, operands.iter().map(FlatView::dtype).collect(), Vec::new())?;
+    let kind = arithmetic(pass.double || is_wide(operands));
+    let mut values = operands_of(pass, operands, kind, &[])?;
+    let sums = (pass.declared.formula)(&given, &mut values);
+    written(pass, operands, &values)?;
+    Ok(sums)
+}
+
+pub(super) fn run<const N: usize>(pass: &Pass<'_>, jobs: &[[FlatView; N]]) -> Result<()> {
+    for (number, operands) in jobs.iter().enumerate().filter(|(_, operands)| !operands[0].is_empty()) {
+        work(pass, number, operands)?;
+    }
+    Ok(())
+}
+
+/// Numbers one after the other, to float64 memory.
+fn write_numbers(to: &FlatView, numbers: &[Value]) -> Result<()> {
+    let mut stored = to.tensor(&[to.len()])?.shallow_clone();
+    for (at, number) in (0..).zip(numbers) {
+        stored.f_select(0, at)?.f_copy_(&number.tensor(&stored)?)?;
+    }
+    if numbers.is_empty() {
+        let _ = stored.f_zero_()?;
+    }
+    Ok(())
+}
+
+pub(super) fn fold<const N: usize>(
+    pass: &Pass<'_>,
+    factor: f64,
+    jobs: &[[FlatView; N]],
+    sums: &[FlatView],
+) -> Result<()> {
+    for ((number, operands), to) in jobs.iter().enumerate().zip(sums) {
+        let found = if operands[0].is_empty() { Vec::new() } else { work(pass, number, operands)? };
+        let found: Vec<Value> = found.iter().map(|sum| sum * (factor * factor)).collect();
+        write_numbers(to, &found)?;
+    }
+    Ok(())
+}
+
+pub(super) fn fold_units<const N: usize>(
+    pass: &Pass<'_>,
+    factor: f64,
+    units: &[Vec<[FlatView; N]>],
+    sums: &[FlatView],
+) -> Result<()> {
+    let mut number = 0;
+    for (jobs, to) in units.iter().zip(sums) {
+        let mut total = Known(0.0);
+        for operands in jobs {
+            if !operands[0].is_empty() {
+                let found = work(pass, number, operands)?;
+                total = found.into_iter().fold(total, |total, sum| total + sum);
+            }
+            number += 1;
+        }
+        write_numbers(to, &[total * (factor * factor)])?;
+    }
+    Ok(())
+}
+
+pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
+    call: &RowPassCall<'_>,
+    jobs: &mut [Stack<'_, R, W>],
+    order: [Slot; N],
+) -> Result<()> {
+    for (number, stack) in jobs.iter_mut().enumerate() {
+        let is_wide = stack.operands.dtypes().any(|dtype| dtype == DType::F64);
+        let Stack { operands, stack, rows, cols, row_sums, col_sums, all_sums, total } = stack;
+        let [stack, rows, cols] = [to_i64(*stack)?, to_i64(*rows)?, to_i64(*cols)?];
+        let operands = operands.ordered(order);
+        let (kind, shape) = (arithmetic(is_wide), [stack, rows, cols]);
+        let scales = call.scales.iter().map(|all| scale_of(all.get(number), kind, shape));
+        let scales = scales.collect::<Result<Vec<_>>>()?;
+        let stored = operands.iter().map(FlatView::dtype).collect();
+        let given = Given::new(&call.pass, number, stored, scales)?;
+        let mut values = operands_of(&call.pass, &operands, kind, &shape)?;
+        let found = (call.pass.declared.formula)(&given, &mut values);
+        written(&call.pass, &operands, &values)?;
+        let [summed, own] = [0, 1].map(|at| found.get(at).cloned().unwrap_or(Known(0.0)));
+        for (sums, dims) in [(row_sums, &[2_i64][..]), (col_sums, &[1]), (all_sums, &[1, 2])] {
+            match &summed {
+                _ if sums.is_empty() => {}
+                There(summed) => {
+                    store(&sums.view(), &summed.f_sum_dim_intlist(dims, false, Kind::Double)?)?;
+                }
+                Known(_) => sums.clear()?,
+                Value::Failed(_) => write_numbers(&sums.view(), std::slice::from_ref(&summed))?,
+            }
+        }
+        if !total.is_empty() {
+            write_numbers(&total.view(), &[own.sum()])?;
+        }
+    }
+    Ok(())
+}
+
+/// By row and by column the reciprocal roots of second moments: `√S / (√R·√C)`, with a root of √S on either side.
+fn scale_of(
+    moments: Option<&ScaleMoments<'_>>,
+    kind: Kind,
+    [stack, rows, cols]: [i64; 3],
+) -> Result<[Value; 2]> {
+    let Some([row, col, all]) = moments else { return Ok([Known(1.0), Known(1.0)]) };
+    if col.is_empty() {
+        return Ok([Known(1.0), Known(1.0)]);
+    }
+    let wide =
+        |x: &FlatView, shape: &[i64]| -> Result<Tensor> { Ok(load(x, Kind::Double)?.f_reshape(shape)?) };
+    let narrow = |x: Tensor| -> Result<Value> { Ok(There(x.f_to_kind(kind)?)) };
+    if row.is_empty() {
+        let own = wide(col, &[stack, rows, cols])?.f_sqrt()?.f_reciprocal()?;
+        return Ok([Known(1.0), narrow(own)?]);
+    }
+    let half = wide(all, &[stack, 1, 1])?.f_sqrt()?.f_sqrt()?;
+    let [row, col] = [wide(row, &[stack, rows, 1])?, wide(col, &[stack, 1, cols])?];
+    Ok([narrow(half.f_div(&row.f_sqrt()?)?)?, narrow(half.f_div(&col.f_sqrt()?)?)?])
+}
+
+pub(super) fn copy(copies: &[Copy<'_>]) -> Result<()> {
+    for copy in copies {
+        store_matrix(&copy.to.view(), &*copy.from.tensor()?)?;
+    }
+    Ok(())
+}
+
+pub(super) fn move_down(moves: &[(FlatView, FlatView)]) -> Result<()> {
+    for (from, to) in moves {
+        // A run may overlap itself.
+        let aside = copied(&*from.tensor(&[from.len()])?)?;
+        to.tensor(&[to.len()])?.shallow_clone().f_copy_(&aside)?;
+    }
+    Ok(())
+}
+
+pub(super) fn sum(messages: &Messages<'_>, factor: f64, to: &FlatView) -> Result<()> {
+    let Messages { all, pitch, count } = *messages;
+    if to.is_empty() {
+        return Ok(());
+    }
+    let mut total = Known(0.0);
+    for message in 0..count {
+        total = total + There(load(&all.part(message * pitch, to.len()), Kind::Double)?);
+    }
+    let like = to.tensor(&[to.len()])?;
+    store(to, &(total * factor).tensor(&like.f_to_kind(Kind::Double)?)?)
+}

@@ -1,0 +1,165 @@
+//! A thread's stay on a device, and by what its operations are computed there: kernels, or libtorch.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+#[cfg(not(feature = "cuda"))]
+use tch::Tensor;
+
+use super::cuda;
+#[cfg(not(feature = "cuda"))]
+use super::cuda::enter as enter_kernels;
+#[cfg(feature = "cuda")]
+pub(super) use super::cuda::{scratch, scratch_mut};
+use super::libtorch::value::Value;
+#[cfg(feature = "cuda")]
+use super::sources::enter as enter_kernels;
+use crate::error::{Error, Result};
+use crate::tensor::FlatPtr;
+#[cfg(not(feature = "cuda"))]
+use crate::tensor::{self, DType, Device, FlatView, FlatViewMut};
+
+/// Ways to compute on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// By kernels where they can be had, else by libtorch.
+    Auto,
+    /// By libtorch alone.
+    Libtorch,
+    /// By kernels alone: where one cannot be had, the step fails.
+    Kernels,
+}
+
+impl Tier {
+    /// The environment variable that says so.
+    pub const VARIABLE: &str = "OXIDION_CUDA";
+
+    /// The one that the environment asks for.
+    ///
+    /// # Errors
+    /// `Error::Value` for another word.
+    pub fn wanted() -> Result<Self> {
+        static WANTED: OnceLock<std::result::Result<Tier, String>> = OnceLock::new();
+        let wanted = WANTED.get_or_init(|| match std::env::var(Self::VARIABLE).as_deref() {
+            Err(_) | Ok("" | "auto") => Ok(Self::Auto),
+            Ok("libtorch") => Ok(Self::Libtorch),
+            Ok("kernels") => Ok(Self::Kernels),
+            Ok(other) => Err(format!("{} must be auto, libtorch or kernels, got '{other}'", Self::VARIABLE)),
+        });
+        wanted.clone().map_err(Error::Value)
+    }
+}
+
+thread_local! {
+    /// True while the thread works on a device.
+    static HERE: Cell<bool> = const { Cell::new(false) };
+    /// The learning rate that is on the device.
+    static RATE: Cell<Option<FlatPtr>> = const { Cell::new(None) };
+}
+
+/// A thread's stay on a device, until it is dropped.
+#[derive(Debug)]
+pub struct Entered {
+    /// It belongs to the thread.
+    _thread: PhantomData<*const ()>,
+    outer: bool,
+    /// None where libtorch computes.
+    _kernels: Option<cuda::Entered>,
+}
+
+/// Has the operations of this thread run on a stream of a device, which is torch's current one; `encoded` says whether also
+/// those on what is more than numbers of its type.
+///
+/// # Errors
+/// [`Error::Cuda`] where kernels are required and there is no driver or no such device.
+pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
+    let kernels = match Tier::wanted()? {
+        Tier::Libtorch => None,
+        Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
+        Tier::Auto => entered_or_warned(ordinal, stream, encoded),
+    };
+    Ok(Entered { _thread: PhantomData, outer: HERE.replace(true), _kernels: kernels })
+}
+
+/// The stay of kernels; none, and said once, where they cannot be had.
+fn entered_or_warned(ordinal: usize, stream: usize, encoded: bool) -> Option<cuda::Entered> {
+    static SAID: OnceLock<()> = OnceLock::new();
+    match enter_kernels(ordinal, stream, encoded) {
+        Ok(entered) => Some(entered),
+        Err(error) => {
+            SAID.get_or_init(|| {
+                log::warn!(
+                    target: "oxidion.cuda",
+                    "device {ordinal} works by libtorch, which is slower, and not by kernels of this package: {error}"
+                );
+            });
+            None
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        HERE.set(self.outer);
+    }
+}
+
+/// Tests whether this thread works on a device.
+#[must_use]
+pub fn on_device() -> bool {
+    HERE.get()
+}
+
+/// Guard of operations at a learning rate that is on the device, until it is dropped.
+#[derive(Debug)]
+pub struct Following {
+    outer: Option<FlatPtr>,
+    _kernels: cuda::Following,
+}
+
+/// Has operations of this thread multiply what is for each unit of the learning rate by the number that is in `rate` when
+/// they run. None: by nothing.
+#[must_use]
+pub fn follow(rate: Option<&FlatPtr>) -> Following {
+    Following { outer: RATE.replace(rate.copied()), _kernels: cuda::follow(rate) }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        RATE.set(self.outer);
+    }
+}
+
+/// The learning rate that is on the device, as a number there; 1 where there is none.
+pub(super) fn followed_rate() -> Result<Value> {
+    let Some(rate) = RATE.get() else { return Ok(Value::Known(1.0)) };
+    // SAFETY: whoever set it keeps it until the guard is dropped.
+    let view = unsafe { rate.view(None) };
+    Ok(view.tensor(&[])?.f_to_kind(tch::Kind::Double).into())
+}
+
+/// Room for elements of one step: what owns it, and where it is. Torch's allocator gives it to others only after what is
+/// on the stream.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn scratch(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, FlatView<'static>)> {
+    scratch_mut(elements, dtype, device).map(|(room, all)| (room, all.into_view()))
+}
+
+/// As [`scratch`], to be written by operations that are told so.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn scratch_mut(
+    elements: usize,
+    dtype: DType,
+    device: Device,
+) -> Result<(Tensor, FlatViewMut<'static>)> {
+    let device = if device == Device::Cpu && tensor::is_emulated() { Device::Cuda(0) } else { device };
+    if device == Device::Cpu {
+        return Err(Error::Internal("scratch of a device on the host".into()));
+    }
+    let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
+    // SAFETY: of memory of a device a view has the address only, and whoever works there keeps the room until it has done
+    // all that uses it.
+    let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
+    Ok((room, all))
+}
