@@ -210,6 +210,11 @@ pub fn sum(messages: &Messages<'_>, factor: f64, to: FlatViewMut<'_>) -> Result<
     Ok(())
 }
 
+/// There are no kernels of an operation where this thread works.
+pub(super) fn no_kernels<T: std::fmt::Debug>(what: &str, told: T) -> Error {
+    Error::Cuda(format!("there are no kernels of {what} ({told:?}) in use"))
+}
+
 pub(super) fn no_kernel<O>() -> Error {
     Error::Cuda(format!("there is no kernel of {} yet", std::any::type_name::<O>()))
 }

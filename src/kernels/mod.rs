@@ -36,7 +36,9 @@ pub use ops::channels::{
     ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
 };
 pub use ops::clipping::{Clipping, Rates, UpdateSums};
-pub use ops::columns::{Columns, Kept, normalize_columns, orthonormal_columns, squares_and_scaled};
+pub use ops::columns::{
+    Columns, Kept, has_orthonormal_columns, normalize_columns, orthonormal_columns, squares_and_scaled,
+};
 pub use ops::convert::Convert;
 pub use ops::decode::rows;
 pub use ops::direction::{ApplyLate, Direction};
@@ -53,7 +55,7 @@ pub use ops::momentum_squares::MomentumSquares;
 pub use ops::neurons::{Neurons, neuron_squares, neuron_variance, normalize_neurons};
 pub use ops::normals::{Normals, fill_normals};
 pub use ops::optimizers::*;
-pub use ops::rotations::{ROTATED_SIZES, orthogonal_rows};
+pub use ops::rotations::{ROTATED_SIZES, has_orthogonal_rows, orthogonal_rows};
 pub use ops::signs::{SIGNS, Signs, sign_matrix};
 pub use ops::slices::{
     Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,

@@ -58,7 +58,7 @@ fn with_basis(
         return Ok(report);
     }
     let mut rest: Vec<usize> = (0..usize::try_from(b).unwrap_or(0)).collect();
-    if m > r && method != QrMethod::Qr {
+    if m > r && method != QrMethod::Qr && !kernels::on_device() {
         let (all, cols) = (views::write(p_bmr)?, usize::try_from(r).unwrap_or(0));
         let each = all.len() / rest.len();
         let twice = method == QrMethod::Cqr2;
@@ -73,14 +73,19 @@ fn with_basis(
         usize::try_from(m * r).unwrap_or(usize::MAX).saturating_mul(p_bmr.f_kind()?.elt_size_in_bytes());
     let mut report = Report::default();
     for some in rest.chunks((TOGETHER / bytes.max(1)).max(1)) {
-        let sketch = if method == QrMethod::Rcqr && m > r { Some(sketch(some)?) } else { None };
+        let sketch = if method == QrMethod::Rcqr && m > r {
+            Some(sketch(some)?.f_to_device(p_bmr.device())?)
+        } else {
+            None
+        };
         let indices = some.iter().map(|&i| to_i64(i)).collect::<Result<Vec<_>>>()?;
         let some_bmr = rows(p_bmr, &indices)?;
         let (mut q_bmr, found) = orthonormalize(&some_bmr, method, sketch)?;
         if let Some(rounding) = clear {
             clear_dependent(&some_bmr, &mut q_bmr, epsilon_of(kind), rounding)?;
         }
-        let _ = p_bmr.f_index_copy_(0, &Tensor::f_from_slice(&indices)?, &q_bmr)?;
+        let at = Tensor::f_from_slice(&indices)?.f_to_device(p_bmr.device())?;
+        let _ = p_bmr.f_index_copy_(0, &at, &q_bmr)?;
         report.shifted += found.shifted;
         report.householder += found.householder;
     }
@@ -134,7 +139,8 @@ fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: R
             if columns.is_empty() {
                 continue;
             }
-            let _ = one.f_index_copy_(1, &Tensor::f_from_slice(&columns)?, &basis_mk)?;
+            let at = Tensor::f_from_slice(&columns)?.f_to_device(one.device())?;
+            let _ = one.f_index_copy_(1, &at, &basis_mk)?;
         }
     }
     Ok(())
@@ -143,7 +149,7 @@ fn clear_dependent(x_bmr: &Tensor, q_bmr: &mut Tensor, epsilon: f64, rounding: R
 /// Orthonormal bases as of [`orthonormal_basis`], but a column that depends on those before it, as one of zeros does,
 /// becomes zero: any direction would be made up.
 ///
-/// On a device, where the host reads nothing, all methods but [`QrMethod::Qr`] are Cholesky QR in as many passes as the
+/// On a device with kernels for it, where the host reads nothing, all methods but [`QrMethod::Qr`] are Cholesky QR in as many passes as the
 /// factors ask for, with shifts; a column that still depends on those before it becomes zero. Square and float64
 /// matrices go through Householder QR.
 ///
@@ -159,7 +165,7 @@ pub fn orthonormal_or_zero(
     if b == 0 || m == 0 || r == 0 {
         return Ok(Report::default());
     }
-    if kernels::on_device() {
+    if kernels::has_orthonormal_columns() {
         kernels::frozen(|| on_device(p_bmr, method))?;
         return Ok(Report::default());
     }

@@ -10,7 +10,7 @@ use super::sketch::nystrom;
 use super::sums::Sums;
 use super::symmetric::Symmetric;
 use crate::error::{Error, Result};
-use crate::kernels::on_device;
+use crate::kernels::{has_orthogonal_rows, on_device};
 
 /// Bytes of what is converted at a time for a Gram matrix, which is read and written with every part.
 const GRAM_BYTES: i64 = 16 << 20;
@@ -92,8 +92,9 @@ pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> 
     let (Source::Gram(x) | Source::Sketch(x, _) | Source::Matrix(x, _)) = source;
     let wide = x.f_to_kind(Kind::Double)?;
     // A sum is finite where all is and far below the largest number; it takes a fifth of the time of asking each element.
-    let is_finite =
-        |x: &Tensor| Ok::<_, Error>(on_device() || f64::try_from(x.f_sum(Kind::Double)?)?.is_finite());
+    let is_finite = |x: &Tensor| {
+        Ok::<_, Error>(has_orthogonal_rows() || f64::try_from(x.f_sum(Kind::Double)?)?.is_finite())
+    };
     if !is_finite(&wide)? {
         return Ok(None);
     }
@@ -122,7 +123,7 @@ pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> 
     // The values fall: the first is the largest.
     let bound_1 = values_r.f_narrow(0, 0, kept.min(1))?.f_mul_scalar(share)?;
     let alive_r = values_r.f_gt_tensor(&bound_1)?;
-    let is_lapacks = matches!(source, Source::Matrix(..)) && !on_device();
+    let is_lapacks = matches!(source, Source::Matrix(..)) && !has_orthogonal_rows();
     let signed_dr = if is_lapacks { vectors_dr } else { signed(&vectors_dr)? };
     Ok(Some(signed_dr.f_mul(&alive_r)?))
 }

@@ -202,7 +202,7 @@ fn scale_of(
     [stack, rows, cols]: [i64; 3],
 ) -> Result<[Value; 2]> {
     let Some([row, col, all]) = moments else { return Ok([Known(1.0), Known(1.0)]) };
-    if col.is_empty() {
+    if col.is_empty() || stack * rows * cols == 0 {
         return Ok([Known(1.0), Known(1.0)]);
     }
     let wide =

@@ -87,6 +87,9 @@ impl Pairs {
 
     /// A slice of the matrix for each of the other, zero where it has none.
     pub(in crate::kernels) fn take(&self, x: &Tensor) -> Result<Tensor> {
+        if x.size()[0] == 0 {
+            return Ok(Tensor::f_zeros([self.own.size()[0], x.size()[1]], (x.f_kind()?, x.device()))?);
+        }
         let taken = x.f_index_select(0, &self.own.f_clamp_max((x.size()[0] - 1).max(0))?)?;
         let none = taken.f_zeros_like()?;
         Ok(taken.f_where_self(&column(&self.is_other)?, &none)?)
@@ -94,6 +97,9 @@ impl Pairs {
 
     /// `x` with slices of `u` in the place of those that are chosen.
     pub(in crate::kernels) fn put(&self, x: &Tensor, u: &Tensor) -> Result<Tensor> {
+        if x.size()[0] == 0 {
+            return Ok(x.shallow_clone());
+        }
         let mut padded = Tensor::f_cat(&[x, &x.f_narrow(0, 0, 1)?], 0)?;
         let _ = padded.f_index_copy_(0, &self.own, &u.f_to_kind(x.f_kind()?)?)?;
         Ok(padded.f_narrow(0, 0, x.size()[0])?)
@@ -132,8 +138,14 @@ fn is_empty(one: &Sliced<'_>) -> bool {
 
 /// Moves chosen slices between matrices.
 pub(in crate::kernels) fn move_slices(side: Side, how: Move, all: &[Sliced]) -> Result<()> {
-    for one in all.iter().filter(|one| !is_empty(one)) {
+    for one in all {
         let (x, u) = (one.x.view(), one.u.view());
+        if is_empty(one) {
+            if matches!(how, Move::Take(_)) && !u.shape().contains(&0) {
+                let _ = u.tensor()?.shallow_clone().f_zero_()?;
+            }
+            continue;
+        }
         let kind = kind_of(one);
         let (own, other) = (lines(&x, side, kind)?, lines(&u, side, kind)?);
         let pairs = Pairs::of(&one.chosen, own.size()[0], other.size()[0])?;

@@ -572,11 +572,11 @@ mod formulas {
     use crate::kernels::libtorch::formula::*;
 
     pub(super) fn gradient_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        vec![(given.scalar("grad_factor") * &values[0]).square()]
+        vec![(given.scalar("grad_factor") * &values[0]).wide().square()]
     }
 
     pub(super) fn gradient_and_parameter_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
-        vec![(given.scalar("grad_factor") * &values[0]).square(), values[1].wide().square()]
+        vec![(given.scalar("grad_factor") * &values[0]).wide().square(), values[1].wide().square()]
     }
 
     pub(super) fn update_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
@@ -587,7 +587,7 @@ mod formulas {
 
     pub(super) fn residual(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let u = update(given, &values[0]);
-        vec![(&u - average(given, &values[1], &u)).square()]
+        vec![(&u - average(given, &values[1], &u)).wide().square()]
     }
 
     pub(super) fn scaled_apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {

@@ -11,6 +11,7 @@ pub(in crate::kernels) use host::dead_share;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::kernels::dispatch::no_kernels;
 use crate::kernels::libtorch;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixViewMut};
@@ -105,14 +106,24 @@ pub fn normalize_columns(all: &mut [Kept<'_>], epsilon: f64, factor: f64, per_ra
     Ok(())
 }
 
+/// Tests whether there are kernels of [`orthonormal_columns`] where this thread works.
+#[must_use]
+pub fn has_orthonormal_columns() -> bool {
+    on_device!(PANEL; true, else false)
+}
+
 /// Makes the columns of matrices `[count, rows, cols]` of float32 that lie together on a device orthonormal, or zero
 /// where they depend on those before them. `twice`: never in one pass.
 ///
 /// # Errors
-/// [`Error::Cuda`] where the device refuses.
+/// [`Error::Cuda`] where the device refuses, or has no kernels for it.
 pub fn orthonormal_columns(matrices: &mut FlatViewMut<'_>, shape: [usize; 3], twice: bool) -> Result<()> {
     if matrices.dtype() != DType::F32 || matrices.len() != shape.iter().product::<usize>() {
         return Err(Error::Internal(format!("{matrices:?} as matrices {shape:?} of float32")));
     }
-    on_device!(PANEL; panel::orthonormal_columns(&matrices.view(), shape, twice), else libtorch::columns::orthonormal_columns(matrices, shape))
+    on_device!(
+        PANEL;
+        panel::orthonormal_columns(&matrices.view(), shape, twice),
+        else Err(no_kernels("orthonormal columns", twice))
+    )
 }

@@ -4,12 +4,21 @@
 pub(in crate::kernels) mod device;
 
 use crate::error::{Error, Result};
-use crate::kernels::libtorch;
+use crate::kernels::dispatch::no_kernels;
 use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, FlatView, FlatViewMut};
 
 /// Number of which the sizes of matrices must be multiples.
 pub const ROTATED_SIZES: usize = 64;
+
+/// Sources of the kernels.
+const SOURCES: &[&str] = &["jacobi.cu"];
+
+/// Tests whether there are kernels of [`orthogonal_rows`] where this thread works.
+#[must_use]
+pub fn has_orthogonal_rows() -> bool {
+    on_device!(SOURCES; true, else false)
+}
 
 /// Makes the rows of square matrices on a device orthogonal by rotations: `W <- J W` for `w`, `[count, size, size]` in
 /// float64, and `J <- J₁ J` for `j`, which begins as the identity. `norms` are the Frobenius norms of the matrices.
@@ -31,5 +40,9 @@ pub fn orthogonal_rows(
             "{w:?}, {j:?} and {norms:?} as {count} matrices of size {size}"
         )));
     }
-    on_device!(&["jacobi.cu"]; device::orthogonal_rows(&w.view(), &j.view(), norms, shape), else libtorch::columns::orthogonal_rows(&w.view(), &j.view(), shape))
+    on_device!(
+        SOURCES;
+        device::orthogonal_rows(&w.view(), &j.view(), norms, shape),
+        else Err(no_kernels("orthogonal rows", shape))
+    )
 }
