@@ -65,3 +65,21 @@ impl Op<3, 1, 2> for ClassName {
         }
     }
 }
+
+/// By libtorch.
+mod formulas {
+    use crate::kernels::libtorch::formula::*;
+
+    pub(super) fn optimizer_name(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
+        let (x, g) = (values[0].clone(), given.scalar("grad_factor") * &values[1]);
+        values[2] = given.scalar("mu") * &values[2] + g;
+        let kept = &x * (1.0 - given.scalar("decay"));
+        let kept = if given.is("cautious") {
+            (&x * &values[2]).below(&Known(0.0)).choose(&x, &kept)
+        } else {
+            kept
+        };
+        values[0] = kept - given.scalar("lr") * &values[2];
+        Vec::new()
+    }
+}

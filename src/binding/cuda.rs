@@ -11,11 +11,14 @@ use crate::tensor;
 
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. `emulated`: memory of the host
 /// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes
-/// (`OXIDION_CUDA=libtorch`).
+/// (`OXIDION_CUDA=libtorch`). `kernels`: whether this torch is one that they are for; else libtorch computes.
 #[pyfunction]
-#[pyo3(signature = (folder, *, emulated=false))]
-pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool) -> PyResult<()> {
+#[pyo3(signature = (folder, *, emulated=false, kernels=true))]
+pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool, kernels: bool) -> PyResult<()> {
     cuda::keep_in(folder);
+    if !kernels {
+        Tier::without_kernels();
+    }
     match (emulated, Tier::wanted().map_err(to_python)?) {
         (false, _) => Ok(()),
         (true, Tier::Libtorch) => {

@@ -1,8 +1,10 @@
 //! A thread's stay on a device, and by what its operations are computed there: kernels, or libtorch.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(not(feature = "cuda"))]
 use tch::Tensor;
@@ -47,9 +49,20 @@ impl Tier {
             Ok("kernels") => Ok(Self::Kernels),
             Ok(other) => Err(format!("{} must be auto, libtorch or kernels, got '{other}'", Self::VARIABLE)),
         });
-        wanted.clone().map_err(Error::Value)
+        match wanted.clone().map_err(Error::Value)? {
+            Self::Auto if WITHOUT_KERNELS.load(Ordering::Relaxed) => Ok(Self::Libtorch),
+            wanted => Ok(wanted),
+        }
+    }
+
+    /// Has libtorch compute where nobody asks for kernels: this torch is not one that they are for.
+    pub fn without_kernels() {
+        WITHOUT_KERNELS.store(true, Ordering::Relaxed);
     }
 }
+
+/// True where the kernels are not for this torch.
+static WITHOUT_KERNELS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// True while the thread works on a device.
@@ -82,18 +95,21 @@ pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
     Ok(Entered { _thread: PhantomData, outer: HERE.replace(true), _kernels: kernels })
 }
 
-/// The stay of kernels; none, and said once, where they cannot be had.
+/// The stay of kernels; none, and said once for each device, where they cannot be had.
 fn entered_or_warned(ordinal: usize, stream: usize, encoded: bool) -> Option<cuda::Entered> {
-    static SAID: OnceLock<()> = OnceLock::new();
+    static WITHOUT: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
+    let mut without = WITHOUT.lock().unwrap_or_else(PoisonError::into_inner);
+    if without.contains_key(&ordinal) {
+        return None;
+    }
     match enter_kernels(ordinal, stream, encoded) {
         Ok(entered) => Some(entered),
         Err(error) => {
-            SAID.get_or_init(|| {
-                log::warn!(
-                    target: "oxidion.cuda",
-                    "device {ordinal} works by libtorch, which is slower, and not by kernels of this package: {error}"
-                );
-            });
+            log::warn!(
+                target: "oxidion.cuda",
+                "device {ordinal} computes by libtorch, which is slower than kernels of this package: {error}"
+            );
+            without.insert(ordinal, error.to_string());
             None
         }
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import logging
 import warnings
 from collections.abc import Iterable
 from functools import cache
@@ -71,9 +72,12 @@ def prepare(*, emulated: bool = False) -> None:
     Args:
         emulated: whether memory of the host is to count as that of a device, for tests without one.
     """
-    if torch.version.hip:
-        raise RuntimeError("the kernels are for CUDA devices: this torch is built for ROCm")
-    prepare_devices(kept_in(), emulated=emulated)
+    is_for_them = not torch.version.hip
+    if not is_for_them:
+        logging.getLogger("oxidion.cuda").warning(
+            "libtorch computes, which is slower: the kernels are for CUDA devices, and this torch is for ROCm"
+        )
+    prepare_devices(kept_in(), emulated=emulated, kernels=is_for_them)
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec else ():
         for folder in sorted(Path(place).glob("*/lib")):

@@ -1,0 +1,109 @@
+"""Steps on a device by libtorch alone: the tests of steps once more, with memory of the host as a device's.
+
+Libtorch computes the same on every device, so no device is needed to know that the formulas are right.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from .driver import on_the_device
+
+ENVIRONMENT = {**os.environ, "OXIDION_CUDA": "libtorch"}
+ONE_PROCESS = "not slow and not dist and not alone and not equipment"
+SAID_LATER = "not whose_squares_overflow"
+"""What a device finds out is said one step later."""
+
+
+@pytest.mark.parametrize(
+    ("place", "chosen", "least"),
+    [
+        ("algorithm/test_cases.py", "", 1000),
+        ("algorithm/test_huge_gradients.py", "", 300),
+        ("algorithm/test_stochastic_rounding.py", "", 50),
+        ("algorithm/test_dion_degenerate.py", "", 100),
+        ("algorithm/test_edges.py", "", 50),
+        ("algorithm/test_galore_guard.py", SAID_LATER, 5),
+        ("test_golden.py", "", 50),
+        ("distributed/test_eight_bit.py", "", 10),
+        ("distributed/test_sim_equivalence.py", "", 50),
+    ],
+)
+def test_steps_by_libtorch_follow_the_reference(place: str, chosen: str, least: int) -> None:
+    passed, _ = on_the_device(ENVIRONMENT, chosen, place, markers=ONE_PROCESS)
+    assert passed >= least
+
+
+CODE = """
+import sys, torch, oxidion
+from oxidion._cuda import device
+if {emulated}:
+    device.prepare(emulated=True)
+torch.set_num_threads(1)
+results = dict()
+for name, keys, dtype in {cases}:
+    params = [
+        torch.nn.Parameter(torch.sin(torch.arange(m * n).double() * 0.7).reshape(m, n).to(dtype))
+        for m, n in ((40, 24), (24, 40), (24, 24), (300, 4))
+    ]
+    optimizer = getattr(oxidion, name)(params, lr=0.01, weight_decay=0.1, **keys)
+    for step in range(4):
+        for i, p in enumerate(params):
+            p.grad = torch.cos(torch.arange(p.numel()) * (1.1 + step + i)).reshape(p.shape).to(dtype)
+        optimizer.step()
+    states = [t for p in params for t in optimizer.state[p].values() if torch.is_tensor(t)]
+    results[f"{{name}} {{keys}} {{dtype}}"] = [p.detach() for p in params] + states
+torch.save(results, sys.argv[1])
+"""
+ELEMENTWISE = ("AdamW", "Lion", "AdEMAMix", "Lamb", "CAME")
+CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
+    *((name, {"state_bits": 8}, torch.float32) for name in ELEMENTWISE),
+    *((name, {"stochastic_rounding": True}, torch.bfloat16) for name in ELEMENTWISE),
+    ("Muon", {"state_bits": 8}, torch.float32),
+    ("NorDion2", {"stochastic_rounding": True}, torch.bfloat16),
+]
+
+
+def test_codes_and_random_bits_are_those_of_the_kernels_of_the_cpu(tmp_path: Any) -> None:
+    for emulated in (False, True):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                CODE.format(emulated=emulated, cases=CASES),
+                str(tmp_path / str(emulated)),
+            ],
+            env={**ENVIRONMENT, "PYTHONWARNINGS": "ignore"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    expected, found = (torch.load(tmp_path / str(emulated)) for emulated in (False, True))
+    assert len(expected) == len(CASES)
+    for name, tensors in expected.items():
+        for own, other in zip(tensors, found[name], strict=True):
+            if own.dtype == torch.uint8 or own.dtype == torch.bfloat16:
+                assert torch.equal(own, other), name
+            else:
+                torch.testing.assert_close(own, other, rtol=4 * 2.0**-22, atol=1e-6)
+
+
+@pytest.mark.parametrize("word", ["atem", "aten", "1"])
+def test_other_words_are_refused(word: str) -> None:
+    code = "import torch, oxidion\nfrom oxidion._cuda import device\ndevice.prepare(emulated=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OXIDION_CUDA": word},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"OXIDION_CUDA must be auto, libtorch or kernels, got '{word}'" in done.stderr
