@@ -1,12 +1,14 @@
-"""Commands: ``env`` for a bug report, ``plan`` for what a step costs, ``rank`` for what low ranks capture."""
+"""Commands: ``env`` for a bug report, ``plan`` for costs, ``rank`` for low ranks, ``gpu-check`` for a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from oxidion import __version__, env_report
 from oxidion._energy import command as rank
+from oxidion._gpu_check import command as gpu_check
 from oxidion._planning import command as plan
 
 
@@ -16,11 +18,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"oxidion {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help="print versions and processor features")
-    runs = {"plan": plan.run, "rank": rank.run}
-    parsers = {"plan": plan.add(commands), "rank": rank.add(commands)}
+    tools: dict[str, Any] = {"plan": plan, "rank": rank, "gpu-check": gpu_check}
+    parsers = {name: tool.add(commands) for name, tool in tools.items()}
     given = parser.parse_args(arguments)
-    if given.command in runs:
-        return runs[given.command](parsers[given.command], given)
+    if given.command in tools:
+        status: int = tools[given.command].run(parsers[given.command], given)
+        return status
     sys.stdout.write(env_report() + "\n")
     return 0
 

@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "megatron": frozenset({"_core", "_dist", "optim"}),
     "titan": frozenset({"_core", "optim"}),
     "qk_clip": frozenset({"_dist"}),
-    "__main__": frozenset({"", "_energy", "_planning"}),
+    "_gpu_check": frozenset({"", "_core", "_cuda"}),
+    "__main__": frozenset({"", "_energy", "_gpu_check", "_planning"}),
     "": frozenset({"_core", "_torch", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}),
 }
 """Packages and modules of ``oxidion``, which is "" here, that one of them may import beside the extension."""

@@ -8,7 +8,7 @@ use super::value::lerp;
 use super::{arithmetic, load, load_matrix, store, store_matrix};
 use crate::error::Result;
 use crate::kernels::ops::neurons::Neurons;
-use crate::tensor::{DType, to_i64};
+use crate::tensor::{DType, FlatView, to_i64};
 
 /// Added to the root of the running mean square.
 const EPSILON: f64 = 1e-8;
@@ -26,21 +26,41 @@ fn pairs(one: &Neurons<'_>, variance: &Tensor) -> Result<Pairs> {
 
 /// Launches one of the passes by the name of its kernel; `mean` is β₂ and the length of a whole neuron.
 pub(in crate::kernels) fn neurons(kernel: &str, mean: [f64; 2], all: &[Neurons<'_>]) -> Result<()> {
-    for one in all.iter().filter(|one| !one.u.shape().contains(&0)) {
+    for one in all {
+        let is_empty = one.u.shape().contains(&0);
         match kernel {
+            "neuron_squares" if is_empty => clear(&one.squares.view())?,
             "neuron_squares" => squares(one)?,
+            "neuron_variance" if one.u.shape()[0] == 0 => clear(&one.totals.view())?,
             "neuron_variance" => variance(mean, one)?,
+            _ if is_empty => {}
             _ => scale(one)?,
         }
     }
     Ok(())
 }
 
+fn clear(x: &FlatView<'_>) -> Result<()> {
+    let _ = x.tensor(&[x.len()])?.shallow_clone().f_zero_()?;
+    Ok(())
+}
+
+/// The first of some numbers in this shape: there may be room for more.
+fn first(x: &FlatView<'_>, like: &Tensor) -> Result<Tensor> {
+    Ok(load(x, Kind::Double)?.f_narrow(0, 0, to_i64(like.numel())?)?.f_reshape_as(like)?)
+}
+
+/// Writes the first of some numbers; what there is room for behind them becomes zero.
+fn write_first(x: &FlatView<'_>, numbers: &Tensor) -> Result<()> {
+    let count = to_i64(numbers.numel())?;
+    let all = numbers.f_flatten(0, -1)?.f_constant_pad_nd([0, to_i64(x.len())? - count])?;
+    store(x, &all)
+}
+
 /// U in this type as `[rows, neurons of a row, length]`.
 fn parted(one: &Neurons<'_>, kind: Kind) -> Result<Tensor> {
-    let [rows, cols] = one.u.shape();
-    let length = one.length.max(1);
-    let sizes = [rows, cols / length, length].map(to_i64);
+    let ([rows, _], [_, across]) = (one.u.shape(), one.variance.shape());
+    let sizes = [rows, across, one.length].map(to_i64);
     let [rows, across, length] = sizes;
     Ok(load_matrix(&one.u.view(), kind)?.f_reshape([rows?, across?, length?])?)
 }
@@ -54,14 +74,14 @@ fn squares(one: &Neurons<'_>) -> Result<()> {
     let sums = parted(one, Kind::Double)?.f_square()?.f_sum_dim_intlist(&[2_i64][..], false, Kind::Double)?;
     let v = load_matrix(&one.variance.view(), Kind::Double)?;
     let is_here = beside(pairs(one, &v)?.is_other(), &sums)?;
-    store(&one.squares.view(), &sums.f_where_self(&is_here, &sums.f_zeros_like()?)?)
+    write_first(&one.squares.view(), &sums.f_where_self(&is_here, &sums.f_zeros_like()?)?)
 }
 
 fn variance([beta2, length]: [f64; 2], one: &Neurons<'_>) -> Result<()> {
     let v = load_matrix(&one.variance.view(), Kind::Double)?;
     let pairs = pairs(one, &v)?;
     let own = pairs.take(&v)?;
-    let squares = load(&one.squares.view(), Kind::Double)?.f_reshape_as(&own)?;
+    let squares = first(&one.squares.view(), &own)?;
     let new = lerp(&Known(beta2), &There(own), &(There(squares.shallow_clone()) / length));
     let new = new.tensor(&v)?;
     store_matrix(&one.variance.view(), &pairs.put(&v, &new)?)?;

@@ -1,0 +1,402 @@
+"""Parts of the check, each run in a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import oxidion
+from oxidion._core.base import OxOptimizer
+from oxidion._core.env import env_report
+from oxidion._cuda import device as core
+
+EMULATED = "emulated"
+"""Word for memory of the host in the place of a device's, as tests have it."""
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a part found.
+
+    Attributes:
+        status: "PASS", "FAIL", "SLOW" or "SKIP".
+        figures: what it measured, by name.
+        reason: what was wrong, or why it was left out.
+    """
+
+    status: str
+    figures: dict[str, Any]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Steps of one class.
+
+    Attributes:
+        cls: name of the class.
+        keys: arguments.
+        dtype: of parameters and gradients.
+        shapes: of the parameters.
+        bar: the largest relative difference of an update, in the Frobenius norm, from libtorch's.
+        waits: whether libtorch or the class itself waits for the device in a step.
+    """
+
+    cls: str
+    keys: dict[str, Any]
+    dtype: torch.dtype = torch.float32
+    shapes: tuple[tuple[int, ...], ...] = ((300, 257), (257, 300), (129, 129), (64, 8), (1000,), (17,))
+    bar: float = 1e-5
+    waits: bool = False
+
+
+MATRICES = ((300, 257), (257, 300), (129, 129), (64, 8))
+LARGE = ((256, 256), (257, 300), (1000, 300), (300, 1000))
+ROUNDED = 2.0**-7
+"""Twice the unit in the last place of bfloat16, in which products are rounded in another order."""
+
+KERNELS: dict[str, Setting] = {
+    # Roots and quotients of devices are off by two units in the last place.
+    "updates.cu AdamW": Setting("AdamW", {}),
+    "updates.cu AdEMAMix": Setting("AdEMAMix", {}),
+    "updates.cu Lion": Setting("Lion", {}),
+    "updates.cu float64": Setting("AdamW", {"amsgrad": True}, torch.float64, bar=1e-12),
+    "coded.cu AdamW": Setting("AdamW", {"state_bits": 8}, bar=1e-3),
+    "coded_sums.cu Lamb": Setting("Lamb", {"state_bits": 8}, bar=1e-3),
+    "sums.cu factors.cu Lamb": Setting("Lamb", {}),
+    "rows.cu means.cu Adafactor": Setting("Adafactor", {"relative_step": False, "lr": 0.01}, bar=1e-4),
+    "rows.cu CAME": Setting("CAME", {}, bar=1e-4),
+    "symmetric_mma.cu Muon": Setting("Muon", {"orth_dtype": "bfloat16"}, shapes=LARGE, bar=4 * ROUNDED),
+    "neurons.cu NorMuon": Setting("NorMuon", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
+    "select.cu Dion2": Setting("Dion2", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
+    "columns.cu gram.cu cholesky.cu Dion": Setting(
+        "Dion", {"rank_fraction": 0.25}, shapes=MATRICES, bar=1e-3
+    ),
+    "jacobi.cu GaLore": Setting(
+        "GaLoreAdamW", {"rank": 16, "update_proj_gap": 2}, shapes=MATRICES, bar=1e-2, waits=True
+    ),
+    "low_rank.cu APOLLO": Setting(
+        "APOLLOAdamW", {"rank": 16, "update_proj_gap": 2}, shapes=MATRICES, bar=1e-3
+    ),
+}
+
+_EIGHT, _ROUNDED = {"state_bits": 8}, {"stochastic_rounding": True}
+_KEYS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Lion": {},
+    "AdEMAMix": {},
+    "Lamb": {},
+    "Adafactor": {"relative_step": False, "lr": 0.01},
+    "CAME": {},
+    # Products in float32, whose errors are small: those of 16 bits are in row 3.
+    "Muon": {"orth_dtype": "float32"},
+    "NorMuon": {"orth_dtype": "float32"},
+    "Dion": {"rank_fraction": 0.25},
+    "Dion2": {"orth_dtype": "float32"},
+    "NorDion2": {"orth_dtype": "float32"},
+    "GaLoreAdamW": {"rank": 8, "update_proj_gap": 4},
+    "APOLLOAdamW": {"rank": 8, "update_proj_gap": 4},
+}
+_WAITS = ("GaLoreAdamW",)
+KINDS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
+    "float32": ({}, torch.float32),
+    "bfloat16": ({}, torch.bfloat16),
+    "8-bit": (_EIGHT, torch.float32),
+    "rounded": (_ROUNDED, torch.bfloat16),
+}
+CLASSES: dict[str, dict[str, Setting]] = {
+    name: {
+        kind: Setting(name, {**keys, **more}, dtype, MATRICES, waits=name in _WAITS)
+        for kind, (more, dtype) in KINDS.items()
+        if not (name == "Dion" and kind == "8-bit")
+    }
+    for name, keys in _KEYS.items()
+}
+VERIFIED = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""The largest error of an update that `verify` may find; products of bfloat16 have more."""
+
+
+def place(number: str) -> torch.device:
+    """The device of that number, which becomes the current one; the host where it is emulated."""
+    if number == EMULATED:
+        core.prepare(emulated=True)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(number))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _numbers(shape: tuple[int, ...], phase: float) -> Tensor:
+    """Numbers that are the same on every machine, of full rank."""
+    count = torch.Size(shape).numel()
+    at = torch.arange(count, dtype=torch.float64)
+    return (torch.sin(at * 12.9898 + phase) * 43758.5453).frac().mul(2).sub(1).reshape(shape)
+
+
+def made(setting: Setting, device: torch.device) -> tuple[list[nn.Parameter], OxOptimizer]:
+    """Parameters and their optimizer."""
+    params = [
+        nn.Parameter(_numbers(shape, 1.0 + i).to(setting.dtype).to(device))
+        for i, shape in enumerate(setting.shapes)
+    ]
+    keys = {"lr": 0.01, "weight_decay": 0.1, **setting.keys}
+    return params, getattr(oxidion, setting.cls)(params, **keys)
+
+
+def give_gradients(params: list[nn.Parameter], step: int) -> None:
+    """Gradients of a step."""
+    for i, param in enumerate(params):
+        param.grad = _numbers(tuple(param.shape), 100.0 + 10 * step + i).to(param.dtype).to(param.device)
+
+
+def steps(setting: Setting, device: torch.device, count: int) -> list[Tensor]:
+    """By how much parameters have moved after some steps, in float64 on the host."""
+    params, optimizer = made(setting, device)
+    before = [param.detach().double().cpu() for param in params]
+    for step in range(count):
+        give_gradients(params, step)
+        optimizer.step()
+    return [param.detach().double().cpu() - old for param, old in zip(params, before, strict=True)]
+
+
+def difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest relative difference in the Frobenius norm; infinite where something is no number."""
+    worst = 0.0
+    for own, other in zip(found, expected, strict=True):
+        off = float((own - other).norm() / other.norm().clamp_min(1e-300))
+        worst = max(worst, off if off == off else float("inf"))
+    return worst
+
+
+def driver_version() -> str:
+    """Version of CUDA that the driver has, as "13.0"; empty where there is no driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)):
+        return ""
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def facts(number: str) -> dict[str, Any]:
+    """What is known of the device and of what is installed, without names of hosts, users or folders."""
+    found: dict[str, Any] = {
+        "oxidion": oxidion.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or torch.version.hip or "",
+        "driver": driver_version(),
+    }
+    if number == EMULATED:
+        return {**found, "gpu": EMULATED, "capability": "", "sms": 0, "memory": 0}
+    properties = torch.cuda.get_device_properties(int(number))
+    return {
+        **found,
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "sms": properties.multi_processor_count,
+        "memory": properties.total_memory,
+    }
+
+
+def env(number: str) -> Found:
+    """A product of torch is right, and what is installed."""
+    device = place(number)
+    a, b = _numbers((64, 64), 1.0), _numbers((64, 64), 2.0)
+    product = (a.float().to(device) @ b.float().to(device)).double().cpu()
+    off = float((product - a @ b).norm() / (a @ b).norm())
+    lines = [line for line in env_report().splitlines() if not line.startswith(("library", "platform"))]
+    status = "PASS" if off < 1e-2 else "FAIL"  # TensorFloat-32 has eleven bits
+    return Found(
+        status, {"product": off, "report": lines}, "" if status == "PASS" else "a product of torch is wrong"
+    )
+
+
+def load(number: str) -> Found:
+    """Kernels can be had."""
+    device = place(number)
+    started = time.perf_counter()
+    steps(KERNELS["coded.cu AdamW"], device, 1)
+    first = time.perf_counter() - started
+    started = time.perf_counter()
+    steps(KERNELS["coded.cu AdamW"], device, 1)
+    return Found(
+        "PASS", {"first_step_s": round(first, 3), "next_step_s": round(time.perf_counter() - started, 3)}
+    )
+
+
+@contextmanager
+def busy(device: torch.device) -> Iterator[None]:
+    """A second stream that is busy meanwhile."""
+    if device.type != "cuda":
+        yield
+        return
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(other):
+        a = torch.ones(2048, 2048, device=device)
+        for _ in range(20):
+            a = a @ a * 1e-4
+    yield
+    other.synchronize()
+
+
+def kernels(number: str, name: str, out: str) -> Found:
+    """Steps of one setting, repeated: equal bits. Saved for the comparison of kernels with libtorch."""
+    device, setting = place(number), KERNELS[name]
+    first = steps(setting, device, 3)
+    for _ in range(3):
+        with busy(device):
+            again = steps(setting, device, 3)
+        if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+            return Found("FAIL", {"repeats": difference(again, first)}, "a repeated step has other bits")
+    torch.save(first, out)
+    return Found("PASS", {})
+
+
+def classes(number: str, name: str) -> Found:
+    """Steps of a class in every kind of storage."""
+    device, figures = place(number), dict[str, Any]()
+    for kind, setting in CLASSES[name].items():
+        reason = _class(device, setting, kind, figures)
+        if reason:
+            return Found("FAIL", figures, f"{kind}: {reason}")
+    return Found("PASS", figures)
+
+
+def _class(device: torch.device, setting: Setting, kind: str, figures: dict[str, Any]) -> str:
+    """What is wrong with `verify`, memory, waiting or steps beside the CPU's; empty if nothing is."""
+    params, optimizer = made(setting, device)
+    give_gradients(params, 0)
+    optimizer.step()
+    give_gradients(params, 1)
+    error = max(float(row["update_error"]) for row in optimizer.verify())
+    figures[kind] = error
+    if not error <= VERIFIED[setting.dtype]:
+        return f"verify() finds an error of {error:.1e}"
+    optimizer.step()
+    if device.type != "cuda":
+        return ""
+    before = torch.cuda.memory_allocated(device)
+    waits = setting.waits or os.environ.get("OXIDION_CUDA") == "libtorch"
+    for step in range(2, STEPS):
+        give_gradients(params, step)
+        torch.cuda.set_sync_debug_mode("default" if waits else "error")
+        try:
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    grown = torch.cuda.memory_allocated(device) - before
+    if grown > 0:
+        return f"{grown} bytes more are allocated after {STEPS} steps than after 2"
+    off = difference(steps(setting, device, STEPS), steps(setting, torch.device("cpu"), STEPS))
+    figures[f"{kind}_cpu"] = off
+    # Directions of rounding size may turn, and moments in one byte are rounded once more.
+    return "" if off <= 0.3 else f"{STEPS} steps differ by {off:.1e} from those of the CPU"
+
+
+def _seconds(work: Callable[[], Any], device: torch.device, rounds: int = 5) -> tuple[float, float]:
+    """Least seconds on the device and of the host of some work."""
+    best = [float("inf")] * 2
+    for _ in range(rounds):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        work()
+        host = time.perf_counter() - started
+        torch.cuda.synchronize(device)
+        best = [min(best[0], time.perf_counter() - started), min(best[1], host)]
+    return best[0], best[1]
+
+
+def speed_elementwise(number: str) -> Found:
+    """AdamW and Lion beside a copy of as many bytes."""
+    device = place(number)
+    count = min(1 << 28, torch.cuda.mem_get_info(device)[0] // 40)
+    source = torch.zeros(count, device=device)
+    target = torch.empty_like(source)
+    copied, _ = _seconds(partial(target.copy_, source), device)
+    rate = 8 * count / copied
+    del source, target
+    figures: dict[str, Any] = {"copy_GB_per_s": round(rate / 1e9, 1)}
+    for name, moved in (("AdamW", 28), ("Lion", 20)):
+        param = nn.Parameter(torch.zeros(count, device=device))
+        param.grad = torch.ones_like(param)
+        optimizer = getattr(oxidion, name)([param], lr=1e-3)
+        optimizer.step()
+        spent, _ = _seconds(optimizer.step, device)
+        figures[f"{name}_of_copy"] = round(moved * count / spent / rate, 3)
+    low = min(figures["AdamW_of_copy"], figures["Lion_of_copy"])
+    return Found("PASS" if low >= 0.85 else "SLOW", figures, "" if low >= 0.85 else f"{low} of a copy")
+
+
+def speed_host(number: str) -> Found:
+    """Host time of a step of many small tensors beside torch's fused AdamW."""
+    device = place(number)
+    times = {}
+    made_by: dict[str, Callable[..., Any]] = {
+        "ours": oxidion.AdamW,
+        "torch": partial(torch.optim.AdamW, fused=True),
+    }
+    for name, make in made_by.items():
+        params = [nn.Parameter(torch.ones(3, device=device)) for _ in range(4000)]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer = make(params, lr=1e-3)
+        optimizer.step()
+        times[name] = _seconds(optimizer.step, device)[1]
+    ratio = round(times["torch"] / times["ours"], 2)
+    figures = {"host_us_per_param": round(times["ours"] / 4000 * 1e6, 2), "torch_over_ours": ratio}
+    return Found("PASS" if ratio >= 1 else "SLOW", figures, "" if ratio >= 1 else f"{ratio} of torch's rate")
+
+
+def speed_muon(number: str) -> Found:
+    """Muon on matrices of a model of a billion parameters beside torch.optim.Muon."""
+    device = place(number)
+    if not hasattr(torch.optim, "Muon"):
+        return Found("SKIP", {}, "this torch has no torch.optim.Muon")
+    shapes = [(2048, 2048)] * 4 + [(8192, 2048)] * 2 + [(2048, 8192)]
+    times = {}
+    for name, cls in (("ours", oxidion.Muon), ("torch", torch.optim.Muon)):
+        params = [nn.Parameter(torch.randn(s, device=device, dtype=torch.bfloat16)) for s in shapes]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        optimizer = cls(params, lr=1e-3)
+        optimizer.step()
+        times[name] = _seconds(optimizer.step, device)[0]
+    ratio = round(times["torch"] / times["ours"], 2)
+    figures = {"step_ms": round(times["ours"] * 1e3, 2), "torch_over_ours": ratio}
+    return Found("PASS" if ratio >= 1 else "SLOW", figures, "" if ratio >= 1 else f"{ratio} of torch's rate")
+
+
+SPEED: dict[str, Callable[[str], Found]] = {
+    "elementwise": speed_elementwise,
+    "host": speed_host,
+    "Muon": speed_muon,
+}
+
+
+def run(row: int, name: str, number: str, out: str) -> Found:
+    """Runs one part; what it raises is a failure."""
+    warnings.simplefilter("ignore")
+    parts: dict[int, Callable[[], Found]] = {
+        1: lambda: env(number),
+        2: lambda: load(number),
+        3: lambda: kernels(number, name, out),
+        4: lambda: classes(number, name),
+        6: lambda: SPEED[name](number),
+    }
+    try:
+        return parts[row]()
+    except Exception as error:  # whatever it is belongs in the report
+        return Found("FAIL", {}, f"{type(error).__name__}: {error}".splitlines()[0][:400])
