@@ -12,8 +12,10 @@ import math
 import mmap
 import os
 import threading
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate, count
 from pathlib import Path
 from typing import ClassVar
@@ -52,14 +54,29 @@ CGROUPS = (
 
 
 def zeros(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, reserve: Reserve | None = None
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    reserve: Reserve | None = None,
+    *,
+    pin: bool = False,
 ) -> Tensor:
     """Zeros, of what ``reserve`` has or new. Large ones on the CPU are mapped, in huge pages, when written.
 
     ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
+
+    Args:
+        shape: of the tensor.
+        dtype: of the tensor.
+        device: of the tensor.
+        reserve: memory that was asked for ahead.
+        pin: whether the tensor is to be in pinned memory of the host; where there is none, it is not.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    locked = empty_pinned(shape, dtype) if pin else None
+    if locked is not None:
+        return locked.zero_()
     ahead = reserve.take(shape, dtype) if reserve is not None else None
     if ahead is not None:
         return ahead
@@ -68,6 +85,24 @@ def zeros(
         return torch.zeros(shape, dtype=dtype, device=device)
     memory, start = _mapped(size)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
+
+
+def empty_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    """A tensor in pinned memory of the host; None, with one warning in a process, where there is none."""
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        _say_pageable(str(error).partition("\n")[0])
+        return None
+
+
+@cache
+def _say_pageable(why: str) -> None:
+    warnings.warn(
+        f"states of parameters in pinned memory are in pageable memory: no more can be pinned ({why}). "
+        "Steps are the same; copies of these states to a device wait for the host",
+        stacklevel=2,
+    )
 
 
 def _mapped(size: int) -> tuple[mmap.mmap, int]:
