@@ -10,7 +10,7 @@ import torch
 
 from support.cases import case_named, optimizer_classes
 
-from . import jobs, offloaded
+from . import jobs, offloaded, saving
 from .resuming import Groups, run
 
 #: A row of the table of optimizers for every class.
@@ -93,6 +93,22 @@ def test_checkpoint_of_offloaded_shards_goes_on_on_another_layout(
     got, places = run(groups, target[0], offloaded.load, folder, target[1], name, keys)
     assert jobs.furthest(got, wanted) <= CLOSE
     assert places == ({"cpu"} if target[1] != "one" else {"plain cpu"})
+
+
+@every_model
+@pytest.mark.parametrize("offloaded_first", [True, False], ids=["offloaded-first", "offloaded-then"])
+def test_checkpoint_goes_on_with_and_without_offload(
+    groups: Groups, tmp_path: Path, name: str, keys: dict[str, Any], offloaded_first: bool
+) -> None:
+    folder, plain = str(tmp_path / "checkpoint"), (name, keys, torch.float64)
+    if offloaded_first:
+        wanted = run(groups, 2, offloaded.save, folder, "fsdp", name, keys, False)
+        got, _ = run(groups, 2, saving.load, folder, "fsdp", *plain)
+    else:
+        wanted = run(groups, 2, saving.save, folder, "fsdp", *plain)
+        got, places = run(groups, 2, offloaded.load, folder, "fsdp", name, keys)
+        assert places == {"cpu"}
+    assert jobs.furthest(got, wanted) <= CLOSE
 
 
 @every_model
