@@ -153,15 +153,10 @@ def contenders(options: argparse.Namespace) -> dict[tuple[str, str, str], Make]:
         text = f"Dion 1/{round(1 / part)}"
         if options.dion is not None:
             found[DION, f"{text}, outer_shard_mesh", "float32"] = functools.partial(dion_of, "Dion", part)
-        keep = {"rank_fraction": part, "route": "keep"}
-        found[OURS, f"{text}, keep, outer_shard_mesh", "float32"] = lambda model, mesh, keep=keep: (
-            oxidion.Dion(model.parameters(), outer_shard_mesh=mesh, **keep)
-        )
-        for route in ("keep", "gather", "auto"):
-            keys = {"rank_fraction": part, "route": route}
-            found[OURS, f"{text}, {route}", "float32"] = lambda model, _, keys=keys: oxidion.Dion(
-                model.parameters(), **keys
-            )
+        for sided in (True, False):
+            for route in ("keep", "gather", "auto"):
+                name = f"{text}, {route}{', outer_shard_mesh' if sided else ''}"
+                found[OURS, name, "float32"] = functools.partial(our_dion, part, route, sided)
     if options.dion is not None:
         found[DION, "Muon", "bfloat16"] = functools.partial(dion_of, "Muon", None)
     if options.titan is not None:
@@ -171,6 +166,14 @@ def contenders(options: argparse.Namespace) -> dict[tuple[str, str, str], Make]:
             model.parameters(), orth_dtype=dtype
         )
     return found
+
+
+def our_dion(part: float, route: str, sided: bool, model: Stack, mesh: DeviceMesh) -> Any:
+    """Our Dion on a route; ``sided``: with Q of the side that is cut, as microsoft/dion has it."""
+    import oxidion
+
+    own = {"outer_shard_mesh": mesh} if sided else {}
+    return oxidion.Dion(model.parameters(), rank_fraction=part, route=route, **own)
 
 
 def dion_of(name: str, part: float | None, model: Stack, mesh: DeviceMesh) -> Any:
@@ -344,9 +347,7 @@ def main() -> None:
     runs = [run(world, layers, options) for layers in options.layers for world in options.ranks]
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / "peer_bytes.json"
-    target.write_text(
-        json.dumps({"torch": torch.__version__, "runs": runs}, indent=1) + "\n", encoding="utf-8"
-    )
+    target.write_text(json.dumps({"torch": torch.__version__, "runs": runs}) + "\n", encoding="utf-8")
     parts = [
         "# Bytes of a step, counted at the process group\n",
         f"Gloo processes, torch {torch.__version__}; float32 parameters under `fully_shard`, rows cut. Of "

@@ -6,6 +6,7 @@ own has that done between the construction of an optimizer and its first step.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import math
@@ -13,6 +14,7 @@ import mmap
 import os
 import threading
 import warnings
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -51,6 +53,10 @@ CGROUPS = (
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 """Files with the limit of a container's memory, and with what of it is used."""
+
+
+_filling: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+"""Threads that were started, and what ends each."""
 
 
 def zeros(
@@ -153,6 +159,7 @@ class Reserve:
         self.thread = threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True)
         if ahead:
             self.thread.start()
+            _filling[self.thread] = self._dropped
 
     def _map(self, wanted: list[Like]) -> Tensor:
         """A mapping with room for these, which are listed."""
@@ -186,6 +193,19 @@ class Reserve:
     def __del__(self) -> None:
         self._dropped.set()
         Reserve.outstanding -= self._left
+
+
+@atexit.register
+def stop() -> None:
+    """Ends the threads, after a stretch at most: nobody uses their memory any more.
+
+    One that came back to an interpreter that is being torn down would end the process with SIGABRT.
+    """
+    running = [*_filling.items()]
+    for _, dropped in running:
+        dropped.set()
+    for thread, _ in running:
+        thread.join()
 
 
 def _free_bytes() -> int:
