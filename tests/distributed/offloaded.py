@@ -228,10 +228,10 @@ def on_another_device() -> tuple[str, str, bool, list[str]]:
     return error, text, same, told
 
 
-def wrapped(layout: str, name: str) -> tuple[float, set[str]]:
-    """FSDP2's own offload on a mesh of CPUs: distance from one process; where gradients and states lie."""
+def wrapped(layout: str, name: str, pin: bool = False) -> tuple[float, set[str], set[bool]]:
+    """FSDP2's own offload: distance from one process, where gradients and states lie, what is pinned."""
     network, world = jobs.model(), dist.get_world_size()
-    shard = functools.partial(fully_shard, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    shard = functools.partial(fully_shard, offload_policy=CPUOffloadPolicy(pin_memory=pin))
     if layout == "plane":
         mesh = jobs.mesh_of({"fs": world // 2, "tp": 2})
         parallelize_module(network, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -244,6 +244,7 @@ def wrapped(layout: str, name: str) -> tuple[float, set[str]]:
         share = (dist.get_rank(), world)
     optimizer = jobs.optimizer_of(network, name)
     jobs.train(network, optimizer, STEPS, share)
-    held = [value for own in optimizer.state.values() for value in own.values()]
-    held += [param.grad for param in network.parameters()]
-    return jobs.distance(network, name, STEPS), {where(value, "cpu") for value in held if value.ndim}
+    states = [value for own in optimizer.state.values() for value in own.values() if value.ndim]
+    pinned = {value._local_tensor.is_pinned() for value in states if value._local_tensor.numel()}
+    held = [*states, *(param.grad for param in network.parameters())]
+    return jobs.distance(network, name, STEPS), {where(value, jobs.device()) for value in held}, pinned

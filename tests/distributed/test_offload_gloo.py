@@ -162,6 +162,7 @@ def test_ranks_of_which_one_alone_has_offloaded_all_raise(groups: Groups) -> Non
 def test_model_under_the_policy_of_fsdp2_equals_one_process(
     groups: Groups, ranks: int, layout: str, name: str
 ) -> None:
-    for far, places in groups[ranks].run(offloaded.wrapped, layout, name):
+    for far, places, pinned in groups[ranks].run(offloaded.wrapped, layout, name):
         assert far <= CLOSE
         assert places == {"cpu"}
+        assert pinned == {False}
