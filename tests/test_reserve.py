@@ -215,6 +215,19 @@ def test_dropped_reserve_asks_for_nothing_more() -> None:
 
 
 @needs_populate
+def test_end_of_the_process_ends_the_threads_of_what_is_still_held() -> None:
+    """A thread that came back to an interpreter in ruins would end the process with SIGABRT."""
+    size = 1 << 32
+    before = resident()
+    reserve = Reserve(bytes_of(size))
+    assert reserve.thread.is_alive()
+    _reserve.stop()
+    assert not reserve.thread.is_alive()
+    assert resident() - before < size // 2
+    assert reserve.take([size], torch.uint8) is not None
+
+
+@needs_populate
 @pytest.mark.parametrize("sizes", [[1 << 25], [1 << 18] * 128], ids=["one-large", "many-small"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_process_takes_no_share_of_it(sizes: list[int]) -> None:

@@ -19,6 +19,12 @@ PROCESSES = (
     " or (fsdp_and_tensor_parallel_model and Muon)"
 )
 
+ON_ITS_MESH = (
+    "(equal_one_process and (muon-default or adamw-default or dion-quarter) and not normuon)"
+    " or (scaler and (Muon or AdamW))"
+)
+"""Shards on a mesh of devices: those of the tests of offload, which here are in memory of the device."""
+
 
 @needs_nvrtc
 @pytest.mark.parametrize(
@@ -26,6 +32,7 @@ PROCESSES = (
     [
         ("test_sim_equivalence.py", SHARDED, 25),
         ("test_gloo.py", PROCESSES, 10),
+        ("test_offload_gloo.py", ON_ITS_MESH, 17),
         ("test_eight_bit.py", "empty_shards or (codes_of_every_layout and (Lamb or Dion2))", 22),
     ],
 )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import oxidion
@@ -37,13 +38,23 @@ def new_mesh(axes: dict[str, int]) -> DeviceMesh:
 
 
 @cache
-def _mesh(axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
-    return new_mesh(dict(axes))
+def _mesh(axes: tuple[tuple[str, int], ...], kind: str) -> DeviceMesh:
+    if kind == device():
+        return new_mesh(dict(axes))
+    own = _mesh(axes, device())
+    groups: Any = [own.get_group(dim) for dim in range(own.ndim)] if own.ndim > 1 else own.get_group()
+    return DeviceMesh.from_group(groups, kind, mesh=own.mesh, mesh_dim_names=tuple(dict(axes)))
 
 
-def mesh_of(axes: dict[str, int]) -> DeviceMesh:
-    """A mesh over all ranks, the same one for all jobs: the threads of its process groups stay."""
-    return _mesh(tuple(axes.items()))
+def mesh_of(axes: dict[str, int], kind: str | None = None) -> DeviceMesh:
+    """A mesh over all ranks, the same one for all jobs: the threads of its process groups stay.
+
+    Args:
+        axes: sizes by name.
+        kind: type of device that the mesh says it is of, whose process groups are those of the mesh of this
+            process's device; nothing touches a device that is not there.
+    """
+    return _mesh(tuple(axes.items()), kind or device())
 
 
 def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -> DTensor:
@@ -60,14 +71,18 @@ def placed(tensor: Tensor, mesh: DeviceMesh, layout: Any, dims: Sequence[str]) -
         strided = _StridedShard(dim, split_factor=math.prod(inner))
         return {"R": Replicate(), "S": Shard(dim), "T": strided if inner else Shard(dim)}[kind]
 
-    places = [placement(at) for at in range(len(dims))]
-    return DTensor.from_local(part, mesh, places, shape=tensor.shape, stride=tensor.stride(), run_check=False)
+    places = tuple(placement(at) for at in range(len(dims)))
+    meta = TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    made: Any = DTensor  # from_local would move the part to the device of the mesh
+    return made(part, DTensorSpec(mesh, places, tensor_meta=meta), requires_grad=False)
 
 
-def steps_on_a_layout(case_name: str, setting_name: str, dtype: torch.dtype, named: bool) -> float:
+def steps_on_a_layout(
+    case_name: str, setting_name: str, dtype: torch.dtype, named: bool, kind: str | None = None
+) -> float:
     """Steps on DTensors beside steps of one process on the same gradients; the largest relative error."""
     case, setting = case_named(case_name), setting_named(setting_name)
-    mesh = mesh_of(setting.axes)
+    mesh = mesh_of(setting.axes, kind)
     full = [p.detach() for p in case.parameters(dtype)]
     dims = list(setting.axes)
     compressed = [name for name, averaged in setting.extra.items() if not averaged]
@@ -190,7 +205,8 @@ def train(
         optimizer.zero_grad()
         part = slice(place * 24 // count, (place + 1) * 24 // count)
         like = next(network.parameters())
-        (network(x[part].to(like)) - y[part].to(like)).square().mean().backward()
+        out = network(x[part].to(like))
+        (out - y[part].to(out)).square().mean().backward()  # where parameters were offloaded it is elsewhere
         optimizer.step()
 
 

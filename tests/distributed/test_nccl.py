@@ -9,7 +9,7 @@ import torch
 
 from support.workers import Workers, workers
 
-from . import agreeing, lagging, wrapped
+from . import agreeing, lagging, offloaded, wrapped
 
 pytestmark = pytest.mark.cuda
 NAMES = ("Muon", "AdamW", "Lion")
@@ -27,6 +27,18 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Workers]:
 @pytest.mark.parametrize("dim", [0, 1])
 def test_fsdp_model_equals_one_process(ranks: Workers, name: str, dim: int) -> None:
     assert max(ranks.run(wrapped.fsdp, name, True, dim)) <= CLOSE
+
+
+@pytest.mark.parametrize("name", ["Dion", *NAMES])
+@pytest.mark.parametrize("pin", [False, True], ids=["pageable", "pinned"])
+def test_offloaded_model_equals_one_process_and_its_states_lie_where_its_shards_do(
+    name: str, pin: bool
+) -> None:
+    with workers(min(torch.cuda.device_count(), 2), "cpu:gloo,cuda:nccl") as group:
+        for far, places, pinned in group.run(offloaded.wrapped, "fsdp", name, pin):
+            assert far <= CLOSE
+            assert places == {"cpu"}
+            assert pinned == {pin}
 
 
 @pytest.mark.parametrize("name", NAMES)

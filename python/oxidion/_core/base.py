@@ -491,11 +491,15 @@ class OxOptimizer(Stepper, Optimizer):
         """Tells one row per parameter what happens to it.
 
         Returns:
-            Columns name, shape, dtype, placements, group, algorithm, view (how it is read as matrices),
-            transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole matrices), state_bytes
-            (on this rank), flops (of a step) and wire_bytes (given to collectives in a step).
+            Columns name, shape, dtype, device, placements, group, algorithm, view (how it is read as
+            matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole matrices),
+            route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step gives to
+            collectives).
         """
-        return Table(self._make_plan().rows())
+        where = [str(comm.local(param).device) for param in parameters(self.param_groups)]
+        first = ("name", "shape", "dtype")
+        rows = zip(self._make_plan().rows(), where, strict=True)
+        return Table([{**{key: row[key] for key in first}, "device": own, **row} for row, own in rows])
 
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.

@@ -6,14 +6,18 @@ own has that done between the construction of an optimizer and its first step.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import math
 import mmap
 import os
 import threading
+import warnings
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate, count
 from pathlib import Path
 from typing import ClassVar
@@ -51,15 +55,34 @@ CGROUPS = (
 """Files with the limit of a container's memory, and with what of it is used."""
 
 
+_filling: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+"""Threads that were started, and what ends each."""
+
+
 def zeros(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, reserve: Reserve | None = None
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    reserve: Reserve | None = None,
+    *,
+    pin: bool = False,
 ) -> Tensor:
     """Zeros, of what ``reserve`` has or new. Large ones on the CPU are mapped, in huge pages, when written.
 
     ``torch.zeros`` writes them here, a page of 4 KiB after the other, which takes AdamW longer than a step.
+
+    Args:
+        shape: of the tensor.
+        dtype: of the tensor.
+        device: of the tensor.
+        reserve: memory that was asked for ahead.
+        pin: whether the tensor is to be in pinned memory of the host; where there is none, it is not.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    locked = empty_pinned(shape, dtype) if pin else None
+    if locked is not None:
+        return locked.zero_()
     ahead = reserve.take(shape, dtype) if reserve is not None else None
     if ahead is not None:
         return ahead
@@ -68,6 +91,24 @@ def zeros(
         return torch.zeros(shape, dtype=dtype, device=device)
     memory, start = _mapped(size)
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
+
+
+def empty_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    """A tensor in pinned memory of the host; None, with one warning in a process, where there is none."""
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        _say_pageable(str(error).partition("\n")[0])
+        return None
+
+
+@cache
+def _say_pageable(why: str) -> None:
+    warnings.warn(
+        f"states of parameters in pinned memory are in pageable memory: no more can be pinned ({why}). "
+        "Steps are the same; copies of these states to a device wait for the host",
+        stacklevel=2,
+    )
 
 
 def _mapped(size: int) -> tuple[mmap.mmap, int]:
@@ -118,6 +159,7 @@ class Reserve:
         self.thread = threading.Thread(target=_populate, args=(ahead, self._dropped), daemon=True)
         if ahead:
             self.thread.start()
+            _filling[self.thread] = self._dropped
 
     def _map(self, wanted: list[Like]) -> Tensor:
         """A mapping with room for these, which are listed."""
@@ -151,6 +193,19 @@ class Reserve:
     def __del__(self) -> None:
         self._dropped.set()
         Reserve.outstanding -= self._left
+
+
+@atexit.register
+def stop() -> None:
+    """Ends the threads, after a stretch at most: nobody uses their memory any more.
+
+    One that came back to an interpreter that is being torn down would end the process with SIGABRT.
+    """
+    running = [*_filling.items()]
+    for _, dropped in running:
+        dropped.set()
+    for thread, _ in running:
+        thread.join()
 
 
 def _free_bytes() -> int:

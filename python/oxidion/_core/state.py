@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._core.reserve import LARGE, Reserve, zeros
+from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
 from oxidion._dist import collectives
-from oxidion._dist.comm import as_state, full, lies_right, local, moved_state
+from oxidion._dist.comm import as_state, full, lies_right, local, moved_state, with_local
 from oxidion._oxidion import (
     LayoutError,
     Plan,
@@ -140,7 +140,7 @@ def materialise(
                     own[key] = value.to(where)
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
-                own[key] = as_state(_start(spec, stream, local(param).device, reserve), param, spec)
+                own[key] = as_state(_start(spec, stream, local(param), reserve), param, spec)
                 _complete(spec["role"], own[key], own)
             else:
                 check_state(value, key, spec, name)
@@ -217,17 +217,18 @@ def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserv
     if sum(own.nbytes for own in held if own.is_cpu) < LARGE:
         return None
     try:
-        return Reserve(_wanted(plan_of()))
+        # Pinned memory cannot be asked for ahead.
+        return Reserve(_wanted(plan_of(), states=not any(own.is_pinned() for own in held)))
     except Exception as error:  # what a plan refuses, the first step says
         logging.getLogger("oxidion").debug("no memory is asked for ahead: %s", error)
         return None
 
 
-def _wanted(plan: Plan) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of the workspace of a plan and of the states that begin as zeros."""
-    specs = chain.from_iterable(plan.state_specs())
-    states = (_stored(spec) for spec in specs if spec["seed"] is None)
-    return chain([((workspace_floats(plan),), torch.float32)], states)
+def _wanted(plan: Plan, *, states: bool) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of the workspace of a plan and, if asked, of the states that begin as zeros."""
+    specs = chain.from_iterable(plan.state_specs() if states else ())
+    zeroed = (_stored(spec) for spec in specs if spec["seed"] is None)
+    return chain([((workspace_floats(plan),), torch.float32)], zeroed)
 
 
 def workspace_floats(plan: Plan) -> int:
@@ -253,14 +254,31 @@ def settle(
                 own[key] = moved_state(own[key], param, spec)
 
 
-def _start(spec: Mapping[str, Any], stream: int, device: torch.device, reserve: Reserve | None) -> Tensor:
-    """The part of a new state that this process holds."""
+def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve | None) -> Tensor:
+    """The part of a new state that this process holds, in the kind of memory in which its parameter is."""
     shape, dtype = _stored(spec)
     if spec["seed"] is None:
-        return zeros(shape, dtype, device, reserve)
+        return zeros(shape, dtype, param.device, reserve, pin=param.is_pinned())
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], stream, spec["shape"], spec["spans"])
-    return normal.to(device, dtype)
+    return _pinned(normal.to(param.device, dtype)) if param.is_pinned() else normal.to(param.device, dtype)
+
+
+def _pinned(own: Tensor) -> Tensor:
+    """A tensor of the CPU in pinned memory; the same one where it is there, or none can be had."""
+    made = None if own.is_pinned() else empty_pinned(own.shape, own.dtype)
+    return own if made is None else made.copy_(own)
+
+
+def pin(groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]]) -> None:
+    """Puts the states of parameters that are in pinned memory there too, counters apart."""
+    for _, param, own in entries_of(state, groups):
+        if not local(param).is_pinned():
+            continue
+        for key, value in own.items():
+            if is_own(key) and isinstance(value, Tensor) and value.ndim and local(value).is_cpu:
+                held = _pinned(local(value))
+                own[key] = value if held is local(value) else with_local(value, held)
 
 
 def own_copies(

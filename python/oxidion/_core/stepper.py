@@ -21,6 +21,7 @@ from oxidion._core.state import (
     materialise,
     named_gradients,
     parameters,
+    pin,
     settle,
     workspace_floats,
 )
@@ -169,6 +170,7 @@ class Stepper:
             gradients=self._communicates() or self._always_agrees(),
             late=late,
             before=self._evidence,
+            device=device.device_of(self.param_groups).type,
         )
         self._pending = agreed.pending
         if agreed.pending is None:
@@ -368,3 +370,4 @@ class Stepper:
         values = [value for _, _, own in held for value in own.values()]
         if any(map(comm.is_distributed, [*(param for _, param, _ in held), *values])):
             settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)
+        pin(self.param_groups, self.state)

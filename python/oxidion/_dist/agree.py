@@ -96,11 +96,13 @@ class Evidence:
     Args:
         session: with the step begun; None where it could not begin or is skipped.
         gradients: whether the ranks have to agree on which parameters have gradients.
+        device: the kind of device on which the parameters lie.
     """
 
-    def __init__(self, session: Session | None, *, gradients: bool) -> None:
+    def __init__(self, session: Session | None, *, gradients: bool, device: str = "cpu") -> None:
         self._session = session
         self._gradients = gradients
+        self._device = device
         self._facts: dict[Ranks, tuple[int, int, int]] = {}
         self._kept: dict[Ranks, Any] = {}
 
@@ -110,6 +112,7 @@ class Evidence:
             return 0, 0, 0
         if ranks not in self._facts:
             plan, present, scalars = self._session.summary(list(ranks))
+            plan += int.from_bytes(self._device.encode(), "little")
             self._facts[ranks] = plan, present if self._gradients else 0, scalars
         return self._facts[ranks]
 
@@ -128,7 +131,8 @@ class Evidence:
         if self._session is None:
             return None
         gradients, scalars = self._session.details(list(ranks))
-        return self._session.agreed(list(ranks)), self._kept.get(ranks, gradients), scalars
+        plan = [f"parameters on {self._device}", *self._session.agreed(list(ranks))]
+        return plan, self._kept.get(ranks, gradients), scalars
 
     def names(self, ranks: Ranks) -> list[str]:
         """The parameters on an axis."""
@@ -199,6 +203,7 @@ def agree(
     gradients: bool = True,
     late: bool = False,
     before: Evidence | None = None,
+    device: str = "cpu",
 ) -> Agreed:
     """Compares plan, gradients and scalars over every axis; one small all-reduce for each.
 
@@ -214,6 +219,7 @@ def agree(
         late: whether this rank takes the step without waiting for the others: on a grid, after they have
             agreed on its plan.
         before: facts about the step before, where this rank did not wait there either.
+        device: the kind of device on which the parameters lie.
 
     Returns:
         An outcome that is pending where any rank is late. One that waited does not take the step then if
@@ -222,7 +228,7 @@ def agree(
     Raises:
         PlanMismatch: on every rank when any two disagree or one failed, and none is late.
     """
-    evidence = Evidence(session, gradients=gradients)
+    evidence = Evidence(session, gradients=gradients, device=device)
     facts = {ranks: evidence.facts(ranks) for ranks in groups}
     weighed = [
         sum(own.weights[ranks][at] * numbers[at] for ranks, numbers in facts.items()) % PRIME

@@ -79,6 +79,8 @@ def give_back(patience: float = 1.0) -> None:
 def check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> None:
     """Refuses a group without a backend for a device; on a CUDA device gloo too, which lacks collectives.
 
+    Parameters that were offloaded lie on the CPU, whatever device their mesh is for.
+
     Raises:
         ValueError: that says which backends to take.
     """
@@ -88,7 +90,8 @@ def check_backend(group: ProcessGroup, ranks: Ranks, device: torch.device) -> No
     if kinds and (backend is None or (device.type == "cuda" and backend == "gloo")):
         raise ValueError(
             f"the process group of the ranks {list(ranks)} cannot exchange tensors on {device.type}: it has "
-            f"{own._get_backend_name() if backend is None else backend!r}. For CUDA devices use "
+            f"{own._get_backend_name() if backend is None else backend!r}. For "
+            f"{'CUDA devices' if device.type == 'cuda' else 'parameters that are offloaded to the CPU'} use "
             "init_process_group('cpu:gloo,cuda:nccl')"
         )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oxidion._oxidion import LayoutError, axes_of
-from oxidion._torch.compat import root_mesh
+from oxidion._torch.compat import dtensor, root_mesh
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -241,13 +241,12 @@ def with_local(tensor: Tensor, own: Tensor) -> Tensor:
 
 
 def _assembled(own: Tensor, param: Any, placements: Any, shape: Any, stride: Any = None) -> Tensor:
-    """A DTensor on the mesh of ``param`` of which this process holds ``own``; contiguous without a stride."""
-    from torch.distributed.tensor import DTensor
+    """A DTensor on the mesh of ``param`` of which this process holds ``own``; contiguous without a stride.
 
+    It stays where it lies, which for a shard that was offloaded is not the device of the mesh.
+    """
     stride = torch.empty(shape, device="meta").stride() if stride is None else stride
-    return DTensor.from_local(
-        own, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+    return dtensor(own, param.device_mesh, placements, torch.Size(shape), stride)
 
 
 def along_rows(values: Tensor, param: Any) -> Tensor:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-__all__ = ["check_capture", "cuda_graph", "disable_dynamo", "root_mesh"]
+__all__ = ["check_capture", "cuda_graph", "disable_dynamo", "dtensor", "root_mesh"]
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.Tensor": ("_cdata", "_use_count"),
     "torch._compile": ("_disable_dynamo",),
     "torch.distributed.ProcessGroup": ("_device_types", "_get_backend", "_get_backend_name"),
     "torch.distributed.tensor.DTensor": ("_local_tensor",),
+    "torch.distributed.tensor": ("_dtensor_spec",),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
     "torch.optim.Optimizer": ("_patch_step_function",),
     "torch.optim.Optimizer()": (
@@ -70,6 +71,22 @@ def cuda_graph() -> torch.cuda.CUDAGraph:
     if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
         raise RuntimeError(f"a step as a CUDA graph needs torch 2.9 or newer, found {torch.__version__}")
     return torch.cuda.CUDAGraph(keep_graph=True)
+
+
+def dtensor(
+    own: torch.Tensor, mesh: Any, placements: Sequence[Any], shape: torch.Size, stride: Sequence[int]
+) -> torch.Tensor:
+    """A DTensor that has ``own`` itself as the part of this process, wherever that lies.
+
+    ``DTensor.from_local`` moves it to the device of the mesh. FSDP2 makes its DTensors as this does.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(shape, tuple(stride), own.dtype))
+    made: Any = DTensor
+    whole: torch.Tensor = made(own, spec, requires_grad=False)
+    return whole
 
 
 def root_mesh(mesh: Any) -> Any:

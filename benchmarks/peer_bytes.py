@@ -1,0 +1,364 @@
+"""Bytes that a step hands to collectives: optimizers of other packages and ours on the same matrices.
+
+Gloo processes shard the matrices of a small model by ``fully_shard`` along their rows. Of the second and
+third step of each optimizer every call of a process group is counted, below DTensor: what a process gives to
+it, and what of that leaves the process if each collective sends as few bytes as it can. Both steps have to
+give the same, and of ours the count has to be that of ``optimizer.plan()`` and the small comparison of the
+ranks. Times are not taken. ``torch.compile`` is off, and random numbers, which DTensor has not on CPUs, are
+drawn here.
+
+The sources are not on the path: microsoft/dion is a checkout of the commit in ``peers.txt``, and torchtitan,
+of which only ``distributed/flex_shard`` is imported, an unpacked wheel. DistMuon is for CUDA devices: that it
+asks for one, and its streams and events, are left out here. ``<out>/peer_bytes.json`` keeps every collective,
+``<out>/peer_bytes.md`` the tables.
+
+    git clone https://github.com/microsoft/dion FOLDER && git -C FOLDER checkout COMMIT
+    pip install --no-deps --target TITAN torchtitan==0.3.0
+    python benchmarks/peer_bytes.py --dion FOLDER --titan TITAN
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+OURS, DION, TITAN = "oxidion", "microsoft/dion", "torchtitan 0.3"
+#: Matrices of a layer: their shapes, and how many.
+LAYER = {(256, 256): 4, (1024, 256): 1, (256, 1024): 1}
+#: Kind of each operation of a process group that is met, and the position of what a process gives to it.
+OPERATIONS: dict[str, tuple[str, int]] = {
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::alltoall_": ("all_to_all", 1),
+    "c10d::alltoall_base_": ("all_to_all", 1),
+    "c10d::allgather_": ("all_gather", 1),
+    "c10d::_allgather_base_": ("all_gather", 1),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "_c10d_functional::all_reduce": ("all_reduce", 0),
+    "_c10d_functional::all_reduce_": ("all_reduce", 0),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", 0),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional::all_to_all_single": ("all_to_all", 0),
+}
+#: Operations that send nothing.
+WAITS = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
+#: Bytes that ranks of ours compare before a step, one all-reduce on one axis.
+COMPARED = 104
+
+
+@dataclass
+class Given:
+    """What a process gave to collectives of a kind.
+
+    Attributes:
+        calls: how many.
+        given: bytes of their inputs.
+        sent: bytes that leave the process: ``b - own`` of an all-to-all or reduce-scatter, ``b (n - 1)`` of
+            an all-gather, ``2 b (n - 1) / n`` of an all-reduce.
+    """
+
+    calls: int = 0
+    given: int = 0
+    sent: float = 0.0
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations of process groups in a block; ``.kinds`` has them by kind."""
+
+    def __init__(self) -> None:
+        """Starts with nothing counted."""
+        super().__init__()
+        self.kinds: dict[str, Given] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts an operation and does it; DTensors unfold first."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        name = func._schema.name
+        if name in OPERATIONS:
+            self._count(*OPERATIONS[name], args)
+        elif "c10d" in name and name not in WAITS:
+            raise NotImplementedError(f"{name} is not counted")
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, kind: str, position: int, args: Any) -> None:
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        pieces = [args[position]] if isinstance(args[position], Tensor) else [*args[position]]
+        given = sum(piece.nbytes for piece in pieces)
+        own = given / ranks
+        splits = next(
+            (a for a in reversed(args) if isinstance(a, list) and a and isinstance(a[0], int)), None
+        )
+        if kind == "all_to_all" and splits is not None:  # of the input, after those of the output
+            own = splits[rank] * pieces[0][:1].nbytes
+        sent = {"all_reduce": 2 * (given - own), "all_gather": given * (ranks - 1)}.get(kind, given - own)
+        found = self.kinds.setdefault(kind, Given())
+        found.calls, found.given, found.sent = found.calls + 1, found.given + given, found.sent + sent
+
+
+class Stack(nn.Module):
+    """Matrices that belong together: only their shapes matter."""
+
+    def __init__(self, layers: int) -> None:
+        """Makes the matrices."""
+        super().__init__()
+        shapes = [shape for _ in range(layers) for shape, many in LAYER.items() for _ in range(many)]
+        self.weights = nn.ParameterList(nn.Parameter(0.02 * torch.randn(shape)) for shape in shapes)
+
+
+def model_of(layers: int, mesh: DeviceMesh) -> Stack:
+    """The model, sharded, with gradients."""
+    torch.manual_seed(0)
+    model = Stack(layers)
+    fully_shard(model, mesh=mesh)
+    for param in model.parameters():
+        assert isinstance(param, DTensor)
+        own = torch.randn(param.to_local().shape)
+        param.grad = DTensor.from_local(
+            own, mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        )
+    return model
+
+
+Make = Callable[[Stack, DeviceMesh], Any]
+
+
+def contenders(options: argparse.Namespace) -> dict[tuple[str, str, str], Make]:
+    """Optimizers by source, name and what they send matrices or factors in."""
+    import oxidion
+
+    found: dict[tuple[str, str, str], Make] = {}
+    for part in options.rank_fractions:
+        text = f"Dion 1/{round(1 / part)}"
+        if options.dion is not None:
+            found[DION, f"{text}, outer_shard_mesh", "float32"] = functools.partial(dion_of, "Dion", part)
+        for sided in (True, False):
+            for route in ("keep", "gather", "auto"):
+                name = f"{text}, {route}{', outer_shard_mesh' if sided else ''}"
+                found[OURS, name, "float32"] = functools.partial(our_dion, part, route, sided)
+    if options.dion is not None:
+        found[DION, "Muon", "bfloat16"] = functools.partial(dion_of, "Muon", None)
+    if options.titan is not None:
+        found[TITAN, "DistMuon", "float32"] = dist_muon
+    for dtype in ("bfloat16", "float32"):
+        found[OURS, "Muon", dtype] = lambda model, _, dtype=dtype: oxidion.Muon(
+            model.parameters(), orth_dtype=dtype
+        )
+    return found
+
+
+def our_dion(part: float, route: str, sided: bool, model: Stack, mesh: DeviceMesh) -> Any:
+    """Our Dion on a route; ``sided``: with Q of the side that is cut, as microsoft/dion has it."""
+    import oxidion
+
+    own = {"outer_shard_mesh": mesh} if sided else {}
+    return oxidion.Dion(model.parameters(), rank_fraction=part, route=route, **own)
+
+
+def dion_of(name: str, part: float | None, model: Stack, mesh: DeviceMesh) -> Any:
+    """An optimizer of microsoft/dion with the meshes that its README gives it under FSDP2."""
+    importlib.import_module("dion.dion").dtensor_randn = randn  # type: ignore[attr-defined]
+    made = getattr(importlib.import_module("dion"), name)
+    if part is None:
+        return made([*model.parameters()], distributed_mesh=mesh)
+    return made([*model.parameters()], outer_shard_mesh=mesh, rank_fraction=part)
+
+
+def randn(size: Any, *, dtype: torch.dtype, device_mesh: DeviceMesh, placements: Any, **_: Any) -> DTensor:
+    """Normal numbers: all processes draw the whole, and each keeps its part."""
+    return distribute_tensor(torch.randn(size, dtype=dtype), device_mesh, placements, src_data_rank=None)
+
+
+def dist_muon(model: Stack, _mesh: DeviceMesh) -> Any:
+    """DistMuon with whole matrices owned by ranks, one bucket for two layers, as its recipe has it."""
+    flex = importlib.import_module("flex_shard")
+    kind = importlib.import_module("flex_shard.dist_muon").DistMuon
+    named = [*model.named_parameters()]
+    several = 2 * sum(LAYER.values())
+    buckets = [
+        flex.BucketConfig(patterns=tuple(name for name, _ in named[at : at + several]), name=str(at))
+        for at in range(0, len(named), several)
+    ]
+    group = {"params": [p for _, p in named], "param_names": [name for name, _ in named]}
+    layout = flex.ComputeLayout(shardings_by_mesh_axis={"fs": flex.Owned()})
+    with (
+        no_streams(),
+        mock.patch.object(kind, "_validate_parameter_storage", return_value=torch.device("cpu")),
+    ):
+        return flex.build_dist_muon(
+            [group], compute_sharding_by_fqn={name: layout for name, _ in named}, bucket_configs=buckets
+        )
+
+
+@contextmanager
+def no_streams() -> Iterator[None]:
+    """Lets what is written for streams of a device run in order on the CPU."""
+    with (
+        mock.patch.object(torch, "get_device_module", return_value=mock.MagicMock()),
+        mock.patch.object(Tensor, "record_stream", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def lists_over_gloo() -> Iterator[None]:
+    """Lets ``all_to_all`` of lists, which gloo has not, go as one of a tensor: the bytes are the same."""
+
+    class Later:
+        def __init__(self, work: Any, lists: list[Tensor], flat: Tensor) -> None:
+            self._parts = work, lists, flat
+
+        def wait(self) -> None:
+            work, lists, flat = self._parts
+            work.wait()
+            for target, part in zip(lists, flat.split([t.numel() for t in lists]), strict=True):
+                target.copy_(part.view_as(target))
+
+    def all_to_all(
+        output: list[Tensor], given: list[Tensor], group: Any = None, async_op: bool = False
+    ) -> Any:
+        flat, sizes = torch.cat([t.reshape(-1) for t in given]), [t.numel() for t in given]
+        into, room = flat.new_empty(sum(t.numel() for t in output)), [t.numel() for t in output]
+        work = dist.all_to_all_single(into, flat, room, sizes, group=group, async_op=True)
+        later = Later(work, output, into)
+        return later if async_op else later.wait()
+
+    with mock.patch.object(dist, "all_to_all", all_to_all):
+        yield
+
+
+def counted(optimizer: Any) -> dict[str, Given]:
+    """What the second step gives to collectives; the third has to give the same."""
+    found = []
+    with torch.compiler.set_stance("force_eager"), lists_over_gloo(), no_streams():
+        optimizer.step()
+        for _ in range(2):
+            with Counted() as counts:
+                optimizer.step()
+            found.append(counts.kinds)
+    assert found[0] == found[1], "steps differ in what they send"
+    return found[0]
+
+
+def planned(optimizer: Any, kinds: dict[str, Given]) -> dict[str, int]:
+    """What ``plan()`` says of a step, which has to be what was counted."""
+    from oxidion._planning.traffic import sent
+
+    transfers = optimizer.plan().transfers
+    given = sum(transfer["send"][1] for transfer in transfers)
+    assert given + COMPARED == sum(kind.given for kind in kinds.values()), "not what plan() says"
+    return {"given": given, "sent": sum(map(sent, transfers)), "calls": len(transfers)}
+
+
+def serve(rank: int, world: int, store: str, options: argparse.Namespace, layers: int, target: str) -> None:
+    """One of the processes; the first writes what all of them counted."""
+    torch.set_num_threads(1)
+    paths = [options.dion, options.titan and options.titan / "torchtitan" / "distributed"]
+    sys.path[:0] = [str(path) for path in paths if path is not None]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fs",))
+    rows = []
+    every = contenders(options).items()
+    for (source, name, dtype), make in tqdm(every, f"{world} processes", disable=rank > 0, leave=False):
+        optimizer = make(model_of(layers, mesh), mesh)
+        kinds = counted(optimizer)
+        plan = planned(optimizer, kinds) if source == OURS else None
+        told: list[Any] = [None] * world
+        dist.all_gather_object(told, ({kind: asdict(given) for kind, given in kinds.items()}, plan))
+        rows.append({"source": source, "name": name, "dtype": dtype, "ranks": told})
+    if rank == 0:
+        Path(target).write_text(json.dumps(rows), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(world: int, layers: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Counts on a number of processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"{folder}/rows.json"
+        mp.spawn(serve, args=(world, f"{folder}/store", options, layers, target), nprocs=world)
+        rows = json.loads(Path(target).read_text(encoding="utf-8"))
+    return {"ranks": world, "layers": layers, "rows": rows}
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean over ranks."""
+    held = [*values]
+    return sum(held) / len(held)
+
+
+def table(run_: dict[str, Any]) -> list[str]:
+    """The table of a run: means over the ranks."""
+    shapes = ", ".join(f"{many * run_['layers']} of {m} x {n}" for (m, n), many in LAYER.items())
+    lines = [
+        f"\n## {run_['ranks']} processes, {run_['layers']} layers: {shapes}\n",
+        "| package | optimizer | travels as | collectives | MB given | MB sent | `plan()` says sent |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in run_["rows"]:
+        every = [kinds for kinds, _ in row["ranks"]]
+        calls = Counter({kind: found["calls"] for kind, found in every[0].items()})
+        text = ", ".join(f"{many} {kind}" for kind, many in sorted(calls.items()))
+        given, sent = (
+            mean(sum(f[what] for f in kinds.values()) for kinds in every) for what in ("given", "sent")
+        )
+        plans = [plan for _, plan in row["ranks"] if plan is not None]
+        says = f"{mean(plan['sent'] for plan in plans) / 1e6:.3f}" if plans else ""
+        lines.append(
+            f"| {row['source']} | {row['name']} | {row['dtype']} | {text} | {given / 1e6:.3f} | "
+            f"{sent / 1e6:.3f} | {says} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Counts on every number of processes and writes the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dion", type=Path, help="checkout of microsoft/dion; left out without one")
+    parser.add_argument("--titan", type=Path, help="folder of torchtitan; left out without one")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="numbers of processes")
+    parser.add_argument("--layers", type=int, nargs="+", default=[8, 5], help="numbers of layers")
+    parser.add_argument("--rank-fractions", type=float, nargs="+", default=[1 / 4, 1 / 16])
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
+    options = parser.parse_args()
+    runs = [run(world, layers, options) for layers in options.layers for world in options.ranks]
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / "peer_bytes.json"
+    target.write_text(json.dumps({"torch": torch.__version__, "runs": runs}) + "\n", encoding="utf-8")
+    parts = [
+        "# Bytes of a step, counted at the process group\n",
+        f"Gloo processes, torch {torch.__version__}; float32 parameters under `fully_shard`, rows cut. Of "
+        "each process what the second step gives to collectives, and what leaves it if each collective sends "
+        "as few bytes as it can; means over the processes. Ours include the 104 bytes that ranks compare "
+        "before a step, which `plan()` leaves out. `python benchmarks/peer_bytes.py` counts anew.",
+    ]
+    text = "\n".join([*parts, *(line for each in runs for line in table(each))]) + "\n"
+    target.with_suffix(".md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
