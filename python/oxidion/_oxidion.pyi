@@ -23,11 +23,15 @@ __all__ = [
     "fill_signs",
     "forget_threads_after_fork",
     "generated_headers",
+    "load_sources",
     "orthonormal_columns",
     "orthonormalize",
     "prepare_devices",
     "quantize_blockwise",
+    "source_of_kernel",
+    "source_states",
     "state_names",
+    "turn_source_off",
 ]
 
 __version__: str
@@ -35,6 +39,7 @@ __version__: str
 _M = TypeVar("_M")
 _Details = tuple[list[tuple[str, bool]], list[tuple[int, list[tuple[str, float]]]]]
 _Groups = Sequence[dict[str, Any]]
+_SourceState = tuple[str, str, str | None, float, str | None]
 _State = Mapping[Tensor, dict[str, Any]]
 _SpelledAxis = tuple[str, Sequence[int], int, str, int]
 _Spelled = tuple[str, Sequence[int], str, int, Sequence[_SpelledAxis]]
@@ -126,6 +131,10 @@ def fill_signs(tensor: Tensor, seed: int, stream: int, tag: int, step: int, inde
 def forget_threads_after_fork() -> None: ...
 def cpu_features() -> list[str]: ...
 def prepare_devices(folder: str | PathLike[str] | None, *, emulated: bool = False) -> None: ...
+def source_states(device: int) -> list[_SourceState]: ...
+def load_sources(device: int, stream: int, names: Sequence[str]) -> list[_SourceState]: ...
+def turn_source_off(name: str, reason: str) -> None: ...
+def source_of_kernel(name: str) -> str | None: ...
 def device_kernels() -> list[dict[str, Any]]: ...
 def generated_headers() -> dict[str, str]: ...
 def orthonormalize(x: _M, settings: dict[str, Any], epsilon: float) -> _M: ...

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use super::enter::Enter as _;
 use super::error::to_python;
+use crate::error::Result;
+use crate::kernels::cuda::State;
 use crate::kernels::{self, Content, Family, cuda};
 
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. `emulated`: memory of the host
@@ -15,6 +18,53 @@ use crate::kernels::{self, Content, Family, cuda};
 pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool) -> PyResult<()> {
     cuda::keep_in(folder);
     if emulated { cuda::emulate().map_err(to_python) } else { Ok(()) }
+}
+
+/// A source's name, its state ("not loaded", "loaded" or "off"), the origin of its machine code, the seconds that loading took
+/// and why it is off.
+type SourceState = (&'static str, &'static str, Option<&'static str>, f64, Option<String>);
+
+fn states_of(number: usize) -> Result<Vec<SourceState>> {
+    let described = |(name, state): (&'static str, State)| match state {
+        State::NotLoaded => (name, "not loaded", None, 0.0, None),
+        State::Loaded { origin, seconds } => (name, "loaded", Some(origin.name()), seconds, None),
+        State::Off(reason) => (name, "off", None, 0.0, Some(reason)),
+    };
+    Ok(kernels::states(number)?.into_iter().map(described).collect())
+}
+
+/// The state of each CUDA source on a device, without loading any.
+#[pyfunction]
+pub(super) fn source_states(py: Python<'_>, device: usize) -> PyResult<Vec<SourceState>> {
+    py.enter(|| states_of(device))
+}
+
+/// Loads sources by name on a device where they are missing, outside of a capture of the stream, and returns the states of all.
+/// One that cannot be loaded is off.
+#[pyfunction]
+pub(super) fn load_sources(
+    py: Python<'_>,
+    device: usize,
+    stream: usize,
+    names: Vec<String>,
+) -> PyResult<Vec<SourceState>> {
+    py.enter(move || {
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        drop(kernels::enter_with(device, stream, &names, true)?);
+        states_of(device)
+    })
+}
+
+/// Turns a source off for this process, on every device: nothing of it is launched any more.
+#[pyfunction]
+pub(super) fn turn_source_off(py: Python<'_>, name: &str, reason: &str) -> PyResult<()> {
+    py.enter(|| kernels::turn_off(name, reason))
+}
+
+/// Name of the source that a kernel is from, by the kernel's whole name.
+#[pyfunction]
+pub(super) fn source_of_kernel(name: &str) -> Option<&'static str> {
+    kernels::source_of(name)
 }
 
 /// The kernels of declared operations, in order: of each its name, its operation on devices, its pass, the names of its

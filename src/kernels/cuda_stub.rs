@@ -77,6 +77,79 @@ pub fn enter(_ordinal: usize, _stream: usize, _encoded: bool) -> Result<Entered>
     refuse()
 }
 
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn enter_with(_ordinal: usize, _stream: usize, _wanted: &[&str], _allow_off: bool) -> Result<Entered> {
+    refuse()
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn ensure(_wanted: &[&str]) -> Result<()> {
+    refuse()
+}
+
+/// No source is on.
+#[must_use]
+pub fn is_on(_name: &str) -> bool {
+    false
+}
+
+/// All are off.
+///
+/// # Errors
+/// Never.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub fn turn_off(_name: &str, _reason: &str) -> Result<()> {
+    Ok(())
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn states(_ordinal: usize) -> Result<Vec<(&'static str, State)>> {
+    refuse()
+}
+
+/// None.
+#[must_use]
+pub fn source_of(_kernel: &str) -> Option<&'static str> {
+    None
+}
+
+/// Origin of machine code: there is none.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {}
+
+impl Origin {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {}
+    }
+}
+
+/// State of a source on a device, as where there are kernels.
+#[derive(Clone, Debug)]
+pub enum State {
+    /// Nothing has asked for it.
+    NotLoaded,
+    /// Its kernels may be launched.
+    Loaded {
+        /// Origin of its machine code.
+        origin: Origin,
+        /// Time that this took.
+        seconds: f64,
+    },
+    /// It is not used, for this reason.
+    Off(String),
+}
+
 pub(super) fn is_entered() -> bool {
     false
 }

@@ -27,7 +27,7 @@ pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 #[cfg(not(feature = "cuda"))]
-pub use cuda::enter;
+pub use cuda::{ensure, enter, enter_with, is_on, source_of, states, turn_off};
 pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{
     copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, on_device, run, sum,
@@ -64,4 +64,4 @@ pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
 #[cfg(feature = "cuda")]
-pub use sources::enter;
+pub use sources::{ensure, enter, enter_with, is_on, source_of, states, turn_off};

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use super::cuda::{self, Entered, Source, Sources, When};
+use super::cuda::{self, Entered, Source, Sources, State, When};
 use super::cuda_call::Family;
 use super::headers::{generated, stems};
 use super::ops::{columns::panel, rotations::device as rotations, symmetric::device as symmetric, table};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Headers by the name under which they are included; those of operations are declared with them.
 const HEADERS: &[(&str, &str)] = &[
@@ -254,7 +254,7 @@ pub(super) fn sources() -> &'static Sources {
         let written = generated().iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str())));
         let mut headers: Vec<_> = files.chain(written).collect();
         headers.sort_unstable_by_key(|(name, _)| *name);
-        Sources { all: SOURCES, headers }
+        Sources::new(SOURCES, headers)
     })
 }
 
@@ -262,7 +262,55 @@ pub(super) fn sources() -> &'static Sources {
 /// numbers of its type.
 ///
 /// # Errors
-/// [`crate::error::Error::Cuda`] where there is no driver or no such device.
+/// [`crate::error::Error::Cuda`] where there is no driver or no such device, and where a kernel cannot be loaded.
 pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
-    cuda::enter(sources(), ordinal, stream, encoded)
+    let wanted = SOURCES.iter().filter(|source| encoded || source.when != When::Encoded);
+    enter_with(ordinal, stream, &wanted.map(|source| source.name).collect::<Vec<_>>(), false)
+}
+
+/// As [`enter`], with the kernels of the named sources. One that is off is an error unless `allow_off`.
+///
+/// # Errors
+/// As [`enter`]; where `allow_off`, not for a kernel that cannot be loaded.
+pub fn enter_with(ordinal: usize, stream: usize, wanted: &[&str], allow_off: bool) -> Result<Entered> {
+    cuda::enter(sources(), (ordinal, stream), wanted, allow_off)
+}
+
+/// Loads those of the named sources that are missing where this thread works; one that cannot be loaded is off from then on,
+/// which is said once.
+///
+/// # Errors
+/// [`crate::error::Error::Cuda`] where a source would have to be loaded in a capture.
+pub fn ensure(wanted: &[&str]) -> Result<()> {
+    cuda::ensure(sources(), wanted)
+}
+
+/// Tests whether the kernels of a source are loaded where this thread works.
+#[must_use]
+pub fn is_on(name: &str) -> bool {
+    cuda::is_on(name)
+}
+
+/// Turns a source off for the process, on every device, and says so.
+///
+/// # Errors
+/// [`crate::error::Error::Value`] for the name of none.
+pub fn turn_off(name: &str, reason: &str) -> Result<()> {
+    let source = sources().named(name);
+    cuda::turn_off(source.ok_or_else(|| Error::Value(format!("there is no source {name:?}")))?, reason);
+    Ok(())
+}
+
+/// States of all sources on a device.
+///
+/// # Errors
+/// [`crate::error::Error::Cuda`] where there is no driver or no such device.
+pub fn states(ordinal: usize) -> Result<Vec<(&'static str, State)>> {
+    cuda::states(sources(), ordinal)
+}
+
+/// Name of the source that a kernel is from, by the kernel's whole name.
+#[must_use]
+pub fn source_of(kernel: &str) -> Option<&'static str> {
+    sources().of_kernel(kernel)
 }

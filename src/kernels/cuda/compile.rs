@@ -14,6 +14,7 @@ use cudarc::nvrtc::sys::{self, nvrtcResult};
 use sha2::{Digest, Sha256};
 
 use super::sources::{Source, Sources};
+use super::states::Origin;
 use crate::error::{Error, Result};
 
 /// Every machine code is made with these.
@@ -34,9 +35,13 @@ pub fn keep_in(folder: Option<PathBuf>) {
 }
 
 /// The architecture that is compiled for: a device runs machine code of its major number, with its minor one or a lower.
-pub(super) fn architecture((major, minor): (i32, i32)) -> Result<String> {
+/// For what is older than the kernels, why there are none.
+pub(super) fn architecture(capability: Option<(i32, i32)>) -> std::result::Result<String, String> {
+    let Some((major, minor)) = capability.filter(|(major, _)| *major > 0) else {
+        return Err("no kernels for a device that does not say its compute capability".into());
+    };
     match (major, minor) {
-        (..8, _) => Err(Error::Cuda(format!("devices from sm_80 on are supported, got sm_{major}{minor}"))),
+        (..8, _) => Err(format!("no kernels for sm_{major}{minor}: they need sm_80 or newer")),
         (8, 7) => Ok("sm_87".into()), // not a desktop's
         (8, _) => Ok("sm_80".into()),
         (9, _) => Ok("sm_90a".into()),
@@ -82,7 +87,7 @@ pub(super) fn loaded<Module>(
     source: &Source,
     architecture: &str,
     load: impl FnMut(&[u8]) -> Result<Module>,
-) -> Result<Module> {
+) -> Result<(Module, Origin)> {
     let folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Places { sources, shipped: SHIPPED, folder, compile }.loaded(source, architecture, load)
 }
@@ -93,17 +98,18 @@ impl Places<'_> {
         source: &Source,
         architecture: &str,
         mut load: impl FnMut(&[u8]) -> Result<Module>,
-    ) -> Result<Module> {
+    ) -> Result<(Module, Origin)> {
         let key = key(self.sources, source, architecture);
         let file = self.folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")));
         let shipped = || Some(self.shipped.iter().find(|(name, _)| *name == key)?.1.to_vec());
         let kept = || read(file.as_ref()?, &key);
-        let found: [(_, &dyn Fn() -> Option<Vec<u8>>); 2] = [("shipped", &shipped), ("kept", &kept)];
+        let found: [(_, &dyn Fn() -> Option<Vec<u8>>); 2] =
+            [(Origin::Shipped, &shipped), (Origin::Kept, &kept)];
         for (origin, image) in found {
             match image().map(|image| load(&image)) {
-                Some(Ok(module)) => return Ok(module),
+                Some(Ok(module)) => return Ok((module, origin)),
                 Some(Err(error)) => {
-                    log::info!(target: "oxidion.cuda", "{} as {origin}: {error}", source.name);
+                    log::info!(target: "oxidion.cuda", "{} as {}: {error}", source.name, origin.name());
                 }
                 None => {}
             }
@@ -115,7 +121,7 @@ impl Places<'_> {
         {
             log::warn!(target: "oxidion.cuda", "{} cannot be kept: {error}", file.display());
         }
-        load(&image)
+        Ok((load(&image)?, Origin::Compiled))
     }
 }
 
@@ -252,7 +258,7 @@ mod tests {
         for (capability, expected) in
             [((8, 0), "sm_80"), ((8, 6), "sm_80"), ((8, 7), "sm_87"), ((8, 9), "sm_80"), ((11, 0), "sm_110")]
         {
-            assert_eq!(architecture(capability).unwrap(), expected);
+            assert_eq!(architecture(Some(capability)).unwrap(), expected);
         }
         for (capability, expected) in [
             ((9, 0), "sm_90a"),
@@ -261,9 +267,14 @@ mod tests {
             ((12, 0), "sm_120"),
             ((12, 1), "sm_120"),
         ] {
-            assert_eq!(architecture(capability).unwrap(), expected);
+            assert_eq!(architecture(Some(capability)).unwrap(), expected);
         }
-        assert!(architecture((7, 5)).is_err());
+        for (capability, expected) in
+            [(Some((7, 5)), "no kernels for sm_75"), (None, "compute capability"), (Some((0, 0)), "compute")]
+        {
+            let refused = architecture(capability).unwrap_err();
+            assert!(refused.contains(expected), "{refused}");
+        }
     }
 
     fn image(text: &str) -> Vec<u8> {
@@ -285,13 +296,14 @@ mod tests {
 
     /// Text of the image that is loaded where all but the first `refused` are.
     fn chosen(places: &Places, source: &Source, architecture: &str, mut refused: usize) -> Result<String> {
-        places.loaded(source, architecture, |image| {
+        let loaded = places.loaded(source, architecture, |image| {
             if refused > 0 {
                 refused -= 1;
                 return Err(Error::Cuda(format!("{} is refused", text(image))));
             }
             Ok(text(image))
-        })
+        });
+        Ok(loaded?.0)
     }
 
     /// A folder that is not there yet.
@@ -320,12 +332,12 @@ mod tests {
             ((10, 3), "sm_100"),
         ] {
             for source in sources().all {
-                let loaded = chosen(&places, source, &architecture(capability).unwrap(), 0).unwrap();
+                let loaded = chosen(&places, source, &architecture(Some(capability)).unwrap(), 0).unwrap();
                 assert_eq!(loaded, format!("{} {expected}", source.name), "{capability:?}");
             }
         }
         let places = Places { compile: made, ..places };
-        let loaded = chosen(&places, source("updates.cu"), &architecture((12, 0)).unwrap(), 0).unwrap();
+        let loaded = chosen(&places, source("updates.cu"), &architecture(Some((12, 0))).unwrap(), 0).unwrap();
         assert_eq!(loaded, "updates.cu compiled for sm_120");
     }
 

@@ -48,8 +48,8 @@ unsafe impl Sync for Node {}
 pub(in crate::kernels) struct Properties {
     pub(in crate::kernels) context: Context,
     pub(in crate::kernels) name: String,
-    /// Major and minor number of what it can do.
-    pub(in crate::kernels) capability: (i32, i32),
+    /// Major and minor number of what it can do, where the driver says.
+    pub(in crate::kernels) capability: Option<(i32, i32)>,
     pub(in crate::kernels) multiprocessors: u32,
 }
 
@@ -130,10 +130,9 @@ pub(in crate::kernels) fn open(ordinal: usize) -> Result<Properties> {
     };
     // SAFETY: the driver ends the name with a zero.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    let capability = (
-        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-    );
+    let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    let capability = major.ok().zip(minor.ok());
     let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1);
     Ok(Properties { context: Context(context), name, capability, multiprocessors })

@@ -8,17 +8,21 @@ mod exchange;
 pub(super) mod lines;
 mod rows;
 pub(super) mod sources;
+mod states;
 pub(super) mod sums;
 pub(super) mod table;
 mod tape;
 
 pub use compile::keep_in;
 pub use device::{Entered, Following, emulate, follow};
-pub(super) use device::{enter, is_capturing, is_entered, scratch, scratch_mut};
+pub(super) use device::{
+    ensure, enter, is_capturing, is_entered, is_on, scratch, scratch_mut, states, turn_off,
+};
 pub(super) use exchange::{copy, move_down, sum};
 pub(super) use rows::rows;
 pub(super) use sources::When;
 pub use sources::{Source, Sources};
+pub use states::{Origin, State};
 pub(super) use sums::{fold, fold_units};
 pub(super) use table::run;
 pub(super) use tape::frozen;
