@@ -11,12 +11,14 @@ use crate::error::Result;
 use crate::kernels::cuda::State;
 use crate::kernels::{self, Content, Family, cuda};
 
-/// Keeps machine code that is compiled on this machine in a folder; None keeps none. `emulated`: memory of the host
+/// Keeps machine code that is compiled on this machine in a folder; None keeps none. NVRTC is looked for at the paths that
+/// `nvrtc` has, in their order, and then by the loader. `emulated`: memory of the host
 /// counts as memory of device 0, which is refused unless the driver is the emulator of the tests.
 #[pyfunction]
-#[pyo3(signature = (folder, *, emulated=false))]
-pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool) -> PyResult<()> {
+#[pyo3(signature = (folder, nvrtc=Vec::new(), *, emulated=false))]
+pub(super) fn prepare_devices(folder: Option<PathBuf>, nvrtc: Vec<PathBuf>, emulated: bool) -> PyResult<()> {
     cuda::keep_in(folder);
+    cuda::look_for_nvrtc_at(nvrtc);
     if emulated { cuda::emulate().map_err(to_python) } else { Ok(()) }
 }
 
@@ -59,6 +61,12 @@ pub(super) fn load_sources(
 #[pyfunction]
 pub(super) fn turn_source_off(py: Python<'_>, name: &str, reason: &str) -> PyResult<()> {
     py.enter(|| kernels::turn_off(name, reason))
+}
+
+/// Why the driver cannot give the launches of a graph other parameters, if it cannot.
+#[pyfunction]
+pub(super) fn graphs_refusal() -> PyResult<Option<String>> {
+    cuda::graphs_refusal().map_err(to_python)
 }
 
 /// Name of the source that a kernel is from, by the kernel's whole name.

@@ -39,6 +39,9 @@ pub fn noted() -> Tape {
 }
 
 /// Does nothing.
+pub fn let_go() {}
+
+/// Does nothing.
 pub fn set(_tape: Tape, _graph: usize) {}
 
 /// Does nothing.
@@ -60,6 +63,9 @@ pub(super) fn refuse<T>() -> Result<T> {
 
 /// Keeps nothing.
 pub fn keep_in(_folder: Option<PathBuf>) {}
+
+/// Looks for nothing.
+pub fn look_for_nvrtc_at(_paths: Vec<PathBuf>) {}
 
 /// Refused.
 ///
@@ -120,6 +126,14 @@ pub fn states(_ordinal: usize) -> Result<Vec<(&'static str, State)>> {
 #[must_use]
 pub fn source_of(_kernel: &str) -> Option<&'static str> {
     None
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn graphs_refusal() -> Result<Option<String>> {
+    refuse()
 }
 
 /// Origin of machine code: there is none.

@@ -41,6 +41,7 @@ static UPDATES: Source = Source {
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,
+    seconds: 10.5,
 };
 /// Symmetric products.
 static SYMMETRIC_MMA: Source = Source {
@@ -50,6 +51,7 @@ static SYMMETRIC_MMA: Source = Source {
     forms: &["bfloat16", "float16"],
     shared: symmetric::SHARED,
     when: When::Always,
+    seconds: 2.0,
 };
 /// The same by the instructions of warpgroups.
 static SYMMETRIC_WGMMA: Source = Source {
@@ -59,6 +61,7 @@ static SYMMETRIC_WGMMA: Source = Source {
     forms: &["bfloat16", "float16"],
     shared: symmetric::GROUP_SHARED,
     when: symmetric::GROUPS,
+    seconds: 4.1,
 };
 /// Elementwise passes over codes of blocks and numbers that are rounded at random.
 static CODED: Source = Source {
@@ -68,6 +71,7 @@ static CODED: Source = Source {
     forms: &["coded_many", "coded_wide"],
     shared: 0,
     when: When::Encoded,
+    seconds: 23.7,
 };
 /// The same with sums.
 static CODED_SUMS: Source = Source {
@@ -77,6 +81,7 @@ static CODED_SUMS: Source = Source {
     forms: &["coded_many", "coded_wide"],
     shared: 0,
     when: When::Encoded,
+    seconds: 4.4,
 };
 /// Gram matrices of panels.
 static GRAM: Source = Source {
@@ -86,6 +91,7 @@ static GRAM: Source = Source {
     forms: &[""],
     shared: panel::GRAM_SHARED,
     when: When::Always,
+    seconds: 0.5,
 };
 /// Cholesky factors of Gram matrices, and panels divided by them.
 static CHOLESKY: Source = Source {
@@ -95,6 +101,7 @@ static CHOLESKY: Source = Source {
     forms: &[""],
     shared: panel::CHOLESKY_SHARED,
     when: When::Always,
+    seconds: 2.2,
 };
 /// Rows made orthogonal.
 static JACOBI: Source = Source {
@@ -104,6 +111,7 @@ static JACOBI: Source = Source {
     forms: &["angles", "turn", "end"],
     shared: rotations::SHARED,
     when: When::Always,
+    seconds: 0.5,
 };
 /// Passes over the columns of thin matrices.
 static COLUMNS: Source = Source {
@@ -122,6 +130,7 @@ static COLUMNS: Source = Source {
     forms: &[""],
     shared: 0,
     when: When::Always,
+    seconds: 0.8,
 };
 /// Copies of many rectangles, for small tables and for large ones.
 static COPIES: Source = Source {
@@ -131,6 +140,7 @@ static COPIES: Source = Source {
     forms: &["few", "many"],
     shared: 0,
     when: When::Always,
+    seconds: 0.4,
 };
 /// The sum of what ranks contribute.
 static MESSAGES: Source = Source {
@@ -140,6 +150,7 @@ static MESSAGES: Source = Source {
     forms: &["messages"],
     shared: 0,
     when: When::Always,
+    seconds: 0.3,
 };
 /// Normalization by neuron.
 static NEURONS: Source = Source {
@@ -149,6 +160,7 @@ static NEURONS: Source = Source {
     forms: &["squares", "variance", "scale"],
     shared: 0,
     when: When::Always,
+    seconds: 0.5,
 };
 /// Slices chosen by their sums.
 static SELECT: Source = Source {
@@ -158,6 +170,7 @@ static SELECT: Source = Source {
     forms: &["rows", "columns", "chunks", "choice", "take", "apply"],
     shared: 0,
     when: When::Always,
+    seconds: 1.9,
 };
 /// Elementwise passes with sums.
 static SUMS: Source = Source {
@@ -167,6 +180,7 @@ static SUMS: Source = Source {
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,
+    seconds: 3.6,
 };
 /// Sums of what other kernels left.
 static TOTALS: Source = Source {
@@ -185,6 +199,7 @@ static TOTALS: Source = Source {
     forms: &[""],
     shared: 0,
     when: When::Always,
+    seconds: 0.3,
 };
 /// Factors of jobs.
 static FACTORS: Source = Source {
@@ -194,6 +209,7 @@ static FACTORS: Source = Source {
     forms: &[""],
     shared: 0,
     when: When::Always,
+    seconds: 0.2,
 };
 /// Passes over stacks of matrices.
 static ROWS: Source = Source {
@@ -203,6 +219,7 @@ static ROWS: Source = Source {
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,
+    seconds: 12.6,
 };
 /// Running means, in float64.
 static MEANS: Source = Source {
@@ -212,6 +229,7 @@ static MEANS: Source = Source {
     forms: &["few", "many"],
     shared: 0,
     when: When::Always,
+    seconds: 0.8,
 };
 /// Low-rank moments.
 static LOW_RANK: Source = Source {
@@ -221,6 +239,7 @@ static LOW_RANK: Source = Source {
     forms: &["normals", "signs", "guard", "ratios", "measure", "total", "limit", "step"],
     shared: 0,
     when: When::Always,
+    seconds: 1.2,
 };
 /// Sources of all that is launched.
 static SOURCES: &[&Source] = &[

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use tch::Tensor;
 
@@ -18,6 +17,9 @@ use crate::tensor::{self, DType, Device, FlatPtr, FlatView, FlatViewMut};
 
 /// Name that the driver gives a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
+
+/// The first version of CUDA whose driver takes as many bytes of parameters as kernels have.
+const FIRST_VERSION: i32 = 12_010;
 
 /// A device that this process uses.
 #[derive(Debug)]
@@ -77,7 +79,14 @@ impl LoadedDevice {
         let device = Self {
             ordinal,
             context: found.context,
-            architecture: compile::architecture(found.capability),
+            architecture: match driver::version()? {
+                version @ ..FIRST_VERSION => Err(format!(
+                    "driver older than {}: it is of {}",
+                    driver::versioned(FIRST_VERSION),
+                    driver::versioned(version)
+                )),
+                _ => compile::architecture(found.capability),
+            },
             multiprocessors: found.multiprocessors,
             emulated: found.name == EMULATED,
             loaded: Mutex::default(),
@@ -117,24 +126,22 @@ impl LoadedDevice {
                 self.ordinal
             )));
         }
-        for source in missing {
-            let begun = Instant::now();
-            let made =
-                compile::loaded(sources, source, architecture, driver::load).and_then(|(module, origin)| {
-                    let names = source.kernels();
-                    let found = names.map(|name| Ok((driver::function(module, &name, source.shared)?, name)));
-                    Ok((found.collect::<Result<Vec<_>>>()?, origin))
-                });
-            match made {
-                Ok((functions, origin)) => {
-                    loaded.turn_on(
-                        source,
-                        functions,
-                        State::Loaded { origin, seconds: begun.elapsed().as_secs_f64() },
-                    );
-                }
+        let load = |image: &[u8]| {
+            driver::set_current(self.context)?; // of a thread that compiles
+            driver::load(image)
+        };
+        let made = compile::loaded(sources, &missing, architecture, &load);
+        for (source, made) in missing.into_iter().zip(made) {
+            let found = made.and_then(|(module, origin, seconds)| {
+                let names = source.kernels();
+                let found = names.map(|name| Ok((driver::function(module, &name, source.shared)?, name)));
+                Ok((found.collect::<Result<Vec<_>>>()?, State::Loaded { origin, seconds }))
+            });
+            match found {
+                Ok((functions, state)) => loaded.turn_on(source, functions, state),
                 Err(error) => {
-                    log::warn!(target: "oxidion.cuda", "{} is off on device {}: {error}", source.name, self.ordinal);
+                    let (name, device) = (source.name, self.ordinal);
+                    log::warn!(target: "oxidion.cuda", "{name} is off on device {device}: {error}");
                     loaded.turn_off(source, &error.to_string());
                 }
             }
@@ -147,13 +154,8 @@ impl LoadedDevice {
         let loaded = lock(&self.loaded);
         wanted.iter().find_map(|name| {
             let reason = loaded.reason(name)?;
-            let known = reason.starts_with("CUDA: ");
-            Some(Error::Cuda(
-                reason
-                    .strip_prefix("CUDA: ")
-                    .filter(|_| known)
-                    .map_or_else(|| format!("{name} is off: {reason}"), str::to_owned),
-            ))
+            let said = reason.strip_prefix("CUDA: ").map(str::to_owned);
+            Some(Error::Cuda(said.unwrap_or_else(|| format!("{name} is off: {reason}"))))
         })
     }
 }
@@ -317,10 +319,11 @@ pub(in crate::kernels) fn scratch_mut(
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
         && device.emulated
-        && (tape::is_set() || driver::is_capturing(stream)?)
+        && driver::is_capturing(stream)?
     {
         std::mem::forget(room.shallow_clone());
     }
+    tape::hold(&room);
     // SAFETY: of memory of a device a view has the address only, and whoever launches keeps the room until it has launched
     // all that uses it.
     let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };

@@ -15,6 +15,8 @@ pub struct Source {
     /// Bytes of shared memory that a block may ask for when it is launched.
     pub(in crate::kernels) shared: u32,
     pub(in crate::kernels) when: When,
+    /// Time that NVRTC takes to compile it on one core.
+    pub(in crate::kernels) seconds: f64,
 }
 
 /// When a source is loaded.
