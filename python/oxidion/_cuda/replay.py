@@ -94,10 +94,11 @@ class Replay:
         Raises:
             RuntimeError: where the driver is too old for replays.
         """
+        capture = Capture(device, self._error_mode)
         refusal = graphs_refusal()
         if refusal is not None:
             raise RuntimeError(f"no step can be captured: {refusal}. Step the inner optimizer itself")
-        self._capture = Capture(device, self._error_mode)
+        self._capture = capture
 
     def release(self) -> None:
         """Drops the graph; the next steps are warm-up again."""
