@@ -74,7 +74,7 @@ def _of_pathfinder() -> list[Path]:
 
 
 def nvrtc_libraries() -> list[Path]:
-    """Where NVRTC may lie, the one to be tried first at the front.
+    """Paths at which NVRTC may lie, the one to be tried first at the front.
 
     It is what NVIDIA's own search finds, then what pip installed beside torch, that of torch's major version
     of CUDA first. Each is opened by its path: a toolkit on the loader's path is not taken for it.

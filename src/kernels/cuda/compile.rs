@@ -65,6 +65,10 @@ pub(super) fn key(sources: &Sources, source: &Source, architecture: &str) -> Str
 /// Loads an image: machine code, or PTX that ends with a zero.
 type Load<'a, Module> = &'a (dyn Fn(&[u8]) -> Result<Module> + Sync);
 
+/// Compiles a source for an architecture and has it loaded.
+type Compile<Module> =
+    fn(&Sources, &Source, &str, &dyn Fn(&[u8]) -> Result<Module>) -> Result<Compiled<Module>>;
+
 /// A source that is loaded, with the origin of its machine code and the seconds that it took.
 pub(super) type Made<Module> = Result<(Module, Origin, f64)>;
 
@@ -75,7 +79,7 @@ struct Places<'a, Module> {
     shipped: &'a [(&'a str, &'a [u8])],
     /// The user's folder.
     folder: Option<PathBuf>,
-    compile: fn(&Sources, &Source, &str, &dyn Fn(&[u8]) -> Result<Module>) -> Result<Compiled<Module>>,
+    compile: Compile<Module>,
 }
 
 /// Has the machine code of sources loaded: that of the package, else what is kept in the user's folder, else what is

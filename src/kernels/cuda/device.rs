@@ -26,7 +26,7 @@ const FIRST_VERSION: i32 = 12_010;
 pub(in crate::kernels) struct LoadedDevice {
     ordinal: usize,
     context: Context,
-    /// What machine code is for there, or why there is none.
+    /// The architecture that machine code is for, or why there is none.
     architecture: std::result::Result<String, String>,
     multiprocessors: u32,
     emulated: bool,
@@ -115,7 +115,9 @@ impl LoadedDevice {
             Ok(architecture) => architecture,
             Err(reason) => {
                 log::warn!(target: "oxidion.cuda", "device {}: {reason}", self.ordinal);
-                missing.iter().for_each(|source| loaded.turn_off(source, reason));
+                for source in missing {
+                    loaded.turn_off(source, reason);
+                }
                 return Ok(());
             }
         };
@@ -133,8 +135,8 @@ impl LoadedDevice {
         let made = compile::loaded(sources, &missing, architecture, &load);
         for (source, made) in missing.into_iter().zip(made) {
             let found = made.and_then(|(module, origin, seconds)| {
-                let names = source.kernels();
-                let found = names.map(|name| Ok((driver::function(module, &name, source.shared)?, name)));
+                let kernels = source.kernels();
+                let found = kernels.map(|name| Ok((driver::function(module, &name, source.shared)?, name)));
                 Ok((found.collect::<Result<Vec<_>>>()?, State::Loaded { origin, seconds }))
             });
             match found {

@@ -49,7 +49,7 @@ mod numbers {
     pub(super) const ZEROS_OUTSIDE: c_int = 0;
 }
 
-/// What a launch of a graph is given anew, as the driver lays it out.
+/// The parameters that a launch of a graph is given anew, as the driver lays them out.
 #[repr(C)]
 struct NodeParameters {
     function: usize,

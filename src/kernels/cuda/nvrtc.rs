@@ -1,8 +1,8 @@
-//! NVRTC: which libraries there are, which of them the driver's version allows, and what they make of a source.
+//! NVRTC: libraries of it, those that the driver's version allows, and what they make of a source.
 
 use std::error::Error as _;
-use std::ffi::{CStr, CString, c_char, c_int};
-use std::path::PathBuf;
+use std::ffi::{CString, c_char, c_int};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::os::unix::Library;
@@ -21,7 +21,7 @@ const FIRST_VERSION: i32 = 12_010;
 const OLDEST: &str = "sm_80";
 /// Names that the loader is asked for.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-/// What a compiler says is cut to so many characters.
+/// Text of a compiler is cut to so many characters.
 const MOST_SAID: usize = 2000;
 
 /// Paths of libraries, the one that is tried first at the front.
@@ -32,11 +32,14 @@ pub fn look_for_nvrtc_at(paths: Vec<PathBuf>) {
     *PATHS.lock().unwrap_or_else(PoisonError::into_inner) = paths;
 }
 
-/// A function of NVRTC that hands out the size of what it has made, or what it has made. Programs are numbers here.
+/// A function of NVRTC with two arguments.
 ///
 /// # Safety
-/// The program is alive, and the second argument is for one number or for as many bytes as that says.
-type Get<T> = unsafe extern "C" fn(usize, *mut T) -> c_int;
+/// As NVRTC's manual says.
+type Call<A, B> = unsafe extern "C" fn(A, B) -> c_int;
+
+/// One that hands out the size of what a program has, or that itself. Programs are numbers here.
+type Get<T> = Call<usize, *mut T>;
 
 /// A library, opened for as long as the process.
 ///
@@ -46,6 +49,8 @@ type Get<T> = unsafe extern "C" fn(usize, *mut T) -> c_int;
 struct Nvrtc {
     path: PathBuf,
     version: i32,
+    compile: unsafe extern "C" fn(usize, c_int, *const Text) -> c_int,
+    destroy: unsafe extern "C" fn(*mut usize) -> c_int,
     create: unsafe extern "C" fn(
         *mut usize,
         *const c_char,
@@ -54,9 +59,6 @@ struct Nvrtc {
         *const Text,
         *const Text,
     ) -> c_int,
-    compile: unsafe extern "C" fn(usize, c_int, *const Text) -> c_int,
-    destroy: unsafe extern "C" fn(*mut usize) -> c_int,
-    error: unsafe extern "C" fn(c_int) -> Text,
     machine_code: (Get<usize>, Get<c_char>),
     ptx: (Get<usize>, Get<c_char>),
     log: (Get<usize>, Get<c_char>),
@@ -71,7 +73,7 @@ struct Found {
     refused: Vec<String>,
 }
 
-/// What was made of a source, loaded.
+/// Machine code or PTX of a source, loaded.
 #[derive(Debug)]
 pub(super) struct Compiled<Module> {
     pub(super) module: Module,
@@ -105,7 +107,7 @@ pub(super) fn compiled<Module>(
         match loaded {
             Ok(compiled) => return Ok(compiled),
             Err(error) => {
-                tried.push(format!("{} to {} for {architecture}: {error}", library.name(), origin.name()))
+                tried.push(format!("{} to {} for {architecture}: {error}", library.name(), origin.name()));
             }
         }
     }
@@ -144,7 +146,7 @@ impl Found {
         let mut newer = Vec::new();
         let by_path = paths.len();
         for (at, path) in paths.into_iter().chain(NAMES.map(PathBuf::from)).enumerate() {
-            let library = match Nvrtc::open(path) {
+            let library = match Nvrtc::open(&path) {
                 Ok(library) => library,
                 Err(reason) => {
                     if at < by_path {
@@ -170,7 +172,7 @@ impl Found {
 }
 
 /// Opens what NVRTC opens by name, if it lies beside it: it is found once it is open.
-fn open_builtins(path: &std::path::Path) {
+fn open_builtins(path: &Path) {
     let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok());
     for entry in entries.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.") {
@@ -184,16 +186,15 @@ fn open_builtins(path: &std::path::Path) {
 
 impl Nvrtc {
     /// The library at a path, or why it is none.
-    fn open(path: PathBuf) -> std::result::Result<Self, String> {
+    fn open(path: &Path) -> std::result::Result<Self, String> {
         if path.is_absolute() {
-            open_builtins(&path);
+            open_builtins(path);
         }
         // SAFETY: loading NVRTC does nothing that is seen; the types of its functions are those of its header.
         let opened = unsafe {
             let load = || -> std::result::Result<Self, libloading::Error> {
-                let library = Library::new(&path)?;
-                let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int =
-                    *library.get("nvrtcVersion")?;
+                let library = Library::new(path)?;
+                let version: Call<*mut c_int, *mut c_int> = *library.get("nvrtcVersion")?;
                 let (mut major, mut minor) = (0, 0);
                 let _ = version(&raw mut major, &raw mut minor);
                 let made = Self {
@@ -201,11 +202,10 @@ impl Nvrtc {
                     create: *library.get("nvrtcCreateProgram")?,
                     compile: *library.get("nvrtcCompileProgram")?,
                     destroy: *library.get("nvrtcDestroyProgram")?,
-                    error: *library.get("nvrtcGetErrorString")?,
                     machine_code: (*library.get("nvrtcGetCUBINSize")?, *library.get("nvrtcGetCUBIN")?),
                     ptx: (*library.get("nvrtcGetPTXSize")?, *library.get("nvrtcGetPTX")?),
                     log: (*library.get("nvrtcGetProgramLogSize")?, *library.get("nvrtcGetProgramLog")?),
-                    path: path.clone(),
+                    path: path.to_owned(),
                 };
                 std::mem::forget(library); // its functions stay
                 Ok(made)
@@ -243,21 +243,20 @@ impl Nvrtc {
         let (headers_at, names_at, options_at) = (pointers(&headers), pointers(&names), pointers(&options));
         let count = |n: usize| c_int::try_from(n).unwrap_or(0);
         let (source_text, name) = (text(source.text)?, text(source.name)?);
-        let (text_at, name_at, mut program) = (source_text.as_ptr(), name.as_ptr(), 0);
+        let (text_at, called, mut program) = (source_text.as_ptr(), name.as_ptr(), 0);
         let number = count(sources.headers.len());
         // SAFETY: all strings end in a zero and live to the end of the function; NVRTC writes to what it is given.
         unsafe {
             let (headers, names) = (headers_at.as_ptr(), names_at.as_ptr());
-            self.check("program", (self.create)(&raw mut program, text_at, name_at, number, headers, names))?;
+            check("program", (self.create)(&raw mut program, text_at, called, number, headers, names))?;
             let code = (self.compile)(program, count(options.len()), options_at.as_ptr());
             let get = if is_ptx { self.ptx } else { self.machine_code };
-            let image =
-                self.check(source.name, code).and_then(|()| self.got(program, get)).map_err(|error| {
-                    let log = self.got(program, self.log).unwrap_or_default();
-                    let log = String::from_utf8_lossy(&log);
-                    let said: String = log.trim_end_matches('\0').chars().take(MOST_SAID).collect();
-                    Error::Cuda(format!("{error}\n{said}"))
-                });
+            let image = check(source.name, code).and_then(|()| Self::got(program, get)).map_err(|error| {
+                let log = Self::got(program, self.log).unwrap_or_default();
+                let log = String::from_utf8_lossy(&log);
+                let said: String = log.trim_end_matches('\0').chars().take(MOST_SAID).collect();
+                Error::Cuda(format!("{error}\n{said}"))
+            });
             let _ = (self.destroy)(&raw mut program);
             image
         }
@@ -267,22 +266,31 @@ impl Nvrtc {
     ///
     /// # Safety
     /// The program is alive.
-    unsafe fn got(&self, program: usize, (size, get): (Get<usize>, Get<c_char>)) -> Result<Vec<u8>> {
-        let mut length = 0;
-        // SAFETY: NVRTC writes one number.
-        self.check("size", unsafe { size(program, &raw mut length) })?;
-        let mut bytes = vec![0_u8; length];
-        // SAFETY: NVRTC writes as many bytes as it has said.
-        self.check("result", unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
+    unsafe fn got(program: usize, (size, get): (Get<usize>, Get<c_char>)) -> Result<Vec<u8>> {
+        let (mut length, mut bytes) = (0, Vec::new());
+        // SAFETY: NVRTC writes one number, then as many bytes as that says.
+        let codes = unsafe {
+            let code = size(program, &raw mut length);
+            bytes.resize(length, 0_u8);
+            [code, get(program, bytes.as_mut_ptr().cast())]
+        };
+        codes.into_iter().try_for_each(|code| check("result", code))?;
         Ok(bytes)
     }
+}
 
-    fn check(&self, what: &str, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        // SAFETY: NVRTC names its results by strings that stay.
-        let name = unsafe { CStr::from_ptr((self.error)(code)) }.to_string_lossy().into_owned();
-        Err(Error::Cuda(format!("{what}: {name}")))
-    }
+/// The error that a result of NVRTC stands for.
+fn check(what: &str, code: c_int) -> Result<()> {
+    let said = match code {
+        0 => return Ok(()),
+        1 => "out of memory",
+        2 => "no program was made",
+        3 => "invalid input",
+        4 => "invalid program",
+        5 => "invalid option",
+        6 => "it does not compile",
+        7 => "a builtin operation failed, as where libnvrtc-builtins is not found",
+        _ => "an error",
+    };
+    Err(Error::Cuda(format!("{what}: {said} (NVRTC {code})")))
 }
