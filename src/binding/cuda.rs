@@ -5,17 +5,27 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use super::enter::Enter as _;
 use super::error::to_python;
+use crate::error::Result;
+use crate::kernels::cuda::State;
 use crate::kernels::{self, Content, Family, Tier, cuda};
 use crate::tensor;
 
-/// Keeps machine code that is compiled on this machine in a folder; None keeps none. `emulated`: memory of the host
+/// Keeps machine code that is compiled on this machine in a folder; None keeps none. NVRTC is looked for at the paths that
+/// `nvrtc` has, in their order, and then by the loader. `emulated`: memory of the host
 /// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes
 /// (`OXIDION_CUDA=libtorch`). `kernels`: whether this torch is one that they are for; else libtorch computes.
 #[pyfunction]
-#[pyo3(signature = (folder, *, emulated=false, kernels=true))]
-pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool, kernels: bool) -> PyResult<()> {
+#[pyo3(signature = (folder, nvrtc=Vec::new(), *, emulated=false, kernels=true))]
+pub(super) fn prepare_devices(
+    folder: Option<PathBuf>,
+    nvrtc: Vec<PathBuf>,
+    emulated: bool,
+    kernels: bool,
+) -> PyResult<()> {
     cuda::keep_in(folder);
+    cuda::look_for_nvrtc_at(nvrtc);
     if !kernels {
         Tier::without_kernels();
     }
@@ -27,6 +37,59 @@ pub(super) fn prepare_devices(folder: Option<PathBuf>, emulated: bool, kernels: 
         }
         (true, _) => cuda::emulate().map_err(to_python),
     }
+}
+
+/// A source's name, its state ("not loaded", "loaded" or "off"), the origin of its machine code, the seconds that loading took
+/// and why it is off.
+type SourceState = (&'static str, &'static str, Option<&'static str>, f64, Option<String>);
+
+fn states_of(number: usize) -> Result<Vec<SourceState>> {
+    let described = |(name, state): (&'static str, State)| match state {
+        State::NotLoaded => (name, "not loaded", None, 0.0, None),
+        State::Loaded { origin, seconds } => (name, "loaded", Some(origin.name()), seconds, None),
+        State::Off(reason) => (name, "off", None, 0.0, Some(reason)),
+    };
+    Ok(kernels::states(number)?.into_iter().map(described).collect())
+}
+
+/// The state of each CUDA source on a device, without loading any.
+#[pyfunction]
+pub(super) fn source_states(py: Python<'_>, device: usize) -> PyResult<Vec<SourceState>> {
+    py.enter(|| states_of(device))
+}
+
+/// Loads sources by name on a device where they are missing, outside of a capture of the stream, and returns the states of all.
+/// One that cannot be loaded is off.
+#[pyfunction]
+pub(super) fn load_sources(
+    py: Python<'_>,
+    device: usize,
+    stream: usize,
+    names: Vec<String>,
+) -> PyResult<Vec<SourceState>> {
+    py.enter(move || {
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        drop(kernels::enter_with(device, stream, &names, true)?);
+        states_of(device)
+    })
+}
+
+/// Turns a source off for this process, on every device: nothing of it is launched any more.
+#[pyfunction]
+pub(super) fn turn_source_off(py: Python<'_>, name: &str, reason: &str) -> PyResult<()> {
+    py.enter(|| kernels::turn_off(name, reason))
+}
+
+/// Why the driver cannot give the launches of a graph other parameters, if it cannot.
+#[pyfunction]
+pub(super) fn graphs_refusal() -> PyResult<Option<String>> {
+    cuda::graphs_refusal().map_err(to_python)
+}
+
+/// Name of the source that a kernel is from, by the kernel's whole name.
+#[pyfunction]
+pub(super) fn source_of_kernel(name: &str) -> Option<&'static str> {
+    kernels::source_of(name)
 }
 
 /// The kernels of declared operations, in order: of each its name, its operation on devices, its pass, the names of its

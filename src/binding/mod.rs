@@ -35,6 +35,11 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::prepare_devices, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::source_states, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::load_sources, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::turn_source_off, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::source_of_kernel, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::graphs_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::device_kernels, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::generated_headers, module)?)?;
     functional::register(module)

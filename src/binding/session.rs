@@ -228,7 +228,7 @@ impl PySession {
     }
 
     /// Gives the launches of an executable graph the parameters that this thread would launch with, instead of
-    /// launching, until `finish_launches`.
+    /// launching, until `finish_launches`. Memory that they name is kept until `drop_scratch`.
     fn set_launches(&self, graph: usize) {
         cuda::set(self.launches.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(), graph);
     }
@@ -237,6 +237,12 @@ impl PySession {
     #[staticmethod]
     fn finish_launches() -> PyResult<()> {
         cuda::finish().map_err(to_python)
+    }
+
+    /// Gives memory back that this thread has kept since `set_launches` for the graph, which has been launched.
+    #[staticmethod]
+    fn drop_scratch(py: Python<'_>) {
+        py.detach(cuda::let_go);
     }
 
     /// Runs compute instruction `k`.

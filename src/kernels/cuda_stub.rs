@@ -39,6 +39,9 @@ pub fn noted() -> Tape {
 }
 
 /// Does nothing.
+pub fn let_go() {}
+
+/// Does nothing.
 pub fn set(_tape: Tape, _graph: usize) {}
 
 /// Does nothing.
@@ -61,6 +64,9 @@ pub(super) fn refuse<T>() -> Result<T> {
 /// Keeps nothing.
 pub fn keep_in(_folder: Option<PathBuf>) {}
 
+/// Looks for nothing.
+pub fn look_for_nvrtc_at(_paths: Vec<PathBuf>) {}
+
 /// Refused.
 ///
 /// # Errors
@@ -75,6 +81,87 @@ pub fn emulate() -> Result<()> {
 /// Always.
 pub fn enter(_ordinal: usize, _stream: usize, _encoded: bool) -> Result<Entered> {
     refuse()
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn enter_with(_ordinal: usize, _stream: usize, _wanted: &[&str], _allow_off: bool) -> Result<Entered> {
+    refuse()
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn ensure(_wanted: &[&str]) -> Result<()> {
+    refuse()
+}
+
+/// No source is on.
+#[must_use]
+pub fn is_on(_name: &str) -> bool {
+    false
+}
+
+/// All are off.
+///
+/// # Errors
+/// Never.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub fn turn_off(_name: &str, _reason: &str) -> Result<()> {
+    Ok(())
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn states(_ordinal: usize) -> Result<Vec<(&'static str, State)>> {
+    refuse()
+}
+
+/// None.
+#[must_use]
+pub fn source_of(_kernel: &str) -> Option<&'static str> {
+    None
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn graphs_refusal() -> Result<Option<String>> {
+    refuse()
+}
+
+/// Origin of machine code: there is none.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {}
+
+impl Origin {
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {}
+    }
+}
+
+/// State of a source on a device, as where there are kernels.
+#[derive(Clone, Debug)]
+pub enum State {
+    /// Nothing has asked for it.
+    NotLoaded,
+    /// Its kernels may be launched.
+    Loaded {
+        /// Origin of its machine code.
+        origin: Origin,
+        /// Time that this took.
+        seconds: f64,
+    },
+    /// It is not used, for this reason.
+    Off(String),
 }
 
 #[allow(clippy::unnecessary_wraps)] // as where there are kernels

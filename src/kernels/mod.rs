@@ -28,6 +28,8 @@ pub use cpu::product::{
 pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
+#[cfg(not(feature = "cuda"))]
+pub use cuda::{ensure, enter_with, is_on, source_of, states, turn_off};
 pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
@@ -63,4 +65,6 @@ pub use ops::slices::{
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
+#[cfg(feature = "cuda")]
+pub use sources::{ensure, enter_with, is_on, source_of, states, turn_off};
 pub use stay::{Entered, Following, Tier, enter, follow, on_device};

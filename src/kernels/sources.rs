@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-use super::cuda::{self, Entered, Source, Sources, When};
+use super::cuda::{self, Entered, Source, Sources, State, When};
 use super::cuda_call::Family;
 use super::headers::{generated, stems};
 use super::ops::{columns::panel, rotations::device as rotations, symmetric::device as symmetric, table};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Headers by the name under which they are included; those of operations are declared with them.
 const HEADERS: &[(&str, &str)] = &[
@@ -41,6 +41,7 @@ static UPDATES: Source = Source {
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,
+    seconds: 10.5,
 };
 /// Symmetric products.
 static SYMMETRIC_MMA: Source = Source {
@@ -50,6 +51,7 @@ static SYMMETRIC_MMA: Source = Source {
     forms: &["bfloat16", "float16"],
     shared: symmetric::SHARED,
     when: When::Always,
+    seconds: 2.0,
 };
 /// The same by the instructions of warpgroups.
 static SYMMETRIC_WGMMA: Source = Source {
@@ -59,6 +61,7 @@ static SYMMETRIC_WGMMA: Source = Source {
     forms: &["bfloat16", "float16"],
     shared: symmetric::GROUP_SHARED,
     when: symmetric::GROUPS,
+    seconds: 4.1,
 };
 /// Elementwise passes over codes of blocks and numbers that are rounded at random.
 static CODED: Source = Source {
@@ -68,6 +71,7 @@ static CODED: Source = Source {
     forms: &["coded_many", "coded_wide"],
     shared: 0,
     when: When::Encoded,
+    seconds: 23.7,
 };
 /// The same with sums.
 static CODED_SUMS: Source = Source {
@@ -77,6 +81,7 @@ static CODED_SUMS: Source = Source {
     forms: &["coded_many", "coded_wide"],
     shared: 0,
     when: When::Encoded,
+    seconds: 4.4,
 };
 /// Gram matrices of panels.
 static GRAM: Source = Source {
@@ -86,6 +91,7 @@ static GRAM: Source = Source {
     forms: &[""],
     shared: panel::GRAM_SHARED,
     when: When::Always,
+    seconds: 0.5,
 };
 /// Cholesky factors of Gram matrices, and panels divided by them.
 static CHOLESKY: Source = Source {
@@ -95,6 +101,7 @@ static CHOLESKY: Source = Source {
     forms: &[""],
     shared: panel::CHOLESKY_SHARED,
     when: When::Always,
+    seconds: 2.2,
 };
 /// Rows made orthogonal.
 static JACOBI: Source = Source {
@@ -104,6 +111,7 @@ static JACOBI: Source = Source {
     forms: &["angles", "turn", "end"],
     shared: rotations::SHARED,
     when: When::Always,
+    seconds: 0.5,
 };
 /// Passes over the columns of thin matrices.
 static COLUMNS: Source = Source {
@@ -122,6 +130,7 @@ static COLUMNS: Source = Source {
     forms: &[""],
     shared: 0,
     when: When::Always,
+    seconds: 0.8,
 };
 /// Copies of many rectangles, for small tables and for large ones.
 static COPIES: Source = Source {
@@ -131,6 +140,7 @@ static COPIES: Source = Source {
     forms: &["few", "many"],
     shared: 0,
     when: When::Always,
+    seconds: 0.4,
 };
 /// The sum of what ranks contribute.
 static MESSAGES: Source = Source {
@@ -140,6 +150,7 @@ static MESSAGES: Source = Source {
     forms: &["messages"],
     shared: 0,
     when: When::Always,
+    seconds: 0.3,
 };
 /// Normalization by neuron.
 static NEURONS: Source = Source {
@@ -149,6 +160,7 @@ static NEURONS: Source = Source {
     forms: &["squares", "variance", "scale"],
     shared: 0,
     when: When::Always,
+    seconds: 0.5,
 };
 /// Slices chosen by their sums.
 static SELECT: Source = Source {
@@ -158,6 +170,7 @@ static SELECT: Source = Source {
     forms: &["rows", "columns", "chunks", "choice", "take", "apply"],
     shared: 0,
     when: When::Always,
+    seconds: 1.9,
 };
 /// Elementwise passes with sums.
 static SUMS: Source = Source {
@@ -167,6 +180,7 @@ static SUMS: Source = Source {
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,
+    seconds: 3.6,
 };
 /// Sums of what other kernels left.
 static TOTALS: Source = Source {
@@ -185,6 +199,7 @@ static TOTALS: Source = Source {
     forms: &[""],
     shared: 0,
     when: When::Always,
+    seconds: 0.3,
 };
 /// Factors of jobs.
 static FACTORS: Source = Source {
@@ -194,6 +209,7 @@ static FACTORS: Source = Source {
     forms: &[""],
     shared: 0,
     when: When::Always,
+    seconds: 0.2,
 };
 /// Passes over stacks of matrices.
 static ROWS: Source = Source {
@@ -203,6 +219,7 @@ static ROWS: Source = Source {
     forms: &["few", "many", "wide"],
     shared: 0,
     when: When::Always,
+    seconds: 12.6,
 };
 /// Running means, in float64.
 static MEANS: Source = Source {
@@ -212,6 +229,7 @@ static MEANS: Source = Source {
     forms: &["few", "many"],
     shared: 0,
     when: When::Always,
+    seconds: 0.8,
 };
 /// Low-rank moments.
 static LOW_RANK: Source = Source {
@@ -221,6 +239,7 @@ static LOW_RANK: Source = Source {
     forms: &["normals", "signs", "guard", "ratios", "measure", "total", "limit", "step"],
     shared: 0,
     when: When::Always,
+    seconds: 1.2,
 };
 /// Sources of all that is launched.
 static SOURCES: &[&Source] = &[
@@ -254,7 +273,7 @@ pub(super) fn sources() -> &'static Sources {
         let written = generated().iter().map(|(name, text)| (*name, Cow::Borrowed(text.as_str())));
         let mut headers: Vec<_> = files.chain(written).collect();
         headers.sort_unstable_by_key(|(name, _)| *name);
-        Sources { all: SOURCES, headers }
+        Sources::new(SOURCES, headers)
     })
 }
 
@@ -262,7 +281,68 @@ pub(super) fn sources() -> &'static Sources {
 /// numbers of its type.
 ///
 /// # Errors
-/// [`crate::error::Error::Cuda`] where there is no driver or no such device.
+/// [`crate::error::Error::Cuda`] where there is no driver or no such device, and where a kernel cannot be loaded.
 pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
-    cuda::enter(sources(), ordinal, stream, encoded)
+    let wanted = SOURCES.iter().filter(|source| encoded || source.when != When::Encoded);
+    enter_with(ordinal, stream, &wanted.map(|source| source.name).collect::<Vec<_>>(), false)
+}
+
+/// As [`enter`], with the kernels of the named sources. One that is off is an error unless `allow_off`.
+///
+/// # Errors
+/// As [`enter`]; where `allow_off`, not for a kernel that cannot be loaded.
+pub fn enter_with(ordinal: usize, stream: usize, wanted: &[&str], allow_off: bool) -> Result<Entered> {
+    cuda::enter(sources(), (ordinal, stream), wanted, allow_off)
+}
+
+/// Loads those of the named sources that are missing where this thread works; one that cannot be loaded is off from then on,
+/// which is said once.
+///
+/// # Errors
+/// [`crate::error::Error::Cuda`] where a source would have to be loaded in a capture.
+pub fn ensure(wanted: &[&str]) -> Result<()> {
+    cuda::ensure(sources(), wanted)
+}
+
+/// Tests whether this thread launches kernels of all these sources, which are loaded if they are missing: on a device, and
+/// none of them off.
+///
+/// # Errors
+/// As [`ensure`].
+pub(super) fn uses(wanted: &[&str]) -> Result<bool> {
+    if !cuda::is_entered() {
+        return Ok(false);
+    }
+    cuda::ensure(sources(), wanted)?;
+    Ok(wanted.iter().all(|name| cuda::is_on(name)))
+}
+
+/// Tests whether the kernels of a source are loaded where this thread works.
+#[must_use]
+pub fn is_on(name: &str) -> bool {
+    cuda::is_on(name)
+}
+
+/// Turns a source off for the process, on every device, and says so.
+///
+/// # Errors
+/// [`crate::error::Error::Value`] for the name of none.
+pub fn turn_off(name: &str, reason: &str) -> Result<()> {
+    let source = sources().named(name);
+    cuda::turn_off(source.ok_or_else(|| Error::Value(format!("there is no source {name:?}")))?, reason);
+    Ok(())
+}
+
+/// States of all sources on a device.
+///
+/// # Errors
+/// [`crate::error::Error::Cuda`] where there is no driver or no such device.
+pub fn states(ordinal: usize) -> Result<Vec<(&'static str, State)>> {
+    cuda::states(sources(), ordinal)
+}
+
+/// Name of the source that a kernel is from, by the kernel's whole name.
+#[must_use]
+pub fn source_of(kernel: &str) -> Option<&'static str> {
+    sources().of_kernel(kernel)
 }

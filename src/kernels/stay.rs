@@ -11,12 +11,12 @@ use tch::Tensor;
 
 use super::cuda;
 #[cfg(not(feature = "cuda"))]
-use super::cuda::enter as enter_kernels;
+use super::cuda::{enter as enter_kernels, enter_with};
 #[cfg(feature = "cuda")]
 pub(super) use super::cuda::{scratch, scratch_mut};
 use super::libtorch::value::Value;
 #[cfg(feature = "cuda")]
-use super::sources::enter as enter_kernels;
+use super::sources::{enter as enter_kernels, enter_with};
 use crate::error::{Error, Result};
 use crate::tensor::FlatPtr;
 #[cfg(not(feature = "cuda"))]
@@ -90,19 +90,20 @@ pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
     let kernels = match Tier::wanted()? {
         Tier::Libtorch => None,
         Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
-        Tier::Auto => entered_or_warned(ordinal, stream, encoded),
+        Tier::Auto => entered_or_warned(ordinal, stream),
     };
     Ok(Entered { _thread: PhantomData, outer: HERE.replace(true), _kernels: kernels })
 }
 
 /// The stay of kernels; none, and said once for each device, where they cannot be had.
-fn entered_or_warned(ordinal: usize, stream: usize, encoded: bool) -> Option<cuda::Entered> {
+fn entered_or_warned(ordinal: usize, stream: usize) -> Option<cuda::Entered> {
     static WITHOUT: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
     let mut without = WITHOUT.lock().unwrap_or_else(PoisonError::into_inner);
     if without.contains_key(&ordinal) {
         return None;
     }
-    match enter_kernels(ordinal, stream, encoded) {
+    // Sources are loaded when an operation first asks for them.
+    match enter_with(ordinal, stream, &[], true) {
         Ok(entered) => Some(entered),
         Err(error) => {
             log::warn!(

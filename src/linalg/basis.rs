@@ -165,7 +165,7 @@ pub fn orthonormal_or_zero(
     if b == 0 || m == 0 || r == 0 {
         return Ok(Report::default());
     }
-    if kernels::has_orthonormal_columns() {
+    if kernels::has_orthonormal_columns()? {
         kernels::frozen(|| on_device(p_bmr, method))?;
         return Ok(Report::default());
     }

@@ -13,7 +13,7 @@ pub(super) type Vectors = (Tensor, Tensor);
 /// Eigenvalues and eigenvectors of a positive semidefinite matrix `[d, d]`; none where they are not found. On a device the
 /// vectors are NaN then.
 pub(super) fn symmetric(x_dd: &Tensor) -> Result<Option<Vectors>> {
-    if has_orthogonal_rows() {
+    if has_orthogonal_rows()? {
         return rotated(x_dd).map(Some);
     }
     let Ok((values_d, vectors_dd)) = x_dd.f_linalg_eigh("L") else { return Ok(None) };
@@ -23,7 +23,7 @@ pub(super) fn symmetric(x_dd: &Tensor) -> Result<Option<Vectors>> {
 /// Singular values and left singular vectors of a matrix, `transposed` its right ones; none where they are not found. On a
 /// device the vectors are NaN then.
 pub(super) fn singular(x: &Tensor, transposed: bool) -> Result<Option<Vectors>> {
-    if !has_orthogonal_rows() {
+    if !has_orthogonal_rows()? {
         let found = x.f_svd(true, true).ok();
         return Ok(found.map(|(u, values, v)| (values, if transposed { v } else { u })));
     }

@@ -249,7 +249,7 @@ impl Iteration<'_> {
         let (factor, scale) = self.first_divisor(start);
         let (group, alone) = self.together([b, m, n], dtype, scratch);
         // Kernels of symmetric products want the short side's rows to be contiguous.
-        let turned = m > n && has_symmetric_product(kind, n);
+        let turned = m > n && has_symmetric_product(kind, n)?;
         let compute = |iteration: &Iteration<'_>, part: &Tensor, home: Option<&mut Tensor>| -> Result<()> {
             let squares = i64::try_from(iteration.squares()).unwrap_or(0);
             let mut products = Library::new(part, squares, scratch, alone)?;

@@ -54,8 +54,8 @@ def parameters(*shapes, dtype=torch.float32):
 """
 
 
-def _compile_driver(file: Path) -> None:
-    command = ["g++", *FLAGS, f"-I{HERE}", str(HERE / "driver.cpp"), "-ldl", "-o", str(file)]
+def _compile_driver(file: Path, *macros: str) -> None:
+    command = ["g++", *FLAGS, *macros, f"-I{HERE}", str(HERE / "driver.cpp"), "-ldl", "-o", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"g++ does not compile the driver:\n{done.stderr[:4000]}")
@@ -81,6 +81,15 @@ def build(folder: Path, sources: Sequence[str] = tuple(ARCHITECTURES)) -> dict[s
         "OXIDION_EMULATED_KERNELS": ":".join(libraries),
         "OXIDION_CACHE": str(cache),
     }
+
+
+def with_driver(environment: Mapping[str, str], folder: Path, *macros: str) -> dict[str, str]:
+    """The environment of a process that has another driver, which these macros make."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = parts((HERE / "driver.cpp").read_text(), *macros)
+    made = files.kept("libcuda.so.1", own, lambda file: _compile_driver(file, *macros))
+    shutil.copyfile(made, folder / "libcuda.so.1")
+    return {**environment, "LD_LIBRARY_PATH": f"{folder}:{environment['LD_LIBRARY_PATH']}"}
 
 
 class Forks:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from .driver import needs_compiler
-from .emulator.library import Emulated
+from .emulator.library import Emulated, KernelFault
 from .symmetric import Problem, run_mma, run_wgmma
 
 pytestmark = needs_compiler
@@ -58,3 +58,24 @@ def test_symmetric_wgmma_matches_float64_within_rounding(
     symmetric_wgmma: Emulated, problem: Problem, seed: int
 ) -> None:
     run_wgmma(symmetric_wgmma, problem, seed)
+
+
+# The second group of rows stores nothing of some of these tiles, and goes over each stage several times.
+SKIPPED = Problem(1, 300, 1024, same=True, blocks=1)
+TOGETHER = "__syncwarp();  // no lane still waits for this filling when the next one may begin"
+
+
+def test_lanes_that_fall_behind_change_nothing(tmp_path: Path) -> None:
+    library = Emulated("symmetric_wgmma.cu", tmp_path)
+    library.let_lanes_lag()
+    for problem in (SKIPPED, *WGMMA):
+        run_wgmma(library, problem)
+
+
+@pytest.mark.parametrize("lag", [False, True], ids=["in turn", "lagging"])
+def test_lane_that_is_left_behind_a_skipped_stage_is_found(tmp_path: Path, lag: bool) -> None:
+    library = Emulated("symmetric_wgmma.cu", tmp_path, [("symmetric_wgmma.cu", TOGETHER, "")])
+    if lag:
+        library.let_lanes_lag()
+    with pytest.raises(KernelFault, match="deadlock"):
+        run_wgmma(library, SKIPPED)

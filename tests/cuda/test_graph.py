@@ -273,3 +273,43 @@ def test_bad_arguments_are_refused() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="CUDA device"):
         optimizer.step()
+
+
+FILLED = """
+import threading
+from oxidion import _oxidion
+
+def take():
+    for size in range(1, 600):
+        taken.extend(torch.full((size,), float("nan"), dtype=torch.float64) for _ in range(3))
+
+def replay(self):
+    if early:
+        _oxidion.Session.drop_scratch()
+    take()
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert driver.emulator_replay() == 0
+
+Capture.replay, taken = replay, []
+shapes = (40, 30), (5,), (300, 20)
+ours, optimizer, expected, reference = pair(lambda p: oxidion.Lamb(p, lr=0.01), *shapes)
+for step in range(6):
+    gradients(ours, expected, step)
+    optimizer.step()
+    reference.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected))
+assert optimizer.captured
+assert all(bool(one.isnan().all()) for one in taken)
+"""
+
+
+def test_scratch_of_a_walk_is_kept_until_the_replay_is_launched(environment: dict[str, str]) -> None:
+    """Between the walk and the launch this thread and another one take memory and fill it."""
+    emulated(environment, f"early = False\n{FILLED}")
+
+
+def test_scratch_that_is_given_back_early_is_written_by_the_replay(environment: dict[str, str]) -> None:
+    with pytest.raises(AssertionError):
+        emulated(environment, f"early = True\n{FILLED}")

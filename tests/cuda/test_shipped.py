@@ -62,7 +62,9 @@ def step(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
         cache = tmp_path_factory.mktemp("cache")
         said = {"OXIDION_EMULATED_CAPABILITY": str(capability), "OXIDION_CACHE": str(cache), **more}
         lines = run({**shipped, **said}, STEP.format(package=str(package.parent))).splitlines()
-        return [line.removeprefix("INFO:oxidion.cuda:") for line in lines if "oxidion.cuda" in line]
+        return [
+            line.removeprefix("INFO:oxidion.cuda:") for line in lines if line.startswith("INFO:oxidion.cuda")
+        ]
 
     return step
 

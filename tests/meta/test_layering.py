@@ -162,7 +162,7 @@ def test_modules_of_kernels_use_only_those_below_them() -> None:
         (r"\brayon\b", r"src/threads/mod\.rs"),
         (r"\bthreads::(run|each|map|chunks|share)\b", r"src/(kernels/(cpu|ops)/.*|linalg/iteration)\.rs"),
         (r"\bdata_ptr\b", r"src/tensor/buffer\.rs"),
-        (r"\bcudarc\b", r"src/kernels/cuda/(driver|compile)\.rs"),
+        (r"\blibloading\b", r"src/kernels/cuda/(driver|nvrtc)\.rs"),
     ],
     ids=["python", "tensors", "rayon", "threads", "pointers", "driver"],
 )

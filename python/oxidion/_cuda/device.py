@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import importlib
 import importlib.util
 import logging
 import warnings
@@ -65,9 +64,33 @@ def kept_in() -> Path | None:
     return folder
 
 
+def _of_pathfinder() -> list[Path]:
+    """The NVRTC that NVIDIA's own search finds, where that package is installed."""
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        found = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    except (ImportError, RuntimeError, AttributeError, OSError):
+        return []
+    return [Path(found)] if found else []
+
+
+def nvrtc_libraries() -> list[Path]:
+    """Paths at which NVRTC may lie, the one to be tried first at the front.
+
+    It is what NVIDIA's own search finds, then what pip installed beside torch, that of torch's major version
+    of CUDA first. Each is opened by its path: a toolkit on the loader's path is not taken for it.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
+    beside = [file for folder in folders for file in sorted(folder.glob("*/lib/libnvrtc.so.*"))]
+    own = f".so.{(torch.version.cuda or '').partition('.')[0]}"
+    beside.sort(key=lambda file: not file.name.endswith(own))
+    return list(dict.fromkeys(file.absolute() for file in (*_of_pathfinder(), *beside)))
+
+
 @cache
 def prepare(*, emulated: bool = False) -> None:
-    """Tells the core where to keep machine code, and loads NVRTC so that it is found by name.
+    """Tells the core where to keep machine code and where NVRTC is.
 
     Args:
         emulated: whether memory of the host is to count as that of a device, for tests without one.
@@ -77,12 +100,4 @@ def prepare(*, emulated: bool = False) -> None:
         logging.getLogger("oxidion.cuda").warning(
             "libtorch computes, which is slower: the kernels are for CUDA devices, and this torch is for ROCm"
         )
-    prepare_devices(kept_in(), emulated=emulated, kernels=is_for_them)
-    spec = importlib.util.find_spec("nvidia")
-    for place in spec.submodule_search_locations or () if spec else ():
-        for folder in sorted(Path(place).glob("*/lib")):
-            # NVRTC opens its builtins by name, which finds them once they are loaded.
-            for pattern in ("libnvrtc-builtins.so.*", "libnvrtc.so.*"):
-                for library in sorted(folder.glob(pattern)):
-                    with contextlib.suppress(OSError):  # of another machine
-                        ctypes.CDLL(str(library))
+    prepare_devices(kept_in(), nvrtc_libraries(), emulated=emulated, kernels=is_for_them)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from oxidion._oxidion import Session
+from oxidion._oxidion import Session, graphs_refusal
 from oxidion._torch.compat import cuda_graph
 
 
@@ -89,8 +89,16 @@ class Replay:
         return not self.captured and self._taken >= self._warmup_steps
 
     def open_capture(self, device: torch.device) -> None:
-        """Makes the stream and the graph for the capture of the next step."""
-        self._capture = Capture(device, self._error_mode)
+        """Makes the stream and the graph for the capture of the next step.
+
+        Raises:
+            RuntimeError: where the driver is too old for replays.
+        """
+        capture = Capture(device, self._error_mode)
+        refusal = graphs_refusal()
+        if refusal is not None:
+            raise RuntimeError(f"no step can be captured: {refusal}. Step the inner optimizer itself")
+        self._capture = capture
 
     def release(self) -> None:
         """Drops the graph; the next steps are warm-up again."""
@@ -145,6 +153,11 @@ class Replay:
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the first error counts
                 session.finish_launches()
+            session.drop_scratch()
             raise
-        session.finish_launches()
-        capture.replay()
+        try:
+            session.finish_launches()
+            capture.replay()
+        finally:
+            # Not before: another thread could be given the memory that the graph is about to use.
+            session.drop_scratch()

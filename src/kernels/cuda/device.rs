@@ -7,8 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::Tensor;
 
-use super::driver::{self, Context, Function, Grid, Stream};
-use super::sources::{Sources, When};
+use super::driver::{self, Context, Grid, Stream};
+use super::sources::{Source, Sources, When};
+use super::states::{self, Loaded, State};
 use super::table::number_of;
 use super::{compile, tape};
 use crate::error::{Error, Result};
@@ -17,22 +18,19 @@ use crate::tensor::{self, DType, Device, FlatPtr, FlatView, FlatViewMut};
 /// Name that the driver gives a device whose memory is that of the host.
 const EMULATED: &str = "oxidion emulator";
 
+/// The first version of CUDA whose driver takes as many bytes of parameters as kernels have.
+const FIRST_VERSION: i32 = 12_010;
+
 /// A device that this process uses.
 #[derive(Debug)]
 pub(in crate::kernels) struct LoadedDevice {
     ordinal: usize,
     context: Context,
-    architecture: String,
+    /// The architecture that machine code is for, or why there is none.
+    architecture: std::result::Result<String, String>,
     multiprocessors: u32,
     emulated: bool,
     loaded: Mutex<Loaded>,
-}
-
-/// Sources and functions that are loaded on a device.
-#[derive(Debug, Default)]
-struct Loaded {
-    sources: Vec<&'static str>,
-    functions: BTreeMap<String, Function>,
 }
 
 static DEVICES: Mutex<BTreeMap<usize, &'static LoadedDevice>> = Mutex::new(BTreeMap::new());
@@ -66,7 +64,7 @@ impl Rate {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,7 +79,14 @@ impl LoadedDevice {
         let device = Self {
             ordinal,
             context: found.context,
-            architecture: compile::architecture(found.capability)?,
+            architecture: match driver::version()? {
+                version @ ..FIRST_VERSION => Err(format!(
+                    "driver older than {}: it is of {}",
+                    driver::versioned(FIRST_VERSION),
+                    driver::versioned(version)
+                )),
+                _ => compile::architecture(found.capability),
+            },
             multiprocessors: found.multiprocessors,
             emulated: found.name == EMULATED,
             loaded: Mutex::default(),
@@ -91,18 +96,31 @@ impl LoadedDevice {
         Ok(device)
     }
 
-    /// Loads the kernels that are wanted and not loaded yet, into the current context, which is the device's.
-    fn load(&self, sources: &'static Sources, stream: Stream, encoded: bool) -> Result<()> {
+    /// Tests whether a source is one for this device, whatever became of it.
+    fn takes(&self, when: When) -> bool {
+        !matches!(when, When::On(architecture) if self.architecture.as_deref() != Ok(architecture))
+    }
+
+    /// Loads those of the named sources that are missing into the current context, which is the device's. What cannot be
+    /// loaded is off.
+    fn load(&self, sources: &'static Sources, wanted: &[&str], stream: Stream) -> Result<()> {
         let mut loaded = lock(&self.loaded);
-        let wanted = sources.all.iter().filter(|source| match source.when {
-            When::Always => true,
-            When::Encoded => encoded,
-            When::On(architecture) => architecture == self.architecture,
-        });
-        let missing: Vec<_> = wanted.filter(|source| !loaded.sources.contains(&source.name)).collect();
+        let named = sources.all.iter().filter(|source| wanted.contains(&source.name));
+        let missing: Vec<_> =
+            named.filter(|s| self.takes(s.when) && loaded.is_missing(s.name)).copied().collect();
         if missing.is_empty() {
             return Ok(());
         }
+        let architecture = match &self.architecture {
+            Ok(architecture) => architecture,
+            Err(reason) => {
+                log::warn!(target: "oxidion.cuda", "device {}: {reason}", self.ordinal);
+                for source in missing {
+                    loaded.turn_off(source, reason);
+                }
+                return Ok(());
+            }
+        };
         // Loading waits for the device, which ends a capture.
         if driver::is_capturing(stream)? {
             return Err(Error::Cuda(format!(
@@ -110,15 +128,37 @@ impl LoadedDevice {
                 self.ordinal
             )));
         }
-        for source in missing {
-            let module = compile::loaded(sources, source, &self.architecture, driver::load)?;
-            for name in source.kernels() {
-                let function = driver::function(module, &name, source.shared)?;
-                loaded.functions.insert(name, function);
+        let load = |image: &[u8]| {
+            driver::set_current(self.context)?; // of a thread that compiles
+            driver::load(image)
+        };
+        let made = compile::loaded(sources, &missing, architecture, &load);
+        for (source, made) in missing.into_iter().zip(made) {
+            let found = made.and_then(|(module, origin, seconds)| {
+                let kernels = source.kernels();
+                let found = kernels.map(|name| Ok((driver::function(module, &name, source.shared)?, name)));
+                Ok((found.collect::<Result<Vec<_>>>()?, State::Loaded { origin, seconds }))
+            });
+            match found {
+                Ok((functions, state)) => loaded.turn_on(source, functions, state),
+                Err(error) => {
+                    let (name, device) = (source.name, self.ordinal);
+                    log::warn!(target: "oxidion.cuda", "{name} is off on device {device}: {error}");
+                    loaded.turn_off(source, &error.to_string());
+                }
             }
-            loaded.sources.push(source.name);
         }
         Ok(())
+    }
+
+    /// Why the first of the named sources that is off is so.
+    fn refusal(&self, wanted: &[&str]) -> Option<Error> {
+        let loaded = lock(&self.loaded);
+        wanted.iter().find_map(|name| {
+            let reason = loaded.reason(name)?;
+            let said = reason.strip_prefix("CUDA: ").map(str::to_owned);
+            Some(Error::Cuda(said.unwrap_or_else(|| format!("{name} is off: {reason}"))))
+        })
     }
 }
 
@@ -131,16 +171,17 @@ pub struct Entered {
     outer: Option<(&'static LoadedDevice, Stream)>,
 }
 
-/// Has the kernels of this thread, which `sources` have, launched on a stream of a device; `encoded` says whether also those for what is more than
-/// numbers of its type.
+/// Has the kernels of this thread, which `sources` have, launched on a stream of a device, where those of the sources that
+/// are `wanted` and missing are loaded first. One of them that is off is an error unless `allow_off`.
 ///
 /// # Errors
-/// [`Error::Cuda`] where there is no driver or no such device.
+/// [`Error::Cuda`] where there is no driver or no such device, where a source would have to be loaded in a capture, and where
+/// a source is off.
 pub(in crate::kernels) fn enter(
     sources: &'static Sources,
-    ordinal: usize,
-    stream: usize,
-    encoded: bool,
+    (ordinal, stream): (usize, usize),
+    wanted: &[&str],
+    allow_off: bool,
 ) -> Result<Entered> {
     let (device, stream) = (LoadedDevice::get(ordinal)?, Stream(stream));
     let current = driver::current()?;
@@ -150,8 +191,58 @@ pub(in crate::kernels) fn enter(
     }
     let outer = CURRENT.replace(Some((device, stream)));
     let entered = Entered { _thread: PhantomData, before, outer };
-    device.load(sources, stream, encoded)?;
-    Ok(entered)
+    device.load(sources, wanted, stream)?;
+    match device.refusal(wanted).filter(|_| !allow_off) {
+        Some(refusal) => Err(refusal),
+        None => Ok(entered),
+    }
+}
+
+/// Loads those of the named sources that are missing where this thread is; one that cannot be loaded is off from then on, which
+/// is said once.
+///
+/// # Errors
+/// [`Error::Cuda`] where a source would have to be loaded in a capture.
+pub(in crate::kernels) fn ensure(sources: &'static Sources, wanted: &[&str]) -> Result<()> {
+    let (device, stream) = here()?;
+    device.load(sources, wanted, stream)
+}
+
+/// Tests whether the kernels of a source are loaded where this thread is.
+pub(in crate::kernels) fn is_on(name: &str) -> bool {
+    CURRENT.get().is_some_and(|(device, _)| lock(&device.loaded).is_on(name))
+}
+
+/// Turns a source off for the process, on every device.
+pub(in crate::kernels) fn turn_off(source: &'static Source, reason: &str) {
+    log::warn!(target: "oxidion.cuda", "{} is off: {reason}", source.name);
+    let devices = lock(&DEVICES);
+    states::refuse(source.name, reason);
+    devices.values().for_each(|device| lock(&device.loaded).turn_off(source, reason));
+}
+
+/// States of all sources on a device, in their order.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+pub(in crate::kernels) fn states(
+    sources: &'static Sources,
+    ordinal: usize,
+) -> Result<Vec<(&'static str, State)>> {
+    let device = LoadedDevice::get(ordinal)?;
+    let loaded = lock(&device.loaded);
+    let state = |source: &&'static Source| match (&device.architecture, source.when) {
+        (Err(reason), _) => State::Off(reason.clone()),
+        (_, When::On(architecture)) if !device.takes(source.when) => {
+            State::Off(format!("it is for {architecture} only"))
+        }
+        _ => loaded.state(source.name),
+    };
+    Ok(sources.all.iter().map(|source| (source.name, state(source))).collect())
+}
+
+fn here() -> Result<(&'static LoadedDevice, Stream)> {
+    CURRENT.get().ok_or_else(|| Error::Internal("a launch without a device".into()))
 }
 
 impl Drop for Entered {
@@ -199,10 +290,8 @@ pub(in crate::kernels) unsafe fn launch<Parameters>(
     grid: Grid,
     parameters: &Parameters,
 ) -> Result<()> {
-    let here = CURRENT.get().ok_or_else(|| Error::Internal("a launch without a device".into()))?;
-    let (device, stream) = here;
-    let function = lock(&device.loaded).functions.get(name).copied();
-    let function = function.ok_or_else(|| Error::Internal(format!("there is no kernel {name}")))?;
+    let (device, stream) = here()?;
+    let function = lock(&device.loaded).function(name)?;
     // SAFETY: the caller upholds it.
     unsafe { tape::launch(function, grid, stream, parameters) }
 }
@@ -232,26 +321,21 @@ pub(in crate::kernels) fn scratch_mut(
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
         && device.emulated
-        && (tape::is_set() || driver::is_capturing(stream)?)
+        && driver::is_capturing(stream)?
     {
         std::mem::forget(room.shallow_clone());
     }
+    tape::hold(&room);
     // SAFETY: of memory of a device a view has the address only, and whoever launches keeps the room until it has launched
     // all that uses it.
     let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
     Ok((room, all))
 }
 
-/// The multiprocessors of the device that this thread launches on, where it loads what is loaded then.
+/// The multiprocessors of the device that this thread launches on, where the sources that are loaded then are on.
 pub(in crate::kernels) fn multiprocessors(when: When) -> Option<u32> {
     let (device, _) = CURRENT.get()?;
-    let loads = !matches!(when, When::On(architecture) if architecture != device.architecture);
-    loads.then_some(device.multiprocessors)
-}
-
-/// Tests whether this thread launches on a device, and kernels of these sources there.
-pub(in crate::kernels) fn uses(_sources: &[&str]) -> bool {
-    is_entered()
+    lock(&device.loaded).has(when).then_some(device.multiprocessors)
 }
 
 /// Tests whether this thread launches on a device.

@@ -5,21 +5,29 @@ mod compile;
 pub(super) mod device;
 pub(super) mod driver;
 mod exchange;
+mod kept;
 pub(super) mod lines;
+mod nvrtc;
 mod rows;
 pub(super) mod sources;
+mod states;
 pub(super) mod sums;
 pub(super) mod table;
 mod tape;
 
 pub use compile::keep_in;
 pub use device::{Entered, Following, emulate, follow};
-pub(super) use device::{enter, is_capturing, is_entered, scratch, scratch_mut, uses};
+pub(super) use device::{
+    ensure, enter, is_capturing, is_entered, is_on, scratch, scratch_mut, states, turn_off,
+};
+pub use driver::graphs_refusal;
 pub(super) use exchange::{copy, move_down, sum};
+pub use nvrtc::look_for_nvrtc_at;
 pub(super) use rows::rows;
 pub(super) use sources::When;
 pub use sources::{Source, Sources};
+pub use states::{Origin, State};
 pub(super) use sums::{fold, fold_units};
 pub(super) use table::run;
 pub(super) use tape::frozen;
-pub use tape::{Tape, finish, note, noted, set};
+pub use tape::{Tape, finish, let_go, note, noted, set};

@@ -1,6 +1,7 @@
 //! Sources of kernels, each compiled to one module.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// One source: its kernels become one module.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub struct Source {
     /// Bytes of shared memory that a block may ask for when it is launched.
     pub(in crate::kernels) shared: u32,
     pub(in crate::kernels) when: When,
+    /// Time that NVRTC takes to compile it on one core.
+    pub(in crate::kernels) seconds: f64,
 }
 
 /// When a source is loaded.
@@ -33,6 +36,31 @@ pub struct Sources {
     pub(in crate::kernels) all: &'static [&'static Source],
     /// By the name under which they are included, in its order.
     pub(in crate::kernels) headers: Vec<(&'static str, Cow<'static, str>)>,
+    /// By the name of each kernel that of its source.
+    kernels: BTreeMap<String, &'static str>,
+}
+
+impl Sources {
+    /// The source by its name.
+    pub(in crate::kernels) fn named(&self, name: &str) -> Option<&'static Source> {
+        self.all.iter().find(|source| source.name == name).copied()
+    }
+
+    /// Name of the source that a kernel is from, by the kernel's whole name.
+    pub(in crate::kernels) fn of_kernel(&self, kernel: &str) -> Option<&'static str> {
+        self.kernels.get(kernel).copied()
+    }
+
+    /// Sources with their headers, in the order of their names.
+    pub(in crate::kernels) fn new(
+        all: &'static [&'static Source],
+        headers: Vec<(&'static str, Cow<'static, str>)>,
+    ) -> Self {
+        let of = |source: &&'static Source| {
+            source.kernels().map(|kernel| (kernel, source.name)).collect::<Vec<_>>()
+        };
+        Self { all, headers, kernels: all.iter().flat_map(of).collect() }
+    }
 }
 
 impl Source {

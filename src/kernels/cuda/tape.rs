@@ -3,6 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 
+use tch::Tensor;
+
 use super::driver::{self, Function, Grid, Node, Stream};
 use crate::error::{Error, Result};
 
@@ -31,6 +33,8 @@ thread_local! {
     static MODE: RefCell<Option<Mode>> = const { RefCell::new(None) };
     /// True if launches stay as they were captured.
     static FROZEN: Cell<bool> = const { Cell::new(false) };
+    /// Memory that parameters of a graph name which has still to be launched.
+    static HELD: RefCell<Vec<Tensor>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Notes the launches of this thread, which are captured, until [`noted`].
@@ -48,8 +52,10 @@ pub fn noted() -> Tape {
 }
 
 /// Instead of launching, gives the launches of an executable graph the parameters that this thread launches with, until
-/// [`finish`].
+/// [`finish`]. Scratch that they name stays until [`let_go`], which is called when the graph has been launched: torch's
+/// allocator would give it to another thread.
 pub fn set(tape: Tape, graph: usize) {
+    let_go();
     MODE.set(Some(Mode::Set { tape, graph, next: 0 }));
 }
 
@@ -66,8 +72,20 @@ pub fn finish() -> Result<()> {
     }
 }
 
+/// Keeps scratch that parameters of a graph may name.
+pub(super) fn hold(room: &Tensor) {
+    if is_set() {
+        HELD.with_borrow_mut(|held| held.push(room.shallow_clone()));
+    }
+}
+
+/// Gives the scratch back that was kept since [`set`].
+pub fn let_go() {
+    drop(HELD.take());
+}
+
 /// Tests whether this thread gives launches of a graph their parameters instead of launching.
-pub(super) fn is_set() -> bool {
+fn is_set() -> bool {
     MODE.with_borrow(|mode| matches!(mode, Some(Mode::Set { .. })))
 }
 

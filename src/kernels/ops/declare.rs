@@ -148,7 +148,7 @@ macro_rules! ops {
 #[cfg(feature = "cuda")]
 macro_rules! on_device {
     ($sources:expr; $call:expr, else $other:expr) => {
-        if crate::kernels::cuda::uses($sources) { $call } else { $other }
+        if crate::kernels::sources::uses($sources)? { $call } else { $other }
     };
 }
 

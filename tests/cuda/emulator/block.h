@@ -50,6 +50,10 @@ extern "C" __attribute__((used)) inline const char* emulator_failure() {
     return emulator::failure;
 }
 
+extern "C" __attribute__((used)) inline void emulator_let_lanes_lag(int lag) {
+    emulator::lanes_lag = lag;
+}
+
 extern "C" __attribute__((used)) inline void emulator_forget_ranges() {
     emulator::ranges = 0;
 }

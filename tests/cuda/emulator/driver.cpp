@@ -9,6 +9,11 @@
 
 #define DRIVER_CALL extern "C" __attribute__((visibility("default"))) int
 
+// The version of CUDA whose driver this is, as 12040 for 12.4: older ones have no symbol of what came later.
+#ifndef DRIVER_VERSION
+#define DRIVER_VERSION 13000
+#endif
+
 namespace {
 
 enum Result {
@@ -84,22 +89,27 @@ void open_libraries() {
     }
 }
 
-// Compute capability, as 90 for 9.0.
+// Compute capability, as 90 for 9.0; below 0 the driver does not know it.
 int capability() {
     const char* said = getenv("OXIDION_EMULATED_CAPABILITY");
     return said ? atoi(said) : 90;
 }
 
-// Whether an image is an ELF for CUDA devices of the same major capability, with the same minor one or a lower.
+// Whether an image is an ELF for CUDA devices of the same major capability, with the same minor one or a lower, or PTX of a
+// version of CUDA and for an architecture that are not newer.
 bool runs_here(const void* image) {
     constexpr int MACHINE_AT = 18, FLAGS_AT = 48, CUDA_MACHINE = 190;
+    const char* text = static_cast<const char*>(image);
+    if (memcmp(text, "\x7f" "ELF", 4)) {
+        const char* target = strstr(text, ".target sm_");
+        return target && !getenv("OXIDION_EMULATED_NO_PTX") && atoi(target + strlen(".target sm_")) <= capability();
+    }
     uint16_t machine;
     uint32_t flags;
-    memcpy(&machine, static_cast<const char*>(image) + MACHINE_AT, sizeof machine);
-    memcpy(&flags, static_cast<const char*>(image) + FLAGS_AT, sizeof flags);
+    memcpy(&machine, text + MACHINE_AT, sizeof machine);
+    memcpy(&flags, text + FLAGS_AT, sizeof flags);
     const int built_for = flags >> 8 & 255;
-    return !memcmp(image, "\x7f" "ELF", 4) && machine == CUDA_MACHINE && built_for / 10 == capability() / 10 &&
-           built_for <= capability();
+    return machine == CUDA_MACHINE && built_for / 10 == capability() / 10 && built_for <= capability();
 }
 
 int run(const Recorded& what) {
@@ -151,6 +161,11 @@ DRIVER_CALL cuInit(unsigned flags) {
     return SUCCESS;
 }
 
+DRIVER_CALL cuDriverGetVersion(int* version) {
+    *version = DRIVER_VERSION;
+    return SUCCESS;
+}
+
 DRIVER_CALL cuDeviceGet(int* device, int ordinal) {
     if (!initialized) return NOT_INITIALIZED;
     if (ordinal < 0 || ordinal >= DEVICES) return INVALID_DEVICE;
@@ -165,6 +180,7 @@ DRIVER_CALL cuDeviceGetName(char* name, int length, int device) {
 
 DRIVER_CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
     if (device >= DEVICES) return INVALID_DEVICE;
+    if (attribute != 16 && capability() < 0) return INVALID_VALUE;
     // Multiprocessors, compute capability major and minor.
     *value = attribute == 16 ? MULTIPROCESSORS : attribute == 75 ? capability() / 10 : capability() % 10;
     return SUCCESS;
@@ -196,8 +212,7 @@ DRIVER_CALL cuStreamIsCapturing(void* stream, int* status) {
 }
 
 // A node is its place in the graph, counted from 1.
-DRIVER_CALL cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long*, void**, void*** nodes, void**,
-                                      size_t* count) {
+static int captured(void* stream, int* status, void*** nodes, size_t* count) {
     if (!streams.count(stream)) return INVALID_HANDLE;
     static void* last;
     last = reinterpret_cast<void*>(graph.size());
@@ -206,6 +221,20 @@ DRIVER_CALL cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long*,
     *count = graph.empty() || !*status ? 0 : 1;
     return SUCCESS;
 }
+
+#if DRIVER_VERSION >= 11030
+DRIVER_CALL cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long*, void**, void*** nodes,
+                                      size_t* count) {
+    return captured(stream, status, nodes, count);
+}
+#endif
+
+#if DRIVER_VERSION >= 12030
+DRIVER_CALL cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long*, void**, void*** nodes, void**,
+                                      size_t* count) {
+    return captured(stream, status, nodes, count);
+}
+#endif
 
 struct NodeParameters {
     void* function;
@@ -216,6 +245,7 @@ struct NodeParameters {
     void* context;
 };
 
+#if DRIVER_VERSION >= 12000 && !defined(WITHOUT_PARAMETERS_OF_GRAPHS)
 DRIVER_CALL cuGraphExecKernelNodeSetParams_v2(void* executable, void* node, const NodeParameters* how) {
     const size_t at = reinterpret_cast<size_t>(node);
     if (!executable || capturing || at < 1 || at > graph.size()) return INVALID_HANDLE;
@@ -228,6 +258,7 @@ DRIVER_CALL cuGraphExecKernelNodeSetParams_v2(void* executable, void* node, cons
     ++updates;
     return SUCCESS;
 }
+#endif
 
 DRIVER_CALL cuModuleLoadData(void** module, const void* image) {
     if (current_device < 0) return INVALID_CONTEXT;
@@ -287,6 +318,7 @@ DRIVER_CALL cuLaunchKernel(void* function, unsigned blocks, unsigned blocks_y, u
     return refused ? refused : run(what);
 }
 
+#if DRIVER_VERSION >= 12000
 // What the encoding says, in the form in which the emulator reads a map. A row of a box is a period of the swizzle.
 DRIVER_CALL cuTensorMapEncodeTiled(void* map, int element, unsigned rank, void* start, const uint64_t* extent,
                                    const uint64_t* strides, const unsigned* box, const unsigned* steps, int interleave,
@@ -306,6 +338,7 @@ DRIVER_CALL cuTensorMapEncodeTiled(void* map, int element, unsigned rank, void* 
     memcpy(map, &layout, sizeof layout);
     return SUCCESS;
 }
+#endif
 
 // NVRTC asks a driver that it finds for its inner tables: there are none.
 DRIVER_CALL cuGetExportTable(const void**, const void*) {

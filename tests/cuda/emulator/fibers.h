@@ -18,6 +18,7 @@ constexpr uint32_t SHARED_BYTES = 227 * 1024;  // what one block may have on sm_
 constexpr int PATIENCE = 20000;                // rounds without any event after which a block is called dead
 constexpr int NAP_EVERY = 16;                  // rounds between naps of a warp, on average
 constexpr int LONGEST_NAP = 64;                // rounds that a warp may fall behind at a time
+constexpr int LONGEST_LAG = 1024;              // rounds that a lane may fall behind its warp, where lanes lag
 
 struct Size {
     int x, y, z;
@@ -42,6 +43,8 @@ inline int order[MAX_THREADS];  // fibers in the order in which they take turns
 inline int position;            // index of the running fiber in `order`
 inline int current, threads, blocks, block, alive;
 inline long asleep_until[MAX_THREADS / WARP_THREADS];
+inline bool lanes_lag;  // nothing but what the language promises keeps the lanes of a warp together
+inline long lags_until[MAX_THREADS];
 inline unsigned shared_limit;
 inline long rounds, last_event;
 inline uint32_t random_state;
@@ -83,6 +86,8 @@ inline void begin_round() {
         const int warp = random_number() % (threads / WARP_THREADS);
         asleep_until[warp] = rounds + random_number() % LONGEST_NAP;
     }
+    if (lanes_lag && random_number() % NAP_EVERY == 0)
+        lags_until[random_number() % threads] = rounds + random_number() % LONGEST_LAG;
     deliver();
     if (rounds - last_event > PATIENCE) fail("deadlock");
 }
@@ -96,7 +101,7 @@ inline void begin_round() {
         }
         current = order[position];
         Fiber& fiber = fibers[current];
-        if (fiber.done || asleep_until[current / WARP_THREADS] > rounds) continue;
+        if (fiber.done || asleep_until[current / WARP_THREADS] > rounds || lags_until[current] > rounds) continue;
         if (fiber.started) _longjmp(fiber.place, 1);
         fiber.started = true;
         setcontext(&fiber.entry);
@@ -131,6 +136,7 @@ inline void shuffle_warps() {
 inline void prepare_fibers() {
     alive = threads;
     memset(asleep_until, 0, sizeof asleep_until);
+    memset(lags_until, 0, sizeof lags_until);
     if (!stacks) stacks = static_cast<unsigned char*>(malloc(MAX_THREADS * STACK_BYTES));
     for (int i = 0; i < threads; ++i) {
         Fiber& fiber = fibers[i];

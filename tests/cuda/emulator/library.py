@@ -182,6 +182,10 @@ class Emulated:
         self._library = ctypes.CDLL(str(self.path))
         self._library.emulator_failure.restype = ctypes.c_char_p
 
+    def let_lanes_lag(self) -> None:
+        """From now on single lanes fall behind their warps, for as long as a device may let them."""
+        self._library.emulator_let_lanes_lag(1)
+
     def launch(
         self,
         kernel: str,

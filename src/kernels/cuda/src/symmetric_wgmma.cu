@@ -207,6 +207,7 @@ __device__ __forceinline__ void consume_stages(const SymmetricTensorProduct& p, 
         if (first_col > first_row || first_row >= p.size) {  // nothing of this group's rows is stored
             for (int block = 0; block < blocks; ++block) {
                 barrier_wait(ring.filled(), ring.parity);
+                __syncwarp();  // no lane still waits for this filling when the next one may begin
                 release(ring.emptied());
                 ring.next();
             }

@@ -107,9 +107,11 @@ pub fn normalize_columns(all: &mut [Kept<'_>], epsilon: f64, factor: f64, per_ra
 }
 
 /// Tests whether there are kernels of [`orthonormal_columns`] where this thread works.
-#[must_use]
-pub fn has_orthonormal_columns() -> bool {
-    on_device!(PANEL; true, else false)
+///
+/// # Errors
+/// [`Error::Cuda`] where kernels would have to be loaded in a capture.
+pub fn has_orthonormal_columns() -> Result<bool> {
+    Ok(on_device!(PANEL; true, else false))
 }
 
 /// Makes the columns of matrices `[count, rows, cols]` of float32 that lie together on a device orthonormal, or zero

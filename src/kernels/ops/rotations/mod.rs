@@ -15,9 +15,11 @@ pub const ROTATED_SIZES: usize = 64;
 const SOURCES: &[&str] = &["jacobi.cu"];
 
 /// Tests whether there are kernels of [`orthogonal_rows`] where this thread works.
-#[must_use]
-pub fn has_orthogonal_rows() -> bool {
-    on_device!(SOURCES; true, else false)
+///
+/// # Errors
+/// [`Error::Cuda`] where kernels would have to be loaded in a capture.
+pub fn has_orthogonal_rows() -> Result<bool> {
+    Ok(on_device!(SOURCES; true, else false))
 }
 
 /// Makes the rows of square matrices on a device orthogonal by rotations: `W <- J W` for `w`, `[count, size, size]` in

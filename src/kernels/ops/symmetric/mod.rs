@@ -29,7 +29,9 @@ pub fn symmetric_product(
 
 /// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
 /// lie together.
-#[must_use]
-pub fn has_symmetric_product(kind: Kind, rows: i64) -> bool {
-    on_device!(SOURCES; device::has_symmetric_product(kind, rows), else false)
+///
+/// # Errors
+/// [`Error::Cuda`] where it would have to be loaded in a capture.
+pub fn has_symmetric_product(kind: Kind, rows: i64) -> Result<bool> {
+    Ok(on_device!(SOURCES; device::has_symmetric_product(kind, rows), else false))
 }
