@@ -1,0 +1,144 @@
+"""Sources of kernels that are off: libtorch computes in their place, and only there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from oxidion import _oxidion
+
+from .driver import Environment, needs_nvrtc, run
+
+pytestmark = needs_nvrtc
+CLASSES: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Lion": {"state_bits": 8},
+    "Lamb": {"state_bits": 8},
+    "CAME": {},
+    "Muon": {"orth_dtype": "float32"},
+    "NorMuon": {"orth_dtype": "float32"},
+    "Dion": {"rank_fraction": 0.5},
+    "NorDion2": {"orth_dtype": "float32"},
+    "GaLoreAdamW": {"rank": 4, "update_proj_gap": 2},
+    "APOLLOAdamW": {"rank": 4, "update_proj_gap": 2},
+}
+STEPS = """
+import json
+from oxidion import _oxidion
+if SOURCE:
+    _oxidion.turn_source_off(SOURCE, "planted")
+found = dict()
+for name, keys in CLASSES.items():
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((20, 12), (12, 20), (12, 12))]
+    optimizer = getattr(oxidion, name)(params, lr=0.01, **keys)
+    for step in range(3):
+        for p in params:
+            p.grad = torch.randn(p.shape)
+        optimizer.step()
+    found[name] = [p.detach().double().flatten().tolist() for p in params]
+states = {name: state for name, state, *_ in _oxidion.source_states(0)}
+print(json.dumps([found, states]))
+"""
+NAMES = [
+    *("updates.cu", "symmetric_mma.cu", "coded.cu", "coded_sums.cu", "gram.cu", "cholesky.cu", "jacobi.cu"),
+    *("columns.cu", "copies.cu", "messages.cu", "neurons.cu", "select.cu", "sums.cu", "totals.cu"),
+    *("factors.cu", "rows.cu", "means.cu", "low_rank.cu"),
+]
+
+
+@pytest.fixture(scope="module")
+def auto(environment: Environment) -> Any:
+    """A process that takes kernels where they can be had."""
+    made = Environment({**environment, "OXIDION_CUDA": "auto"})
+    yield made
+    made.forks.stop()
+
+
+def steps(environment: Environment, source: str) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
+    """Parameters after some steps of each class, and the states of all sources."""
+    said = run(environment, f"SOURCE, CLASSES = {source!r}, {CLASSES!r}\n", STEPS)
+    found, states = json.loads(said.strip().splitlines()[-1])
+    return found, states
+
+
+@pytest.fixture(scope="module")
+def whole(auto: Environment) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
+    """With all sources."""
+    return steps(auto, "")
+
+
+def test_every_source_is_named(whole: tuple[Any, dict[str, str]]) -> None:
+    assert {*NAMES, "symmetric_wgmma.cu"} == set(whole[1])
+    assert "off" not in {state for name, state in whole[1].items() if name in NAMES}
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_every_class_steps_without_a_source(
+    auto: Environment, whole: tuple[dict[str, list[list[float]]], dict[str, str]], source: str
+) -> None:
+    found, states = steps(auto, source)
+    assert states[source] == "off"
+    assert [name for name, state in states.items() if state == "off" and name in NAMES] == [source]
+    for name, params in whole[0].items():
+        for own, expected in zip(found[name], params, strict=True):
+            assert own == pytest.approx(expected, rel=1e-4, abs=2e-5), name
+
+
+def test_adamw_needs_one_source(auto: Environment) -> None:
+    said = run(
+        auto,
+        """
+        from oxidion import _oxidion
+        oxidion.AdamW(parameters((8, 8)), lr=0.1).step()
+        print([name for name, state, *_ in _oxidion.source_states(0) if state == "loaded"])
+        """,
+    )
+    assert said.strip().splitlines()[-1] == "['updates.cu']"
+
+
+@pytest.mark.parametrize("capability", ["70", "75"])
+def test_devices_that_kernels_are_not_for_step_by_libtorch(environment: Environment, capability: str) -> None:
+    made = Environment({**environment, "OXIDION_CUDA": "auto", "OXIDION_EMULATED_CAPABILITY": capability})
+    said = run(
+        dict(made),
+        """
+        import logging
+        from oxidion import _oxidion
+        heard = []
+        class Heard(logging.Handler):
+            def emit(self, record):
+                heard.append(record.getMessage())
+        logging.getLogger("oxidion.cuda").addHandler(Heard())
+        params = parameters((8, 8), (16, 8))
+        before = [p.detach().clone() for p in params]
+        for optimizer in (oxidion.Muon(params, lr=0.1), oxidion.AdamW(params, lr=0.1)):
+            for _ in range(3):
+                optimizer.step()
+        assert all(bool((p.detach() != b).all()) for p, b in zip(params, before))
+        print(len(heard), {state for _, state, *_ in _oxidion.source_states(0)}, heard[0])
+        """,
+    )
+    assert "'off'" in said
+    assert f"sm_{capability}" in said
+
+
+def test_kernels_alone_are_an_error_where_one_is_off(environment: Environment) -> None:
+    said = run(
+        environment,
+        """
+        from oxidion import _oxidion
+        _oxidion.turn_source_off("updates.cu", "planted")
+        try:
+            oxidion.AdamW(parameters((8, 8)), lr=0.1).step()
+        except RuntimeError as error:
+            print(error)
+        """,
+    )
+    assert "updates.cu is off: planted" in said
+
+
+def test_names_are_those_of_the_core() -> None:
+    assert {_oxidion.source_of_kernel(name) for name in ("adamw_few", "neuron_scale")} <= {*NAMES}
