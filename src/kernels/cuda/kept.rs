@@ -199,7 +199,9 @@ mod tests {
             std::thread::sleep(PAUSE);
             held.fetch_sub(1, Ordering::SeqCst);
             drop(first);
-            others.into_iter().for_each(|other| other.join().unwrap());
+            for other in others {
+                other.join().unwrap();
+            }
         });
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
         // Other files have turns of their own.
