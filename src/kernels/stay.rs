@@ -81,29 +81,29 @@ pub struct Entered {
     _kernels: Option<cuda::Entered>,
 }
 
-/// Has the operations of this thread run on a stream of a device, which is torch's current one; `encoded` says whether also
-/// those on what is more than numbers of its type.
+/// Has the operations of this thread run on a stream of a device, which is torch's current one. These sources of kernels are
+/// loaded together where they are missing, others when an operation asks for them; where kernels alone are to compute, all
+/// are, and `encoded` says whether also those for what is more than numbers of its type.
 ///
 /// # Errors
 /// [`Error::Cuda`] where kernels are required and there is no driver or no such device.
-pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
+pub fn enter(ordinal: usize, stream: usize, encoded: bool, sources: &[&str]) -> Result<Entered> {
     let kernels = match Tier::wanted()? {
         Tier::Libtorch => None,
         Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
-        Tier::Auto => entered_or_warned(ordinal, stream),
+        Tier::Auto => entered_or_warned(ordinal, stream, sources),
     };
     Ok(Entered { _thread: PhantomData, outer: HERE.replace(true), _kernels: kernels })
 }
 
 /// The stay of kernels; none, and said once for each device, where they cannot be had.
-fn entered_or_warned(ordinal: usize, stream: usize) -> Option<cuda::Entered> {
+fn entered_or_warned(ordinal: usize, stream: usize, sources: &[&str]) -> Option<cuda::Entered> {
     static WITHOUT: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
     let mut without = WITHOUT.lock().unwrap_or_else(PoisonError::into_inner);
     if without.contains_key(&ordinal) {
         return None;
     }
-    // Sources are loaded when an operation first asks for them.
-    match enter_with(ordinal, stream, &[], true) {
+    match enter_with(ordinal, stream, sources, true) {
         Ok(entered) => Some(entered),
         Err(error) => {
             log::warn!(

@@ -71,13 +71,51 @@ pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
     if spec.on_host { Device::Cpu } else { device }
 }
 
-/// Has the kernels of this thread launched on a stream of the device, until the result is dropped. `encoded`: also those
-/// for what is more than numbers of its type.
-pub(super) fn enter(device: Device, stream: usize, encoded: bool) -> Result<Option<Entered>> {
+/// Has the kernels of this thread launched on a stream of the device, until the result is dropped: of these sources, which are
+/// loaded together where they are missing. `encoded`: also those for what is more than numbers of its type.
+pub(super) fn enter(
+    device: Device,
+    stream: usize,
+    encoded: bool,
+    sources: &[&str],
+) -> Result<Option<Entered>> {
     match device {
         Device::Cpu => Ok(None),
-        Device::Cuda(number) => kernels::enter(usize::from(number), stream, encoded).map(Some),
+        Device::Cuda(number) => kernels::enter(usize::from(number), stream, encoded, sources).map(Some),
     }
+}
+
+/// Sources of kernels that the steps of a plan ask for, so that they are compiled and loaded together. One that is missing here
+/// is loaded when an operation asks for it.
+pub(super) fn sources(plan: &Plan, encoded: bool) -> Vec<&'static str> {
+    let mut all = std::collections::BTreeSet::new();
+    for algorithm in plan.algorithms.iter().map(|algorithm| algorithm.name()) {
+        let own: &[&str] = match algorithm {
+            "lamb" => &["updates.cu", "sums.cu", "totals.cu", "factors.cu"],
+            "adafactor" | "came" => &["totals.cu", "factors.cu", "rows.cu", "means.cu"],
+            "muon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"],
+            "normuon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "neurons.cu"],
+            "dion2" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "select.cu"],
+            "nordion2" => {
+                &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "select.cu", "neurons.cu"]
+            }
+            "dion" => &["updates.cu", "columns.cu", "gram.cu", "cholesky.cu"],
+            "galore_adamw" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
+            "apollo_adamw" | "apollo_mini" => &["updates.cu", "select.cu", "low_rank.cu"],
+            _ => &["updates.cu"],
+        };
+        all.extend(own.iter().copied());
+    }
+    if encoded {
+        all.insert("coded.cu");
+        if all.contains("sums.cu") {
+            all.insert("coded_sums.cu");
+        }
+    }
+    if !plan.transfers.is_empty() {
+        all.extend(["copies.cu", "messages.cu"]);
+    }
+    all.into_iter().collect()
 }
 
 /// Tests whether a parameter or a state is more than numbers of its type.

@@ -46,6 +46,8 @@ pub struct Session {
     stream: usize,
     /// True if a parameter or a state is more than numbers of its type.
     encoded: bool,
+    /// Sources of kernels that steps ask for.
+    sources: Vec<&'static str>,
     bound: Vec<BoundParam>,
     apart: Apart,
     /// The memory of the buckets' buffers and messages.
@@ -149,11 +151,13 @@ impl Session {
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
         let room = plan.buckets.iter().map(|_| Room::default()).collect();
         let encoded = device::has_encodings(&plan);
+        let sources = device::sources(&plan, encoded);
         Ok(Self {
             plan,
             device,
             stream: 0,
             encoded,
+            sources,
             due,
             bound,
             apart,
@@ -230,7 +234,7 @@ impl Session {
     /// Whatever the algorithm says; parameters may have been written by then.
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
-        let _there = device::enter(self.device, self.stream, self.encoded)?;
+        let _there = device::enter(self.device, self.stream, self.encoded, &self.sources)?;
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);

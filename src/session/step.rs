@@ -84,7 +84,7 @@ impl Session {
         steps: &[u64],
     ) -> Result<()> {
         // What a device refuses, it refuses here.
-        let opened = super::device::enter(self.device, self.stream, self.encoded)
+        let opened = super::device::enter(self.device, self.stream, self.encoded, &self.sources)
             .and_then(|_there| super::device::require_capturable(&self.plan));
         let element = |rate: Tensor| FlatPtr::of(&rate).map(|at| (rate, at.on(self.device)));
         let read = rates.into_iter().map(|rate| rate.map(element).transpose()).collect::<Result<_>>();

@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from oxidion import _oxidion
+from oxidion._cuda import device
 
 from .driver import Environment, needs_nvrtc, run
 
@@ -27,6 +29,7 @@ CLASSES: dict[str, dict[str, Any]] = {
 STEPS = """
 import json
 from oxidion import _oxidion
+from oxidion._cuda import device
 if SOURCE:
     _oxidion.turn_source_off(SOURCE, "planted")
 found = dict()
@@ -142,3 +145,20 @@ def test_kernels_alone_are_an_error_where_one_is_off(environment: Environment) -
 
 def test_names_are_those_of_the_core() -> None:
     assert {_oxidion.source_of_kernel(name) for name in ("adamw_few", "neuron_scale")} <= {*NAMES}
+
+
+def test_ranks_compare_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that computes by other means than the rest is refused: their copies would drift apart."""
+    where = torch.device("cuda", 0)
+    states = [("updates.cu", "loaded"), ("jacobi.cu", "off"), ("symmetric_wgmma.cu", "off")]
+    monkeypatch.setattr(device, "source_states", lambda _: states)
+    assert device.described(where) == "cuda, by libtorch in the place of jacobi.cu"
+    states[1] = ("jacobi.cu", "not loaded")
+    assert device.described(where) == "cuda"
+    assert device.described(torch.device("cpu")) == "cpu"
+
+    def refused(_: int) -> list[Any]:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(device, "source_states", refused)
+    assert device.described(where) == "cuda, by libtorch"

@@ -22,6 +22,7 @@ def env_report() -> str:
         "platform": platform.platform(),
         "cpu kernels": " ".join(cpu_features()) or "portable",
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
-        "cuda": f"{torch.version.cuda or 'not in this torch'}, device found: {torch.cuda.is_available()}",
+        "cuda": f"{torch.version.cuda or 'not in this torch'}, device found: {torch.cuda.is_available()}, "
+        f"OXIDION_CUDA={os.environ.get('OXIDION_CUDA') or 'auto'}",
     }
     return "\n".join(f"{key + ':':<13}{value}" for key, value in facts.items())

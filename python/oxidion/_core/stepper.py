@@ -170,7 +170,7 @@ class Stepper:
             gradients=self._communicates() or self._always_agrees(),
             late=late,
             before=self._evidence,
-            device=device.device_of(self.param_groups).type,
+            device=device.described(device.device_of(self.param_groups)),
         )
         self._pending = agreed.pending
         if agreed.pending is None:

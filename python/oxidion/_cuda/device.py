@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from oxidion._dist.comm import local
-from oxidion._oxidion import prepare_devices
+from oxidion._oxidion import prepare_devices, source_states
 from oxidion._torch.cache import cache_folder, make_private
 
 CPU = torch.device("cpu")
+FOR_ONE_ARCHITECTURE = "symmetric_wgmma.cu"
+"""A source that is off on most devices, where another one does its work."""
 
 
 def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
@@ -86,6 +88,18 @@ def nvrtc_libraries() -> list[Path]:
     own = f".so.{(torch.version.cuda or '').partition('.')[0]}"
     beside.sort(key=lambda file: not file.name.endswith(own))
     return list(dict.fromkeys(file.absolute() for file in (*_of_pathfinder(), *beside)))
+
+
+def described(where: torch.device) -> str:
+    """The kind of device, with the sources of kernels that are off: what ranks have to have in common."""
+    if where.type != "cuda":
+        return where.type
+    try:
+        states = source_states(where.index or 0)
+    except RuntimeError:
+        return f"{where.type}, by libtorch"
+    off = [name for name, state, *_ in states if state == "off" and name != FOR_ONE_ARCHITECTURE]
+    return f"{where.type}, by libtorch in the place of {', '.join(off)}" if off else where.type
 
 
 @cache
