@@ -100,8 +100,8 @@ class Bases:
         self.shapes = [(int(b.shape[0]), int(b.shape[1])) for b in blocks]
         self.sides = () if param.ndim < 2 else sides_of(rows, cols, group)
         lead = 0 if group.get("flatten", False) else max(param.ndim - 2, 0)
-        apart = len(blocks) // math.prod(param.shape[:lead]) > 1
-        shape = [*param.shape[:lead], *([len(blocks) // math.prod(param.shape[:lead]), 1, 1] if apart else [])]
+        per_matrix = len(blocks) // max(math.prod(param.shape[:lead]), 1)
+        shape = [*param.shape[:lead], *([per_matrix, 1, 1] if per_matrix > 1 else [])]
         self.since = param.new_ones(len(blocks))
         if self.sides:
             self.since = state.setdefault("basis_step", param.new_zeros(shape)).view(-1)
@@ -111,7 +111,7 @@ class Bases:
             own_split = int(group.get("split_dim") or 0) == side
             length = (rows, cols)[side]
             dims = param.shape[lead : lead + 1] if side == 0 else param.shape[lead + 1 :]
-            count = [len(blocks) // math.prod(param.shape[:lead])] if apart and not own_split else []
+            count = [per_matrix] if per_matrix > 1 and not own_split else []
             for name, kept in ((NAMES[side], self.factors), (f"Q_{NAMES[side]}", self.found)):
                 whole = state.setdefault(name, param.new_zeros([*param.shape[:lead], *count, *dims, length]))
                 parts = bases(whole, group, self.shapes, side == 0)
@@ -147,8 +147,8 @@ class Bases:
 def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """SOAP (arXiv:2409.11321) on each of the matrices of a parameter, one-sided where sides are left out.
 
-    The first gradient G makes ``L = (1-b) G G^T``, ``R = (1-b) G^T G`` and their eigenvectors. Afterwards, with
-    t gradients before this one: ``M <- b1 M + (1-b1) G``; ``V <- b2 V + (1-b2) (Q_L^T G Q_R)^2``;
+    The first gradient G makes ``L = (1-b) G G^T``, ``R = (1-b) G^T G`` and their eigenvectors. Afterwards,
+    with t gradients before this one: ``M <- b1 M + (1-b1) G``; ``V <- b2 V + (1-b2) (Q_L^T G Q_R)^2``;
     ``U = Q_L [(Q_L^T M Q_R) / (sqrt V + eps)] Q_R^T``; ``X <- X - lr sqrt(1-b2^t)/(1-b1^t) U``; decay; then L
     and R, and where t is a multiple of the frequency the bases. A matrix without a basis yet has no U.
     """
@@ -157,9 +157,7 @@ def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         inner = {**group, "merge_dims": False}
         own = {k: v.view(shape) if k in ("momentum", "variance") else v for k, v in state.items()}
         soap_step(param.view(shape), grad.view(shape), own, inner)
-        state.update(
-            {k: v.view(param.shape) if k in ("momentum", "variance") else v for k, v in own.items()}
-        )
+        state.update({k: v.view(param.shape) if k in ("momentum", "variance") else v for k, v in own.items()})
         return
     grad = -grad if group.get("maximize", False) else grad
     kept = Bases(param, state, group)

@@ -17,11 +17,13 @@ from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 from oxidion.optim.muon import Muon
 from oxidion.optim.nordion2 import NorDion2
 from oxidion.optim.normuon import NorMuon
+from oxidion.optim.soap import SOAP
 
 Dion3 = NorDion2
 
 __all__ = [
     "CAME",
+    "SOAP",
     "APOLLOAdamW",
     "APOLLOMini",
     "AdEMAMix",

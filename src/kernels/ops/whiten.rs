@@ -1,0 +1,39 @@
+//! Elementwise passes of the optimizers that work in an eigenbasis.
+
+#![allow(clippy::inline_always)] // every `apply` must be compiled inside its caller's instruction set
+
+use crate::kernels::cpu::Slot::{self, Read, Write};
+use crate::kernels::cpu::{Op, Real};
+use crate::kernels::ops::declare::{kernel, ops};
+
+ops! {
+    cuda "whiten.cuh";
+
+    /// `v ← β₂v + (1-β₂)y²`, `n ← f·n / (√v + ε)`. Operands: n, y, v.
+    #[derive(Clone, Debug)]
+    pub struct Whiten {
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// Added to the denominator.
+        epsilon: f64,
+        ;
+        /// Of each job the factor f of the result, and 1.
+        factors: Vec<[f64; 2]> => with,
+    } => {
+        whiten = Whiten [n: update plain, y: read plain, v: update unsigned];
+    }
+}
+
+impl Op<3, 1, 2> for Whiten {
+    const ORDER: [Slot; 3] = [Write(0), Read(0), Write(1)];
+
+    #[inline(always)]
+    fn apply<C: Real>(&self, job: usize, [y]: [&[C]; 1], [n, v]: [&mut [C]; 2]) {
+        let (epsilon, beta2, rest2) = (C::of(self.epsilon), C::of(self.beta2), C::of(1.0 - self.beta2));
+        let factor = C::of(self.factors[job][0]);
+        for ((n, y), v) in n.iter_mut().zip(y).zip(v) {
+            *v = beta2 * *v + rest2 * (*y * *y);
+            *n = factor * *n / (v.sqrt() + epsilon);
+        }
+    }
+}
