@@ -27,6 +27,7 @@ EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
 LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")
+BASIS_ALGORITHMS = ("soap",)
 
 
 def defaults_of(cls: type) -> dict[str, Any]:

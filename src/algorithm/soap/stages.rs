@@ -18,24 +18,21 @@ use crate::tensor::{Lent, MatrixViewMut};
 /// Added to the root mean square that an update is divided by.
 const LEAST_RMS: f64 = 1e-30;
 
-/// Bases of a unit, rows first.
-struct Turns<'a>([Option<Lent<'a>>; 2]);
-
-impl<'a> Turns<'a> {
-    /// Bases by the position of their side among those that have one.
-    fn new(sides: &[Side], mut of: impl FnMut(usize) -> Result<Lent<'a>>) -> Result<Self> {
-        let mut turns = [None, None];
-        for (at, side) in sides.iter().enumerate() {
-            turns[side.index()] = Some(of(at)?);
-        }
-        Ok(Self(turns))
+/// `Q_Lᵀ·X·Q_R`, or `back`: `Q_L·X·Q_Rᵀ`, with bases by the position of their side among those that have one.
+fn turn<'a>(
+    x: &mut Tensor,
+    sides: &[Side],
+    mut of: impl FnMut(usize) -> Result<Lent<'a>>,
+    back: bool,
+) -> Result<()> {
+    let mut turns = [None, None];
+    let lent = (0..sides.len()).map(&mut of).collect::<Result<Vec<_>>>()?;
+    for (side, basis) in sides.iter().zip(&lent) {
+        // A checkpoint may have brought another type.
+        turns[side.index()] = Some(basis.f_to_kind(x.kind())?);
     }
-
-    /// `Q_Lᵀ·X·Q_R`, or `back`: `Q_L·X·Q_Rᵀ`.
-    fn turn(&self, x: &mut Tensor, back: bool) -> Result<()> {
-        let [left, right] = &self.0;
-        rotate(x, left.as_deref(), right.as_deref(), back)
-    }
+    let [left, right] = &turns;
+    kernels::frozen(|| rotate(x, left.as_ref(), right.as_ref(), back))
 }
 
 /// Tests whether a unit takes a step: the first gradient makes the bases only.
@@ -101,7 +98,7 @@ impl Soap {
                 let cols = [class.rows, class.cols][sides[at].index()];
                 unit.state[state_of(at, true)].view().first_cols(cols).tensor()
             };
-            Turns::new(sides, of)?.turn(x, back)
+            turn(x, sides, of, back)
         };
         for unit in units.iter().filter(|unit| moves(unit) && !sides.is_empty()) {
             for buffer in [GRADIENT, UPDATE] {
@@ -149,21 +146,21 @@ impl Soap {
             let pair = (basis.matrix(unit)?.into_view(), gradient.flat(unit)?);
             kernels::clear_without_basis(&mut [pair])?;
         }
-        let turn = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, buffer, back| {
+        let turned = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, buffer, back| {
             let mut x = buffers.get_mut(buffer)?.tensor(unit)?.f_alias()?;
             let of = |at| buffers.get(BASES + TURNS + at)?.read_tensor(unit);
-            Turns::new(sides, of)?.turn(&mut x, back)
+            turn(&mut x, sides, of, back)
         };
         for unit in units.iter().filter(|unit| moves(unit)) {
-            turn(unit, buffers, GRADIENT, false)?;
-            turn(unit, buffers, UPDATE, false)?;
+            turned(unit, buffers, GRADIENT, false)?;
+            turned(unit, buffers, UPDATE, false)?;
         }
         let [gradient, update, second] = buffers.several([GRADIENT, UPDATE, SECOND])?;
         let pairs = update.matrices(units)?.into_iter().zip(gradient.matrices(units)?);
         let all = units.iter().zip(pairs.zip(second.matrices(units)?)).filter(|(unit, _)| moves(unit));
         whiten(h, self.factors(units, h, false), all.map(|(_, ((n, y), v))| (n, y, v)))?;
         for unit in units.iter().filter(|unit| moves(unit)) {
-            turn(unit, buffers, UPDATE, true)?;
+            turned(unit, buffers, UPDATE, true)?;
         }
         if self.normalize {
             norms(units, buffers)?;
