@@ -211,9 +211,15 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "soap",
-        options: &[&soap::OPTIONS, &STORAGE, &VIEW],
+        options: &[&soap::OPTIONS, &soap::BASIS, &STORAGE, &VIEW],
         states: &[&MOMENTS],
         new: |o| Ok(Arc::new(soap::Soap::new(o)?)),
+    },
+    Entry {
+        name: "soap_muon",
+        options: &[&soap::MUON, &soap::BASIS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        states: &[&[("variance", "exp_avg_sq")]],
+        new: |o| Ok(Arc::new(soap::SoapMuon::new(o)?)),
     },
 ];
 

@@ -63,6 +63,6 @@ pub use ops::slices::{
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
-pub use ops::whiten::Whiten;
+pub use ops::whiten::{Temper, Whiten};
 #[cfg(feature = "cuda")]
 pub use sources::enter;

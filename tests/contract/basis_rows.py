@@ -65,5 +65,6 @@ CASES = (
         ),
         other={"lr": 0.03, "betas": (0.5, 0.6), "weight_decay": 0.3, "eps": 0.1, "shampoo_beta": 0.5},
         kwargs={"precondition_frequency": 2, "decay_order": "torch"},
+        idle=1,
     ),
 )

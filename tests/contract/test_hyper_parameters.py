@@ -84,7 +84,7 @@ def test_lr_and_decay_scale_the_step_as_decoupled_decay_does(case: Case) -> None
         optimizer = case.build(net)
         for group in optimizer.param_groups:
             group["lr"], group["weight_decay"] = set_ups[name]
-        run_steps(optimizer, net, range(1))
+        run_steps(optimizer, net, range(case.idle + 1))
     for x, plain, double, decayed in zip(
         start.parameters(), *(nets[name].parameters() for name in ("plain", "double", "decayed")), strict=True
     ):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from support.cases import ALL_CASES, BASE, BASIS_ALGORITHMS, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, case_named
+from support.cases import (
+    ALL_CASES,
+    BASE,
+    BASIS_ALGORITHMS,
+    LOW_RANK_ALGORITHMS,
+    MATRIX_ALGORITHMS,
+    Case,
+    case_named,
+)
 from support.layouts import SETTINGS, WIDE, Setting
 from support.pairwise import covering
 

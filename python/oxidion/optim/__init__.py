@@ -18,6 +18,7 @@ from oxidion.optim.muon import Muon
 from oxidion.optim.nordion2 import NorDion2
 from oxidion.optim.normuon import NorMuon
 from oxidion.optim.soap import SOAP
+from oxidion.optim.soap_muon import SOAPMuon
 
 Dion3 = NorDion2
 
@@ -39,4 +40,5 @@ __all__ = [
     "Muon",
     "NorDion2",
     "NorMuon",
+    "SOAPMuon",
 ]

@@ -31,12 +31,14 @@ pub(in crate::algorithm) struct Bases {
     /// The longest side that has a basis.
     longest: usize,
     pub(in crate::algorithm) frequency: usize,
+    /// True if more than the bases needs whole matrices: what is turned by them is gathered wherever it is sharded.
+    gathers: bool,
     pub(super) seed: u64,
     pub(super) warned: Warned,
 }
 
 impl Bases {
-    pub(in crate::algorithm) fn new(options: &Options) -> Result<Self> {
+    pub(in crate::algorithm) fn new(options: &Options, gathers: bool) -> Result<Self> {
         let sides = match options.word("sides")?.unwrap_or("both") {
             "both" => Sides::Both,
             "short" => Sides::Short,
@@ -52,6 +54,7 @@ impl Bases {
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
             frequency: options.count("precondition_frequency", 10)?.max(1),
+            gathers,
             seed: options.count("seed", 0)? as u64,
             warned: Warned::new(
                 "oxidion.soap",
@@ -103,7 +106,9 @@ impl Bases {
 
     /// Tests whether no process lacks a part of what the bases turn.
     pub(in crate::algorithm) fn is_local(&self, class: &UnitShape) -> bool {
-        self.sides_in(class).iter().all(|side| class.num_shards[side.index()] == 1)
+        let is_whole = |side: &Side| class.num_shards[side.index()] == 1;
+        let turned = if self.gathers { &[Side::Rows, Side::Cols] } else { self.sides_in(class) };
+        turned.iter().all(is_whole)
     }
 
     /// Sharding of the columns of a basis, which belong to nothing of the parameter: where both sides have one, even over

@@ -6,6 +6,7 @@
 
 mod basis;
 mod compose;
+mod muon;
 mod refresh;
 mod stages;
 
@@ -16,18 +17,14 @@ use crate::program::{Program, Stage};
 use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 
 use basis::{Bases, SINCE};
+pub(super) use muon::SoapMuon;
 
-pub(super) const OPTIONS: [&str; 9] = [
-    "sides",
-    "max_precondition_dim",
-    "precondition_frequency",
-    "correct_bias",
-    "normalize_grads",
-    "decay_order",
-    "cautious_wd",
-    "seed",
-    "momentum_dtype",
-];
+/// Option keys of the bases.
+pub(super) const BASIS: [&str; 4] = ["sides", "max_precondition_dim", "precondition_frequency", "seed"];
+/// Option keys of SOAP itself.
+pub(super) const OPTIONS: [&str; 4] = ["correct_bias", "normalize_grads", "decay_order", "cautious_wd"];
+/// Option keys of SOAP-Muon itself.
+pub(super) const MUON: [&str; 2] = ["denom_power", "orth_norm"];
 
 const SCALARS: [&str; 6] = ["lr", "beta1", "beta2", "epsilon", "weight_decay", "shampoo_beta?"];
 const LR: usize = 0;
@@ -63,7 +60,7 @@ pub(super) struct Soap {
 impl Soap {
     pub(super) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
-            bases: Bases::new(options)?,
+            bases: Bases::new(options, false)?,
             correct_bias: options.flag_or("correct_bias", true)?,
             normalize: options.flag("normalize_grads")?,
             late: !options.either("decay_order", "galore", "torch")?,

@@ -19,7 +19,7 @@ use crate::tensor::{Lent, MatrixViewMut};
 const LEAST_RMS: f64 = 1e-30;
 
 /// `Q_Lᵀ·X·Q_R`, or `back`: `Q_L·X·Q_Rᵀ`, with bases by the position of their side among those that have one.
-fn turn<'a>(
+pub(super) fn turn<'a>(
     x: &mut Tensor,
     sides: &[Side],
     mut of: impl FnMut(usize) -> Result<Lent<'a>>,
@@ -41,7 +41,7 @@ fn moves(unit: &UnitIo<'_>) -> bool {
 }
 
 /// Gradients of units in the type of products, to a buffer.
-fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f64) -> Result<()> {
+pub(super) fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f64) -> Result<()> {
     let all = units.iter().zip(out.matrices(units)?).map(|(unit, out)| ([unit.grad], [out]));
     kernels::run(&kernels::Convert { factor }, &mut jobs(all))
 }

@@ -22,6 +22,39 @@ ops! {
     } => {
         whiten = Whiten [n: update plain, y: read plain, v: update unsigned];
     }
+
+    /// `v ← β₂v + (1-β₂)y²`, `y ← y / max(v, ε²)^p`. Operands: y, v.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Temper {
+        /// Decay rate of the second moment.
+        beta2: f64,
+        /// The least second moment, ε².
+        least: f64,
+        /// The exponent p.
+        power: f64,
+    } => {
+        temper = Temper [y: update plain, v: update unsigned];
+    }
+}
+
+impl Op<2, 0, 2> for Temper {
+    const ORDER: [Slot; 2] = [Write(0), Write(1)];
+
+    #[inline(always)]
+    #[allow(clippy::float_cmp)] // of two exponents the powers are known
+    fn apply<C: Real>(&self, _job: usize, []: [&[C]; 0], [y, v]: [&mut [C]; 2]) {
+        let (least, beta2, rest2) = (C::of(self.least), C::of(self.beta2), C::of(1.0 - self.beta2));
+        for (y, v) in y.iter_mut().zip(v) {
+            *v = beta2 * *v + rest2 * (*y * *y);
+            // A NaN in v must show: the comparison is false for it.
+            let base = if *v < least { least } else { *v };
+            if self.power == 0.5 {
+                *y = *y / base.sqrt();
+            } else if self.power != 0.0 {
+                *y = *y / C::of(base.wide().powf(self.power));
+            }
+        }
+    }
 }
 
 impl Op<3, 1, 2> for Whiten {
