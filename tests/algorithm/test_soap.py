@@ -1,4 +1,4 @@
-"""SOAP and SOAP-Muon: rotated problems, the first gradient, directions that no gradient tells, bad gradients."""
+"""SOAP and SOAP-Muon: rotated problems, first gradients, directions that no gradient tells, bad gradients."""
 
 from __future__ import annotations
 
