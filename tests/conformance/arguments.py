@@ -148,6 +148,13 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"decay_order": "torch", "weight_decay": 0.1, "maximize": True},
         {"seed": 5, "flatten": True},
     ),
+    "SOAPMuon": (
+        *FAMILY,
+        {"mu": 0.5},
+        {"beta2": 0.5, "eps": 1e-4},
+        {"precondition_frequency": 1, "sides": "short"},
+        {"denom_power": 0.25, "orth_norm": "schatten4", "seed": 5},
+    ),
     "APOLLOMini": (
         {"scale": 4.0},
         {"update_proj_gap": 2},
@@ -187,6 +194,7 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "GaLoreAdamW": (("rank", 0), ("svd", "qr"), ("update_proj_gap", 0), ("proj_type", "up")),
     "APOLLOAdamW": (("rank", 0), ("scale_type", "row"), ("proj_type", "full")),
     "APOLLOMini": (("rank", 0), ("scale", -1.0)),
+    "SOAPMuon": (("mu", -1.0), ("denom_power", -1.0), ("orth_norm", "nuclear"), ("sides", "left")),
     "SOAP": (("eps", -1.0), ("precondition_frequency", 0), ("sides", "left"), ("shampoo_beta", 1.0)),
     "Muon": (("mu", -1.0), ("epsilon", math.nan), ("adjust_lr", "arbitrary"), ("orth_dtype", "int8")),
     "NorMuon": (("muon_beta2", 1.0), ("norm_scope", "local")),

@@ -67,4 +67,38 @@ CASES = (
         kwargs={"precondition_frequency": 2, "decay_order": "torch"},
         idle=1,
     ),
+    Case(
+        cls=oxidion.SOAPMuon,
+        algorithm="soap_muon",
+        positional=(("lr", 0.02), ("mu", 0.95), ("beta2", 0.9), ("weight_decay", 0.01)),
+        keyword_only=KEYWORDS
+        | {
+            "eps",
+            "epsilon",
+            "denom_power",
+            "adjust_lr",
+            "use_polar_express",
+            "newton_schulz_func",
+            "orth_dtype",
+            "orth_method",
+            "orth_preset",
+            "orth_norm",
+            "ns_coefficients",
+            "ns_steps",
+            "check_grad_sync",
+        },
+        state={
+            "soap_muon": frozenset({"step", "momentum", "exp_avg_sq"}) | BASES,
+            "adamw": frozenset({"step_dev", "momentum", "variance"}),
+        },
+        bad=(
+            *BAD,
+            *((key, value) for key in ("mu", "epsilon", "denom_power") for value in (-0.1, NAN, INF)),
+            ("beta2", 1.0),
+            ("orth_norm", "nuclear"),
+            ("orth_method", "qr"),
+        ),
+        other={"lr": 0.03, "mu": 0.5, "beta2": 0.6, "weight_decay": 0.3, "eps": 0.1, "epsilon": 0.1},
+        kwargs={"precondition_frequency": 2},
+    ),
 )

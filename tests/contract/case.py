@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 import oxidion
 
-MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon"})
+MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon", "soap_muon"})
 LOW_RANK_ALGORITHMS = frozenset({"apollo_adamw", "galore_adamw"})
 BASIS_STATES = frozenset({"L", "R", "Q_L", "Q_R", "basis_step"})
 STEP_KEYS = frozenset({"step", "step_dev"})

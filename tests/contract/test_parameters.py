@@ -195,8 +195,10 @@ def test_group_of_any_algorithm_steps_as_in_its_own_class(case: Case, foreign: C
     if {case.algorithm, foreign.algorithm} & {"galore_adamw", "apollo_adamw"}:
         # Keys that mean the same to several algorithms have the defaults of the class.
         hyper |= {"rank": 2, "scale": 0.5, "decay_order": "torch", "scale_type": "tensor"}
-    if "soap" in (case.algorithm, foreign.algorithm):
-        hyper["decay_order"] = "torch"
+    if {case.algorithm, foreign.algorithm} & {"soap", "soap_muon"}:
+        hyper |= {"decay_order": "torch", "adjust_lr": "original"}
+        if foreign.algorithm == "soap_muon":
+            hyper["betas"] = (0.9, 0.9)
     shared, own = (nn.Parameter(torch.randn(8, 6, dtype=torch.float64)) for _ in range(2))
     own.data.copy_(shared.data)
     optimizer = case.new([{"params": [shared], "algorithm": foreign.algorithm, **hyper}])

@@ -44,6 +44,7 @@ DEFAULTS = (
     *("muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came", "galore"),
     "apollo",
     "soap",
+    "soap_muon",
 )
 OTHERS = "dion-quarter dion-cqr muon-nesterov galore-rotate galore-left apollo-tensor adafactor-scaled"
 FLOAT32_CASES = (*OTHERS.split(), *(f"{name}-default" for name in DEFAULTS))

@@ -27,7 +27,7 @@ from .case import (
 from .inputs import Shape
 from .low_rank_cases import APOLLO_CASES, GALORE_CASES
 from .normed_cases import NORMED_CASES
-from .soap_cases import SOAP_CASES
+from .soap_cases import SOAP_CASES, SOAP_MUON_CASES
 
 __all__ = [
     "ALL_CASES",
@@ -230,6 +230,7 @@ BY_HAND: tuple[Case, ...] = (
     *GALORE_CASES,
     *APOLLO_CASES,
     *SOAP_CASES,
+    *SOAP_MUON_CASES,
 )
 DERIVED = derived.classes_without({case.algorithm for case in BY_HAND})
 """Classes without a row by hand."""
@@ -285,6 +286,7 @@ SMALL_CASES = tuple(
         ("galore_adamw", "rotate", {"rotate_moments": True}),
         ("apollo_adamw", "tensor", {"scale_type": "tensor"}),
         ("soap", "default", {}),
+        ("soap_muon", "default", {}),
         *((cls.ALGORITHM, "default", {}) for cls in DERIVED),
     )
     for case in cases_of(algorithm)[:1]

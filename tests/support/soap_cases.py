@@ -58,3 +58,38 @@ SOAP_CASES: tuple[Case, ...] = (
         Group(SHAPES[:2], {"algorithm": "muon", "mu": 0.9}),
     ),
 )
+
+
+def _soap_muon(name: str, *groups: Group, **kwargs: Any) -> Case:
+    settings = {**BASE, **kwargs}
+    return Case(f"soap_muon-{name}", oxidion.SOAPMuon, "soap_muon", settings, groups or (Group(SHAPES),))
+
+
+SOAP_MUON_CASES: tuple[Case, ...] = (
+    _soap_muon("default"),
+    _soap_muon("every-step", precondition_frequency=1),
+    _soap_muon("short", sides="short"),
+    _soap_muon("unsharded", sides="unsharded"),
+    _soap_muon("limit", max_precondition_dim=8),
+    _soap_muon("no-basis", max_precondition_dim=0),
+    _soap_muon("no-power", denom_power=0.0),
+    _soap_muon("power", denom_power=0.25, eps=2.0**-10),
+    _soap_muon("svd", orth_method="svd"),
+    _soap_muon("schatten", orth_norm="schatten4"),
+    _soap_muon("shampoo-beta", shampoo_beta=0.5),
+    _soap_muon("experts", Group(EXPERTS)),
+    _soap_muon(
+        "heads", Group(HEADS, {"num_heads": 3}), Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1})
+    ),
+    _soap_muon("blocks", Group(HEADS, {"split_sizes": (6, 2, 4)})),
+    _soap_muon("flatten", Group(KERNELS), flatten=True),
+    _soap_muon("cautious", cautious_wd=True),
+    _soap_muon("maximize", maximize=True),
+    _soap_muon("no-decay", weight_decay=0.0),
+    _soap_muon(
+        "mixed",
+        Group(SHAPES[:3]),
+        Group(VECTORS, {"algorithm": "adamw", "lr": 2.0**-5}),
+        Group(SHAPES[:2], {"algorithm": "soap"}),
+    ),
+)

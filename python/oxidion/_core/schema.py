@@ -127,6 +127,8 @@ def spell(
         taken = taken and own_schema[other].wanted != schema[own].wanted
         if other in group and ((own in defaults and not alien) or taken):
             group[own] = group.pop(other)
+            if other in own_schema and own in own_schema:
+                group[other] = group[own]  # the class has both words
     if not mirrors_betas(schema):
         return
     betas = group.get("betas")
@@ -164,7 +166,9 @@ def complete(
     if pair and group.get("betas") is None and group.get("beta1") is not None:
         group["betas"] = (group["beta1"], group["beta2"])
     alien = [
-        key for key, other in SPELLINGS.items() if key not in schema and other in schema and other in group
+        key
+        for key, other in SPELLINGS.items()
+        if key not in schema and other in schema and other in group and not {key, other} <= defaults.keys()
     ]
     if schema and not pair:
         alien += [key for key in ("betas", "beta1", "beta2") if key not in schema]
