@@ -79,7 +79,7 @@ def test_float32_steps_stay_at_rounding_level(case: Case) -> None:
     # themselves.
     tolerance = dict.fromkeys((*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS), 5e-5)
     # The first update is the signs of the elements in the basis, the smallest of which rounding moves most.
-    tolerance |= dict.fromkeys(BASIS_ALGORITHMS, 2e-4)
+    tolerance |= dict.fromkeys(BASIS_ALGORITHMS, 5e-4)
     tolerance |= dict.fromkeys((*NORMED, "dion"), 1e-5)
     tolerance |= dict.fromkeys(ELEMENTWISE, 2e-6)
     assert_follows_reference(case, torch.float32, tolerance, "float32")

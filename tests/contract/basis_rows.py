@@ -73,6 +73,7 @@ CASES = (
         positional=(("lr", 0.02), ("mu", 0.95), ("beta2", 0.9), ("weight_decay", 0.01)),
         keyword_only=KEYWORDS
         | {
+            "betas",
             "eps",
             "epsilon",
             "denom_power",

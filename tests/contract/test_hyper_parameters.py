@@ -65,6 +65,8 @@ def test_hyper_parameter_written_to_the_group_acts_at_the_next_step(
 
 
 def _live(group: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    if key == "beta2":
+        return {key: value, "betas": (group["betas"][0], value)}
     mirrored = key == "betas" and len(value) == 2
     if not mirrored:
         return {key: value}

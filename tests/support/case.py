@@ -94,10 +94,8 @@ class Case:
         groups = []
         for group in self.groups:
             keys = dict(group.keys)
-            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in (
-                *MATRIX_ALGORITHMS,
-                "soap_muon",
-            ):
+            orthonormal = (*MATRIX_ALGORITHMS, "soap_muon")
+            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in orthonormal:
                 keys["orth_dtype"] = orth_dtype
             groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
         return self.cls(groups, **{**self.kwargs, **overrides})

@@ -15,6 +15,8 @@ from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim._settings import FAMILY_SCHEMA
 from oxidion.optim.soap import BASIS_SCHEMA
 
+DEFAULT_BETA2 = 0.9
+
 
 class SOAPMuon(OrthonormalOptimizer):
     r"""SOAP-Muon: momentum tempered in the eigenbasis of Shampoo's factors, then orthonormalized.
@@ -41,6 +43,7 @@ class SOAPMuon(OrthonormalOptimizer):
     Args:
         mu: decay rate of the momentum, which is a mean here and not a sum.
         beta2: decay rate of V, and of the factors unless ``shampoo_beta`` is given.
+        betas: decay rates of groups with algorithm "adamw" or "lion"; the second one is ``beta2``.
         eps: root of the least V that is divided by.
         shampoo_beta: decay rate of the factors; None: ``beta2``.
         precondition_frequency: steps between two computations of the bases.
@@ -50,6 +53,9 @@ class SOAPMuon(OrthonormalOptimizer):
             "unsharded" (the one that is not cut; depends on the layout).
         orth_norm: the norm by which ``orth`` divides: "frobenius" or "schatten4".
         seed: of the numbers that complete the first bases, and of stochastic rounding.
+
+    Raises:
+        ValueError: for a ``beta2`` that is not the second one of ``betas``.
 
     Arguments that are not named here are those of ``OrthonormalOptimizer`` and ``OxOptimizer``.
     """
@@ -77,6 +83,7 @@ class SOAPMuon(OrthonormalOptimizer):
         beta2: float = 0.9,
         weight_decay: float = 0.01,
         *,
+        betas: tuple[float, float] = (0.9, 0.9),
         eps: float = 1e-8,
         shampoo_beta: float | None = None,
         precondition_frequency: int = 10,
@@ -117,5 +124,12 @@ class SOAPMuon(OrthonormalOptimizer):
         distributed_mesh: Any = None,
     ) -> None:
         arguments = dict(locals())
-        arguments |= {"betas": (0.9, beta2), "use_gram_newton_schulz": False}
+        if validate.is_pair(betas) and betas[1] != beta2:
+            if betas[1] != DEFAULT_BETA2 != beta2:
+                raise ValueError(
+                    f"beta2 is the second of betas and must be equal to it, got beta2={beta2!r} and "
+                    f"betas={betas!r}: leave one of them out"
+                )
+            arguments["betas"] = (betas[0], betas[1] if beta2 == DEFAULT_BETA2 else beta2)
+        arguments["use_gram_newton_schulz"] = False
         super().__init__(params, arguments)
