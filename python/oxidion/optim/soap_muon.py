@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from oxidion._core import validate
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA
+from oxidion.optim._settings import ADJUST_LR, FAMILY_SCHEMA
 from oxidion.optim.soap import BASIS_SCHEMA
 
 DEFAULT_BETA2 = 0.9
@@ -69,6 +69,8 @@ class SOAPMuon(OrthonormalOptimizer):
         "mu": validate.number(0.95),
         **FAMILY_SCHEMA,
         "betas": validate.betas((0.9, 0.9)),
+        "beta2": validate.beta(0.9),
+        "adjust_lr": validate.word("original", *ADJUST_LR.words, None),
         "eps": validate.number(1e-8),
         **BASIS_SCHEMA,
         "denom_power": validate.number(0.5),

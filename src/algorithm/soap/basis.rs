@@ -142,8 +142,8 @@ impl Bases {
             shape.extend([per_matrix, 1, 1]);
             sharding.extend([DimSharding::Replicated; 3]);
         }
-        let share = if split.is_some() { Share::Block } else { Share::Number };
-        let mut states = vec![state("basis_step", (shape, sharding), share)];
+        let of_each = if split.is_some() { Share::Block } else { Share::Number };
+        let mut states = vec![state("basis_step", (shape, sharding), of_each)];
         for &side in sides {
             let (dims, other, names) = match side {
                 Side::Rows => (lead..lead + 1, lead + 1, ["L", "Q_L"]),
@@ -159,8 +159,9 @@ impl Bases {
             }
             shape.extend(dims.clone().map(|dim| p.shape[dim]).chain([length]));
             sharding.extend(dims.map(DimSharding::LikeParam).chain([self.columns(sides, other)]));
-            let share = if apart { Share::Block } else { Share::Side { side, leading: lead, column: false } };
-            states.extend(names.map(|name| state(name, (shape.clone(), sharding.clone()), share)));
+            let rows = Share::Side { side, leading: lead, column: false };
+            let of_each = if apart { Share::Block } else { rows };
+            states.extend(names.map(|name| state(name, (shape.clone(), sharding.clone()), of_each)));
         }
         states
     }

@@ -1,8 +1,8 @@
 //! SOAP: Adam in the eigenbasis of Shampoo's factors (Vyas et al. 2024, arXiv:2409.11321).
 //!
-//! The first gradient makes the bases. With t gradients before this one: M ← β₁M + (1-β₁)G, V ← β₂V + (1-β₂)(Q_Lᵀ·G·Q_R)²,
-//! U = Q_L·[(Q_Lᵀ·M·Q_R) / (√V + ε)]·Q_Rᵀ, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·U, X ← (1-lr·λ)X; then L ← βL + (1-β)G·Gᵀ, R alike,
-//! and where t is a multiple of the frequency Q ← qr(L·Q).
+//! The first gradient makes the bases P of the rows and Q of the columns. With t gradients before this one:
+//! M ← β₁M + (1-β₁)G, V ← β₂V + (1-β₂)(Pᵀ·G·Q)², U = P·((Pᵀ·M·Q) / (√V + ε))·Qᵀ, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·U,
+//! X ← (1-lr·λ)X; then L ← βL + (1-β)G·Gᵀ, R alike, and where t is a multiple of the frequency P ← qr(L·P), Q alike.
 
 mod basis;
 mod compose;
@@ -47,6 +47,7 @@ const REFRESH: Stage = 6;
 const TAKE: Stage = 7;
 
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
 pub(super) struct Soap {
     bases: Bases,
     correct_bias: bool,

@@ -1,8 +1,8 @@
 //! SOAP-Muon: momentum that is tempered in an eigenbasis before it is orthonormalized.
 //!
-//! M ← μM + (1-μ)G, N = (1-μ)G + μM. The first gradient: D = N. Afterwards Y = Q_Lᵀ·N·Q_R, V ← β₂V + (1-β₂)Y²,
-//! D = Q_L·(Y / max(V, ε²)^p)·Q_Rᵀ, scaled to the Schatten-4 norm of N. X ← (1-lr·λ)X - lr·s·orth(D), then L, R and the
-//! bases as in SOAP.
+//! M ← μM + (1-μ)G, N = (1-μ)G + μM. The first gradient: D = N. Afterwards, with the bases P and Q: Y = Pᵀ·N·Q,
+//! V ← β₂V + (1-β₂)Y², D = P·(Y / max(V, ε²)^p)·Qᵀ, scaled to the Schatten-4 norm of N. X ← (1-lr·λ)X - lr·s·orth(D), then
+//! L, R and the bases as in SOAP.
 
 use tch::Tensor;
 
@@ -88,7 +88,7 @@ impl SoapMuon {
         kernels::run(&momentum, &mut jobs(all))
     }
 
-    /// What the owners of matrices need.
+    /// Everything that owners of matrices need.
     fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let count = self.bases.sides_in(io.class).len();
         Self::look_ahead(io, h)?;
@@ -156,7 +156,7 @@ impl SoapMuon {
         Self::to_update(units, buffers)
     }
 
-    /// What is tempered, to the buffer that is orthonormalized.
+    /// Copies the tempered matrices to the buffer that is orthonormalized.
     fn to_update(units: &[UnitIo<'_>], buffers: &mut Buffers<'_>) -> Result<()> {
         let [gradient, update] = buffers.several([GRADIENT, U])?;
         let pairs = gradient.matrices(units)?.into_iter().zip(update.matrices(units)?);

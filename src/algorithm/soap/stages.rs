@@ -26,8 +26,8 @@ pub(super) fn turn<'a>(
     back: bool,
 ) -> Result<()> {
     let mut turns = [None, None];
-    let lent = (0..sides.len()).map(&mut of).collect::<Result<Vec<_>>>()?;
-    for (side, basis) in sides.iter().zip(&lent) {
+    let bases = (0..sides.len()).map(&mut of).collect::<Result<Vec<_>>>()?;
+    for (side, basis) in sides.iter().zip(&bases) {
         // A checkpoint may have brought another type.
         turns[side.index()] = Some(basis.f_to_kind(x.kind())?);
     }
@@ -119,7 +119,7 @@ impl Soap {
         Ok(())
     }
 
-    /// What the owners of matrices need: gradients, momenta and the other states.
+    /// Everything that owners of matrices need: gradients, momenta and the other states.
     pub(super) fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
         let StageIo { units, buffers, .. } = io;
