@@ -176,6 +176,8 @@ LEAST: dict[str, dict[str, Any]] = {
 }
 """Arguments of every input of a class; those of the classes for matrices are `STRICT`."""
 STRICT = {"strict": False}
+IDLE = {"SOAP": 1}
+"""Number of first gradients of a parameter that leave it where it is, by class."""
 TWO_BETAS = (
     *("AdamW", "Lion", "Lamb", "GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "SOAP"),
     *("Dion", "Muon", "NorMuon", "Dion2", "NorDion2"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oxidion
 from oxidion._reference.registry import REFERENCE
-from support.cases import MATRIX_ALGORITHMS, Case, Group, case_named
+from support.cases import BASIS_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, case_named
 from support.inputs import Shape, gradients
 from support.layouts import Setting, setting_named
 from support.sim_mesh import Layout, R, Rank, S, cut
@@ -57,10 +57,11 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
     run_beside_one_process(comparison, "float64")
     # Where directions are found in a sketch, roundings grow by the inverse of how far it tells them apart.
     sketched = 1e-11 if case.kwargs.get("svd") == "random" else 1e-12
-    comparison.check(1e-10 if case.algorithm in MATRIX_ALGORITHMS else sketched)
+    comparison.check(1e-10 if case.algorithm in (*MATRIX_ALGORITHMS, *BASIS_ALGORITHMS) else sketched)
     if setting.outer is None:  # named meshes choose the orientation, which one process would not
         comparison.expected = [p.detach() for p in comparison.single]
-        comparison.check(1e-12)
+        # A mean of three gradients is rounded; what divides by small elements, and orthonormalizes then, doubles that.
+        comparison.check(1e-11 if case.algorithm == "soap_muon" else 1e-12)
 
 
 @pytest.mark.parametrize(("case", "setting"), rows_of("float32"), ids=str)
