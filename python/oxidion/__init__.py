@@ -1,6 +1,6 @@
 """Optimizers for PyTorch with a Rust core.
 
-Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion, Lamb, Adafactor, CAME, GaLore, APOLLO.
+Dion, Dion2, NorDion2, Muon, NorMuon, AdamW, Lion, Lamb, Adafactor, CAME, GaLore, APOLLO, SOAP.
 
 Swap one in for a ``torch.optim`` class::
 

@@ -52,7 +52,8 @@ def import_state_dict(
             `CAME`; "galore-torch" (``GaLoreAdamW``) for `GaLoreAdamW`; "colossalai-lamb" (``Lamb``,
             ``DistributedLamb``) for `Lamb`; "torch-muon" (``torch.optim.Muon``) and "keller-jordan-muon"
             (``SingleDeviceMuon``, ``SingleDeviceMuonWithAuxAdam``; of ``Muon`` and ``MuonWithAuxAdam`` what
-            a process has) for `Muon`; "microsoft-dion" for its namesakes.
+            a process has) for `Muon`; "soap" (the authors' ``SOAP``) for `SOAP`; "microsoft-dion" for its
+            namesakes.
         optimizer: where the result will be loaded. Its groups give the keys that the other package does not
             know, and its parameters' shapes are compared with the states'.
 
@@ -257,6 +258,44 @@ def _keller_jordan_state(state: State, group: Group) -> State:
     return {"momentum": made["exp_avg"], "variance": made["exp_avg_sq"], "step_dev": step}
 
 
+def _soap_group(group: Group) -> Group:
+    for key in ("merge_dims", "precondition_1d"):
+        if group.pop(key, False):
+            raise ValueError(f"{key}=True of a soap state dict has no counterpart")
+    beta = group.pop("shampoo_beta")
+    limit = group.pop("max_precond_dim")
+    return {
+        **group,
+        "shampoo_beta": None if beta < 0 else beta,
+        "max_precondition_dim": limit,
+        "decay_order": "galore",
+    }
+
+
+def _soap_state(state: State, _group: Group) -> State:
+    """Factors and bases under names of their own, and the first moment in the frame of the parameter."""
+    made = _pick({**state, "step": float(state["step"]) + 1.0}, *_MOMENTS)
+    sides = made["exp_avg"].ndim
+    factors, bases = state.get("GG"), state.get("Q")
+    if factors is None or bases is None or len(factors) != sides or len(bases) != sides:
+        raise ValueError(f"expected 'GG' and 'Q', lists of one entry for each dimension, got {sorted(state)}")
+    if sides < 2:
+        return made
+    if sides > 2:
+        raise ValueError(
+            f"a tensor of {sides} dimensions has a basis for each there, and is a stack of matrices here; "
+            "there is no such state"
+        )
+    moment = made["exp_avg"]
+    for name, side in (("L", 0), ("R", 1)):
+        if len(bases[side]):
+            basis = bases[side].to(torch.promote_types(bases[side].dtype, torch.float32))
+            moment = basis.to(moment.dtype) @ moment if side == 0 else moment @ basis.to(moment.dtype).mT
+            made |= {name: factors[side].to(basis.dtype), f"Q_{name}": basis}
+            made["basis_step"] = torch.ones((), dtype=basis.dtype)
+    return {**made, "exp_avg": moment}
+
+
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _HF_KEYS = ("lr", "eps", "clip_threshold", "decay_rate", "beta1", "weight_decay", "scale_parameter")
 _TORCH_MUON_KEYS = (
@@ -278,6 +317,12 @@ SOURCES: dict[str, Source] = {
     "came-pytorch": Source("came", (*_ADAM_KEYS, "clip_threshold"), dict, _came_state),
     "galore-torch": Source("galore_adamw", (*_ADAM_KEYS, "correct_bias"), _galore_group, _galore_state),
     "colossalai-lamb": Source("lamb", _ADAM_KEYS, _lamb_group, lambda state, _: _pick(state, *_MOMENTS)),
+    "soap": Source(
+        "soap",
+        (*_ADAM_KEYS, "shampoo_beta", "precondition_frequency", "max_precond_dim"),
+        _soap_group,
+        _soap_state,
+    ),
     "torch-muon": Source("muon", _TORCH_MUON_KEYS, _torch_muon_group, _torch_muon_state),
     "keller-jordan-muon": Source(None, ("lr", "weight_decay"), _keller_jordan_group, _keller_jordan_state),
     "microsoft-dion": Source(None, ("algorithm", "lr"), dict, lambda state, _: state),

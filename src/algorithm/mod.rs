@@ -14,7 +14,9 @@ mod lr_scale;
 mod muon;
 mod neuron;
 mod orthonormal;
+mod soap;
 pub mod stage;
+mod warned;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -48,6 +50,11 @@ pub trait Algorithm: Debug + Send + Sync {
     /// Tests whether the algorithm takes parameters of any shape whole, each as one block. Sums over blocks that are
     /// sharded are then made for all of them together, by one collective.
     fn whole_parameter(&self) -> bool {
+        false
+    }
+
+    /// Tests whether an algorithm for matrices takes parameters of fewer dimensions too, as matrices of one column.
+    fn takes_vectors(&self) -> bool {
         false
     }
 
@@ -202,6 +209,18 @@ const TABLE: &[Entry] = &[
         states: &[],
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
+    Entry {
+        name: "soap",
+        options: &[&soap::OPTIONS, &soap::BASIS, &STORAGE, &VIEW],
+        states: &[&MOMENTS],
+        new: |o| Ok(Arc::new(soap::Soap::new(o)?)),
+    },
+    Entry {
+        name: "soap_muon",
+        options: &[&soap::MUON, &soap::BASIS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        states: &[&[("variance", "exp_avg_sq")]],
+        new: |o| Ok(Arc::new(soap::SoapMuon::new(o)?)),
+    },
 ];
 
 /// torch's names of moments.
@@ -289,7 +308,7 @@ pub fn name_for(group: &str, p: &ParamSpec, options: &Options) -> Result<&'stati
 
 /// Tests whether an algorithm takes parameters that are no matrices.
 fn any_shape(algorithm: &dyn Algorithm) -> bool {
-    algorithm.flat() || algorithm.whole_parameter()
+    algorithm.flat() || algorithm.whole_parameter() || algorithm.takes_vectors()
 }
 
 /// One block that is the whole parameter.

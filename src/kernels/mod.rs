@@ -65,6 +65,7 @@ pub use ops::slices::{
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
+pub use ops::whiten::{Temper, Whiten};
 #[cfg(feature = "cuda")]
 pub use sources::{ensure, enter_with, is_on, source_of, states, turn_off};
 pub use stay::{Entered, Following, Tier, enter, follow, on_device};

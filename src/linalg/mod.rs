@@ -9,6 +9,7 @@ pub mod basis;
 pub mod coefficients;
 mod decompose;
 mod dependent;
+pub mod eigenbasis;
 pub mod gram;
 mod iteration;
 mod library;

@@ -276,9 +276,10 @@ pub(super) fn open(
                 inner: match leading.map(|leading| &planned.spec.shape[leading..]) {
                     None => Vec::new(),
                     Some(behind) if whole_parameter => vec![0; behind.len()],
-                    Some(behind) if behind.len() > 2 => behind.to_vec(),
+                    Some(behind) if behind.len() != 2 => behind.to_vec(),
                     Some(_) => vec![rows, cols],
                 },
+                largest: planned.largest(),
                 param: planned.spec.dtype,
                 state: planned.states.iter().map(|s| s.spec.dtype).collect(),
             };

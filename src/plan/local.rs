@@ -258,10 +258,13 @@ pub(super) fn shards(
         });
     }
     let spans = spans(&p.shape, layout);
-    let scale: usize = p.shape[cols_dim + 1..].iter().product();
-    let (rows, cols) = (p.shape[rows_dim], p.shape[cols_dim] * scale);
-    let stored_cols = spans[cols_dim].1 * scale;
-    let stored_rows = spans[rows_dim].1;
+    let scale: usize = p.shape.iter().skip(cols_dim + 1).product();
+    // Of a vector the dimensions that are not there have one element.
+    let size = |dim: usize| p.shape.get(dim).copied().unwrap_or(1);
+    let span = |dim: usize| spans.get(dim).copied().unwrap_or((0, 1));
+    let (rows, cols) = (size(rows_dim), size(cols_dim) * scale);
+    let stored_cols = span(cols_dim).1 * scale;
+    let stored_rows = span(rows_dim).1;
     let per_matrix = (blocks.len() / p.shape[..leading].iter().product::<usize>().max(1)).max(1);
     let mut shards = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
@@ -269,12 +272,11 @@ pub(super) fn shards(
         let lead = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]);
         let within = block.offset % matrix;
         let row_extent = Extent { dim: rows, scale: 1, start: within / cols.max(1), len: block.rows };
-        let col_extent =
-            Extent { dim: p.shape[cols_dim], scale, start: within % cols.max(1), len: block.cols };
-        let (r, c) = (row_extent.clip(spans[rows_dim]), col_extent.clip(spans[cols_dim]));
-        let first_row = (row_extent.start + r.start).saturating_sub(spans[rows_dim].0).min(stored_rows);
+        let col_extent = Extent { dim: size(cols_dim), scale, start: within % cols.max(1), len: block.cols };
+        let (r, c) = (row_extent.clip(span(rows_dim)), col_extent.clip(span(cols_dim)));
+        let first_row = (row_extent.start + r.start).saturating_sub(span(rows_dim).0).min(stored_rows);
         let first_col =
-            (col_extent.start + c.start).saturating_sub(spans[cols_dim].0 * scale).min(stored_cols);
+            (col_extent.start + c.start).saturating_sub(span(cols_dim).0 * scale).min(stored_cols);
         let offset = (lead.unwrap_or(0) * stored_rows + first_row) * stored_cols + first_col;
         let local = Rect { offset, rows: r.len(), cols: c.len(), stride: stored_cols };
         let local = if lead.is_some() { local } else { Rect::default() };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::bucket::Bucket;
 use crate::program::{BufferSpec, ProgramOp, Target};
-use crate::spec::{DimSharding, Side};
+use crate::spec::Side;
 
 /// Placement of a buffer along one axis before it is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +37,12 @@ pub(super) fn axis_placements(bucket: &Bucket, spec: &BufferSpec) -> Vec<(usize,
         axis_placements
             .extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Summed(side))));
     }
-    for sharding in spec.sharding {
-        if let DimSharding::LikeParam(side) | DimSharding::Even(side) = sharding {
-            axis_placements.extend(
-                bucket.sides[side.index()].1.iter().rev().map(|&a| (a, AxisPlacement::Sharded(side))),
-            );
-        }
+    // In the order of the sides, whichever dimension goes along which: all buffers have their owners in one order. What goes
+    // along neither is there as a copy.
+    for side in [Side::Rows, Side::Cols].into_iter().filter(|side| !spec.summed[side.index()]) {
+        let along = spec.goes_along(side);
+        let placement = if along { AxisPlacement::Sharded(side) } else { AxisPlacement::Replicated };
+        axis_placements.extend(bucket.sides[side.index()].1.iter().rev().map(|&a| (a, placement)));
     }
     axis_placements.retain(|(a, _)| !bucket.gathered.contains(a));
     let averaged = |a: usize| bucket.axes[a].pending.is_some() && spec.linear && bucket.gradient.is_none();

@@ -31,6 +31,13 @@ pub struct Param {
 }
 
 impl Param {
+    /// Rows of the block with most, and columns of that with most.
+    #[must_use]
+    pub fn largest(&self) -> [usize; 2] {
+        let blocks = self.shards.iter().map(|shard| [shard.block.rows, shard.block.cols]);
+        blocks.fold([0, 0], |[m, n], [rows, cols]| [m.max(rows), n.max(cols)])
+    }
+
     /// Numbers of processes over which rows and columns of its matrices are sharded.
     #[must_use]
     pub fn num_shards(&self, algorithm: &AnyAlgorithm) -> [usize; 2] {

@@ -79,8 +79,10 @@ pub struct UnitShape {
     /// The device of the parameters.
     pub device: Device,
     /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
-    /// than two.
+    /// than two, those of a vector fewer.
     pub inner: Vec<usize>,
+    /// Rows of the block with most, and columns of that with most, among all of the parameter.
+    pub largest: [usize; 2],
     /// Element type of the parameters.
     pub param: DType,
     /// Element types of the states, in the order of `Algorithm::state`.

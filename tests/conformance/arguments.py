@@ -138,6 +138,23 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"rank": 2, "stagger": True, "update_proj_gap": 3},
     ),
     "APOLLOAdamW": (*LOW_RANK, {"rank": 2, "scale_type": "tensor"}, {"rank": 2, "seed": 5}),
+    "SOAP": (
+        {"eps": 1e-4},
+        {"precondition_frequency": 1},
+        {"sides": "short", "precondition_frequency": 2, "shampoo_beta": 0.5},
+        {"sides": "unsharded", "cautious_wd": True, "weight_decay": 0.1},
+        {"max_precondition_dim": 4},
+        {"correct_bias": False, "normalize_grads": True},
+        {"decay_order": "torch", "weight_decay": 0.1, "maximize": True},
+        {"seed": 5, "flatten": True},
+    ),
+    "SOAPMuon": (
+        *FAMILY,
+        {"mu": 0.5},
+        {"beta2": 0.5, "eps": 1e-4},
+        {"precondition_frequency": 1, "sides": "short"},
+        {"denom_power": 0.25, "orth_norm": "schatten4", "seed": 5},
+    ),
     "APOLLOMini": (
         {"scale": 4.0},
         {"update_proj_gap": 2},
@@ -152,14 +169,17 @@ LEAST: dict[str, dict[str, Any]] = {
     "GaLoreAdamW": {},
     "APOLLOAdamW": {},
     "APOLLOMini": {},
+    "SOAP": {},
     # What these have no number for: an lr, which the framework writes into groups and multiplies.
     "Adafactor": {"lr": 0.01, "relative_step": False, "scale_parameter": False},
     "CAME": {"lr": 0.001},
 }
 """Arguments of every input of a class; those of the classes for matrices are `STRICT`."""
 STRICT = {"strict": False}
+IDLE = {"SOAP": 1}
+"""Number of first gradients of a parameter that leave it where it is, by class."""
 TWO_BETAS = (
-    *("AdamW", "Lion", "Lamb", "GaLoreAdamW", "APOLLOAdamW", "APOLLOMini"),
+    *("AdamW", "Lion", "Lamb", "GaLoreAdamW", "APOLLOAdamW", "APOLLOMini", "SOAP"),
     *("Dion", "Muon", "NorMuon", "Dion2", "NorDion2"),
 )
 BAD: dict[str, tuple[tuple[str, object], ...]] = {
@@ -176,6 +196,8 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "GaLoreAdamW": (("rank", 0), ("svd", "qr"), ("update_proj_gap", 0), ("proj_type", "up")),
     "APOLLOAdamW": (("rank", 0), ("scale_type", "row"), ("proj_type", "full")),
     "APOLLOMini": (("rank", 0), ("scale", -1.0)),
+    "SOAPMuon": (("mu", -1.0), ("denom_power", -1.0), ("orth_norm", "nuclear"), ("sides", "left")),
+    "SOAP": (("eps", -1.0), ("precondition_frequency", 0), ("sides", "left"), ("shampoo_beta", 1.0)),
     "Muon": (("mu", -1.0), ("epsilon", math.nan), ("adjust_lr", "arbitrary"), ("orth_dtype", "int8")),
     "NorMuon": (("muon_beta2", 1.0), ("norm_scope", "local")),
     "Dion2": (("fraction", 0.0), ("fraction", 7.5), ("ef_decay", -1.0), ("selection_scope", "shard")),

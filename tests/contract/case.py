@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 import oxidion
 
-MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon"})
+MATRIX_ALGORITHMS = frozenset({"dion", "dion2", "muon", "nordion2", "normuon", "soap_muon"})
 LOW_RANK_ALGORITHMS = frozenset({"apollo_adamw", "galore_adamw"})
+BASIS_STATES = frozenset({"L", "R", "Q_L", "Q_R", "basis_step"})
 STEP_KEYS = frozenset({"step", "step_dev"})
 MOMENTUM_FACTORS = {**dict.fromkeys(MATRIX_ALGORITHMS, "mu"), "dion2": "ef_decay"}
 """Group key of the momentum factor by algorithm."""
@@ -35,6 +36,7 @@ class Case:
         required: Arguments without which the tests cannot run: an ``lr`` that the class has no default of.
         decoupled: Whether decay adds ``-lr * weight_decay * x`` to the step, whatever else is in it.
         factors: State keys of matrices that hold averages, by the dimensions that they average over.
+        idle: Number of first gradients of a parameter that leave it where it is.
     """
 
     cls: type[Optimizer]
@@ -48,6 +50,7 @@ class Case:
     required: Mapping[str, Any] = field(default_factory=dict)
     decoupled: bool = True
     factors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    idle: int = 0
 
     def __str__(self) -> str:
         return self.cls.__name__
@@ -80,6 +83,11 @@ class Case:
         """Build the optimizer over ``params`` with these arguments and those that are required."""
         return self.cls(params, **{**self.required, **kwargs})
 
+    def step(self, optimizer: Any) -> None:
+        """Step until every parameter has moved that began with this gradient."""
+        for _ in range(self.idle + 1):
+            optimizer.step()
+
     @property
     def float32_state(self) -> dict[str, Any]:
         """Arguments that keep every state tensor in float32."""
@@ -103,12 +111,16 @@ class Case:
         """Shape of a state of a parameter, other than Q."""
         if key == "variance_neuron":
             return (*param.shape[:-1], 1)
+        if key in BASIS_STATES:
+            sides = {"L": param.shape[-2:-1], "R": param.shape[-1:]}.get(key[-1], ())
+            return (*param.shape[:-2], *sides, *sides)
         averaged = {param.ndim + dim for dim in self.factors.get(key, ())}
         return tuple(size for at, size in enumerate(param.shape) if at not in averaged)
 
     def state_type(self, key: str, dtype: torch.dtype) -> torch.dtype:
         """Dtype of a state of a parameter of this dtype: beside factors all second moments are wide."""
-        wide = key in self.factors or (key == "exp_avg_sq" and bool(self.factors))
+        has_wide = bool(self.factors) or any(keys & BASIS_STATES for keys in self.state.values())
+        wide = key in self.factors or key in BASIS_STATES or (key == "exp_avg_sq" and has_wide)
         return torch.promote_types(dtype, torch.float32) if wide else dtype
 
     @property

@@ -6,6 +6,7 @@ import math
 
 import oxidion
 
+from .basis_rows import CASES as BASIS
 from .case import Case
 from .low_rank_rows import CASES as LOW_RANK
 
@@ -298,4 +299,5 @@ CASES = (
         other={"lr": 0.03, "betas": (0.1, 0.6), "weight_decay": 0.3},
     ),
     *LOW_RANK,
+    *BASIS,
 )

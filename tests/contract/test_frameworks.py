@@ -134,7 +134,7 @@ def test_groups_split_by_weight_decay_as_in_the_hugging_face_trainer_step(case: 
     optimizer = case.new(groups, lr=0.125, **({"strict": False} if case.is_matrix else {}))
     before = [param.detach().clone() for param in params_of(optimizer)]
     set_grads(model, 0)
-    optimizer.step()
+    case.step(optimizer)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.0]
     assert all(not torch.equal(p, b) for p, b in zip(params_of(optimizer), before, strict=True))
 
@@ -204,5 +204,5 @@ def test_vectors_that_replace_vectors_of_their_shape_are_stepped(case: Case) -> 
         other = torch.nn.Parameter(torch.ones(8))
         other.grad = torch.linspace(1, 2, 8)
         made.param_groups[0]["params"] = [other]
-        made.step()
+        case.step(made)
         assert not torch.equal(other, torch.ones(8))

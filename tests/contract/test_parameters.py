@@ -105,8 +105,8 @@ def test_parameter_object_swapped_after_steps_starts_with_fresh_state(case: Case
     set_grads(model, 2)
     set_grads(same, 2)
     set_grads([new], 2)
-    optimizer.step()
-    reference.step()
+    case.step(optimizer)
+    case.step(reference)
     assert torch.equal(old, abandoned)
     assert not torch.equal(new, start)
     assert set(optimizer.state[new]) == case.state[case.algorithm]
@@ -195,6 +195,10 @@ def test_group_of_any_algorithm_steps_as_in_its_own_class(case: Case, foreign: C
     if {case.algorithm, foreign.algorithm} & {"galore_adamw", "apollo_adamw"}:
         # Keys that mean the same to several algorithms have the defaults of the class.
         hyper |= {"rank": 2, "scale": 0.5, "decay_order": "torch", "scale_type": "tensor"}
+    if {case.algorithm, foreign.algorithm} & {"soap", "soap_muon"}:
+        hyper |= {"decay_order": "torch", "adjust_lr": "original"}
+        if foreign.algorithm == "soap_muon":
+            hyper["betas"] = (0.9, 0.9)
     shared, own = (nn.Parameter(torch.randn(8, 6, dtype=torch.float64)) for _ in range(2))
     own.data.copy_(shared.data)
     optimizer = case.new([{"params": [shared], "algorithm": foreign.algorithm, **hyper}])

@@ -71,6 +71,8 @@ def test_hooks_fire_once_in_order_and_stop_after_removal(case: Case) -> None:
     optimizer = case.build(model)
     set_grads(model, 0)
     fired: list[str] = []
+    for _ in range(case.idle):
+        optimizer.step()
     weight = params_of(optimizer)[0]
     start = weight.detach().clone()
 

@@ -195,6 +195,18 @@ def _direction(x: Values, s: SimpleNamespace) -> None:
     r.copy_(s.unit * rate * m / (v.sqrt() * inverse_root + s.epsilon))
 
 
+def _whiten(x: Values, s: SimpleNamespace) -> None:
+    n, y, v = x
+    v.copy_(s.beta2 * v + (1 - s.beta2) * y**2)
+    n.copy_(s.factors[0] * n / (v.sqrt() + s.epsilon))
+
+
+def _temper(x: Values, s: SimpleNamespace) -> None:
+    y, v = x
+    v.copy_(s.beta2 * v + (1 - s.beta2) * y**2)
+    y.copy_(y / v.clamp_min(s.least) ** s.power)
+
+
 def lamb_direction(w: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace) -> Tensor:
     """Direction of LAMB."""
     first, second, _, _ = s.live
@@ -240,6 +252,8 @@ TOLD["adamw_largest"] = TOLD["adamw"][:1]
 LION = {"beta1": 0.9, "beta2": 0.95, "lr": 0.02, "decay": 0.1}
 TOLD["lion"] = [{**LION, "cautious": 0, "grad_factor": 0.5}, {**LION, "cautious": 1, "grad_factor": -1}]
 TOLD["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor": 0.5, "unit": 1}]
+TOLD["whiten"] = [{"beta2": 0.98, "epsilon": 1e-6}]
+TOLD["temper"] = [{"beta2": 0.9, "least": 1e-2, "power": power} for power in (0.5, 0.25, 0.0)]
 LAMB_VALUES = {"beta1": 0.9, "blend": 0.1, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.03}
 TOLD["lamb"] = [{**LAMB_VALUES, "cautious": cautious} for cautious in (0, 1)]
 TOLD["lamb_along"] = TOLD["lamb"][:1]
@@ -261,6 +275,8 @@ EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "adamw_largest": _adamw,
     "lion": _lion,
     "direction": _direction,
+    "whiten": _whiten,
+    "temper": _temper,
     "lamb": _lamb,
     "lamb_along": _lamb_along,
 }
@@ -269,6 +285,7 @@ FACTORS: dict[str, tuple[tuple[float, float], tuple[float, ...], bool]] = {
     "adamw": ((0.02, 1.4), (), True),
     "adamw_largest": ((0.02, 1.4), (), True),
     "direction": ((0.3, 1.4), (), False),
+    "whiten": ((0.3, 1.0), (), False),
     "lamb": ((0.0, 0.0), LIVE_LAMB, False),
     "lamb_along": ((0.0, 0.0), LIVE_LAMB, False),
 }

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from support.cases import ALL_CASES, BASE, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, case_named
+from support.cases import (
+    ALL_CASES,
+    BASE,
+    BASIS_ALGORITHMS,
+    LOW_RANK_ALGORITHMS,
+    MATRIX_ALGORITHMS,
+    Case,
+    case_named,
+)
 from support.layouts import SETTINGS, WIDE, Setting
 from support.pairwise import covering
 
@@ -35,6 +43,8 @@ def worth(case: Case, setting: Setting) -> bool:
 DEFAULTS = (
     *("muon", "normuon", "dion2", "nordion2", "adamw", "lion", "lamb", "adafactor", "came", "galore"),
     "apollo",
+    "soap",
+    "soap_muon",
 )
 OTHERS = "dion-quarter dion-cqr muon-nesterov galore-rotate galore-left apollo-tensor adafactor-scaled"
 FLOAT32_CASES = (*OTHERS.split(), *(f"{name}-default" for name in DEFAULTS))
@@ -100,6 +110,8 @@ def kind(algorithm: str) -> str:
         return "matrix"
     if algorithm in LOW_RANK_ALGORITHMS:
         return "low rank"
+    if algorithm in BASIS_ALGORITHMS:
+        return "basis"
     return "elementwise" if algorithm in ("adamw", "lion") else "sums"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oxidion
 from oxidion._reference.registry import REFERENCE
-from support.cases import MATRIX_ALGORITHMS, Case, Group, case_named
+from support.cases import BASIS_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, case_named
 from support.inputs import Shape, gradients
 from support.layouts import Setting, setting_named
 from support.sim_mesh import Layout, R, Rank, S, cut
@@ -57,10 +57,11 @@ def test_float64_step_on_any_layout_equals_one_process(case: Case, setting: Sett
     run_beside_one_process(comparison, "float64")
     # Where directions are found in a sketch, roundings grow by the inverse of how far it tells them apart.
     sketched = 1e-11 if case.kwargs.get("svd") == "random" else 1e-12
-    comparison.check(1e-10 if case.algorithm in MATRIX_ALGORITHMS else sketched)
+    comparison.check(1e-10 if case.algorithm in (*MATRIX_ALGORITHMS, *BASIS_ALGORITHMS) else sketched)
     if setting.outer is None:  # named meshes choose the orientation, which one process would not
         comparison.expected = [p.detach() for p in comparison.single]
-        comparison.check(1e-12)
+        # A mean of three gradients is rounded, and divided by small elements before it is orthonormalized.
+        comparison.check(1e-11 if case.algorithm == "soap_muon" else 1e-12)
 
 
 @pytest.mark.parametrize(("case", "setting"), rows_of("float32"), ids=str)
@@ -68,7 +69,8 @@ def test_float32_step_on_any_layout_equals_one_process(case: Case, setting: Sett
     comparison = Comparison(case, setting, torch.float32, "float32")
     run_beside_one_process(comparison, "float32")
     comparison.expected = [p.detach().double() for p in comparison.single]
-    comparison.check(2e-6)
+    # Small elements in a basis are divided by their own size, and have the rounding of a mean of large ones.
+    comparison.check(1e-3 if case.algorithm in BASIS_ALGORITHMS else 2e-6)
 
 
 @pytest.mark.parametrize(("case", "setting"), rows(WIDE_ROWS, WIDE_CHOSEN), ids=str)

@@ -27,6 +27,7 @@ EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
 LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")
+BASIS_ALGORITHMS = ("soap", "soap_muon")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -93,7 +94,8 @@ class Case:
         groups = []
         for group in self.groups:
             keys = dict(group.keys)
-            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in MATRIX_ALGORITHMS:
+            orthonormal = (*MATRIX_ALGORITHMS, "soap_muon")
+            if orth_dtype is not None and keys.get("algorithm", self.algorithm) in orthonormal:
                 keys["orth_dtype"] = orth_dtype
             groups.append({"params": [next(remaining) for _ in group.shapes], **keys})
         return self.cls(groups, **{**self.kwargs, **overrides})

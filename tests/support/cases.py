@@ -14,6 +14,7 @@ from oxidion._core.base import OxOptimizer
 from . import derived
 from .case import (
     BASE,
+    BASIS_ALGORITHMS,
     EMULATED,
     LOW_RANK_ALGORITHMS,
     LR,
@@ -26,10 +27,12 @@ from .case import (
 from .inputs import Shape
 from .low_rank_cases import APOLLO_CASES, GALORE_CASES
 from .normed_cases import NORMED_CASES
+from .soap_cases import SOAP_CASES, SOAP_MUON_CASES
 
 __all__ = [
     "ALL_CASES",
     "BASE",
+    "BASIS_ALGORITHMS",
     "EMPTY",
     "EMULATED",
     "LOW_RANK_ALGORITHMS",
@@ -226,6 +229,8 @@ BY_HAND: tuple[Case, ...] = (
     *NORMED_CASES,
     *GALORE_CASES,
     *APOLLO_CASES,
+    *SOAP_CASES,
+    *SOAP_MUON_CASES,
 )
 DERIVED = derived.classes_without({case.algorithm for case in BY_HAND})
 """Classes without a row by hand."""
@@ -280,6 +285,8 @@ SMALL_CASES = tuple(
         ("came", "default", {}),
         ("galore_adamw", "rotate", {"rotate_moments": True}),
         ("apollo_adamw", "tensor", {"scale_type": "tensor"}),
+        ("soap", "default", {}),
+        ("soap_muon", "default", {}),
         *((cls.ALGORITHM, "default", {}) for cls in DERIVED),
     )
     for case in cases_of(algorithm)[:1]

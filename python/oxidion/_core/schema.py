@@ -119,12 +119,16 @@ def spell(
             group[key] = validate.dtype_name(value, key)
     schema = schemas.get(group.get("algorithm", ""), own_schema)
     for other, own in SPELLINGS.items():
+        if other in schema and own in schema:
+            continue  # two settings
         alien = other in schema and own in own_schema and schema[other].wanted != own_schema[own].wanted
         # The word of the class means something else there.
         taken = other not in schema and own in schema and other in own_schema
         taken = taken and own_schema[other].wanted != schema[own].wanted
         if other in group and ((own in defaults and not alien) or taken):
             group[own] = group.pop(other)
+            if other in own_schema and own in own_schema:
+                group[other] = group[own]  # the class has both words
     if not mirrors_betas(schema):
         return
     betas = group.get("betas")
@@ -156,12 +160,15 @@ def complete(
     pair = mirrors_betas(schema)
     for key, field in {**COMMON, **schema}.items():
         mirrored = pair and key in ("beta1", "beta2") and "beta1" not in defaults
-        if SPELLINGS.get(key) not in group and not mirrored:
+        other = SPELLINGS.get(key)
+        if (other not in group or other in schema) and not mirrored:
             group.setdefault(key, field.default)
     if pair and group.get("betas") is None and group.get("beta1") is not None:
         group["betas"] = (group["beta1"], group["beta2"])
     alien = [
-        key for key, other in SPELLINGS.items() if key not in schema and other in schema and other in group
+        key
+        for key, other in SPELLINGS.items()
+        if key not in schema and other in schema and other in group and not {key, other} <= defaults.keys()
     ]
     if schema and not pair:
         alien += [key for key in ("betas", "beta1", "beta2") if key not in schema]

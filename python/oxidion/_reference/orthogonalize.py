@@ -113,6 +113,7 @@ def orthogonalize(x: Tensor, group: Mapping[str, Any]) -> Tensor:
     ``A = X X^T; X <- a X + (b A + c A A) X``; "aol" first divides row i of the short side by
     ``sqrt(sum_j |A_ij|)``. With ``orth_preset`` "fast" the divisor is ``||X||_F + epsilon``, and then ``s``
     times the Schatten-8 norm ``||(X X^T)^2||_F^(1/4)`` of what that leaves; four rows of their own follow.
+    With ``orth_norm`` "schatten4" ``||X X^T||_F^(1/2)`` stands for the norm.
 
     Args:
         x: One matrix or a batch ``[..., m, n]``, float64.
@@ -134,6 +135,8 @@ def orthogonalize(x: Tensor, group: Mapping[str, Any]) -> Tensor:
     transposed = x.shape[-2] > x.shape[-1]
     x = x.mT if transposed else x
     norm = x.square().sum(dim=(-2, -1), keepdim=True).sqrt()
+    if group.get("orth_norm") == "schatten4":
+        norm = (x @ x.mT).square().sum(dim=(-2, -1), keepdim=True) ** 0.25
     fast = name == "fast"
     x = x / ((1.0 if fast else factor) * norm + epsilon)
     if fast:

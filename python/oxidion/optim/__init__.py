@@ -17,11 +17,14 @@ from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 from oxidion.optim.muon import Muon
 from oxidion.optim.nordion2 import NorDion2
 from oxidion.optim.normuon import NorMuon
+from oxidion.optim.soap import SOAP
+from oxidion.optim.soap_muon import SOAPMuon
 
 Dion3 = NorDion2
 
 __all__ = [
     "CAME",
+    "SOAP",
     "APOLLOAdamW",
     "APOLLOMini",
     "AdEMAMix",
@@ -37,4 +40,5 @@ __all__ = [
     "Muon",
     "NorDion2",
     "NorMuon",
+    "SOAPMuon",
 ]

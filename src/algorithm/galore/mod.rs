@@ -8,12 +8,10 @@
 mod compose;
 mod refresh;
 mod stages;
-mod warned;
-
-use warned::Warned;
 
 use super::low_rank::LowRank;
 use super::stage::StageIo;
+use super::warned::Warned;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels::SIGNS;
@@ -106,7 +104,10 @@ impl GaLore {
             svd,
             rotate: options.flag("rotate_moments")?,
             stagger: options.flag("stagger")?,
-            warned: Warned::default(),
+            warned: Warned::new(
+                "oxidion.galore",
+                "the gradient is not finite or does not decompose; its old projection is kept",
+            ),
         })
     }
 

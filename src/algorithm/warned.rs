@@ -1,4 +1,4 @@
-//! Warnings about gradients that give no projection.
+//! Warnings about gradients of which an algorithm makes nothing, once for each parameter.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,8 +11,13 @@ use crate::kernels;
 
 /// The parameters about whose gradients something was said already, and what is not known yet. Prints as nothing: plans
 /// are compared as text.
-#[derive(Default)]
-pub(super) struct Warned(Mutex<Told>);
+pub(super) struct Warned {
+    told: Mutex<Told>,
+    /// Target of the log.
+    target: &'static str,
+    /// Text of a warning.
+    text: &'static str,
+}
 
 #[derive(Default)]
 struct Told {
@@ -39,18 +44,29 @@ impl std::fmt::Debug for Warned {
 }
 
 impl Warned {
-    /// Says that a parameter keeps its projection.
-    pub(super) fn say(&self, param: usize) {
-        say(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).said, param);
+    /// With the target of the log and the text of a warning.
+    pub(super) fn new(target: &'static str, text: &'static str) -> Self {
+        Self { told: Mutex::default(), target, text }
     }
 
-    /// Says that a parameter keeps its projection if the flag is false, once the host gets to know it: when `listen` is
+    /// Warns about a parameter.
+    pub(super) fn say(&self, param: usize) {
+        self.note(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner).said, param);
+    }
+
+    fn note(&self, said: &mut BTreeSet<usize>, param: usize) {
+        if said.insert(param) {
+            log::warn!(target: self.target, "parameter {param}: {}", self.text);
+        }
+    }
+
+    /// Warns about a parameter if the flag is false, once the host gets to know it: when `listen` is
     /// called at some later time. A captured step says nothing: no one knows when it runs.
     pub(super) fn ask(&self, param: usize, flag: &Tensor) -> Result<()> {
         if kernels::is_capturing()? {
             return Ok(());
         }
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let signed = flag.f_to_kind(Kind::Int64)?.f_mul_scalar(2)?.f_sub_scalar(1)?.f_mul_scalar(number)?;
         let answer = signed.f_internal_to_copy((Kind::Int64, Device::Cpu), true)?;
@@ -63,24 +79,15 @@ impl Warned {
         if kernels::is_capturing()? {
             return Ok(());
         }
-        let told = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = &mut *self.told.lock().unwrap_or_else(PoisonError::into_inner);
         for Asked { param, number, answer } in std::mem::take(&mut told.asked) {
             match i64::try_from(&answer)? {
                 known if known == number => {}
-                known if known == -number => say(&mut told.said, param),
+                known if known == -number => self.note(&mut told.said, param),
                 _ => told.asked.push(Asked { param, number, answer }),
             }
         }
         Ok(())
-    }
-}
-
-fn say(said: &mut BTreeSet<usize>, param: usize) {
-    if said.insert(param) {
-        log::warn!(
-            target: "oxidion.galore",
-            "parameter {param}: the gradient is not finite or does not decompose; its old projection is kept"
-        );
     }
 }
 
@@ -90,18 +97,18 @@ mod tests {
     use super::*;
 
     fn said(warned: &Warned) -> Vec<usize> {
-        warned.0.lock().unwrap().said.iter().copied().collect()
+        warned.told.lock().unwrap().said.iter().copied().collect()
     }
 
     #[test]
     fn what_is_not_known_yet_is_said_when_it_is() {
-        let warned = Warned::default();
+        let warned = Warned::new("test", "said");
         for (param, flag) in [(3, true), (5, false), (7, false)] {
             warned.ask(param, &Tensor::from(flag)).unwrap();
         }
         // The answer to one is not there yet.
         let late = {
-            let told = &mut warned.0.lock().unwrap().asked;
+            let told = &mut warned.told.lock().unwrap().asked;
             let late = told[1].answer.copy();
             let _ = told[1].answer.fill_(77);
             late
@@ -110,9 +117,9 @@ mod tests {
         assert_eq!(said(&warned), [7]);
         warned.listen().unwrap();
         assert_eq!(said(&warned), [7]);
-        warned.0.lock().unwrap().asked[0].answer.copy_(&late);
+        warned.told.lock().unwrap().asked[0].answer.copy_(&late);
         warned.listen().unwrap();
         assert_eq!(said(&warned), [5, 7]);
-        assert!(warned.0.lock().unwrap().asked.is_empty());
+        assert!(warned.told.lock().unwrap().asked.is_empty());
     }
 }

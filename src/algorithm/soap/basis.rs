@@ -1,0 +1,179 @@
+//! The eigenbases of a parameter's matrices: which sides have one, their states, and what they cost.
+
+use super::super::flops;
+use super::super::warned::Warned;
+use crate::error::Result;
+use crate::spec::{
+    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+};
+
+/// The steps that had been taken when a matrix got its first bases, with that step; 0 before it has any. It follows the
+/// moments and the counter.
+pub(in crate::algorithm) const SINCE: usize = 3;
+/// The factor of the first side that has a basis; its basis, and those of the second side follow.
+pub(in crate::algorithm) const FACTOR: usize = 4;
+
+/// Rule for the sides that have a basis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sides {
+    Both,
+    /// The shorter one; columns of a square matrix.
+    Short,
+    /// The side that is not sharded, where one is.
+    Unsharded,
+}
+
+/// Settings and memory of the bases.
+#[derive(Debug)]
+pub(in crate::algorithm) struct Bases {
+    pub(in crate::algorithm) view: Matrices,
+    sides: Sides,
+    /// The longest side that has a basis.
+    longest: usize,
+    pub(in crate::algorithm) frequency: usize,
+    /// True if more than the bases needs whole matrices: what is turned by them is gathered wherever it is sharded.
+    gathers: bool,
+    pub(super) seed: u64,
+    pub(super) warned: Warned,
+}
+
+impl Bases {
+    pub(in crate::algorithm) fn new(options: &Options, gathers: bool) -> Result<Self> {
+        let sides = match options.word("sides")?.unwrap_or("both") {
+            "both" => Sides::Both,
+            "short" => Sides::Short,
+            "unsharded" => Sides::Unsharded,
+            other => {
+                return Err(crate::error::Error::Value(format!(
+                    "sides must be one of both, short, unsharded, got '{other}'"
+                )));
+            }
+        };
+        Ok(Self {
+            view: Matrices::from_options(options)?,
+            sides,
+            longest: options.count("max_precondition_dim", 10_000)?,
+            frequency: options.count("precondition_frequency", 10)?.max(1),
+            gathers,
+            seed: options.count("seed", 0)? as u64,
+            warned: Warned::new(
+                "oxidion.soap",
+                "the gradient is not finite, or its factors do not decompose; its old bases are kept",
+            ),
+        })
+    }
+
+    pub(in crate::algorithm) fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
+        let sharding = num_shards.map(|n| n > 1);
+        // Transposed: the rows have the basis.
+        (self.sides == Sides::Unsharded && sharding[0] != sharding[1]).then_some(sharding[1])
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
+    pub(in crate::algorithm) fn due(&self, steps: f64) -> bool {
+        (steps as u64).is_multiple_of(self.frequency as u64)
+    }
+
+    /// The sides with a basis, rows first, of a parameter whose longest rows and columns these are.
+    fn sides(&self, [rows, cols]: [usize; 2], transposed: bool) -> &'static [Side] {
+        let fits = [rows <= self.longest, cols <= self.longest];
+        let wanted = match self.sides {
+            Sides::Both => [true, true],
+            Sides::Short => [rows < cols, rows >= cols],
+            Sides::Unsharded => [transposed, !transposed],
+        };
+        match [wanted[0] && fits[0], wanted[1] && fits[1]] {
+            [true, true] => &[Side::Rows, Side::Cols],
+            [true, false] => &[Side::Rows],
+            [false, true] => &[Side::Cols],
+            [false, false] => &[],
+        }
+    }
+
+    /// The sides with a basis of a parameter's matrices.
+    pub(in crate::algorithm) fn sides_of(&self, p: &ParamSpec, blocks: &[Block]) -> &'static [Side] {
+        if p.shape.len() < 2 {
+            return &[];
+        }
+        let longest = blocks.iter().fold([0, 0], |[m, n], b| [m.max(b.rows), n.max(b.cols)]);
+        self.sides(longest, p.oriented(blocks.iter().copied()))
+    }
+
+    /// The sides with a basis of the matrices of a class.
+    pub(in crate::algorithm) fn sides_in(&self, class: &UnitShape) -> &'static [Side] {
+        if class.inner.len() < 2 { &[] } else { self.sides(class.largest, class.transposed) }
+    }
+
+    /// Tests whether no process lacks a part of what the bases turn.
+    pub(in crate::algorithm) fn is_local(&self, class: &UnitShape) -> bool {
+        let is_whole = |side: &Side| class.num_shards[side.index()] == 1;
+        let turned = if self.gathers { &[Side::Rows, Side::Cols] } else { self.sides_in(class) };
+        turned.iter().all(is_whole)
+    }
+
+    /// Sharding of the columns of a basis, which belong to nothing of the parameter: where both sides have one, even over
+    /// the processes that shard `other`.
+    pub(super) fn columns<T>(&self, sides: &[Side], other: T) -> DimSharding<T> {
+        if sides.len() == 2 && self.view.alike() { DimSharding::Even(other) } else { DimSharding::Replicated }
+    }
+
+    /// States of the bases: since when they are there, and for each side the factor and the basis.
+    pub(in crate::algorithm) fn states(&self, p: &ParamSpec, blocks: &[Block]) -> Vec<StateSpec> {
+        let sides = self.sides_of(p, blocks);
+        if sides.is_empty() {
+            return Vec::new();
+        }
+        let lead = self.view.leading(p);
+        let (split, per_matrix) = (self.view.splits(), self.view.per_matrix(p, blocks.len()));
+        let numbers =
+            || (p.shape[..lead].to_vec(), (0..lead).map(DimSharding::LikeParam).collect::<Vec<_>>());
+        let state = |role, (shape, sharding), share| StateSpec {
+            role,
+            shape,
+            sharding,
+            share,
+            dtype: p.dtype.arithmetic(),
+            init: Init::Zeros,
+            coded: None,
+            on_host: false,
+        };
+        let (mut shape, mut sharding) = numbers();
+        if split.is_some() {
+            shape.extend([per_matrix, 1, 1]);
+            sharding.extend([DimSharding::Replicated; 3]);
+        }
+        let of_each = if split.is_some() { Share::Block } else { Share::Number };
+        let mut states = vec![state("basis_step", (shape, sharding), of_each)];
+        for &side in sides {
+            let (dims, other, names) = match side {
+                Side::Rows => (lead..lead + 1, lead + 1, ["L", "Q_L"]),
+                Side::Cols => (lead + 1..p.shape.len(), lead, ["R", "Q_R"]),
+            };
+            let length = blocks.iter().map(|b| [b.rows, b.cols][side.index()]).max().unwrap_or(0);
+            // Blocks along this side share the rows of one matrix, others have each their own.
+            let apart = split.is_some_and(|split| split != side);
+            let (mut shape, mut sharding) = numbers();
+            if apart {
+                shape.push(per_matrix);
+                sharding.push(DimSharding::Replicated);
+            }
+            shape.extend(dims.clone().map(|dim| p.shape[dim]).chain([length]));
+            sharding.extend(dims.map(DimSharding::LikeParam).chain([self.columns(sides, other)]));
+            let rows = Share::Side { side, leading: lead, column: false };
+            let of_each = if apart { Share::Block } else { rows };
+            states.extend(names.map(|name| state(name, (shape.clone(), sharding.clone()), of_each)));
+        }
+        states
+    }
+
+    /// Operations of the products of a step, and of a refresh.
+    pub(in crate::algorithm) fn flops(blocks: &[Block], sides: &[Side]) -> (f64, f64) {
+        let one = |b: &Block, side: &Side| {
+            let (d, n) = (flops([b.rows, b.cols][side.index()]), flops(b.numel()));
+            // Three rotations and a statistic, of which half would do; a product and a QR with its factor.
+            (8.0 * n * d, 4.7 * d * d * d)
+        };
+        let all = blocks.iter().flat_map(|b| sides.iter().map(move |side| one(b, side)));
+        all.fold((0.0, 0.0), |(step, refresh), (a, b)| (step + a, refresh + b))
+    }
+}

@@ -1,0 +1,157 @@
+//! SOAP: Adam in the eigenbasis of Shampoo's factors (Vyas et al. 2024, arXiv:2409.11321).
+//!
+//! The first gradient makes the bases P of the rows and Q of the columns. With t gradients before this one:
+//! M ← β₁M + (1-β₁)G, V ← β₂V + (1-β₂)(Pᵀ·G·Q)², U = P·((Pᵀ·M·Q) / (√V + ε))·Qᵀ, X ← X - lr·√(1-β₂ᵗ)/(1-β₁ᵗ)·U,
+//! X ← (1-lr·λ)X; then L ← βL + (1-β)G·Gᵀ, R alike, and where t is a multiple of the frequency P ← qr(L·P), Q alike.
+
+mod basis;
+mod compose;
+mod muon;
+mod refresh;
+mod stages;
+
+use super::stage::StageIo;
+use super::{Algorithm, flops};
+use crate::error::{Error, Result};
+use crate::program::{Program, Stage};
+use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
+
+use basis::{Bases, SINCE};
+pub(super) use muon::SoapMuon;
+
+/// Option keys of the bases.
+pub(super) const BASIS: [&str; 4] = ["sides", "max_precondition_dim", "precondition_frequency", "seed"];
+/// Option keys of SOAP itself.
+pub(super) const OPTIONS: [&str; 4] = ["correct_bias", "normalize_grads", "decay_order", "cautious_wd"];
+/// Option keys of SOAP-Muon itself.
+pub(super) const MUON: [&str; 2] = ["denom_power", "orth_norm"];
+
+const SCALARS: [&str; 6] = ["lr", "beta1", "beta2", "epsilon", "weight_decay", "shampoo_beta?"];
+const LR: usize = 0;
+const BETA1: usize = 1;
+const BETA2: usize = 2;
+const EPSILON: usize = 3;
+const WEIGHT_DECAY: usize = 4;
+const SHAMPOO_BETA: usize = 5;
+
+const MOMENTUM: usize = 0;
+const VARIANCE: usize = 1;
+
+const STEP: Stage = 0;
+const LOAD: Stage = 1;
+const ROTATE: Stage = 2;
+const APPLY: Stage = 3;
+const KEEP: Stage = 4;
+const COPY: Stage = 5;
+const REFRESH: Stage = 6;
+const TAKE: Stage = 7;
+
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
+pub(super) struct Soap {
+    bases: Bases,
+    correct_bias: bool,
+    normalize: bool,
+    /// True if weight decay comes after the update.
+    late: bool,
+    cautious: bool,
+    storage: StateStorage,
+}
+
+impl Soap {
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        Ok(Self {
+            bases: Bases::new(options, false)?,
+            correct_bias: options.flag_or("correct_bias", true)?,
+            normalize: options.flag("normalize_grads")?,
+            late: !options.either("decay_order", "galore", "torch")?,
+            cautious: options.flag("cautious_wd")?,
+            storage: StateStorage::from_options(options)?,
+        })
+    }
+}
+
+impl Algorithm for Soap {
+    fn name(&self) -> &'static str {
+        "soap"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn takes_vectors(&self) -> bool {
+        true
+    }
+
+    fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
+        self.bases.orientation(num_shards)
+    }
+
+    fn counted(&self) -> bool {
+        true
+    }
+
+    fn due(&self, _stream: u64, steps: f64) -> bool {
+        self.bases.due(steps)
+    }
+
+    fn seen(&self) -> Option<usize> {
+        Some(SINCE)
+    }
+
+    fn leading(&self, p: &ParamSpec) -> usize {
+        self.bases.view.leading(p)
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        if p.shape.len() < 2 {
+            return Ok(vec![Block { offset: 0, rows: p.numel(), cols: 1 }]);
+        }
+        self.bases.view.blocks(p)
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let variance = StateSpec::like("variance", p, p.dtype.arithmetic());
+        let mut states = vec![
+            self.storage.momentum(p, None),
+            variance.eight_bit(Code::Unsigned, &self.storage),
+            StateSpec::counter("step"),
+        ];
+        states.extend(self.bases.states(p, blocks));
+        Ok(states)
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        Ok(self.compose(shape))
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let beta = if h[SHAMPOO_BETA].is_nan() { h[BETA2] } else { h[SHAMPOO_BETA] };
+        match stage {
+            STEP => self.step(io, h),
+            LOAD => self.load(io, h),
+            ROTATE => self.rotate(io, h),
+            APPLY => self.apply(io, h),
+            KEEP => self.bases.keep(io, beta),
+            COPY => self.bases.copy(io),
+            REFRESH => self.bases.refresh(io),
+            TAKE => self.bases.take(io),
+            _ => Err(Error::Internal(format!("soap has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
+        let sides = self.bases.sides_of(p, blocks);
+        let (products, refresh) = Bases::flops(blocks, sides);
+        let refresh = refresh / flops(self.bases.frequency);
+        let is_local = sides.iter().all(|side| num_shards[side.index()] == 1);
+        Description {
+            view: if p.shape.len() < 2 { "vector".into() } else { self.bases.view.phrase(p) },
+            lr_factor: 1.0,
+            rank: None,
+            flops: products + refresh + flops(14 * blocks.iter().map(Block::numel).sum::<usize>()),
+            whole_flops: if is_local { refresh } else { products + refresh },
+        }
+    }
+}

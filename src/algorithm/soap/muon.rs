@@ -1,0 +1,342 @@
+//! SOAP-Muon: momentum that is tempered in an eigenbasis before it is orthonormalized.
+//!
+//! M ← μM + (1-μ)G, N = (1-μ)G + μM. The first gradient: D = N. Afterwards, with the bases P and Q: Y = Pᵀ·N·Q,
+//! V ← β₂V + (1-β₂)Y², D = P·(Y / max(V, ε²)^p)·Qᵀ, scaled to the Schatten-4 norm of N. X ← (1-lr·λ)X - lr·s·orth(D), then
+//! L, R and the bases as in SOAP.
+
+use tch::Tensor;
+
+use super::basis::{Bases, SINCE};
+use super::compose::{BASES, SQUARES, TURNS};
+use super::refresh::{load, spoil_squares, squares, state_of};
+use super::stages::{gradients, turn};
+use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
+use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
+use crate::algorithm::{Algorithm, flops};
+use crate::error::{Error, Result};
+use crate::kernels;
+use crate::linalg::OneThread;
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{
+    Block, Code, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, StateStorage,
+    UnitShape,
+};
+use crate::tensor::DType;
+
+const SCALARS: [&str; 7] = ["lr", "mu", "weight_decay", "epsilon", "beta2", "eps", "shampoo_beta?"];
+const EPS: usize = 5;
+const SHAMPOO_BETA: usize = 6;
+
+const VARIANCE: usize = 1;
+
+/// The buffers between those of the orthonormalization and those of the bases: the gradient, and the second moment at its
+/// owner.
+const GRADIENT: BufferId = 2;
+const SECOND: BufferId = 3;
+/// The look-ahead of the momentum, behind the buffers of the bases.
+const LOOKAHEAD: BufferId = BASES + TURNS + 2;
+/// The squared norms by which matrices are divided before they are orthonormalized, where these are not Frobenius norms.
+const NORM: BufferId = LOOKAHEAD + 1;
+
+const STEP: Stage = 0;
+const LOAD: Stage = 1;
+const ROTATE: Stage = 2;
+const APPLY: Stage = 3;
+const KEEP: Stage = 4;
+const COPY: Stage = 5;
+const REFRESH: Stage = 6;
+const TAKE: Stage = 7;
+const ORTHONORMALIZE: Stage = 8;
+
+#[derive(Debug)]
+pub(in crate::algorithm) struct SoapMuon {
+    bases: Bases,
+    common: Orthonormal,
+    storage: StateStorage,
+    power: f64,
+    /// True if matrices are divided by their Schatten-4 norm, not by their Frobenius norm.
+    schatten: bool,
+}
+
+impl SoapMuon {
+    pub(in crate::algorithm) fn new(options: &Options) -> Result<Self> {
+        let schatten = options.either("orth_norm", "frobenius", "schatten4")?;
+        if schatten && options.either("orth_preset", "exact", "fast")? {
+            return Err(Error::Value(
+                "orth_preset 'fast' divides by a norm of its own: leave orth_norm='schatten4' out".into(),
+            ));
+        }
+        Ok(Self {
+            bases: Bases::new(options, true)?,
+            common: Orthonormal::new(options)?,
+            storage: StateStorage::from_options(options)?,
+            power: options.real("denom_power", 0.5)?,
+            schatten,
+        })
+    }
+
+    /// The momentum and its look-ahead, the gradient in the type of products.
+    fn look_ahead(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let grad_factor = io.grad_factor;
+        let StageIo { units, buffers, .. } = io;
+        gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
+        let momentum =
+            kernels::Momentum { mu: h[MU], grad_factor: grad_factor * (1.0 - h[MU]), nesterov: true };
+        let out = buffers.get_mut(LOOKAHEAD)?.matrices(units)?;
+        let all = units.iter_mut().zip(out);
+        let all = all.map(|(unit, n)| ([unit.grad], [unit.state[MOMENTUM].reborrow(), n]));
+        kernels::run(&momentum, &mut jobs(all))
+    }
+
+    /// Everything that owners of matrices need.
+    fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let count = self.bases.sides_in(io.class).len();
+        Self::look_ahead(io, h)?;
+        let StageIo { units, buffers, .. } = io;
+        load(units, buffers, SECOND, VARIANCE)?;
+        (0..count).try_for_each(|at| load(units, buffers, BASES + TURNS + at, state_of(at, true)))
+    }
+
+    /// Squares of the gradient, and the look-ahead tempered in the basis, to what is orthonormalized. `is_whole`: bases and
+    /// second moment are in buffers.
+    fn temper(&self, io: &mut StageIo<'_>, h: &Hyper, is_whole: bool) -> Result<()> {
+        let sides = self.bases.sides_in(io.class);
+        let StageIo { units, buffers, class, .. } = io;
+        let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
+        for unit in &*units {
+            let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
+            squares(&gradient, unit, buffers, sides)?;
+            if is_whole {
+                spoil_squares(unit, buffers, sides.len())?;
+            }
+        }
+        // The gradient is not needed any more: its buffer has what is tempered.
+        let turned = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, back| {
+            let mut x = buffers.get_mut(GRADIENT)?.tensor(unit)?.f_alias()?;
+            let of = |at: usize| {
+                if is_whole {
+                    return buffers.get(BASES + TURNS + at)?.read_tensor(unit);
+                }
+                let cols = [class.rows, class.cols][sides[at].index()];
+                unit.state[state_of(at, true)].view().first_cols(cols).tensor()
+            };
+            turn(&mut x, sides, of, back)
+        };
+        let moves = |unit: &UnitIo<'_>| unit.steps > 0.0 && !sides.is_empty();
+        let [gradient, ahead] = buffers.several([GRADIENT, LOOKAHEAD])?;
+        let pairs = ahead.matrices(units)?.into_iter().zip(gradient.matrices(units)?);
+        let pairs = pairs.map(|(n, y)| ([n.into_view()], [y]));
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(pairs))?;
+        for unit in units.iter().filter(|unit| moves(unit)) {
+            turned(unit, buffers, false)?;
+        }
+        let temper = kernels::Temper { beta2: h[BETA2], least: h[EPS] * h[EPS], power: self.power };
+        let [gradient, second] = buffers.several([GRADIENT, SECOND])?;
+        let y = gradient.matrices(units)?;
+        if is_whole {
+            let all =
+                units.iter().zip(y.into_iter().zip(second.matrices(units)?)).filter(|(unit, _)| moves(unit));
+            kernels::run(&temper, &mut jobs(all.map(|(_, (y, v))| ([], [y, v]))))?;
+        } else {
+            let all = units.iter_mut().zip(y).filter(|(unit, _)| moves(unit));
+            let all = all.map(|(unit, y)| ([], [y, unit.state[VARIANCE].reborrow()]));
+            kernels::run(&temper, &mut jobs(all))?;
+        }
+        for unit in units.iter().filter(|unit| moves(unit)) {
+            turned(unit, buffers, true)?;
+            let is_made = if is_whole {
+                is_there(&*buffers.get(BASES + TURNS)?.read_tensor(unit)?)?
+            } else {
+                is_there(&*unit.state[SINCE].view().tensor()?)?
+            };
+            let [gradient, ahead] = buffers.several([GRADIENT, LOOKAHEAD])?;
+            let (mut d, n) = (gradient.tensor(unit)?, ahead.tensor(unit)?);
+            scale_like(&mut d, &n, &is_made)?;
+        }
+        Self::to_update(units, buffers)
+    }
+
+    /// Copies the tempered matrices to the buffer that is orthonormalized.
+    fn to_update(units: &[UnitIo<'_>], buffers: &mut Buffers<'_>) -> Result<()> {
+        let [gradient, update] = buffers.several([GRADIENT, U])?;
+        let pairs = gradient.matrices(units)?.into_iter().zip(update.matrices(units)?);
+        let pairs = pairs.map(|(d, u)| ([d.into_view()], [u]));
+        kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(pairs))
+    }
+
+    /// Orthonormalizes the updates of all units.
+    fn orthonormalize(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        if self.schatten {
+            let StageIo { units, buffers, .. } = &mut *io;
+            for unit in &*units {
+                let [update, norm] = buffers.several([U, NORM])?;
+                let wide = update.read_tensor(unit)?.f_to_kind(unit_kind(update.flat.dtype()))?;
+                norm.tensor(unit)?.f_copy_(&schatten4(&wide)?.f_square()?)?;
+            }
+        }
+        self.common.orthonormalize(io, h[EPSILON], self.schatten.then_some(NORM))
+    }
+
+    /// The update and decay of the parameter, and the second moment that an owner sent.
+    fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let is_local = self.bases.is_local(io.class);
+        let count = self.bases.sides_in(io.class).len();
+        let StageIo { units, buffers, .. } = io;
+        if !is_local && count > 0 {
+            let second = buffers.get_mut(SECOND)?.matrices(units)?;
+            let all = units.iter_mut().zip(second).filter(|(unit, _)| unit.steps > 0.0);
+            let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
+        }
+        let Some(unit) = units.first() else { return Ok(()) };
+        let apply = self.common.update(unit, h);
+        let updates = buffers.get_mut(U)?.matrices(units)?;
+        let all = units.iter_mut().zip(updates);
+        let all = all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]));
+        kernels::run(&apply, &mut jobs(all))
+    }
+
+    /// Buffers and stages for matrices of a class.
+    fn compose(&self, shape: &UnitShape) -> Result<Program> {
+        let (orth, product) = (self.common.product(shape.param), shape.param.arithmetic());
+        let (count, is_local) = (self.bases.sides_in(shape).len(), self.bases.is_local(shape));
+        let like = |name, dtype| {
+            BufferSpec::new(name, shape.rows, shape.cols, dtype)
+                .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::LikeParam(Side::Cols))
+        };
+        let second =
+            if is_local { BufferSpec::new("second", 1, 0, product) } else { like("second", product) };
+        let program = Program { exclusive: true, ..Program::new() }.buffer(like("u", orth));
+        let program = self.common.scratch(program, shape, [shape.rows, shape.cols], orth)?;
+        let program = program.buffer(like("gradient", product)).buffer(second);
+        let norm = BufferSpec::new("norm", 1, usize::from(self.schatten), DType::F64);
+        let mut program = self.bases.buffers(program, shape).buffer(like("ahead", product)).buffer(norm);
+        if is_local {
+            program = program.local(STEP, "step").redistribute(U, Target::Whole);
+        } else {
+            program = program.local(LOAD, "load");
+            let turns = BASES + TURNS..BASES + TURNS + count;
+            for buffer in [GRADIENT, LOOKAHEAD, SECOND].into_iter().chain(turns.clone()) {
+                program = program.redistribute(buffer, Target::Whole);
+            }
+            let squares = BASES + SQUARES..BASES + SQUARES + count;
+            program = [U].into_iter().chain(squares).fold(program, |p, buffer| p.beside(buffer, GRADIENT));
+            program = program.local(ROTATE, "rotate");
+            program = turns.chain([GRADIENT, LOOKAHEAD]).fold(program, Program::release);
+        }
+        program = program.beside(NORM, U).local(ORTHONORMALIZE, "orthonormalize").release(NORM);
+        program = program.redistribute(U, Target::Storage);
+        if !is_local {
+            let squares = BASES + SQUARES..BASES + SQUARES + count;
+            for buffer in [SECOND].into_iter().chain(squares) {
+                program = program.redistribute(buffer, Target::Storage);
+            }
+        }
+        Ok(self.bases.learn(program.local(APPLY, "apply"), shape))
+    }
+}
+
+/// The type in which norms of matrices of this type are computed.
+fn unit_kind(dtype: DType) -> tch::Kind {
+    dtype.arithmetic().kind()
+}
+
+/// A truth value: something in a tensor is not zero.
+fn is_there(x: &Tensor) -> Result<Tensor> {
+    Ok(x.f_abs()?.f_amax([0, 1].as_slice(), false)?.f_ne(0.0)?)
+}
+
+/// `(Σ σ⁴)^(1/4)`: the root of the Frobenius norm of the smaller Gram matrix.
+fn schatten4(x: &Tensor) -> Result<Tensor> {
+    let (rows, cols) = x.size2()?;
+    let turned = x.f_tr()?;
+    let gram = if rows <= cols { x.f_mm(&turned)? } else { turned.f_mm(x)? };
+    Ok(gram.f_norm()?.f_sqrt()?)
+}
+
+/// `D ← D·s₄(N)/s₄(D)`, or N where the flag is false.
+fn scale_like(d: &mut Tensor, n: &Tensor, flag: &Tensor) -> Result<()> {
+    kernels::frozen(|| {
+        let factor = schatten4(n)?.f_div(&schatten4(d)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?)?;
+        let scaled = d.f_mul(&factor)?.f_where_self(flag, n)?;
+        Ok(d.f_copy_(&scaled)?)
+    })
+}
+
+impl Algorithm for SoapMuon {
+    fn name(&self) -> &'static str {
+        "soap_muon"
+    }
+
+    fn scalars(&self) -> &'static [&'static str] {
+        &SCALARS
+    }
+
+    fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
+        self.bases.orientation(num_shards)
+    }
+
+    fn counted(&self) -> bool {
+        true
+    }
+
+    fn due(&self, _stream: u64, steps: f64) -> bool {
+        self.bases.due(steps)
+    }
+
+    fn seen(&self) -> Option<usize> {
+        Some(SINCE)
+    }
+
+    fn leading(&self, p: &ParamSpec) -> usize {
+        self.bases.view.leading(p)
+    }
+
+    fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        self.bases.view.blocks(p)
+    }
+
+    fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
+        let variance = StateSpec::like("variance", p, p.dtype.arithmetic());
+        let mut states = self.common.states(p, blocks, None);
+        states.push(variance.eight_bit(Code::Unsigned, &self.storage));
+        states.push(StateSpec::counter("step"));
+        states.extend(self.bases.states(p, blocks));
+        Ok(states)
+    }
+
+    fn program(&self, shape: &UnitShape) -> Result<Program> {
+        self.compose(shape)
+    }
+
+    fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let beta = if h[SHAMPOO_BETA].is_nan() { h[BETA2] } else { h[SHAMPOO_BETA] };
+        match stage {
+            STEP => {
+                Self::look_ahead(io, h)?;
+                self.temper(io, h, false)
+            }
+            LOAD => self.load(io, h),
+            ROTATE => self.temper(io, h, true),
+            ORTHONORMALIZE => self.orthonormalize(io, h),
+            APPLY => self.apply(io, h),
+            KEEP => self.bases.keep(io, beta),
+            COPY => self.bases.copy(io),
+            REFRESH => self.bases.refresh(io),
+            TAKE => self.bases.take(io),
+            _ => Err(Error::Internal(format!("soap_muon has no stage {stage}"))),
+        }
+    }
+
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
+        let (products, refresh) = Bases::flops(blocks, self.bases.sides_of(p, blocks));
+        let refresh = refresh / flops(self.bases.frequency);
+        let about = self.common.describe(p, blocks, |b| [b.rows, b.cols]);
+        let whole = if num_shards == [1, 1] { refresh } else { products + refresh };
+        Description {
+            flops: about.flops + products + refresh,
+            whole_flops: about.whole_flops + whole,
+            ..about
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The stages of SOAP in every step.
+
+use tch::Tensor;
+
+use super::basis::SINCE;
+use super::compose::{BASES, GRADIENT, NORM, SECOND, TURNS, UPDATE};
+use super::refresh::{load, spoil_squares, squares, state_of};
+use super::{BETA1, BETA2, EPSILON, LR, MOMENTUM, Soap, VARIANCE, WEIGHT_DECAY};
+use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
+use crate::error::Result;
+use crate::kernels::{self, Job};
+use crate::linalg::OneThread;
+use crate::linalg::eigenbasis::rotate;
+use crate::program::BufferId;
+use crate::spec::{Hyper, Side};
+use crate::tensor::{Lent, MatrixViewMut};
+
+/// Added to the root mean square that an update is divided by.
+const LEAST_RMS: f64 = 1e-30;
+
+/// `Q_Lᵀ·X·Q_R`, or `back`: `Q_L·X·Q_Rᵀ`, with bases by the position of their side among those that have one.
+pub(super) fn turn<'a>(
+    x: &mut Tensor,
+    sides: &[Side],
+    mut of: impl FnMut(usize) -> Result<Lent<'a>>,
+    back: bool,
+) -> Result<()> {
+    let mut turns = [None, None];
+    let bases = (0..sides.len()).map(&mut of).collect::<Result<Vec<_>>>()?;
+    for (side, basis) in sides.iter().zip(&bases) {
+        // A checkpoint may have brought another type.
+        turns[side.index()] = Some(basis.f_to_kind(x.kind())?);
+    }
+    let [left, right] = &turns;
+    kernels::frozen(|| rotate(x, left.as_ref(), right.as_ref(), back))
+}
+
+/// Tests whether a unit takes a step: the first gradient makes the bases only.
+fn moves(unit: &UnitIo<'_>) -> bool {
+    unit.steps > 0.0
+}
+
+/// Gradients of units in the type of products, to a buffer.
+pub(super) fn gradients(units: &[UnitIo<'_>], out: &mut BufferIo<'_>, factor: f64) -> Result<()> {
+    let all = units.iter().zip(out.matrices(units)?).map(|(unit, out)| ([unit.grad], [out]));
+    kernels::run(&kernels::Convert { factor }, &mut jobs(all))
+}
+
+/// `M ← β₁M + (1-β₁)G` and a copy of it, with G in a buffer, of units that take a step; without a basis there is no G.
+fn average(
+    units: &mut [UnitIo<'_>],
+    buffers: &mut Buffers<'_>,
+    (gradient, beta1): (BufferId, f64),
+    has_bases: bool,
+) -> Result<()> {
+    let [from, out] = buffers.several([gradient, UPDATE])?;
+    if has_bases {
+        let pairs = units.iter().zip(from.flats(units)?);
+        let pairs = pairs.map(|(unit, flat)| (unit.state[SINCE].view(), flat));
+        kernels::clear_without_basis(&mut pairs.collect::<Vec<_>>())?;
+    }
+    let matrices = from.matrices(units)?.into_iter().zip(out.matrices(units)?);
+    let mut all = Vec::with_capacity(units.len());
+    for (unit, (from, mut out)) in units.iter_mut().zip(matrices) {
+        if moves(unit) {
+            all.push(([from.into_view()], [unit.state[MOMENTUM].reborrow(), out]));
+        } else {
+            out.all().clear()?;
+        }
+    }
+    let momentum = kernels::Momentum { mu: beta1, grad_factor: 1.0 - beta1, nesterov: false };
+    kernels::run(&momentum, &mut jobs(all))
+}
+
+impl Soap {
+    /// `√(1-β₂ᵗ) / (1-β₁ᵗ)` of units that take a step, or 1.
+    fn factors(&self, units: &[UnitIo<'_>], h: &Hyper, is_late: bool) -> Vec<[f64; 2]> {
+        let one = |unit: &UnitIo<'_>| {
+            let corrected = self.correct_bias && self.normalize == is_late;
+            [if corrected { correction(unit.steps, h) } else { 1.0 }, 1.0]
+        };
+        units.iter().filter(|unit| moves(unit)).map(one).collect()
+    }
+
+    /// A step where no process lacks a part of what the bases turn, less what follows from the update.
+    pub(super) fn step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
+        let StageIo { units, buffers, class, .. } = io;
+        gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
+        let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
+        for unit in &*units {
+            let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
+            squares(&gradient, unit, buffers, sides)?;
+        }
+        average(units, buffers, (GRADIENT, h[BETA1]), !sides.is_empty())?;
+        let turns = |unit: &UnitIo<'_>, x: &mut Tensor, back| {
+            let of = |at: usize| {
+                let cols = [class.rows, class.cols][sides[at].index()];
+                unit.state[state_of(at, true)].view().first_cols(cols).tensor()
+            };
+            turn(x, sides, of, back)
+        };
+        for unit in units.iter().filter(|unit| moves(unit) && !sides.is_empty()) {
+            for buffer in [GRADIENT, UPDATE] {
+                turns(unit, &mut *buffers.get_mut(buffer)?.tensor(unit)?, false)?;
+            }
+        }
+        let factors = self.factors(units, h, false);
+        let [gradient, update] = buffers.several([GRADIENT, UPDATE])?;
+        let pairs = update.matrices(units)?.into_iter().zip(gradient.matrices(units)?);
+        let all = units.iter_mut().zip(pairs).filter(|(unit, _)| moves(unit));
+        whiten(h, factors, all.map(|(unit, (n, y))| (n, y, unit.state[VARIANCE].reborrow())))?;
+        for unit in units.iter().filter(|unit| moves(unit) && !sides.is_empty()) {
+            turns(unit, &mut *buffers.get_mut(UPDATE)?.tensor(unit)?, true)?;
+        }
+        if self.normalize {
+            norms(units, buffers)?;
+        }
+        Ok(())
+    }
+
+    /// Everything that owners of matrices need: gradients, momenta and the other states.
+    pub(super) fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
+        let StageIo { units, buffers, .. } = io;
+        gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
+        // Squares are taken of gradients that the momentum may not see.
+        gradients(units, buffers.get_mut(SECOND)?, grad_factor)?;
+        average(units, buffers, (SECOND, h[BETA1]), true)?;
+        load(units, buffers, SECOND, VARIANCE)?;
+        (0..sides.len()).try_for_each(|at| load(units, buffers, BASES + TURNS + at, state_of(at, true)))
+    }
+
+    /// The update of whole matrices, the second moment and the squares of the gradient.
+    pub(super) fn rotate(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let sides = self.bases.sides_in(io.class);
+        let StageIo { units, buffers, class, .. } = io;
+        let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
+        for unit in &*units {
+            let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
+            squares(&gradient, unit, buffers, sides)?;
+            spoil_squares(unit, buffers, sides.len())?;
+        }
+        let [gradient, basis] = buffers.several([GRADIENT, BASES + TURNS])?;
+        for unit in &*units {
+            let pair = (basis.matrix(unit)?.into_view(), gradient.flat(unit)?);
+            kernels::clear_without_basis(&mut [pair])?;
+        }
+        let turned = |unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, buffer, back| {
+            let mut x = buffers.get_mut(buffer)?.tensor(unit)?.f_alias()?;
+            let of = |at| buffers.get(BASES + TURNS + at)?.read_tensor(unit);
+            turn(&mut x, sides, of, back)
+        };
+        for unit in units.iter().filter(|unit| moves(unit)) {
+            turned(unit, buffers, GRADIENT, false)?;
+            turned(unit, buffers, UPDATE, false)?;
+        }
+        let [gradient, update, second] = buffers.several([GRADIENT, UPDATE, SECOND])?;
+        let pairs = update.matrices(units)?.into_iter().zip(gradient.matrices(units)?);
+        let all = units.iter().zip(pairs.zip(second.matrices(units)?)).filter(|(unit, _)| moves(unit));
+        whiten(h, self.factors(units, h, false), all.map(|(_, ((n, y), v))| (n, y, v)))?;
+        for unit in units.iter().filter(|unit| moves(unit)) {
+            turned(unit, buffers, UPDATE, true)?;
+        }
+        if self.normalize {
+            norms(units, buffers)?;
+            self.normalized(units, buffers, h)?;
+        }
+        Ok(())
+    }
+
+    /// Divides updates by their root mean square, given the sums of their squares.
+    fn normalized(&self, units: &[UnitIo<'_>], buffers: &mut Buffers<'_>, h: &Hyper) -> Result<()> {
+        let factors = self.factors(units, h, true);
+        for (unit, [factor, _]) in units.iter().filter(|unit| moves(unit)).zip(factors) {
+            let [update, norm] = buffers.several([UPDATE, NORM])?;
+            #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+            let mean =
+                norm.read_tensor(unit)?.f_view(-1)?.f_mul_scalar(1.0 / (unit.rows * unit.cols) as f64)?;
+            let mut update = update.tensor(unit)?;
+            let scale = mean.f_sqrt()?.f_add_scalar(LEAST_RMS)?.f_reciprocal()?.f_mul_scalar(factor)?;
+            let scale = scale.f_to_kind(update.kind())?;
+            let _ = update.f_mul_(&scale)?;
+        }
+        Ok(())
+    }
+
+    /// The update and decay of the parameter, and the second moment that an owner sent.
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let is_local = self.bases.is_local(io.class);
+        let StageIo { units, buffers, .. } = io;
+        if !is_local {
+            let second = buffers.get_mut(SECOND)?.matrices(units)?;
+            let all = units.iter_mut().zip(second).filter(|(unit, _)| moves(unit));
+            let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
+            kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
+        } else if self.normalize {
+            self.normalized(units, buffers, h)?;
+        }
+        let (rate, decay, cautious) = (h[LR], h[LR] * h[WEIGHT_DECAY], self.cautious);
+        let updates = buffers.get_mut(UPDATE)?.matrices(units)?;
+        let all = units.iter_mut().zip(updates).filter(|(unit, _)| moves(unit));
+        let mut all = jobs(all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()])));
+        if self.late {
+            kernels::run(&kernels::ApplyLate { rate, decay, cautious }, &mut all)
+        } else {
+            kernels::run(&kernels::Apply { rate, decay, cautious }, &mut all)
+        }
+    }
+}
+
+/// `√(1-β₂ᵗ) / (1-β₁ᵗ)`.
+fn correction(steps: f64, h: &Hyper) -> f64 {
+    (1.0 - h[BETA2].powf(steps)).sqrt() / (1.0 - h[BETA1].powf(steps))
+}
+
+/// Operands of a unit that takes a step: its momentum in the basis, its gradient there, and its second moment.
+type Whitened<'s> = (MatrixViewMut<'s>, MatrixViewMut<'s>, MatrixViewMut<'s>);
+
+/// The second moment, and the momentum in its basis divided by the root of that.
+fn whiten<'s>(h: &Hyper, factors: Vec<[f64; 2]>, all: impl Iterator<Item = Whitened<'s>>) -> Result<()> {
+    let (mut each, mut own) = (Vec::new(), Vec::new());
+    for ((n, y, v), factor) in all.zip(factors) {
+        // A matrix that lies in pieces is a job for each.
+        let pieces = jobs([([y.into_view()], [n, v])]);
+        own.resize(own.len() + pieces.len(), factor);
+        each.extend(pieces);
+    }
+    kernels::run(&kernels::Whiten { beta2: h[BETA2], epsilon: h[EPSILON], factors: own }, &mut each)
+}
+
+/// Sums of the squares of updates, as far as they are stored here.
+fn norms(units: &[UnitIo<'_>], buffers: &mut Buffers<'_>) -> Result<()> {
+    let [update, norm] = buffers.several([UPDATE, NORM])?;
+    let all = update.flats(units)?.into_iter().map(|u| Job { read: [u.into_view()], write: [] });
+    kernels::fold(
+        &kernels::SumOfSquares { factor: 1.0 },
+        &mut all.collect::<Vec<_>>(),
+        &mut norm.flats(units)?,
+    )
+}
