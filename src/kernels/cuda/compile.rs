@@ -1,5 +1,6 @@
 //! Machine code of the sources: shipped with the package, kept from an earlier run, or compiled by NVRTC.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -97,16 +98,20 @@ pub(super) fn loaded<Module: Send>(
 
 impl<Module: Send> Places<'_, Module> {
     fn loaded(&self, wanted: &[&Source], architecture: &str, load: Load<Module>) -> Vec<Made<Module>> {
-        let mut made: Vec<_> = wanted
-            .iter()
-            .map(|source| {
-                let begun = Instant::now();
-                let (module, origin) = self.found(source, architecture, load)?;
-                Some(Ok((module, origin, begun.elapsed().as_secs_f64())))
-            })
-            .collect();
+        let mut refused = BTreeMap::new();
+        let mut made = Vec::new();
+        for source in wanted {
+            let begun = Instant::now();
+            made.push(match self.found(source, architecture, load) {
+                Ok((module, origin)) => Some(Ok((module, origin, begun.elapsed().as_secs_f64()))),
+                Err(kept) => {
+                    refused.insert(source.name, kept);
+                    None
+                }
+            });
+        }
         let missing: Vec<_> = (0..wanted.len()).filter(|at| made[*at].is_none()).collect();
-        for (at, one) in self.compiled(wanted, missing, architecture, load) {
+        for (at, one) in self.compiled(wanted, missing, &refused, (architecture, load)) {
             made[at] = Some(one);
         }
         let lost = || Err(Error::Internal("a source was left out".into()));
@@ -117,23 +122,30 @@ impl<Module: Send> Places<'_, Module> {
         self.folder.as_ref().map(|folder| folder.join(format!("{key}.cubin")))
     }
 
-    /// A source that need not be compiled.
-    fn found(&self, source: &Source, architecture: &str, load: Load<Module>) -> Option<(Module, Origin)> {
+    /// A source that need not be compiled; else what is kept of it, which the driver refuses.
+    fn found(
+        &self,
+        source: &Source,
+        architecture: &str,
+        load: Load<Module>,
+    ) -> std::result::Result<(Module, Origin), Option<Vec<u8>>> {
         let key = key(self.sources, source, architecture);
-        let shipped = || Some(self.shipped.iter().find(|(name, _)| *name == key)?.1.to_vec());
+        let shipped = self.shipped.iter().find(|(name, _)| *name == key).map(|(_, image)| image.to_vec());
         let kept = || read(&self.file(&key)?, &key);
+        let mut refused = None;
         let found: [(_, &dyn Fn() -> Option<Vec<u8>>); 2] =
-            [(Origin::Shipped, &shipped), (Origin::Kept, &kept)];
+            [(Origin::Shipped, &|| shipped.clone()), (Origin::Kept, &kept)];
         for (origin, image) in found {
-            match image().map(|image| load(&image)) {
-                Some(Ok(module)) => return Some((module, origin)),
-                Some(Err(error)) => {
+            let Some(image) = image() else { continue };
+            match load(&image) {
+                Ok(module) => return Ok((module, origin)),
+                Err(error) => {
                     log::info!(target: "oxidion.cuda", "{} as {}: {error}", source.name, origin.name());
+                    refused = (origin == Origin::Kept).then_some(image);
                 }
-                None => {}
             }
         }
-        None
+        Err(refused)
     }
 
     /// Compiles sources, given by their places, several at once; says before how long it takes.
@@ -141,8 +153,8 @@ impl<Module: Send> Places<'_, Module> {
         &self,
         wanted: &[&Source],
         mut missing: Vec<usize>,
-        architecture: &str,
-        load: Load<Module>,
+        refused: &BTreeMap<&str, Option<Vec<u8>>>,
+        (architecture, load): (&str, Load<Module>),
     ) -> Vec<(usize, Made<Module>)> {
         if missing.is_empty() {
             return Vec::new();
@@ -156,7 +168,9 @@ impl<Module: Send> Places<'_, Module> {
         let work = || {
             while let Some(at) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let begun = Instant::now();
-                let one = self.made(wanted[*at], architecture, load);
+                let source = wanted[*at];
+                let one =
+                    self.made(source, refused.get(source.name).and_then(Option::as_ref), architecture, load);
                 let one = one.map(|(module, origin)| (module, origin, begun.elapsed().as_secs_f64()));
                 done.lock().unwrap_or_else(PoisonError::into_inner).push((*at, one));
             }
@@ -192,12 +206,19 @@ impl<Module: Send> Places<'_, Module> {
     }
 
     /// A source that is compiled here, or by another process which this one waits for.
-    fn made(&self, source: &Source, architecture: &str, load: Load<Module>) -> Result<(Module, Origin)> {
+    /// Not loaded is what is kept if the driver has `refused` it.
+    fn made(
+        &self,
+        source: &Source,
+        refused: Option<&Vec<u8>>,
+        architecture: &str,
+        load: Load<Module>,
+    ) -> Result<(Module, Origin)> {
         let key = key(self.sources, source, architecture);
         let file = self.file(&key);
         let begun = Instant::now();
         let _turn = file.as_ref().map(|file| Turn::at(file, PATIENCE));
-        let kept = || load(&read(file.as_ref()?, &key)?).ok();
+        let kept = || load(&read(file.as_ref()?, &key).filter(|image| Some(image) != refused)?).ok();
         if let Some(module) = kept() {
             let waited = begun.elapsed().as_secs_f64();
             log::info!(target: "oxidion.cuda", "{}: another process made it in {waited:.1} s", source.name);
@@ -339,8 +360,7 @@ mod tests {
         let compiled = "updates.cu compiled for sm_80";
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 0).unwrap(), "shipped");
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 1).unwrap(), compiled);
-        // What was compiled was kept, so that it is what is compiled now that is refused in the end.
-        let refused = chosen(&places, source("updates.cu"), "sm_80", 4).unwrap_err().to_string();
+        let refused = chosen(&places, source("updates.cu"), "sm_80", 3).unwrap_err().to_string();
         assert!(refused.contains(&format!("{compiled} is refused")), "{refused}");
         store(&folder.join(format!("{key}.cubin")), &key, &image("kept")).unwrap();
         assert_eq!(chosen(&places, source("updates.cu"), "sm_80", 0).unwrap(), "shipped");
