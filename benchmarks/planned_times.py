@@ -7,8 +7,9 @@ bytes a second of every kind of collective. They are written as a hardware file,
 
 A few optimizers step a small model that ``fully_shard`` has cut. All of this is interleaved in rounds. A
 sample is the time of the slowest process. Of the samples the median counts, or with ``--least`` the least:
-where a machine has other work too, that only adds to a time. Beside the time of a step stands what the planner
-says of ``optimizer.plan()`` with that hardware file. ``<out>/<name>.json`` keeps all samples, ``<out>/<name>.md`` the tables.
+where a machine has other work too, that only adds to a time. Beside the time of a step stands what the
+planner says of ``optimizer.plan()`` with that hardware file. ``<out>/<name>.json`` keeps all samples,
+``<out>/<name>.md`` the tables.
 
     python benchmarks/planned_times.py
     python benchmarks/planned_times.py --ranks 2 --rounds 3 --out /tmp/times

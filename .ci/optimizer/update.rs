@@ -68,7 +68,7 @@ impl Op<3, 1, 2> for ClassName {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn optimizer_name(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (x, g) = (values[0].clone(), given.scalar("grad_factor") * &values[1]);

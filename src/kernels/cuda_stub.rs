@@ -99,6 +99,12 @@ pub fn ensure(_wanted: &[&str]) -> Result<()> {
     refuse()
 }
 
+/// None is used.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub(super) fn uses(_wanted: &[&str]) -> Result<bool> {
+    Ok(false)
+}
+
 /// No source is on.
 #[must_use]
 pub fn is_on(_name: &str) -> bool {

@@ -282,7 +282,7 @@ pub(super) fn sources() -> &'static Sources {
 ///
 /// # Errors
 /// [`crate::error::Error::Cuda`] where there is no driver or no such device, and where a kernel cannot be loaded.
-pub fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
+pub(super) fn enter(ordinal: usize, stream: usize, encoded: bool) -> Result<Entered> {
     let wanted = SOURCES.iter().filter(|source| encoded || source.when != When::Encoded);
     enter_with(ordinal, stream, &wanted.map(|source| source.name).collect::<Vec<_>>(), false)
 }

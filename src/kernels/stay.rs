@@ -41,6 +41,7 @@ impl Tier {
     ///
     /// # Errors
     /// `Error::Value` for another word.
+    #[expect(clippy::disallowed_methods, reason = "it holds for the process, whoever enters a device first")]
     pub fn wanted() -> Result<Self> {
         static WANTED: OnceLock<std::result::Result<Tier, String>> = OnceLock::new();
         let wanted = WANTED.get_or_init(|| match std::env::var(Self::VARIABLE).as_deref() {

@@ -25,7 +25,7 @@ use views::{Memory, Room, States, matrix};
 
 use crate::algorithm::stage::{MAX_STATES, MatrixShard, Probe, jobs};
 use crate::error::{Error, Result};
-use crate::kernels::{self, cuda};
+use crate::kernels;
 use crate::plan::{Bucket, Param, Plan, Redistribution, Step};
 use crate::spec::Hyper;
 use crate::tensor::{Device, FlatPtr, Owner};

@@ -28,7 +28,7 @@ pub(in crate::kernels) fn clear_without_basis(all: &[(MatrixView<'_>, FlatViewMu
 fn factors_of(channels: &Channels<'_>) -> Result<Value> {
     if channels.norms.is_empty() {
         let all = load(&channels.factors.view(), Kind::Double)?;
-        return Ok(all.f_unsqueeze(if channels.side == Side::Rows { 1 } else { 0 }).into());
+        return Ok(all.f_unsqueeze(i64::from(channels.side == Side::Rows)).into());
     }
     let norms = load(&channels.norms.view(), Kind::Double)?;
     let [n, r] = [0, 1].map(|at| Value::from(norms.f_select(0, at)).sqrt());
@@ -73,8 +73,8 @@ pub(in crate::kernels) fn channel_steps(step: &ChannelStep, all: &[Limited<'_>])
         let before = There(copied(&load(&last, Kind::Double)?.f_select(0, 0)?)?);
         let growth = &norm / (&before + TINY);
         let starts = before.at_most(&(&norm * NEGLIGIBLE));
-        let limited = growth.below(&Known(GROWTH)).choose(&Known(1.0), &(&growth / GROWTH));
-        let limiter = starts.choose(&Known(1.0), &limited);
+        let slowed = growth.below(&Known(GROWTH)).choose(&Known(1.0), &(&growth / GROWTH));
+        let limiter = starts.choose(&Known(1.0), &slowed);
         let is_zero = norm.at_most(&Known(0.0));
         write_last(&one.last, &is_zero.choose(&before, &(&norm / &limiter)))?;
         let rate = Known(one.rate) * &unit / limiter * step.grad_factor;

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, FlatView, MatrixView, to_i64};
 
 /// Names that formulas are written with.
-pub(in crate::kernels) mod formula {
+pub(in crate::kernels) mod prelude {
     pub(in crate::kernels) use super::given::Given;
     pub(in crate::kernels) use super::value::Value::{self, Known};
     pub(in crate::kernels) use super::value::lerp;

@@ -15,7 +15,9 @@ pub(in crate::kernels) fn normals(factor: f64, all: &[Normals<'_>]) -> Result<()
     for one in all {
         let mut numbers = vec![0.0_f32; one.out.len()];
         gaussian(&mut numbers, one.stream, one.first);
-        numbers.iter_mut().for_each(|x| *x *= factor as f32);
+        for x in &mut numbers {
+            *x *= factor as f32;
+        }
         store(&one.out.view(), &Tensor::f_from_slice(&numbers)?)?;
     }
     Ok(())

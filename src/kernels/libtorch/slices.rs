@@ -21,7 +21,7 @@ pub(in crate::kernels) fn line_sums(
     for (x, sums) in all {
         let x = load_matrix(x, Kind::Double)?;
         let terms = if absolute { x.f_abs()? } else { x.f_square()? };
-        let dim = if side == Side::Rows { 1_i64 } else { 0 };
+        let dim = i64::from(side == Side::Rows);
         store(sums, &terms.f_sum_dim_intlist([dim].as_slice(), false, Kind::Double)?)?;
     }
     Ok(())

@@ -82,10 +82,6 @@ impl Value {
         self.map(f64::sqrt, Tensor::f_sqrt)
     }
 
-    pub(in crate::kernels) fn abs(&self) -> Self {
-        self.map(f64::abs, Tensor::f_abs)
-    }
-
     pub(in crate::kernels) fn exp(&self) -> Self {
         self.map(f64::exp, Tensor::f_exp)
     }
@@ -96,7 +92,7 @@ impl Value {
 
     /// As `torch.sign`: zero of what is no number.
     pub(in crate::kernels) fn sign(&self) -> Self {
-        let known = |x: f64| if x > 0.0 { 1.0 } else { f64::from(i8::from(x < 0.0)) * -1.0 };
+        let known = |x: f64| if x > 0.0 { 1.0 } else { -f64::from(i8::from(x < 0.0)) };
         self.map(known, |x| x.f_sign()?.f_nan_to_num(0.0, 0.0, 0.0))
     }
 

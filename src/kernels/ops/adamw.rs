@@ -147,7 +147,7 @@ impl Op<5, 1, 4> for AdamW<'_> {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn adamw(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let second = moments(given, values);

@@ -175,7 +175,7 @@ impl Op<5, 1, 4> for AdEMAMix<'_> {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn ademamix(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let step = given.step().cloned().unwrap_or_else(|| given.factor(0));

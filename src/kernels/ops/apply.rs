@@ -68,7 +68,7 @@ impl Op<1, 0, 1> for Decay {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn apply(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (x, u) = (values[0].clone(), values[1].clone());

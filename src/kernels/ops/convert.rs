@@ -51,7 +51,7 @@ impl Op<1, 0, 1> for Count {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn convert(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         values[1] = given.scalar("factor") * &values[0];

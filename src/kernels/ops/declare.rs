@@ -155,9 +155,10 @@ macro_rules! on_device {
 /// As there, in builds without kernels for devices.
 #[cfg(not(feature = "cuda"))]
 macro_rules! on_device {
-    ($sources:expr; $call:expr, else $other:expr) => {
+    ($sources:expr; $call:expr, else $other:expr) => {{
+        let _are_there_none: bool = crate::kernels::cuda::uses($sources)?;
         $other
-    };
+    }};
 }
 
 pub(in crate::kernels) use {kernel, on_device, ops};

@@ -79,7 +79,7 @@ impl Op<2, 1, 1> for ApplyLate {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn direction(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let g = &values[0] * given.scalar("grad_factor");

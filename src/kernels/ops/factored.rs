@@ -569,7 +569,7 @@ impl RowPass<3, 1, 2> for ConfidentApply<'_> {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn gradient_squares(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         vec![(given.scalar("grad_factor") * &values[0]).wide().square()]

@@ -191,7 +191,7 @@ impl Op<3, 2, 1> for Lamb {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn lamb(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         moments(given, values);

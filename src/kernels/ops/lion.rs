@@ -59,7 +59,7 @@ impl Op<3, 1, 2> for Lion {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn lion(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (beta1, beta2) = (given.scalar("beta1"), given.scalar("beta2"));

@@ -160,7 +160,7 @@ impl Op<2, 1, 1> for Squares<'_> {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn means(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let new = &values[1] / given.factor(1);

@@ -106,7 +106,7 @@ pub(super) use formulas::momentum as momentum_formula;
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(in crate::kernels::ops) fn momentum(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (mu, g) = (given.scalar("mu"), given.scalar("grad_factor") * &values[0]);

@@ -68,7 +68,7 @@ fn to_bfloat16(x: f64) -> f64 {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     use crate::kernels::ops::momentum::momentum_formula;
 

@@ -59,7 +59,7 @@ pub fn squares_of_parts(x: &FlatView, count: usize) -> Result<Tensor> {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn sum_of_squares(_given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         vec![values[0].wide().square().sum()]

@@ -73,7 +73,7 @@ impl Op<3, 1, 2> for Whiten {
 
 /// By libtorch.
 mod formulas {
-    use crate::kernels::libtorch::formula::*;
+    use crate::kernels::libtorch::prelude::*;
 
     pub(super) fn whiten(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (beta2, y) = (given.scalar("beta2"), values[1].clone());
@@ -82,6 +82,7 @@ mod formulas {
         Vec::new()
     }
 
+    #[expect(clippy::float_cmp, reason = "of one exponent the power is known")]
     pub(super) fn temper(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (beta2, least) = (given.scalar("beta2"), given.scalar("least"));
         values[1] = &beta2 * &values[1] + (1.0 - &beta2) * (&values[0] * &values[0]);

@@ -3,7 +3,9 @@
 #![allow(clippy::all, clippy::pedantic)]
 
 #[derive(Debug)]
-pub struct TchError;
+pub enum TchError {
+    Torch(String),
+}
 impl std::fmt::Display for TchError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("no libtorch")
@@ -20,6 +22,8 @@ pub enum Kind {
     Float,
     Double,
     Bool,
+    Int,
+    Int16,
     Int64,
 }
 
@@ -71,34 +75,58 @@ impl Tensor {
         unreachable!()
     }
     pub unsafe fn f_from_blob(_: *const u8, _: &[i64], _: &[i64], _: Kind, _: Device) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_empty(_: impl AsRef<[i64]>, _: (Kind, Device)) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_ones(_: impl AsRef<[i64]>, _: (Kind, Device)) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_zero_(&mut self) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_to_kind(&self, _: Kind) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_dot(&self, _: &Self) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_isfinite(&self) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_all(&self) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_logical_and_(&mut self, _: &Self) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
     pub fn f_where_self(&self, _: &Self, _: &Self) -> Result<Self> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_copy_(&mut self, _: &Self) -> Result<()> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_sort_stable(&self, _: bool, _: i64, _: bool) -> Result<(Self, Self)> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_from_slice<T>(_: &[T]) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_zeros(_: impl AsRef<[i64]>, _: (Kind, Device)) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_arange_start(_: i64, _: i64, _: (Kind, Device)) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_scalar_tensor(_: f64, _: (Kind, Device)) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_stack<T>(_: &[T], _: i64) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
+    }
+    pub fn f_cat<T>(_: &[T], _: i64) -> Result<Self> {
+        Err(TchError::Torch(String::new()))
     }
     pub fn shallow_clone(&self) -> Self {
         unreachable!()
@@ -108,6 +136,33 @@ impl Tensor {
 impl TryFrom<Tensor> for f64 {
     type Error = TchError;
     fn try_from(_: Tensor) -> Result<f64> {
-        Err(TchError)
+        Err(TchError::Torch(String::new()))
     }
+}
+
+/// Operations by the number of their arguments: none can be done.
+macro_rules! refused {
+    ($($arguments:tt: $($name:ident)*;)*) => {
+        impl Tensor {
+            $($(refused!(@one $name $arguments);)*)*
+        }
+    };
+    (@one $name:ident 0) => { pub fn $name(&self) -> Result<Self> { Err(TchError::Torch(String::new())) } };
+    (@one $name:ident tensor) => { pub fn $name(&self, _: &Self) -> Result<Self> { Err(TchError::Torch(String::new())) } };
+    (@one $name:ident 1) => { pub fn $name<A>(&self, _: A) -> Result<Self> { Err(TchError::Torch(String::new())) } };
+    (@one $name:ident 2) => { pub fn $name<A, B>(&self, _: A, _: B) -> Result<Self> { Err(TchError::Torch(String::new())) } };
+    (@one $name:ident 3) => { pub fn $name<A, B, C>(&self, _: A, _: B, _: C) -> Result<Self> { Err(TchError::Torch(String::new())) } };
+}
+refused! {
+    0: f_abs f_any f_empty_like f_exp f_isnan f_logical_not f_neg f_ones_like f_reciprocal f_sign
+        f_sqrt f_square f_tr f_zeros_like;
+    1: f_add_scalar f_bitwise_and f_bitwise_or f_bitwise_right_shift_tensor_scalar
+        f_bitwise_xor f_clamp_max f_constant_pad_nd f_eq
+        f_ge f_gt f_lt
+        f_mul_scalar f_ne f_pow_tensor_scalar f_remainder f_reshape f_squeeze_dim
+        f_sub_scalar f_sum f_to_device f_unsqueeze f_view_dtype;
+    2: f_amax f_div_scalar_mode f_flatten f_index_select f_select;
+    3: f_bucketize f_gather f_index_copy_ f_index_fill f_nan_to_num f_narrow f_sum_dim_intlist;
+    tensor: f_add f_sub f_mul f_div f_fmax f_fmin f_lt_tensor
+        f_le_tensor f_logical_and f_logical_or f_bitwise_xor_tensor f_expand_as f_reshape_as;
 }
