@@ -7,7 +7,7 @@ use super::cpu::pack::{self, Copy, Messages};
 use super::cpu::{self, Job, Op, Slot};
 use super::cuda_call::{Family, Pass};
 use super::libtorch;
-use super::ops::declare::on_device;
+use super::libtorch::on_device;
 use crate::error::{Error, Result};
 use crate::tensor::{Device, FlatView, FlatViewMut};
 

@@ -304,19 +304,6 @@ pub fn ensure(wanted: &[&str]) -> Result<()> {
     cuda::ensure(sources(), wanted)
 }
 
-/// Tests whether this thread launches kernels of all these sources, which are loaded if they are missing: on a device, and
-/// none of them off.
-///
-/// # Errors
-/// As [`ensure`].
-pub(super) fn uses(wanted: &[&str]) -> Result<bool> {
-    if !cuda::is_entered() {
-        return Ok(false);
-    }
-    cuda::ensure(sources(), wanted)?;
-    Ok(wanted.iter().all(|name| cuda::is_on(name)))
-}
-
 /// Tests whether the kernels of a source are loaded where this thread works.
 #[must_use]
 pub fn is_on(name: &str) -> bool {

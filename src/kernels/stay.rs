@@ -20,7 +20,7 @@ use super::sources::{enter as enter_kernels, enter_with};
 use crate::error::{Error, Result};
 use crate::tensor::FlatPtr;
 #[cfg(not(feature = "cuda"))]
-use crate::tensor::{self, DType, Device, FlatView, FlatViewMut};
+use crate::tensor::{DType, Device, FlatView, FlatViewMut};
 
 /// Ways to compute on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,13 +171,5 @@ pub(super) fn scratch_mut(
     dtype: DType,
     device: Device,
 ) -> Result<(Tensor, FlatViewMut<'static>)> {
-    let device = if device == Device::Cpu && tensor::is_emulated() { Device::Cuda(0) } else { device };
-    if device == Device::Cpu {
-        return Err(Error::Internal("scratch of a device on the host".into()));
-    }
-    let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
-    // SAFETY: of memory of a device a view has the address only, and whoever works there keeps the room until it has done
-    // all that uses it.
-    let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
-    Ok((room, all))
+    FlatViewMut::room(elements, dtype, device)
 }

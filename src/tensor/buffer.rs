@@ -732,6 +732,24 @@ impl<'a> FlatViewMut<'a> {
         Ok(unsafe { LentMut::new(self.ptr.shaped(shape)?) })
     }
 
+    /// Room for elements of one step in memory of a device, with its owner. Torch's allocator gives it to others only after
+    /// what is on the stream.
+    ///
+    /// # Errors
+    /// `Error::Internal` for the host, and whatever libtorch says.
+    pub fn room(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, FlatViewMut<'static>)> {
+        // Who works on an emulated device may ask by where a tensor itself is.
+        let device = if device == Device::Cpu && super::is_emulated() { Device::Cuda(0) } else { device };
+        if device == Device::Cpu {
+            return Err(Error::Internal("scratch of a device on the host".into()));
+        }
+        let room = Tensor::f_empty([to_i64(elements)?], (dtype.kind(), device.torch()))?;
+        // SAFETY: of memory of a device a view has the address only, and whoever works there keeps the room until it has begun
+        // all that uses it.
+        let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
+        Ok((room, all))
+    }
+
     /// The same elements of a device once more, for a kernel and for what decodes and encodes them: those of one stream run
     /// one after the other.
     ///

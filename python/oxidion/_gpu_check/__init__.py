@@ -1,1 +1,1 @@
-"""What ``python -m oxidion gpu-check`` does: a report of how the package works on a GPU."""
+"""Checks of every kernel and class on a GPU: ``python -m oxidion gpu-check``."""

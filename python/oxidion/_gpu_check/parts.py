@@ -27,7 +27,7 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Found:
-    """What a part found.
+    """Outcome of a part.
 
     Attributes:
         status: "PASS", "FAIL", "SLOW" or "SKIP".
@@ -192,7 +192,7 @@ def driver_version() -> str:
 
 
 def facts(number: str) -> dict[str, Any]:
-    """What is known of the device and of what is installed, without names of hosts, users or folders."""
+    """Facts of the device and of what is installed, without names of hosts, users or folders."""
     found: dict[str, Any] = {
         "oxidion": oxidion.__version__,
         "torch": torch.__version__,
@@ -276,7 +276,7 @@ def classes(number: str, name: str) -> Found:
 
 
 def _class(device: torch.device, setting: Setting, kind: str, figures: dict[str, Any]) -> str:
-    """What is wrong with `verify`, memory, waiting or steps beside the CPU's; empty if nothing is."""
+    """Says what is wrong with `verify`, memory, waiting or steps beside the CPU's; empty if nothing is."""
     params, optimizer = made(setting, device)
     give_gradients(params, 0)
     optimizer.step()

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tch::Tensor;
 
@@ -32,6 +32,9 @@ pub(in crate::kernels) struct LoadedDevice {
     emulated: bool,
     loaded: Mutex<Loaded>,
 }
+
+/// All sources, once a thread has entered a device.
+static SOURCES: OnceLock<&'static Sources> = OnceLock::new();
 
 static DEVICES: Mutex<BTreeMap<usize, &'static LoadedDevice>> = Mutex::new(BTreeMap::new());
 
@@ -184,6 +187,7 @@ pub(in crate::kernels) fn enter(
     allow_off: bool,
 ) -> Result<Entered> {
     let (device, stream) = (LoadedDevice::get(ordinal)?, Stream(stream));
+    SOURCES.get_or_init(|| sources);
     let current = driver::current()?;
     let before = (current != device.context).then_some(current);
     if before.is_some() {
@@ -206,6 +210,17 @@ pub(in crate::kernels) fn enter(
 pub(in crate::kernels) fn ensure(sources: &'static Sources, wanted: &[&str]) -> Result<()> {
     let (device, stream) = here()?;
     device.load(sources, wanted, stream)
+}
+
+/// Tests whether this thread launches kernels of all these sources, which are loaded if they are missing: on a device, and
+/// none of them off.
+///
+/// # Errors
+/// As [`ensure`].
+pub(in crate::kernels) fn uses(wanted: &[&str]) -> Result<bool> {
+    let (Some(sources), true) = (SOURCES.get(), is_entered()) else { return Ok(false) };
+    ensure(sources, wanted)?;
+    Ok(wanted.iter().all(|name| is_on(name)))
 }
 
 /// Tests whether the kernels of a source are loaded where this thread is.
@@ -312,12 +327,7 @@ pub(in crate::kernels) fn scratch_mut(
     dtype: DType,
     device: Device,
 ) -> Result<(Tensor, FlatViewMut<'static>)> {
-    // Who works on an emulated device may ask by where a tensor itself is.
-    let device = if device == Device::Cpu && tensor::is_emulated() { Device::Cuda(0) } else { device };
-    if device == Device::Cpu {
-        return Err(Error::Internal("scratch of a device on the host".into()));
-    }
-    let room = Tensor::f_empty([tensor::to_i64(elements)?], (dtype.kind(), device.torch()))?;
+    let (room, all) = FlatViewMut::room(elements, dtype, device)?;
     // What is allocated for a graph stays until it has run; memory of the host has to be kept for it.
     if let Some((device, stream)) = CURRENT.get()
         && device.emulated
@@ -326,9 +336,6 @@ pub(in crate::kernels) fn scratch_mut(
         std::mem::forget(room.shallow_clone());
     }
     tape::hold(&room);
-    // SAFETY: of memory of a device a view has the address only, and whoever launches keeps the room until it has launched
-    // all that uses it.
-    let all = unsafe { FlatPtr::typed(&room, dtype)?.on(device).view_mut(None) };
     Ok((room, all))
 }
 

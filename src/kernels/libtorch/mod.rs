@@ -23,6 +23,25 @@ use super::{Copy, Messages};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FlatView, MatrixView, to_i64};
 
+/// A call of kernels that these sources have, where they are used on the device of this thread; else what libtorch does.
+#[cfg(feature = "cuda")]
+macro_rules! on_device {
+    ($sources:expr; $call:expr, else $other:expr) => {
+        if crate::kernels::cuda::uses($sources)? { $call } else { $other }
+    };
+}
+
+/// As there, in builds without kernels for devices.
+#[cfg(not(feature = "cuda"))]
+macro_rules! on_device {
+    ($sources:expr; $call:expr, else $other:expr) => {{
+        let _are_there_none: bool = crate::kernels::cuda::uses($sources)?;
+        $other
+    }};
+}
+
+pub(in crate::kernels) use on_device;
+
 /// Names that formulas are written with.
 pub(in crate::kernels) mod prelude {
     pub(in crate::kernels) use super::given::Given;

@@ -131,7 +131,7 @@ fn kind_of(one: &Sliced<'_>) -> Kind {
     arithmetic([one.x.dtype(), one.u.dtype()].contains(&DType::F64))
 }
 
-/// Whether nothing is stored here.
+/// Tests whether nothing is stored here.
 fn is_empty(one: &Sliced<'_>) -> bool {
     one.x.shape().contains(&0) || one.u.shape().contains(&0)
 }

@@ -167,7 +167,7 @@ impl Value {
     }
 }
 
-/// What the formula failed with.
+/// Error of a formula that failed.
 fn failure(text: &str) -> Error {
     Error::Torch(TchError::Torch(text.to_owned()))
 }

@@ -3,7 +3,7 @@
 use super::factors::{Factors, Steps};
 use crate::error::Result;
 use crate::kernels::libtorch;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatView};
 
 /// The rates of parameters before they are clipped.

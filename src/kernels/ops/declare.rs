@@ -1,5 +1,5 @@
 //! Macros of operations. `kernel` and `ops` declare them: of each the structure that calls it, its scalars, operands and
-//! kernels. `on_device` calls what is there in builds with kernels for devices.
+//! kernels.
 
 /// A kernel: its pass, name and operation on devices, the structure that has its scalars, and its operands, each with what
 /// is done to it (`read`, `write`, `update` for both) and what it holds ([`crate::kernels::cuda_call::Content`]). The file has
@@ -144,21 +144,4 @@ macro_rules! ops {
     (@follows $self:ident lr $when:ident) => { $self.$when };
 }
 
-/// A call of kernels that these sources have, where they are used on the device of this thread; else what libtorch does.
-#[cfg(feature = "cuda")]
-macro_rules! on_device {
-    ($sources:expr; $call:expr, else $other:expr) => {
-        if crate::kernels::sources::uses($sources)? { $call } else { $other }
-    };
-}
-
-/// As there, in builds without kernels for devices.
-#[cfg(not(feature = "cuda"))]
-macro_rules! on_device {
-    ($sources:expr; $call:expr, else $other:expr) => {{
-        let _are_there_none: bool = crate::kernels::cuda::uses($sources)?;
-        $other
-    }};
-}
-
-pub(in crate::kernels) use {kernel, on_device, ops};
+pub(in crate::kernels) use {kernel, ops};

@@ -12,8 +12,8 @@ use crate::kernels::cpu::Job;
 use crate::kernels::cpu::rows::{RowPass, Stack, rows as rows_on_cpu};
 use crate::kernels::cuda_call::RowPassCall;
 use crate::kernels::dispatch::{common, no_kernel};
+use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::convert::Convert;
-use crate::kernels::ops::declare::on_device;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 
 /// Elements for which there is memory at once, if not one operand has more.

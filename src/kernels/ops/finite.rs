@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use crate::error::Result;
 use crate::kernels::cpu;
 use crate::kernels::libtorch;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatView, FlatViewMut, MatrixView};
 
 /// Clears each run of elements whose basis has only zeros.

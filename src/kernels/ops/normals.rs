@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::kernels::libtorch;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatViewMut};
 
 /// A part of a stream of normal numbers.

@@ -6,7 +6,7 @@ mod host;
 
 use crate::error::Result;
 use crate::kernels::libtorch;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};

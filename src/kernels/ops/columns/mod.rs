@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::kernels::dispatch::no_kernels;
 use crate::kernels::libtorch;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixViewMut};
 
 /// Sources of the kernels.

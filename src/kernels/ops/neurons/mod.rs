@@ -9,7 +9,7 @@ mod host;
 use super::slices::Chosen;
 use crate::error::Result;
 use crate::kernels::libtorch;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::tensor::{Device, FlatViewMut, MatrixViewMut};
 
 /// Sources of the kernels.

@@ -5,7 +5,7 @@ pub(in crate::kernels) mod device;
 
 use crate::error::{Error, Result};
 use crate::kernels::dispatch::no_kernels;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 use crate::tensor::{DType, FlatView, FlatViewMut};
 
 /// Number of which the sizes of matrices must be multiples.

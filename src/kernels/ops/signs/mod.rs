@@ -6,8 +6,8 @@ pub use host::{NONZEROS as SIGNS, Signs};
 
 use crate::error::{Error, Result};
 use crate::kernels::libtorch;
+use crate::kernels::libtorch::on_device;
 use crate::kernels::on_device as is_on_device;
-use crate::kernels::ops::declare::on_device;
 use crate::tensor::{Device, FlatViewMut};
 
 /// Writes the rows of a sparse sign matrix ([`host::Signs`]) from row `first` of a stream on to memory of float64

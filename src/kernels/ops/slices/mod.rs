@@ -7,8 +7,8 @@ mod select;
 
 use crate::error::Result;
 use crate::kernels::libtorch;
+use crate::kernels::libtorch::on_device;
 use crate::kernels::ops::apply::Apply;
-use crate::kernels::ops::declare::on_device;
 use crate::kernels::ops::decode::{decoded, encoded_elements};
 use crate::spec::Side;
 use crate::tensor::{DType, Device, FlatView, FlatViewMut, MatrixView, MatrixViewMut};

@@ -6,7 +6,7 @@ pub(in crate::kernels) mod device;
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::kernels::ops::declare::on_device;
+use crate::kernels::libtorch::on_device;
 
 /// Sources without which there is none.
 const SOURCES: &[&str] = &["symmetric_mma.cu"];
