@@ -67,8 +67,8 @@ def test_zero_gradients_from_the_start_only_decay(case: Case, dtype: torch.dtype
     start = snapshot(twin)
     for _ in range(2):
         twin.step(zeros)
-    # LAMB scales the decay to the norm of the parameter: 0.5 of it in each step.
-    left = 0.25 if case.algorithm == "lamb" else 0.5625
+    # LAMB scales the decay to the norm of the parameter: 0.5 of it in each step. SOAP's first moves nothing.
+    left = {"lamb": 0.25, "soap": 0.75}.get(case.algorithm, 0.5625)
     # What is added to squared gradients shows in their averages.
     floor = 1e-16 if case.algorithm in ("adafactor", "came") else 0.0
     for param, initial, end, begin in zip(twin.params, twin.initial, snapshot(twin), start, strict=True):
@@ -136,7 +136,8 @@ def test_float32_gradients_of_any_scale_follow_the_reference(case: Case, scale: 
     for param, initial, expected, label in zip(
         twin.params, twin.initial, twin.expected, twin.labels(), strict=True
     ):
-        assert_updates_close(param, initial, expected, 1e-4, label)
+        # Bases of float32 have its rounding, and what is divided by its own size in a basis has all of it.
+        assert_updates_close(param, initial, expected, 5e-4 if "soap" in case.algorithm else 1e-4, label)
 
 
 @pytest.mark.parametrize("case", [case for case in SMALL_CASES if case.algorithm == "dion"], ids=str)

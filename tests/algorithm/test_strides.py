@@ -32,7 +32,8 @@ def test_strided_parameters_equal_contiguous_ones(case: Case, view: str, dtype: 
     outside = [storage_of(param) for param in twin.params]
     for grads in twin.gradients(3):
         twin.step(grads)
-    tolerance = 1e-10 if dtype == torch.float64 else 5e-5
+    # Bases of float32 have its rounding.
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-4 if "soap" in case.algorithm else 5e-5
     rows = zip(twin.params, twin.initial, twin.expected, twin.labels(), strides, outside, strict=True)
     for param, initial, expected, label, stride, start in rows:
         assert_updates_close(param, initial, expected, tolerance, label)

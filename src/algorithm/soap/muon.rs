@@ -171,7 +171,8 @@ impl SoapMuon {
             for unit in &*units {
                 let [update, norm] = buffers.several([U, NORM])?;
                 let wide = update.read_tensor(unit)?.f_to_kind(unit_kind(update.flat.dtype()))?;
-                norm.tensor(unit)?.f_copy_(&schatten4(&wide)?.f_square()?)?;
+                let size = schatten4(&wide)?.f_to_kind(tch::Kind::Double)?;
+                norm.tensor(unit)?.f_copy_(&size.f_square()?)?;
             }
         }
         self.common.orthonormalize(io, h[EPSILON], self.schatten.then_some(NORM))
@@ -246,12 +247,15 @@ fn is_there(x: &Tensor) -> Result<Tensor> {
     Ok(x.f_abs()?.f_amax([0, 1].as_slice(), false)?.f_ne(0.0)?)
 }
 
-/// `(Σ σ⁴)^(1/4)`: the root of the Frobenius norm of the smaller Gram matrix.
+/// `(Σ σ⁴)^(1/4)`: the root of the Frobenius norm of the smaller Gram matrix, of elements of at most 1, whose fourth powers
+/// are neither too large nor too small.
 fn schatten4(x: &Tensor) -> Result<Tensor> {
     let (rows, cols) = x.size2()?;
-    let turned = x.f_tr()?;
-    let gram = if rows <= cols { x.f_mm(&turned)? } else { turned.f_mm(x)? };
-    Ok(gram.f_norm()?.f_sqrt()?)
+    let largest = x.f_abs()?.f_amax([0, 1].as_slice(), false)?.f_clamp_min(f64::from(f32::MIN_POSITIVE))?;
+    let unit = x.f_div(&largest)?;
+    let turned = unit.f_tr()?;
+    let gram = if rows <= cols { unit.f_mm(&turned)? } else { turned.f_mm(&unit)? };
+    Ok(gram.f_norm()?.f_sqrt()?.f_mul(&largest)?)
 }
 
 /// `D ← D·s₄(N)/s₄(D)`, or N where the flag is false.
