@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from typing_extensions import override
 
 from oxidion._core.base import OxOptimizer
 from oxidion._core.runner import DIRECT
-from oxidion._cuda.device import device_of
+from oxidion._cuda.device import device_of, refusal_of_graphs
 from oxidion._cuda.replay import Replay
 
 
@@ -29,7 +30,8 @@ class CudaGraphOptimizer(Optimizer):
 
     ``param_groups``, ``state`` and whatever else is not named here are those of the optimizer. A step in
     which GaLore computes a basis is taken without the graph. Parameters, states and groups are written in
-    place as the optimizer does. Call `release` before ``torch.distributed.destroy_process_group``, and after
+    place as the optimizer does. Where libtorch computes in the place of a kernel all steps are ordinary ones,
+    which a warning says. Call `release` before ``torch.distributed.destroy_process_group``, and after
     changing the optimizer itself.
 
     Args:
@@ -51,6 +53,7 @@ class CudaGraphOptimizer(Optimizer):
             raise TypeError(f"the optimizer must be one of oxidion's, got {type(optimizer).__name__}")
         self.optimizer = optimizer
         self._replay = Replay(warmup_steps, capture_error_mode, DIRECT)
+        self._said = False
         for registry in (
             "_optimizer_step_pre_hooks",
             "_optimizer_step_post_hooks",
@@ -133,6 +136,12 @@ class CudaGraphOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         replay = self._replay
+        if replay.is_next and (reason := refusal_of_graphs(device_of(self.param_groups))):
+            if not self._said:
+                self._said = True
+                warnings.warn(f"steps are taken without a graph: {reason}", stacklevel=2)
+            self.optimizer.step()
+            return loss
         if replay.is_next:
             self._require_gradients()
             replay.open_capture(device_of(self.param_groups))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from oxidion import _oxidion
+import oxidion
+from oxidion import _oxidion, graph
 from oxidion._cuda import device
 
 from .driver import Environment, needs_nvrtc, run
@@ -28,7 +29,8 @@ CLASSES: dict[str, dict[str, Any]] = {
 }
 STEPS = """
 import json
-from oxidion import _oxidion
+import oxidion
+from oxidion import _oxidion, graph
 from oxidion._cuda import device
 if SOURCE:
     _oxidion.turn_source_off(SOURCE, "planted")
@@ -162,3 +164,26 @@ def test_ranks_compare_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(device, "source_states", refused)
     assert device.described(where) == "cuda, by libtorch"
+
+
+def test_graphs_are_left_out_where_libtorch_computes(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = graph.CudaGraphOptimizer(oxidion.AdamW([param], lr=0.1), warmup_steps=1)
+    monkeypatch.setattr(graph, "refusal_of_graphs", lambda _: "on cuda, by libtorch")
+    before = param.detach().clone()
+    for _ in range(3):
+        param.grad = torch.ones(3)
+        optimizer.step()
+    assert not optimizer.captured
+    assert not torch.equal(param.detach(), before)
+    assert [str(w.message) for w in recwarn] == ["steps are taken without a graph: on cuda, by libtorch"]
+    where = torch.device("cuda", 0)
+    monkeypatch.setattr(device, "source_states", lambda _: [("updates.cu", "off")])
+    assert "updates.cu" in device.refusal_of_graphs(where)
+    monkeypatch.setattr(device, "source_states", lambda _: [("updates.cu", "loaded")])
+    monkeypatch.delenv("OXIDION_CUDA", raising=False)
+    assert device.refusal_of_graphs(where) == ""
+    monkeypatch.setenv("OXIDION_CUDA", "libtorch")
+    assert "by libtorch" in device.refusal_of_graphs(where)

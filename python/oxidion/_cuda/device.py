@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import warnings
 from collections.abc import Iterable
 from functools import cache
@@ -31,10 +32,16 @@ def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
 
 
 def current_stream(device: torch.device) -> int:
-    """The handle of torch's current stream on a CUDA device, also during a capture; 0 on the CPU."""
+    """The handle of torch's current stream on a CUDA device, also during a capture; 0 on the CPU.
+
+    Raises:
+        RuntimeError: during a capture where libtorch computes.
+    """
     if device.type != "cuda":
         return 0
     prepare()
+    if is_capturing(device) and (reason := refusal_of_graphs(device)):
+        raise RuntimeError(f"a step cannot be captured: {reason}. Take it outside of the graph")
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -100,6 +107,16 @@ def described(where: torch.device) -> str:
         return f"{where.type}, by libtorch"
     off = [name for name, state, *_ in states if state == "off" and name != FOR_ONE_ARCHITECTURE]
     return f"{where.type}, by libtorch in the place of {', '.join(off)}" if off else where.type
+
+
+def refusal_of_graphs(where: torch.device) -> str:
+    """Says why steps on a device are not captured; empty where they may be.
+
+    What libtorch is told, as a learning rate, would be that of the capture in every replay.
+    """
+    wanted = os.environ.get("OXIDION_CUDA")
+    found = f"{where.type}, by libtorch" if wanted == "libtorch" else described(where)
+    return "" if found == where.type else f"on {found}, what a step is told would be fixed by a capture"
 
 
 @cache
