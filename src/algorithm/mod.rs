@@ -53,6 +53,12 @@ pub trait Algorithm: Debug + Send + Sync {
         false
     }
 
+    /// Tests whether what is done to a block depends on the largest of its parameter: blocks with other ones are not worked on
+    /// together then.
+    fn sees_largest(&self) -> bool {
+        false
+    }
+
     /// Tests whether an algorithm for matrices takes parameters of fewer dimensions too, as matrices of one column.
     fn takes_vectors(&self) -> bool {
         false

@@ -279,7 +279,7 @@ pub(super) fn open(
                     Some(behind) if behind.len() != 2 => behind.to_vec(),
                     Some(_) => vec![rows, cols],
                 },
-                largest: planned.largest(),
+                largest: if algorithm.sees_largest() { planned.largest() } else { [0, 0] },
                 param: planned.spec.dtype,
                 state: planned.states.iter().map(|s| s.spec.dtype).collect(),
             };

@@ -81,7 +81,8 @@ pub struct UnitShape {
     /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more
     /// than two, those of a vector fewer.
     pub inner: Vec<usize>,
-    /// Rows of the block with most, and columns of that with most, among all of the parameter.
+    /// Rows of the block with most, and columns of that with most, among all of the parameter; 0 for algorithms that do not
+    /// ask.
     pub largest: [usize; 2],
     /// Element type of the parameters.
     pub param: DType,

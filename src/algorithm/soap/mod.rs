@@ -76,6 +76,10 @@ impl Algorithm for Soap {
         "soap"
     }
 
+    fn sees_largest(&self) -> bool {
+        true
+    }
+
     fn scalars(&self) -> &'static [&'static str] {
         &SCALARS
     }

@@ -272,6 +272,10 @@ impl Algorithm for SoapMuon {
         "soap_muon"
     }
 
+    fn sees_largest(&self) -> bool {
+        true
+    }
+
     fn scalars(&self) -> &'static [&'static str] {
         &SCALARS
     }
