@@ -154,6 +154,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"beta2": 0.5, "eps": 1e-4},
         {"precondition_frequency": 1, "sides": "short"},
         {"denom_power": 0.25, "orth_norm": "schatten4", "seed": 5},
+        {"max_precondition_dim": 4, "shampoo_beta": 0.5, "betas": (0.5, 0.9)},
     ),
     "APOLLOMini": (
         {"scale": 4.0},
