@@ -123,7 +123,7 @@ pub fn basis(source: &Source<'_>, rank: usize, longest: usize, double: bool) -> 
     // The values fall: the first is the largest.
     let bound_1 = values_r.f_narrow(0, 0, kept.min(1))?.f_mul_scalar(share)?;
     let alive_r = values_r.f_gt_tensor(&bound_1)?;
-    let is_lapacks = matches!(source, Source::Matrix(..)) && !has_orthogonal_rows()?;
+    let is_lapacks = matches!(source, Source::Matrix(..)) && !on_device();
     let signed_dr = if is_lapacks { vectors_dr } else { signed(&vectors_dr)? };
     Ok(Some(signed_dr.f_mul(&alive_r)?))
 }
