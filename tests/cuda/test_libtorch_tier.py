@@ -34,10 +34,11 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_galore_guard.py", SAID_LATER, 5),
         ("test_golden.py", "", 50),
         ("distributed/test_eight_bit.py", "", 10),
-        (
+        pytest.param(
             "distributed/test_sim_equivalence.py",
             f"float64 and (fsdp2-tp2 or hsdp-compressed) and {OWN_SIGNS}",
             50,
+            marks=pytest.mark.slow,
         ),
     ],
 )
