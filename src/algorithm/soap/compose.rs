@@ -1,8 +1,8 @@
 //! The program of SOAP.
 
 use super::basis::Bases;
-use super::{APPLY, COPY, KEEP, LOAD, REFRESH, ROTATE, STEP, Soap, TAKE};
-use crate::program::{BufferId, BufferSpec, Program, Target};
+use super::{APPLY, LOAD, ROTATE, STEP, Soap};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{DimSharding, Side, UnitShape};
 use crate::tensor::DType;
 
@@ -25,6 +25,12 @@ pub(super) const SQUARES: BufferId = 1;
 pub(super) const FACTORS: BufferId = 3;
 /// Offset of the bases.
 pub(super) const TURNS: BufferId = 5;
+
+/// Stages of the bases, behind those that an algorithm numbers from 0 on.
+pub(super) const KEEP: Stage = 4;
+pub(super) const COPY: Stage = 5;
+pub(super) const REFRESH: Stage = 6;
+pub(super) const TAKE: Stage = 7;
 
 impl Bases {
     /// The program with the buffers of the bases.

@@ -12,7 +12,7 @@ mod stages;
 
 use super::stage::StageIo;
 use super::{Algorithm, flops};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::program::{Program, Stage};
 use crate::spec::{Block, Code, Description, Hyper, Options, ParamSpec, StateSpec, StateStorage, UnitShape};
 
@@ -41,10 +41,6 @@ const STEP: Stage = 0;
 const LOAD: Stage = 1;
 const ROTATE: Stage = 2;
 const APPLY: Stage = 3;
-const KEEP: Stage = 4;
-const COPY: Stage = 5;
-const REFRESH: Stage = 6;
-const TAKE: Stage = 7;
 
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools)] // settings that do not depend on each other
@@ -131,17 +127,12 @@ impl Algorithm for Soap {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let beta = if h[SHAMPOO_BETA].is_nan() { h[BETA2] } else { h[SHAMPOO_BETA] };
         match stage {
             STEP => self.step(io, h),
             LOAD => self.load(io, h),
             ROTATE => self.rotate(io, h),
             APPLY => self.apply(io, h),
-            KEEP => self.bases.keep(io, beta),
-            COPY => self.bases.copy(io),
-            REFRESH => self.bases.refresh(io),
-            TAKE => self.bases.take(io),
-            _ => Err(Error::Internal(format!("soap has no stage {stage}"))),
+            _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }
     }
 

@@ -42,10 +42,6 @@ const STEP: Stage = 0;
 const LOAD: Stage = 1;
 const ROTATE: Stage = 2;
 const APPLY: Stage = 3;
-const KEEP: Stage = 4;
-const COPY: Stage = 5;
-const REFRESH: Stage = 6;
-const TAKE: Stage = 7;
 const ORTHONORMALIZE: Stage = 8;
 
 #[derive(Debug)]
@@ -318,7 +314,6 @@ impl Algorithm for SoapMuon {
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let beta = if h[SHAMPOO_BETA].is_nan() { h[BETA2] } else { h[SHAMPOO_BETA] };
         match stage {
             STEP => {
                 Self::look_ahead(io, h)?;
@@ -328,11 +323,7 @@ impl Algorithm for SoapMuon {
             ROTATE => self.temper(io, h, true),
             ORTHONORMALIZE => self.orthonormalize(io, h),
             APPLY => self.apply(io, h),
-            KEEP => self.bases.keep(io, beta),
-            COPY => self.bases.copy(io),
-            REFRESH => self.bases.refresh(io),
-            TAKE => self.bases.take(io),
-            _ => Err(Error::Internal(format!("soap_muon has no stage {stage}"))),
+            _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }
     }
 

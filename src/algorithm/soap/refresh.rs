@@ -3,13 +3,13 @@
 use tch::Tensor;
 
 use super::basis::{Bases, FACTOR, SINCE as SINCE_STATE};
-use super::compose::{BASES, FACTORS, SINCE, SQUARES, TURNS};
+use super::compose::{BASES, COPY, FACTORS, KEEP, REFRESH, SINCE, SQUARES, TAKE, TURNS};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::{self, Finite};
 use crate::linalg::eigenbasis::{Completion, eigenbasis, followed};
 use crate::linalg::random::Key;
-use crate::program::BufferId;
+use crate::program::{BufferId, Stage};
 use crate::spec::{Side, UnitShape};
 use crate::tensor::{DType, FlatView, MatrixViewMut};
 
@@ -65,8 +65,22 @@ fn part<'s>(unit: &'s mut UnitIo<'_>, state: usize, cols: usize) -> MatrixViewMu
 }
 
 impl Bases {
+    /// Runs a stage of the bases; `betas` are the decay rate of the factors and, where that is NaN, the one that stands for it.
+    ///
+    /// # Errors
+    /// `Error::Internal` for another stage, and whatever the stage returns.
+    pub(super) fn run(&self, stage: Stage, io: &mut StageIo<'_>, [own, other]: [f64; 2]) -> Result<()> {
+        match stage {
+            KEEP => self.keep(io, if own.is_nan() { other } else { own }),
+            COPY => self.copy(io),
+            REFRESH => self.refresh(io),
+            TAKE => self.take(io),
+            _ => Err(Error::Internal(format!("there is no stage {stage} of bases"))),
+        }
+    }
+
     /// `L ← β·L + (1-β)·G·Gᵀ`, and R alike, but of a gradient that is not finite.
-    pub(in crate::algorithm) fn keep(&self, io: &mut StageIo<'_>, beta: f64) -> Result<()> {
+    fn keep(&self, io: &mut StageIo<'_>, beta: f64) -> Result<()> {
         self.warned.listen()?;
         let count = self.sides_in(io.class).len();
         let StageIo { units, buffers, .. } = io;
@@ -96,7 +110,7 @@ impl Bases {
     }
 
     /// Factors, bases and since when these are there, to buffers.
-    pub(in crate::algorithm) fn copy(&self, io: &mut StageIo<'_>) -> Result<()> {
+    fn copy(&self, io: &mut StageIo<'_>) -> Result<()> {
         let count = self.sides_in(io.class).len();
         let StageIo { units, buffers, .. } = io;
         for at in 0..count {
@@ -107,7 +121,7 @@ impl Bases {
     }
 
     /// New bases of the units that are due, from and to buffers, or where nobody else has a part of the parameters, states.
-    pub(in crate::algorithm) fn refresh(&self, io: &mut StageIo<'_>) -> Result<()> {
+    fn refresh(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides_in(io.class);
         let StageIo { units, buffers, class, .. } = io;
         for unit in units.iter_mut().filter(|unit| unit.due) {
@@ -166,7 +180,7 @@ impl Bases {
     }
 
     /// Takes new bases over.
-    pub(in crate::algorithm) fn take(&self, io: &mut StageIo<'_>) -> Result<()> {
+    fn take(&self, io: &mut StageIo<'_>) -> Result<()> {
         let count = self.sides_in(io.class).len();
         let StageIo { units, buffers, .. } = io;
         let pairs = (0..count).map(|at| (BASES + TURNS + at, state_of(at, true)));
