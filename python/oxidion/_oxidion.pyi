@@ -137,8 +137,8 @@ def prepare_devices(
     folder: str | PathLike[str] | None,
     nvrtc: Sequence[str | PathLike[str]] = [],
     *,
+    tier: str = "auto",
     emulated: bool = False,
-    kernels: bool = True,
 ) -> None: ...
 def source_states(device: int) -> list[_SourceState]: ...
 def load_sources(device: int, stream: int, names: Sequence[str]) -> list[_SourceState]: ...

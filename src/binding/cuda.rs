@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -14,22 +15,22 @@ use crate::tensor;
 
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. NVRTC is looked for at the paths that
 /// `nvrtc` has, in their order, and then by the loader. `emulated`: memory of the host
-/// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes
-/// (`OXIDION_CUDA=libtorch`). `kernels`: whether this torch is one that they are for; else libtorch computes.
+/// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes.
+/// `tier` says what does: `"auto"`, `"libtorch"` or `"kernels"`.
 #[pyfunction]
-#[pyo3(signature = (folder, nvrtc=Vec::new(), *, emulated=false, kernels=true))]
+#[pyo3(signature = (folder, nvrtc=Vec::new(), *, tier="auto", emulated=false))]
 pub(super) fn prepare_devices(
     folder: Option<PathBuf>,
     nvrtc: Vec<PathBuf>,
+    tier: &str,
     emulated: bool,
-    kernels: bool,
 ) -> PyResult<()> {
     cuda::keep_in(folder);
     cuda::look_for_nvrtc_at(nvrtc);
-    if !kernels {
-        Tier::without_kernels();
-    }
-    match (emulated, Tier::wanted().map_err(to_python)?) {
+    let tier =
+        Tier::named(tier).ok_or_else(|| PyValueError::new_err(format!("there is no tier {tier:?}")))?;
+    tier.set();
+    match (emulated, tier) {
         (false, _) => Ok(()),
         (true, Tier::Libtorch) => {
             tensor::emulate();

@@ -91,24 +91,10 @@ pub fn enter_with(_ordinal: usize, _stream: usize, _wanted: &[&str], _allow_off:
     refuse()
 }
 
-/// Refused.
-///
-/// # Errors
-/// Always.
-pub fn ensure(_wanted: &[&str]) -> Result<()> {
-    refuse()
-}
-
 /// None is used.
 #[allow(clippy::unnecessary_wraps)] // as where there are kernels
 pub(super) fn uses(_wanted: &[&str]) -> Result<bool> {
     Ok(false)
-}
-
-/// No source is on.
-#[must_use]
-pub fn is_on(_name: &str) -> bool {
-    false
 }
 
 /// All are off.

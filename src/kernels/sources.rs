@@ -295,21 +295,6 @@ pub fn enter_with(ordinal: usize, stream: usize, wanted: &[&str], allow_off: boo
     cuda::enter(sources(), (ordinal, stream), wanted, allow_off)
 }
 
-/// Loads those of the named sources that are missing where this thread works; one that cannot be loaded is off from then on,
-/// which is said once.
-///
-/// # Errors
-/// [`crate::error::Error::Cuda`] where a source would have to be loaded in a capture.
-pub fn ensure(wanted: &[&str]) -> Result<()> {
-    cuda::ensure(sources(), wanted)
-}
-
-/// Tests whether the kernels of a source are loaded where this thread works.
-#[must_use]
-pub fn is_on(name: &str) -> bool {
-    cuda::is_on(name)
-}
-
 /// Turns a source off for the process, on every device, and says so.
 ///
 /// # Errors

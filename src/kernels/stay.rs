@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(not(feature = "cuda"))]
 use tch::Tensor;
@@ -17,7 +17,7 @@ pub(super) use super::cuda::{scratch, scratch_mut};
 use super::libtorch::value::Value;
 #[cfg(feature = "cuda")]
 use super::sources::{enter as enter_kernels, enter_with};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::FlatPtr;
 #[cfg(not(feature = "cuda"))]
 use crate::tensor::{DType, Device, FlatView, FlatViewMut};
@@ -34,36 +34,30 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The environment variable that says so.
-    pub const VARIABLE: &str = "OXIDION_CUDA";
-
-    /// The one that the environment asks for.
-    ///
-    /// # Errors
-    /// `Error::Value` for another word.
-    #[expect(clippy::disallowed_methods, reason = "it holds for the process, whoever enters a device first")]
-    pub fn wanted() -> Result<Self> {
-        static WANTED: OnceLock<std::result::Result<Tier, String>> = OnceLock::new();
-        let wanted = WANTED.get_or_init(|| match std::env::var(Self::VARIABLE).as_deref() {
-            Err(_) | Ok("" | "auto") => Ok(Self::Auto),
-            Ok("libtorch") => Ok(Self::Libtorch),
-            Ok("kernels") => Ok(Self::Kernels),
-            Ok(other) => Err(format!("{} must be auto, libtorch or kernels, got '{other}'", Self::VARIABLE)),
-        });
-        match wanted.clone().map_err(Error::Value)? {
-            Self::Auto if WITHOUT_KERNELS.load(Ordering::Relaxed) => Ok(Self::Libtorch),
-            wanted => Ok(wanted),
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "auto" => Some(Self::Auto),
+            "libtorch" => Some(Self::Libtorch),
+            "kernels" => Some(Self::Kernels),
+            _ => None,
         }
     }
 
-    /// Has libtorch compute where nobody asks for kernels: this torch is not one that they are for.
-    pub fn without_kernels() {
-        WITHOUT_KERNELS.store(true, Ordering::Relaxed);
+    /// Has devices compute in this way from now on.
+    pub fn set(self) {
+        TIER.store(self as u8, Ordering::Relaxed);
+    }
+
+    fn wanted() -> Self {
+        let wanted = TIER.load(Ordering::Relaxed);
+        [Self::Libtorch, Self::Kernels].into_iter().find(|tier| *tier as u8 == wanted).unwrap_or(Self::Auto)
     }
 }
 
-/// True where the kernels are not for this torch.
-static WITHOUT_KERNELS: AtomicBool = AtomicBool::new(false);
+/// The way in which devices compute.
+static TIER: AtomicU8 = AtomicU8::new(Tier::Auto as u8);
 
 thread_local! {
     /// True while the thread works on a device.
@@ -87,9 +81,9 @@ pub struct Entered {
 /// are, and `encoded` says whether also those for what is more than numbers of its type.
 ///
 /// # Errors
-/// [`Error::Cuda`] where kernels are required and there is no driver or no such device.
+/// [`crate::error::Error::Cuda`] where kernels are required and there is no driver or no such device.
 pub fn enter(ordinal: usize, stream: usize, encoded: bool, sources: &[&str]) -> Result<Entered> {
-    let kernels = match Tier::wanted()? {
+    let kernels = match Tier::wanted() {
         Tier::Libtorch => None,
         Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
         Tier::Auto => entered_or_warned(ordinal, stream, sources),

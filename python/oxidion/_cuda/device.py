@@ -19,8 +19,21 @@ from oxidion._oxidion import prepare_devices, source_states
 from oxidion._torch.cache import cache_folder, make_private
 
 CPU = torch.device("cpu")
+TIERS = ("auto", "libtorch", "kernels")
 FOR_ONE_ARCHITECTURE = "symmetric_wgmma.cu"
 """A source that is off on most devices, where another one does its work."""
+
+
+def tier() -> str:
+    """The word for what computes on devices: "kernels", "libtorch", or "auto", kernels where they can be had.
+
+    Raises:
+        ValueError: for another word in ``OXIDION_CUDA``.
+    """
+    word = os.environ.get("OXIDION_CUDA") or "auto"
+    if word not in TIERS:
+        raise ValueError(f"OXIDION_CUDA must be auto, libtorch or kernels, got '{word}'")
+    return "libtorch" if word == "auto" and torch.version.hip else word
 
 
 def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
@@ -114,8 +127,7 @@ def refusal_of_graphs(where: torch.device) -> str:
 
     What libtorch is told, as a learning rate, would be that of the capture in every replay.
     """
-    wanted = os.environ.get("OXIDION_CUDA")
-    found = f"{where.type}, by libtorch" if wanted == "libtorch" else described(where)
+    found = f"{where.type}, by libtorch" if tier() == "libtorch" else described(where)
     return "" if found == where.type else f"on {found}, what a step is told would be fixed by a capture"
 
 
@@ -126,9 +138,8 @@ def prepare(*, emulated: bool = False) -> None:
     Args:
         emulated: whether memory of the host is to count as that of a device, for tests without one.
     """
-    is_for_them = not torch.version.hip
-    if not is_for_them:
+    if torch.version.hip and tier() == "libtorch":
         logging.getLogger("oxidion.cuda").warning(
             "libtorch computes, which is slower: the kernels are for CUDA devices, and this torch is for ROCm"
         )
-    prepare_devices(kept_in(), nvrtc_libraries(), emulated=emulated, kernels=is_for_them)
+    prepare_devices(kept_in(), nvrtc_libraries(), tier=tier(), emulated=emulated)

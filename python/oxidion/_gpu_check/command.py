@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from oxidion._cuda.device import tier
 from oxidion._gpu_check import parts
 from oxidion._gpu_check.parts import CLASSES, EMULATED, KERNELS, SPEED, Found
 
@@ -103,8 +104,7 @@ def check(number: str, rows: Iterable[int]) -> dict[str, Any]:
                     {"row": row, "part": name, "seconds": seconds, "limit": LIMITS[row], **vars(result)}
                 )
     failed = any(part["status"] == "FAIL" and part["row"] in DECIDES for part in found)
-    tier = os.environ.get("OXIDION_CUDA") or "auto"
-    return {"schema": SCHEMA, **parts.facts(number), "tier": tier, "rows": found, "exit": int(failed)}
+    return {"schema": SCHEMA, **parts.facts(number), "tier": tier(), "rows": found, "exit": int(failed)}
 
 
 def _names(row: int) -> list[str]:
@@ -123,20 +123,22 @@ def _part(row: int, name: str, number: str, folder: Path) -> Found:
     if row == 7:
         count = 0 if emulated else torch.cuda.device_count()
         return Found("SKIP", {"gpus": count}, "runs of several GPUs are not part of this version")
-    if row == 2 and os.environ.get("OXIDION_CUDA") == "libtorch":
+    if row == 2 and tier() == "libtorch":
         return Found("SKIP", {}, "OXIDION_CUDA=libtorch: kernels are not asked for")
     return _child(row, name, number, folder / "out.pt", {"OXIDION_CUDA": "kernels"} if row == 2 else {})
 
 
 def _compared(name: str, number: str, folder: Path) -> Found:
     """Kernels beside libtorch, in two processes."""
-    if os.environ.get("OXIDION_CUDA") == "libtorch":
+    if tier() == "libtorch":
         return Found("SKIP", {}, "OXIDION_CUDA=libtorch: kernels are not asked for")
-    for tier in ("kernels", "libtorch"):
-        found = _child(3, name, number, folder / f"{tier}.pt", {"OXIDION_CUDA": tier})
+    files = []
+    for word in ("kernels", "libtorch"):
+        files.append(folder / f"{word}.pt")
+        found = _child(3, name, number, files[-1], {"OXIDION_CUDA": word})
         if found.status != "PASS":
-            return Found(found.status, found.figures, f"{tier}: {found.reason}")
-    own, other = (torch.load(folder / f"{tier}.pt", weights_only=True) for tier in ("kernels", "libtorch"))
+            return Found(found.status, found.figures, f"{word}: {found.reason}")
+    own, other = (torch.load(file, weights_only=True) for file in files)
     off, bar = parts.difference(own, other), KERNELS[name].bar
     reason = "" if off <= bar else f"updates differ by {off:.1e} from libtorch's, {bar:.0e} at most"
     return Found("PASS" if off <= bar else "FAIL", {"off": off, "bar": bar}, reason)

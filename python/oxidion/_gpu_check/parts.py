@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -289,7 +288,7 @@ def _class(device: torch.device, setting: Setting, kind: str, figures: dict[str,
     if device.type != "cuda":
         return ""
     before = torch.cuda.memory_allocated(device)
-    waits = setting.waits or os.environ.get("OXIDION_CUDA") == "libtorch"
+    waits = setting.waits or core.tier() == "libtorch"
     for step in range(2, STEPS):
         give_gradients(params, step)
         torch.cuda.set_sync_debug_mode("default" if waits else "error")

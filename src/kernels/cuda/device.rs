@@ -202,30 +202,22 @@ pub(in crate::kernels) fn enter(
     }
 }
 
-/// Loads those of the named sources that are missing where this thread is; one that cannot be loaded is off from then on, which
-/// is said once.
-///
-/// # Errors
-/// [`Error::Cuda`] where a source would have to be loaded in a capture.
-pub(in crate::kernels) fn ensure(sources: &'static Sources, wanted: &[&str]) -> Result<()> {
-    let (device, stream) = here()?;
-    device.load(sources, wanted, stream)
-}
-
 /// Tests whether this thread launches kernels of all these sources, which are loaded if they are missing: on a device, and
 /// none of them off.
 ///
 /// # Errors
-/// As [`ensure`].
+/// [`Error::Cuda`] where a source would have to be loaded in a capture.
 pub(in crate::kernels) fn uses(wanted: &[&str]) -> Result<bool> {
-    let (Some(sources), true) = (SOURCES.get(), is_entered()) else { return Ok(false) };
-    ensure(sources, wanted)?;
-    Ok(wanted.iter().all(|name| is_on(name)))
-}
-
-/// Tests whether the kernels of a source are loaded where this thread is.
-pub(in crate::kernels) fn is_on(name: &str) -> bool {
-    CURRENT.get().is_some_and(|(device, _)| lock(&device.loaded).is_on(name))
+    let (Some(sources), Some((device, stream))) = (SOURCES.get(), CURRENT.get()) else { return Ok(false) };
+    let are_on = || {
+        let loaded = lock(&device.loaded);
+        wanted.iter().all(|name| loaded.is_on(name))
+    };
+    if are_on() {
+        return Ok(true);
+    }
+    device.load(sources, wanted, stream)?;
+    Ok(are_on())
 }
 
 /// Turns a source off for the process, on every device.

@@ -17,7 +17,7 @@ mod tape;
 
 pub use compile::keep_in;
 pub use device::{Entered, Following, emulate, follow};
-pub(super) use device::{ensure, enter, is_capturing, is_on, scratch, scratch_mut, states, turn_off, uses};
+pub(super) use device::{enter, is_capturing, scratch, scratch_mut, states, turn_off, uses};
 pub use driver::graphs_refusal;
 pub(super) use exchange::{copy, move_down, sum};
 pub use nvrtc::look_for_nvrtc_at;
