@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from support.cases import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS
+from support.cases import ONLY_OF_MATRICES
 
 from .draw import Draw
 from .steps import drawn_case
@@ -76,6 +76,6 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 def close_enough(one: Tensor, other: Tensor, algorithm: str) -> bool:
     """Equal but for the order of sums, where matrices are multiplied side by side."""
-    if algorithm not in (*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS) or not one.isfinite().all():
+    if algorithm not in (*ONLY_OF_MATRICES, "soap") or not one.isfinite().all():
         return False
     return bool(torch.allclose(one.double(), other.double(), rtol=8 * torch.finfo(one.dtype).eps, atol=1e-6))

@@ -9,7 +9,7 @@ import torch
 import oxidion
 from distributed.comparison import Comparison, on_grid
 from distributed.pairs import ROWS
-from support.cases import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group
+from support.cases import ONLY_OF_MATRICES, Case, Group
 from support.inputs import Shape
 from support.layouts import Setting
 from support.sim_mesh import Layout, R, S
@@ -49,7 +49,7 @@ def drawn_case(draw: Draw) -> Case:
     groups = []
     for group in template.groups:
         algorithm = group.keys.get("algorithm", template.algorithm)
-        matrix = algorithm in MATRIX_ALGORITHMS or algorithm in LOW_RANK_ALGORITHMS
+        matrix = algorithm in ONLY_OF_MATRICES
         shapes = [draw.matrix(most=12) if matrix else draw.shape() for _ in range(draw.randint(1, 4))]
         groups.append(Group(tuple(shapes), group.keys))
     return Case(template.name, template.cls, template.algorithm, template.kwargs, tuple(groups))

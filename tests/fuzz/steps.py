@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from support.cases import ALL_CASES, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group
+from support.cases import ALL_CASES, ONLY_OF_MATRICES, Case, Group
 from support.trajectory import Twin
 
 from .draw import CONTENTS, Draw
@@ -58,7 +58,7 @@ def drawn_case(draw: Draw) -> tuple[Case, dict[str, Any]]:
         count = draw.randint(1, 4)
         if bound:
             shapes = tuple(draw.choices(group.shapes, k=count))
-        elif algorithm in MATRIX_ALGORITHMS or algorithm in LOW_RANK_ALGORITHMS:
+        elif algorithm in ONLY_OF_MATRICES:
             shapes = tuple(draw.matrix() for _ in range(count))
         else:
             shapes = tuple(draw.shape() for _ in range(count))

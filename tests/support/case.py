@@ -28,6 +28,8 @@ EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 MATRIX_ALGORITHMS = ("dion", "dion2", "muon", "nordion2", "normuon")
 LOW_RANK_ALGORITHMS = ("galore_adamw", "apollo_adamw")
 BASIS_ALGORITHMS = ("soap", "soap_muon")
+ONLY_OF_MATRICES = (*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS, "soap_muon")
+"""Algorithms that take no vector."""
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -113,13 +115,10 @@ class Case:
         """Hyper-parameters of every parameter: the signature's defaults, the arguments, the group's keys."""
         found: list[dict[str, Any]] = []
         for group in self.groups:
-            own = {
-                "algorithm": self.algorithm,
-                **defaults_of(self.cls),
-                **self.kwargs,
-                **overrides,
-                **group.keys,
-            }
+            defaults, given = defaults_of(self.cls), {**self.kwargs, **overrides, **group.keys}
+            own = {"algorithm": self.algorithm, **defaults, **given}
+            if "betas" in given and "beta2" in defaults.keys() - given.keys():
+                own["beta2"] = given["betas"][1]  # of a class with both the second one is it
             if "epsilon" in group.keys:
                 own.pop("eps", None)  # of the class, in its own spelling
             found += [own for _ in group.shapes]
