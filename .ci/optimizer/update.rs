@@ -74,11 +74,8 @@ mod formulas {
         let (x, g) = (values[0].clone(), given.scalar("grad_factor") * &values[1]);
         values[2] = given.scalar("mu") * &values[2] + g;
         let kept = &x * (1.0 - given.scalar("decay"));
-        let kept = if given.is("cautious") {
-            (&x * &values[2]).below(&Known(0.0)).choose(&x, &kept)
-        } else {
-            kept
-        };
+        let kept =
+            if given.is("cautious") { (&x * &values[2]).below(&Known(0.0)).choose(&x, &kept) } else { kept };
         values[0] = kept - given.scalar("lr") * &values[2];
         Vec::new()
     }

@@ -25,8 +25,7 @@ if __name__ == "__main__":
 from support.cases import (  # noqa: E402
     ALL_CASES,
     EMULATED,
-    LOW_RANK_ALGORITHMS,
-    MATRIX_ALGORITHMS,
+    ONLY_OF_MATRICES,
     Case,
     Group,
     cases_of,
@@ -45,7 +44,7 @@ HALF = (torch.bfloat16,)
 
 def _large(algorithm: str) -> Case:
     case = cases_of(algorithm)[0]
-    plain = algorithm not in (*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS)
+    plain = algorithm not in ONLY_OF_MATRICES
     shapes = (*LARGE, (1, 7), (7, 1), *VECTORS) if plain else LARGE
     return Case(f"{algorithm}-large", case.cls, algorithm, case.kwargs, (Group(shapes),))
 

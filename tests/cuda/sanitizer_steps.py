@@ -17,9 +17,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from oxidion._cuda import device as _device
-from support.cases import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, cases_of
+from support.cases import ONLY_OF_MATRICES, Case, Group, cases_of
 
-ALGORITHMS = (*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS, "adamw", "lion", "lamb", "adafactor", "came")
+ALGORITHMS = (*ONLY_OF_MATRICES, "adamw", "lion", "lamb", "adafactor", "came", "soap")
 SHAPES = ((33, 65), (130, 17), (136, 200))
 STEPS = 2
 PLANTED = {
@@ -35,7 +35,7 @@ PLANTED = {
 def steps(algorithm: str, device: str, dtype: torch.dtype, **settings: object) -> None:
     """Steps of the first row of an algorithm, with products of 16 bits where there are some."""
     row = cases_of(algorithm)[0]
-    vectors = algorithm not in (*MATRIX_ALGORITHMS, *LOW_RANK_ALGORITHMS)
+    vectors = algorithm not in ONLY_OF_MATRICES
     shapes = (*SHAPES, (1,), (5001,)) if vectors else SHAPES
     case = Case(algorithm, row.cls, algorithm, row.kwargs, (Group(shapes, {"min_quant_numel": 0}),))
     params = [torch.nn.Parameter(param.detach().to(device)) for param in case.parameters(dtype)]

@@ -23,7 +23,7 @@ from cuda import streams
 from cuda.sanitizer_steps import ALGORITHMS
 from oxidion._cuda import device as _device
 from oxidion.graph import CudaGraphOptimizer
-from support.cases import LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case, Group, cases_of
+from support.cases import LOW_RANK_ALGORITHMS, ONLY_OF_MATRICES, Case, Group, cases_of
 
 MATRICES = ((33, 65), (136, 200), (200, 136))
 VECTORS = ((1,), (5001,))
@@ -32,7 +32,7 @@ VECTORS = ((1,), (5001,))
 def made(algorithm: str, **settings: Any) -> tuple[list[Parameter], Any]:
     """The optimizer of an algorithm, whose steps are all alike, and its parameters with gradients."""
     row, low_rank = cases_of(algorithm)[0], algorithm in LOW_RANK_ALGORITHMS
-    shapes = MATRICES if low_rank or algorithm in MATRIX_ALGORITHMS else (*MATRICES, *VECTORS)
+    shapes = MATRICES if algorithm in ONLY_OF_MATRICES else (*MATRICES, *VECTORS)
     case = Case(algorithm, row.cls, algorithm, row.kwargs, (Group(shapes, {"min_quant_numel": 0}),))
     params = case.parameters(torch.float32)
     for param in params:

@@ -13,7 +13,7 @@ from .kept import compiled
 
 pytestmark = [pytest.mark.equipment, needs_nvrtc]
 SOURCE = "coded.cu"
-WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb")
+WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb", "temper", "whiten")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])

@@ -22,7 +22,7 @@ import oxidion
 from oxidion._cuda import replay as _replay
 from oxidion.graph import CudaGraphOptimizer
 from support.asserts import error_in_ulps, update_relative_error
-from support.cases import EMULATED, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case
+from support.cases import BASIS_ALGORITHMS, EMULATED, LOW_RANK_ALGORITHMS, MATRIX_ALGORITHMS, Case
 
 from .device_steps import (
     ALGORITHMS,
@@ -190,6 +190,8 @@ def usual(algorithm: str) -> tuple[Case, dict[str, Any]]:
     settings: dict[str, Any] = {"rank_fraction": 0.5} if algorithm == "dion" else {}
     if algorithm in LOW_RANK_ALGORITHMS:
         settings["update_proj_gap"] = 1000
+    if algorithm in BASIS_ALGORITHMS:
+        settings["precondition_frequency"] = 1000
     return CASES[algorithm][-1], settings
 
 

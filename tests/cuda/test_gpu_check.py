@@ -120,7 +120,7 @@ PLANTED = {
         ("hang", "kernels: no answer within 15 s"),
     ],
 )
-def test_a_kernel_at_fault_is_reported(
+def test_a_broken_kernel_is_reported(
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -142,7 +142,7 @@ def test_a_kernel_at_fault_is_reported(
     assert report["exit"] == 1
 
 
-def test_a_class_at_fault_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_class_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "place", lambda _: __import__("torch").device("cpu"))
     monkeypatch.setattr(parts, "VERIFIED", dict.fromkeys(parts.VERIFIED, -1.0))
     found = parts.run(4, "AdamW", EMULATED, "")

@@ -22,7 +22,7 @@ print(driver.emulator_loads())
 def test_machine_code_that_the_driver_refuses_is_compiled(environment: dict[str, str]) -> None:
     run(environment, LOGGED_STEP)  # all are kept from here on
     said = run({**environment, "OXIDION_EMULATED_REFUSALS": "1"}, LOGGED_STEP)
-    assert said.count("compiling") == 1  # what was refused
+    assert said.count("INFO:oxidion.cuda:compiling") == 1  # what was refused
     assert "updates.cu as kept: CUDA: loading a module: CUDA_ERROR_INVALID_IMAGE" in said
     assert said.splitlines()[-1] == str(len(compiler.ARCHITECTURES) - len(compiler.FORMED))
 

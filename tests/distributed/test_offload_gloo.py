@@ -29,6 +29,8 @@ CASES = (
     "galore-default",
     "apollo-default",
     "apollo-mini",
+    "soap-default",
+    "soap_muon-default",
 )
 LOCAL = {"selection_scope": "global"}
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (

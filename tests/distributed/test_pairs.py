@@ -86,8 +86,8 @@ def test_traits_tell_all_kinds_of_layouts_apart() -> None:
 def test_every_kind_of_algorithm_meets_every_wide_layout() -> None:
     assert {case.name for case, _ in WIDE_CHOSEN} == {case.name for case, _ in WIDE_ROWS}
     met = {(kind(case.algorithm), setting.name) for case, setting in WIDE_CHOSEN}
-    assert met == {(k, s.name) for k in ("matrix", "low rank", "sums", "elementwise") for s in WIDE}
-    assert {kind(name) for name in REFERENCE} == {"matrix", "low rank", "sums", "elementwise"}
+    assert met == {(k, s.name) for k in ("matrix", "low rank", "basis", "sums", "elementwise") for s in WIDE}
+    assert {kind(name) for name in REFERENCE} == {"matrix", "low rank", "basis", "sums", "elementwise"}
 
 
 FACTORS = [range(5), range(4), range(3), range(3)]
