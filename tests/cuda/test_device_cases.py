@@ -261,7 +261,9 @@ def captured(work: Callable[[], object]) -> Callable[[], None]:
     return lambda: (graph.replay(), torch.cuda.synchronize())[1]
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in LOW_RANK_ALGORITHMS])
+@pytest.mark.parametrize(
+    "algorithm", [name for name in ALGORITHMS if name not in (*LOW_RANK_ALGORITHMS, "soap")]
+)
 def test_step_in_a_graph_of_torch_counts_its_replays(algorithm: str) -> None:
     """Steps of equal gradients, three of them in a graph: corrections are those of each step."""
     case, settings = usual(algorithm)
