@@ -9,6 +9,14 @@ pub enum Error {
     /// A hyper-parameter, shape or option that no algorithm accepts (Python: `ValueError`).
     #[error("{0}")]
     Value(String),
+    /// The same of a parameter, by its number (Python: `ValueError`).
+    #[error("parameter {index}: {what}")]
+    Param {
+        /// Index of the parameter.
+        index: usize,
+        /// Description of what is not accepted, and the way out.
+        what: String,
+    },
     /// An object of the wrong kind (Python: `TypeError`).
     #[error("{0}")]
     Type(String),
@@ -48,6 +56,15 @@ impl Error {
     pub fn of(self, param: &str) -> Self {
         match self {
             Self::Value(text) => Self::Value(format!("{param}: {text}")),
+            other => other,
+        }
+    }
+
+    /// The error with the name of the parameter, for one that has its number.
+    #[must_use]
+    pub fn named<'a>(self, name: impl FnOnce(usize) -> &'a str) -> Self {
+        match self {
+            Self::Param { index, what } => Self::Value(what).of(name(index)),
             other => other,
         }
     }

@@ -17,6 +17,7 @@ mod orthonormal;
 mod soap;
 pub mod stage;
 mod warned;
+mod weight_norm;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -199,7 +200,7 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "muon",
-        options: &[&muon::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &weight_norm::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
         new: |o| Ok(Arc::new(Muon::new(o)?)),
     },
@@ -211,7 +212,7 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "normuon",
-        options: &[&muon::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&muon::OPTIONS, &weight_norm::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
         new: |o| Ok(Arc::new(Muon::normalized(o)?)),
     },
@@ -223,7 +224,7 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "soap_muon",
-        options: &[&soap::MUON, &soap::BASIS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&soap::MUON, &soap::BASIS, &weight_norm::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[&[("variance", "exp_avg_sq")]],
         new: |o| Ok(Arc::new(soap::SoapMuon::new(o)?)),
     },

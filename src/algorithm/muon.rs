@@ -5,8 +5,9 @@
 
 use super::Algorithm;
 use super::neuron::{NORMALIZE, Neuron, SQUARES};
-use super::orthonormal::{APPLY, BETA2, EPSILON, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
+use super::orthonormal::{APPLY, BETA2, EPSILON, LR, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use super::stage::{StageIo, jobs};
+use super::weight_norm::{WEIGH, WeightNorm};
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
@@ -25,11 +26,17 @@ pub(super) struct Muon {
     common: Orthonormal,
     nesterov: bool,
     neuron: Option<Neuron>,
+    weight_norm: Option<WeightNorm>,
 }
 
 impl Muon {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        Ok(Self { common: Orthonormal::new(options)?, nesterov: options.flag("nesterov")?, neuron: None })
+        Ok(Self {
+            common: Orthonormal::new(options)?,
+            nesterov: options.flag("nesterov")?,
+            neuron: None,
+            weight_norm: WeightNorm::new(options)?,
+        })
     }
 
     pub(super) fn normalized(options: &Options) -> Result<Self> {
@@ -62,7 +69,9 @@ impl Algorithm for Muon {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(self.common.states(p, blocks, self.neuron.as_ref()))
+        let mut states = self.common.states(p, blocks, self.neuron.as_ref());
+        states.extend(self.weight_norm.as_ref().and_then(|own| own.state(p, &self.common.view, blocks)));
+        Ok(states)
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -85,6 +94,9 @@ impl Algorithm for Muon {
         if let Some(neuron) = &self.neuron {
             program = neuron.stages(program, shape);
         }
+        if let Some(own) = &self.weight_norm {
+            program = own.stages(program, shape);
+        }
         Ok(program.local(APPLY, "apply"))
     }
 
@@ -98,7 +110,17 @@ impl Algorithm for Muon {
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], self.norms(io.class)),
             (SQUARES, Some(neuron)) => neuron.squares(io, None),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], None),
+            (WEIGH, neuron) => {
+                if let Some(neuron) = neuron {
+                    neuron.scale(io, None)?;
+                }
+                self.weight_norm.as_ref().map_or(Ok(()), |own| own.weigh(io))
+            }
             (APPLY, neuron) => {
+                if let (Some(own), Some(unit)) = (&self.weight_norm, io.units.first()) {
+                    let radius = if neuron.is_some() { 2 } else { 1 };
+                    return own.apply(io, self.common.update(unit, h), h[LR], radius);
+                }
                 if let Some(neuron) = neuron {
                     neuron.scale(io, None)?;
                 }

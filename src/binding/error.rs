@@ -17,7 +17,7 @@ pub(super) fn to_python(error: Error) -> PyErr {
         Error::Foreign(raised) => {
             raised.downcast::<PyErr>().map_or_else(|_| PyRuntimeError::new_err(text), |raised| *raised)
         }
-        Error::Value(_) => PyValueError::new_err(text),
+        Error::Value(_) | Error::Param { .. } => PyValueError::new_err(text),
         Error::Type(_) => PyTypeError::new_err(text),
         Error::Layout { .. } => LayoutError::new_err(text),
         Error::PlanMismatch(_) => PlanMismatch::new_err(text),

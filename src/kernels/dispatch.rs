@@ -9,7 +9,7 @@ use super::cuda_call::{Family, Pass};
 use super::libtorch;
 use super::libtorch::on_device;
 use crate::error::{Error, Result};
-use crate::tensor::{Device, FlatView, FlatViewMut};
+use crate::tensor::{DType, Device, FlatView, FlatViewMut, to_i64};
 
 /// Sources of the kernels that copy.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
@@ -74,11 +74,35 @@ fn views<'s>(sums: &'s [FlatViewMut<'_>]) -> Vec<FlatView<'s>> {
     sums.iter().map(FlatViewMut::view).collect()
 }
 
-/// As [`fold`], of units that have some jobs each: one sum of each unit.
+/// The sums of jobs, of which units have so many each, added by libtorch.
+fn add_up_there<const N: usize>(
+    call: &Pass<'_>,
+    factor: f64,
+    jobs: &[[FlatView<'_>; N]],
+    counts: &[usize],
+    sums: &[FlatView<'_>],
+) -> Result<()> {
+    let Some(each) = sums.first() else { return Ok(()) };
+    let width = each.len();
+    let (parts, room) = super::stay::scratch(jobs.len() * width, DType::F64, each.device())?;
+    let places: Vec<_> = (0..jobs.len()).map(|job| room.part(job * width, width)).collect();
+    fold_there(call, factor, jobs, &places)?;
+    let parts = parts.f_reshape([to_i64(jobs.len())?, to_i64(width)?])?;
+    let mut first = 0;
+    for (count, to) in counts.iter().zip(sums) {
+        let own = parts.f_narrow(0, first, to_i64(*count)?)?;
+        let total = own.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?;
+        let _ = to.tensor(&[width])?.shallow_clone().f_copy_(&total)?;
+        first += to_i64(*count)?;
+    }
+    Ok(())
+}
+
+/// As [`fold`], of units that have some jobs each: `K` sums of each unit.
 ///
 /// # Errors
 /// As [`run`].
-pub fn fold_units<const N: usize, const R: usize, const W: usize, F: Fold<N, R, W, 1>>(
+pub fn fold_units<const N: usize, const R: usize, const W: usize, const K: usize, F: Fold<N, R, W, K>>(
     pass: &F,
     units: Vec<Vec<Job<'_, R, W>>>,
     sums: &mut [FlatViewMut<'_>],
@@ -92,13 +116,20 @@ pub fn fold_units<const N: usize, const R: usize, const W: usize, F: Fold<N, R, 
         Device::Cpu => {
             let mut totals = cpu::fold::fold(pass, &mut jobs).into_iter();
             for (count, sum) in counts.into_iter().zip(sums) {
-                sum.numbers().fill(totals.by_ref().take(count).map(|[total]| total).sum());
+                let mut total = [0.0; K];
+                for part in totals.by_ref().take(count) {
+                    total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+                }
+                sum.numbers().copy_from_slice(&total);
             }
             Ok(())
         }
         Device::Cuda(_) => {
             let call = pass.on_cuda().ok_or_else(no_kernel::<F>)?;
             let mut jobs = ordered(&mut jobs, F::ORDER).into_iter();
+            if K > 1 {
+                return add_up_there(&call, pass.factor(), &jobs.collect::<Vec<_>>(), &counts, &views(sums));
+            }
             let units: Vec<Vec<_>> =
                 counts.iter().map(|count| jobs.by_ref().take(*count).collect()).collect();
             let encoded = units.iter().flatten().any(is_encoded);

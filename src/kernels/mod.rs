@@ -65,6 +65,7 @@ pub use ops::slices::{
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{has_symmetric_product, symmetric_product};
 pub use ops::trust::{Debias, Trust};
+pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
 pub use ops::whiten::{Temper, Whiten};
 #[cfg(feature = "cuda")]
 pub use sources::{enter_with, source_of, states, turn_off};

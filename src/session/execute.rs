@@ -135,7 +135,9 @@ impl Session {
                 continue;
             }
             let started = Instant::now();
+            let name = |param: usize| plan.params[param].spec.name.as_str();
             done = plan.algorithms[bucket.algorithm].run(point.stage, &mut io, hyper);
+            done = done.map_err(|error| error.named(name));
             *inside += started.elapsed();
             room.keep(io.units);
         }

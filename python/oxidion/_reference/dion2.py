@@ -42,4 +42,4 @@ def dion2_step(param: Tensor, grad: Tensor, state: State, group: Group, normaliz
             selected = normal.reshape(selected.shape)
         u.index_copy_(dim, chosen, selected)
         m.index_copy_(dim, chosen, keep * m.index_select(dim, chosen))
-    apply(param, update, group)
+    apply(param, update, group, state)

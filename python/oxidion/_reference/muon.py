@@ -16,7 +16,7 @@ def muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     ``M <- mu M + G``; ``U = orth(mu M + G)`` with ``nesterov``, else ``orth(M)``; decay; ``X <- X - lr s U``,
     with s of ``adjust_lr``, per matrix of the view.
     """
-    apply(param, muon_update(param, grad, state, group), group)
+    apply(param, muon_update(param, grad, state, group), group, state)
 
 
 def muon_update(param: Tensor, grad: Tensor, state: State, group: Group) -> Tensor:

@@ -14,4 +14,4 @@ def normuon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> Non
     update = muon_update(param, grad, state, group)
     variance = state.setdefault("variance_neuron", variance_of_neurons(param, group))
     normalize_each(update, variance, group)
-    apply(param, update, group)
+    apply(param, update, group, state)

@@ -51,4 +51,4 @@ def soap_muon_step(param: Tensor, grad: Tensor, state: State, group: Group) -> N
             d = d * (schatten4(n) / schatten4(d).clamp_min(1e-38))
         u.copy_(orthogonalize(d, orth))
         kept.learn(block, g, beta2 if shampoo is None else float(shampoo), steps)
-    apply(param, update, group)
+    apply(param, update, group, state)

@@ -34,11 +34,28 @@ def decay(param: Tensor, direction: Tensor, group: Group) -> None:
         param -= rate * param
 
 
-def apply(param: Tensor, update: Tensor, group: Group) -> None:
-    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view."""
+def apply(param: Tensor, update: Tensor, group: Group, state: State) -> None:
+    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view.
+
+    With ``weight_norm``: "hyperball" ``X <- R X'/|X'|`` of ``X' = X - lr (R/|U|) U``, R the norm of the first
+    step; "floor" ``s U max(1, c |X|/|s U|)`` instead of ``s U``, "row_floor" the same for each row.
+    """
+    rule, floor = group.get("weight_norm", "free"), float(group.get("weight_norm_floor", 0.35))
+    pairs = list(zip(matrices(param, group), matrices(update, group), strict=True))
+    radii = state.setdefault("radius", torch.zeros(len(pairs), dtype=param.dtype)).view(-1) if rule == "hyperball" else []
+    sizes = [x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm() for x, _ in pairs]
     decay(param, update, group)
-    for x, u in zip(matrices(param, group), matrices(update, group), strict=True):
-        x -= float(group["lr"]) * lr_factor(group.get("adjust_lr", "spectral_norm"), *fans(u, group)) * u
+    for block, ((x, u), size) in enumerate(zip(pairs, sizes, strict=True)):
+        if rule == "hyperball":
+            radii[block] = size if radii[block] == 0 else radii[block]
+            x -= float(group["lr"]) * radii[block] / u.norm().clamp_min(1e-10) * u
+            x *= radii[block] / x.norm().clamp_min(1e-10)
+            continue
+        step = lr_factor(group.get("adjust_lr", "spectral_norm"), *fans(u, group)) * u
+        if rule != "free":
+            length = step.norm(dim=1, keepdim=True) if rule == "row_floor" else step.norm()
+            step = step * (floor * size / length.clamp_min(1e-10)).clamp_min(1)
+        x -= float(group["lr"]) * step
 
 
 def count(state: State) -> float:

@@ -15,6 +15,7 @@ from oxidion.optim.lamb import Lamb
 from oxidion.optim.lion import Lion
 from oxidion.optim.mixed_precision import DionMixedPrecisionConfig
 from oxidion.optim.muon import Muon
+from oxidion.optim.muon_h import MuonH
 from oxidion.optim.nordion2 import NorDion2
 from oxidion.optim.normuon import NorMuon
 from oxidion.optim.soap import SOAP
@@ -38,6 +39,7 @@ __all__ = [
     "Lamb",
     "Lion",
     "Muon",
+    "MuonH",
     "NorDion2",
     "NorMuon",
     "SOAPMuon",

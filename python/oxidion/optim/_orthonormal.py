@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
 from oxidion._dist.comm import read_meshes
@@ -54,15 +56,31 @@ class OrthonormalOptimizer(OxOptimizer):
         ns_coefficients: "polar_express", "newton_schulz", "keller_jordan", "cans", "aol",
             "polar_express_gram", triples ``(a, b, c)``, or one triple for every step, as torch has it.
         ns_steps: how many of the rows; the last is repeated. None: all, and five of one triple.
+        weight_norm: "free"; "hyperball": every matrix keeps the Frobenius norm R of its first step,
+            ``X' = X - lr (R/|U|) U``, ``X <- X' R/|X'|``: ``lr`` is an angle, and ``weight_decay`` must be 0;
+            "floor": ``U <- U max(1, c |X|/|U|)``; "row_floor": the same for each row (arXiv:2606.16899).
+            State of "hyperball": ``radius``, one number for each matrix. Of ``Muon``, ``NorMuon`` and
+            ``SOAPMuon``.
+        weight_norm_floor: the ``c`` of the floors; ``|U|`` has the factor ``s``.
         check_grad_sync: check at every step that replicas have equal gradients.
 
     Raises:
         TypeError: for a ``newton_schulz_func`` that cannot be called.
         ValueError: for ``use_gram_newton_schulz`` beside another ``orth_method`` or other coefficients, and
-            for two words for one setting with different values.
+            for two words for one setting with different values; for ``weight_norm="hyperball"`` with decay,
+            and in the first step for a matrix of zeros, which has no norm to keep.
     """
 
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
+
+    @classmethod
+    @override
+    def check_together(cls, group: dict[str, Any], where: str) -> None:
+        if group.get("weight_norm") == "hyperball" and float(group["weight_decay"]) != 0:
+            raise ValueError(
+                f"weight_decay must be 0 with weight_norm='hyperball', which keeps the norm of the weights, "
+                f"got {group['weight_decay']!r} ({where}): pass weight_decay=0"
+            )
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
         """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""

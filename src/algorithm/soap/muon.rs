@@ -10,8 +10,9 @@ use super::basis::{Bases, SINCE};
 use super::compose::{BASES, SQUARES, TURNS};
 use super::refresh::{load, spoil_squares, squares, state_of};
 use super::stages::{gradients, turn};
-use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
+use crate::algorithm::orthonormal::{BETA2, EPSILON, LR, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
+use crate::algorithm::weight_norm::{WEIGH, WeightNorm};
 use crate::algorithm::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -52,6 +53,7 @@ pub(in crate::algorithm) struct SoapMuon {
     power: f64,
     /// True if matrices are divided by their Schatten-4 norm, not by their Frobenius norm.
     schatten: bool,
+    weight_norm: Option<WeightNorm>,
 }
 
 impl SoapMuon {
@@ -68,6 +70,7 @@ impl SoapMuon {
             storage: StateStorage::from_options(options)?,
             power: options.real("denom_power", 0.5)?,
             schatten,
+            weight_norm: WeightNorm::new(options)?,
         })
     }
 
@@ -187,6 +190,10 @@ impl SoapMuon {
         }
         let Some(unit) = units.first() else { return Ok(()) };
         let apply = self.common.update(unit, h);
+        if let Some(own) = &self.weight_norm {
+            let of_bases = if count == 0 { 0 } else { 1 + 2 * count };
+            return own.apply(io, apply, h[LR], SINCE + of_bases);
+        }
         let updates = buffers.get_mut(U)?.matrices(units)?;
         let all = units.iter_mut().zip(updates);
         let all = all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]));
@@ -228,6 +235,9 @@ impl SoapMuon {
             for buffer in [SECOND].into_iter().chain(squares) {
                 program = program.redistribute(buffer, Target::Storage);
             }
+        }
+        if let Some(own) = &self.weight_norm {
+            program = own.stages(program, shape);
         }
         Ok(self.bases.learn(program.local(APPLY, "apply"), shape))
     }
@@ -306,6 +316,7 @@ impl Algorithm for SoapMuon {
         states.push(variance.eight_bit(Code::Unsigned, &self.storage));
         states.push(StateSpec::counter("step"));
         states.extend(self.bases.states(p, blocks));
+        states.extend(self.weight_norm.as_ref().and_then(|own| own.state(p, &self.common.view, blocks)));
         Ok(states)
     }
 
@@ -322,6 +333,7 @@ impl Algorithm for SoapMuon {
             LOAD => self.load(io, h),
             ROTATE => self.temper(io, h, true),
             ORTHONORMALIZE => self.orthonormalize(io, h),
+            WEIGH => self.weight_norm.as_ref().map_or(Ok(()), |own| own.weigh(io)),
             APPLY => self.apply(io, h),
             _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }

@@ -28,6 +28,7 @@ pub(in crate::kernels) mod slices;
 pub(in crate::kernels) mod sum_of_squares;
 pub(in crate::kernels) mod symmetric;
 pub(in crate::kernels) mod trust;
+pub(in crate::kernels) mod weight_norm;
 pub(in crate::kernels) mod whiten;
 
 /// Elementwise optimizers by the name of their files: of each the update is in one here, the algorithm in one of
@@ -69,6 +70,7 @@ const PASSES: &[&Declared] = &[
     &momentum::DECLARED,
     &momentum_squares::DECLARED,
     &sum_of_squares::DECLARED,
+    &weight_norm::DECLARED,
     &whiten::DECLARED,
 ];
 

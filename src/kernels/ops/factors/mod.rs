@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod device;
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
 
@@ -22,7 +22,7 @@ pub struct Factors<const K: usize> {
     /// Factors of each job, where a device left them.
     left: Vec<FlatView<'static>>,
     /// Owner of that memory. Nobody else looks at it.
-    _memory: Option<Mutex<Tensor>>,
+    memory: Option<Mutex<Tensor>>,
 }
 
 impl<const K: usize> Factors<K> {
@@ -36,7 +36,28 @@ impl<const K: usize> Factors<K> {
     pub(in crate::kernels) fn room(count: usize, device: Device) -> Result<Self> {
         let (memory, all) = crate::kernels::stay::scratch(count * K, DType::F64, device)?;
         let left = (0..count).map(|job| all.part(job * K, K)).collect();
-        Ok(Self { known: Vec::new(), left, _memory: Some(Mutex::new(memory)) })
+        Ok(Self { known: Vec::new(), left, memory: Some(Mutex::new(memory)) })
+    }
+
+    /// Factors that libtorch computed on a device: a row of `values` for each job, in float64.
+    pub(in crate::kernels) fn computed(values: &Tensor, device: Device) -> Result<Self> {
+        let (count, _) = values.size2()?;
+        let room = Self::room(usize::try_from(count).unwrap_or(0), device)?;
+        if let Some(memory) = &room.memory {
+            let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+            memory.f_copy_(&values.f_reshape([-1])?)?;
+        }
+        Ok(room)
+    }
+
+    /// The same for jobs of which each has those of one of the present ones.
+    #[must_use]
+    pub fn spread(mut self, of: &[usize]) -> Self {
+        let pick = |at: &usize| self.known.get(*at).copied();
+        self.known = if self.known.is_empty() { Vec::new() } else { of.iter().filter_map(pick).collect() };
+        let pick = |at: &usize| self.left.get(*at).copied();
+        self.left = if self.left.is_empty() { Vec::new() } else { of.iter().filter_map(pick).collect() };
+        self
     }
 
     /// Factors of a job, on the host.

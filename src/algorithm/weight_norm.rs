@@ -1,0 +1,189 @@
+//! Updates that keep the norms of weights, or are at least a share of them (arXiv:2606.16899).
+//!
+//! With R the norm that a matrix has at its first step, and U the update for a learning rate of 1:
+//! "hyperball" X' = X - lr·(R/‖U‖)·U, X ← X'·R/‖X'‖, so that lr is an angle. "floor" U ← U·max(1, c·‖X‖/‖U‖), "`row_floor`"
+//! the same for each row.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use super::orthonormal::U;
+use super::stage::{StageIo, UnitIo, jobs, lines};
+use crate::error::{Error, Result};
+use crate::kernels::{self, Apply, Factors, Job, Scaled, SizeRule, WeightNorms};
+use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
+use crate::spec::{Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
+
+pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
+
+/// The stage of the sums, behind all others.
+pub(super) const WEIGH: Stage = 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rule {
+    Hyperball,
+    Floor,
+    RowFloor,
+}
+
+/// A constraint on the norms of weights.
+#[derive(Debug)]
+pub(super) struct WeightNorm {
+    rule: Rule,
+    /// The least ratio of an update to the weights.
+    least: f64,
+    /// Parameters on a device whose norm was looked at.
+    seen: Mutex<BTreeSet<usize>>,
+}
+
+impl WeightNorm {
+    /// The constraint of these settings; none for weights that are free.
+    pub(super) fn new(options: &Options) -> Result<Option<Self>> {
+        let rule = match options.word("weight_norm")? {
+            None | Some("free") => return Ok(None),
+            Some("hyperball") => Rule::Hyperball,
+            Some("floor") => Rule::Floor,
+            Some("row_floor") => Rule::RowFloor,
+            Some(other) => {
+                return Err(Error::Value(format!(
+                    "weight_norm must be 'free', 'hyperball', 'floor' or 'row_floor', got '{other}'"
+                )));
+            }
+        };
+        Ok(Some(Self { rule, least: options.real("weight_norm_floor", 0.35)?, seen: Mutex::default() }))
+    }
+
+    /// State R, a number of each matrix; 0 where it is not known yet.
+    pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> Option<StateSpec> {
+        if self.rule != Rule::Hyperball {
+            return None;
+        }
+        let lead = view.leading(p);
+        let (mut shape, mut sharding) =
+            (p.shape[..lead].to_vec(), (0..lead).map(DimSharding::LikeParam).collect::<Vec<_>>());
+        let split = view.splits().is_some();
+        if split {
+            shape.extend([view.per_matrix(p, blocks.len()), 1, 1]);
+            sharding.extend([DimSharding::Replicated; 3]);
+        }
+        Some(StateSpec {
+            role: "radius",
+            shape,
+            sharding,
+            share: if split { Share::Block } else { Share::Number },
+            dtype: p.dtype.arithmetic(),
+            init: Init::Zeros,
+            coded: None,
+            on_host: false,
+        })
+    }
+
+    /// Declares the buffer of the sums and appends the stage that computes them.
+    pub(super) fn stages(&self, program: Program, shape: &UnitShape) -> Program {
+        let sums = if self.rule == Rule::RowFloor {
+            BufferSpec::new("weight_norms", shape.rows, 3, DType::F64)
+                .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::Replicated)
+        } else {
+            BufferSpec::new("weight_norms", 1, 3, DType::F64).summed(Side::Rows)
+        };
+        let program = program.buffer(sums.summed(Side::Cols));
+        let buffer = program.buffers.len() - 1;
+        program.local(WEIGH, "weigh").redistribute(buffer, Target::Replicate)
+    }
+
+    /// The buffer of the sums, which is the last one.
+    fn sums(io: &StageIo<'_>) -> BufferId {
+        io.buffers.0.len() - 1
+    }
+
+    /// Parameters and updates as jobs, one or several lists of jobs for each unit as there are sums.
+    fn work<'s>(
+        &self,
+        units: &'s mut [UnitIo<'_>],
+        updates: Vec<MatrixViewMut<'s>>,
+    ) -> Vec<(MatrixViewMut<'s>, MatrixView<'s>)> {
+        let all = units.iter_mut().zip(updates).map(|(unit, u)| (unit.param.reborrow(), u.into_view()));
+        if self.rule != Rule::RowFloor {
+            return all.collect();
+        }
+        all.flat_map(|(param, u)| {
+            let rows = param.into_groups(1);
+            rows.enumerate().map(move |(row, x)| (x, u.rows(row, 1)))
+        })
+        .collect()
+    }
+
+    /// Places of the sums, one for each of `work`.
+    fn places<'s>(&self, sums: Vec<MatrixViewMut<'s>>) -> Vec<FlatViewMut<'s>> {
+        sums.into_iter().flat_map(MatrixViewMut::into_rows).collect()
+    }
+
+    /// Sums of squares and products of weights and updates.
+    pub(super) fn weigh(&self, io: &mut StageIo<'_>) -> Result<()> {
+        let at = Self::sums(io);
+        let StageIo { units, buffers, .. } = io;
+        let [updates, sums] = buffers.several([U, at])?;
+        let mut places = self.places(sums.matrices(units)?);
+        let updates = updates.matrices(units)?;
+        let each = self.work(units, updates).into_iter();
+        let each = each.map(|(x, u)| jobs([([x.into_view(), u], [])])).collect();
+        kernels::fold_units(&WeightNorms {}, each, &mut places)
+    }
+
+    /// The update of the parameters by what `weigh` left. `apply` is the step of weights that are free, and `radius` where
+    /// the state R is.
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, apply: Apply, lr: f64, radius: usize) -> Result<()> {
+        let at = Self::sums(io);
+        let StageIo { units, buffers, .. } = io;
+        let [updates, sums] = buffers.several([U, at])?;
+        let spherical = self.rule == Rule::Hyperball;
+        // The factor of the update belongs to its length.
+        let scale = if lr == 0.0 { 1.0 } else { apply.rate / lr };
+        let rule =
+            if spherical { SizeRule::Sphere } else { SizeRule::Floor { least: self.least, scale } };
+        let places: Vec<_> = self.places(sums.matrices(units)?);
+        let places: Vec<_> = places.into_iter().map(FlatViewMut::into_view).collect();
+        let mut radii = if spherical { lines(units, radius) } else { Vec::new() };
+        let factors = rule.factors(&places, &mut radii)?;
+        drop(radii);
+        if spherical {
+            self.check(units, radius)?;
+        }
+        let updates = updates.matrices(units)?;
+        let (mut all, mut of) = (Vec::new(), Vec::new());
+        for (unit, (x, u)) in self.work(units, updates).into_iter().enumerate() {
+            let jobs: Vec<Job<'_, 1, 1>> = jobs([([u], [x])]);
+            of.extend(std::iter::repeat_n(unit, jobs.len()));
+            all.extend(jobs);
+        }
+        let factors: Factors<5> = factors.spread(&of);
+        let Apply { decay, cautious, .. } = apply;
+        kernels::run(&Scaled { rate: lr, decay, cautious, spherical, factors }, &mut all)
+    }
+
+    /// Refuses weights of zeros: no step leads them away from there.
+    fn check(&self, units: &[UnitIo<'_>], radius: usize) -> Result<()> {
+        for unit in units {
+            let stored = unit.state[radius].view();
+            let is_zero = if stored.device() == Device::Cpu {
+                let all = stored.all();
+                if all.dtype() == DType::F64 { all.numbers() == [0.0] } else { all.slice::<f32>() == [0.0] }
+            } else {
+                let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                !kernels::is_capturing()?
+                    && seen.insert(unit.param_index)
+                    && f64::try_from(stored.tensor()?.f_sum(tch::Kind::Double)?)? == 0.0
+            };
+            if is_zero {
+                return Err(Error::Param {
+                    index: unit.param_index,
+                    what: "weight_norm='hyperball' keeps the norm of the weights, and these are all zero: \
+                           initialize them with other numbers, or put them in a group with weight_norm='free'"
+                        .into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
