@@ -164,11 +164,15 @@ impl WeightNorm {
 
     /// Refuses weights of zeros: no step leads them away from there.
     fn check(&self, units: &[UnitIo<'_>], radius: usize) -> Result<()> {
-        for unit in units {
+        for unit in units.iter().filter(|unit| unit.rows * unit.cols > 0) {
             let stored = unit.state[radius].view();
             let is_zero = if stored.device() == Device::Cpu {
                 let all = stored.all();
-                if all.dtype() == DType::F64 { all.numbers() == [0.0] } else { all.slice::<f32>() == [0.0] }
+                match all.dtype() {
+                    DType::F64 => all.numbers() == [0.0],
+                    DType::F32 => all.slice::<f32>() == [0.0],
+                    _ => f64::try_from(&*all.tensor(&[])?)? == 0.0,
+                }
             } else {
                 let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
                 !kernels::is_capturing()?

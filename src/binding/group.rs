@@ -97,7 +97,14 @@ fn callback(function: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
 /// The live scalars of an algorithm, read from its group. Where its learning rate is a number that the device reads
 /// (`rate_read`), it is 1: what is proportional to it is for each unit of it.
 pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm, rate_read: bool) -> PyResult<Hyper> {
-    let value = |key: &&str| if rate_read && key.starts_with("lr") { Ok(1.0) } else { scalar(group, key) };
+    let average = group.get_item(intern!(group.py(), "average"))?;
+    // It decays the weights at which gradients are taken, before the step.
+    let decays = !average.is_some_and(|rule| rule.eq("schedule_free").unwrap_or(false));
+    let value = |key: &&str| match *key {
+        "weight_decay" if !decays => Ok(0.0),
+        key if rate_read && key.starts_with("lr") => Ok(1.0),
+        key => scalar(group, key),
+    };
     algorithm.scalars().iter().map(value).collect::<PyResult<Vec<f64>>>().map(Hyper)
 }
 

@@ -314,12 +314,12 @@ impl PyPlan {
     }
 
     /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed
-    /// of a normal start or None, for each axis of its mesh the dimension that is sharded or None, of codes the elements
+    /// of a normal start or None, whether it starts as the parameter, for each axis of its mesh the dimension that is sharded or None, of codes the elements
     /// of a block and whether they are signed, else None, and whether it may be codes.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {
-                Init::Zeros => None,
+                Init::Zeros | Init::Param => None,
                 Init::Normal { seed } => Some(seed),
             };
             let entry = PyDict::new(py);
@@ -328,6 +328,7 @@ impl PyPlan {
             entry.set_item("shape", &s.spec.shape)?;
             entry.set_item("spans", &s.spans)?;
             entry.set_item("seed", seed)?;
+            entry.set_item("of_param", s.spec.init == Init::Param)?;
             entry.set_item("on_host", s.spec.on_host)?;
             entry.set_item("shards", &s.shards)?;
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());

@@ -19,7 +19,7 @@ use super::{group, handles, tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
-use crate::session::{Details, FastPath, Session};
+use crate::session::{AverageStep, Details, FastPath, Session};
 use crate::tensor::DType;
 use crate::threads;
 
@@ -248,6 +248,22 @@ impl PySession {
     /// Runs compute instruction `k`.
     fn compute(&self, py: Python<'_>, k: usize) -> PyResult<()> {
         py.enter(|| self.lock()?.compute(k))
+    }
+
+    /// Works on the averages of the weights, before or after the instructions of the step that has begun. Of each group
+    /// none, or whether gradients are taken between the weights and their average, the share of what is new, that of the
+    /// average in where gradients are taken, and the decay along these weights.
+    fn average(
+        &self,
+        py: Python<'_>,
+        groups: Vec<Option<(bool, f64, f64, f64)>>,
+        is_late: bool,
+    ) -> PyResult<()> {
+        let steps = groups.into_iter().map(|group| {
+            group.map(|(interpolates, share, beta, decay)| AverageStep { interpolates, share, beta, decay })
+        });
+        let steps: Vec<_> = steps.collect();
+        py.enter(|| self.lock()?.average(&steps, is_late))
     }
 
     /// Ends the step; returns the parameters and states that were written and whose changes are still to be counted.

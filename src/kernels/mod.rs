@@ -34,6 +34,7 @@ pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOp
 pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
 pub use ops::apply::{Apply, Decay};
+pub use ops::average::{Average, PutTogether, TakeApart};
 pub use ops::channels::{
     ChannelStep, Channels, Limited, Projected, channel_ratios, channel_squares, channel_steps, channel_totals,
 };

@@ -36,8 +36,11 @@ use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, local_shape};
 use crate::spec::options::BFLOAT16_PRODUCTS;
-use crate::spec::{Block, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
+use crate::spec::{Block, Init, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
+
+/// Role of the average of a parameter, or of what it is stepped from (`session/average.rs`): the last one of its states.
+pub const AVERAGE: &str = "average";
 
 /// Facts about a group that the plan needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,7 +139,11 @@ impl Plan {
                     [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.num_shards());
                 spec.transposed = spec.transposed.or(algorithm.orientation(num_shards));
                 turn(&mut spec, algorithm, &blocks, &existing)?;
-                let states = algorithm.state(&spec, &blocks)?;
+                let mut states = algorithm.state(&spec, &blocks)?;
+                if settings.options.word("average")?.is_some() {
+                    let average = StateSpec::like(AVERAGE, &spec, spec.dtype.arithmetic());
+                    states.push(StateSpec { init: Init::Param, ..average });
+                }
                 let (shards, whole) = if algorithm.flat() {
                     (vec![local::flat_shard(&spec, &layout)], None)
                 } else if algorithm.whole_parameter() {

@@ -1,6 +1,7 @@
 //! A plan bound to tensors: takes gradients, runs the schedule's compute instructions, lets go of the gradients.
 
 mod apart;
+mod average;
 mod buffers;
 mod cadence;
 mod device;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use apart::Apart;
+pub use average::AverageStep;
 use buffers::stage_shards;
 pub use device::of as device_of;
 use execute::{Fixed, fixed};

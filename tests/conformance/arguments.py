@@ -86,8 +86,17 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"orth_preset": "fast"},
         {"orth_method": "gram", "ns_coefficients": "cans"},
         {"ns_coefficients": [(1.5, -0.5, 0.0)], "ns_steps": 8},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
+        {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
-    "NorMuon": (*FAMILY, {"mu": 0.5}, {"nesterov": True}, {"muon_beta2": 0.5}, {"norm_scope": "shard"}),
+    "NorMuon": (
+        *FAMILY,
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
+        {"mu": 0.5},
+        {"nesterov": True},
+        {"muon_beta2": 0.5},
+        {"norm_scope": "shard"},
+    ),
     "Dion2": (*FAMILY, {"ef_decay": 0.5}, {"fraction": 1.0}, {"selection_scope": "global"}),
     "NorDion2": (
         *FAMILY,
@@ -150,7 +159,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "SOAPMuon": (
         *FAMILY,
-        {"mu": 0.5},
+        {"mu": 0.5, "weight_norm": "row_floor", "weight_norm_floor": 0.5},
         {"beta2": 0.5, "eps": 1e-4},
         {"precondition_frequency": 1, "sides": "short"},
         {"denom_power": 0.25, "orth_norm": "schatten4", "seed": 5},

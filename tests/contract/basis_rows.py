@@ -86,6 +86,8 @@ CASES = (
             "orth_norm",
             "ns_coefficients",
             "ns_steps",
+            "weight_norm",
+            "weight_norm_floor",
             "check_grad_sync",
         },
         state={
@@ -98,6 +100,8 @@ CASES = (
             ("beta2", 1.0),
             ("orth_norm", "nuclear"),
             ("orth_method", "qr"),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={"lr": 0.03, "mu": 0.5, "beta2": 0.6, "weight_decay": 0.3, "eps": 0.1, "epsilon": 0.1},
         kwargs={"precondition_frequency": 2},

@@ -40,6 +40,7 @@ FAMILY = EXTRA - {"distributed_mesh"} | {
 }
 
 TORCH_WORDS = frozenset({"momentum", "adjust_lr_fn", "eps"})
+WEIGHT_NORM = frozenset({"weight_norm", "weight_norm_floor"})
 
 _NOT_A_NON_NEGATIVE_NUMBER = (-1.0, NAN, INF, -INF)
 BAD_LR_AND_DECAY = tuple(
@@ -109,7 +110,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | TORCH_WORDS,
+        keyword_only=FAMILY | TORCH_WORDS | WEIGHT_NORM,
         state={
             "muon": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -149,7 +150,7 @@ CASES = (
             ("use_polar_express", True),
             ("newton_schulz_func", None),
         ),
-        keyword_only=FAMILY | TORCH_WORDS | {"norm_scope"},
+        keyword_only=FAMILY | TORCH_WORDS | WEIGHT_NORM | {"norm_scope"},
         state={
             "normuon": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),

@@ -128,6 +128,22 @@ def _family(make: Callable[..., Case]) -> list[Case]:
     ]
 
 
+def _held(make: Callable[..., Case]) -> list[Case]:
+    """Rows of weights whose norm is held, or whose updates follow it."""
+    sphere = {"weight_norm": "hyperball", "weight_decay": 0.0}
+    rows = {"weight_norm": "row_floor", "weight_norm_floor": 2.0, "adjust_lr": "rms_norm"}
+    return [
+        make("hyperball", **sphere),
+        make("hyperball-experts", Group(EXPERTS), **sphere),
+        make("hyperball-heads", Group(HEADS, {"num_heads": 3}), **sphere),
+        make("hyperball-column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), **sphere),
+        make("floor", weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True),
+        make("row-floor", **rows),
+        make("row-floor-column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), **rows),
+        make("row-floor-flatten", Group(KERNELS), flatten=True, **rows),
+    ]
+
+
 SPLIT_EXPERTS = ((3, 12, 6), (2, 12, 9))
 TURNED_EXPERTS = ((3, 6, 12), (2, 9, 12))
 TURNED = {"split_sizes": (6, 4, 2), "split_dim": 1, "fan_in_fan_out": True}
@@ -208,6 +224,7 @@ BY_HAND: tuple[Case, ...] = (
         rank_fraction=0.5,
     ),
     *(row for make in (_normuon, _dion2, _nordion2) for row in _family(make)),
+    *(row for make in (_muon, _normuon) for row in _held(make)),
     _normuon("nesterov", nesterov=True, adjust_lr=None),
     _normuon("mu", mu=0.5, epsilon=0.25, muon_beta2=0.5),
     _dion2("half", fraction=0.5, ef_decay=0.5, selection_scope="global"),

@@ -84,6 +84,9 @@ SOAP_MUON_CASES: tuple[Case, ...] = (
     _soap_muon("cautious", cautious_wd=True),
     _soap_muon("maximize", maximize=True),
     _soap_muon("no-decay", weight_decay=0.0),
+    _soap_muon("hyperball", weight_norm="hyperball", weight_decay=0.0, sides="short"),
+    _soap_muon("hyperball-heads", Group(HEADS, {"num_heads": 3}), weight_norm="hyperball", weight_decay=0.0),
+    _soap_muon("row-floor", weight_norm="row_floor", weight_norm_floor=2.0),
     _soap_muon(
         "mixed",
         Group(SHAPES[:3]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core import constructor, loading, schema, summary, validate
+from oxidion._core import averages, constructor, loading, schema, summary, validate
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -151,6 +152,7 @@ class OxOptimizer(Stepper, Optimizer):
             schema.settle_memory(param_group)
             self._check(param_group, number)
             self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
+            averages.check(param_group, f"group {number}")
             self._check_params(param_group, number)
             self._given |= {tuple(param.shape) for param in param_group["params"]}
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
@@ -386,6 +388,7 @@ class OxOptimizer(Stepper, Optimizer):
         validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
         own.check_together(group, where)
+        averages.check(group, where)
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -486,6 +489,34 @@ class OxOptimizer(Stepper, Optimizer):
             ValueError: for group keys that do not fit the shape of a parameter.
         """
         return self._make_plan()
+
+    def eval(self) -> None:
+        """Has the parameters of groups with ``average`` "schedule_free" or "gpa" hold their averages.
+
+        Call it before an evaluation or before the model is saved, and `train` before the next step.
+        Parameters are written in place; the mode is in the state dict. Other groups do not change: see `averaged`.
+        """
+        averages.switch(self.param_groups, self.state, "eval")
+
+    def train(self) -> None:
+        """Has the parameters hold the weights at which gradients are taken, after `eval`."""
+        averages.switch(self.param_groups, self.state, "train")
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the parameters of groups with an ``average`` hold it, by any rule.
+
+        Parameters are written in place and brought back at the end, from copies that are kept meanwhile.
+        ``step`` raises inside.
+        """
+        return averages.averaged(self.param_groups, self.state)
+
+    def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """A copy of ``model.state_dict()`` with the averages in place of the parameters that have one."""
+        with self.averaged():
+            return {
+                key: value.detach().clone() if isinstance(value, Tensor) else value
+                for key, value in model.state_dict().items()
+            }
 
     def explain(self) -> Table:
         """Tells one row per parameter what happens to it.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from oxidion._core import validate
+from oxidion._core import averages, validate
 from oxidion._core.validate import Field, Word
 from oxidion._oxidion import algorithms
 
@@ -35,11 +35,12 @@ COMMON: dict[str, Field] = {
 }
 """Group keys of every algorithm."""
 
-OPTIONAL: dict[str, Field] = {"seed_by": validate.word("name", "name", "position")}
+OPTIONAL: dict[str, Field] = {"seed_by": validate.word("name", "name", "position"), **averages.SCHEMA}
 """Group keys of every algorithm that groups have only where they are not the default.
 
 ``seed_by``: what random numbers of parameters with names go by. Checkpoints of groups without names set
-"position", so that what goes on from them has the numbers that it would have had.
+"position", so that what goes on from them has the numbers that it would have had. ``average``: see
+`averages`.
 """
 
 SCHEDULER_KEYS = {

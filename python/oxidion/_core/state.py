@@ -30,7 +30,7 @@ SCALES = "_absmax"
 """Ending of the key of an 8-bit state's scales."""
 ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
 ROLES |= {"Q", "proj", "proj_right", "proj_step", "step", "step_dev", "momentum_buffer"}
-ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step"}
+ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step", "radius", "average"}
 """Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 
 Names = Mapping[str, Mapping[str, str]]
@@ -258,6 +258,9 @@ def settle(
 def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds, in the kind of memory in which its parameter is."""
     shape, dtype = _stored(spec)
+    if spec["of_param"]:
+        own = param.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+        return _pinned(own) if param.is_pinned() else own
     if spec["seed"] is None:
         return zeros(shape, dtype, param.device, reserve, pin=param.is_pinned())
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")

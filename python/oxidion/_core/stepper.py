@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from oxidion._core import driver, runner, schema, validate
+from oxidion._core import averages, driver, runner, schema, validate
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
 from oxidion._core.reserve import Reserve, zeros
@@ -103,6 +103,7 @@ class Stepper:
             scale = getattr(self, "grad_scale", None)
             grad_factor = 1.0 if scale is None else 1.0 / float(scale)
         self._settle_keys()
+        averages.refuse_eval(self.param_groups)
         with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
@@ -249,7 +250,12 @@ class Stepper:
     def _finish(self, session: Session) -> None:
         """Executes the schedule of a step that was prepared and ends it; a failure poisons the optimizer."""
         try:
+            means = averages.advance(self.param_groups)
+            if means is not None:
+                session.average(means, False)
             self._runner.execute(session, self._schedule, self._comms)
+            if means is not None:
+                session.average(means, True)
             uncounted = session.end()
         except BaseException as failure:
             step = self.param_groups[0]["step"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from oxidion._core import averages
 from oxidion._core.state import SCALES, entries_of, is_own, key_of, parameters, whole
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -36,7 +37,11 @@ def _twin(optimizer: Stepper) -> Stepper:
         clone.grad = None if param.grad is None else _copy(param.grad)
         twins[param] = clone
     twin.param_groups = [
-        {**group, "params": [twins[param] for param in group["params"]]} for group in optimizer.param_groups
+        {
+            **{key: value for key, value in group.items() if key not in averages.SCHEMA},
+            "params": [twins[param] for param in group["params"]],
+        }
+        for group in optimizer.param_groups
     ]
     twin.state = type(optimizer.state)(dict)
     for _, param, entries in entries_of(optimizer.state, optimizer.param_groups):

@@ -42,7 +42,11 @@ def apply(param: Tensor, update: Tensor, group: Group, state: State) -> None:
     """
     rule, floor = group.get("weight_norm", "free"), float(group.get("weight_norm_floor", 0.35))
     pairs = list(zip(matrices(param, group), matrices(update, group), strict=True))
-    radii = state.setdefault("radius", torch.zeros(len(pairs), dtype=param.dtype)).view(-1) if rule == "hyperball" else []
+    radii = (
+        state.setdefault("radius", torch.zeros(len(pairs), dtype=param.dtype)).view(-1)
+        if rule == "hyperball"
+        else []
+    )
     sizes = [x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm() for x, _ in pairs]
     decay(param, update, group)
     for block, ((x, u), size) in enumerate(zip(pairs, sizes, strict=True)):

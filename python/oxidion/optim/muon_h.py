@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from oxidion._core.constructor import LEFT_OUT
-from oxidion.optim._orthonormal import OrthonormalOptimizer
 from oxidion.optim.muon import Muon
 
 
-class MuonH(Muon):
+def MuonH(
+    params: ParamsT,
+    lr: float | Tensor = 0.018,
+    mu: float = 0.95,
+    *,
+    nesterov: bool = True,
+    **settings: Any,
+) -> Muon:
     r"""MuonH: `Muon` on a sphere, whose weights keep their norm (arXiv:2606.16899).
 
     With R the Frobenius norm of a matrix at its first step and U the update of `Muon`:
@@ -24,66 +27,23 @@ class MuonH(Muon):
         X \leftarrow R \frac{X'}{\lVert X' \rVert_F}
 
     A step turns a matrix by the angle ``arctan(lr)`` at most, whatever its shape and norm: ``adjust_lr``
-    changes nothing, and there is no decay. It is ``Muon`` with ``weight_norm="hyperball"`` and defaults of its
-    own. A matrix of zeros cannot move: the first step raises a ``ValueError`` that names it.
+    changes nothing, and there is no decay. It is `Muon` with ``weight_norm="hyperball"`` and defaults of its
+    own.
 
-    State: ``momentum``, shaped like the parameter, and ``radius`` (R), a number for each matrix, 0
-    until the first step. Parameters and state are written in place. A non-finite gradient makes its own
-    parameter NaN, no other.
+    State: ``momentum``, shaped like the parameter, and ``radius`` (R), a number for each matrix, 0 until the
+    first step. Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no
+    other.
 
     Args:
+        params: parameters, groups, or pairs of names and parameters.
         lr: the tangent of the largest angle of a step.
-        weight_decay: must be 0.
+        mu: momentum factor.
         nesterov: look one step ahead.
+        settings: any other argument of `Muon`.
 
-    Arguments that are not named here are those of ``Muon``.
+    Raises:
+        ValueError: for ``weight_decay`` other than 0, and in the first step for a matrix of zeros, which could
+            never move; the error names it.
     """
-
-    def __init__(
-        self,
-        params: ParamsT,
-        distributed_mesh: Any = None,
-        lr: float | Tensor = 0.018,
-        mu: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.0,
-        cautious_wd: bool = False,
-        epsilon: float = 1e-8,
-        nesterov: bool = True,
-        adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
-        | None = "spectral_norm",
-        flatten: bool = False,
-        use_gram_newton_schulz: bool = False,
-        use_triton: bool = False,
-        use_polar_express: bool = True,
-        newton_schulz_func: Callable[..., Tensor] | None = None,
-        *,
-        momentum: float = LEFT_OUT,
-        adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] | None = LEFT_OUT,
-        eps: float = LEFT_OUT,
-        orth_dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] = "auto",
-        orth_method: Literal["auto", "standard", "gram", "svd"] = "auto",
-        orth_preset: Literal["exact", "fast"] = "exact",
-        ns_coefficients: Literal[
-            "polar_express", "newton_schulz", "keller_jordan", "cans", "aol", "polar_express_gram"
-        ]
-        | Sequence[float]
-        | Sequence[Sequence[float]]
-        | None = None,
-        ns_steps: int | None = None,
-        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "hyperball",
-        weight_norm_floor: float = 0.35,
-        check_grad_sync: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        strict: bool = True,
-        max_batch_bytes: int | None = None,
-        workspace_limit: float | None = None,
-        state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
-        state_bits: Literal[8, 32] = 32,
-        stochastic_rounding: bool = False,
-        init_state: bool = False,
-    ) -> None:
-        OrthonormalOptimizer.__init__(self, params, locals())
+    settings = {"weight_decay": 0.0, "weight_norm": "hyperball", **settings}
+    return Muon(params, lr=lr, mu=mu, nesterov=nesterov, **settings)

@@ -5,6 +5,7 @@
 use super::cuda_call::Declared;
 
 pub(in crate::kernels) mod apply;
+pub(in crate::kernels) mod average;
 pub(in crate::kernels) mod channels;
 pub(in crate::kernels) mod clipping;
 pub(in crate::kernels) mod columns;
@@ -62,6 +63,7 @@ elementwise_optimizers!(updates);
 /// Operations that several optimizers share, or that are part of a step.
 const PASSES: &[&Declared] = &[
     &apply::DECLARED,
+    &average::DECLARED,
     &convert::DECLARED,
     &direction::DECLARED,
     &factored::DECLARED,

@@ -165,17 +165,28 @@ impl SizeRule {
     }
 }
 
-/// The radius that is stored, as float32 or float64; the present norm is, where there is none.
-#[expect(clippy::cast_possible_truncation, reason = "it is stored as float32")]
+/// The radius that is stored, in whatever type a checkpoint has it; the present norm is, where there is none.
+#[expect(clippy::cast_possible_truncation, reason = "it may be stored as float32")]
 fn radius_of(stored: &mut FlatViewMut<'_>, present: f64) -> Result<f64> {
-    if stored.dtype() == DType::F64 {
-        let radius = stored.numbers().first_mut().ok_or_else(no_norms)?;
-        *radius = if *radius == 0.0 { present } else { *radius };
-        return Ok(*radius);
+    match stored.dtype() {
+        DType::F64 => {
+            let radius = stored.numbers().first_mut().ok_or_else(no_norms)?;
+            *radius = if *radius == 0.0 { present } else { *radius };
+            Ok(*radius)
+        }
+        DType::F32 => {
+            let radius = stored.slice_mut::<f32>().first_mut().ok_or_else(no_norms)?;
+            *radius = if *radius == 0.0 { present as f32 } else { *radius };
+            Ok(f64::from(*radius))
+        }
+        _ => {
+            let mut number = stored.tensor(&[])?;
+            if f64::try_from(&*number)? == 0.0 {
+                let _ = number.f_fill_(present)?;
+            }
+            Ok(f64::try_from(&*number)?)
+        }
     }
-    let radius = stored.slice_mut::<f32>().first_mut().ok_or_else(no_norms)?;
-    *radius = if *radius == 0.0 { present as f32 } else { *radius };
-    Ok(f64::from(*radius))
 }
 
 fn no_norms() -> Error {
