@@ -248,6 +248,38 @@ def test_replays_are_steps_with_settings_and_gradients_of_their_own(
     assert not optimizer.captured
 
 
+@pytest.mark.parametrize("rule", ["ema", "tail", "schedule_free", "gpa"])
+@pytest.mark.parametrize("by_graph", [False, True])
+def test_averages_follow_what_the_class_steps(
+    rule: str, by_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if EMULATED:
+        Capture.driver = ctypes.CDLL("libcuda.so.1")
+        monkeypatch.setattr(_replay, "Capture", Capture)
+    case, settings = usual("adamw")
+    settings["weight_decay"] = 0.0
+    params, inner = (parameters_of(case, torch.float32, DEVICE) for _ in range(2))
+    optimizer, alone = (optimizer_of(case, own, **settings) for own in (params, inner))
+    optimizer.param_groups[0]["average"] = rule
+    if rule in ("ema", "gpa"):
+        optimizer.param_groups[0]["average_decay"] = 0.5
+    means = [param.detach().double() for param in params]
+    step = CudaGraphOptimizer(optimizer, warmup_steps=2).step if by_graph else optimizer.step
+    for number, grads in enumerate(gradients_of(case, 5), start=1):
+        for own in (params, inner):
+            give(own, grads)
+        step()
+        alone.step()
+        share = 0.5 if rule in ("ema", "gpa") else 1 / number
+        means = [(1 - share) * mean + share * z.double() for mean, z in zip(means, inner, strict=True)]
+    beta = {"schedule_free": 0.9, "gpa": 0.7}.get(rule, 0.0)
+    for param, z, mean in zip(params, inner, means, strict=True):
+        kept = optimizer.state[param]["average"]
+        assert kept.device == param.device
+        assert torch.allclose(kept.double(), z.double() if beta else mean, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(param.double(), (1 - beta) * z.double() + beta * mean, rtol=1e-5, atol=1e-6)
+
+
 def captured(work: Callable[[], object]) -> Callable[[], None]:
     """Captures what `work` launches; a call of what is returned does it."""
     if EMULATED:

@@ -175,7 +175,15 @@ def placed_model() -> nn.Sequential:
 
 
 def optimizer_of(network: nn.Module, name: str, **keys: Any) -> Any:
-    """An optimizer over matrices, with AdamW for the rest, or of one group."""
+    """An optimizer over matrices, with AdamW for the rest, or of one group; averages are keys of groups."""
+    averages = {key: keys.pop(key) for key in [*keys] if key.startswith("average")}
+    optimizer = _optimizer_of(network, name, keys)
+    for group in optimizer.param_groups:
+        group.update(averages)
+    return optimizer
+
+
+def _optimizer_of(network: nn.Module, name: str, keys: dict[str, Any]) -> Any:
     if name == "Dion":
         keys.setdefault("rank_fraction", 0.5)
     if name == "Muon":

@@ -79,7 +79,8 @@ def save(
     else:
         dcp.save(whole, checkpoint_id=folder, no_dist=layout == "one")
         jobs.train(network, optimizer, AFTER, share, seed=2)
-    return weights(network)
+    with optimizer.averaged():
+        return weights(network)
 
 
 def load(
@@ -100,7 +101,8 @@ def load(
         for key, value in state.items()
     }
     jobs.train(network, optimizer, AFTER, share, seed=2)
-    return weights(network), dtypes
+    with optimizer.averaged():
+        return weights(network), dtypes
 
 
 def plain_resume(layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -35,6 +35,41 @@ WAYS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("AdamW", {"average": "schedule_free"}),
+        ("Muon", {"average": "gpa", "average_decay": 0.5}),
+        ("Lion", {"average": "ema", "average_decay": 0.5}),
+        ("Lamb", {"average": "tail", "average_start": 1}),
+    ],
+    ids=["schedule_free", "gpa", "ema", "tail"],
+)
+@pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
+def test_averages_of_one_layout_go_on_on_another(
+    groups: Groups,
+    tmp_path: Path,
+    source: tuple[int, str],
+    target: tuple[int, str],
+    name: str,
+    keys: dict[str, Any],
+) -> None:
+    error, dtypes = goes_on(groups, tmp_path, source, target, name, keys)
+    assert error <= CLOSE
+    assert any("average" in key for key in dtypes)
+
+
+@pytest.mark.parametrize("name", ["MuonH", "Muon"])
+@pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
+def test_held_norms_of_one_layout_go_on_on_another(
+    groups: Groups, tmp_path: Path, source: tuple[int, str], target: tuple[int, str], name: str
+) -> None:
+    keys = {"orth_dtype": "float64"} | ({} if name == "MuonH" else {"weight_norm": "row_floor"})
+    error, dtypes = goes_on(groups, tmp_path, source, target, name, keys)
+    assert error <= CLOSE
+    assert any("radius" in key for key in dtypes) == (name == "MuonH")
+
+
 @pytest.mark.parametrize("name", ["Dion", "Muon", "AdamW", "Lion"])
 @pytest.mark.parametrize(("source", "target"), WAYS, ids=lambda w: f"{w[0]}-{w[1]}")
 def test_checkpoint_of_one_layout_goes_on_on_another(

@@ -24,7 +24,10 @@ def classes_without(algorithms: Collection[str]) -> list[type[OxOptimizer]]:
     return [
         cls
         for cls in exported
-        if issubclass(cls, OxOptimizer) and cls.ALGORITHM not in algorithms and not cls.MATRIX
+        if isinstance(cls, type)
+        and issubclass(cls, OxOptimizer)
+        and cls.ALGORITHM not in algorithms
+        and not cls.MATRIX
     ]
 
 

@@ -494,7 +494,8 @@ class OxOptimizer(Stepper, Optimizer):
         """Has the parameters of groups with ``average`` "schedule_free" or "gpa" hold their averages.
 
         Call it before an evaluation or before the model is saved, and `train` before the next step.
-        Parameters are written in place; the mode is in the state dict. Other groups do not change: see `averaged`.
+        Parameters are written in place; the mode is in the state dict. Other groups do not change: see
+        `averaged`.
         """
         averages.switch(self.param_groups, self.state, "eval")
 

@@ -31,8 +31,8 @@ def MuonH(
     own.
 
     State: ``momentum``, shaped like the parameter, and ``radius`` (R), a number for each matrix, 0 until the
-    first step. Parameters and state are written in place. A non-finite gradient makes its own parameter NaN, no
-    other.
+    first step. Parameters and state are written in place. A non-finite gradient makes its own parameter NaN,
+    no other.
 
     Args:
         params: parameters, groups, or pairs of names and parameters.
@@ -42,8 +42,8 @@ def MuonH(
         settings: any other argument of `Muon`.
 
     Raises:
-        ValueError: for ``weight_decay`` other than 0, and in the first step for a matrix of zeros, which could
-            never move; the error names it.
+        ValueError: for ``weight_decay`` other than 0, and in the first step for a matrix of zeros, which
+            could never move; the error names it.
     """
     settings = {"weight_decay": 0.0, "weight_norm": "hyperball", **settings}
     return Muon(params, lr=lr, mu=mu, nesterov=nesterov, **settings)
