@@ -20,6 +20,9 @@ pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
 /// The stage of the sums, behind all others.
 pub(super) const WEIGH: Stage = 20;
 
+/// Name of the buffer of the sums.
+const SUMS: &str = "weight_norms";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
     Hyperball,
@@ -82,19 +85,20 @@ impl WeightNorm {
     /// Declares the buffer of the sums and appends the stage that computes them.
     pub(super) fn stages(&self, program: Program, shape: &UnitShape) -> Program {
         let sums = if self.rule == Rule::RowFloor {
-            BufferSpec::new("weight_norms", shape.rows, 3, DType::F64)
+            BufferSpec::new(SUMS, shape.rows, 3, DType::F64)
                 .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::Replicated)
         } else {
-            BufferSpec::new("weight_norms", 1, 3, DType::F64).summed(Side::Rows)
+            BufferSpec::new(SUMS, 1, 3, DType::F64).summed(Side::Rows)
         };
         let program = program.buffer(sums.summed(Side::Cols));
         let buffer = program.buffers.len() - 1;
         program.local(WEIGH, "weigh").redistribute(buffer, Target::Replicate)
     }
 
-    /// The buffer of the sums, which is the last one.
-    fn sums(io: &StageIo<'_>) -> BufferId {
-        io.buffers.0.len() - 1
+    /// The buffer of the sums, which stands behind those of the algorithm.
+    fn sums(io: &StageIo<'_>) -> Result<BufferId> {
+        let found = io.buffers.0.iter().position(|buffer| buffer.spec.name == SUMS);
+        found.ok_or_else(|| Error::Internal("weights without a buffer of their norms".into()))
     }
 
     /// Parameters and updates as jobs, one or several lists of jobs for each unit as there are sums.
@@ -121,7 +125,7 @@ impl WeightNorm {
 
     /// Sums of squares and products of weights and updates.
     pub(super) fn weigh(&self, io: &mut StageIo<'_>) -> Result<()> {
-        let at = Self::sums(io);
+        let at = Self::sums(io)?;
         let StageIo { units, buffers, .. } = io;
         let [updates, sums] = buffers.several([U, at])?;
         let mut places = self.places(sums.matrices(units)?);
@@ -134,7 +138,7 @@ impl WeightNorm {
     /// The update of the parameters by what `weigh` left. `apply` is the step of weights that are free, and `radius` where
     /// the state R is.
     pub(super) fn apply(&self, io: &mut StageIo<'_>, apply: Apply, lr: f64, radius: usize) -> Result<()> {
-        let at = Self::sums(io);
+        let at = Self::sums(io)?;
         let StageIo { units, buffers, .. } = io;
         let [updates, sums] = buffers.several([U, at])?;
         let spherical = self.rule == Rule::Hyperball;
