@@ -12,7 +12,9 @@ use super::stage::{StageIo, UnitIo, jobs, lines};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Apply, Factors, Job, Scaled, SizeRule, WeightNorms};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape};
+use crate::spec::{
+    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+};
 use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
 
 pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
@@ -119,7 +121,7 @@ impl WeightNorm {
     }
 
     /// Places of the sums, one for each of `work`.
-    fn places<'s>(&self, sums: Vec<MatrixViewMut<'s>>) -> Vec<FlatViewMut<'s>> {
+    fn places(sums: Vec<MatrixViewMut<'_>>) -> Vec<FlatViewMut<'_>> {
         sums.into_iter().flat_map(MatrixViewMut::into_rows).collect()
     }
 
@@ -128,7 +130,7 @@ impl WeightNorm {
         let at = Self::sums(io)?;
         let StageIo { units, buffers, .. } = io;
         let [updates, sums] = buffers.several([U, at])?;
-        let mut places = self.places(sums.matrices(units)?);
+        let mut places = Self::places(sums.matrices(units)?);
         let updates = updates.matrices(units)?;
         let each = self.work(units, updates).into_iter();
         let each = each.map(|(x, u)| jobs([([x.into_view(), u], [])])).collect();
@@ -144,9 +146,8 @@ impl WeightNorm {
         let spherical = self.rule == Rule::Hyperball;
         // The factor of the update belongs to its length.
         let scale = if lr == 0.0 { 1.0 } else { apply.rate / lr };
-        let rule =
-            if spherical { SizeRule::Sphere } else { SizeRule::Floor { least: self.least, scale } };
-        let places: Vec<_> = self.places(sums.matrices(units)?);
+        let rule = if spherical { SizeRule::Sphere } else { SizeRule::Floor { least: self.least, scale } };
+        let places: Vec<_> = Self::places(sums.matrices(units)?);
         let places: Vec<_> = places.into_iter().map(FlatViewMut::into_view).collect();
         let mut radii = if spherical { lines(units, radius) } else { Vec::new() };
         let factors = rule.factors(&places, &mut radii)?;

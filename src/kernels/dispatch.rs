@@ -92,7 +92,7 @@ fn add_up_there<const N: usize>(
     for (count, to) in counts.iter().zip(sums) {
         let own = parts.f_narrow(0, first, to_i64(*count)?)?;
         let total = own.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?;
-        let _ = to.tensor(&[width])?.shallow_clone().f_copy_(&total)?;
+        to.tensor(&[width])?.shallow_clone().f_copy_(&total)?;
         first += to_i64(*count)?;
     }
     Ok(())

@@ -47,7 +47,8 @@ impl Session {
                 operands.push((param.view_mut(), state.view_mut()));
             }
             if !interpolates {
-                let all = operands.into_iter().map(|(x, e)| kernels::Job { read: [x.into_view()], write: [e] });
+                let all =
+                    operands.into_iter().map(|(x, e)| kernels::Job { read: [x.into_view()], write: [e] });
                 kernels::run(&kernels::Average { share }, &mut all.collect::<Vec<_>>())?;
                 continue;
             }

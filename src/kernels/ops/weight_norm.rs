@@ -143,7 +143,8 @@ impl SizeRule {
         let all = match self {
             Self::Floor { least, scale } => {
                 let size = u.f_sqrt()?.f_mul_scalar(scale)?.f_clamp_min(LEAST)?;
-                let factor = x.f_sqrt()?.f_mul_scalar(least)?.f_div(&size)?.f_clamp_min(1.0)?.f_mul_scalar(scale)?;
+                let factor =
+                    x.f_sqrt()?.f_mul_scalar(least)?.f_div(&size)?.f_clamp_min(1.0)?.f_mul_scalar(scale)?;
                 let none = factor.f_zeros_like()?;
                 [factor, none.shallow_clone(), none.shallow_clone(), none.shallow_clone(), none]
             }
