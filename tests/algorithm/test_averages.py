@@ -31,7 +31,7 @@ def stepped(optimizer: Any, param: nn.Parameter, grads: list[Tensor]) -> list[Te
 
 
 @pytest.mark.parametrize("start_at", [0, 50])
-def test_ema(start_at: int) -> None:
+def test_ema_is_that_of_the_formula(start_at: int) -> None:
     param, grads = start()
     plain, _ = start()
     group = {"average": "ema", "average_decay": 0.9, "average_start": start_at}
@@ -61,7 +61,7 @@ def test_tail_is_the_mean_of_what_came_after_its_start(start_at: int) -> None:
 
 
 @pytest.mark.parametrize("powers", [(2.0, 0.0), (1.0, 1.0)])
-def test_schedule_free_adamw(powers: tuple[float, float]) -> None:
+def test_schedule_free_adamw_is_that_of_the_formulas(powers: tuple[float, float]) -> None:
     """The formulas of arXiv:2405.15682 with a learning rate that warms up, and decay."""
     param, grads = start()
     group = {"average": "schedule_free", "average_lr_power": powers[0], "average_step_power": powers[1]}
@@ -94,7 +94,7 @@ def test_schedule_free_adamw(powers: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "Muon", "SOAP", "Lamb"])
-def test_gpa(name: str) -> None:
+def test_gpa_averages_what_a_class_steps(name: str) -> None:
     """What a class subtracts from z, with gradients at y (arXiv:2512.17131); the decay shrinks z."""
     param, grads = start()
     settings: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}

@@ -47,8 +47,8 @@ def setting(group: Mapping[str, Any], key: str) -> Any:
     return DEFAULTS.get(group["average"], {}).get(key, SCHEMA[key].default) if value is None else value
 
 
-def check(group: Mapping[str, Any], where: str) -> None:
-    """Refuses settings that do not go together.
+def check(group: Mapping[str, Any], where: str, *, decays_apart: bool) -> None:
+    """Refuses settings that do not go together; ``decays_apart``: the decay is no part of the update.
 
     Raises:
         ValueError: for a key without ``average``, a share of 0, and what cannot be computed.
@@ -66,10 +66,12 @@ def check(group: Mapping[str, Any], where: str) -> None:
     if group.get("stochastic_rounding"):
         raise ValueError(f"average={rule!r} does not go with stochastic_rounding ({where})")
     decays = float(group["weight_decay"]) != 0
-    if rule == "schedule_free" and decays and (group.get("cautious_wd") or group["algorithm"] == "lamb"):
+    if rule == "schedule_free" and decays and (group.get("cautious_wd") or not decays_apart):
         raise ValueError(
-            f"average='schedule_free' decays by itself, which needs cautious_wd=False and another algorithm "
-            f"than 'lamb' ({where}): pass weight_decay=0"
+            f"average='schedule_free' decays by itself: not with cautious_wd, and not with algorithm "
+            f"{group['algorithm']!r}, whose decay is part of its update ({where}): pass weight_decay=0"
+            if not decays_apart
+            else f"average='schedule_free' decays by itself, not with cautious_wd ({where}): leave it out"
         )
 
 

@@ -151,8 +151,9 @@ class OxOptimizer(Stepper, Optimizer):
             schema.complete(param_group, self.defaults, self._schemas())
             schema.settle_memory(param_group)
             self._check(param_group, number)
-            self._registry[param_group["algorithm"]].check_together(param_group, f"group {number}")
-            averages.check(param_group, f"group {number}")
+            own, where = self._registry[param_group["algorithm"]], f"group {number}"
+            own.check_together(param_group, where)
+            averages.check(param_group, where, decays_apart=own.DECAYS_APART)
             self._check_params(param_group, number)
             self._given |= {tuple(param.shape) for param in param_group["params"]}
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
@@ -388,7 +389,7 @@ class OxOptimizer(Stepper, Optimizer):
         validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
         own.check_together(group, where)
-        averages.check(group, where)
+        averages.check(group, where, decays_apart=own.DECAYS_APART)
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -48,6 +48,8 @@ class Stepper:
 
     A key has one role in all of them.
     """
+    DECAYS_APART: ClassVar[bool] = True
+    """True if the decay of this class's algorithm is no part of its update."""
     OPTIONAL_ROLES: ClassVar[frozenset[str]] = frozenset()
     """Moments of this class's algorithm that a setting may switch on between two steps."""
     LAYOUT_SETTINGS: ClassVar[Mapping[str, Any]] = MappingProxyType({})

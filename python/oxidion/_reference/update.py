@@ -42,11 +42,9 @@ def apply(param: Tensor, update: Tensor, group: Group, state: State) -> None:
     """
     rule, floor = group.get("weight_norm", "free"), float(group.get("weight_norm_floor", 0.35))
     pairs = list(zip(matrices(param, group), matrices(update, group), strict=True))
-    radii = (
-        state.setdefault("radius", torch.zeros(len(pairs), dtype=param.dtype)).view(-1)
-        if rule == "hyperball"
-        else []
-    )
+    radii = torch.zeros(len(pairs), dtype=param.dtype)
+    if rule == "hyperball":
+        radii = state.setdefault("radius", radii).view(-1)
     sizes = [x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm() for x, _ in pairs]
     decay(param, update, group)
     for block, ((x, u), size) in enumerate(zip(pairs, sizes, strict=True)):

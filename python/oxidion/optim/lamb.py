@@ -46,6 +46,7 @@ class Lamb(OxOptimizer):
     """
 
     ALGORITHM = "lamb"
+    DECAYS_APART = False
     MATRIX = False
     COMMUNICATES = True
     SCHEMA: ClassVar[dict[str, Field]] = {
