@@ -375,7 +375,7 @@ class BackwardOptimizer(Optimizer):
 
 
 def _owners(model: nn.Module, per: str) -> dict[int, tuple[Any, str]]:
-    """What each parameter is stepped with, the first module that has it or itself, and its name."""
+    """By parameter: what it is stepped with, the first module that has it or itself, and its name."""
     found: dict[int, tuple[Any, str]] = {}
     for path, module in model.named_modules():
         for own, param in module.named_parameters(prefix=path, recurse=False):
