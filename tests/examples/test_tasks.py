@@ -34,10 +34,10 @@ def run_of(tasks: Any, problem: str, name: str, **figures: float) -> Any:
 
 
 def test_memory_moves_every_right_logit_by_the_learning_rate(tasks: Any) -> None:
-    """Muon without momentum: 20 steps of 0.1 bring the right logits to about 2 and leave the others at about 0.
+    """Muon without momentum: 20 steps of 0.1 bring right logits to about 2 and leave the others at about 0.
 
-    At the start the gradient is, in the basis of questions and answers, ``-(I - J / 99) diag(frequency)`` with
-    J of ones: but for the direction of ones its polar factor is near ``-I``. The polynomials of Newton-Schulz
+    At the start the gradient is, in the basis of questions and answers, ``-(I - J / 99) diag(frequency)``,
+    J of ones. But for the direction of ones its polar factor is near ``-I``. The polynomials of Newton-Schulz
     bring singular values to between 0.7 and 1.2, and the direction of ones is one in 99 of each fact.
     """
     problem = tasks.PROBLEMS["memory"]
