@@ -262,13 +262,15 @@ def test_every_name_of_transformers_is_taken_or_refused_with_a_reason(
     assert {member.value for member in known if is_taken(member)} == taken - own
 
 
-@pytest.mark.parametrize("name", ["adamw_torch", "adafactor", "galore_adamw", "dion"])
+@pytest.mark.parametrize(
+    "name", ["adamw_torch", "adafactor", "galore_adamw", "galore_adamw_layerwise", "dion"]
+)
 def test_trainer_of_transformers_makes_it_and_schedules_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = peer("transformers.trainer", monkeypatch)
     args = arguments(learning_rate=0.02, weight_decay=0.1, optim_target_modules=["attn"])
-    args.optim_args = "rank=2" if name == "galore_adamw" else None
+    args.optim_args = "rank=2" if name.startswith("galore_adamw") else None
     model = tiny()
     part = types.SimpleNamespace(
         model=model,
@@ -278,7 +280,7 @@ def test_trainer_of_transformers_makes_it_and_schedules_it(
         get_decay_parameter_names=lambda _: [*MATRICES, "lm_head.weight", "embed.weight"],
     )
     made = trainer.Trainer.create_optimizer(part)
-    assert type(made) is CLASSES[name][0]
+    assert type(made) is (BackwardOptimizer if "layerwise" in name else CLASSES[name][0])
     held = [param for group in made.param_groups for param in group["params"]]
     assert names(model, held) == MATRICES | REST
     assert {group["weight_decay"] for group in made.param_groups} == {0.0, 0.1}
