@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -325,6 +326,28 @@ def test_added_group_is_stepped_in_the_backward_pass_too() -> None:
     assert model.down.weight.grad is None
     assert not torch.equal(before, model.down.weight)
     optimizer.step()
+
+
+def test_added_group_that_is_refused_leaves_everything_as_it_was() -> None:
+    models = [Net(), Net()]
+    optimizers = [within(model) for model in models]
+    train(models[0], optimizers[0], range(2))
+    train(models[1], optimizers[1], range(1))
+    with pytest.raises(ValueError, match="group 1, parameter 0 'strange' of the optimizer is none of the"):
+        optimizers[1].add_param_group({"params": [("strange", nn.Parameter(torch.ones(2)))]})
+    train(models[1], optimizers[1], range(1, 2))
+    assert_equal_runs(models, optimizers, Net())
+
+
+def test_backward_pass_of_another_thread_takes_the_same_steps() -> None:
+    """As on devices, whose backward passes run in threads of torch."""
+    models = [Net(), Net()]
+    optimizers = [within(model, "Muon") for model in models]
+    train(models[0], optimizers[0], range(5))
+    thread = threading.Thread(target=train, args=(models[1], optimizers[1], range(5)))
+    thread.start()
+    thread.join()
+    assert_equal_runs(models, optimizers, Net())
 
 
 def test_unit_of_which_one_parameter_has_no_gradient_is_stepped_by_step() -> None:

@@ -304,7 +304,12 @@ class BackwardOptimizer(Optimizer):
         """
         self._refuse_open("add_param_group()")
         self.optimizer.add_param_group(param_group)
-        self._make_units()
+        try:
+            self._make_units()
+        except BaseException:
+            self.param_groups.pop()
+            self._make_units()
+            raise
 
     def remove_hooks(self) -> None:
         """Ends steps in the backward pass: gradients stay where they are from now on."""
