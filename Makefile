@@ -10,9 +10,9 @@
 #   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
 #   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
 #   CASES=2000 SEED=0   with `fuzz`: how many random cases, and which
-#   PEERS=.cache/peers  with `bench`: folder of the environment with the optimizers of others
+#   PEERS=.cache/peers  with `bench` and `converge`: folder of the environment with the packages of others
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
-#   ARGS=...            with `demo`, `demo-dist`, `test`, `fuzz`, `miri` and `bench`: more arguments for the script, for pytest or for cargo
+#   ARGS=...            with `demo`, `demo-dist`, `test`, `fuzz`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
 
 PYTHON ?= python3
 TORCH ?= 2.11
@@ -56,7 +56,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-all test-equipment test-torch test-cuda miri bench bench-cuda bench-quick docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-all test-equipment test-torch test-cuda miri bench bench-cuda bench-quick converge docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -137,6 +137,10 @@ test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package th
 
 bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) benchmarks/cuda.py $(ARGS)
+
+converge: $(BUILT) ## Train small problems whose outcome is known and check it (two minutes)
+	python benchmarks/peers.py $(PEERS) --only mnist1d==0.0.2.post1
+	python benchmarks/tasks.py --peer-path $(PEERS)/packages $(ARGS)
 
 bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)

@@ -44,7 +44,7 @@ from convergence_report import BEGIN, END, dumped, has_marks, markdown, plot, ro
 from corpus import Corpus, load_corpus
 from harness import load_average, machine
 from options import build_parser, planned_settings
-from recipes import ALL_RECIPES, RECIPES, Settings
+from recipes import ALL_RECIPES, RECIPES, Recipe, Settings
 from report import COLORS, figures
 from training import Training
 
@@ -55,6 +55,25 @@ LARGER = {"adamw": 2.0, "lion": 2.0}
 At the sizes below, which are smaller than those of the recipes' sweep, the smallest losses of AdamW and Lion
 with seed 0 were at twice the recipe's rate (half and twice of that were worse), so that is in the middle.
 """
+
+FURTHER = {
+    "soap": Recipe("SOAP", 0.004, arguments=lambda s: {"betas": (0.95, 0.95), "precondition_frequency": 10}),
+    "soap_muon": Recipe(
+        "SOAPMuon", 0.02, scalar_lr=0.002, arguments=lambda s: {"precondition_frequency": 10}
+    ),
+    "came": Recipe("CAME", 0.002, arguments=lambda s: {"lr": s.lr}),
+    "adafactor": Recipe(
+        "Adafactor",
+        0.004,
+        arguments=lambda s: {"lr": s.lr, "relative_step": False, "scale_parameter": False},
+    ),
+    "lamb": Recipe("Lamb", 0.01, scalar_lr=0.004),
+    "apollo_adamw": Recipe("APOLLOAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
+    "galore_adamw": Recipe("GaLoreAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
+}
+"""Classes beside those that the example trains; they are named by ``--optimizers``."""
+
+RECIPES.update(FURTHER)
 
 SIZES = "--layers 3 --dim 128 --heads 4 --seq-len 128 --batch-size 8 --eval-every 20 --rank-fraction 0.25"
 QUICK_SIZES = (
@@ -82,7 +101,11 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--quick", action="store_true", help="a smaller model, 100 steps and 2 seeds")
-    parser.add_argument("--optimizers", default=",".join(ALL_RECIPES), help="names by comma (default: all)")
+    parser.add_argument(
+        "--optimizers",
+        default=",".join(ALL_RECIPES),
+        help=f"names by comma (default: {','.join(ALL_RECIPES)}; also {','.join(FURTHER)})",
+    )
     parser.add_argument("--seeds", help="whole numbers by comma (default: 0,1,2; quick 0,1)")
     parser.add_argument("--lrs", default="", metavar="A=LR,LR;B=LR", help="learning rates to try instead")
     parser.add_argument("--steps", help=f"length of a run (default: {STEPS}; quick {QUICK_STEPS})")
@@ -98,14 +121,15 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
         parser.error(f"--page: {options.page} must hold the lines {BEGIN} and {END}")
     names = list(dict.fromkeys(name.strip() for name in options.optimizers.split(",")))
     for name in names:
-        if name not in ALL_RECIPES:
-            parser.error(f"--optimizers: unknown optimizer {name!r}; known: {', '.join(ALL_RECIPES)}")
+        if name not in {*ALL_RECIPES, *FURTHER}:
+            known = ", ".join([*ALL_RECIPES, *FURTHER])
+            parser.error(f"--optimizers: unknown optimizer {name!r}; known: {known}")
     options.missing = [name for name in names if name not in RECIPES]
     training = build_parser(None)
-    known = [name for name in names if name in RECIPES]
+    there = [name for name in names if name in RECIPES]
     rates = {
         name: [float(f"{RECIPES[name].lr * LARGER.get(name, 1.0) * factor:.6g}") for factor in FACTORS]
-        for name in known
+        for name in there
     }
     given = training.parse_args(["--sweep", options.lrs]).sweep if options.lrs else {}
     if strangers := given.keys() - rates.keys():
@@ -173,7 +197,7 @@ def earlier(target: Path, result: dict[str, Any]) -> dict[str, Any]:
             of_run.append(run["lr"])
     seeds = {*result["plan"]["seeds"], *(run["seed"] for run in there["runs"])}
     result["plan"]["seeds"] = sorted(seeds)
-    order = [name for name in ALL_RECIPES if name in rates]
+    order = [name for name in (*ALL_RECIPES, *FURTHER) if name in rates]
     result["plan"]["learning_rates"] = {name: sorted(rates[name]) for name in order}
     return result
 

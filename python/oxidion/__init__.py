@@ -19,6 +19,7 @@ from oxidion import checkpoint, functional, hf, optim, qk_clip  # noqa: E402
 from oxidion._core import table  # noqa: E402
 from oxidion._core.env import env_report  # noqa: E402
 from oxidion._oxidion import LayoutError, PlanMismatch, PoisonedOptimizer, __version__  # noqa: E402
+from oxidion.backward import in_backward  # noqa: E402
 from oxidion.groups import galore_param_groups, param_groups  # noqa: E402
 from oxidion.optim import *  # noqa: E402, F403
 
@@ -33,6 +34,7 @@ __all__ = [
     "functional",
     "galore_param_groups",
     "hf",
+    "in_backward",
     "param_groups",
     "qk_clip",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from oxidion import optim
 from oxidion._core.base import OxOptimizer
 from oxidion._core.constructor import nearest
+from oxidion.backward import BackwardOptimizer, in_backward
 from oxidion.groups import param_groups
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,30 @@ class LowRankFactory:
         return made
 
 
+class LayerwiseFactory:
+    """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of steps in the backward pass, by `in_backward`.
+
+    `from_name` returns it for the names that end in "_layerwise".
+    """
+
+    def __call__(
+        self, model: nn.Module, factory: Callable[[], Callable[..., OxOptimizer]], **arguments: Any
+    ) -> BackwardOptimizer:
+        """The optimizer for a model.
+
+        Args:
+            model: its modules are stepped as soon as their gradients are there.
+            factory: one of this module, called as the Trainer would.
+            **arguments: its keyword arguments.
+
+        Raises:
+            ValueError: as `in_backward`, and as the factory.
+            TypeError: as `in_backward`: for DDP, in the first forward pass.
+            LayoutError: where a step communicates on the layout of a parameter.
+        """
+        return in_backward(model, lambda _: factory()(model, **arguments))
+
+
 def _value(text: str) -> Any:
     """A number, a flag or None that a text spells; else the text."""
     try:
@@ -233,6 +258,23 @@ def _apollo(args: Any, options: Settings) -> Made:
     return _low_rank("APOLLOAdamW", _APOLLO, args, options)
 
 
+_STEPS_OF_THE_TRAINER = {
+    "max_grad_norm": (0, "the norm of all gradients is not known before the last of them"),
+    "gradient_accumulation_steps": (1, "a step in the backward pass cannot wait for more gradients"),
+    "fp16": (False, "its GradScaler looks for infinities after the backward pass; use bf16"),
+}
+"""Arguments of a training that change gradients later: the value that does not, and what is in the way."""
+
+
+def _layerwise(name: str, args: Any, options: Settings) -> Made:
+    for key, (neutral, reason) in _STEPS_OF_THE_TRAINER.items():
+        given = getattr(args, key, neutral)
+        if given is not None and given != neutral:
+            raise ValueError(f"{name} needs {key}={neutral!r}, got {given!r}: {reason}")
+    factory, settings = _NAMES[name.removesuffix("_layerwise")](args, options)
+    return LayerwiseFactory, {"factory": factory, **settings}
+
+
 _NAMES: dict[str, Maker] = {
     "adamw_torch": _adamw,
     "adamw_torch_fused": _adamw,
@@ -248,11 +290,14 @@ _NAMES: dict[str, Maker] = {
     "galore_adamw_8bit": lambda args, options: _galore(args, options, state_bits=8),
     "apollo_adamw": _apollo,
 }
+_NAMES |= {
+    name: partial(_layerwise, name)
+    for name in ("galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "apollo_adamw_layerwise")
+}
 """Values of ``TrainingArguments.optim`` that a class of this package stands for."""
 
 _LACKS = {
     r"galore_adafactor.*": "GaLore with Adafactor's moments; 'galore_adamw_8bit'",
-    r".*_layerwise": "steps within the backward pass; the name without '_layerwise', which steps after it",
     r"schedule_free_.*": "averages of the weights; 'adamw_torch' with a schedule, or transformers' own",
     r"paged_.*": "states paged between host and device; 'adamw_8bit', 'ademamix_8bit' or 'lion_8bit'",
     r"adamw_torch_4bit": "states of 4 bits; 'adamw_torch_8bit'",
@@ -288,7 +333,8 @@ def from_name(name: str, args: Any, **more: Any) -> tuple[type[Any], dict[str, A
     Arguments of the training count as they do there: ``learning_rate``, ``weight_decay``, betas and epsilon
     of Adam, ``optim_args`` and ``optim_target_modules``. Unlike there, decay, betas and epsilon count in all
     groups of GaLore and APOLLO too. Keys of ``optim_args`` that transformers does not know are arguments of
-    the class.
+    the class. Names that end in "_layerwise" [step in the backward pass](../in-backward.md): they need
+    ``max_grad_norm=0``, as nothing could clip what is gone.
 
     Args:
         name: as "adamw_torch", "adafactor", "galore_adamw", "lion_8bit"; or a class for matrices in lower

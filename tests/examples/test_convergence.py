@@ -71,6 +71,26 @@ def test_convergence_runs_every_rate_and_seed_once(result: dict[str, Any]) -> No
     assert result["settings"]["steps"] == 24
 
 
+def test_convergence_trains_classes_beside_those_of_the_example(tmp_path: Path) -> None:
+    rates = {
+        "soap": 0.004,
+        "soap_muon": 0.02,
+        "came": 0.002,
+        "adafactor": 0.004,
+        "lamb": 0.01,
+        "apollo_adamw": 0.01,
+        "galore_adamw": 0.01,
+    }
+    lrs = ";".join(f"{name}={lr}" for name, lr in rates.items())
+    done = run_script(tmp_path, "--optimizers", ",".join(rates), "--lrs", lrs, "--seeds", "0")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "tiny.json").read_text())
+    assert {run["optimizer"]: run["lr"] for run in result["runs"]} == rates
+    for run in result["runs"]:
+        losses = run["curve"]["held_out_loss"]
+        assert losses[-1] < losses[0], run["optimizer"]
+
+
 def test_convergence_losses_go_down_and_a_diverged_run_says_so(result: dict[str, Any]) -> None:
     for run in result["runs"]:
         curve = run["curve"]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oxidion
+from oxidion.backward import BackwardOptimizer
 from oxidion.hf import LowRankFactory, OptimizerFactory, from_name, read_optim_args
 
 from .models import MATRICES, REST, backward, names, peer, tiny
@@ -177,13 +178,53 @@ def test_settings_of_other_packages_are_those_of_this_one() -> None:
         from_name("apollo_adamw", arguments(optim_target_modules="all-linear", optim_args="proj=svd"))
 
 
+LAYERWISE = ("galore_adamw_layerwise", "galore_adamw_8bit_layerwise", "apollo_adamw_layerwise")
+TARGETS = {"optim_target_modules": "all-linear", "optim_args": "rank=2"}
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+def test_layerwise_names_step_in_the_backward_pass_as_the_others_after_it(name: str) -> None:
+    args = arguments(learning_rate=0.01, max_grad_norm=0.0, **TARGETS)
+    models = [tiny(), tiny()]
+    models[1].load_state_dict(models[0].state_dict())
+    made = [
+        create(model, args, *from_name(word, args))
+        for model, word in zip(models, (name.removesuffix("_layerwise"), name), strict=True)
+    ]
+    for model, optimizer in zip(models, made, strict=True):
+        for _ in range(3):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert isinstance(made[1], BackwardOptimizer)
+    assert type(made[1].optimizer) is type(made[0])
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+    backward(models[1])
+    assert all(param.grad is None for param in models[1].parameters())
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"max_grad_norm": 1.0}, r"needs max_grad_norm=0, got 1\.0: the norm of all gradients is not known"),
+        ({"gradient_accumulation_steps": 4}, "needs gradient_accumulation_steps=1, got 4"),
+        ({"fp16": True}, "needs fp16=False, got True: its GradScaler"),
+    ],
+    ids=["clipping", "accumulation", "scaler"],
+)
+def test_layerwise_names_refuse_what_changes_gradients_later(
+    name: str, given: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} {text}"):
+        from_name(name, arguments(**TARGETS, **given))
+
+
 REFUSED = {
     "schedule_free_adamw": "averages of the weights. Take 'adamw_torch' with a schedule",
     "schedule_free_radam": "averages of the weights",
-    "galore_adamw_layerwise": "steps within the backward pass. Take the name without '_layerwise'",
-    "apollo_adamw_layerwise": "steps within the backward pass",
     "galore_adafactor": "GaLore with Adafactor's moments. Take 'galore_adamw_8bit'",
-    "galore_adafactor_layerwise": "GaLore with Adafactor's moments",
+    "galore_adafactor_layerwise": "GaLore with Adafactor's moments. Take 'galore_adamw_8bit'",
     "paged_adamw_8bit": "states paged between host and device. Take 'adamw_8bit'",
     "adamw_torch_4bit": "states of 4 bits. Take 'adamw_torch_8bit'",
     "adamw_torch_xla": "devices other than CPUs",
@@ -208,27 +249,28 @@ def test_every_name_of_transformers_is_taken_or_refused_with_a_reason(
 ) -> None:
     known = peer("transformers.training_args", monkeypatch).OptimizerNames
     args = arguments(optim_target_modules="all-linear")
+    taken = {*CLASSES, *LAYERWISE}
 
     def is_taken(member: Any) -> bool:
         with (
-            pytest.raises(ValueError, match="oxidion has not")
-            if member.value not in CLASSES
-            else nullcontext()
+            pytest.raises(ValueError, match="oxidion has not") if member.value not in taken else nullcontext()
         ):
             from_name(member, args)
-        return member.value in CLASSES
+        return member.value in taken
 
     own = {"muon", "normuon", "dion", "dion2"}
-    assert {member.value for member in known if is_taken(member)} == CLASSES.keys() - own
+    assert {member.value for member in known if is_taken(member)} == taken - own
 
 
-@pytest.mark.parametrize("name", ["adamw_torch", "adafactor", "galore_adamw", "dion"])
+@pytest.mark.parametrize(
+    "name", ["adamw_torch", "adafactor", "galore_adamw", "galore_adamw_layerwise", "dion"]
+)
 def test_trainer_of_transformers_makes_it_and_schedules_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = peer("transformers.trainer", monkeypatch)
     args = arguments(learning_rate=0.02, weight_decay=0.1, optim_target_modules=["attn"])
-    args.optim_args = "rank=2" if name == "galore_adamw" else None
+    args.optim_args = "rank=2" if name.startswith("galore_adamw") else None
     model = tiny()
     part = types.SimpleNamespace(
         model=model,
@@ -238,7 +280,7 @@ def test_trainer_of_transformers_makes_it_and_schedules_it(
         get_decay_parameter_names=lambda _: [*MATRICES, "lm_head.weight", "embed.weight"],
     )
     made = trainer.Trainer.create_optimizer(part)
-    assert type(made) is CLASSES[name][0]
+    assert type(made) is (BackwardOptimizer if "layerwise" in name else CLASSES[name][0])
     held = [param for group in made.param_groups for param in group["params"]]
     assert names(model, held) == MATRICES | REST
     assert {group["weight_decay"] for group in made.param_groups} == {0.0, 0.1}

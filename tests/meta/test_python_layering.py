@@ -28,14 +28,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "checkpoint": frozenset({"_core", "_dist"}),
     "graph": frozenset({"_core", "_cuda"}),
     "groups": frozenset({"_core", "_dist"}),
-    "hf": frozenset({"_core", "groups", "optim"}),
+    "backward": frozenset({"_core", "_cuda", "_dist", "_torch"}),
+    "hf": frozenset({"_core", "backward", "groups", "optim"}),
     "axolotl": frozenset({"_core", "groups", "hf", "optim"}),
     "megatron": frozenset({"_core", "_dist", "optim"}),
     "titan": frozenset({"_core", "optim"}),
     "qk_clip": frozenset({"_dist"}),
     "_gpu_check": frozenset({"", "_core", "_cuda"}),
     "__main__": frozenset({"", "_energy", "_gpu_check", "_planning"}),
-    "": frozenset({"_core", "_torch", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}),
+    "": frozenset(
+        {"_core", "_torch", "backward", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}
+    ),
 }
 """Packages and modules of ``oxidion``, which is "" here, that one of them may import beside the extension."""
 

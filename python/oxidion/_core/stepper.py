@@ -349,7 +349,7 @@ class Stepper:
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
-            arena = zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
+            arena = self._workspace(plan, where)
             states = materialise(
                 plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
             )
@@ -359,6 +359,10 @@ class Stepper:
         self._schedule, self._comms = tuple(plan.schedule), comms
         self._waits = any(transfer["when_due"] for transfer in plan.transfers)
         return self._session
+
+    def _workspace(self, plan: Plan, where: torch.device) -> torch.Tensor:
+        """Memory of float32 for what a step keeps for itself alone."""
+        return zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
 
     def _read_groups(self) -> comm.Groups:
         params = list(parameters(self.param_groups))

@@ -58,6 +58,43 @@ def current_stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+class InTurn:
+    """Context of work on a device that is done in turn, whatever the streams on which it is begun."""
+
+    def __init__(self) -> None:
+        self._done: torch.cuda.Event | None = None
+
+    def __enter__(self) -> InTurn:
+        """Has the current stream wait for what was begun before."""
+        if self._done is not None:
+            self._done.wait()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """Notes what the current stream has been given."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+
+def finish_copies(kind: str) -> None:
+    """Waits for copies to the host that the current stream of a kind of device has been given.
+
+    Args:
+        kind: type of device; for others than CUDA's, and where none is in use, there is nothing to wait for.
+    """
+    if kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        event.synchronize()
+
+
+def keep_for_stream(tensor: torch.Tensor) -> None:
+    """Has a tensor's memory wait for the current stream before others get it; nothing on the host."""
+    if tensor.device.type == "cuda":
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 def is_capturing(device: torch.device) -> bool:
     """True while launches on torch's current stream go into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

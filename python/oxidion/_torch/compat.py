@@ -9,7 +9,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-__all__ = ["check_capture", "cuda_graph", "disable_dynamo", "dtensor", "root_mesh"]
+__all__ = ["check_capture", "cuda_graph", "disable_dynamo", "dtensor", "is_inside_ddp", "root_mesh"]
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.Tensor": ("_cdata", "_use_count"),
@@ -18,6 +18,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.distributed.tensor.DTensor": ("_local_tensor",),
     "torch.distributed.tensor": ("_dtensor_spec",),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
+    "torch.nn.parallel.DistributedDataParallel": ("_get_active_ddp_module",),
     "torch.optim.Optimizer": ("_patch_step_function",),
     "torch.optim.Optimizer()": (
         "_optimizer_load_state_dict_post_hooks",
@@ -87,6 +88,12 @@ def dtensor(
     made: Any = DTensor
     whole: torch.Tensor = made(own, spec, requires_grad=False)
     return whole
+
+
+def is_inside_ddp() -> bool:
+    """True while ``DistributedDataParallel`` runs the forward pass of its module."""
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    return ddp._get_active_ddp_module() is not None
 
 
 def root_mesh(mesh: Any) -> Any:
