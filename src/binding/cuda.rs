@@ -1,5 +1,6 @@
 //! Settings of the CUDA side of the core that Python makes.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
@@ -16,16 +17,19 @@ use crate::tensor;
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. NVRTC is looked for at the paths that
 /// `nvrtc` has, in their order, and then by the loader. `emulated`: memory of the host
 /// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes.
-/// `tier` says what does: `"auto"`, `"libtorch"` or `"kernels"`.
+/// `tier` says what does: `"auto"`, `"libtorch"` or `"kernels"`. `only_asked`: a step uses no source of kernels that was not loaded
+/// before it.
 #[pyfunction]
-#[pyo3(signature = (folder, nvrtc=Vec::new(), *, tier="auto", emulated=false))]
+#[pyo3(signature = (folder, nvrtc=Vec::new(), *, tier="auto", emulated=false, only_asked=false))]
 pub(super) fn prepare_devices(
     folder: Option<PathBuf>,
     nvrtc: Vec<PathBuf>,
     tier: &str,
     emulated: bool,
+    only_asked: bool,
 ) -> PyResult<()> {
     cuda::keep_in(folder);
+    cuda::use_only_asked(only_asked);
     cuda::look_for_nvrtc_at(nvrtc);
     let tier =
         Tier::named(tier).ok_or_else(|| PyValueError::new_err(format!("there is no tier {tier:?}")))?;
@@ -75,10 +79,34 @@ pub(super) fn load_sources(
     })
 }
 
-/// Turns a source off for this process, on every device: nothing of it is launched any more.
+/// Turns a source off for this process, on one device or on every one: nothing of it is launched any more.
 #[pyfunction]
-pub(super) fn turn_source_off(py: Python<'_>, name: &str, reason: &str) -> PyResult<()> {
-    py.enter(|| kernels::turn_off(name, reason))
+#[pyo3(signature = (name, reason, device=None))]
+pub(super) fn turn_source_off(
+    py: Python<'_>,
+    name: &str,
+    reason: &str,
+    device: Option<usize>,
+) -> PyResult<()> {
+    py.enter(|| match device {
+        Some(device) => kernels::turn_off_on(device, name, reason),
+        None => kernels::turn_off(name, reason),
+    })
+}
+
+/// Name of a device, its compute capability, its multiprocessors and the version of CUDA of its driver.
+#[pyfunction]
+pub(super) fn device_facts(py: Python<'_>, device: usize) -> PyResult<(String, String, u32, String)> {
+    let found = py.enter(|| cuda::facts(device))?;
+    let capability = found.capability.map(|(major, minor)| format!("{major}.{minor}"));
+    let driver = format!("{}.{}", found.driver / 1000, found.driver % 1000 / 10);
+    Ok((found.name, capability.unwrap_or_default(), found.multiprocessors, driver))
+}
+
+/// SHA-256 of the machine code of each source that is loaded on a device, by name.
+#[pyfunction]
+pub(super) fn source_images(py: Python<'_>, device: usize) -> PyResult<BTreeMap<&'static str, String>> {
+    Ok(py.enter(|| cuda::images(device))?.into_iter().collect())
 }
 
 /// Why the driver cannot give the launches of a graph other parameters, if it cannot.

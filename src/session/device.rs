@@ -85,9 +85,10 @@ pub(super) fn enter(
     }
 }
 
-/// Sources of kernels that the steps of a plan ask for, so that they are compiled and loaded together. One that is missing here
-/// is loaded when an operation asks for it.
-pub(super) fn sources(plan: &Plan, encoded: bool) -> Vec<&'static str> {
+/// Sources of kernels that the steps of a plan ask for on a device, so that they are compiled, loaded and checked together before
+/// the first of them.
+#[must_use]
+pub fn sources(plan: &Plan) -> Vec<&'static str> {
     let mut all = std::collections::BTreeSet::new();
     for algorithm in plan.algorithms.iter().map(|algorithm| algorithm.name()) {
         let own: &[&str] = match algorithm {
@@ -108,7 +109,7 @@ pub(super) fn sources(plan: &Plan, encoded: bool) -> Vec<&'static str> {
         };
         all.extend(own.iter().copied());
     }
-    if encoded {
+    if has_encodings(plan) {
         all.insert("coded.cu");
         if all.contains("sums.cu") {
             all.insert("coded_sums.cu");

@@ -63,6 +63,8 @@ pub(super) fn refuse(name: &'static str, reason: &str) {
 pub(super) struct Loaded {
     sources: BTreeMap<&'static str, (When, State)>,
     functions: BTreeMap<String, (Function, &'static str)>,
+    /// SHA-256 of the machine code of each source that is loaded, in hexadecimal digits.
+    images: BTreeMap<&'static str, String>,
 }
 
 impl Loaded {
@@ -95,9 +97,21 @@ impl Loaded {
         }
     }
 
-    pub(super) fn turn_on(&mut self, source: &Source, functions: Vec<(Function, String)>, state: State) {
+    pub(super) fn turn_on(
+        &mut self,
+        source: &Source,
+        functions: Vec<(Function, String)>,
+        (state, image): (State, String),
+    ) {
         self.sources.insert(source.name, (source.when, state));
+        self.images.insert(source.name, image);
         self.functions.extend(functions.into_iter().map(|(function, name)| (name, (function, source.name))));
+    }
+
+    /// SHA-256 of the machine code of the sources that are on.
+    pub(super) fn images(&self) -> Vec<(&'static str, String)> {
+        let on = self.images.iter().filter(|(name, _)| self.is_on(name));
+        on.map(|(name, image)| (*name, image.clone())).collect()
     }
 
     /// Has a source off from now on: nothing of it is launched any more.
