@@ -20,11 +20,13 @@ __all__ = [
     "dequantize_blockwise",
     "device_facts",
     "device_kernels",
+    "exchange_on_device",
     "fill_normal",
     "fill_signs",
     "forget_threads_after_fork",
     "generated_headers",
     "graphs_refusal",
+    "hide_sources",
     "load_sources",
     "orthonormal_columns",
     "orthonormalize",
@@ -149,6 +151,16 @@ def load_sources(device: int, stream: int, names: Sequence[str]) -> list[_Source
 def turn_source_off(name: str, reason: str, device: int | None = None) -> None: ...
 def device_facts(device: int) -> tuple[str, str, int, str]: ...
 def source_images(device: int) -> dict[str, str]: ...
+def hide_sources(device: int, names: Sequence[str]) -> None: ...
+def exchange_on_device(
+    device: int,
+    stream: int,
+    matrix: Tensor,
+    corner: tuple[int, int],
+    to: Tensor,
+    factor: float,
+    total: Tensor,
+) -> None: ...
 def source_of_kernel(name: str) -> str | None: ...
 def graphs_refusal() -> str | None: ...
 def device_kernels() -> list[dict[str, Any]]: ...

@@ -139,6 +139,15 @@ pub fn facts(_ordinal: usize) -> Result<Facts> {
     refuse()
 }
 
+/// Does nothing: none is used.
+///
+/// # Errors
+/// Never.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub fn hide(_ordinal: usize, _names: Vec<String>) -> Result<()> {
+    Ok(())
+}
+
 /// Refused.
 ///
 /// # Errors

@@ -94,11 +94,15 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
         let own: &[&str] = match algorithm {
             "lamb" => &["updates.cu", "sums.cu", "totals.cu", "factors.cu"],
             "adafactor" | "came" => &["totals.cu", "factors.cu", "rows.cu", "means.cu"],
-            "muon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"],
-            "normuon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "neurons.cu"],
-            "dion2" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "select.cu"],
-            "nordion2" => {
-                &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "select.cu", "neurons.cu"]
+            "muon" | "normuon" | "dion2" | "nordion2" => {
+                // The last one for singular value decompositions, which `orth_method` may ask for.
+                all.extend(["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "jacobi.cu"]);
+                match algorithm {
+                    "normuon" => &["neurons.cu"],
+                    "dion2" => &["select.cu"],
+                    "nordion2" => &["select.cu", "neurons.cu"],
+                    _ => &[],
+                }
             }
             "dion" => &["updates.cu", "columns.cu", "gram.cu", "cholesky.cu"],
             "galore_adamw" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
@@ -110,13 +114,14 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
         all.extend(own.iter().copied());
     }
     if has_encodings(plan) {
-        all.insert("coded.cu");
+        // What no kernel takes as codes is decoded and encoded apart.
+        all.extend(["updates.cu", "coded.cu"]);
         if all.contains("sums.cu") {
             all.insert("coded_sums.cu");
         }
     }
     if !plan.transfers.is_empty() {
-        all.extend(["copies.cu", "messages.cu"]);
+        all.extend(["updates.cu", "copies.cu", "messages.cu"]);
     }
     all.into_iter().collect()
 }

@@ -92,6 +92,8 @@ _known: dict[str, Verdict] = {}
 """Verdicts by key, of this process."""
 _settled: set[tuple[int, str]] = set()
 """Devices and sources that were dealt with in this process."""
+_used: set[int] = set()
+"""Devices that steps were planned for in this process."""
 
 
 def is_on() -> bool:
@@ -157,6 +159,7 @@ def approve(where: torch.device, names: Sequence[str]) -> None:
         load_sources(number, stream, asked_for(names, facts.capability))
     except RuntimeError:
         return  # without kernels libtorch computes, and the step says so
+    _used.add(number)
     if is_on():
         images = source_images(number)
         new = {name: image for name, image in images.items() if (number, name) not in _settled}
@@ -516,6 +519,15 @@ def told(where: torch.device, names: Sequence[str] | None = None) -> dict[str, s
         for name, state, _, _, reason in states
         if name in (names if names is not None else [name] if state != "not loaded" else [])
     }
+
+
+def told_everywhere() -> dict[str, str]:
+    """The same of all devices that this process has used, for sources that something has asked for."""
+    found = {}
+    for number in sorted(_used):
+        where = torch.device("cpu") if device.is_emulated() else torch.device("cuda", number)
+        found.update({f"{name} on device {number}": word for name, word in told(where).items()})
+    return found
 
 
 def records() -> list[str]:

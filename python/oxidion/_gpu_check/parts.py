@@ -18,6 +18,7 @@ import oxidion
 from oxidion._core.base import OxOptimizer
 from oxidion._core.env import env_report
 from oxidion._cuda import device as core
+from oxidion._oxidion import exchange_on_device
 
 EMULATED = core.EMULATED
 STEPS = 20
@@ -70,6 +71,9 @@ TILES = 6
 ROUNDED = 2.0**-7
 """Twice the unit in the last place of bfloat16, in which products are rounded in another order."""
 
+EXCHANGE = Setting("", {}, bar=0.0)
+"""Stands for what ranks send each other, which is exact."""
+
 KERNELS: dict[str, Setting] = {
     # Roots and quotients of devices are off by two units in the last place.
     "updates.cu AdamW": Setting("AdamW", {}),
@@ -83,6 +87,7 @@ KERNELS: dict[str, Setting] = {
         "Adafactor", {"relative_step": False, "lr": 0.01}, bar=1e-4
     ),
     "rows.cu CAME": Setting("CAME", {}, bar=1e-4),
+    "copies.cu messages.cu exchange": EXCHANGE,
     "symmetric_mma.cu Muon": Setting("Muon", {"orth_dtype": "bfloat16"}, shapes=LARGE, bar=4 * ROUNDED),
     "symmetric_wgmma.cu Muon": Setting(
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
@@ -213,18 +218,45 @@ def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
     return found if all(map(bool, edges)) else [torch.full_like(own, float("nan")) for own in found]
 
 
-def compared(setting: Setting, device: torch.device, by: str, repeats: int = 1) -> tuple[float, str]:
+def work_of(name: str, device: torch.device, by: str) -> list[Tensor]:
+    """Results of what `KERNELS` has under a name."""
+    setting = KERNELS[name]
+    return exchanged(device, by) if setting is EXCHANGE else moved(setting, device, by)
+
+
+def compared(name: str, device: torch.device, by: str, repeats: int = 1) -> tuple[float, str]:
     """The largest difference of updates from libtorch's, and what is wrong; empty if nothing is."""
-    first = moved(setting, device, by)
+    first = work_of(name, device, by)
     for _ in range(repeats):
         with busy(device):
-            again = moved(setting, device, by)
+            again = work_of(name, device, by)
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
             if any(own.isnan().any() for own in (*first, *again)):
                 return float("inf"), "an update is no number, or memory beside a tensor was written"
             return difference(again, first), "a repeated step has other bits"
-    off, bar = difference(first, moved(setting, device, "libtorch")), setting.bar
+    off, bar = difference(first, work_of(name, device, "libtorch")), KERNELS[name].bar
     return off, "" if off <= bar else f"updates differ by {off:.1e} from libtorch's, {bar:.0e} at most"
+
+
+EXCHANGED = (1000, 1003)
+"""Shape of a matrix whose rows are messages."""
+
+
+def exchanged(device: torch.device, by: str) -> list[Tensor]:
+    """Copies of rectangles and sums of messages, as steps on several ranks have them."""
+    core.compute_by(by)
+    found = []
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    for dtype, corner in ((torch.float32, (0, 0)), (torch.float32, (7, 5)), (torch.bfloat16, (1, 3))):
+        matrix = _numbers(EXCHANGED, 3.0).to(dtype).to(device)
+        shape = [size - first for size, first in zip(EXCHANGED, corner, strict=True)]
+        to, room = guarded(torch.zeros(shape, dtype=dtype, device=device))
+        total, other = guarded(torch.zeros(EXCHANGED[1], dtype=dtype, device=device))
+        exchange_on_device(device.index or 0, stream, matrix, corner, to, 0.25, total)
+        edges = torch.cat([each[at] for each in (room, other) for at in (slice(GUARD), slice(-GUARD, None))])
+        nothing = 0.0 if bool(edges.isnan().all()) else float("nan")
+        found += [to.double().cpu() + nothing, total.double().cpu() + nothing]
+    return found
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> float:
@@ -314,7 +346,7 @@ def kernels(number: str, name: str) -> Found:
     device, setting = place(number), KERNELS[name]
     if setting.tiled and number != EMULATED and torch.cuda.get_device_capability(device) != (9, 0):
         return Found("SKIP", {}, "it is for devices of compute capability 9.0")
-    off, reason = compared(setting, device, "kernels", repeats=3)
+    off, reason = compared(name, device, "kernels", repeats=3)
     return Found("FAIL" if reason else "PASS", {"off": off, "bar": setting.bar}, reason)
 
 

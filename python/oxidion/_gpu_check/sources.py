@@ -16,7 +16,21 @@ import torch
 from oxidion._cuda import self_check
 from oxidion._cuda.self_check import GROUPS, MARK, SOURCES, Verdict
 from oxidion._gpu_check import parts
-from oxidion._oxidion import load_sources, turn_source_off
+from oxidion._oxidion import hide_sources, load_sources, turn_source_off
+
+WITH = {
+    "sums.cu": ("totals.cu",),
+    "totals.cu": ("sums.cu",),
+    "factors.cu": ("totals.cu",),
+    "rows.cu": ("totals.cu",),
+    "coded.cu": ("updates.cu",),
+    "coded_sums.cu": ("sums.cu", "totals.cu"),
+    "gram.cu": ("columns.cu", "cholesky.cu"),
+    "cholesky.cu": ("columns.cu", "gram.cu"),
+    "low_rank.cu": ("select.cu",),
+    "symmetric_wgmma.cu": ("symmetric_mma.cu",),
+}
+"""Sources without which another one is never launched."""
 
 
 def settings_of(source: str) -> list[str]:
@@ -28,7 +42,7 @@ def checked(source: str, device: torch.device) -> Verdict:
     """The verdict on a source: the largest difference of all settings, and the first that is too large."""
     started, worst, reason = time.monotonic(), 0.0, ""
     for name in settings_of(source):
-        off, wrong = parts.compared(parts.KERNELS[name], device, "auto")
+        off, wrong = parts.compared(name, device, "auto")
         worst, reason = max(worst, off), reason or (wrong and f"{name.split()[-1]}: {wrong}")
     seconds = round(time.monotonic() - started, 3)
     return Verdict("fail" if reason else "pass", reason, worst, seconds)
@@ -55,8 +69,11 @@ def run(number: str, names: Sequence[str], proven: Sequence[str]) -> None:
         if name not in usable:
             turn_source_off(name, "it is not to be checked", ordinal)
     load_sources(ordinal, 0, [name for name in usable if name != GROUPS[0]])
+    passed = set(proven)
     say(ready=True)
     for name in names:
+        shown = {name, *passed, *WITH.get(name, ())}
+        hide_sources(ordinal, [other for other in usable if other not in shown])
         if name == GROUPS[0]:  # not before: it takes products from the one that is checked without it
             load_sources(ordinal, 0, [name])
         say(begin=name)
@@ -69,4 +86,6 @@ def run(number: str, names: Sequence[str], proven: Sequence[str]) -> None:
             os._exit(1)
         if verdict.result == "fail":
             turn_source_off(name, verdict.reason, ordinal)
+        else:
+            passed.add(name)
         say(source=name, **asdict(verdict))

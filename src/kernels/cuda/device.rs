@@ -284,6 +284,15 @@ pub(in crate::kernels) fn turn_off_on(ordinal: usize, source: &'static Source, r
     Ok(())
 }
 
+/// Has no operation on a device use these sources until this is called again: to see what others do alone.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+pub fn hide(ordinal: usize, names: Vec<String>) -> Result<()> {
+    lock(&LoadedDevice::get(ordinal)?.loaded).hide(names);
+    Ok(())
+}
+
 /// Facts about a device.
 ///
 /// # Errors

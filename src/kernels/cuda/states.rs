@@ -65,6 +65,8 @@ pub(super) struct Loaded {
     functions: BTreeMap<String, (Function, &'static str)>,
     /// SHA-256 of the machine code of each source that is loaded, in hexadecimal digits.
     images: BTreeMap<&'static str, String>,
+    /// Sources that no operation uses for now, whatever their state.
+    hidden: Vec<String>,
 }
 
 impl Loaded {
@@ -75,6 +77,12 @@ impl Loaded {
 
     pub(super) fn is_on(&self, name: &str) -> bool {
         matches!(self.sources.get(name), Some((_, State::Loaded { .. })))
+            && !self.hidden.iter().any(|hidden| hidden == name)
+    }
+
+    /// Has no operation use these sources until this is called again.
+    pub(super) fn hide(&mut self, names: Vec<String>) {
+        self.hidden = names;
     }
 
     /// Tests whether a source that is loaded then is on.
