@@ -384,7 +384,8 @@ class Child:
         self._process = process
         self._complaints = complaints
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     @classmethod
     def started(cls, word: str, names: Sequence[str], passed: Sequence[str]) -> Child | str:
@@ -468,6 +469,9 @@ class Child:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._listener.join(1.0)
+        if not self._listener.is_alive() and self._process.stdout:
+            self._process.stdout.close()
         self._complaints.close()
 
 
