@@ -494,7 +494,7 @@ for keys in KEYS:
     for more, dtype in kinds:
         if NAME == "Dion" and more.get("state_bits"):
             continue
-        shapes = (20, 12), (12, 20), (132, 130)
+        shapes = (20, 12), (12, 20)
         params = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
         optimizer = getattr(oxidion, NAME)(params, **{"lr": 0.01, **keys, **more})
         for step in range(3):

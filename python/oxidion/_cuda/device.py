@@ -173,5 +173,5 @@ def compute_by(word: str) -> None:
 
 @cache
 def _places() -> tuple[Path | None, list[Path]]:
-    """Where machine code is kept, and where NVRTC may lie."""
+    """The folder of machine code, and paths at which NVRTC may lie."""
     return kept_in(), nvrtc_libraries()

@@ -64,7 +64,7 @@ _log = logging.getLogger("oxidion.cuda")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the check of a source.
+    """The outcome of the check of a source.
 
     Attributes:
         result: "pass", "fail"; "late" where there was no time left, "unknown" where nothing could be checked.
@@ -213,13 +213,13 @@ def _settle(number: int, facts: Facts, verdicts: Mapping[str, Verdict]) -> None:
 
 
 def key_of(facts: Facts, name: str, image: str) -> str:
-    """What a verdict is kept by: all that it depends on."""
+    """The name of a verdict: a hash of all that it depends on."""
     parts = [*map(str, facts), name, image, str(CHECKS), __version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def folder() -> Path | None:
-    """Where verdicts are kept, beside machine code; None where nothing can be kept."""
+    """The folder of verdicts, which is that of machine code; None where nothing can be kept."""
     found = cache_folder()
     if found is None:
         return None
@@ -420,7 +420,7 @@ class Child:
         self._lines.put(None)
 
     def _next(self, until: float) -> dict[str, Any] | None:
-        """What it says next, None where it ended.
+        """The next that it says, None where it ended.
 
         Raises:
             queue.Empty: if it says nothing in time.
@@ -428,7 +428,7 @@ class Child:
         return self._lines.get(timeout=max(until - time.monotonic(), 0.001))
 
     def verdicts(self, names: Sequence[str], spent: float) -> dict[str, Verdict]:
-        """What it found before it ended; at least one verdict. Other children have spent so many seconds."""
+        """All that it found before it ended, at least one verdict; others have spent so many seconds."""
         found: dict[str, Verdict] = {}
         limit = seconds_of_a_source()
         at, since = "", 0.0
@@ -535,7 +535,7 @@ def told_everywhere() -> dict[str, str]:
 
 
 def records() -> list[str]:
-    """What is kept of checks, one line for each, for a report."""
+    """The verdicts that are kept, one line for each, for a report."""
     where = folder()
     files = sorted(where.glob("check-*.json")) if where is not None else []
     rows = [row for row in map(_read, files) if row]

@@ -61,7 +61,7 @@ class Setting:
     bar: float = 1e-5
     waits: bool = False
     tiled: bool = False
-    """Whether there are to be so many matrices that each multiprocessor has a tile of their products."""
+    """True for so many matrices that each multiprocessor has a tile of their products."""
 
 
 MATRICES = ((300, 257), (257, 300), (129, 129), (64, 8))
