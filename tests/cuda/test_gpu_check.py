@@ -146,7 +146,7 @@ def test_a_broken_kernel_is_reported(
 def test_a_broken_class_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "place", lambda _: __import__("torch").device("cpu"))
     monkeypatch.setattr(parts, "VERIFIED", dict.fromkeys(parts.VERIFIED, -1.0))
-    found = parts.run(4, "AdamW", EMULATED, "")
+    found = parts.run(4, "AdamW", EMULATED)
     assert found.status == "FAIL"
     assert "float32: verify() finds an error of" in found.reason
 

@@ -148,12 +148,32 @@ def test_sources_are_checked_once_and_their_verdicts_kept(emulation: Emulation) 
     second = emulation.step()
     assert not any("checking" in text for text in second["heard"])
     assert second["param"] == first["param"]
-    # Where a file is damaged or another version of the checks made it, that source is checked again.
+    # A file that is damaged does not count.
     (damaged,) = emulation.cache.glob("check-factors-*.json")
     damaged.write_text(damaged.read_text()[:50])
     again = emulation.step()
     assert sum("checking 1 CUDA sources" in text for text in again["heard"]) == 1
     assert emulation.records()["factors.cu"]["result"] == "pass"
+
+
+@needs_nvrtc
+def test_recheck_forgets_what_is_kept(emulation: Emulation, environment: Environment) -> None:
+    few = {"OXIDION_EMULATED_KERNELS": ":".join(emulation.libraries)}
+    made = {**environment, **emulation.variables, **few}
+    command = [sys.executable, "-m", "oxidion", "gpu-check", "--device", "emulated", "--recheck"]
+
+    def recheck() -> str:
+        done = subprocess.run(command, env=made, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert recheck().count(" kernels  off=") == len(SOURCES)
+    (kept,) = emulation.cache.glob("check-factors-*.json")
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "result": "fail", "reason": "planted"}))
+    told = emulation.step()
+    assert told["states"]["factors.cu"].startswith("libtorch (planted (found before")
+    assert "factors.cu           kernels" in recheck()
+    assert emulation.step()["states"]["factors.cu"] == "kernels"
 
 
 @needs_nvrtc
