@@ -1,31 +1,38 @@
 //! Settings of the CUDA side of the core that Python makes.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use tch::Tensor;
 
 use super::enter::Enter as _;
 use super::error::to_python;
-use crate::error::Result;
+use super::tensor::unpack;
+use crate::error::{Error, Result};
 use crate::kernels::cuda::State;
 use crate::kernels::{self, Content, Family, Tier, cuda};
+use crate::linalg::views;
 use crate::tensor;
 
 /// Keeps machine code that is compiled on this machine in a folder; None keeps none. NVRTC is looked for at the paths that
 /// `nvrtc` has, in their order, and then by the loader. `emulated`: memory of the host
 /// counts as memory of device 0, which is refused unless the driver is the emulator of the tests, or libtorch alone computes.
-/// `tier` says what does: `"auto"`, `"libtorch"` or `"kernels"`.
+/// `tier` says what does: `"auto"`, `"libtorch"` or `"kernels"`. `only_asked`: a step uses no source of kernels that was not loaded
+/// before it.
 #[pyfunction]
-#[pyo3(signature = (folder, nvrtc=Vec::new(), *, tier="auto", emulated=false))]
+#[pyo3(signature = (folder, nvrtc=Vec::new(), *, tier="auto", emulated=false, only_asked=false))]
 pub(super) fn prepare_devices(
     folder: Option<PathBuf>,
     nvrtc: Vec<PathBuf>,
     tier: &str,
     emulated: bool,
+    only_asked: bool,
 ) -> PyResult<()> {
     cuda::keep_in(folder);
+    cuda::use_only_asked(only_asked);
     cuda::look_for_nvrtc_at(nvrtc);
     let tier =
         Tier::named(tier).ok_or_else(|| PyValueError::new_err(format!("there is no tier {tier:?}")))?;
@@ -75,10 +82,75 @@ pub(super) fn load_sources(
     })
 }
 
-/// Turns a source off for this process, on every device: nothing of it is launched any more.
+/// Turns a source off for this process, on one device or on every one: nothing of it is launched any more.
 #[pyfunction]
-pub(super) fn turn_source_off(py: Python<'_>, name: &str, reason: &str) -> PyResult<()> {
-    py.enter(|| kernels::turn_off(name, reason))
+#[pyo3(signature = (name, reason, device=None))]
+pub(super) fn turn_source_off(
+    py: Python<'_>,
+    name: &str,
+    reason: &str,
+    device: Option<usize>,
+) -> PyResult<()> {
+    py.enter(|| match device {
+        Some(device) => kernels::turn_off_on(device, name, reason),
+        None => kernels::turn_off(name, reason),
+    })
+}
+
+/// Name of a device, its compute capability, its multiprocessors and the version of CUDA of its driver.
+#[pyfunction]
+pub(super) fn device_facts(py: Python<'_>, device: usize) -> PyResult<(String, String, u32, String)> {
+    let found = py.enter(|| cuda::facts(device))?;
+    let capability = found.capability.map(|(major, minor)| format!("{major}.{minor}"));
+    let driver = format!("{}.{}", found.driver / 1000, found.driver % 1000 / 10);
+    Ok((found.name, capability.unwrap_or_default(), found.multiprocessors, driver))
+}
+
+/// Has no operation on a device use these sources of kernels until this is called again.
+#[pyfunction]
+pub(super) fn hide_sources(py: Python<'_>, device: usize, names: Vec<String>) -> PyResult<()> {
+    py.enter(move || cuda::hide(device, names))
+}
+
+/// SHA-256 of the machine code of each source that is loaded on a device, by name.
+#[pyfunction]
+pub(super) fn source_images(py: Python<'_>, device: usize) -> PyResult<BTreeMap<&'static str, String>> {
+    Ok(py.enter(|| cuda::images(device))?.into_iter().collect())
+}
+
+/// Copies the rectangle of a matrix that begins at `corner` to `to`, and writes the sum of the matrix's rows times a factor to
+/// `total`, as steps on several ranks copy and add up their messages: for checks of that on one device.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "Python names them")]
+pub(super) fn exchange_on_device(
+    py: Python<'_>,
+    device: usize,
+    stream: usize,
+    matrix: &Bound<'_, PyAny>,
+    corner: (usize, usize),
+    to: &Bound<'_, PyAny>,
+    factor: f64,
+    total: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let [matrix, mut to, mut total] = [unpack(matrix, "matrix")?, unpack(to, "to")?, unpack(total, "total")?];
+    py.enter(move || {
+        let number =
+            u8::try_from(device).map_err(|_| Error::Value(format!("there is no device {device}")))?;
+        let (place, ((row, col), of)) = (tensor::Device::Cuda(number), (corner, |x: &Tensor| x.size2()));
+        let ((rows, cols), (high, wide)) = (of(&matrix)?, of(&to)?);
+        let [rows, cols, high, wide] = [rows, cols, high, wide].map(|n| usize::try_from(n).unwrap_or(0));
+        if row + high > rows || col + wide > cols || total.numel() != cols {
+            return Err(Error::Value("the rectangle or the total does not fit the matrix".into()));
+        }
+        let _there = kernels::enter(device, stream, false, &["copies.cu", "messages.cu"])?;
+        let from = views::read(&matrix)?.on(place);
+        kernels::copy(vec![kernels::Copy {
+            from: from.matrix(row * cols + col, [high, wide], cols),
+            to: views::write(&mut to)?.on(place).into_matrix(0, [high, wide], wide),
+        }])?;
+        let messages = kernels::Messages { all: from, pitch: cols, count: rows };
+        kernels::sum(&messages, factor, views::write(&mut total)?.on(place))
+    })
 }
 
 /// Why the driver cannot give the launches of a graph other parameters, if it cannot.

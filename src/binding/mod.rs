@@ -38,6 +38,10 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cuda::source_states, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::load_sources, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::turn_source_off, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::device_facts, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::source_images, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::hide_sources, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::exchange_on_device, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::source_of_kernel, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::graphs_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::device_kernels, module)?)?;

@@ -383,6 +383,11 @@ impl PyPlan {
         Ok(rows)
     }
 
+    /// Sources of kernels that its steps ask for on a device.
+    fn sources(&self) -> Vec<&'static str> {
+        crate::session::sources(&self.plan)
+    }
+
     /// A numeric column of `rows`, as a NumPy array.
     fn column<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyArray1<f64>>> {
         let mut values = Vec::with_capacity(self.plan.params.len());

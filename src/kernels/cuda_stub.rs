@@ -106,6 +106,56 @@ pub fn turn_off(_name: &str, _reason: &str) -> Result<()> {
     Ok(())
 }
 
+/// All are off.
+///
+/// # Errors
+/// Never.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub fn turn_off_on(_ordinal: usize, _name: &str, _reason: &str) -> Result<()> {
+    Ok(())
+}
+
+/// Does nothing: none is loaded.
+pub fn use_only_asked(_only: bool) {}
+
+/// Facts about a device, as where there are kernels.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Name that the driver gives it.
+    pub name: String,
+    /// Compute capability, if the driver knows it.
+    pub capability: Option<(i32, i32)>,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// The newest version of CUDA that the driver has, as 12040 for 12.4.
+    pub driver: i32,
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn facts(_ordinal: usize) -> Result<Facts> {
+    refuse()
+}
+
+/// Does nothing: none is used.
+///
+/// # Errors
+/// Never.
+#[allow(clippy::unnecessary_wraps)] // as where there are kernels
+pub fn hide(_ordinal: usize, _names: Vec<String>) -> Result<()> {
+    Ok(())
+}
+
+/// Refused.
+///
+/// # Errors
+/// Always.
+pub fn images(_ordinal: usize) -> Result<Vec<(&'static str, String)>> {
+    refuse()
+}
+
 /// Refused.
 ///
 /// # Errors

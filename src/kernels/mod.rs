@@ -29,7 +29,7 @@ pub use cpu::reduce::only_zeros;
 pub use cpu::rows::Stack;
 pub use cpu::run as run_on_cpu;
 #[cfg(not(feature = "cuda"))]
-pub use cuda::{enter_with, source_of, states, turn_off};
+pub use cuda::{enter_with, source_of, states, turn_off, turn_off_on};
 pub use cuda_call::{Content, Family, Kernel as DeviceKernel, Operand as DeviceOperand, Scalar};
 pub use dispatch::{copy, fold, fold_units, frozen, is_capturing, measured_squares, move_down, run, sum};
 pub use headers::{generated as generated_headers, kernels as device_kernels};
@@ -69,5 +69,5 @@ pub use ops::trust::{Debias, Trust};
 pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
 pub use ops::whiten::{Temper, Whiten};
 #[cfg(feature = "cuda")]
-pub use sources::{enter_with, source_of, states, turn_off};
+pub use sources::{enter_with, source_of, states, turn_off, turn_off_on};
 pub use stay::{Entered, Following, Tier, enter, follow, on_device};

@@ -305,6 +305,16 @@ pub fn turn_off(name: &str, reason: &str) -> Result<()> {
     Ok(())
 }
 
+/// Turns a source off on one device.
+///
+/// # Errors
+/// [`Error::Value`] for the name of none, [`Error::Cuda`] where there is no driver or no such device.
+pub fn turn_off_on(ordinal: usize, name: &str, reason: &str) -> Result<()> {
+    let source = sources().named(name);
+    let source = source.ok_or_else(|| Error::Value(format!("there is no source {name:?}")))?;
+    cuda::turn_off_on(ordinal, source, reason)
+}
+
 /// States of all sources on a device.
 ///
 /// # Errors

@@ -85,37 +85,43 @@ pub(super) fn enter(
     }
 }
 
-/// Sources of kernels that the steps of a plan ask for, so that they are compiled and loaded together. One that is missing here
-/// is loaded when an operation asks for it.
-pub(super) fn sources(plan: &Plan, encoded: bool) -> Vec<&'static str> {
+/// Sources of kernels that the steps of a plan ask for on a device, so that they are compiled, loaded and checked together before
+/// the first of them.
+#[must_use]
+pub fn sources(plan: &Plan) -> Vec<&'static str> {
     let mut all = std::collections::BTreeSet::new();
     for algorithm in plan.algorithms.iter().map(|algorithm| algorithm.name()) {
         let own: &[&str] = match algorithm {
             "lamb" => &["updates.cu", "sums.cu", "totals.cu", "factors.cu"],
             "adafactor" | "came" => &["totals.cu", "factors.cu", "rows.cu", "means.cu"],
-            "muon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"],
-            "normuon" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "neurons.cu"],
-            "dion2" => &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "select.cu"],
-            "nordion2" => {
-                &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "select.cu", "neurons.cu"]
+            "muon" | "normuon" | "dion2" | "nordion2" => {
+                // The last one for singular value decompositions, which `orth_method` may ask for.
+                all.extend(["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu", "jacobi.cu"]);
+                match algorithm {
+                    "normuon" => &["neurons.cu"],
+                    "dion2" => &["select.cu"],
+                    "nordion2" => &["select.cu", "neurons.cu"],
+                    _ => &[],
+                }
             }
             "dion" => &["updates.cu", "columns.cu", "gram.cu", "cholesky.cu"],
             "galore_adamw" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
-            "soap" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu"],
+            "soap" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
             "soap_muon" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "sums.cu", "totals.cu"],
             "apollo_adamw" | "apollo_mini" => &["updates.cu", "select.cu", "low_rank.cu"],
             _ => &["updates.cu"],
         };
         all.extend(own.iter().copied());
     }
-    if encoded {
-        all.insert("coded.cu");
+    if has_encodings(plan) {
+        // What no kernel takes as codes is decoded and encoded apart.
+        all.extend(["updates.cu", "coded.cu"]);
         if all.contains("sums.cu") {
             all.insert("coded_sums.cu");
         }
     }
     if !plan.transfers.is_empty() {
-        all.extend(["copies.cu", "messages.cu"]);
+        all.extend(["updates.cu", "copies.cu", "messages.cu"]);
     }
     all.into_iter().collect()
 }

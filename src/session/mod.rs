@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use apart::Apart;
 pub use average::AverageStep;
 use buffers::stage_shards;
-pub use device::of as device_of;
+pub use device::{of as device_of, sources};
 use execute::{Fixed, fixed};
 use tch::Tensor;
 use tensors::{BoundParam, BoundTensor, check_written};
@@ -153,7 +153,7 @@ impl Session {
         let fixed = plan.buckets.iter().map(|bucket| fixed(&plan, bucket)).collect();
         let room = plan.buckets.iter().map(|_| Room::default()).collect();
         let encoded = device::has_encodings(&plan);
-        let sources = device::sources(&plan, encoded);
+        let sources = device::sources(&plan);
         Ok(Self {
             plan,
             device,

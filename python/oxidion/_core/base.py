@@ -17,6 +17,7 @@ from oxidion._core import averages, constructor, loading, schema, summary, valid
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
+from oxidion._cuda import self_check
 from oxidion._cuda.device import device_of
 from oxidion._dist import comm
 from oxidion._dist.agree import check_steps
@@ -527,12 +528,20 @@ class OxOptimizer(Stepper, Optimizer):
             Columns name, shape, dtype, device, placements, group, algorithm, view (how it is read as
             matrices), transposed, lr_factor (beside ``lr``), rank, owner (who computes on whole matrices),
             route, state_bytes (on this rank), flops (of a step) and wire_bytes (what a step gives to
-            collectives).
+            collectives). On a device the fact ``kernels`` has by source of kernels what computes: "kernels",
+            "libtorch (reason)", or "not loaded" before the first step; a line below the table says it too.
         """
         where = [str(comm.local(param).device) for param in parameters(self.param_groups)]
         first = ("name", "shape", "dtype")
-        rows = zip(self._make_plan().rows(), where, strict=True)
-        return Table([{**{key: row[key] for key in first}, "device": own, **row} for row, own in rows])
+        plan = self._make_plan()
+        rows = zip(plan.rows(), where, strict=True)
+        kernels = self_check.told(device_of(self.param_groups), plan.sources())
+        said = ", ".join(f"{name} {word}" for name, word in kernels.items())
+        return Table(
+            [{**{key: row[key] for key in first}, "device": own, **row} for row, own in rows],
+            kernels=kernels,
+            note=f"sources: {said}" if said else "",
+        )
 
     def metrics(self) -> Table:
         """Measures one step with the present gradients, taken on copies: this optimizer does not change.

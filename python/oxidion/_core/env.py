@@ -7,6 +7,7 @@ import platform
 
 import torch
 
+from oxidion._cuda import self_check
 from oxidion._oxidion import __version__, cpu_features
 from oxidion._torch import library
 
@@ -25,4 +26,6 @@ def env_report() -> str:
         "cuda": f"{torch.version.cuda or 'not in this torch'}, device found: {torch.cuda.is_available()}, "
         f"OXIDION_CUDA={os.environ.get('OXIDION_CUDA') or 'auto'}",
     }
-    return "\n".join(f"{key + ':':<13}{value}" for key, value in facts.items())
+    lines = [f"{key + ':':<13}{value}" for key, value in facts.items()]
+    own = [f"{name} {word}, in this process" for name, word in self_check.told_everywhere().items()]
+    return "\n".join([*lines, *(f"{'kernels:':<13}{row}" for row in [*own, *self_check.records()])])

@@ -25,7 +25,7 @@ from oxidion._core.state import (
     settle,
     workspace_floats,
 )
-from oxidion._cuda import device
+from oxidion._cuda import device, self_check
 from oxidion._dist import agree, collectives, comm, grid
 from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
 
@@ -173,7 +173,7 @@ class Stepper:
             gradients=self._communicates() or self._always_agrees(),
             late=late,
             before=self._evidence,
-            device=device.described(device.device_of(self.param_groups)),
+            device=device.device_of(self.param_groups).type,
         )
         self._pending = agreed.pending
         if agreed.pending is None:
@@ -223,6 +223,7 @@ class Stepper:
             agree.check_gradients(named_gradients(self.param_groups), self._meshes, groups)
         if session is None or not planned:
             return
+        self._compute_alike(groups, planned)
         params = list(parameters(self.param_groups))
         names = [name for i, group in enumerate(self.param_groups) for name in validate.names_of(group, i)]
         averaged = [tuple(ranks) for _, ranks, _, is_averaged in self._meshes.replicas if is_averaged]
@@ -240,6 +241,14 @@ class Stepper:
             if ranks in averaged:
                 rows = [(name, param.grad) for name, param in rows if param.grad is not None]
                 agree.check_copies(rows, *told, what="gradients", error=PlanMismatch)
+
+    def _compute_alike(self, groups: comm.Groups, planned: Sequence[comm.Ranks]) -> None:
+        """Has a source of kernels off on all ranks where it is off on one: their copies would drift apart."""
+        where = device.device_of(self.param_groups)
+        if device.number_of(where) is not None:
+            off = agree.union(self_check.flags(where), groups, planned)
+            if complaint := self_check.turn_off(where, off):
+                raise PlanMismatch(complaint)
 
     def _place_gradients(self, session: Session | None) -> bool:
         """Redistributes gradients of other placements than their parameters'; true when they are there."""
@@ -345,6 +354,7 @@ class Stepper:
         plan = self._make_plan()
         where = device.device_of(self.param_groups)
         device.refuse_capture(where)
+        self_check.approve(where, plan.sources())
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}

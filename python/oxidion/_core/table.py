@@ -24,6 +24,8 @@ class Table:
 
     title = ""
     """Heading in notebooks and in rich."""
+    note = ""
+    """Line below the rows where they are printed."""
 
     def __init__(self, rows: list[dict[str, Any]], **facts: Any) -> None:
         """Keeps the rows; ``facts`` become attributes."""
@@ -63,7 +65,7 @@ class Table:
 
     def __str__(self) -> str:
         """Aligned columns."""
-        return "\n".join(aligned([self.columns, *self._cells()]))
+        return "\n".join([*aligned([self.columns, *self._cells()]), *filter(None, [self.note])])
 
     __repr__ = __str__
 

@@ -22,6 +22,10 @@ CPU = torch.device("cpu")
 TIERS = ("auto", "libtorch", "kernels")
 FOR_ONE_ARCHITECTURE = "symmetric_wgmma.cu"
 """A source that is off on most devices, where another one does its work."""
+EMULATED = "emulated"
+"""Word for memory of the host in the place of a device's, as tests have it."""
+
+_memory_of_the_host: list[bool] = []
 
 
 def tier() -> str:
@@ -42,6 +46,18 @@ def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
         for param in group["params"]:
             return local(param).device
     return CPU
+
+
+def is_emulated() -> bool:
+    """True where memory of the host counts as that of device 0."""
+    return bool(_memory_of_the_host)
+
+
+def number_of(where: torch.device) -> int | None:
+    """The number under which the core knows a device; None for the CPU."""
+    if where.type == "cuda":
+        return where.index or 0
+    return 0 if where.type == "cpu" and is_emulated() else None
 
 
 def current_stream(device: torch.device) -> int:
@@ -148,7 +164,7 @@ def nvrtc_libraries() -> list[Path]:
 
 
 def described(where: torch.device) -> str:
-    """The kind of device, with the sources of kernels that are off: what ranks have to have in common."""
+    """The kind of device, with the sources of kernels that are off."""
     if where.type != "cuda":
         return where.type
     try:
@@ -179,4 +195,20 @@ def prepare(*, emulated: bool = False) -> None:
         logging.getLogger("oxidion.cuda").warning(
             "libtorch computes, which is slower: the kernels are for CUDA devices, and this torch is for ROCm"
         )
-    prepare_devices(kept_in(), nvrtc_libraries(), tier=tier(), emulated=emulated)
+    if emulated:
+        _memory_of_the_host.append(True)
+    compute_by(tier())
+
+
+def compute_by(word: str) -> None:
+    """Has devices compute by "kernels", by "libtorch", or by kernels where they can be had: "auto"."""
+    folder, libraries = _places()
+    # Where sources are checked before they are used, a step does not load others.
+    only_asked = word == "auto" and (os.environ.get("OXIDION_SELF_CHECK") or "1") == "1"
+    prepare_devices(folder, libraries, tier=word, emulated=is_emulated(), only_asked=only_asked)
+
+
+@cache
+def _places() -> tuple[Path | None, list[Path]]:
+    """The folder of machine code, and paths at which NVRTC may lie."""
+    return kept_in(), nvrtc_libraries()

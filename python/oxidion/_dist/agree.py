@@ -310,6 +310,18 @@ def _waited(
     return Agreed(not skip, anew, is_grid)
 
 
+def union(flags: Sequence[int], groups: Groups, anew: Sequence[Ranks]) -> list[int]:
+    """The largest of each number over all ranks that axes connect, on which a rank has planned anew.
+
+    Twice over all of them: on a mesh of two axes or three, what a rank has comes to every other one.
+    """
+    found = list(flags)
+    for _ in range(2):
+        for ranks in ordered({ranks: groups[ranks] for ranks in anew if ranks in groups}):
+            found = largest_of(found, groups[ranks])
+    return found
+
+
 def check_steps(step: int, groups: Groups) -> None:
     """Compares the numbers of steps that the ranks of each axis have taken; one small all-reduce for each.
 

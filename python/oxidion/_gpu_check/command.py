@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 
 import torch
 
+from oxidion._cuda import self_check
 from oxidion._cuda.device import tier
-from oxidion._gpu_check import parts
+from oxidion._gpu_check import parts, sources
 from oxidion._gpu_check.parts import CLASSES, EMULATED, KERNELS, SPEED, Found
 
 SCHEMA = 1
@@ -27,6 +27,8 @@ LIMITS = {1: 60, 2: 180, 3: 120, 4: 120, 5: 240, 6: 60, 7: 60}
 QUICK = (1, 2, 3)
 DECIDES = (1, 2, 3, 4)
 """Rows in which a failure is one of the whole check."""
+BY_KERNELS = (2, 3)
+"""Rows in which kernels alone compute."""
 NO_DEVICE = 2
 
 
@@ -43,16 +45,25 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--rows", default="", help="numbers of rows, as 1,3; all if not given")
     parser.add_argument("--device", default="0", help="number of the GPU")
     parser.add_argument("--quick", action="store_true", help="rows 1 to 3")
-    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--recheck",
+        action="store_true",
+        help="only check anew what was checked before kernels were first used",
+    )
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--self", nargs=2, help=argparse.SUPPRESS)
     return parser
 
 
 def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Runs the check, or in a child one part of it; returns the exit status."""
     if given.part:
-        row, name, out = given.part
-        found = parts.run(int(row), name, given.device, out)
+        row, name = given.part
+        found = parts.run(int(row), name, given.device)
         sys.stdout.write("\n" + json.dumps(vars(found)) + "\n")
+        return 0
+    if asked := given.self:
+        sources.run(given.device, *(names.split(",") if names else [] for names in asked))
         return 0
     rows = _rows(parser, given)
     if given.device != EMULATED and not torch.cuda.is_available():
@@ -62,12 +73,26 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         given.device.isdigit() and int(given.device) < torch.cuda.device_count()
     ):
         parser.error(f"--device must be one of 0 to {torch.cuda.device_count() - 1}, got {given.device}")
+    if given.recheck:
+        return recheck(given.device)
     report = check(given.device, rows)
     if given.json:
         given.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     _table(report)
     status: int = report["exit"]
     return status
+
+
+def recheck(number: str) -> int:
+    """Forgets what is kept of checks on a device and checks every source; returns the exit status."""
+    where = parts.place(number)
+    verdicts = self_check.anew(where)
+    for name, verdict in verdicts.items():
+        used = verdict.result == "pass"
+        figures = f"off={verdict.error:.2g} seconds={verdict.seconds:.2g}"
+        told = f"kernels  {figures}" if used else f"libtorch ({verdict.result}: {verdict.reason})"
+        sys.stdout.write(f"{name:20} {told}\n")
+    return int(any(verdict.result != "pass" for verdict in verdicts.values()))
 
 
 def _rows(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[int]:
@@ -93,16 +118,13 @@ def _short(value: Any) -> str:
 def check(number: str, rows: Iterable[int]) -> dict[str, Any]:
     """The report of these rows on a device."""
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for row in rows:
-            for name in _names(row):
-                started = time.monotonic()
-                result = _part(row, name, number, Path(folder))
-                seconds = round(time.monotonic() - started, 2)
-                line(result.status, row, name, result.figures, result.reason)
-                found.append(
-                    {"row": row, "part": name, "seconds": seconds, "limit": LIMITS[row], **vars(result)}
-                )
+    for row in rows:
+        for name in _names(row):
+            started = time.monotonic()
+            result = _part(row, name, number)
+            seconds = round(time.monotonic() - started, 2)
+            line(result.status, row, name, result.figures, result.reason)
+            found.append({"row": row, "part": name, "seconds": seconds, "limit": LIMITS[row], **vars(result)})
     failed = any(part["status"] == "FAIL" and part["row"] in DECIDES for part in found)
     return {"schema": SCHEMA, **parts.facts(number), "tier": tier(), "rows": found, "exit": int(failed)}
 
@@ -112,60 +134,42 @@ def _names(row: int) -> list[str]:
     return list(names.get(row, [ROWS[row]]))
 
 
-def _part(row: int, name: str, number: str, folder: Path) -> Found:
+def _part(row: int, name: str, number: str) -> Found:
     emulated = number == EMULATED
-    if row == 3:
-        return _compared(name, number, folder)
     if row == 5:
-        return _sanitized(number, folder)
+        return _sanitized(number)
     if row == 6 and emulated:
         return Found("SKIP", {}, "there is no device whose speed could be measured")
     if row == 7:
         count = 0 if emulated else torch.cuda.device_count()
         return Found("SKIP", {"gpus": count}, "runs of several GPUs are not part of this version")
-    if row == 2 and tier() == "libtorch":
+    if row in BY_KERNELS and tier() == "libtorch":
         return Found("SKIP", {}, "OXIDION_CUDA=libtorch: kernels are not asked for")
-    return _child(row, name, number, folder / "out.pt", {"OXIDION_CUDA": "kernels"} if row == 2 else {})
+    return _child(row, name, number)
 
 
-def _compared(name: str, number: str, folder: Path) -> Found:
-    """Kernels beside libtorch, in two processes."""
-    if tier() == "libtorch":
-        return Found("SKIP", {}, "OXIDION_CUDA=libtorch: kernels are not asked for")
-    files = []
-    for word in ("kernels", "libtorch"):
-        files.append(folder / f"{word}.pt")
-        found = _child(3, name, number, files[-1], {"OXIDION_CUDA": word})
-        if found.status != "PASS":
-            return Found(found.status, found.figures, f"{word}: {found.reason}")
-    own, other = (torch.load(file, weights_only=True) for file in files)
-    off, bar = parts.difference(own, other), KERNELS[name].bar
-    reason = "" if off <= bar else f"updates differ by {off:.1e} from libtorch's, {bar:.0e} at most"
-    return Found("PASS" if off <= bar else "FAIL", {"off": off, "bar": bar}, reason)
-
-
-def _sanitized(number: str, folder: Path) -> Found:
+def _sanitized(number: str) -> Found:
     """Kernels under compute-sanitizer."""
     tool = shutil.which("compute-sanitizer")
     if tool is None or number == EMULATED:
         return Found("SKIP", {}, "compute-sanitizer is not installed" if tool is None else "no device")
     for kind in ("memcheck", "racecheck", "synccheck"):
         command = [tool, "--tool", kind, "--error-exitcode", "9"]
-        found = _child(3, "coded.cu AdamW", number, folder / "out.pt", {"OXIDION_CUDA": "kernels"}, command)
+        found = _child(3, "coded.cu AdamW", number, command)
         if found.status != "PASS":
             return Found("FAIL", {"tool": kind}, found.reason)
     return Found("PASS", {"tools": 3})
 
 
-def _child(
-    row: int, name: str, number: str, out: Path, variables: Mapping[str, str], before: Iterable[str] = ()
-) -> Found:
+def _child(row: int, name: str, number: str, before: Iterable[str] = ()) -> Found:
     """One part in a process of its own; past the limit it is ended."""
+    kernels = {"OXIDION_CUDA": "kernels"} if row in BY_KERNELS else {}
     command = [*before, sys.executable, "-m", "oxidion", "gpu-check", "--device", number]
     try:
         done = subprocess.run(
-            [*command, "--part", str(row), name, str(out)],
-            env={**os.environ, **variables},
+            [*command, "--part", str(row), name],
+            # Kernels are tried as they are.
+            env={**os.environ, self_check.VARIABLE: "0", **kernels},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

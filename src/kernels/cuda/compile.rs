@@ -56,11 +56,15 @@ pub(super) fn key(sources: &Sources, source: &Source, architecture: &str) -> Str
         hash.update(part);
     }
     let digest = hash.finalize();
-    let mut key = format!("{}-{architecture}-", source.name.trim_end_matches(".cu"));
-    for byte in digest.iter().take(12) {
-        let _ = write!(key, "{byte:02x}");
-    }
-    key
+    format!("{}-{architecture}-{}", source.name.trim_end_matches(".cu"), digits(&digest[..12]))
+}
+
+/// Bytes in hexadecimal digits.
+pub(super) fn digits(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Loads an image: machine code, or PTX that ends with a zero.

@@ -3,8 +3,10 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::driver::{self, Context, Grid, Stream};
@@ -28,9 +30,30 @@ pub(in crate::kernels) struct LoadedDevice {
     context: Context,
     /// The architecture that machine code is for, or why there is none.
     architecture: std::result::Result<String, String>,
-    multiprocessors: u32,
+    facts: Facts,
     emulated: bool,
     loaded: Mutex<Loaded>,
+}
+
+/// Facts about a device on which it depends whether its kernels are right.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Name that the driver gives it.
+    pub name: String,
+    /// Compute capability, if the driver knows it.
+    pub capability: Option<(i32, i32)>,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// The newest version of CUDA that the driver has, as 12040 for 12.4.
+    pub driver: i32,
+}
+
+/// True where steps do not load what nobody has asked for before them.
+static ONLY_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Says whether an operation may load sources in a step, or only those are used that were loaded before it.
+pub fn use_only_asked(only: bool) {
+    ONLY_ASKED.store(only, Ordering::Relaxed);
 }
 
 /// All sources, once a thread has entered a device.
@@ -78,20 +101,25 @@ impl LoadedDevice {
         if let Some(&device) = devices.get(&ordinal) {
             return Ok(device);
         }
-        let found = driver::open(ordinal)?;
+        let (found, driver) = (driver::open(ordinal)?, driver::version()?);
         let device = Self {
             ordinal,
             context: found.context,
-            architecture: match driver::version()? {
-                version @ ..FIRST_VERSION => Err(format!(
+            architecture: match driver {
+                ..FIRST_VERSION => Err(format!(
                     "driver older than {}: it is of {}",
                     driver::versioned(FIRST_VERSION),
-                    driver::versioned(version)
+                    driver::versioned(driver)
                 )),
                 _ => compile::architecture(found.capability),
             },
-            multiprocessors: found.multiprocessors,
             emulated: found.name == EMULATED,
+            facts: Facts {
+                name: found.name,
+                capability: found.capability,
+                multiprocessors: found.multiprocessors,
+                driver,
+            },
             loaded: Mutex::default(),
         };
         let device: &'static Self = Box::leak(Box::new(device));
@@ -133,14 +161,14 @@ impl LoadedDevice {
         }
         let load = |image: &[u8]| {
             driver::set_current(self.context)?; // of a thread that compiles
-            driver::load(image)
+            Ok((driver::load(image)?, compile::digits(&Sha256::digest(image))))
         };
         let made = compile::loaded(sources, &missing, architecture, &load);
         for (source, made) in missing.into_iter().zip(made) {
-            let found = made.and_then(|(module, origin, seconds)| {
+            let found = made.and_then(|((module, image), origin, seconds)| {
                 let kernels = source.kernels();
                 let found = kernels.map(|name| Ok((driver::function(module, &name, source.shared)?, name)));
-                Ok((found.collect::<Result<Vec<_>>>()?, State::Loaded { origin, seconds }))
+                Ok((found.collect::<Result<Vec<_>>>()?, (State::Loaded { origin, seconds }, image)))
             });
             match found {
                 Ok((functions, state)) => loaded.turn_on(source, functions, state),
@@ -152,6 +180,19 @@ impl LoadedDevice {
             }
         }
         Ok(())
+    }
+
+    /// Has those of the named sources off that nobody has asked for before a step, which begins without them.
+    fn leave_out(&self, sources: &'static Sources, wanted: &[&str]) {
+        let mut loaded = lock(&self.loaded);
+        for source in sources.all.iter().filter(|source| wanted.contains(&source.name)) {
+            if self.architecture.is_ok() && self.takes(source.when) && loaded.is_missing(source.name) {
+                let reason = "a step that was planned without it needs it, and it has not been checked";
+                let (name, device) = (source.name, self.ordinal);
+                log::warn!(target: "oxidion.cuda", "{name} is off on device {device}: {reason}");
+                loaded.turn_off(source, reason);
+            }
+        }
     }
 
     /// Why the first of the named sources that is off is so.
@@ -216,6 +257,10 @@ pub(in crate::kernels) fn uses(wanted: &[&str]) -> Result<bool> {
     if are_on() {
         return Ok(true);
     }
+    if ONLY_ASKED.load(Ordering::Relaxed) {
+        device.leave_out(sources, wanted);
+        return Ok(false);
+    }
     device.load(sources, wanted, stream)?;
     Ok(are_on())
 }
@@ -226,6 +271,42 @@ pub(in crate::kernels) fn turn_off(source: &'static Source, reason: &str) {
     let devices = lock(&DEVICES);
     states::refuse(source.name, reason);
     devices.values().for_each(|device| lock(&device.loaded).turn_off(source, reason));
+}
+
+/// Turns a source off on one device; who does says so.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+pub(in crate::kernels) fn turn_off_on(ordinal: usize, source: &'static Source, reason: &str) -> Result<()> {
+    let device = LoadedDevice::get(ordinal)?;
+    log::info!(target: "oxidion.cuda", "{} is off on device {ordinal}: {reason}", source.name);
+    lock(&device.loaded).turn_off(source, reason);
+    Ok(())
+}
+
+/// Has no operation on a device use these sources until this is called again: to see what others do alone.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+pub fn hide(ordinal: usize, names: Vec<String>) -> Result<()> {
+    lock(&LoadedDevice::get(ordinal)?.loaded).hide(names);
+    Ok(())
+}
+
+/// Facts about a device.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+pub fn facts(ordinal: usize) -> Result<Facts> {
+    Ok(LoadedDevice::get(ordinal)?.facts.clone())
+}
+
+/// SHA-256 of the machine code of each source that is on, in hexadecimal digits.
+///
+/// # Errors
+/// [`Error::Cuda`] where there is no driver or no such device.
+pub fn images(ordinal: usize) -> Result<Vec<(&'static str, String)>> {
+    Ok(lock(&LoadedDevice::get(ordinal)?.loaded).images())
 }
 
 /// States of all sources on a device, in their order.
@@ -334,7 +415,7 @@ pub(in crate::kernels) fn scratch_mut(
 /// The multiprocessors of the device that this thread launches on, where the sources that are loaded then are on.
 pub(in crate::kernels) fn multiprocessors(when: When) -> Option<u32> {
     let (device, _) = CURRENT.get()?;
-    lock(&device.loaded).has(when).then_some(device.multiprocessors)
+    lock(&device.loaded).has(when).then_some(device.facts.multiprocessors)
 }
 
 /// Tests whether this thread launches on a device.

@@ -63,6 +63,10 @@ pub(super) fn refuse(name: &'static str, reason: &str) {
 pub(super) struct Loaded {
     sources: BTreeMap<&'static str, (When, State)>,
     functions: BTreeMap<String, (Function, &'static str)>,
+    /// SHA-256 of the machine code of each source that is loaded, in hexadecimal digits.
+    images: BTreeMap<&'static str, String>,
+    /// Sources that no operation uses for now, whatever their state.
+    hidden: Vec<String>,
 }
 
 impl Loaded {
@@ -73,6 +77,12 @@ impl Loaded {
 
     pub(super) fn is_on(&self, name: &str) -> bool {
         matches!(self.sources.get(name), Some((_, State::Loaded { .. })))
+            && !self.hidden.iter().any(|hidden| hidden == name)
+    }
+
+    /// Has no operation use these sources until this is called again.
+    pub(super) fn hide(&mut self, names: Vec<String>) {
+        self.hidden = names;
     }
 
     /// Tests whether a source that is loaded then is on.
@@ -95,9 +105,21 @@ impl Loaded {
         }
     }
 
-    pub(super) fn turn_on(&mut self, source: &Source, functions: Vec<(Function, String)>, state: State) {
+    pub(super) fn turn_on(
+        &mut self,
+        source: &Source,
+        functions: Vec<(Function, String)>,
+        (state, image): (State, String),
+    ) {
         self.sources.insert(source.name, (source.when, state));
+        self.images.insert(source.name, image);
         self.functions.extend(functions.into_iter().map(|(function, name)| (name, (function, source.name))));
+    }
+
+    /// SHA-256 of the machine code of the sources that are on.
+    pub(super) fn images(&self) -> Vec<(&'static str, String)> {
+        let on = self.images.iter().filter(|(name, _)| self.is_on(name));
+        on.map(|(name, image)| (*name, image.clone())).collect()
     }
 
     /// Has a source off from now on: nothing of it is launched any more.

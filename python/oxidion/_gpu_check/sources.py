@@ -1,0 +1,91 @@
+"""Sources of kernels compared with libtorch on a device, one after the other: the child of the self-check."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from oxidion._cuda import self_check
+from oxidion._cuda.self_check import GROUPS, MARK, SOURCES, Verdict
+from oxidion._gpu_check import parts
+from oxidion._oxidion import hide_sources, load_sources, turn_source_off
+
+WITH = {
+    "sums.cu": ("totals.cu",),
+    "totals.cu": ("sums.cu",),
+    "factors.cu": ("totals.cu",),
+    "rows.cu": ("totals.cu",),
+    "coded.cu": ("updates.cu",),
+    "coded_sums.cu": ("sums.cu", "totals.cu"),
+    "gram.cu": ("columns.cu", "cholesky.cu"),
+    "cholesky.cu": ("columns.cu", "gram.cu"),
+    "low_rank.cu": ("select.cu",),
+    "symmetric_wgmma.cu": ("symmetric_mma.cu",),
+}
+"""Sources without which another one is never launched."""
+
+
+def settings_of(source: str) -> list[str]:
+    """Names of the settings whose steps launch kernels of a source."""
+    return [name for name in parts.KERNELS if source in name.split()]
+
+
+def checked(source: str, device: torch.device) -> Verdict:
+    """The verdict on a source: the largest difference of all settings, and the first that is too large."""
+    started, worst, reason = time.monotonic(), 0.0, ""
+    for name in settings_of(source):
+        off, wrong = parts.compared(name, device, "auto")
+        worst, reason = max(worst, off), reason or (wrong and f"{name.split()[-1]}: {wrong}")
+    seconds = round(time.monotonic() - started, 3)
+    return Verdict("fail" if reason else "pass", reason, worst, seconds)
+
+
+def say(**told: Any) -> None:
+    """Says a line to the parent."""
+    sys.stdout.write(MARK + json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def run(number: str, names: Sequence[str], proven: Sequence[str]) -> None:
+    """Checks sources in a process that uses no others than those and what is proven.
+
+    Says "begin" before each and its verdict after it: who listens knows where it ended. After an error of the
+    device, which nothing can be done on any more, it ends.
+    """
+    # A kernel that hangs may keep it from hearing anything else.
+    signal.alarm(int(self_check.STARTING + self_check.in_all()) + 30)
+    device = parts.place(number)
+    ordinal = device.index or 0
+    usable = [name for name in SOURCES if name in {*names, *proven}]
+    for name in SOURCES:
+        if name not in usable:
+            turn_source_off(name, "it is not to be checked", ordinal)
+    load_sources(ordinal, 0, [name for name in usable if name != GROUPS[0]])
+    passed = set(proven)
+    say(ready=True)
+    for name in names:
+        shown = {name, *passed, *WITH.get(name, ())}
+        hide_sources(ordinal, [other for other in usable if other not in shown])
+        if name == GROUPS[0]:  # not before: it takes products from the one that is checked without it
+            load_sources(ordinal, 0, [name])
+        say(begin=name)
+        try:
+            verdict = checked(name, device)
+        except Exception as error:  # whatever it is says something about the source
+            result = "unknown" if isinstance(error, torch.OutOfMemoryError) else "fail"
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            say(source=name, **asdict(Verdict(result, reason, float("inf"))))
+            os._exit(1)
+        if verdict.result == "fail":
+            turn_source_off(name, verdict.reason, ordinal)
+        else:
+            passed.add(name)
+        say(source=name, **asdict(verdict))
