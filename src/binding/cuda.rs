@@ -8,6 +8,7 @@ use pyo3::types::{PyDict, PyList};
 
 use super::enter::Enter as _;
 use super::error::to_python;
+use super::tensor::unpack;
 use crate::error::Result;
 use crate::kernels::cuda::State;
 use crate::kernels::{self, Content, Family, Tier, cuda};
@@ -38,6 +39,14 @@ pub(super) fn prepare_devices(
         }
         (true, _) => cuda::emulate().map_err(to_python),
     }
+}
+
+/// Has the memory of a tensor of the host count as that of the emulated device with this number, or of none: for tests of
+/// several devices.
+#[pyfunction]
+pub(super) fn count_as(tensor: &Bound<'_, PyAny>, number: Option<u8>) -> PyResult<()> {
+    tensor::emulate_at(&unpack(tensor, "tensor")?, number.map_or(tensor::Device::Cpu, tensor::Device::Cuda));
+    Ok(())
 }
 
 /// A source's name, its state ("not loaded", "loaded" or "off"), the origin of its machine code, the seconds that loading took

@@ -73,12 +73,10 @@ pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
 
 /// Has the kernels of this thread launched on a stream of the device, until the result is dropped: of these sources, which are
 /// loaded together where they are missing. `encoded`: also those for what is more than numbers of its type.
-pub(super) fn enter(
-    device: Device,
-    stream: usize,
-    encoded: bool,
-    sources: &[&str],
-) -> Result<Option<Entered>> {
+///
+/// # Errors
+/// `Error::Cuda` where kernels are required and cannot be had.
+pub fn enter(device: Device, stream: usize, encoded: bool, sources: &[&str]) -> Result<Option<Entered>> {
     match device {
         Device::Cpu => Ok(None),
         Device::Cuda(number) => kernels::enter(usize::from(number), stream, encoded, sources).map(Some),

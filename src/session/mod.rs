@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use apart::Apart;
 use buffers::stage_shards;
-pub use device::of as device_of;
+pub use device::{enter as enter_device, of as device_of};
 use execute::{Fixed, fixed};
 use tch::Tensor;
 use tensors::{BoundParam, BoundTensor, check_written};

@@ -1,9 +1,12 @@
 //! Devices that memory is on.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
 
+use super::buffer::address_of;
 use crate::error::{Error, Result};
 
 /// The host, or a CUDA device.
@@ -32,6 +35,20 @@ impl Device {
         }
     }
 
+    /// The device as which the memory of a tensor counts: the one that it is on, where none is emulated.
+    ///
+    /// # Errors
+    /// As `of`.
+    pub fn counted(tensor: &Tensor) -> Result<Self> {
+        match Self::of(tensor)? {
+            Self::Cpu if is_emulated() => {
+                let elsewhere = ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(elsewhere.get(&address_of(tensor)).copied().unwrap_or(Self::Cuda(0)))
+            }
+            found => Ok(found),
+        }
+    }
+
     /// As libtorch names it.
     #[must_use]
     pub fn torch(self) -> tch::Device {
@@ -45,6 +62,14 @@ impl Device {
 
 /// True if memory of the host counts as that of an emulated device.
 static EMULATED: AtomicBool = AtomicBool::new(false);
+
+/// Devices as which memory of the host counts where it does not as device 0, by its address.
+static ELSEWHERE: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
+
+/// Has the memory of a tensor of the host count as that of this device, where devices are emulated.
+pub fn emulate_at(tensor: &Tensor, device: Device) {
+    ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner).insert(address_of(tensor), device);
+}
 
 /// Has memory of the host count as that of a device: the caller knows that the device can use it.
 pub fn emulate() {

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
+from oxidion._cuda.device import stream_of
 from oxidion._dist import collectives
 from oxidion._dist.comm import as_state, full, lies_right, local, moved_state, with_local
 from oxidion._oxidion import (
@@ -343,7 +344,8 @@ def whole(own: Mapping[str, Any], key: str, spec: Mapping[str, Any]) -> Tensor:
     """All of a state on every rank; the numbers that codes stand for."""
     if spec["coded"] is None:
         return full(own[key]).detach()
-    return dequantize_blockwise(full(own[key]).detach(), full(own[key + SCALES]).detach(), *spec["coded"])
+    codes, scales = (full(own[name]).detach() for name in (key, key + SCALES))
+    return dequantize_blockwise(codes, scales, *spec["coded"], stream=stream_of(codes))
 
 
 def average_momenta(
@@ -359,10 +361,13 @@ def average_momenta(
                 else:
                     codes, scales = local(own["momentum"]), local(own["momentum" + SCALES])
                     coded.append((codes, scales, spec["coded"]))
-    means = [dequantize_blockwise(codes, scales, *how) for codes, scales, how in coded]
+    means = [
+        dequantize_blockwise(codes, scales, *how, stream=stream_of(codes)) for codes, scales, how in coded
+    ]
     groups = list(groups)
     collectives.average(plain, groups)
     collectives.average(means, groups)
     for (codes, scales, how), mean in zip(coded, means, strict=True):
-        for target, value in zip((codes, scales), quantize_blockwise(mean, *how), strict=True):
+        coded_mean = quantize_blockwise(mean, *how, stream=stream_of(mean))
+        for target, value in zip((codes, scales), coded_mean, strict=True):
             target.copy_(value)

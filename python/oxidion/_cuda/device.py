@@ -58,6 +58,15 @@ def current_stream(device: torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+def stream_of(value: object) -> int:
+    """The handle of torch's current stream on the device of a tensor; 0 on the CPU and for what is no tensor.
+
+    Raises:
+        RuntimeError: as `current_stream`.
+    """
+    return current_stream(value.device) if isinstance(value, torch.Tensor) else 0
+
+
 def is_capturing(device: torch.device) -> bool:
     """True while launches on torch's current stream go into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
