@@ -69,6 +69,8 @@ class Plan:
     @property
     def arena_bytes(self) -> int: ...
     @property
+    def arena_parts(self) -> list[tuple[int, int]]: ...
+    @property
     def fingerprint(self) -> str: ...
     @property
     def algorithms(self) -> list[str]: ...
@@ -90,10 +92,20 @@ class Plan:
 @final
 class Session:
     def __new__(
-        cls, plan: Plan, groups: _Groups, states: Sequence[Sequence[Tensor]], state: _State, arena: Tensor
+        cls,
+        plan: Plan,
+        groups: _Groups,
+        states: Sequence[Sequence[Tensor]],
+        state: _State,
+        arena: Sequence[Tensor],
     ) -> Session: ...
     def begin(
-        self, groups: _Groups, state: _State, grad_factor: float, num_threads: int, stream: int = 0
+        self,
+        groups: _Groups,
+        state: _State,
+        grad_factor: float,
+        num_threads: int,
+        streams: Sequence[int] = (),
     ) -> bool: ...
     def summary(self, ranks: Sequence[int]) -> list[int]: ...
     def details(self, ranks: Sequence[int]) -> _Details: ...

@@ -23,7 +23,6 @@ def least(kind):
     for param in params:
         param.grad = torch.randn(3)
     optimizer = oxidion.AdamW(params)
-    optimizer.step()
     found = []
     for _ in range(20):
         start = time.perf_counter()

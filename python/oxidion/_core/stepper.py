@@ -23,7 +23,7 @@ from oxidion._core.state import (
     parameters,
     pin,
     settle,
-    workspace_floats,
+    workspaces,
 )
 from oxidion._cuda import device
 from oxidion._dist import agree, collectives, comm, grid
@@ -64,6 +64,7 @@ class Stepper:
     _meshes = comm.NO_MESHES
     _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
+    _places: tuple[torch.device, ...] = ()
     _reserve: Reserve | None = None
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
@@ -285,8 +286,8 @@ class Stepper:
         """The session with this step begun: planned and bound anew where something changed."""
 
         def begins(session: Session) -> bool:
-            stream = device.current_stream(device.device_of(self.param_groups))
-            return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
+            streams = device.current_streams(self._places)
+            return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), streams)
 
         self._refuse_poison()
         session = self._session
@@ -335,17 +336,19 @@ class Stepper:
         self._session = self._evidence = None
         groups = self._read_groups()
         plan = self._make_plan()
-        where = device.device_of(self.param_groups)
-        device.refuse_capture(where)
+        memory = workspaces(plan, list(parameters(self.param_groups)))
+        self._places = tuple(where for where, _ in memory)
+        for where in self._places:
+            device.refuse_capture(where)
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
-            arena = zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
+            arena = [zeros([count], torch.float32, where, self._reserve) for where, count in memory]
             states = materialise(
                 plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
             )
-        comms = tuple(collectives.bind(plan.transfers, arena, groups))
+        comms = tuple(collectives.bind(plan.transfers, arena[0], groups))  # none where there are several
         self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule, self._comms = tuple(plan.schedule), comms

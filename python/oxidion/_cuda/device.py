@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def tier() -> str:
 
 
 def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
-    """The device of the first parameter: the core refuses parameters on several."""
+    """The device of the first parameter: that of all where there is a mesh."""
     for group in groups:
         for param in group["params"]:
             return local(param).device
@@ -56,6 +56,27 @@ def current_stream(device: torch.device) -> int:
     if is_capturing(device) and (reason := refusal_of_graphs(device)):
         raise RuntimeError(f"a step cannot be captured: {reason}. Take it outside of the graph")
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def devices_of(groups: Iterable[dict[str, Any]]) -> list[torch.device]:
+    """The devices of all parameters, in the order of the first on each; without any, the CPU."""
+    found = dict.fromkeys(local(param).device for group in groups for param in group["params"])
+    return list(found) or [CPU]
+
+
+def current_streams(devices: Sequence[torch.device]) -> list[int]:
+    """The handles of torch's current streams on devices; 0 for the CPU.
+
+    Raises:
+        RuntimeError: during a capture where libtorch computes, and where there are several devices: only what
+            is launched on one of them is captured.
+    """
+    if len(devices) > 1 and any(map(is_capturing, devices)):
+        raise RuntimeError(
+            f"a step cannot be captured that is on several devices, {', '.join(map(str, devices))}: make an "
+            "optimizer for each device"
+        )
+    return [current_stream(where) for where in devices]
 
 
 def stream_of(value: object) -> int:
