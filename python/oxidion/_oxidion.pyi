@@ -105,7 +105,7 @@ class Session:
         state: _State,
         grad_factor: float,
         num_threads: int,
-        streams: Sequence[int] = (),
+        streams: Sequence[int] = ...,
     ) -> bool: ...
     def summary(self, ranks: Sequence[int]) -> list[int]: ...
     def details(self, ranks: Sequence[int]) -> _Details: ...
@@ -148,7 +148,7 @@ def forget_threads_after_fork() -> None: ...
 def cpu_features() -> list[str]: ...
 def prepare_devices(
     folder: str | PathLike[str] | None,
-    nvrtc: Sequence[str | PathLike[str]] = [],
+    nvrtc: Sequence[str | PathLike[str]] = ...,
     *,
     tier: str = "auto",
     emulated: bool = False,
