@@ -54,12 +54,15 @@ OXIDION_PUBLIC const char *oxidion_shim_abi() { return OXIDION_SHIM_ABI; }
 
 OXIDION_PUBLIC const char *oxidion_torch_version() { return TORCH_VERSION; }
 
-/// The memory of a tensor of this type and shape that is contiguous on the CPU and counts its changes, or null.
-OXIDION_PUBLIC void *oxidion_memory(const at::Tensor *t, int kind, uint8_t dims, const uint32_t *sizes) noexcept {
+/// The memory of a tensor of this type and shape that is contiguous on a CUDA device, or below 0 on the CPU, and counts its
+/// changes, or null.
+OXIDION_PUBLIC void *oxidion_memory(const at::Tensor *t, int kind, int device, uint8_t dims,
+                                    const uint32_t *sizes) noexcept {
   try {
-    const bool plain = t->layout() == at::kStrided && t->device().type() == at::kCPU &&
-                       static_cast<int>(t->scalar_type()) == kind && t->dim() == dims && t->is_contiguous() &&
-                       !t->is_neg() && !t->is_inference();
+    const auto place = t->device();
+    const bool there = device < 0 ? place.is_cpu() : place.is_cuda() && place.index() == device;
+    const bool plain = there && t->layout() == at::kStrided && static_cast<int>(t->scalar_type()) == kind &&
+                       t->dim() == dims && t->is_contiguous() && !t->is_neg() && !t->is_inference();
     if (!plain)
       return nullptr;
     const auto actual = t->sizes();

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,9 +14,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from oxidion._core import averages
 from oxidion._core.base import OxOptimizer
 from oxidion._core.reserve import zeros
-from oxidion._core.state import workspace_floats
+from oxidion._core.state import parameters, workspaces
 from oxidion._core.table import Table
 from oxidion._core.validate import names_of
 from oxidion._cuda import device
@@ -45,13 +47,13 @@ class _Workspace:
     """Workspace that units share: they are stepped one after the other, so the largest is enough for all."""
 
     def __init__(self) -> None:
-        self._memory: Tensor | None = None
+        self._memory: dict[torch.device, Tensor] = {}
 
     def get(self, floats: int, where: torch.device) -> Tensor:
         """The first so many elements; memory that is too small is replaced for those who ask from now on."""
-        own = self._memory
-        if own is None or own.numel() < floats or own.device != where:
-            own = self._memory = zeros([floats], torch.float32, where)
+        own = self._memory.get(where)
+        if own is None or own.numel() < floats:
+            own = self._memory[where] = zeros([floats], torch.float32, where)
         return own[:floats]
 
 
@@ -68,8 +70,8 @@ class _Unit(OxOptimizer):
         return self._groups
 
     @override
-    def _workspace(self, plan: Plan, where: torch.device) -> Tensor:
-        return self._memory.get(workspace_floats(plan), where)
+    def _workspace(self, memory: Sequence[tuple[torch.device, int]]) -> list[Tensor]:
+        return [self._memory.get(count, where) for where, count in memory]
 
     @override
     def _make_plan(self) -> Plan:
@@ -217,8 +219,12 @@ class BackwardOptimizer(Optimizer):
             unit.arrived.clear()
             unit._forget()
             self._tell(unit)
-        floats = max((workspace_floats(unit._make_plan()) for unit in self.units), default=0)
-        self._memory.get(floats, device.device_of(self.param_groups))
+        largest: dict[torch.device, int] = {}
+        for unit in self.units:
+            for where, count in workspaces(unit._make_plan(), list(parameters(unit.param_groups))):
+                largest[where] = max(count, largest.get(where, 0))
+        for where, count in largest.items():
+            self._memory.get(count, where)
         for unit in self.units:
             unit.init_state()
 
@@ -290,6 +296,7 @@ class BackwardOptimizer(Optimizer):
             if unit.arrived and any(param.grad is not None for param in unit.parameters()):
                 self._step(unit)
         with self._turn:  # what comes next on this stream sees the steps
+            averages.advance(self.param_groups)  # as each unit has counted
             for group in self.param_groups:
                 group["step"] += 1
         for unit in self.units:
@@ -359,6 +366,20 @@ class BackwardOptimizer(Optimizer):
     def __getstate__(self) -> NoReturn:
         """Refuses to be pickled or copied."""
         raise TypeError("an optimizer with hooks in a model cannot be pickled or copied: save state_dict()")
+
+    def eval(self) -> None:
+        """Has the parameters hold their averages, as ``OxOptimizer.eval``."""
+        self._refuse_open("eval()")
+        self.optimizer.eval()
+
+    def train(self) -> None:
+        """Has the parameters hold the weights at which gradients are taken, as ``OxOptimizer.train``."""
+        self.optimizer.train()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the parameters hold their averages, as ``OxOptimizer.averaged``."""
+        self._refuse_open("averaged()")
+        return self.optimizer.averaged()
 
     def synchronize_for_checkpoint(self) -> None:
         """Compares on all ranks how many steps were taken: to be called before a checkpoint.

@@ -3,6 +3,9 @@
 Every function of matrices takes one matrix ``[m, n]`` or a stack ``[..., m, n]``. All but `muon` leave their
 arguments unchanged and return what they were given: a tensor for a tensor, an array for an array; matrices of
 the same dtype and shape. `muon` writes parameters and momenta in place, as torch's function of that name.
+
+Tensors may be on the CPU or on a CUDA device, where a function computes on torch's current stream, as a step
+does; results are there too. Arrays are of the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from oxidion import _oxidion
 from oxidion._core import validate
-from oxidion._oxidion import orthonormal_columns, orthonormalize
+from oxidion._cuda.device import stream_of
 from oxidion._torch.compat import disable_dynamo
 from oxidion.optim.muon import Muon
 
@@ -42,7 +45,7 @@ def _iterate(
         "orth_method": method,
         "orth_preset": preset,
     }
-    return orthonormalize(x, settings, epsilon)
+    return _oxidion.orthonormalize(x, settings, epsilon, stream_of(x))
 
 
 def newton_schulz(
@@ -155,7 +158,7 @@ def polar(x: Matrix) -> Matrix:
         ValueError: for fewer than two dimensions.
         TypeError: for anything but real floating-point matrices.
     """
-    return orthonormalize(x, {"orth_method": "svd"}, 0.0)
+    return _oxidion.orthonormalize(x, {"orth_method": "svd"}, 0.0, stream_of(x))
 
 
 def cholesky_qr(x: Matrix, *, method: Literal["cqr", "cqr2", "rcqr", "qr"] = "cqr") -> Matrix:
@@ -174,7 +177,7 @@ def cholesky_qr(x: Matrix, *, method: Literal["cqr", "cqr2", "rcqr", "qr"] = "cq
         ValueError: for fewer than two dimensions, more columns than rows, or an unknown method.
         TypeError: for anything but real floating-point matrices.
     """
-    return orthonormal_columns(x, method)
+    return _oxidion.orthonormal_columns(x, method, stream_of(x))
 
 
 def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:
@@ -197,7 +200,7 @@ def power_iteration(m: Matrix, q: Matrix) -> tuple[Matrix, Matrix]:
         raise ValueError(
             f"q must be [n, r] with r <= m for m of shape {tuple(m.shape)}, got {tuple(q.shape)}"
         )
-    p: Matrix = orthonormal_columns(m @ q, "cqr")
+    p = cholesky_qr(m @ q)
     transposed: Matrix = m.mT if isinstance(m, Tensor) else np.swapaxes(m, -1, -2)
     return p, transposed @ p
 
@@ -222,7 +225,7 @@ def quantize_blockwise(x: Matrix, block_size: int = 256, signed: bool = True) ->
         ValueError: for no dimension and block sizes out of range.
         TypeError: for anything but real floating-point numbers.
     """
-    return _oxidion.quantize_blockwise(x, block_size, signed)
+    return _oxidion.quantize_blockwise(x, block_size, signed, stream_of(x))
 
 
 def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, signed: bool = True) -> Matrix:
@@ -241,7 +244,7 @@ def dequantize_blockwise(codes: Matrix, absmax: Matrix, block_size: int = 256, s
         ValueError: where ``absmax`` is not what ``codes`` of this shape and ``block_size`` need.
         TypeError: for codes that are not uint8.
     """
-    return _oxidion.dequantize_blockwise(codes, absmax, block_size, signed)
+    return _oxidion.dequantize_blockwise(codes, absmax, block_size, signed, stream_of(codes))
 
 
 _MOMENTUM = validate.beta(None)

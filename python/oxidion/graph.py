@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from oxidion._core.base import OxOptimizer
 from oxidion._core.runner import DIRECT
-from oxidion._cuda.device import device_of, refusal_of_graphs
+from oxidion._cuda.device import device_of, devices_of, refusal_of_graphs
 from oxidion._cuda.replay import Replay
 
 
@@ -144,7 +144,7 @@ class CudaGraphOptimizer(Optimizer):
             return loss
         if replay.is_next:
             self._require_gradients()
-            replay.open_capture(device_of(self.param_groups))
+            replay.open_capture(devices_of(self.param_groups))
         self.optimizer._runner = replay
         try:
             self.optimizer.step()

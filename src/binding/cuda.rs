@@ -47,6 +47,14 @@ pub(super) fn prepare_devices(
     }
 }
 
+/// Has the memory of a tensor of the host count as that of the emulated device with this number, or of none: for tests of
+/// several devices.
+#[pyfunction]
+pub(super) fn count_as(tensor: &Bound<'_, PyAny>, number: Option<u8>) -> PyResult<()> {
+    tensor::emulate_at(&unpack(tensor, "tensor")?, number.map_or(tensor::Device::Cpu, tensor::Device::Cuda));
+    Ok(())
+}
+
 /// A source's name, its state ("not loaded", "loaded" or "off"), the origin of its machine code, the seconds that loading took
 /// and why it is off.
 type SourceState = (&'static str, &'static str, Option<&'static str>, f64, Option<String>);

@@ -7,6 +7,7 @@ use pyo3::types::PyDict;
 use tch::{Kind, Tensor};
 
 use super::enter::Enter;
+use super::error::to_python;
 use super::{group, tensor};
 use crate::error::{Error, Result};
 use crate::linalg::basis::orthonormal_basis;
@@ -14,10 +15,18 @@ use crate::linalg::low_rank::sketches;
 use crate::linalg::orthonormalizer::{OPTIONS, Orthonormalizer};
 use crate::linalg::qr::{self, QrMethod};
 use crate::linalg::random::Key;
+use crate::session::enter_device;
 use crate::spec::Options;
 use crate::spec::storage::MOST_BLOCK;
-use crate::tensor::DType;
+use crate::tensor::{DType, Device};
 use crate::threads;
+
+/// Sources of the kernels of polar factors.
+const POLAR: &[&str] = &["updates.cu", "symmetric_mma.cu", "sums.cu", "totals.cu"];
+/// Sources of the kernels of orthonormal columns: libtorch computes them.
+const COLUMNS: &[&str] = &[];
+/// Sources of the kernels of codes.
+const CODES: &[&str] = &["updates.cu", "coded.cu"];
 
 /// Kind of the object that came from Python, which decides how a result is sent back.
 enum Form {
@@ -28,8 +37,16 @@ enum Form {
     Codes,
 }
 
+/// An argument of a function.
+struct Taken {
+    tensor: Tensor,
+    form: Form,
+    /// Device that computes: the argument's, for arrays the host.
+    place: Device,
+}
+
 /// Copies the argument into a contiguous tensor of its own.
-fn take(x: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
+fn take(x: &Bound<'_, PyAny>) -> PyResult<Taken> {
     fn owned<T: numpy::Element + tch::kind::Element + Copy>(
         array: &PyReadonlyArrayDyn<'_, T>,
     ) -> PyResult<Tensor> {
@@ -40,18 +57,19 @@ fn take(x: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
         tensor.map_err(|e| PyValueError::new_err(e.to_string()))
     }
     if let Ok(array) = x.extract::<PyReadonlyArrayDyn<'_, f32>>() {
-        return Ok((owned(&array)?, Form::Array32));
+        return Ok(Taken { tensor: owned(&array)?, form: Form::Array32, place: Device::Cpu });
     }
     if let Ok(array) = x.extract::<PyReadonlyArrayDyn<'_, f64>>() {
-        return Ok((owned(&array)?, Form::Array64));
+        return Ok(Taken { tensor: owned(&array)?, form: Form::Array64, place: Device::Cpu });
     }
     let tensor = tensor::unpack(x, "x")?;
-    tensor::require_cpu(&tensor, "x")?;
+    let place = Device::counted(&tensor).map_err(to_python)?;
     if !matches!(tensor.kind(), Kind::Float | Kind::Double | Kind::BFloat16 | Kind::Half) {
         return Err(PyTypeError::new_err(format!("x must be real floating-point, got {:?}", tensor.kind())));
     }
     let copy = tensor.f_detach().and_then(|t| t.f_contiguous()).and_then(|t| t.f_detach_copy());
-    Ok((copy.map_err(|e| PyValueError::new_err(e.to_string()))?, Form::Tensor))
+    let tensor = copy.map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(Taken { tensor, form: Form::Tensor, place })
 }
 
 fn give<'py>(py: Python<'py>, tensor: &Tensor, form: &Form) -> PyResult<Bound<'py, PyAny>> {
@@ -84,14 +102,17 @@ fn as_batch(x: &Tensor) -> Result<Tensor> {
     Ok(x.f_view([count, m, n])?)
 }
 
-/// Approximate or exact polar factors by the method that `settings`, keys of a group, describe.
+/// Approximate or exact polar factors by the method that `settings`, keys of a group, describe. `stream` is torch's current one
+/// where `x` is on a device.
 #[pyfunction]
+#[pyo3(signature = (x, settings, epsilon, stream=0))]
 fn orthonormalize<'py>(
     x: &Bound<'py, PyAny>,
     settings: &Bound<'py, PyDict>,
     epsilon: f64,
+    stream: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let (matrix, form) = take(x)?;
+    let Taken { tensor: matrix, form, place } = take(x)?;
     let mut options = Options::default();
     for key in OPTIONS {
         if let Some(value) = settings.get_item(key)? {
@@ -103,6 +124,7 @@ fn orthonormalize<'py>(
     }
     let py = x.py();
     let result = py.enter(move || {
+        let _there = enter_device(place, stream, false, POLAR)?;
         threads::set(usize::try_from(tch::get_num_threads()).unwrap_or(1));
         let orthonormalizer = Orthonormalizer::from_options(&options)?;
         let mut batch = as_batch(&matrix)?;
@@ -120,13 +142,20 @@ fn orthonormalize<'py>(
     give(py, &result, &form)
 }
 
-/// Orthonormal columns that span those of `x`. A sketch, where the method needs one, is the same in every call.
+/// Orthonormal columns that span those of `x`. A sketch, where the method needs one, is the same in every call. `stream` is
+/// torch's current one where `x` is on a device.
 #[pyfunction]
-fn orthonormal_columns<'py>(x: &Bound<'py, PyAny>, method: &str) -> PyResult<Bound<'py, PyAny>> {
-    let (matrix, form) = take(x)?;
-    let method = QrMethod::parse(method).map_err(super::error::to_python)?;
+#[pyo3(signature = (x, method, stream=0))]
+fn orthonormal_columns<'py>(
+    x: &Bound<'py, PyAny>,
+    method: &str,
+    stream: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Taken { tensor: matrix, form, place } = take(x)?;
+    let method = QrMethod::parse(method).map_err(to_python)?;
     let py = x.py();
     let result = py.enter(move || {
+        let _there = enter_device(place, stream, false, COLUMNS)?;
         let mut columns = as_batch(&matrix)?;
         let (_, m, r) = columns.size3()?;
         orthonormal_basis(&mut columns, method, |which| {
@@ -140,21 +169,22 @@ fn orthonormal_columns<'py>(x: &Bound<'py, PyAny>, method: &str) -> PyResult<Bou
 }
 
 /// Copies codes into a contiguous tensor of their own.
-fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<(Tensor, Form)> {
+fn take_codes(codes: &Bound<'_, PyAny>) -> PyResult<Taken> {
     let wrong = |e: tch::TchError| PyValueError::new_err(e.to_string());
     if let Ok(array) = codes.extract::<PyReadonlyArrayDyn<'_, u8>>() {
         let shape: Vec<i64> =
             array.shape().iter().map(|&d| i64::try_from(d)).collect::<std::result::Result<_, _>>()?;
         let values: Vec<u8> = array.as_array().iter().copied().collect();
         let tensor = Tensor::f_from_slice(&values).and_then(|t| t.f_view(shape.as_slice())).map_err(wrong)?;
-        return Ok((tensor, Form::Array32));
+        return Ok(Taken { tensor, form: Form::Array32, place: Device::Cpu });
     }
     let tensor = tensor::unpack(codes, "codes")?;
-    tensor::require_cpu(&tensor, "codes")?;
+    let place = Device::counted(&tensor).map_err(to_python)?;
     if tensor.kind() != Kind::Uint8 {
         return Err(PyTypeError::new_err(format!("codes must be uint8, got {:?}", tensor.kind())));
     }
-    Ok((tensor.f_detach().and_then(|t| t.f_contiguous()).map_err(wrong)?, Form::Tensor))
+    let tensor = tensor.f_detach().and_then(|t| t.f_contiguous()).map_err(wrong)?;
+    Ok(Taken { tensor, form: Form::Tensor, place })
 }
 
 /// The shape of the scales of a tensor.
@@ -171,20 +201,23 @@ fn scales_shape(size: &[i64], block: usize) -> PyResult<Vec<i64>> {
     Ok(shape)
 }
 
-/// Codes and scales of blocks along the last dimension.
+/// Codes and scales of blocks along the last dimension. `stream` is torch's current one where `x` is on a device.
 #[pyfunction]
+#[pyo3(signature = (x, block_size, signed, stream=0))]
 fn quantize_blockwise<'py>(
     x: &Bound<'py, PyAny>,
     block_size: usize,
     signed: bool,
+    stream: usize,
 ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-    let (values, form) = take(x)?;
+    let Taken { tensor: values, form, place } = take(x)?;
     let shape = scales_shape(&values.size(), block_size)?;
     let py = x.py();
     let (codes, scales) = py.enter(move || {
+        let _there = enter_device(place, stream, true, CODES)?;
         let codes = Tensor::f_zeros(values.size(), (Kind::Uint8, values.device()))?;
         let scales = Tensor::f_zeros(shape, (Kind::Float, values.device()))?;
-        tensor::convert_codes(&codes, &scales, &values, block_size, [signed, true])?;
+        tensor::convert_codes([&codes, &scales, &values], place, block_size, [signed, true])?;
         Ok((codes, scales))
     })?;
     let (for_codes, for_scales) = match form {
@@ -194,15 +227,25 @@ fn quantize_blockwise<'py>(
     Ok((give(py, &codes, &for_codes)?, give(py, &scales, &for_scales)?))
 }
 
-/// Values that codes and scales stand for, in float32.
+/// Values that codes and scales stand for, in float32. `stream` is torch's current one where they are on a device.
 #[pyfunction]
+#[pyo3(signature = (codes, absmax, block_size, signed, stream=0))]
 fn dequantize_blockwise<'py>(
     codes: &Bound<'py, PyAny>,
     absmax: &Bound<'py, PyAny>,
     block_size: usize,
     signed: bool,
+    stream: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let ((codes, form), (scales, _)) = (take_codes(codes)?, take(absmax)?);
+    let Taken { tensor: codes, form, place } = take_codes(codes)?;
+    let scales = take(absmax)?.tensor;
+    if scales.device() != codes.device() {
+        return Err(PyValueError::new_err(format!(
+            "codes and absmax must be on one device, got {:?} and {:?}",
+            codes.device(),
+            scales.device()
+        )));
+    }
     let shape = scales_shape(&codes.size(), block_size)?;
     if scales.kind() != Kind::Float || scales.size() != shape {
         return Err(PyValueError::new_err(format!(
@@ -214,8 +257,9 @@ fn dequantize_blockwise<'py>(
     }
     let py = absmax.py();
     let values = py.enter(move || {
+        let _there = enter_device(place, stream, true, CODES)?;
         let values = Tensor::f_zeros(codes.size(), (Kind::Float, codes.device()))?;
-        tensor::convert_codes(&codes, &scales, &values, block_size, [signed, false])?;
+        tensor::convert_codes([&codes, &scales, &values], place, block_size, [signed, false])?;
         Ok(values)
     })?;
     give(py, &values, &form)

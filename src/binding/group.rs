@@ -10,7 +10,7 @@ use super::tensor;
 use crate::algorithm::{AnyAlgorithm, option_keys};
 use crate::error::Error;
 use crate::linalg::orthonormalizer::Function;
-use crate::plan::GroupSpec;
+use crate::plan::{GroupSpec, Place};
 use crate::spec::{Callback, Hyper, OptionValue, Options};
 use crate::tensor::{DType, Device, is_emulated};
 
@@ -34,18 +34,18 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
             options.insert(key, option(key, &value)?);
         }
     }
-    Ok(GroupSpec { algorithm, options, device: Device::Cpu })
+    Ok(GroupSpec { algorithm, options })
 }
 
-/// Tests whether the parameters of a group are on a CUDA device; without parameters, as for a simulated mesh, its key
-/// "device" tells.
-pub(super) fn is_on_device(group: &Bound<'_, PyDict>) -> PyResult<bool> {
-    let Some(params) = group.get_item("params")? else {
-        let device = group.get_item("device")?.map(|device| device.extract::<String>()).transpose()?;
-        return Ok(device.is_some_and(|device| device == "cuda"));
-    };
-    let Some(first) = params.try_iter()?.next() else { return Ok(false) };
-    Ok(first?.getattr_opt("is_cuda")?.is_some_and(|on_device| on_device.is_truthy().unwrap_or(false)))
+/// Place of the parameters of a group without tensors, as of a simulated mesh: its key "device" tells.
+pub(super) fn place(group: &Bound<'_, PyDict>) -> PyResult<Place> {
+    let device = group.get_item("device")?.map(|device| device.extract::<String>()).transpose()?;
+    let there = |number| Place { device: Device::Cuda(number), bfloat16: true };
+    Ok(match device.as_deref().and_then(|device| device.strip_prefix("cuda")) {
+        Some(number) => there(number.strip_prefix(':').and_then(|number| number.parse().ok()).unwrap_or(0)),
+        None if is_emulated() => Place { device: Device::Cuda(0), bfloat16: false },
+        None => Place::HOST,
+    })
 }
 
 /// One setting.

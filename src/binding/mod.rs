@@ -35,6 +35,7 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(enter::forget_threads_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(enter::cpu_features, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::prepare_devices, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::count_as, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::source_states, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::load_sources, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::turn_source_off, module)?)?;

@@ -14,8 +14,8 @@ use super::{group, handles, tensor};
 use crate::algorithm;
 use crate::error::Error;
 use crate::layout::{Collective, local_shape};
-use crate::plan::{GroupSpec, LocalState, ParamInput, Plan, placements};
-use crate::session::{check_gradient, device_of};
+use crate::plan::{GroupSpec, LocalState, ParamInput, Place, Plan, placements};
+use crate::session::{check_devices, check_gradient};
 use crate::spec::{Description, Init, ParamSpec, stream_of};
 use crate::tensor::{DType, Device};
 
@@ -121,7 +121,9 @@ fn inputs(
                 })
                 .collect();
             let frozen = !object.getattr("requires_grad")?.extract::<bool>()? && grad.is_none();
-            params.push(ParamInput { spec, layout, named: sharded, group: number, frozen, states });
+            let device = Device::counted(&local).map_err(super::error::to_python)?;
+            let place = Place { device, bfloat16: local.device().is_cuda() };
+            params.push(ParamInput { spec, layout, named: sharded, group: number, place, frozen, states });
         }
     }
     Ok(params)
@@ -132,18 +134,8 @@ type Way = (String, Vec<(String, f64)>);
 
 impl PyPlan {
     fn compile(py: Python<'_>, groups: &[Bound<'_, PyDict>], params: Vec<ParamInput>) -> PyResult<Self> {
-        let on_devices = groups.iter().map(group::is_on_device).collect::<PyResult<Vec<_>>>()?;
-        let emulated = crate::tensor::is_emulated();
         let groups = groups.iter().map(group::spec).collect::<PyResult<Vec<_>>>()?;
-        let settings = groups.iter().cloned().zip(on_devices);
-        let settings: Vec<GroupSpec> = settings
-            .map(
-                |(group, is_cuda)| {
-                    if is_cuda || emulated { group.on_device(Device::Cuda(0), is_cuda) } else { group }
-                },
-            )
-            .collect();
-        let plan = py.enter(|| Plan::build(params, &settings))?;
+        let plan = py.enter(|| Plan::build(params, &groups))?;
         Ok(Self { plan: Arc::new(plan), groups })
     }
 }
@@ -183,7 +175,8 @@ impl PyPlan {
             let dtype = DType::parse(&dtype).map_err(super::error::to_python)?;
             let stream = index as u64;
             let spec = ParamSpec { index, stream, name, shape, dtype, transposed: None };
-            Ok(ParamInput { spec, layout, named, group, frozen: false, states: BTreeMap::new() })
+            let place = groups.get(group).map_or(Ok(Place::HOST), group::place)?;
+            Ok(ParamInput { spec, layout, named, group, place, frozen: false, states: BTreeMap::new() })
         };
         let params = params.into_iter().enumerate().map(input).collect::<PyResult<Vec<_>>>()?;
         Self::compile(py, &groups, params)
@@ -209,7 +202,7 @@ impl PyPlan {
         let objects: Vec<_> = lists.iter().flat_map(PyListMethods::iter).collect();
         let local = |object| tensor::unpack(&handles::local(object)?, "parameter");
         let locals = objects.iter().map(local).collect::<PyResult<Vec<_>>>()?;
-        device_of(&self.plan, &locals).map_err(super::error::to_python)?;
+        check_devices(&self.plan, &locals).map_err(super::error::to_python)?;
         if !gradients {
             return Ok(());
         }
@@ -287,6 +280,15 @@ impl PyPlan {
             (number, bucket.route(&bucket.gathered), ways.collect())
         });
         routes.collect()
+    }
+
+    /// Parts of the workspace, one for each device in the order in which a session takes them: the number of a parameter there,
+    /// and bytes.
+    #[getter]
+    fn arena_parts(&self) -> Vec<(usize, usize)> {
+        let first = |device| self.plan.params.iter().position(|planned| planned.device == device);
+        let parts = self.plan.arena.parts.iter();
+        parts.map(|(device, range)| (first(*device).unwrap_or(0), range.bytes)).collect()
     }
 
     /// Bytes of workspace.

@@ -56,7 +56,8 @@ pub(super) struct PySession {
 #[pymethods]
 impl PySession {
     /// Binds `plan` to the parameters of `groups`, to `states` (a list of tensors for each parameter, in the order of
-    /// the plan's specs), which live in the dict `state`, and to a float32 workspace.
+    /// the plan's specs), which live in the dict `state`, and to the parts of a float32 workspace, one for each of
+    /// `Plan.arena_parts`.
     #[new]
     fn new(
         py: Python<'_>,
@@ -64,7 +65,7 @@ impl PySession {
         groups: Vec<Bound<'_, PyDict>>,
         states: Vec<Vec<Bound<'_, PyAny>>>,
         state: &Bound<'_, PyDict>,
-        arena: &Bound<'_, PyAny>,
+        arena: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let (mut params, mut locals, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         let mut owners = Vec::new();
@@ -83,7 +84,7 @@ impl PySession {
             .iter()
             .map(|list| list.iter().map(|s| tensor::unpack(&handles::local(s)?, "state")).collect())
             .collect::<PyResult<Vec<Vec<Tensor>>>>()?;
-        let arena = tensor::unpack(arena, "arena")?;
+        let arena = arena.iter().map(|part| tensor::unpack(part, "arena")).collect::<PyResult<Vec<_>>>()?;
         let unplanned: Vec<bool> = plan.plan.params.iter().map(|m| m.frozen).collect();
         let mut inner = py.enter(|| Session::new(Arc::clone(&plan.plan), tensors, states, arena))?;
         for (i, object) in params.iter().enumerate() {
@@ -113,16 +114,16 @@ impl PySession {
     }
 
     /// Starts a step with the gradients and live scalars of `groups`. False, with nothing done, when parameters,
-    /// states or structural settings are not those that were bound: plan and bind anew. `stream` is torch's current one
-    /// where the parameters are on a device.
-    #[pyo3(signature = (groups, state, grad_factor, num_threads, stream=0))]
+    /// states or structural settings are not those that were bound: plan and bind anew. `streams` are torch's current ones
+    /// on the devices of `Plan.arena_parts`.
+    #[pyo3(signature = (groups, state, grad_factor, num_threads, streams=Vec::new()))]
     fn begin(
         &self,
         groups: Vec<Bound<'_, PyDict>>,
         state: &Bound<'_, PyDict>,
         grad_factor: f64,
         num_threads: usize,
-        stream: usize,
+        streams: Vec<usize>,
     ) -> PyResult<bool> {
         if groups.len() != self.groups.len() || !self.known.is(state) {
             return Ok(false);
@@ -132,7 +133,7 @@ impl PySession {
         }
         let begun = self
             .lock()
-            .map(|mut inner| inner.set_stream(stream))
+            .map(|mut inner| inner.set_streams(streams))
             .map_err(to_python)
             .and_then(|()| self.take(state.py(), &groups, grad_factor, num_threads));
         if !matches!(begun, Ok(true)) {
@@ -379,11 +380,11 @@ impl PySession {
         }
         threads::set(num_threads);
         let plan = &self.plan;
-        let place = self.lock().map_err(to_python)?.device();
         let (mut hypers, mut rates, mut factors, mut steps) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for (algorithm, &number) in plan.algorithms.iter().zip(&plan.algorithm_groups) {
-            let rate = group::rate_at(&groups[number], place)?;
+        let places = plan.algorithm_groups.iter().zip(&plan.algorithm_devices);
+        for (algorithm, (&number, &device)) in plan.algorithms.iter().zip(places) {
+            let rate = group::rate_at(&groups[number], device)?;
             hypers.push(group::hyper(&groups[number], algorithm, rate.is_some())?);
             rates.push(rate);
             factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });

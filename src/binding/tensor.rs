@@ -302,22 +302,21 @@ fn first_index(row: usize, shape: &[usize], spans: &[(usize, usize)]) -> u64 {
     index as u64
 }
 
-/// Converts numbers from or to codes of the signed or unsigned book, in blocks of so many elements along the last dimension.
-/// The tensors are the caller's alone.
+/// Converts numbers from or to codes of the signed or unsigned book, in blocks of so many elements along the last dimension,
+/// on the device which the thread has entered. The tensors (codes, scales, numbers) are the caller's alone.
 ///
 /// # Errors
 /// `Error::Internal` for tensors that are not contiguous.
 pub(super) fn convert_codes(
-    codes: &Tensor,
-    scales: &Tensor,
-    numbers: &Tensor,
+    [codes, scales, numbers]: [&Tensor; 3],
+    place: Device,
     block: usize,
     [signed, to]: [bool; 2],
 ) -> Result<()> {
     let width = codes.size().last().and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
-    let encoding = Encoding::Blocks(Blocks { scales: FlatPtr::of(scales)?, width, block });
-    let codes = FlatPtr::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?;
-    let numbers = FlatPtr::of(numbers)?;
+    let encoding = Encoding::Blocks(Blocks { scales: FlatPtr::of(scales)?.on(place), width, block });
+    let codes = FlatPtr::typed(codes, if signed { DType::Q8 } else { DType::UQ8 })?.on(place);
+    let numbers = FlatPtr::of(numbers)?.on(place);
     if codes.is_empty() {
         return Ok(());
     }

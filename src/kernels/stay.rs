@@ -18,9 +18,9 @@ use super::libtorch::value::Value;
 #[cfg(feature = "cuda")]
 use super::sources::{enter as enter_kernels, enter_with};
 use crate::error::Result;
-use crate::tensor::FlatPtr;
 #[cfg(not(feature = "cuda"))]
 use crate::tensor::{DType, Device, FlatView, FlatViewMut};
+use crate::tensor::{FlatPtr, work_on_emulated};
 
 /// Ways to compute on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ thread_local! {
 pub struct Entered {
     /// It belongs to the thread.
     _thread: PhantomData<*const ()>,
-    outer: bool,
+    outer: (bool, u8),
     /// None where libtorch computes.
     _kernels: Option<cuda::Entered>,
 }
@@ -88,7 +88,8 @@ pub fn enter(ordinal: usize, stream: usize, encoded: bool, sources: &[&str]) -> 
         Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
         Tier::Auto => entered_or_warned(ordinal, stream, sources),
     };
-    Ok(Entered { _thread: PhantomData, outer: HERE.replace(true), _kernels: kernels })
+    let number = work_on_emulated(u8::try_from(ordinal).unwrap_or(0));
+    Ok(Entered { _thread: PhantomData, outer: (HERE.replace(true), number), _kernels: kernels })
 }
 
 /// The stay of kernels; none, and said once for each device, where they cannot be had.
@@ -113,7 +114,8 @@ fn entered_or_warned(ordinal: usize, stream: usize, sources: &[&str]) -> Option<
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        HERE.set(self.outer);
+        HERE.set(self.outer.0);
+        let _ = work_on_emulated(self.outer.1);
     }
 }
 

@@ -4,6 +4,7 @@ use super::bucket::Bucket;
 use super::coalesce::Coalesced;
 use super::redistribute::{BufferShard, Redistribution, RedistributionKind, Segment, Step, shared};
 use super::route::{Counts, Route};
+use crate::tensor::Device;
 
 /// Alignment of every buffer: a cache line, and enough for every vector load.
 pub(super) const ALIGN: usize = 64;
@@ -36,6 +37,8 @@ pub struct Arena {
     pub places: Vec<Vec<ArenaRange>>,
     /// Common messages of each set of coalesced buckets.
     pub(super) common: Vec<Vec<ArenaRange>>,
+    /// The devices, each with its part of the arena, which is memory there.
+    pub parts: Vec<(Device, ArenaRange)>,
     /// Size of the arena in bytes.
     pub bytes: usize,
 }
@@ -106,25 +109,37 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
 
 impl Arena {
     /// Lays out the buffers of all sets of coalesced buckets. Sets that run one after the other (`slots` gives the slot
-    /// of each) share memory when they share a slot.
+    /// of each) share memory when they share a slot. What is on a device, by the devices of the buckets, lies together.
     #[must_use]
-    pub(super) fn lay_out(coalesced: &[Coalesced], slots: &[usize]) -> Self {
+    pub(super) fn lay_out(
+        coalesced: &[Coalesced],
+        slots: &[usize],
+        (of_buckets, devices): (&[Device], &[Device]),
+    ) -> Self {
         let count = slots.iter().max().map_or(0, |m| m + 1);
-        let mut extents = vec![0; count];
-        for (one, &slot) in coalesced.iter().zip(slots) {
-            let (_, _, end) = one.places(0, ALIGN);
-            extents[slot] = end.max(extents[slot]);
-        }
-        let buckets = coalesced.iter().map(|one| one.buckets.len()).sum();
-        let mut places = vec![Vec::new(); buckets];
-        let mut common = Vec::with_capacity(coalesced.len());
-        for (one, &slot) in coalesced.iter().zip(slots) {
-            let (own, messages, _) = one.places(extents[..slot].iter().sum(), ALIGN);
-            for (&bucket, own) in one.buckets.iter().zip(own) {
-                places[bucket] = own;
+        let mut arena = Self { places: vec![Vec::new(); of_buckets.len()], ..Self::default() };
+        for &device in devices {
+            let there: Vec<_> =
+                coalesced.iter().map(|one| one.only(|bucket| of_buckets[bucket] == device)).collect();
+            let mut extents = vec![0; count];
+            for (one, &slot) in there.iter().zip(slots) {
+                let (_, _, end) = one.places(0, ALIGN);
+                extents[slot] = end.max(extents[slot]);
             }
-            common.push(messages);
+            let start = arena.bytes;
+            arena.common.clear();
+            for (one, &slot) in there.iter().zip(slots) {
+                let (own, messages, _) = one.places(start + extents[..slot].iter().sum::<usize>(), ALIGN);
+                for (&bucket, own) in one.buckets.iter().zip(own) {
+                    arena.places[bucket] = own;
+                }
+                // Where there are several devices nothing is sent.
+                arena.common.push(messages);
+            }
+            let bytes = extents.iter().sum();
+            arena.parts.push((device, ArenaRange { offset: start, bytes }));
+            arena.bytes += bytes;
         }
-        Self { places, common, bytes: extents.iter().sum() }
+        arena
     }
 }

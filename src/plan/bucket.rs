@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::GroupSpec;
 use super::choice::{Alternative, Choice, choose};
 use super::local::{BlockShard, Extent};
 use super::owners::Loads;
@@ -245,7 +244,6 @@ impl Bucket {
 pub(super) fn open(
     params: &[Param],
     algorithms: &[AnyAlgorithm],
-    groups: &[GroupSpec],
     choices: &[Choice],
     workspace: super::workspace::Limit,
 ) -> Result<Vec<Bucket>> {
@@ -272,7 +270,7 @@ pub(super) fn open(
                 transposed,
                 num_shards,
                 alone: planned.layout.distributed_axes().next().is_none(),
-                device: groups.get(planned.group).map_or(Device::Cpu, |group| group.device),
+                device: planned.device,
                 inner: match leading.map(|leading| &planned.spec.shape[leading..]) {
                     None => Vec::new(),
                     Some(behind) if whole_parameter => vec![0; behind.len()],
@@ -315,8 +313,8 @@ pub(super) fn open(
     Ok(open.into_iter().map(|(bucket, _)| bucket).collect())
 }
 
-/// The buckets split so that each takes its share of the workspace, with the owners of their units, the costliest algorithms
-/// first; the bucket that needs most where one does not fit, with the bytes of one matrix.
+/// The buckets split so that each takes its share of the workspace, with the owners of their units, device by device, on each
+/// the costliest algorithms first, within the limits of its group on the host and on devices; the bucket that needs most where one does not fit, with the bytes of one matrix.
 ///
 /// # Errors
 /// As the lowering of programs.
@@ -324,14 +322,16 @@ pub(super) fn close(
     open: &[Bucket],
     params: &[Param],
     algorithms: &[AnyAlgorithm],
-    limits: &[Limit],
+    limits: &[[Limit; 2]],
     (cap, few): (usize, bool),
 ) -> Result<std::result::Result<Vec<Bucket>, (usize, usize)>> {
     let mut loads = Loads::default();
     let mut closed: Vec<Bucket> = Vec::with_capacity(open.len());
     let mut excess: Option<(usize, usize)> = None;
     for (number, bucket) in open.iter().enumerate() {
-        match split(bucket, limits[bucket.group], cap, few)? {
+        let [host, device] = limits[bucket.group];
+        let limit = if bucket.shape.device == Device::Cpu { host } else { device };
+        match split(bucket, limit, cap, few)? {
             Ok(parts) => closed.extend(parts),
             Err(least) => excess = excess.max(Some((least, number))),
         }
@@ -339,7 +339,7 @@ pub(super) fn close(
     if let Some((least, number)) = excess {
         return Ok(Err((number, least)));
     }
-    closed.sort_by_key(|b| (algorithms[b.algorithm].flat(), b.whole_parameter));
+    closed.sort_by_key(|b| (b.shape.device.turn(), algorithms[b.algorithm].flat(), b.whole_parameter));
     // The plan must not depend on which rank stores what: the ranks would start collectives in other orders.
     for bucket in &mut closed {
         bucket.units.retain(|unit| unit.shard.lead.is_some());

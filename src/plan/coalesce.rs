@@ -174,6 +174,19 @@ impl<'a> Sum<'a> {
 }
 
 impl Coalesced {
+    /// The buckets that are wanted, with their memory; their work is left out.
+    pub(super) fn only(&self, wanted: impl Fn(usize) -> bool) -> Self {
+        let kept = |at: &usize| wanted(self.buckets[*at]);
+        let all = || (0..self.buckets.len()).filter(kept);
+        Self {
+            buckets: all().map(|at| self.buckets[at]).collect(),
+            sizes: all().map(|at| self.sizes[at].clone()).collect(),
+            scratch: all().map(|at| self.scratch[at].clone()).collect(),
+            messages: self.messages.clone(),
+            sync_points: Vec::new(),
+        }
+    }
+
     /// Adds a sum to a collective that goes the same way, or begins one. Where another sum goes along more ranks, of which
     /// those beyond the own axis have copies, it goes with that, and one of the copies contributes.
     fn collective(&mut self, sync_point: &mut SyncPoint, sum: &Sum<'_>, all: &[Sum<'_>]) {

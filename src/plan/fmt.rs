@@ -6,9 +6,10 @@ use sha2::{Digest, Sha256};
 
 use super::choice::Alternative;
 use super::redistribute::Step;
-use super::{Bucket, Compute, Instr, Param, Plan, Transfer};
+use super::{ArenaRange, Bucket, Compute, Instr, Param, Plan, Transfer};
 use crate::layout::{Collective, Layout, Reduction};
 use crate::spec::Side;
+use crate::tensor::Device;
 
 impl Plan {
     /// The schedule, readable: buckets, then instructions, then memory.
@@ -29,7 +30,12 @@ impl Plan {
             };
             let _ = writeln!(text, "{at:>3}  {instruction:<7}  {work}{gap}{memory}");
         }
-        let _ = writeln!(text, "arena {}, hazards 0", bytes(self.arena.bytes));
+        let part = |(device, range): &(Device, ArenaRange)| match self.arena.parts.len() {
+            1 => bytes(range.bytes),
+            _ => format!("{} on {device}", bytes(range.bytes)),
+        };
+        let parts: Vec<String> = self.arena.parts.iter().map(part).collect();
+        let _ = writeln!(text, "arena {}, hazards 0", parts.join(", "));
         text
     }
 
@@ -47,12 +53,17 @@ impl Plan {
             [
                 i.to_string(),
                 algorithm.name().into(),
-                format!("{shape} {}", bucket.shape.param.name()),
+                format!("{shape} {}{}", bucket.shape.param.name(), self.place(bucket)),
                 bucket.group.to_string(),
                 about(bucket),
             ]
         };
         self.buckets.iter().enumerate().map(cells).collect()
+    }
+
+    /// The device of a bucket, where there are several.
+    fn place(&self, bucket: &Bucket) -> String {
+        if self.arena.parts.len() > 1 { format!(" on {}", bucket.shape.device) } else { String::new() }
     }
 
     /// Number, kind, work and memory of each instruction.

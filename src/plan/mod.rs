@@ -49,17 +49,31 @@ pub struct GroupSpec {
     pub algorithm: String,
     /// Structural settings of the group.
     pub options: Options,
-    /// Device of the group's parameters.
-    pub device: Device,
 }
 
 impl GroupSpec {
-    /// Sets the device of the parameters; `bfloat16`: true if it multiplies matrices of that type the fastest.
-    #[must_use]
-    pub fn on_device(mut self, device: Device, bfloat16: bool) -> Self {
-        self.options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(bfloat16));
-        Self { device, ..self }
+    /// Structural settings of the group's parameters at a place.
+    fn options_at(&self, place: Place) -> Options {
+        let mut options = self.options.clone();
+        if place.device != Device::Cpu {
+            options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(place.bfloat16));
+        }
+        options
     }
+}
+
+/// Place where a parameter is worked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The device.
+    pub device: Device,
+    /// True if that is no CPU, and multiplies matrices of bfloat16 the fastest.
+    pub bfloat16: bool,
+}
+
+impl Place {
+    /// The CPU.
+    pub const HOST: Self = Self { device: Device::Cpu, bfloat16: false };
 }
 
 /// Facts about a parameter that the plan needs.
@@ -73,6 +87,8 @@ pub struct ParamInput {
     pub named: Vec<(usize, bool)>,
     /// Index of its group.
     pub group: usize,
+    /// Place where it is worked on.
+    pub place: Place,
     /// True if the parameter takes no gradients: it gets no state and no work.
     pub frozen: bool,
     /// Types (bytes as `Q8`) and global shapes of states that exist already, by role: they are taken as they are.
@@ -84,10 +100,12 @@ pub struct ParamInput {
 pub struct Plan {
     /// Parameters in order.
     pub params: Vec<Param>,
-    /// The algorithms in use, each with the settings of one group.
+    /// The algorithms in use, each with the settings of one group on one device.
     pub algorithms: Vec<AnyAlgorithm>,
     /// The group of each algorithm.
     pub algorithm_groups: Vec<usize>,
+    /// The device of each algorithm.
+    pub algorithm_devices: Vec<Device>,
     /// Buckets in order of execution.
     pub buckets: Vec<Bucket>,
     /// Memory of the buffers.
@@ -105,80 +123,22 @@ impl Plan {
     ///
     /// # Errors
     /// `Error::Value` for settings or shapes that an algorithm refuses, `Error::Layout` for shardings that it cannot
-    /// work on.
+    /// work on and for parameters of a mesh on several devices.
     pub fn build(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Self> {
         check_sizes(&inputs)?;
-        let mut names: Vec<(usize, String)> = Vec::new();
-        let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
-        let mut params = Vec::with_capacity(inputs.len());
-        for ParamInput { mut spec, layout, named, group, frozen, states: existing } in inputs {
-            let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
-            check_layout(&spec, &layout)?;
-            let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
-            let key = (group, name.to_owned());
-            let algorithm = if let Some(i) = names.iter().position(|k| *k == key) {
-                i
-            } else {
-                algorithms.push(algorithm::build(name, &settings.options)?);
-                names.push(key);
-                names.len() - 1
-            };
-            let local = local_shape(&spec.shape, &layout);
-            let (shards, whole, states) = if frozen {
-                (Vec::new(), None, Vec::new())
-            } else {
-                let algorithm = &algorithms[algorithm];
-                let blocks = algorithm.blocks(&spec)?;
-                let leading = algorithm.leading(&spec);
-                for (dim, outer) in named.into_iter().filter(|(dim, _)| (leading..leading + 2).contains(dim))
-                {
-                    // The outer axis shards the side of Q, the inner one that of P.
-                    spec.transposed = Some((dim == leading) == outer);
-                }
-                let num_shards =
-                    [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.num_shards());
-                spec.transposed = spec.transposed.or(algorithm.orientation(num_shards));
-                turn(&mut spec, algorithm, &blocks, &existing)?;
-                let mut states = algorithm.state(&spec, &blocks)?;
-                if settings.options.word("average")?.is_some() {
-                    let average = StateSpec::like(AVERAGE, &spec, spec.dtype.arithmetic());
-                    states.push(StateSpec { init: Init::Param, ..average });
-                }
-                let (shards, whole) = if algorithm.flat() {
-                    (vec![local::flat_shard(&spec, &layout)], None)
-                } else if algorithm.whole_parameter() {
-                    (vec![local::whole_shard(&spec, leading, &layout)], None)
-                } else {
-                    let whole = local::whole_blocks(&spec, &blocks, leading, &layout, &states);
-                    (local::shards(&spec, &blocks, leading, &layout, whole)?, whole)
-                };
-                let states = quantized::taken(&spec, states, &existing)?;
-                (shards, whole, quantized::local(&spec, &blocks, states, &layout)?)
-            };
-            let rounding = quantized::rounding(&spec, &settings.options)?;
-            params.push(Param {
-                spec,
-                layout,
-                local,
-                group,
-                algorithm,
-                frozen,
-                shards,
-                whole,
-                states,
-                rounding,
-            });
-        }
+        let devices = devices_of(&inputs)?;
+        let Drafts { params, algorithms, names } = drafts(inputs, groups)?;
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
         let choices = choice::of_groups(groups, &params)?;
         let workspace = workspace::Limit::of(groups, &params)?;
-        let open = bucket::open(&params, &algorithms, groups, &choices, workspace)?;
+        let open = bucket::open(&params, &algorithms, &choices, workspace)?;
         let close = |cap, few| bucket::close(&open, &params, &algorithms, &limits, (cap, few));
         let (buckets, sharing) = workspace.share(close, |number| open[number].first_name(&params))?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
         let coalesced = coalesce::coalesce(&buckets, &segments);
         let scheduled = schedule::schedule(&coalesced, sharing);
-        let arena = Arena::lay_out(&coalesced, &scheduled.slots);
+        let of_buckets: Vec<Device> = buckets.iter().map(|bucket| bucket.shape.device).collect();
+        let arena = Arena::lay_out(&coalesced, &scheduled.slots, (&of_buckets, &devices));
         let transfers = scheduled.transfers(&buckets, &arena);
         let schedule::Scheduled { computes, order: schedule, .. } = scheduled;
         let prints = Footprints {
@@ -186,14 +146,110 @@ impl Plan {
             collectives: transfers.iter().map(|t| vec![t.send, t.recv]).collect(),
         };
         verify(&schedule, &prints)?;
-        let algorithm_groups = names.into_iter().map(|(group, _)| group).collect();
-        Ok(Self { params, algorithms, algorithm_groups, buckets, arena, computes, transfers, schedule })
+        let (algorithm_groups, algorithm_devices) =
+            names.into_iter().map(|(group, device, _)| (group, device)).unzip();
+        Ok(Self {
+            params,
+            algorithms,
+            algorithm_groups,
+            algorithm_devices,
+            buckets,
+            arena,
+            computes,
+            transfers,
+            schedule,
+        })
+    }
+
+    /// The devices of the parameters, in the order of the first of each: those of the arena's parts.
+    pub fn devices(&self) -> impl Iterator<Item = Device> {
+        self.arena.parts.iter().map(|(device, _)| *device)
+    }
+
+    /// Tests whether an algorithm is one of the same group, on whatever device.
+    #[must_use]
+    pub fn same_group(&self, one: usize, other: usize) -> bool {
+        let about = |at: usize| (self.algorithm_groups[at], self.algorithms[at].name());
+        about(one) == about(other)
     }
 
     /// The buckets whose replicas average something else than the gradient: their momenta differ between replicas.
     pub fn decoupled(&self) -> impl Iterator<Item = &Bucket> {
         self.buckets.iter().filter(|b| b.gradient.is_none() && b.axes.iter().any(|a| a.pending.is_some()))
     }
+}
+
+/// The parameters of a plan with the algorithms that are in use.
+struct Drafts {
+    params: Vec<Param>,
+    algorithms: Vec<AnyAlgorithm>,
+    /// Group, device and name of each algorithm.
+    names: Vec<(usize, Device, String)>,
+}
+
+/// Finds the algorithm of each parameter, its blocks and its states.
+fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
+    let mut names: Vec<(usize, Device, String)> = Vec::new();
+    let mut algorithms: Vec<AnyAlgorithm> = Vec::new();
+    let mut params = Vec::with_capacity(inputs.len());
+    for ParamInput { mut spec, layout, named, group, place, frozen, states: existing } in inputs {
+        let settings = groups.get(group).ok_or_else(|| Error::Internal(format!("no group {group}")))?;
+        check_layout(&spec, &layout)?;
+        let name = algorithm::name_for(&settings.algorithm, &spec, &settings.options)?;
+        let key = (group, place.device, name.to_owned());
+        let algorithm = if let Some(i) = names.iter().position(|k| *k == key) {
+            i
+        } else {
+            algorithms.push(algorithm::build(name, &settings.options_at(place))?);
+            names.push(key);
+            names.len() - 1
+        };
+        let local = local_shape(&spec.shape, &layout);
+        let (shards, whole, states) = if frozen {
+            (Vec::new(), None, Vec::new())
+        } else {
+            let algorithm = &algorithms[algorithm];
+            let blocks = algorithm.blocks(&spec)?;
+            let leading = algorithm.leading(&spec);
+            for (dim, outer) in named.into_iter().filter(|(dim, _)| (leading..leading + 2).contains(dim)) {
+                // The outer axis shards the side of Q, the inner one that of P.
+                spec.transposed = Some((dim == leading) == outer);
+            }
+            let num_shards = [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.num_shards());
+            spec.transposed = spec.transposed.or(algorithm.orientation(num_shards));
+            turn(&mut spec, algorithm, &blocks, &existing)?;
+            let mut states = algorithm.state(&spec, &blocks)?;
+            if settings.options.word("average")?.is_some() {
+                let average = StateSpec::like(AVERAGE, &spec, spec.dtype.arithmetic());
+                states.push(StateSpec { init: Init::Param, ..average });
+            }
+            let (shards, whole) = if algorithm.flat() {
+                (vec![local::flat_shard(&spec, &layout)], None)
+            } else if algorithm.whole_parameter() {
+                (vec![local::whole_shard(&spec, leading, &layout)], None)
+            } else {
+                let whole = local::whole_blocks(&spec, &blocks, leading, &layout, &states);
+                (local::shards(&spec, &blocks, leading, &layout, whole)?, whole)
+            };
+            let states = quantized::taken(&spec, states, &existing)?;
+            (shards, whole, quantized::local(&spec, &blocks, states, &layout)?)
+        };
+        let rounding = quantized::rounding(&spec, &settings.options)?;
+        params.push(Param {
+            spec,
+            layout,
+            local,
+            group,
+            device: place.device,
+            algorithm,
+            frozen,
+            shards,
+            whole,
+            states,
+            rounding,
+        });
+    }
+    Ok(Drafts { params, algorithms, names })
 }
 
 /// Turns a parameter's matrices when only then its basis has the shape of the one that exists: what a checkpoint says
@@ -232,6 +288,29 @@ fn check_sizes(inputs: &[ParamInput]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The devices of parameters, in the order of the first of each; without any, the host. With a mesh there has to be one.
+fn devices_of(inputs: &[ParamInput]) -> Result<Vec<Device>> {
+    let mut devices: Vec<Device> = Vec::new();
+    for input in inputs {
+        if !devices.contains(&input.place.device) {
+            devices.push(input.place.device);
+        }
+    }
+    if devices.is_empty() {
+        devices.push(Device::Cpu);
+    }
+    let is_on_mesh = |input: &ParamInput| input.layout.distributed_axes().next().is_some();
+    let (Some(first), true) = (devices.first(), inputs.iter().any(is_on_mesh)) else { return Ok(devices) };
+    match inputs.iter().find(|input| input.place.device != *first) {
+        None => Ok(devices),
+        Some(input) => Err(Error::Value(format!(
+            "{}: with a mesh all parameters of an optimizer must be on one device, got {} after {first}. Make an optimizer \
+             for each device",
+            input.spec.name, input.place.device
+        ))),
+    }
 }
 
 /// Refuses layouts that no parameter can have.

@@ -4,6 +4,7 @@ use super::local::{BlockShard, LocalState};
 use crate::algorithm::AnyAlgorithm;
 use crate::layout::{Layout, ShardingAxes};
 use crate::spec::{ParamSpec, Side};
+use crate::tensor::Device;
 
 /// A parameter with all that the plan knows of it.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub struct Param {
     pub local: Vec<usize>,
     /// Index of its group.
     pub group: usize,
+    /// Device that it is worked on.
+    pub device: Device,
     /// Index of its algorithm in the plan's list.
     pub algorithm: usize,
     /// True if the parameter takes no gradients.

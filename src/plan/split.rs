@@ -6,7 +6,6 @@ use super::workspace;
 use crate::error::Result;
 use crate::program::BufferSpec;
 use crate::spec::DimSharding;
-use crate::tensor::Device;
 
 /// Bytes of buffers that one bucket may take when the user sets no bound. Big matrices then go one by one,
 /// through caches that their own buffers fit in; small ones go many at a time.
@@ -32,18 +31,15 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Reads the bound that the user sets with `max_batch_bytes`, or the default.
-    pub(super) fn of_group(group: &GroupSpec) -> Result<Self> {
-        let (usual, alone) = match group.device {
-            Device::Cpu => (DEFAULT_BATCH_BYTES, ALONE_BATCH_BYTES),
-            Device::Cuda(_) => (DEVICE_BATCH_BYTES, DEVICE_BATCH_BYTES),
-        };
+    /// Reads the bound that the user sets with `max_batch_bytes`, or the defaults of the host and of devices.
+    pub(super) fn of_group(group: &GroupSpec) -> Result<[Self; 2]> {
         let given = group.options.optional_count("max_batch_bytes")?;
-        Ok(Self {
+        let defaults = [[DEFAULT_BATCH_BYTES, ALONE_BATCH_BYTES], [DEVICE_BATCH_BYTES, DEVICE_BATCH_BYTES]];
+        Ok(defaults.map(|[usual, alone]| Self {
             most: given.unwrap_or(usual),
             owner_sharded: given.unwrap_or(OWNER_BATCH_BYTES),
             alone: given.unwrap_or(alone),
-        })
+        }))
     }
 }
 

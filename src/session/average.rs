@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Session, device};
+use super::Session;
+use super::tensors::BoundParam;
 use crate::error::{Error, Result};
-use crate::kernels;
-use crate::plan::AVERAGE;
+use crate::kernels::{self, Job};
+use crate::plan::{AVERAGE, Param, Plan};
 
 /// The average of a group's weights in one step.
 #[derive(Clone, Copy, Debug)]
@@ -27,39 +28,48 @@ impl Session {
     /// # Errors
     /// Whatever a device says, and `Error::Value` during a capture, whose replays would all have the numbers of one step.
     pub fn average(&mut self, groups: &[Option<AverageStep>], is_late: bool) -> Result<()> {
-        let _there = device::enter(self.device, self.stream, self.encoded, &self.sources)?;
-        if kernels::is_capturing()? {
-            return Err(Error::Value(
-                "a step with an average of the weights cannot be captured: its numbers change from step to step".into(),
-            ));
-        }
         let plan = Arc::clone(&self.plan);
-        for (group, average) in groups.iter().enumerate() {
-            let Some(AverageStep { interpolates, share, beta, decay }) = *average else { continue };
-            if !interpolates && !is_late {
-                continue;
+        for device in plan.devices() {
+            let _there = self.enter(device)?;
+            if kernels::is_capturing()? {
+                return Err(Error::Value(
+                    "a step with an average of the weights cannot be captured: its numbers change from step to step".into(),
+                ));
             }
-            let mut operands = Vec::new();
-            for (planned, bound) in plan.params.iter().zip(&mut self.bound) {
-                let at = planned.states.iter().position(|state| state.spec.role == AVERAGE);
-                let (Some(at), true) = (at, planned.group == group && bound.grad.is_some()) else { continue };
-                let (param, state) = (&mut bound.param, &mut bound.states[at]);
-                operands.push((param.view_mut(), state.view_mut()));
-            }
-            if !interpolates {
-                let all =
-                    operands.into_iter().map(|(x, e)| kernels::Job { read: [x.into_view()], write: [e] });
-                kernels::run(&kernels::Average { share }, &mut all.collect::<Vec<_>>())?;
-                continue;
-            }
-            let mut all: Vec<_> =
-                operands.into_iter().map(|(x, e)| kernels::Job { read: [], write: [x, e] }).collect();
-            if is_late {
-                kernels::run(&kernels::PutTogether { beta, share }, &mut all)?;
-            } else {
-                kernels::run(&kernels::TakeApart { beta, decay }, &mut all)?;
+            for (group, average) in groups.iter().enumerate() {
+                if let Some(average) = average.filter(|own| own.interpolates || is_late) {
+                    let takes = |planned: &Param| planned.group == group && planned.device == device;
+                    average_of(&plan, &mut self.bound, takes, average, is_late)?;
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// The averages of the parameters of one group on one device.
+fn average_of(
+    plan: &Plan,
+    bound: &mut [BoundParam],
+    takes: impl Fn(&Param) -> bool,
+    average: AverageStep,
+    is_late: bool,
+) -> Result<()> {
+    let AverageStep { interpolates, share, beta, decay } = average;
+    let mut operands = Vec::new();
+    for (planned, bound) in plan.params.iter().zip(bound) {
+        let at = planned.states.iter().position(|state| state.spec.role == AVERAGE);
+        let (Some(at), true) = (at, takes(planned) && bound.grad.is_some()) else { continue };
+        operands.push((bound.param.view_mut(), bound.states[at].view_mut()));
+    }
+    if !interpolates {
+        let all = operands.into_iter().map(|(x, e)| Job { read: [x.into_view()], write: [e] });
+        return kernels::run(&kernels::Average { share }, &mut all.collect::<Vec<_>>());
+    }
+    let mut all: Vec<_> = operands.into_iter().map(|(x, e)| Job { read: [], write: [x, e] }).collect();
+    if is_late {
+        kernels::run(&kernels::PutTogether { beta, share }, &mut all)
+    } else {
+        kernels::run(&kernels::TakeApart { beta, decay }, &mut all)
     }
 }

@@ -1,46 +1,40 @@
-//! Device on which a session works, and what it can do there.
+//! Devices on which a session works, and what it can do there.
 
 use tch::Tensor;
 
+use super::Session;
 use super::tensors::places;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::Entered;
-use crate::plan::{Param, Plan};
+use crate::plan::{AVERAGE, Param, Plan};
 use crate::spec::StateSpec;
-use crate::tensor::{Device, MOST_SPANS, is_emulated};
+use crate::tensor::{Device, MOST_SPANS};
 
-/// The one device of all parameters.
+/// Refuses parameters that cannot be worked on where they are.
 ///
 /// # Errors
-/// `Error::Value` for parameters on several devices, and for a device where something of the plan cannot be done.
-pub fn of(plan: &Plan, params: &[Tensor]) -> Result<Device> {
-    let mut device = None;
+/// `Error::Value` for a parameter that has left the device that it was planned for, and for a device where something of the
+/// plan cannot be done.
+pub fn check_devices(plan: &Plan, params: &[Tensor]) -> Result<()> {
     for (param, planned) in params.iter().zip(&plan.params) {
-        let here = Device::of(param)?;
-        if *device.get_or_insert(here) != here {
+        let here = Device::counted(param)?;
+        if here != planned.device {
             return Err(Error::Value(format!(
-                "{}: all parameters of an optimizer must be on one device, got {:?} after {:?}. Make an optimizer for \
-                 each device",
-                planned.spec.name,
-                here.torch(),
-                device.unwrap_or(here).torch()
+                "{}: it was planned for {} and is on {here}",
+                planned.spec.name, planned.device
             )));
         }
     }
-    let device = match device {
-        Some(Device::Cpu) if is_emulated() => Device::Cuda(0),
-        other => other.unwrap_or(Device::Cpu),
-    };
-    if device != Device::Cpu {
-        require_supported(plan)?;
-    }
-    Ok(device)
+    require_supported(plan)
 }
 
 fn require_supported(plan: &Plan) -> Result<()> {
-    let too_many =
-        |planned: &&Param| planned.rounding.is_some() && places(planned).spans().len() > MOST_SPANS;
+    let too_many = |planned: &&Param| {
+        planned.device != Device::Cpu
+            && planned.rounding.is_some()
+            && places(planned).spans().len() > MOST_SPANS
+    };
     match plan.params.iter().find(too_many) {
         None => Ok(()),
         Some(planned) => Err(Error::Value(format!(
@@ -71,14 +65,30 @@ pub(super) fn of_state(device: Device, spec: &StateSpec) -> Device {
     if spec.on_host { Device::Cpu } else { device }
 }
 
+impl Session {
+    /// Has the kernels of this thread launched on a device of the plan, on torch's stream there, until the result is dropped.
+    pub(super) fn enter(&self, device: Device) -> Result<Option<Entered>> {
+        let place = self.plan.devices().position(|other| other == device);
+        let stream = place.and_then(|at| self.streams.get(at)).copied().unwrap_or(0);
+        enter(device, stream, self.encoded, &self.sources)
+    }
+
+    /// Enters each device of the plan: what one refuses, it refuses here.
+    pub(super) fn open_devices(&self) -> Result<()> {
+        for device in self.plan.devices() {
+            let _there = self.enter(device)?;
+            require_capturable(&self.plan)?;
+        }
+        Ok(())
+    }
+}
+
 /// Has the kernels of this thread launched on a stream of the device, until the result is dropped: of these sources, which are
 /// loaded together where they are missing. `encoded`: also those for what is more than numbers of its type.
-pub(super) fn enter(
-    device: Device,
-    stream: usize,
-    encoded: bool,
-    sources: &[&str],
-) -> Result<Option<Entered>> {
+///
+/// # Errors
+/// `Error::Cuda` where kernels are required and cannot be had.
+pub fn enter(device: Device, stream: usize, encoded: bool, sources: &[&str]) -> Result<Option<Entered>> {
     match device {
         Device::Cpu => Ok(None),
         Device::Cuda(number) => kernels::enter(usize::from(number), stream, encoded, sources).map(Some),
@@ -112,6 +122,9 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
             _ => &["updates.cu"],
         };
         all.extend(own.iter().copied());
+    }
+    if plan.params.iter().flat_map(|planned| &planned.states).any(|state| state.spec.role == AVERAGE) {
+        all.insert("updates.cu");
     }
     if has_encodings(plan) {
         // What no kernel takes as codes is decoded and encoded apart.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::Session;
-use super::views::Sources;
+use super::views::{Sources, brought_here};
 use crate::algorithm::stage::{StageIo, UnitIo};
 use crate::error::Result;
 use crate::plan::{Bucket, Plan, StagePoint, Step};
@@ -67,7 +67,7 @@ impl Session {
         let bucket = &self.plan.buckets[number];
         let all = bucket.units.len();
         let stage = |step: &Step| matches!(step, Step::Stage(p) if p.units == (0..all) && !p.guarded);
-        let here = self.device == Device::Cpu;
+        let here = bucket.shape.device == Device::Cpu;
         let alone = here
             && bucket.whole_parameter
             && !bucket.distributed()
@@ -99,10 +99,11 @@ impl Session {
         let bucket = &plan.buckets[number];
         let alone = !bucket.distributed() && !bucket.whole_parameter && bucket.program.buffers.is_empty();
         let apart = alone && plan.algorithms[bucket.algorithm].flat();
-        let apart = apart && self.device == Device::Cpu;
+        let apart = apart && bucket.shape.device == Device::Cpu;
         let least = if threads::get() == 1 { 0 } else { SHARE * threads::get() };
         let Self { shards, fixed, bound, memory, room, probe, hypers, grad_factors, inside, .. } = self;
         let (compute, step) = at;
+        let brought = brought_here(plan, number, memory)?;
         let shards = &shards[compute][step];
         let sources = Sources::new(plan, (number, point), shards, &fixed[number], bound, memory);
         let hyper = &hypers[bucket.algorithm];
@@ -126,7 +127,7 @@ impl Session {
             let mut io = StageIo {
                 units,
                 class: &bucket.shape,
-                group: sources.group(),
+                group: sources.group(&brought),
                 grad_factor: grad_factors[bucket.algorithm],
                 probe: probe.as_mut(),
                 buffers: sources.buffers(),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use apart::Apart;
 pub use average::AverageStep;
 use buffers::stage_shards;
-pub use device::{of as device_of, sources};
+pub use device::{check_devices, enter as enter_device, sources};
 use execute::{Fixed, fixed};
 use tch::Tensor;
 use tensors::{BoundParam, BoundTensor, check_written};
@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::kernels;
 use crate::plan::{Bucket, Param, Plan, Redistribution, Step};
 use crate::spec::Hyper;
-use crate::tensor::{Device, FlatPtr, Owner};
+use crate::tensor::{FlatPtr, Owner};
 
 /// Parameters by name with whether each has a gradient, and for each algorithm its group and its scalars by name.
 pub type Details = (Vec<(String, bool)>, Vec<(usize, Vec<(String, f64)>)>);
@@ -42,10 +42,8 @@ const OTHER_SCALARS: [&str; 3] = ["factor of the gradient", "lr on the device", 
 #[derive(Debug)]
 pub struct Session {
     plan: Arc<Plan>,
-    /// Device of the parameters.
-    device: Device,
-    /// The stream of the device that the step which has begun runs on.
-    stream: usize,
+    /// The stream on each device of the plan that the step which has begun runs on.
+    streams: Vec<usize>,
     /// True if a parameter or a state is more than numbers of its type.
     encoded: bool,
     /// Sources of kernels that steps ask for.
@@ -75,13 +73,8 @@ pub struct Session {
 }
 
 /// Binds a parameter to its states in the order of the plan's specs. `counts`: the session counts its steps.
-fn bind(
-    planned: &Param,
-    param: Tensor,
-    states: Vec<Tensor>,
-    device: Device,
-    counts: bool,
-) -> Result<BoundParam> {
+fn bind(planned: &Param, param: Tensor, states: Vec<Tensor>, counts: bool) -> Result<BoundParam> {
+    let device = planned.device;
     let states: Vec<BoundTensor> = states
         .into_iter()
         .zip(&planned.states)
@@ -121,7 +114,8 @@ fn bind(
 }
 
 impl Session {
-    /// Binds a plan to parameters, to their states in the order of the plan's specs, and to an arena of float32.
+    /// Binds a plan to parameters, to their states in the order of the plan's specs, and to the parts of its arena, float32 on
+    /// each device.
     ///
     /// # Errors
     /// `Error::Value` for tensors that are not what the plan says.
@@ -129,19 +123,19 @@ impl Session {
         plan: Arc<Plan>,
         params: Vec<Tensor>,
         states: Vec<Vec<Tensor>>,
-        arena: Tensor,
+        arena: Vec<Tensor>,
     ) -> Result<Self> {
         if params.len() != plan.params.len() || states.len() != params.len() {
             return Err(Error::Internal("a session needs every parameter of its plan".into()));
         }
-        let device = device::of(&plan, &params)?;
+        check_devices(&plan, &params)?;
         let mut bound = Vec::with_capacity(params.len());
         for ((param, states), planned) in params.into_iter().zip(states).zip(&plan.params) {
             let counts = plan.algorithms[planned.algorithm].counted();
-            bound.push(bind(planned, param, states, device, counts)?);
+            bound.push(bind(planned, param, states, counts)?);
         }
         let apart = Apart::of(&bound, &plan)?;
-        let memory = Memory::new(&plan, arena, device)?;
+        let memory = Memory::new(&plan, arena)?;
         let shards = plan.computes.iter().map(|compute| {
             let bucket = &plan.buckets[compute.bucket];
             compute.steps.iter().map(|step| stage_shards(bucket, step)).collect()
@@ -156,8 +150,7 @@ impl Session {
         let sources = device::sources(&plan);
         Ok(Self {
             plan,
-            device,
-            stream: 0,
+            streams: Vec::new(),
             encoded,
             sources,
             due,
@@ -236,9 +229,9 @@ impl Session {
     /// Whatever the algorithm says; parameters may have been written by then.
     pub fn compute(&mut self, k: usize) -> Result<()> {
         let started = Instant::now();
-        let _there = device::enter(self.device, self.stream, self.encoded, &self.sources)?;
         let plan = Arc::clone(&self.plan);
         let compute = plan.computes.get(k).ok_or_else(|| Error::Internal(format!("no compute {k}")))?;
+        let _there = self.enter(plan.buckets[compute.bucket].shape.device)?;
         let (number, bucket) = (compute.bucket, &plan.buckets[compute.bucket]);
         for positions in self.batches(number, &compute.steps) {
             for (at, step) in compute.steps.iter().enumerate() {
@@ -334,9 +327,9 @@ impl Session {
         std::mem::take(&mut self.inside)
     }
 
-    /// The stream of torch's on which the next step runs, for a session on a device.
-    pub fn set_stream(&mut self, stream: usize) {
-        self.stream = stream;
+    /// Torch's streams on which the next step runs, one for each device of the plan.
+    pub fn set_streams(&mut self, streams: Vec<usize>) {
+        self.streams = streams;
     }
 
     /// Asks for measurements of the steps that follow, or stops them.

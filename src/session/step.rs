@@ -60,12 +60,6 @@ impl Session {
             .is_some_and(|(bound_param, planned)| bound_param.fits(planned))
     }
 
-    /// Device of the parameters.
-    #[must_use]
-    pub fn device(&self) -> Device {
-        self.device
-    }
-
     /// Starts a step with the parameters that `try_fast` took and those of `grads`, gradients by parameter; `hypers[k]`,
     /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k. Nothing is written.
     /// `rates[k]` is the learning rate as an element of the device that the step reads when it runs; it is 1 in
@@ -83,11 +77,11 @@ impl Session {
         grad_factors: Vec<f64>,
         steps: &[u64],
     ) -> Result<()> {
-        // What a device refuses, it refuses here.
-        let opened = super::device::enter(self.device, self.stream, self.encoded, &self.sources)
-            .and_then(|_there| super::device::require_capturable(&self.plan));
-        let element = |rate: Tensor| FlatPtr::of(&rate).map(|at| (rate, at.on(self.device)));
-        let read = rates.into_iter().map(|rate| rate.map(element).transpose()).collect::<Result<_>>();
+        let opened = self.open_devices();
+        let element = |(rate, device): (Option<Tensor>, &Device)| {
+            rate.map(|rate| FlatPtr::of(&rate).map(|at| (rate, at.on(*device)))).transpose()
+        };
+        let read = rates.into_iter().zip(&self.plan.algorithm_devices).map(element).collect::<Result<_>>();
         let read = match opened.and(read).and_then(|read| self.take(grads, steps).map(|()| read)) {
             Ok(read) => read,
             Err(error) => {

@@ -59,8 +59,8 @@ impl BoundTensor {
     /// Takes the tensor that the owner has now.
     pub(super) fn hold(&mut self, tensor: Tensor) {
         let same = self.watch.as_ref().is_some_and(|watch| watch.is_of(&tensor));
-        if !same && self.device == Device::Cpu {
-            let watch = Watch::of(&tensor, self.dtype);
+        if !same {
+            let watch = Watch::of(&tensor, self.dtype, self.device);
             self.watch = watch.zip(self.owner).and_then(|(watch, owner)| watch.owned_by(owner));
         }
         self.tensor = Some(tensor);
@@ -83,7 +83,7 @@ impl BoundTensor {
 
     /// As `new`, of a tensor that is looked at in every step.
     pub(super) fn watched(tensor: Tensor, dtype: DType, device: Device) -> Self {
-        let watch = if device == Device::Cpu { Watch::of(&tensor, dtype) } else { None };
+        let watch = Watch::of(&tensor, dtype, device);
         Self { watch, ..Self::new(tensor, dtype, device) }
     }
 
@@ -202,8 +202,8 @@ impl BoundParam {
             Gradient::Other => FastPath::Unknown,
             Gradient::Plain(tensor, flat) => {
                 self.took_fast_path = true;
-                self.grad =
-                    Some(BoundTensor { flat, ..BoundTensor::new(tensor, self.param.dtype, Device::Cpu) });
+                let BoundTensor { dtype, device, .. } = self.param;
+                self.grad = Some(BoundTensor { flat, ..BoundTensor::new(tensor, dtype, device) });
                 FastPath::Ready
             }
         }

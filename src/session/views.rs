@@ -9,6 +9,8 @@
 //!    state: the plan shards them so (`tests/rust/plan_props.rs`).
 //! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.
 
+use std::collections::BTreeMap;
+
 use tch::Tensor;
 
 use super::execute::Fixed;
@@ -17,7 +19,7 @@ use crate::algorithm::stage::{BufferIo, Buffers, MatrixShard, UnitIo};
 use crate::error::{Error, Result};
 use crate::plan::{Bucket, Plan, StagePoint};
 use crate::spec::Rect;
-use crate::tensor::{DType, Device, FlatPtr, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
+use crate::tensor::{DType, FlatPtr, FlatView, FlatViewMut, MatrixView, MatrixViewMut};
 
 impl BoundTensor {
     /// All elements, to be read.
@@ -69,20 +71,31 @@ pub(super) fn matrix<'a>(flat: &FlatView<'a>, part: &Rect) -> MatrixView<'a> {
 pub(super) struct Memory {
     /// For each bucket its buffers, and after them its messages.
     buckets: Vec<Vec<FlatPtr>>,
-    _arena: Tensor,
+    _arena: Vec<Tensor>,
 }
 
 impl Memory {
-    /// Locates the buffers of a plan in an arena of float32.
-    pub(super) fn new(plan: &Plan, arena: Tensor, device: Device) -> Result<Self> {
-        let all = FlatPtr::of(&arena)?.on(device);
+    /// Locates the buffers of a plan in the parts of its arena, float32 on each device.
+    pub(super) fn new(plan: &Plan, arena: Vec<Tensor>) -> Result<Self> {
+        if arena.len() != plan.arena.parts.len() {
+            return Err(Error::Internal(format!("an arena of {} parts", arena.len())));
+        }
+        let parts = arena
+            .iter()
+            .zip(&plan.arena.parts)
+            .map(|(tensor, (device, range))| Ok((*device, FlatPtr::of(tensor)?.on(*device), range.offset)));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
         let mut buckets = Vec::with_capacity(plan.buckets.len());
         for (bucket, places) in plan.buckets.iter().zip(&plan.arena.places) {
+            let there = parts.iter().find(|(device, ..)| *device == bucket.shape.device);
+            let Some((_, all, start)) = there else {
+                return Err(Error::Internal("a bucket on a device without an arena".into()));
+            };
             let mut buffers: Vec<FlatPtr> = Vec::with_capacity(places.len());
             for (at, place) in places.iter().enumerate() {
                 // Messages are bytes of whatever buffer they carry: float16 stands for two of them.
                 let dtype = bucket.program.buffers.get(at).map_or(DType::F16, |b| b.dtype);
-                let buffer = all.carve(place.offset, place.bytes / dtype.bytes(), dtype)?;
+                let buffer = all.carve(place.offset - start, place.bytes / dtype.bytes(), dtype)?;
                 let is_scratch = |at: usize| bucket.program.buffers.get(at).is_some_and(|spec| spec.shared);
                 let message = at >= bucket.program.buffers.len();
                 let clash = |(number, other): (usize, &FlatPtr)| {
@@ -113,6 +126,28 @@ impl Memory {
         // SAFETY: (1), (3), and the memory is borrowed to be written (4).
         Ok(unsafe { found.view_mut(None) })
     }
+}
+
+/// Copies of buffers, by the numbers of their buckets: what owns each, and where it is.
+pub(super) type Brought = BTreeMap<usize, (Tensor, FlatPtr)>;
+
+/// Copies on the device of a bucket of the group buffers of its group that are on others, by the numbers of their buckets.
+///
+/// # Errors
+/// Whatever libtorch says to the copies.
+pub(super) fn brought_here(plan: &Plan, number: usize, memory: &mut Memory) -> Result<Brought> {
+    let (own, mut brought) = (&plan.buckets[number], BTreeMap::new());
+    let Some(buffer) = own.program.group_buffer() else { return Ok(brought) };
+    for (other, bucket) in plan.buckets.iter().enumerate() {
+        let is_elsewhere = bucket.shape.device != own.shape.device;
+        if is_elsewhere && plan.same_group(bucket.algorithm, own.algorithm) {
+            let all = memory.one(other, buffer)?.into_view();
+            let copy = all.tensor(&[all.len()])?.f_to_device(own.shape.device.torch())?;
+            let place = FlatPtr::of(&copy)?.on(own.shape.device);
+            brought.insert(other, (copy, place));
+        }
+    }
+    Ok(brought)
 }
 
 /// Operands of a stage of a bucket. Whoever has one has the parameters and the memory of the session for itself.
@@ -159,14 +194,19 @@ impl<'s> Sources<'s> {
         Buffers(buffers.collect())
     }
 
-    /// The group buffer of all buckets of its group, none for its own.
-    pub(super) fn group(&self) -> Vec<Option<FlatView<'s>>> {
+    /// The group buffer of all buckets of its group, none for its own; `brought`: of those on other devices.
+    pub(super) fn group<'g>(&self, brought: &'g Brought) -> Vec<Option<FlatView<'g>>>
+    where
+        's: 'g,
+    {
         let Some(buffer) = self.bucket.program.group_buffer() else { return Vec::new() };
         let all = self.plan.buckets.iter().zip(&self.memory.buckets).enumerate();
-        let siblings = all.filter(|(_, (b, _))| b.algorithm == self.bucket.algorithm);
+        let siblings = all.filter(|(_, (b, _))| self.plan.same_group(b.algorithm, self.bucket.algorithm));
         let views = siblings.map(|(number, (_, memory))| {
-            // SAFETY: (1), (4); the plan keeps the group buffers of a group apart from all buffers of its buckets.
-            (number != self.number).then(|| unsafe { memory[buffer].view(None) })
+            let flat = brought.get(&number).map_or(&memory[buffer], |(_, copy)| copy);
+            // SAFETY: (1), (4); the plan keeps the group buffers of a group apart from all buffers of its buckets, and `brought`
+            // owns the copies.
+            (number != self.number).then(|| unsafe { flat.view(None) })
         });
         views.collect()
     }

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 use tch::Tensor;
 
+use super::device::emulated_here;
 use super::{DType, Device, Encoding, Lent, LentMut, prefetch};
 use crate::error::{Error, Result};
 
@@ -739,7 +740,7 @@ impl<'a> FlatViewMut<'a> {
     /// `Error::Internal` for the host, and whatever libtorch says.
     pub fn room(elements: usize, dtype: DType, device: Device) -> Result<(Tensor, FlatViewMut<'static>)> {
         // Who works on an emulated device may ask by where a tensor itself is.
-        let device = if device == Device::Cpu && super::is_emulated() { Device::Cuda(0) } else { device };
+        let device = if device == Device::Cpu && super::is_emulated() { emulated_here() } else { device };
         if device == Device::Cpu {
             return Err(Error::Internal("scratch of a device on the host".into()));
         }

@@ -1,9 +1,14 @@
 //! Devices that memory is on.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tch::Tensor;
 
+use super::buffer::address_of;
 use crate::error::{Error, Result};
 
 /// The host, or a CUDA device.
@@ -15,7 +20,25 @@ pub enum Device {
     Cuda(u8),
 }
 
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
 impl Device {
+    /// When it gets its work, where several have some: the host last, as it works while it is given.
+    #[must_use]
+    pub fn turn(self) -> usize {
+        match self {
+            Self::Cuda(number) => usize::from(number),
+            Self::Cpu => usize::MAX,
+        }
+    }
+
     /// Device of the elements of a tensor.
     ///
     /// # Errors
@@ -32,6 +55,20 @@ impl Device {
         }
     }
 
+    /// The device as which the memory of a tensor counts: the one that it is on, where none is emulated.
+    ///
+    /// # Errors
+    /// As `of`.
+    pub fn counted(tensor: &Tensor) -> Result<Self> {
+        match Self::of(tensor)? {
+            Self::Cpu if is_emulated() => {
+                let elsewhere = ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(elsewhere.get(&address_of(tensor)).copied().unwrap_or(Self::Cuda(0)))
+            }
+            found => Ok(found),
+        }
+    }
+
     /// As libtorch names it.
     #[must_use]
     pub fn torch(self) -> tch::Device {
@@ -45,6 +82,32 @@ impl Device {
 
 /// True if memory of the host counts as that of an emulated device.
 static EMULATED: AtomicBool = AtomicBool::new(false);
+
+/// Devices as which memory of the host counts where it does not as device 0, by its address.
+static ELSEWHERE: Mutex<BTreeMap<usize, Device>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    /// The emulated device that the thread works on.
+    static EMULATED_HERE: Cell<u8> = const { Cell::new(0) };
+}
+
+/// Says which device the thread works on, where devices are emulated: memory that it asks for is there. Returns what was said
+/// before.
+#[must_use]
+pub fn work_on_emulated(number: u8) -> u8 {
+    EMULATED_HERE.replace(number)
+}
+
+/// Device of memory that the thread asks for, where devices are emulated.
+#[must_use]
+pub(super) fn emulated_here() -> Device {
+    Device::Cuda(EMULATED_HERE.get())
+}
+
+/// Has the memory of a tensor of the host count as that of this device, where devices are emulated.
+pub fn emulate_at(tensor: &Tensor, device: Device) {
+    ELSEWHERE.lock().unwrap_or_else(PoisonError::into_inner).insert(address_of(tensor), device);
+}
 
 /// Has memory of the host count as that of a device: the caller knows that the device can use it.
 pub fn emulate() {

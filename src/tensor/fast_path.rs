@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::Tensor;
 
-use super::{DType, FlatPtr};
+use super::{DType, Device, FlatPtr};
 
 /// Dimensions that a watched tensor has at most.
 const DIMS: usize = 4;
@@ -28,8 +28,15 @@ type TensorPtr = *const *const c_void;
 // SAFETY: as `src/torch_shim.cpp` and `torch-sys` define them.
 unsafe extern "C" {
     fn at_scalar_type(tensor: TensorPtr) -> c_int;
-    /// The memory of a tensor of this type and shape that is contiguous on the CPU and counts its changes, or null.
-    fn oxidion_memory(tensor: TensorPtr, kind: c_int, dims: u8, sizes: *const u32) -> *mut c_void;
+    /// The memory of a tensor of this type and shape that is contiguous on a CUDA device, or below 0 on the CPU, and counts
+    /// its changes, or null.
+    fn oxidion_memory(
+        tensor: TensorPtr,
+        kind: c_int,
+        device: c_int,
+        dims: u8,
+        sizes: *const u32,
+    ) -> *mut c_void;
     /// Bytes that the elements of a tensor need, from the beginning of its storage, and those that the storage has.
     fn oxidion_storage(tensor: TensorPtr, needed: *mut usize, there: *mut usize);
     /// The gradient of a counted object: a tensor that may be undefined.
@@ -89,6 +96,9 @@ pub struct Watch {
     owned: Option<*const *const c_void>,
     kind: c_int,
     dtype: DType,
+    device: Device,
+    /// Number of the device as libtorch has it, below 0 for the CPU.
+    place: c_int,
     dims: u8,
     sizes: [u32; DIMS],
 }
@@ -103,20 +113,23 @@ unsafe impl Sync for Watch {}
 pub enum Gradient {
     /// There is none.
     Absent,
-    /// Of the tensor's type and shape, contiguous on the CPU.
+    /// Of the tensor's type and shape, contiguous on its device.
     Plain(Tensor, FlatPtr),
     /// Anything else.
     Other,
 }
 
 impl Watch {
-    /// Watches a tensor whose elements are of type `dtype`; none for what has to be looked at closely in every step.
+    /// Watches a tensor whose elements are of type `dtype` and count as memory of `device`; none for what has to be looked at
+    /// closely in every step.
     #[must_use]
-    pub fn of(tensor: &Tensor, dtype: DType) -> Option<Self> {
+    pub fn of(tensor: &Tensor, dtype: DType, device: Device) -> Option<Self> {
         let size = tensor.size();
-        if size.len() > DIMS || tensor.kind() != dtype.kind() {
+        if size.len() > DIMS || tensor.kind() != dtype.kind() || tensor.device() != device.torch() {
             return None;
         }
+        let place =
+            if let tch::Device::Cuda(number) = device.torch() { c_int::try_from(number).ok()? } else { -1 };
         let mut sizes = [0; DIMS];
         for (to, size) in sizes.iter_mut().zip(&size) {
             *to = u32::try_from(*size).ok()?;
@@ -125,7 +138,7 @@ impl Watch {
         // SAFETY: the tensor is alive.
         let (object, kind) = unsafe { (*ptr, at_scalar_type(ptr)) };
         let dims = u8::try_from(size.len()).ok()?;
-        Some(Self { object, owned: None, kind, dtype, dims, sizes })
+        Some(Self { object, owned: None, kind, dtype, device, place, dims, sizes })
     }
 
     /// Watches the tensor of a Python object, of which no reference is needed then; none where the object does not tell.
@@ -153,7 +166,7 @@ impl Watch {
         &raw const self.object
     }
 
-    /// The memory of the tensor, if it still has its type and shape, is contiguous on the CPU and counts its changes.
+    /// The memory of the tensor, if it still has its type and shape, is contiguous on its device and counts its changes.
     #[must_use]
     #[inline]
     pub fn memory(&self) -> Option<FlatPtr> {
@@ -171,9 +184,9 @@ impl Watch {
     #[inline]
     unsafe fn memory_at(&self, ptr: TensorPtr) -> Option<FlatPtr> {
         // SAFETY: the caller upholds that the tensor is alive; there are `dims` sizes.
-        let address = unsafe { oxidion_memory(ptr, self.kind, self.dims, self.sizes.as_ptr()) };
+        let address = unsafe { oxidion_memory(ptr, self.kind, self.place, self.dims, self.sizes.as_ptr()) };
         let len = self.sizes[..usize::from(self.dims)].iter().map(|size| *size as usize).product();
-        FlatPtr::told(address.cast(), len, self.dtype)
+        FlatPtr::told(address.cast(), len, self.dtype).map(|found| found.on(self.device))
     }
 
     /// The gradient, of which a reference is taken. Nobody else may set it meanwhile.
@@ -289,25 +302,25 @@ unsafe fn prefetch_targets(object: *const c_void, words: &[usize]) {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
+    use tch::Kind;
 
     use super::*;
 
     #[test]
     fn memory_after_a_change_is_that_of_the_changed_tensor_or_none() {
-        let mut x = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu));
-        let watch = Watch::of(&x, DType::F32).unwrap();
+        let mut x = Tensor::zeros([3, 4], (Kind::Float, tch::Device::Cpu));
+        let watch = Watch::of(&x, DType::F32, Device::Cpu).unwrap();
         assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
         assert_eq!(watch.memory().unwrap().len(), 12);
-        let other = Tensor::ones([3, 4], (Kind::Float, Device::Cpu));
+        let other = Tensor::ones([3, 4], (Kind::Float, tch::Device::Cpu));
         x.set_data(&other);
         assert_eq!(watch.memory().unwrap().address(), other.data_ptr() as usize);
         for changed in [
             other.view([4, 3]),
             other.to_kind(Kind::Double),
             other.view([12]),
-            Tensor::zeros([4, 3], (Kind::Float, Device::Cpu)).tr(),
-            Tensor::zeros([3, 0], (Kind::Float, Device::Cpu)),
+            Tensor::zeros([4, 3], (Kind::Float, tch::Device::Cpu)).tr(),
+            Tensor::zeros([3, 0], (Kind::Float, tch::Device::Cpu)),
         ] {
             x.set_data(&changed);
             assert!(watch.memory().is_none(), "{:?} {:?}", changed.size(), changed.kind());
@@ -316,8 +329,8 @@ mod tests {
 
     #[test]
     fn gradient_of_another_kind_is_not_plain() {
-        let x = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let watch = Watch::of(&x, DType::F32).unwrap();
+        let x = Tensor::zeros([3, 4], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+        let watch = Watch::of(&x, DType::F32, Device::Cpu).unwrap();
         assert!(matches!(watch.gradient(), Gradient::Absent));
         (&x * 2.0).sum(Kind::Float).backward();
         let Gradient::Plain(_, flat) = watch.gradient() else { panic!("a gradient") };
@@ -328,7 +341,7 @@ mod tests {
 
     #[test]
     fn tensor_that_its_owner_has_no_more_has_no_memory() {
-        let x = Tensor::zeros([3, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let x = Tensor::zeros([3, 4], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
         let ptr: TensorPtr = x.as_ptr().cast();
         // SAFETY: the tensor is alive.
         let object = unsafe { *ptr };
@@ -337,20 +350,20 @@ mod tests {
             words[at] = object;
             // SAFETY: the words outlive the watch.
             let owner = unsafe { Owner::new(words.as_mut_ptr().cast()) };
-            let watch = Watch::of(&x, DType::F32).unwrap().owned_by(owner).unwrap();
+            let watch = Watch::of(&x, DType::F32, Device::Cpu).unwrap().owned_by(owner).unwrap();
             assert_eq!(watch.memory().unwrap().address(), x.data_ptr() as usize);
             std::hint::black_box(&mut words)[at] = std::ptr::null();
             assert!(watch.memory().is_none());
             assert!(matches!(watch.gradient(), Gradient::Other));
-            assert!(Watch::of(&x, DType::F32).unwrap().owned_by(owner).is_none());
+            assert!(Watch::of(&x, DType::F32, Device::Cpu).unwrap().owned_by(owner).is_none());
         }
     }
 
     #[test]
     fn bump_version_counts_one_change() {
-        let x = Tensor::zeros([3], (Kind::Float, Device::Cpu));
+        let x = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
         let before = x.internal_version();
-        Watch::of(&x, DType::F32).unwrap().bump_version();
+        Watch::of(&x, DType::F32, Device::Cpu).unwrap().bump_version();
         assert_eq!(x.internal_version(), before + 1);
     }
 }

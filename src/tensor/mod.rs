@@ -13,7 +13,7 @@ pub(crate) mod test_views;
 mod unsound_uses;
 
 pub use buffer::{Element, FlatPtr, FlatView, FlatViewMut, address_of, to_i64};
-pub use device::{Device, emulate, is_emulated};
+pub use device::{Device, emulate, emulate_at, is_emulated, work_on_emulated};
 pub use dtype::{DType, cpu_hides_tiles, cpu_is_of_amd, cpu_names_amx, product_dtype};
 pub use encoding::{Blocks, Coded, CodedMut, Encoding, MOST_SPANS, Places, Rounding};
 pub use fast_path::{Gradient, Owner, Watch, prefetch, storage_bytes};

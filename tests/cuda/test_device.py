@@ -72,13 +72,6 @@ def test_offsets_beyond_two_to_the_31_are_reached() -> None:
     assert bool((param.detach()[:10] == -0.5).all())
 
 
-def test_parameters_on_cpu_and_device_are_refused() -> None:
-    params = [*made(((4, 3),), "cpu"), *made(((4, 3),), "cuda")]
-    give_gradients(params)
-    with pytest.raises(ValueError, match="on one device"):
-        oxidion.Lion(params).step()
-
-
 def test_each_device_of_a_process_is_stepped() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")

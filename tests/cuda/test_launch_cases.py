@@ -7,7 +7,8 @@ import pytest
 from support.cases import DERIVED
 
 from .device_steps import ALGORITHMS
-from .driver import needs_nvrtc, on_the_device
+from .driver import needs_nvrtc, on_the_device, run
+from .test_streams import STREAMS
 
 pytestmark = needs_nvrtc
 PLACE = "cuda/test_device_cases.py"
@@ -41,6 +42,34 @@ def test_classes_without_rows_by_hand_hold_there(environment: dict[str, str]) ->
 
 def test_new_bases_wait_for_nothing_there(environment: dict[str, str]) -> None:
     assert on_the_device(environment, "", "cuda/test_device_bases.py") == (22, 0)
+
+
+def test_functions_hold_there(environment: dict[str, str]) -> None:
+    passed, _ = on_the_device(environment, "", "cuda/test_functions.py")
+    assert passed >= 160
+
+
+def test_functions_launch_on_the_current_stream(environment: dict[str, str]) -> None:
+    run(
+        environment,
+        STREAMS,
+        """
+        from oxidion import functional
+        matrix = torch.randn(2, 150, 140).bfloat16()
+        for work in (
+            lambda: functional.newton_schulz(matrix),
+            lambda: functional.quantize_blockwise(matrix),
+            lambda: functional.dequantize_blockwise(*functional.quantize_blockwise(matrix)),
+        ):
+            side.wait_stream(streams.current[0])
+            before, on_side = driver.emulator_launches(), side.launches()
+            with torch.cuda.stream(side):
+                work()
+            assert driver.emulator_launches() - before == side.launches() - on_side > 0
+            streams.current[0].wait_stream(side)
+        assert driver.emulator_current_device() == -1
+        """,
+    )
 
 
 def test_verify_finds_the_reference_there(environment: dict[str, str]) -> None:

@@ -34,6 +34,7 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_galore_guard.py", SAID_LATER, 5),
         ("test_golden.py", "", 50),
         ("distributed/test_eight_bit.py", "", 10),
+        ("cuda/test_functions.py", "", 160),
         pytest.param(
             "distributed/test_sim_equivalence.py",
             f"float64 and (fsdp2-tp2 or hsdp-compressed) and {OWN_SIGNS}",

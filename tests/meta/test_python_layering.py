@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "_planning": frozenset({"_core", "_dist"}),
     "_energy": frozenset({"_core"}),
     "optim": frozenset({"_core", "_dist", "_reference"}),
-    "functional": frozenset({"_core", "_torch", "optim"}),
+    "functional": frozenset({"_core", "_cuda", "_torch", "optim"}),
     "checkpoint": frozenset({"_core", "_dist"}),
     "graph": frozenset({"_core", "_cuda"}),
     "groups": frozenset({"_core", "_dist"}),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction, lower};
-use _oxidion::plan::{BlockShard, GroupSpec, Instr, ParamInput, Plan, Transfer};
+use _oxidion::plan::{BlockShard, GroupSpec, Instr, ParamInput, Place, Plan, Transfer};
 use _oxidion::spec::{OptionValue, Options, ParamSpec};
 use _oxidion::tensor::{DType, Device};
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ fn group(algorithm: &str, limit: Option<i64>) -> GroupSpec {
     options.insert("rank_fraction", OptionValue::Float(0.5));
     options.insert("rank", OptionValue::Int(2));
     options.insert("max_batch_bytes", limit.map_or(OptionValue::None, OptionValue::Int));
-    GroupSpec { algorithm: algorithm.into(), options, device: Device::Cpu }
+    GroupSpec { algorithm: algorithm.into(), options }
 }
 
 fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
@@ -56,6 +56,7 @@ fn inputs(shapes: &[(Vec<usize>, usize, bool)]) -> Vec<ParamInput> {
             layout: Layout::default(),
             named: Vec::new(),
             group: *group,
+            place: Place::HOST,
             frozen: false,
             states: BTreeMap::new(),
         })
@@ -392,8 +393,8 @@ fn plan_for_a_device_orthonormalizes_in_bfloat16_unless_told_otherwise() {
         }
         let mut params = inputs(&[(vec![8, 6], 0, false)]);
         params[0].spec.dtype = dtype;
-        Plan::build(params, &[group.on_device(Device::Cuda(0), true)]).unwrap().buckets[0].program.buffers[0]
-            .dtype
+        params[0].place = Place { device: Device::Cuda(0), bfloat16: true };
+        Plan::build(params, &[group]).unwrap().buckets[0].program.buffers[0].dtype
     };
     assert_eq!(product(DType::F32, None), DType::BF16);
     assert_eq!(product(DType::F32, Some("auto")), DType::BF16);

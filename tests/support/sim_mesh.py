@@ -116,7 +116,7 @@ class Rank:
         states = materialise(self.plan, groups, state, names, optional, [g["step"] for g in groups])
         self.arena = torch.empty(-(-self.plan.arena_bytes // 4), dtype=torch.float32)
         self.arena.fill_(math.nan)
-        self.session = Session(self.plan, groups, states, state, self.arena)
+        self.session = Session(self.plan, groups, states, state, [self.arena])
 
     def spans(self, index: int, shape: Sequence[int]) -> list[tuple[int, int]]:
         """The part of a parameter that this rank stores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._cuda import self_check
-from oxidion._cuda.device import device_of
+from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
 from oxidion._dist.agree import check_steps
 from oxidion._oxidion import Plan
@@ -276,8 +276,12 @@ class OxOptimizer(Stepper, Optimizer):
         Args:
             grad_factor: what gradients are multiplied by as they are read; None is what AMP asks for.
         """
-        kind = "cuda" if device_of(self.param_groups).type == "cuda" else "cpu"
-        with torch.no_grad(), torch.autocast(kind, enabled=False):
+        places = [*(self._places or devices_of(self.param_groups)), device_of(self.param_groups)]  # may move
+        kinds = {"cuda" if where.type == "cuda" else "cpu" for where in places}
+        with ExitStack() as around:
+            around.enter_context(torch.no_grad())
+            for kind in kinds:
+                around.enter_context(torch.autocast(kind, enabled=False))
             self._execute(grad_factor)
 
     @override

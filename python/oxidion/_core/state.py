@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
+from oxidion._cuda.device import stream_of
 from oxidion._dist import collectives
 from oxidion._dist.comm import as_state, full, lies_right, local, moved_state, with_local
 from oxidion._oxidion import (
@@ -217,24 +218,30 @@ def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserv
     held = [local(param) for param in parameters(groups)]
     if sum(own.nbytes for own in held if own.is_cpu) < LARGE:
         return None
+    # Pinned memory cannot be asked for ahead.
+    ahead = [own.is_cpu and not any(other.is_pinned() for other in held) for own in held]
     try:
-        # Pinned memory cannot be asked for ahead.
-        return Reserve(_wanted(plan_of(), states=not any(own.is_pinned() for own in held)))
+        return Reserve(_wanted(plan_of(), held, ahead))
     except Exception as error:  # what a plan refuses, the first step says
         logging.getLogger("oxidion").debug("no memory is asked for ahead: %s", error)
         return None
 
 
-def _wanted(plan: Plan, *, states: bool) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes of the workspace of a plan and, if asked, of the states that begin as zeros."""
-    specs = chain.from_iterable(plan.state_specs() if states else ())
+def _wanted(
+    plan: Plan, held: list[Tensor], ahead: list[bool]
+) -> Iterable[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes of the workspace on the CPU, and of states of some parameters that begin as zeros."""
+    specs = chain.from_iterable(compress(plan.state_specs(), ahead))
     zeroed = (_stored(spec) for spec in specs if spec["seed"] is None)
-    return chain([((workspace_floats(plan),), torch.float32)], zeroed)
+    own = [((count,), torch.float32) for where, count in workspaces(plan, held) if where.type == "cpu"]
+    return chain(own, zeroed)
 
 
-def workspace_floats(plan: Plan) -> int:
-    """Elements of float32 in the workspace of a plan."""
-    return -(-plan.arena_bytes // 4)
+def workspaces(plan: Plan, params: list[Tensor]) -> list[tuple[torch.device, int]]:
+    """The devices of a plan's parameters, each with the elements of float32 in its workspace there."""
+    if not params:
+        return [(torch.device("cpu"), 0)]
+    return [(local(params[first]).device, -(-size // 4)) for first, size in plan.arena_parts]
 
 
 def _stored(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
@@ -346,7 +353,9 @@ def whole(own: Mapping[str, Any], key: str, spec: Mapping[str, Any]) -> Tensor:
     """All of a state on every rank; the numbers that codes stand for."""
     if spec["coded"] is None:
         return full(own[key]).detach()
-    return dequantize_blockwise(full(own[key]).detach(), full(own[key + SCALES]).detach(), *spec["coded"])
+    codes, scales = (full(own[name]).detach() for name in (key, key + SCALES))
+    block, signed = spec["coded"]
+    return dequantize_blockwise(codes, scales, block, signed, stream_of(codes))
 
 
 def average_momenta(
@@ -362,10 +371,14 @@ def average_momenta(
                 else:
                     codes, scales = local(own["momentum"]), local(own["momentum" + SCALES])
                     coded.append((codes, scales, spec["coded"]))
-    means = [dequantize_blockwise(codes, scales, *how) for codes, scales, how in coded]
+    means = [
+        dequantize_blockwise(codes, scales, block, signed, stream_of(codes))
+        for codes, scales, (block, signed) in coded
+    ]
     groups = list(groups)
     collectives.average(plain, groups)
     collectives.average(means, groups)
-    for (codes, scales, how), mean in zip(coded, means, strict=True):
-        for target, value in zip((codes, scales), quantize_blockwise(mean, *how), strict=True):
+    for (codes, scales, (block, signed)), mean in zip(coded, means, strict=True):
+        coded_mean = quantize_blockwise(mean, block, signed, stream_of(mean))
+        for target, value in zip((codes, scales), coded_mean, strict=True):
             target.copy_(value)

@@ -23,7 +23,7 @@ from oxidion._core.state import (
     parameters,
     pin,
     settle,
-    workspace_floats,
+    workspaces,
 )
 from oxidion._cuda import device, self_check
 from oxidion._dist import agree, collectives, comm, grid
@@ -66,6 +66,7 @@ class Stepper:
     _meshes = comm.NO_MESHES
     _functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     _session: Session | None = None
+    _places: tuple[torch.device, ...] = ()
     _reserve: Reserve | None = None
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
@@ -302,8 +303,8 @@ class Stepper:
         """The session with this step begun: planned and bound anew where something changed."""
 
         def begins(session: Session) -> bool:
-            stream = device.current_stream(device.device_of(self.param_groups))
-            return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), stream)
+            streams = device.current_streams(self._places)
+            return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), streams)
 
         self._refuse_poison()
         session = self._session
@@ -352,27 +353,29 @@ class Stepper:
         self._session = self._evidence = None
         groups = self._read_groups()
         plan = self._make_plan()
-        where = device.device_of(self.param_groups)
-        device.refuse_capture(where)
-        self_check.approve(where, plan.sources())
+        memory = workspaces(plan, list(parameters(self.param_groups)))
+        self._places = tuple(where for where, _ in memory)
+        for where in self._places:
+            device.refuse_capture(where)
+            self_check.approve(where, plan.sources())
         plan.preflight(self.param_groups, in_step)
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
-            arena = self._workspace(plan, where)
+            arena = self._workspace(memory)
             states = materialise(
                 plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
             )
-        comms = tuple(collectives.bind(plan.transfers, arena, groups))
+        comms = tuple(collectives.bind(plan.transfers, arena[0], groups))  # none where there are several
         self._reserve = None
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule, self._comms = tuple(plan.schedule), comms
         self._waits = any(transfer["when_due"] for transfer in plan.transfers)
         return self._session
 
-    def _workspace(self, plan: Plan, where: torch.device) -> torch.Tensor:
-        """Memory of float32 for what a step keeps for itself alone."""
-        return zeros([workspace_floats(plan)], torch.float32, where, self._reserve)
+    def _workspace(self, memory: Sequence[tuple[torch.device, int]]) -> list[torch.Tensor]:
+        """Memory of float32 on each device for what a step keeps for itself alone."""
+        return [zeros([count], torch.float32, where, self._reserve) for where, count in memory]
 
     def _read_groups(self) -> comm.Groups:
         params = list(parameters(self.param_groups))

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def tier() -> str:
 
 
 def device_of(groups: Iterable[dict[str, Any]]) -> torch.device:
-    """The device of the first parameter: the core refuses parameters on several."""
+    """The device of the first parameter: that of all where there is a mesh."""
     for group in groups:
         for param in group["params"]:
             return local(param).device
@@ -109,6 +109,36 @@ def keep_for_stream(tensor: torch.Tensor) -> None:
     """Has a tensor's memory wait for the current stream before others get it; nothing on the host."""
     if tensor.device.type == "cuda":
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def devices_of(groups: Iterable[dict[str, Any]]) -> list[torch.device]:
+    """The devices of all parameters, in the order of the first on each; without any, the CPU."""
+    found = dict.fromkeys(local(param).device for group in groups for param in group["params"])
+    return list(found) or [CPU]
+
+
+def current_streams(devices: Sequence[torch.device]) -> list[int]:
+    """The handles of torch's current streams on devices; 0 for the CPU.
+
+    Raises:
+        RuntimeError: during a capture where libtorch computes, and where there are several devices: only what
+            is launched on one of them is captured.
+    """
+    if len(devices) > 1 and any(map(is_capturing, devices)):
+        raise RuntimeError(
+            f"a step cannot be captured that is on several devices, {', '.join(map(str, devices))}: make an "
+            "optimizer for each device"
+        )
+    return [current_stream(where) for where in devices]
+
+
+def stream_of(value: object) -> int:
+    """The handle of torch's current stream on the device of a tensor; 0 on the CPU and for what is no tensor.
+
+    Raises:
+        RuntimeError: as `current_stream`.
+    """
+    return current_stream(value.device) if isinstance(value, torch.Tensor) else 0
 
 
 def is_capturing(device: torch.device) -> bool:

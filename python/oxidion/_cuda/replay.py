@@ -88,13 +88,16 @@ class Replay:
         """True before the step that is to be captured."""
         return not self.captured and self._taken >= self._warmup_steps
 
-    def open_capture(self, device: torch.device) -> None:
+    def open_capture(self, devices: Sequence[torch.device]) -> None:
         """Makes the stream and the graph for the capture of the next step.
 
         Raises:
-            RuntimeError: where the driver is too old for replays.
+            RuntimeError: where the driver is too old for replays, and for parameters on several devices.
         """
-        capture = Capture(device, self._error_mode)
+        if len(devices) > 1:
+            found = ", ".join(map(str, devices))
+            raise RuntimeError(f"a CUDA graph needs parameters on one CUDA device, got {found}")
+        capture = Capture(devices[0], self._error_mode)
         refusal = graphs_refusal()
         if refusal is not None:
             raise RuntimeError(f"no step can be captured: {refusal}. Step the inner optimizer itself")
