@@ -553,3 +553,23 @@ def test_failed_unit_poisons_the_state_dict(monkeypatch: pytest.MonkeyPatch) -> 
 def test_optimizer_with_hooks_cannot_be_copied() -> None:
     with pytest.raises(TypeError, match=r"cannot be pickled or copied: save state_dict\(\)"):
         copy.deepcopy(within(Net()))
+
+
+@pytest.mark.parametrize("rule", ["ema", "tail", "schedule_free", "gpa"])
+def test_averages_are_those_of_ordinary_steps(rule: str) -> None:
+    one, other = Net(), Net()
+    group = {"average": rule, "average_decay": 0.5 if rule in ("ema", "gpa") else None}
+    ordinary = oxidion.AdamW([{"params": trained(one), **group}], lr=0.02)
+    backward = oxidion.in_backward(
+        other, lambda named: oxidion.AdamW([{"params": [*named], **group}], lr=0.02)
+    )
+    for optimizer, model in ((ordinary, one), (backward, other)):
+        train(model, optimizer, range(10))
+    assert_same(backward.state_dict(), ordinary.state_dict())
+    for optimizer in (ordinary, backward):
+        optimizer.eval()
+    for param, expected in zip(other.parameters(), one.parameters(), strict=True):
+        assert torch.equal(param, expected)
+    if rule in ("schedule_free", "gpa"):
+        with pytest.raises(RuntimeError, match=r"train\(\)"):
+            train(other, backward, range(1))
