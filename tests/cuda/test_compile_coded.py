@@ -13,7 +13,7 @@ from .kept import compiled
 
 pytestmark = [pytest.mark.equipment, needs_nvrtc]
 SOURCE = "coded.cu"
-WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb", "temper", "whiten")
+WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb", "scaled", "take_apart", "temper", "whiten")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])
