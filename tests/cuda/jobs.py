@@ -207,6 +207,30 @@ def _temper(x: Values, s: SimpleNamespace) -> None:
     y.copy_(y / v.clamp_min(s.least) ** s.power)
 
 
+def _scaled(x: Values, s: SimpleNamespace) -> None:
+    w, u = x
+    factor, radius, square, along, step = s.live
+    moved = w * (1 - s.decay * (_sign_of(w, u) if s.cautious else 1.0)) - s.rate * factor * u
+    norm = (square - 2 * s.rate * along + s.rate**2 * step) ** 0.5
+    w.copy_(moved * (radius / norm if s.spherical else 1.0))
+
+
+def _average(x: Values, s: SimpleNamespace) -> None:
+    x[1].copy_((1 - s.share) * x[1] + s.share * x[0])
+
+
+def _take_apart(x: Values, s: SimpleNamespace) -> None:
+    y, z = x[0].clone(), x[1].clone()
+    x[0].copy_(z - s.decay * y)
+    x[1].copy_((y - (1 - s.beta) * z) / s.beta)
+
+
+def _put_together(x: Values, s: SimpleNamespace) -> None:
+    z, mean = x[0].clone(), (1 - s.share) * x[1] + s.share * x[0]
+    x[0].copy_((1 - s.beta) * z + s.beta * mean)
+    x[1].copy_(z)
+
+
 def lamb_direction(w: Tensor, m: Tensor, v: Tensor, s: SimpleNamespace) -> Tensor:
     """Direction of LAMB."""
     first, second, _, _ = s.live
@@ -254,12 +278,22 @@ TOLD["lion"] = [{**LION, "cautious": 0, "grad_factor": 0.5}, {**LION, "cautious"
 TOLD["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor": 0.5, "unit": 1}]
 TOLD["whiten"] = [{"beta2": 0.98, "epsilon": 1e-6}]
 TOLD["temper"] = [{"beta2": 0.9, "least": 1e-2, "power": power} for power in (0.5, 0.25, 0.0)]
+TOLD["scaled"] = [
+    {"rate": 0.3, "decay": 0.1, "cautious": cautious, "spherical": spherical}
+    for cautious in (0, 1)
+    for spherical in (0, 1)
+]
+TOLD["average"] = [{"share": share} for share in (0.25, 1.0)]
+TOLD["take_apart"] = [{"beta": 0.75, "decay": decay} for decay in (0.0, 0.1)]
+TOLD["put_together"] = [{"beta": 0.75, "share": share} for share in (0.25, 1.0)]
 LAMB_VALUES = {"beta1": 0.9, "blend": 0.1, "beta2": 0.98, "epsilon": 1e-6, "weight_decay": 0.03}
 TOLD["lamb"] = [{**LAMB_VALUES, "cautious": cautious} for cautious in (0, 1)]
 TOLD["lamb_along"] = TOLD["lamb"][:1]
 
 #: Corrections of m and of the root of v, factor of the gradient, rate.
 LIVE_LAMB = (1.3, 1.2, 0.5, 0.1)
+#: Factor of the update, radius, and what the norm after it follows from.
+LIVE_SCALED = (0.4, 2.0, 9.0, 0.5, 4.0)
 
 EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "count": _count,
@@ -277,6 +311,10 @@ EQUATIONS: dict[str, Callable[[Values, SimpleNamespace], None]] = {
     "direction": _direction,
     "whiten": _whiten,
     "temper": _temper,
+    "scaled": _scaled,
+    "average": _average,
+    "take_apart": _take_apart,
+    "put_together": _put_together,
     "lamb": _lamb,
     "lamb_along": _lamb_along,
 }
@@ -286,6 +324,7 @@ FACTORS: dict[str, tuple[tuple[float, float], tuple[float, ...], bool]] = {
     "adamw_largest": ((0.02, 1.4), (), True),
     "direction": ((0.3, 1.4), (), False),
     "whiten": ((0.3, 1.0), (), False),
+    "scaled": ((0.0, 0.0), LIVE_SCALED, False),
     "lamb": ((0.0, 0.0), LIVE_LAMB, False),
     "lamb_along": ((0.0, 0.0), LIVE_LAMB, False),
 }

@@ -23,7 +23,7 @@ from cuda import streams
 from cuda.sanitizer_steps import ALGORITHMS
 from oxidion._cuda import device as _device
 from oxidion.graph import CudaGraphOptimizer
-from support.cases import LOW_RANK_ALGORITHMS, ONLY_OF_MATRICES, Case, Group, cases_of
+from support.cases import BASIS_ALGORITHMS, LOW_RANK_ALGORITHMS, ONLY_OF_MATRICES, Case, Group, cases_of
 
 MATRICES = ((33, 65), (136, 200), (200, 136))
 VECTORS = ((1,), (5001,))
@@ -38,6 +38,7 @@ def made(algorithm: str, **settings: Any) -> tuple[list[Parameter], Any]:
     for param in params:
         param.grad = torch.randn_like(param)
     settings |= {"update_proj_gap": 1000} if low_rank else {}
+    settings |= {"precondition_frequency": 1000} if algorithm in BASIS_ALGORITHMS else {}
     return params, case.build(params, orth_dtype="bfloat16", **settings)
 
 
@@ -79,6 +80,9 @@ def on_default(algorithm: str) -> streams.Stream:
 def on_side(algorithm: str) -> streams.Stream:
     """A step there, with 8-bit states and random rounding; the stream waits for those that were before."""
     params, optimizer = made(algorithm, state_bits=8, stochastic_rounding=True)
+    if algorithm == "soap":  # whose first gradient moves nothing
+        optimizer.step()
+        counts.clear()
     side = streams.Stream()
     side.wait_stream(streams.current[-1])
     before = [param.detach().clone() for param in params]

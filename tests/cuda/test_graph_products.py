@@ -166,7 +166,8 @@ def test_replays_that_are_not_told_anew_have_other_numbers(environment: dict[str
         environment,
         CAPTURED,
         f"""
-        make = lambda p: oxidion.NorMuon(p, lr=0.02, weight_decay=0.1, orth_dtype='float32')
+        # What others need beside their operands is not there any more when the graph is replayed by hand.
+        make = lambda p: oxidion.Lion(p, lr=0.02, weight_decay=0.1)
         ours, optimizer, expected, reference = pair(make, ({MATRICES}))
         for step in range(5):
             gradients(ours, expected, step, stay=True)

@@ -53,8 +53,8 @@ def arenas() -> Iterator[list[int]]:
     found: list[int] = []
     session = stepper.Session
 
-    def bound(plan: Any, groups: Any, states: Any, state: Any, arena: Tensor) -> Any:
-        found.append(arena.untyped_storage().nbytes())
+    def bound(plan: Any, groups: Any, states: Any, state: Any, arena: list[Tensor]) -> Any:
+        found.append(sum(part.untyped_storage().nbytes() for part in arena))
         return session(plan, groups, states, state, arena)
 
     with mock.patch.object(stepper, "Session", bound):
