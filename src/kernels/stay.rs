@@ -29,6 +29,8 @@ pub enum Tier {
     Auto,
     /// By libtorch alone.
     Libtorch,
+    /// By kernels where they can be had, also where the library is likely to take less time: to compare the two.
+    Compare,
     /// By kernels alone: where one cannot be had, the step fails.
     Kernels,
 }
@@ -40,6 +42,7 @@ impl Tier {
         match name {
             "auto" => Some(Self::Auto),
             "libtorch" => Some(Self::Libtorch),
+            "compare" => Some(Self::Compare),
             "kernels" => Some(Self::Kernels),
             _ => None,
         }
@@ -50,9 +53,10 @@ impl Tier {
         TIER.store(self as u8, Ordering::Relaxed);
     }
 
-    fn wanted() -> Self {
+    /// The one that was asked for.
+    pub(super) fn wanted() -> Self {
         let wanted = TIER.load(Ordering::Relaxed);
-        [Self::Libtorch, Self::Kernels].into_iter().find(|tier| *tier as u8 == wanted).unwrap_or(Self::Auto)
+        [Self::Libtorch, Self::Compare, Self::Kernels].into_iter().find(|tier| *tier as u8 == wanted).unwrap_or(Self::Auto)
     }
 }
 
@@ -86,7 +90,7 @@ pub fn enter(ordinal: usize, stream: usize, encoded: bool, sources: &[&str]) -> 
     let kernels = match Tier::wanted() {
         Tier::Libtorch => None,
         Tier::Kernels => Some(enter_kernels(ordinal, stream, encoded)?),
-        Tier::Auto => entered_or_warned(ordinal, stream, sources),
+        Tier::Auto | Tier::Compare => entered_or_warned(ordinal, stream, sources),
     };
     let number = work_on_emulated(u8::try_from(ordinal).unwrap_or(0));
     Ok(Entered { _thread: PhantomData, outer: (HERE.replace(true), number), _kernels: kernels })

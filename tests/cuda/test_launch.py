@@ -254,6 +254,25 @@ def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fil
     )
 
 
+@needs_nvrtc
+def test_matrices_that_the_library_is_likely_to_multiply_faster_are_left_to_it(
+    environment: dict[str, str],
+) -> None:
+    """Those of rows that start anywhere. Few tiles cannot be had on four multiprocessors."""
+    run(
+        {**environment, "OXIDION_CUDA": "auto", "OXIDION_SELF_CHECK": "0"},
+        """
+        for shape, count, expected in ((136, 200), 1, 10), ((135, 200), 4, 0):
+            params = parameters(*[shape] * count)
+            start = driver.emulator_launches_of(b"symmetric_mma")
+            oxidion.Muon(params, orth_method="standard", orth_dtype="bfloat16").step()
+            found = driver.emulator_launches_of(b"symmetric_mma") - start
+            assert found == expected, (shape, found)
+            assert all(bool(param.isfinite().all()) for param in params)
+        """,
+    )
+
+
 def test_emulation_is_refused_where_the_driver_is_no_emulator() -> None:
     clean = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     text = """

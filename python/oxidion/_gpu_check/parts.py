@@ -194,7 +194,7 @@ def steps(setting: Setting, device: torch.device, count: int) -> list[Tensor]:
 def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
     """As `steps`, three of them, between guards: all is no number where one was written to.
 
-    ``by`` says what computes: "kernels", "libtorch", or "auto", sources of kernels that are on.
+    ``by`` says what computes: "kernels", "libtorch", or "compare", sources of kernels that are on.
     """
     core.compute_by(by)
     if setting.tiled and device.type == "cuda":

@@ -42,7 +42,7 @@ def checked(source: str, device: torch.device) -> Verdict:
     """The verdict on a source: the largest difference of all settings, and the first that is too large."""
     started, worst, reason = time.monotonic(), 0.0, ""
     for name in settings_of(source):
-        off, wrong = parts.compared(name, device, "auto")
+        off, wrong = parts.compared(name, device, "compare")
         worst, reason = max(worst, off), reason or (wrong and f"{name.split()[-1]}: {wrong}")
     seconds = round(time.monotonic() - started, 3)
     return Verdict("fail" if reason else "pass", reason, worst, seconds)

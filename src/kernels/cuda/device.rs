@@ -418,6 +418,11 @@ pub(in crate::kernels) fn multiprocessors(when: When) -> Option<u32> {
     lock(&device.loaded).has(when).then_some(device.facts.multiprocessors)
 }
 
+/// The multiprocessors of the device that this thread launches on, and its compute capability if the driver knows it.
+pub(in crate::kernels) fn size() -> Option<(u32, Option<(i32, i32)>)> {
+    CURRENT.get().map(|(device, _)| (device.facts.multiprocessors, device.facts.capability))
+}
+
 /// Tests whether this thread launches on a device.
 pub(in crate::kernels) fn is_entered() -> bool {
     CURRENT.get().is_some()

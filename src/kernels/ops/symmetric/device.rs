@@ -3,10 +3,11 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::cuda::device::{is_entered, launch, multiprocessors};
+use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, size};
 use crate::kernels::cuda::driver::{Boxes, Grid, TensorMap, tensor_map};
 use crate::kernels::cuda::sources::When;
 use crate::kernels::cuda::table::to_i32;
+use crate::kernels::stay::Tier;
 use crate::tensor::{address_of, is_emulated, to_i64};
 
 /// Bytes of shared memory of a block.
@@ -25,6 +26,8 @@ const GROUP_TILE: usize = 256;
 const GROUP_THREADS: u32 = 384;
 /// Rows and columns of what a tensor copy of it moves: of the left matrix, the right one, the result.
 const MOVED: [[u32; 2]; 3] = [[256, 64], [128, 64], [64, 64]];
+/// Devices of this compute capability have matrix units that these kernels do not use.
+const OWN_UNITS: i32 = 10;
 /// Bytes and elements at whose multiples rows have to start for tensor copies.
 const ALIGNED: [usize; 2] = [16, 8];
 
@@ -182,6 +185,9 @@ pub(in crate::kernels) fn symmetric_product(
         (terms.addend[i], terms.beta[i]) = (found.batch()?, by_value(factor * weight));
     }
     let product = Product { matrices: [left, right, to], terms, float16: kind == Kind::Half };
+    if Tier::wanted() == Tier::Auto && !product.is_worth_it() {
+        return Ok(false);
+    }
     // With a tile for every multiprocessor, the instructions of warpgroups are the faster ones.
     let blocks = multiprocessors(GROUPS).unwrap_or(u32::MAX);
     if product.group_tiles()? >= blocks && product.is_aligned() {
@@ -203,6 +209,16 @@ struct Product {
 impl Product {
     fn is_aligned(&self) -> bool {
         self.matrices.iter().all(Matrices::is_aligned)
+    }
+
+    /// Tests whether half of the operations are likely to take less time here than all of them by the library: with tiles
+    /// for three quarters of the multiprocessors, rows that start where vectors do, and no matrix units that only the
+    /// library uses.
+    fn is_worth_it(&self) -> bool {
+        let Some((multiprocessors, capability)) = size() else { return false };
+        let tiles = self.matrices[0].count * self.tiles(TILE, TILE);
+        let fills = 4 * tiles >= 3 * usize::try_from(multiprocessors).unwrap_or(usize::MAX);
+        fills && self.is_aligned() && capability.is_none_or(|(major, _)| major != OWN_UNITS)
     }
 
     fn tiles(&self, high: usize, wide: usize) -> usize {
