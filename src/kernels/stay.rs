@@ -56,7 +56,10 @@ impl Tier {
     /// The one that was asked for.
     pub(super) fn wanted() -> Self {
         let wanted = TIER.load(Ordering::Relaxed);
-        [Self::Libtorch, Self::Compare, Self::Kernels].into_iter().find(|tier| *tier as u8 == wanted).unwrap_or(Self::Auto)
+        [Self::Libtorch, Self::Compare, Self::Kernels]
+            .into_iter()
+            .find(|tier| *tier as u8 == wanted)
+            .unwrap_or(Self::Auto)
     }
 }
 
