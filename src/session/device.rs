@@ -115,8 +115,7 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
                 }
             }
             "dion" => &["updates.cu", "columns.cu", "gram.cu", "cholesky.cu"],
-            "galore_adamw" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
-            "soap" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
+            "galore_adamw" | "soap" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "low_rank.cu"],
             "soap_muon" => &["updates.cu", "symmetric_mma.cu", "jacobi.cu", "sums.cu", "totals.cu"],
             "apollo_adamw" | "apollo_mini" => &["updates.cu", "select.cu", "low_rank.cu"],
             _ => &["updates.cu"],
