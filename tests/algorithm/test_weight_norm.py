@@ -84,8 +84,19 @@ def test_weights_of_zeros_are_refused_by_name() -> None:
     matrices = [(name, p) for name, p in model.named_parameters() if p.ndim == 2]
     optimizer = oxidion.MuonH(matrices)
     model(torch.ones(1, 4)).sum().backward()
+    before = model[0].weight.detach().clone()
     with pytest.raises(ValueError, match=r"1\.weight: weight_norm='hyperball' .* all zero"):
         optimizer.step()
+    assert torch.equal(model[0].weight, before), "nothing is half done"
+    nn.init.ones_(model[1].weight)
+    optimizer.step()
+
+
+def test_a_matrix_of_zeros_in_a_stack_is_refused() -> None:
+    stack = nn.Parameter(torch.stack([torch.zeros(3, 4), torch.ones(3, 4)]))
+    stack.grad = torch.ones_like(stack)
+    with pytest.raises(ValueError, match="all zero"):
+        oxidion.MuonH([stack]).step()
 
 
 def test_decay_is_refused() -> None:

@@ -51,6 +51,8 @@ def drawn_case(draw: Draw) -> tuple[Case, dict[str, Any]]:
     """A row of the table with other hyper-parameters and, where its groups bind no shapes, other shapes."""
     template = draw.choice(TEMPLATES)
     settings = own_settings(draw, template)
+    if template.kwargs.get("weight_norm") == "hyperball":
+        settings.pop("weight_decay", None)  # refused there
     bound = FREE & {*template.kwargs, *(key for group in template.groups for key in group.keys)}
     groups = []
     for group in template.groups:
@@ -91,11 +93,12 @@ def case(draw: Draw) -> None:
     elementwise = all(name in ELEMENTWISE for name in row.algorithms)
     dtypes = [torch.float64] * 3 + ([torch.float32, torch.bfloat16] if elementwise else [])
     dtype = draw.choice(dtypes)
+    seed, scale = draw.randrange(1 << 20), draw.choice([0.1, 1.0, 0.0])
     twin = Twin(
         row,
         dtype,
-        seed=draw.randrange(1 << 20),
-        scale=draw.choice([0.1, 1.0, 0.0]),
+        seed=seed,
+        scale=0.5 if row.kwargs.get("weight_norm") == "hyperball" and not scale else scale,
         view=draw.laid_out if draw.often(0.4) else None,
         orth_dtype="float64",
     )

@@ -82,6 +82,14 @@ class Stepper:
     _redistributes: bool = False
     _runner: runner.Runner = runner.DIRECT
 
+    @classmethod
+    def check_values(cls, group: dict[str, Any], number: int, state: Mapping[Any, Any]) -> None:
+        """Refuses parameters by what they hold before their first step; most classes take any.
+
+        Raises:
+            ValueError: for parameters that no step could change.
+        """
+
     @abstractmethod
     def _communicates(self) -> bool:
         """True where steps on several ranks communicate; the same on all of them."""
@@ -359,6 +367,8 @@ class Stepper:
             device.refuse_capture(where)
             self_check.approve(where, plan.sources())
         plan.preflight(self.param_groups, in_step)
+        for number, group in enumerate(self.param_groups):
+            self._class_of(group["algorithm"]).check_values(group, number, self.state)
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from oxidion._core import validate
 from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
-from oxidion._dist.comm import read_meshes
+from oxidion._dist.comm import is_distributed, read_meshes
 from oxidion.optim._settings import functions, gram_settings
 
 
@@ -81,6 +82,20 @@ class OrthonormalOptimizer(OxOptimizer):
                 f"weight_decay must be 0 with weight_norm='hyperball', which keeps the norm of the weights, "
                 f"got {group['weight_decay']!r} ({where}): pass weight_decay=0"
             )
+
+    @classmethod
+    @override
+    def check_values(cls, group: dict[str, Any], number: int, state: Mapping[Any, Any]) -> None:
+        if group.get("weight_norm") != "hyperball":
+            return
+        for name, param in zip(validate.names_of(group, number), group["params"], strict=True):
+            # Of a shard only the step can tell.
+            known = "radius" in state.get(param, {}) or is_distributed(param) or not param.requires_grad
+            if not known and param.numel() and not bool(param.detach().any()):
+                raise ValueError(
+                    f"{name}: weight_norm='hyperball' keeps the norm of the weights, and these are all zero: "
+                    "initialize them with other numbers, or put them in a group with weight_norm='free'"
+                )
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
         """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""
