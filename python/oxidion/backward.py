@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from oxidion._core import averages
-from oxidion._core.base import OxOptimizer
+from oxidion._core.base import HOOKS, OxOptimizer
 from oxidion._core.reserve import zeros
 from oxidion._core.state import parameters, workspaces
 from oxidion._core.table import Table
@@ -29,15 +29,6 @@ logger = logging.getLogger(__name__)
 
 _OF_UNITS = frozenset({"params", "param_names", "seed_by"})
 """Keys that a group of a unit does not take from the group of the whole optimizer."""
-
-_REGISTRIES = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
 
 Place = tuple[int, int]
 """A parameter's group and its position in it."""
@@ -129,7 +120,7 @@ class BackwardOptimizer(Optimizer):
     def __init__(self, model: nn.Module, optimizer: OxOptimizer, per: str) -> None:
         self.optimizer = optimizer
         self.defaults = optimizer.defaults
-        for registry in _REGISTRIES:
+        for registry in HOOKS:
             setattr(self, registry, getattr(optimizer, registry))
         self._patch_step_function()
         self._model, self._per = model, per

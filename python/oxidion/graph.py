@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from oxidion._core.base import OxOptimizer
+from oxidion._core.base import HOOKS, OxOptimizer
 from oxidion._core.runner import DIRECT
 from oxidion._cuda.device import device_of, devices_of, refusal_of_graphs
 from oxidion._cuda.replay import Replay
@@ -54,14 +54,7 @@ class CudaGraphOptimizer(Optimizer):
         self.optimizer = optimizer
         self._replay = Replay(warmup_steps, capture_error_mode, DIRECT)
         self._said = False
-        for registry in (
-            "_optimizer_step_pre_hooks",
-            "_optimizer_step_post_hooks",
-            "_optimizer_state_dict_pre_hooks",
-            "_optimizer_state_dict_post_hooks",
-            "_optimizer_load_state_dict_pre_hooks",
-            "_optimizer_load_state_dict_post_hooks",
-        ):
+        for registry in HOOKS:
             setattr(self, registry, OrderedDict())
         self._patch_step_function()
 

@@ -12,9 +12,7 @@ use super::stage::{StageIo, UnitIo, jobs, lines};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Apply, Factors, Job, Scaled, SizeRule, WeightNorms};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
-use crate::spec::{
-    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
-};
+use crate::spec::{Block, DimSharding, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
 
 pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
@@ -61,27 +59,7 @@ impl WeightNorm {
 
     /// State R, a number of each matrix; 0 where it is not known yet.
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> Option<StateSpec> {
-        if self.rule != Rule::Hyperball {
-            return None;
-        }
-        let lead = view.leading(p);
-        let (mut shape, mut sharding) =
-            (p.shape[..lead].to_vec(), (0..lead).map(DimSharding::LikeParam).collect::<Vec<_>>());
-        let split = view.splits().is_some();
-        if split {
-            shape.extend([view.per_matrix(p, blocks.len()), 1, 1]);
-            sharding.extend([DimSharding::Replicated; 3]);
-        }
-        Some(StateSpec {
-            role: "radius",
-            shape,
-            sharding,
-            share: if split { Share::Block } else { Share::Number },
-            dtype: p.dtype.arithmetic(),
-            init: Init::Zeros,
-            coded: None,
-            on_host: false,
-        })
+        (self.rule == Rule::Hyperball).then(|| view.number("radius", p, blocks))
     }
 
     /// Declares the buffer of the sums and appends the stage that computes them.

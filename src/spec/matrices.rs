@@ -2,7 +2,7 @@
 
 use super::Options;
 use crate::error::{Error, Result};
-use crate::spec::{Block, ParamSpec, Side};
+use crate::spec::{Block, DimSharding, Init, ParamSpec, Share, Side, StateSpec};
 
 /// Option keys that choose how a parameter is read as matrices.
 pub const OPTIONS: [&str; 5] = ["flatten", "num_heads", "split_sizes", "split_dim", "fan_in_fan_out"];
@@ -78,6 +78,29 @@ impl Matrices {
     #[must_use]
     pub fn per_matrix(&self, p: &ParamSpec, count: usize) -> usize {
         count / p.shape[..self.leading(p)].iter().product::<usize>().max(1)
+    }
+
+    /// A state with a number for each block of a parameter, in the type of its arithmetic, which starts at 0.
+    #[must_use]
+    pub fn number(&self, role: &'static str, p: &ParamSpec, blocks: &[Block]) -> StateSpec {
+        let lead = self.leading(p);
+        let (mut shape, mut sharding) =
+            (p.shape[..lead].to_vec(), (0..lead).map(DimSharding::LikeParam).collect::<Vec<_>>());
+        let is_split = self.splits().is_some();
+        if is_split {
+            shape.extend([self.per_matrix(p, blocks.len()), 1, 1]);
+            sharding.extend([DimSharding::Replicated; 3]);
+        }
+        StateSpec {
+            role,
+            shape,
+            sharding,
+            share: if is_split { Share::Block } else { Share::Number },
+            dtype: p.dtype.arithmetic(),
+            init: Init::Zeros,
+            coded: None,
+            on_host: false,
+        }
     }
 
     /// The side that is split into blocks, if any is.

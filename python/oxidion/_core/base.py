@@ -22,7 +22,10 @@ from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
 from oxidion._dist.agree import check_steps
 from oxidion._oxidion import Plan
-from oxidion._torch.compat import FLAT, check_capture, disable_dynamo
+from oxidion._torch.compat import FLAT, PRIVATE, check_capture, disable_dynamo
+
+HOOKS = PRIVATE["torch.optim.Optimizer()"]
+"""Registries of hooks, which an optimizer that is made without torch's constructor has to be given."""
 
 
 class OxOptimizer(Stepper, Optimizer):

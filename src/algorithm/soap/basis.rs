@@ -137,13 +137,7 @@ impl Bases {
             coded: None,
             on_host: false,
         };
-        let (mut shape, mut sharding) = numbers();
-        if split.is_some() {
-            shape.extend([per_matrix, 1, 1]);
-            sharding.extend([DimSharding::Replicated; 3]);
-        }
-        let of_each = if split.is_some() { Share::Block } else { Share::Number };
-        let mut states = vec![state("basis_step", (shape, sharding), of_each)];
+        let mut states = vec![self.view.number("basis_step", p, blocks)];
         for &side in sides {
             let (dims, other, names) = match side {
                 Side::Rows => (lead..lead + 1, lead + 1, ["L", "Q_L"]),

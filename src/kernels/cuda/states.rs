@@ -65,7 +65,7 @@ pub(super) struct Loaded {
     functions: BTreeMap<String, (Function, &'static str)>,
     /// SHA-256 of the machine code of each source that is loaded, in hexadecimal digits.
     images: BTreeMap<&'static str, String>,
-    /// Sources that no operation uses for now, whatever their state.
+    /// Sources that operations pass over, whatever their state, while others are checked.
     hidden: Vec<String>,
 }
 

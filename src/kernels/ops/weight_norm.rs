@@ -117,7 +117,7 @@ impl SizeRule {
     /// known yet: the present one, which is written there.
     ///
     /// # Errors
-    /// `Error::Value` for weights of zeros that were to keep their norm; whatever a device says.
+    /// `Error::Internal` for another number of sums or radii than jobs; whatever a device says.
     pub fn factors(self, norms: &[FlatView<'_>], radii: &mut [FlatViewMut<'_>]) -> Result<Factors<5>> {
         if norms.first().map_or(Device::Cpu, FlatView::device) == Device::Cpu {
             let mut each = Vec::with_capacity(norms.len());
