@@ -56,11 +56,52 @@ At the sizes below, which are smaller than those of the recipes' sweep, the smal
 with seed 0 were at twice the recipe's rate (half and twice of that were worse), so that is in the middle.
 """
 
+
+
+def dion(rank_fraction: float) -> Recipe:
+    """Dion at a rank of its own."""
+    return Recipe(
+        "Dion",
+        0.02,
+        scalar_lr=0.002,
+        arguments=lambda s: {"rank_fraction": rank_fraction, "seed": s.seed},
+        algorithm="dion",
+    )
+
+
+def soap(lr: float, **arguments: Any) -> Recipe:
+    """SOAP whose bases are computed anew every ten steps."""
+    return Recipe(
+        "SOAP",
+        lr,
+        arguments=lambda s: {"betas": (0.95, 0.95), "precondition_frequency": 10, **arguments},
+        algorithm="soap",
+    )
+
+
+def soap_muon(**arguments: Any) -> Recipe:
+    """SOAPMuon whose bases are computed anew every ten steps."""
+    return Recipe(
+        "SOAPMuon",
+        0.02,
+        scalar_lr=0.002,
+        arguments=lambda s: {"precondition_frequency": 10, **arguments},
+        algorithm="soap_muon",
+    )
+
+
 FURTHER = {
-    "soap": Recipe("SOAP", 0.004, arguments=lambda s: {"betas": (0.95, 0.95), "precondition_frequency": 10}),
-    "soap_muon": Recipe(
-        "SOAPMuon", 0.02, scalar_lr=0.002, arguments=lambda s: {"precondition_frequency": 10}
+    "soap": soap(0.008),
+    "soap_short_side": soap(0.008, sides="short"),
+    "soap_muon": soap_muon(),
+    "soap_muon_without_basis": soap_muon(denom_power=0.0),
+    "muon_without_momentum": Recipe(
+        "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}, algorithm="muon"
     ),
+    "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, algorithm="muon", decays=False),
+    "dion_full_rank": dion(1.0),
+    "dion_half_rank": dion(0.5),
+    "dion_sixteenth_rank": dion(1 / 16),
     "came": Recipe("CAME", 0.002, arguments=lambda s: {"lr": s.lr}),
     "adafactor": Recipe(
         "Adafactor",

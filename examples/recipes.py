@@ -85,6 +85,8 @@ class Recipe:
         scalar_algorithm: algorithm of embedding, head and norms.
         scalar_lr: its learning rate; None takes ``lr``.
         arguments: further constructor arguments, from the settings.
+        algorithm: the word of the block matrices' groups; None takes the recipe's own name.
+        decays: False if the block matrices keep their norm, so that they cannot decay.
     """
 
     class_name: str
@@ -92,6 +94,8 @@ class Recipe:
     scalar_algorithm: str = "adamw"
     scalar_lr: float | None = None
     arguments: Callable[[Settings], dict[str, Any]] = lambda settings: {}
+    algorithm: str | None = None
+    decays: bool = True
 
 
 ALL_RECIPES: dict[str, Recipe] = {
@@ -127,12 +131,16 @@ def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
     recipe = RECIPES[settings.optimizer]
     groups = oxidion.param_groups(
         model,
-        algorithm=settings.optimizer,
+        algorithm=recipe.algorithm or settings.optimizer,
         lr=settings.lr,
         scalar_algorithm=recipe.scalar_algorithm,
         scalar_lr=settings.scalar_lr,
         weight_decay=settings.weight_decay,
     )
+    if not recipe.decays:
+        for group in groups:
+            if group["algorithm"] == recipe.algorithm:
+                group["weight_decay"] = 0.0
     optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(
         groups, **recipe.arguments(settings)
     )
