@@ -124,7 +124,8 @@ pub trait Algorithm: Debug + Send + Sync {
     fn program(&self, shape: &UnitShape) -> Result<Program>;
 
     /// As `program`, with all that needs more than one shard of a matrix inside `Program::gathered`, so that some axes can be
-    /// gathered instead of kept; `None` where there is nothing to choose.
+    /// gathered instead of kept; `None` where there is nothing to choose, which does not depend on `num_shards`: of this shape
+    /// these are what the axes that are kept make.
     ///
     /// # Errors
     /// As `program`.

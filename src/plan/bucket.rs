@@ -299,9 +299,14 @@ pub(super) fn open(
                     start(planned, program, gathered, shape.clone(), unit.clone(), kind)
                 };
                 let keep = new(program, Vec::new());
+                let is_sharded = keep.axes.iter().any(|axis| axis.shards.is_some());
                 let bucket = match algorithm.gathered_program(&shape)? {
-                    Some(program) if keep.axes.iter().any(|axis| axis.shards.is_some()) => {
-                        let make = |gathered| Ok(new(program.clone(), gathered));
+                    Some(_) if is_sharded => {
+                        let axes = keep.axes.clone();
+                        let make = |gathered: Vec<usize>| {
+                            let left = UnitShape { num_shards: left(&axes, &gathered), ..shape.clone() };
+                            Ok(new(algorithm.gathered_program(&left)?.unwrap_or_default(), gathered))
+                        };
                         choose(keep, &choices[planned.group], most, make)?
                     }
                     _ => keep,
@@ -311,6 +316,14 @@ pub(super) fn open(
         }
     }
     Ok(open.into_iter().map(|(bucket, _)| bucket).collect())
+}
+
+/// Numbers of processes over which rows and columns stay sharded where some axes are gathered.
+fn left(axes: &[BucketAxis], gathered: &[usize]) -> [usize; 2] {
+    let kept = || axes.iter().enumerate().filter(|(a, _)| !gathered.contains(a)).map(|(_, axis)| axis);
+    [Side::Rows, Side::Cols].map(|side| {
+        kept().filter(|axis| axis.shards == Some(side)).map(|axis| axis.axis.ranks.len()).product()
+    })
 }
 
 /// The buckets split so that each takes its share of the workspace, with the owners of their units, device by device, on each
