@@ -77,14 +77,14 @@ fn among(r_bnr: &mut Tensor, live_br: &Tensor, rounding: Rounding) -> Result<Rep
     let kind = r_bnr.f_kind()?;
     let dead_br = live_br.f_logical_not()?.f_to_kind(Kind::Int)?;
     let (_, order_br) = dead_br.f_sort_stable(true, 1, false)?;
-    let dead_b1r = dead_br.f_gather(1, &order_br, false)?.f_ne(0.0)?.f_unsqueeze(1)?;
+    let behind_b1r = dead_br.f_gather(1, &order_br, false)?.f_ne(0.0)?.f_unsqueeze(1)?;
     let along = |order_br: &Tensor| order_br.f_unsqueeze(1)?.f_expand_as(r_bnr);
     let sorted_bnr = r_bnr.f_gather(2, &along(&order_br)?, false)?;
-    let zeroed_bnr = sorted_bnr.f_masked_fill(&dead_b1r, 0.0)?;
+    let zeroed_bnr = sorted_bnr.f_masked_fill(&behind_b1r, 0.0)?;
     let (new_bnr, report) = if on_device() {
         let (new_bnr, report) = positive(&zeroed_bnr, rounding)?;
         // A square matrix gets directions for its zeros too.
-        (new_bnr.f_masked_fill(&dead_b1r, 0.0)?, report)
+        (new_bnr.f_masked_fill(&behind_b1r, 0.0)?, report)
     } else {
         let count = i64::try_from(live_br.f_sum(Kind::Int64)?)?;
         let (new_bnr, report) = positive(&sorted_bnr.f_narrow(2, 0, count)?, rounding)?;
@@ -92,16 +92,16 @@ fn among(r_bnr: &mut Tensor, live_br: &Tensor, rounding: Rounding) -> Result<Rep
         (zeroed_bnr, report)
     };
     let new_bnr = new_bnr.f_to_kind(arithmetic(kind))?;
-    let old_bnr = sorted_bnr.f_to_kind(arithmetic(kind))?.f_masked_fill(&dead_b1r.f_logical_not()?, 0.0)?;
+    let old_bnr = sorted_bnr.f_to_kind(arithmetic(kind))?.f_masked_fill(&behind_b1r.f_logical_not()?, 0.0)?;
     let share_brr = new_bnr.f_transpose(1, 2)?.f_matmul(&old_bnr)?;
     let rest_bnr = old_bnr.f_sub(&new_bnr.f_matmul(&share_brr)?)?;
-    let rest_b1r = lengths(&rest_bnr)?;
-    let has_own_b1r = rest_b1r.f_gt_tensor(&lengths(&old_bnr)?.f_mul_scalar(OWN)?)?;
-    let any_b11 = dead_b1r.f_all_dims([2].as_slice(), true)?.f_logical_not()?;
-    let moved_b1r = has_own_b1r.f_logical_and(&any_b11)?.f_logical_and(&dead_b1r)?;
-    let unit_bnr = rest_bnr.f_div(&rest_b1r.f_masked_fill(&moved_b1r.f_logical_not()?, 1.0)?)?;
+    let left_b1r = lengths(&rest_bnr)?;
+    let has_own_b1r = left_b1r.f_gt_tensor(&lengths(&old_bnr)?.f_mul_scalar(OWN)?)?;
+    let any_b11 = behind_b1r.f_all_dims([2].as_slice(), true)?.f_logical_not()?;
+    let moved_b1r = has_own_b1r.f_logical_and(&any_b11)?.f_logical_and(&behind_b1r)?;
+    let unit_bnr = rest_bnr.f_div(&left_b1r.f_masked_fill(&moved_b1r.f_logical_not()?, 1.0)?)?;
     let kept_bnr = unit_bnr.f_where_self(&moved_b1r, &old_bnr)?;
-    let all_bnr = kept_bnr.f_where_self(&dead_b1r, &new_bnr)?.f_to_kind(kind)?;
+    let all_bnr = kept_bnr.f_where_self(&behind_b1r, &new_bnr)?.f_to_kind(kind)?;
     let (_, places_br) = order_br.f_sort_stable(true, 1, false)?;
     r_bnr.f_copy_(&all_bnr.f_gather(2, &along(&places_br)?, false)?)?;
     Ok(report)

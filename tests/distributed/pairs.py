@@ -46,7 +46,10 @@ DEFAULTS = (
     "soap",
     "soap_muon",
 )
-OTHERS = "dion-quarter dion-cqr muon-nesterov galore-rotate galore-left apollo-tensor adafactor-scaled"
+OTHERS = (
+    "dion-quarter dion-cqr dion-orthonormal-half muon-nesterov galore-rotate galore-left apollo-tensor"
+    " adafactor-scaled"
+)
 FLOAT32_CASES = (*OTHERS.split(), *(f"{name}-default" for name in DEFAULTS))
 
 PAIRS = [
@@ -117,7 +120,7 @@ def kind(algorithm: str) -> str:
 
 WIDE_ROWS = [
     (case_named(name), setting)
-    for name in ("dion-quarter", *(f"{name}-default" for name in DEFAULTS))
+    for name in ("dion-quarter", "dion-orthonormal-half", *(f"{name}-default" for name in DEFAULTS))
     for setting in WIDE
 ]
 WIDE_CHOSEN = covering(WIDE_ROWS, lambda row: {row[0].name, (kind(row[0].algorithm), row[1].name)})

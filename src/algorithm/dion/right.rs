@@ -10,7 +10,7 @@ use crate::linalg::basis::{Rounding, Size, stored_epsilon};
 use crate::linalg::qr::Report;
 use crate::linalg::right_factor::right_factor;
 use crate::program::{BufferSpec, Program, Target};
-use crate::spec::{DimSharding, Hyper, Side, UnitShape};
+use crate::spec::{DimSharding, Hyper, UnitShape};
 use crate::tensor::FlatViewMut;
 
 /// Rows of the buffer that tells which columns are live: the last one does.
