@@ -100,9 +100,15 @@ pub trait Algorithm: Debug + Send + Sync {
     }
 
     /// Number of leading dimensions that count the matrices of a parameter; the next one holds their rows, the rest
-    /// their columns.
+    /// their columns (`columns`).
     fn leading(&self, p: &ParamSpec) -> usize {
         p.shape.len().saturating_sub(2)
+    }
+
+    /// The first dimension that holds columns of a parameter's matrices. Those between it and the leading ones hold their rows;
+    /// that is one, unless dimensions are merged.
+    fn columns(&self, p: &ParamSpec) -> usize {
+        self.leading(p) + 1
     }
 
     /// Splits the parameter into blocks.

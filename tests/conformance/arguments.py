@@ -157,6 +157,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"correct_bias": False, "normalize_grads": True},
         {"decay_order": "torch", "weight_decay": 0.1, "maximize": True},
         {"seed": 5, "flatten": True},
+        {"merge_dims": True, "precondition_frequency": 2},
     ),
     "SOAPMuon": (
         *FAMILY,
