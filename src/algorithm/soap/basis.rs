@@ -74,13 +74,14 @@ impl Bases {
 
     /// The first of the dimensions of each side that these of a parameter are merged to, from the left.
     fn merged(&self, shape: &[usize]) -> Vec<usize> {
-        let (mut starts, mut size) = (Vec::new(), 0);
+        let (mut starts, mut size) = (Vec::new(), 0_usize);
         for (dim, &own) in shape.iter().enumerate() {
-            let product = size * own;
+            let product = size.saturating_mul(own);
             if dim > 0 && product <= self.longest {
                 size = product;
             } else {
-                (size, starts) = (own, [starts, vec![dim]].concat());
+                size = own;
+                starts.push(dim);
             }
         }
         starts
