@@ -53,6 +53,12 @@ class Dion(OxOptimizer):
         adjust_lr: the rule for the factor of ``lr``: "spectral_norm" or "spectral_unclamped"
             ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original"
             ``√max(1, d_out/d_in)``, None 1.
+        right_factor: "column" divides each column of R by its norm, "orthonormal" (Orth-Dion,
+            arXiv:2605.16341) takes the Q factor of R, with a positive diagonal. Columns of R that are zero or
+            rounding noise are no part of the factorization and add nothing to the update. They keep their
+            column of Q, less what it has of the new ones and scaled to length 1; unchanged where less than
+            1/1024 of it is left, or where all columns are such. A column that depends on those before it
+            is divided by its norm.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
@@ -82,6 +88,7 @@ class Dion(OxOptimizer):
         "epsilon": validate.number(1e-8),
         "oversample": validate.number(1.25, low=1.0),
         "power_iters": validate.count(1),
+        "right_factor": validate.word("column", "column", "orthonormal"),
         "qr_method": validate.word("rcqr", "rcqr", "cqr", "cqr2", "qr"),
         "cqr_warmup_steps": validate.count(150, low=0),
         "momentum_dtype": validate.dtype(),
@@ -116,6 +123,7 @@ class Dion(OxOptimizer):
         orth_dtype: Literal["auto", "bfloat16", "float32", "float64"] = "auto",
         adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
         | None = "spectral_norm",
+        right_factor: Literal["column", "orthonormal"] = "column",
         flatten: bool = False,
         seed: int = 0,
         route: Literal["auto", "keep", "gather"] | tuple[str, ...] | dict[str, float] = "auto",
