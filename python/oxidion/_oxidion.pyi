@@ -33,10 +33,13 @@ __all__ = [
     "orthonormalize",
     "prepare_devices",
     "quantize_blockwise",
+    "set_symmetric_wins",
     "source_images",
     "source_of_kernel",
     "source_states",
     "state_names",
+    "symmetric_classes",
+    "symmetric_product_on_device",
     "turn_source_off",
 ]
 
