@@ -10,10 +10,7 @@ from oxidion._reference.registry import REFERENCE
 from support.asserts import update_relative_error
 from support.golden import GoldenCase, golden_cases
 
-LEFT_OUT = {
-    "soap_kl_f1": "there is no variant 'kl'",
-    "soap_merged": "there is no merge_dims",
-}
+LEFT_OUT = {"soap_kl_f1": "there is no variant 'kl'"}
 """Recorded runs of settings that the classes do not have."""
 CASES = [case for case in golden_cases("SOAP", "SOAPMuon") if case.name not in LEFT_OUT]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)

@@ -33,10 +33,13 @@ __all__ = [
     "orthonormalize",
     "prepare_devices",
     "quantize_blockwise",
+    "set_symmetric_wins",
     "source_images",
     "source_of_kernel",
     "source_states",
     "state_names",
+    "symmetric_classes",
+    "symmetric_product_on_device",
     "turn_source_off",
 ]
 
@@ -176,6 +179,11 @@ def exchange_on_device(
     factor: float,
     total: Tensor,
 ) -> None: ...
+def symmetric_classes() -> list[tuple[int, int, int, bool]]: ...
+def set_symmetric_wins(device: int, wins: Sequence[bool | None]) -> None: ...
+def symmetric_product_on_device(
+    device: int, stream: int, out: Tensor, a: Tensor, addend: Tensor | None = None
+) -> bool: ...
 def source_of_kernel(name: str) -> str | None: ...
 def graphs_refusal() -> str | None: ...
 def device_kernels() -> list[dict[str, Any]]: ...

@@ -261,7 +261,7 @@ def _keller_jordan_state(state: State, group: Group) -> State:
 def _soap_group(group: Group) -> Group:
     for key in ("merge_dims", "precondition_1d"):
         if group.pop(key, False):
-            raise ValueError(f"{key}=True of a soap state dict has no counterpart")
+            raise ValueError(f"{key}=True of a soap state dict cannot be taken over")
     beta = group.pop("shampoo_beta")
     limit = group.pop("max_precond_dim")
     return {

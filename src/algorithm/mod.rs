@@ -100,9 +100,15 @@ pub trait Algorithm: Debug + Send + Sync {
     }
 
     /// Number of leading dimensions that count the matrices of a parameter; the next one holds their rows, the rest
-    /// their columns.
+    /// their columns (`columns`).
     fn leading(&self, p: &ParamSpec) -> usize {
         p.shape.len().saturating_sub(2)
+    }
+
+    /// The first dimension that holds columns of a parameter's matrices. Those between it and the leading ones hold their rows;
+    /// that is one, unless dimensions are merged.
+    fn columns(&self, p: &ParamSpec) -> usize {
+        self.leading(p) + 1
     }
 
     /// Splits the parameter into blocks.
@@ -124,7 +130,8 @@ pub trait Algorithm: Debug + Send + Sync {
     fn program(&self, shape: &UnitShape) -> Result<Program>;
 
     /// As `program`, with all that needs more than one shard of a matrix inside `Program::gathered`, so that some axes can be
-    /// gathered instead of kept; `None` where there is nothing to choose.
+    /// gathered instead of kept; `None` where there is nothing to choose, which does not depend on `num_shards`: of this shape
+    /// these are what the axes that are kept make.
     ///
     /// # Errors
     /// As `program`.

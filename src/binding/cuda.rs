@@ -161,6 +161,41 @@ pub(super) fn exchange_on_device(
     })
 }
 
+/// The classes of symmetric products of which one way is chosen for all: rows, columns of the factors, matrices, and whether
+/// something is added.
+#[pyfunction]
+pub(super) fn symmetric_classes() -> Vec<(usize, usize, usize, bool)> {
+    kernels::ProductClass::all().into_iter().map(|c| (c.rows, c.depth, c.count, c.adds)).collect()
+}
+
+/// Says for each class on a device whether the kernel is the faster way, None where that was not measured; an empty list where
+/// nothing was.
+#[pyfunction]
+pub(super) fn set_symmetric_wins(device: usize, wins: Vec<Option<bool>>) {
+    kernels::set_measured(device, wins);
+}
+
+/// `out <- A Aᵀ`, plus `addend` if given, of bfloat16 or float16 `[count, rows, columns]` on a device by the kernel that steps
+/// would use, whether it is the faster way or not. False where there is none.
+#[pyfunction]
+#[pyo3(signature = (device, stream, out, a, addend=None))]
+pub(super) fn symmetric_product_on_device(
+    py: Python<'_>,
+    device: usize,
+    stream: usize,
+    out: &Bound<'_, PyAny>,
+    a: &Bound<'_, PyAny>,
+    addend: Option<&Bound<'_, PyAny>>,
+) -> PyResult<bool> {
+    let (out, a) = (unpack(out, "out")?, unpack(a, "a")?);
+    let addend = addend.map(|addend| unpack(addend, "addend")).transpose()?;
+    py.enter(move || {
+        let _there = kernels::enter(device, stream, false, &["symmetric_mma.cu"])?;
+        let add: Vec<(f64, &Tensor)> = addend.iter().map(|addend| (1.0, addend)).collect();
+        kernels::symmetric_product(&out, [&a, &a], &add, 1.0)
+    })
+}
+
 /// Why the driver cannot give the launches of a graph other parameters, if it cannot.
 #[pyfunction]
 pub(super) fn graphs_refusal() -> PyResult<Option<String>> {

@@ -1,5 +1,7 @@
 //! Groups (dicts) to options and live scalars.
 
+use std::collections::BTreeMap;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -62,6 +64,8 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
         Ok(OptionValue::Str(value.extract()?))
     } else if value.is_callable() {
         callback(value)
+    } else if let Ok(numbers) = value.extract::<BTreeMap<String, f64>>() {
+        Ok(OptionValue::Table(numbers.into_iter().collect()))
     } else if let Ok(ints) = value.extract::<Vec<i64>>() {
         Ok(OptionValue::Ints(ints))
     } else if let Ok(numbers) = value.extract::<Vec<f64>>() {

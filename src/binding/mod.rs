@@ -43,6 +43,9 @@ fn _oxidion(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cuda::source_images, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::hide_sources, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::exchange_on_device, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::symmetric_classes, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::set_symmetric_wins, module)?)?;
+    module.add_function(wrap_pyfunction!(cuda::symmetric_product_on_device, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::source_of_kernel, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::graphs_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(cuda::device_kernels, module)?)?;

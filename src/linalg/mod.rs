@@ -23,6 +23,7 @@ mod products;
 pub mod project;
 pub mod qr;
 pub mod random;
+pub mod right_factor;
 pub mod sketch;
 mod sums;
 mod symmetric;

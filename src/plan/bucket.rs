@@ -252,7 +252,9 @@ pub(super) fn open(
     for planned in params {
         let algorithm = &algorithms[planned.algorithm];
         let whole_parameter = algorithm.whole_parameter();
-        let leading = (!algorithm.flat()).then(|| algorithm.leading(&planned.spec));
+        let sides =
+            (!algorithm.flat()).then(|| [algorithm.leading(&planned.spec), algorithm.columns(&planned.spec)]);
+        let leading = sides.map(|[leading, _]| leading);
         let transposed = leading.is_some()
             && !whole_parameter
             && planned.spec.oriented(planned.shards.iter().map(|p| p.block));
@@ -295,13 +297,18 @@ pub(super) fn open(
             } else {
                 let program = algorithm.program(&shape)?;
                 let new = |program, gathered| {
-                    let kind = (leading, whole_parameter);
+                    let kind = (sides, whole_parameter);
                     start(planned, program, gathered, shape.clone(), unit.clone(), kind)
                 };
                 let keep = new(program, Vec::new());
+                let is_sharded = keep.axes.iter().any(|axis| axis.shards.is_some());
                 let bucket = match algorithm.gathered_program(&shape)? {
-                    Some(program) if keep.axes.iter().any(|axis| axis.shards.is_some()) => {
-                        let make = |gathered| Ok(new(program.clone(), gathered));
+                    Some(_) if is_sharded => {
+                        let axes = keep.axes.clone();
+                        let make = |gathered: Vec<usize>| {
+                            let left = UnitShape { num_shards: left(&axes, &gathered), ..shape.clone() };
+                            Ok(new(algorithm.gathered_program(&left)?.unwrap_or_default(), gathered))
+                        };
                         choose(keep, &choices[planned.group], most, make)?
                     }
                     _ => keep,
@@ -311,6 +318,14 @@ pub(super) fn open(
         }
     }
     Ok(open.into_iter().map(|(bucket, _)| bucket).collect())
+}
+
+/// Numbers of processes over which rows and columns stay sharded where some axes are gathered.
+fn left(axes: &[BucketAxis], gathered: &[usize]) -> [usize; 2] {
+    let kept = || axes.iter().enumerate().filter(|(a, _)| !gathered.contains(a)).map(|(_, axis)| axis);
+    [Side::Rows, Side::Cols].map(|side| {
+        kept().filter(|axis| axis.shards == Some(side)).map(|axis| axis.axis.ranks.len()).product()
+    })
 }
 
 /// The buckets split so that each takes its share of the workspace, with the owners of their units, device by device, on each
@@ -360,8 +375,8 @@ pub(super) fn close(
     Ok(Ok(closed))
 }
 
-/// The number of dimensions before those of the matrix, none for elements; and whether parameters are taken whole.
-type Kind = (Option<usize>, bool);
+/// The first dimensions of the rows and of the columns, none for elements; and whether parameters are taken whole.
+type Kind = (Option<[usize; 2]>, bool);
 
 /// A bucket with its first unit.
 fn start(
@@ -370,13 +385,14 @@ fn start(
     gathered: Vec<usize>,
     shape: UnitShape,
     unit: Unit,
-    (leading, whole_parameter): Kind,
+    (dims, whole_parameter): Kind,
 ) -> Bucket {
     let layout = &planned.layout;
+    let leading = dims.map(|[leading, _]| leading);
     let side = |dim: usize| {
-        let side = match leading {
-            Some(leading) if dim == leading => Side::Rows,
-            Some(leading) if dim == leading + 1 => Side::Cols,
+        let side = match dims {
+            Some([rows, _]) if dim == rows => Side::Rows,
+            Some([_, cols]) if dim == cols => Side::Cols,
             _ => return None,
         };
         (planned.whole != Some(side)).then_some(side)
@@ -409,13 +425,13 @@ fn start(
             axes.push(BucketAxis { axis: axis.clone(), shards, pending, stack });
         }
     }
-    let sharding = |d: usize| match leading {
+    let sharding = |d: usize| match dims {
         None => (ShardingAxes::default(), Vec::new()),
         Some(_) if planned.whole == Some([Side::Rows, Side::Cols][d]) => {
             (ShardingAxes::default(), Vec::new())
         }
-        Some(leading) => {
-            let (sharding, at) = ShardingAxes::of(layout, leading + d);
+        Some(dims) => {
+            let (sharding, at) = ShardingAxes::of(layout, dims[d]);
             (sharding, at.into_iter().filter_map(|i| kept[i]).collect())
         }
     };

@@ -204,15 +204,18 @@ pub(super) fn whole_shard(p: &ParamSpec, leading: usize, layout: &Layout) -> Blo
     }
 }
 
-/// The side that is split into equal blocks of which every process stores whole ones: they need no communication along it.
+/// The side of a matrix with one dimension for each that is split into equal blocks of which every process stores whole ones: they need no communication along it.
 #[must_use]
 pub(super) fn whole_blocks(
     p: &ParamSpec,
     blocks: &[Block],
-    leading: usize,
+    [leading, columns]: [usize; 2],
     layout: &Layout,
     states: &[StateSpec],
 ) -> Option<Side> {
+    if columns != leading + 1 {
+        return None;
+    }
     let (Some(first), [rows, cols]) = (blocks.first(), p.shape.get(leading..)?) else { return None };
     let side = match (first.rows < *rows, first.cols < *cols) {
         (true, false) => Side::Rows,
@@ -231,50 +234,57 @@ pub(super) fn whole_blocks(
     (sharding.depth() > 0 && alike && even && !states.iter().any(common)).then_some(side)
 }
 
-/// The blocks of a parameter whose first `leading` dimensions number its matrices. Along `whole` every process stores
-/// whole ones.
+/// The blocks of a parameter whose rows and columns begin with these dimensions; those before them number its matrices. Along
+/// `whole` every process stores whole ones.
 ///
 /// # Errors
-/// `Error::Layout` for a dimension beyond the matrix's two that is sharded.
+/// `Error::Layout` for another dimension of rows or columns that is sharded.
 pub(super) fn shards(
     p: &ParamSpec,
     blocks: &[Block],
-    leading: usize,
+    [rows_dim, cols_dim]: [usize; 2],
     layout: &Layout,
     whole: Option<Side>,
 ) -> Result<Vec<BlockShard>> {
-    let (rows_dim, cols_dim) = (leading, leading + 1);
-    let deep = layout.distributed_axes().find(
-        |(_, placement)| matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d > cols_dim),
-    );
-    if let Some((axis, placement)) = deep {
+    let leading = rows_dim;
+    let is_deep = |d: usize| d > rows_dim && d != cols_dim;
+    let deep = layout.distributed_axes().find_map(|(axis, placement)| match placement {
+        Placement::Shard(d) | Placement::Strided(d) if is_deep(d) => Some((axis, placement, d)),
+        _ => None,
+    });
+    if let Some((axis, placement, dim)) = deep {
+        let side = if dim < cols_dim { "rows" } else { "columns" };
+        let other = if cols_dim < p.shape.len() { format!(" or {cols_dim}") } else { String::new() };
         return Err(Error::Layout {
             param: p.name.clone(),
             what: format!(
-                "placement {placement:?} on axis '{}' shards the columns of the flattened matrix into pieces that do not lie together",
+                "placement {placement:?} on axis '{}' shards the {side} of the flattened matrix into pieces that do not lie together",
                 axis.name
             ),
-            way_out: format!("Shard dimension {rows_dim} or {cols_dim} instead"),
+            way_out: format!("Shard dimension {rows_dim}{other} instead"),
         });
     }
     let spans = spans(&p.shape, layout);
     let scale: usize = p.shape.iter().skip(cols_dim + 1).product();
+    let row_scale: usize = p.shape.iter().take(cols_dim).skip(rows_dim + 1).product();
     // Of a vector the dimensions that are not there have one element.
     let size = |dim: usize| p.shape.get(dim).copied().unwrap_or(1);
     let span = |dim: usize| spans.get(dim).copied().unwrap_or((0, 1));
-    let (rows, cols) = (size(rows_dim), size(cols_dim) * scale);
+    let (rows, cols) = (size(rows_dim) * row_scale, size(cols_dim) * scale);
     let stored_cols = span(cols_dim).1 * scale;
-    let stored_rows = span(rows_dim).1;
+    let stored_rows = span(rows_dim).1 * row_scale;
     let per_matrix = (blocks.len() / p.shape[..leading].iter().product::<usize>().max(1)).max(1);
     let mut shards = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.iter().enumerate() {
         let matrix = (rows * cols).max(1);
         let lead = local_lead(block.offset / matrix, &p.shape[..leading], &spans[..leading]);
         let within = block.offset % matrix;
-        let row_extent = Extent { dim: rows, scale: 1, start: within / cols.max(1), len: block.rows };
+        let start = within / cols.max(1);
+        let row_extent = Extent { dim: size(rows_dim), scale: row_scale, start, len: block.rows };
         let col_extent = Extent { dim: size(cols_dim), scale, start: within % cols.max(1), len: block.cols };
         let (r, c) = (row_extent.clip(span(rows_dim)), col_extent.clip(span(cols_dim)));
-        let first_row = (row_extent.start + r.start).saturating_sub(span(rows_dim).0).min(stored_rows);
+        let first_row =
+            (row_extent.start + r.start).saturating_sub(span(rows_dim).0 * row_scale).min(stored_rows);
         let first_col =
             (col_extent.start + c.start).saturating_sub(span(cols_dim).0 * scale).min(stored_cols);
         let offset = (lead.unwrap_or(0) * stored_rows + first_row) * stored_cols + first_col;

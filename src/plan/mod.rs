@@ -211,11 +211,12 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             let algorithm = &algorithms[algorithm];
             let blocks = algorithm.blocks(&spec)?;
             let leading = algorithm.leading(&spec);
-            for (dim, outer) in named.into_iter().filter(|(dim, _)| (leading..leading + 2).contains(dim)) {
+            let sides = [leading, algorithm.columns(&spec)];
+            for (dim, outer) in named.into_iter().filter(|(dim, _)| sides.contains(dim)) {
                 // The outer axis shards the side of Q, the inner one that of P.
                 spec.transposed = Some((dim == leading) == outer);
             }
-            let num_shards = [leading, leading + 1].map(|dim| ShardingAxes::of(&layout, dim).0.num_shards());
+            let num_shards = sides.map(|dim| ShardingAxes::of(&layout, dim).0.num_shards());
             spec.transposed = spec.transposed.or(algorithm.orientation(num_shards));
             turn(&mut spec, algorithm, &blocks, &existing)?;
             let mut states = algorithm.state(&spec, &blocks)?;
@@ -228,8 +229,8 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             } else if algorithm.whole_parameter() {
                 (vec![local::whole_shard(&spec, leading, &layout)], None)
             } else {
-                let whole = local::whole_blocks(&spec, &blocks, leading, &layout, &states);
-                (local::shards(&spec, &blocks, leading, &layout, whole)?, whole)
+                let whole = local::whole_blocks(&spec, &blocks, sides, &layout, &states);
+                (local::shards(&spec, &blocks, sides, &layout, whole)?, whole)
             };
             let states = quantized::taken(&spec, states, &existing)?;
             (shards, whole, quantized::local(&spec, &blocks, states, &layout)?)

@@ -19,13 +19,18 @@ pub(super) enum AxisPlacement {
     Replicated,
 }
 
-/// The buffer of a bucket's program that has to be whole for a stage.
-#[must_use]
-pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
-    bucket.program.ops.iter().find_map(|op| match op {
+/// The buffers of a bucket's program that have to be whole for a stage, in the order in which they become it.
+fn whole_buffers(bucket: &Bucket) -> impl Iterator<Item = usize> + '_ {
+    bucket.program.ops.iter().filter_map(|op| match op {
         ProgramOp::Redistribute { buffer, to: Target::Whole } => Some(*buffer),
         _ => None,
     })
+}
+
+/// The buffer of a bucket's program that has to be whole for a stage first.
+#[must_use]
+pub(super) fn whole_buffer(bucket: &Bucket) -> Option<usize> {
+    whole_buffers(bucket).next()
 }
 
 /// The axes along which a buffer changes, in the order that moves the fewest bytes: sums first, which make it
@@ -90,9 +95,13 @@ pub(super) fn owner_axes(bucket: &Bucket, most: usize) -> Vec<usize> {
     let ranks = |a: usize| bucket.axes[a].axis.ranks.len();
     let mut axes = bucket.gathered.clone();
     let mut left = axes.iter().fold(most, |left, &a| left.div_ceil(ranks(a)));
-    for (a, placement) in axis_placements(bucket, &bucket.program.buffers[buffer]) {
+    let sharded: Vec<usize> = whole_buffers(bucket)
+        .flat_map(|buffer| axis_placements(bucket, &bucket.program.buffers[buffer]))
+        .filter_map(|(a, placement)| matches!(placement, AxisPlacement::Sharded(_)).then_some(a))
+        .collect();
+    for (a, _) in axis_placements(bucket, &bucket.program.buffers[buffer]) {
         // Where each process has one matrix at most there is nothing to share any more: the copies repeat it.
-        if left > 1 || matches!(placement, AxisPlacement::Sharded(_)) || bucket.program.exclusive {
+        if left > 1 || sharded.contains(&a) || bucket.program.exclusive {
             axes.push(a);
             left = left.div_ceil(ranks(a));
         }

@@ -48,7 +48,8 @@ impl Param {
             if algorithm.flat() || self.whole == Some(side) {
                 return 1;
             }
-            ShardingAxes::of(&self.layout, algorithm.leading(&self.spec) + side.index()).0.num_shards()
+            let sides = [algorithm.leading(&self.spec), algorithm.columns(&self.spec)];
+            ShardingAxes::of(&self.layout, sides[side.index()]).0.num_shards()
         })
     }
 }

@@ -242,6 +242,22 @@ pub(super) fn segments(bucket: &Bucket) -> Result<Vec<Segment>> {
     Ok(segments)
 }
 
+/// The same with the axes over which matrices are sharded by owner in the order of these: that of the first buffer that becomes
+/// whole, whose sums go first.
+fn in_order_of_owners(
+    bucket: &Bucket,
+    mut placements: Vec<(usize, AxisPlacement)>,
+) -> Vec<(usize, AxisPlacement)> {
+    let at = |axis: usize| bucket.owner_axes.iter().position(|&a| a == axis);
+    let places: Vec<usize> = (0..placements.len()).filter(|&i| at(placements[i].0).is_some()).collect();
+    let mut sorted: Vec<_> = places.iter().map(|&i| placements[i]).collect();
+    sorted.sort_by_key(|(axis, _)| at(*axis));
+    for (i, placement) in places.into_iter().zip(sorted) {
+        placements[i] = placement;
+    }
+    placements
+}
+
 /// The axes along which gradients have still to be reduced, each with how.
 pub(super) fn pending(bucket: &Bucket) -> impl Iterator<Item = (usize, Reduction)> {
     bucket.axes.iter().enumerate().filter_map(|(at, axis)| axis.pending.map(|how| (at, how)))
@@ -322,7 +338,7 @@ impl Writer<'_> {
         let at = |axis: usize| bucket.owner_axes.iter().position(|&a| a == axis);
         match to {
             Target::Whole => {
-                for (axis, placement) in axis_placements(bucket, &spec) {
+                for (axis, placement) in in_order_of_owners(bucket, axis_placements(bucket, &spec)) {
                     let kind = match (placement, at(axis)) {
                         (AxisPlacement::Sharded(side), Some(at)) => {
                             let level = self.held[buffer].depth[side.index()] - 1;

@@ -201,3 +201,24 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
     param, _ = start()
     with pytest.raises(ValueError, match=said):
         oxidion.AdamW([{"params": [param], **settings}], lr=0.1, weight_decay=0.1)
+
+
+@pytest.mark.parametrize(("weight_decay", "warmup"), [(0.0, 0), (0.1, 0), (0.1, 10)])
+def test_schedule_free_is_that_of_its_authors(weight_decay: float, warmup: int) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    (param, grads), lr = start(), 0.0025
+    theirs = nn.Parameter(param.detach().clone())
+    keys = {"weight_decay": weight_decay}
+    its = schedulefree.AdamWScheduleFree([theirs], lr=lr, warmup_steps=warmup, **keys)
+    group = {"params": [param], "average": "schedule_free"}
+    mine = oxidion.AdamW([group], lr=lr, betas=(0.0, 0.999), **keys)
+    its.train()
+    for step, grad in enumerate(grads):
+        param.grad, theirs.grad = grad.clone(), grad.clone()
+        mine.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / warmup) if warmup else lr
+        mine.step()
+        its.step()
+        torch.testing.assert_close(param, theirs, rtol=0, atol=1e-12)
+    mine.eval()
+    its.eval()
+    torch.testing.assert_close(param, theirs, rtol=0, atol=1e-12)

@@ -61,6 +61,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"rank_fraction": 0.25, "rank_multiple_of": 2},
         {"rank_fraction": 0.5, "route": "gather"},
         {"power_iters": 2},
+        {"right_factor": "orthonormal", "rank_fraction": 0.5},
         {"qr_method": "qr"},
         {"qr_method": "cqr", "cqr_warmup_steps": 2},
         {"qr_method": "cqr2"},
@@ -156,6 +157,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"correct_bias": False, "normalize_grads": True},
         {"decay_order": "torch", "weight_decay": 0.1, "maximize": True},
         {"seed": 5, "flatten": True},
+        {"merge_dims": True, "precondition_frequency": 2},
     ),
     "SOAPMuon": (
         *FAMILY,

@@ -54,13 +54,15 @@ CASES = (
         algorithm="soap",
         positional=(("lr", 3e-3), ("betas", (0.95, 0.95)), ("eps", 1e-8), ("weight_decay", 1e-2)),
         keyword_only=KEYWORDS
-        | {"correct_bias", "normalize_grads", "decay_order", "max_precond_dim", "normalize_gradient"},
+        | {"correct_bias", "normalize_grads", "decay_order", "max_precond_dim", "normalize_gradient"}
+        | {"merge_dims"},
         state={"soap": MOMENTS | BASES, "soap, vectors": MOMENTS, "adamw": MOMENTS},
         bad=(
             *BAD,
             *(("betas", value) for value in ((-0.1, 0.9), (0.9, 1.0), (NAN, 0.9), (0.9,))),
             ("correct_bias", 2),
             ("normalize_grads", "no"),
+            ("merge_dims", "left"),
             ("decay_order", "first"),
         ),
         other={"lr": 0.03, "betas": (0.5, 0.6), "weight_decay": 0.3, "eps": 0.1, "shampoo_beta": 0.5},

@@ -73,7 +73,16 @@ CASES = (
             ("mixed_precision_config", None),
         ),
         keyword_only=EXTRA
-        | {"orth_dtype", "check_grad_sync", "seed", "cautious_wd", "adjust_lr", "flatten", "route"},
+        | {
+            "orth_dtype",
+            "check_grad_sync",
+            "seed",
+            "cautious_wd",
+            "adjust_lr",
+            "flatten",
+            "route",
+            "right_factor",
+        },
         state={
             "dion": frozenset({"momentum", "Q"}),
             "adamw": frozenset({"momentum", "variance", "step"}),
@@ -87,6 +96,7 @@ CASES = (
             *(("rank_multiple_of", value) for value in (0, -1)),
             *(("route", value) for value in ("both", 3, (1,), ("",), None)),
             *(("seed", value) for value in (-1, 2**63, 1.5)),
+            *(("right_factor", value) for value in ("qr", None, True)),
         ),
         other={"lr": 0.03, "mu": 0.5, "betas": (0.5, 0.6), "weight_decay": 0.3, "epsilon": 0.1},
         kwargs={"rank_fraction": 0.5},

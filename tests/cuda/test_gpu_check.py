@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from oxidion._gpu_check import command, parts
-from oxidion._gpu_check.parts import EMULATED
+from oxidion._gpu_check import command, parts, ranks
+from oxidion._gpu_check.place import EMULATED
 
 from .driver import needs_nvrtc
 
@@ -28,6 +28,7 @@ FACTS = {
     "sms",
     "memory",
     "tier",
+    "tiers",
     "rows",
     "exit",
 }
@@ -68,7 +69,11 @@ def test_every_row_runs_on_the_emulator(
         3,
         4,
     }
-    assert {part["status"] for row in (5, 6, 7) for part in rows[row]} == {"SKIP"}
+    assert {part["status"] for row in (5, 6) for part in rows[row]} == {"SKIP"}
+    # Two processes that share the emulated device.
+    assert [part["status"] for part in rows[7]] == ["PASS", "SKIP", "SKIP", "SKIP"]
+    assert set(rows[7][0]["figures"]) == {"ranks", *ranks.CLASSES}
+    assert report["tiers"]["columns.cu"] == report["tiers"]["updates.cu"] == "kernels"
     assert report["exit"] == 0
     text = json.dumps(report)
     private = [Path.home(), os.uname().nodename, os.environ.get("USER") or "no user"]
@@ -141,6 +146,45 @@ def test_a_broken_kernel_is_reported(
     assert part["status"] == "FAIL"
     assert said in part["reason"]
     assert report["exit"] == 1
+
+
+def test_tiers_are_what_the_kernels_row_has_found() -> None:
+    def part(name: str, status: str, reason: str = "", row: int = 3) -> dict[str, Any]:
+        return {"row": row, "part": name, "status": status, "reason": reason}
+
+    found = [
+        part("updates.cu AdamW", "PASS"),
+        part("sums.cu totals.cu Lamb", "PASS"),
+        part("totals.cu updates.cu Adafactor", "FAIL", "updates differ"),
+        part("updates.cu Lion", "FAIL", "later"),
+        part("symmetric_wgmma.cu Muon", "SKIP", "other devices"),
+        part("env", "PASS", row=1),
+    ]
+    assert command.tiers(found) == {
+        "updates.cu": "libtorch: updates differ",
+        "sums.cu": "kernels",
+        "totals.cu": "libtorch: updates differ",
+        "symmetric_wgmma.cu": "libtorch: other devices",
+    }
+
+
+def test_ranks_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    good: dict[str, Any] = {"off": dict.fromkeys(ranks.CLASSES, 1e-6), "kernels": {"updates.cu": "kernels"}}
+    assert ranks.judged([good, good]).status == "PASS"
+    other = {**good, "kernels": {"updates.cu": "libtorch (off)"}}
+    assert "other kernels" in ranks.judged([good, other]).reason
+    for value in (0.01, float("nan")):
+        wrong = {**good, "off": {**good["off"], "Dion": value}}
+        for order in ([wrong, good], [good, wrong]):
+            found = ranks.judged(order)
+            assert (found.status, found.reason.split(":")[0]) == ("FAIL", "Dion")
+    monkeypatch.setenv("OXIDION_CUDA", "libtorch")
+    monkeypatch.setattr(ranks.child, "CODE", "import sys; sys.exit('planted')")
+    found = ranks.run(ranks.PARTS[0], [EMULATED] * 2)
+    assert (found.status, found.reason) == ("FAIL", "rank 0 ended with 1: planted")
+    monkeypatch.setattr(ranks.child, "CODE", "import time; time.sleep(100)")
+    monkeypatch.setattr(ranks, "SECONDS", 1)
+    assert ranks.run(ranks.PARTS[0], [EMULATED] * 2).reason == "no answer within 1 s"
 
 
 def test_a_broken_class_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .driver import needs_nvrtc, run
+from .driver import needs_nvrtc, on_the_device, run
 
 
 @needs_nvrtc
@@ -69,3 +69,11 @@ def test_dion_stack_of_matrices_equals_its_matrices(environment: dict[str, str])
             torch.testing.assert_close(stack, torch.stack(alone), rtol=0, atol=1e-6)
         """,
     )
+
+
+@needs_nvrtc
+def test_orthonormal_right_factors_hold_there(environment: dict[str, str]) -> None:
+    places = ("algorithm/test_cases.py", "algorithm/test_dion_orthonormal.py")
+    passed, skipped = on_the_device(environment, "orthonormal", *places)
+    assert passed >= 100
+    assert skipped == 0

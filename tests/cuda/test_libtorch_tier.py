@@ -30,6 +30,7 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_huge_gradients.py", "", 300),
         ("algorithm/test_stochastic_rounding.py", "", 50),
         ("algorithm/test_dion_degenerate.py", "", 100),
+        ("algorithm/test_dion_orthonormal.py", "", 70),
         ("algorithm/test_edges.py", OWN_SIGNS, 50),
         ("algorithm/test_galore_guard.py", SAID_LATER, 5),
         ("test_golden.py", "", 50),

@@ -145,6 +145,40 @@ def test_kernels_alone_are_an_error_where_one_is_off(environment: Environment) -
     assert "updates.cu is off: planted" in said
 
 
+AVERAGED = """
+import oxidion
+from oxidion import _oxidion
+_oxidion.turn_source_off("updates.cu", "planted")
+found = dict()
+for rule, decay in (("schedule_free", None), ("gpa", 0.5)):
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.randn(20, 12, dtype=dtype))
+        group = {"params": [param], "average": rule, "average_decay": decay}
+        optimizer = oxidion.AdamW([group], lr=0.1, weight_decay=0.1)
+        for _ in range(10):
+            param.grad = torch.randn(20, 12, dtype=dtype)
+            optimizer.step()
+        both = (param.detach(), optimizer.state[param]["average"])
+        found[f"{rule} {dtype}"] = [x.double().flatten().tolist() for x in both]
+print(json.dumps(found))
+"""
+
+
+def test_operands_that_take_the_place_of_each_other_are_kept_apart(
+    auto: Environment, environment: Environment
+) -> None:
+    """In their own type the formula's values are the operands themselves: one is written before the other."""
+    here = json.loads(run(auto, "import json\n" + AVERAGED))
+    kernels = AVERAGED.replace('_oxidion.turn_source_off("updates.cu", "planted")\n', "")
+    there = json.loads(run(environment, "import json\n" + kernels))
+    assert here.keys() == there.keys()
+    for case, pair in here.items():
+        bar = 1e-12 if "float64" in case else 1e-5
+        for mine, its in zip(pair, there[case], strict=True):
+            torch.testing.assert_close(torch.tensor(mine), torch.tensor(its), rtol=bar, atol=bar)
+
+
 def test_names_are_those_of_the_core() -> None:
     assert {_oxidion.source_of_kernel(name) for name in ("adamw_few", "neuron_scale")} <= {*NAMES}
 

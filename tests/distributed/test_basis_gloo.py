@@ -29,6 +29,20 @@ def test_steps_on_four_processes_equal_one_process(groups: Groups, case: str, se
     assert max(groups[4].run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-11
 
 
+@pytest.mark.parametrize(
+    ("case", "setting"),
+    [
+        ("soap-merged-rows", "fsdp4-dim0"),
+        ("soap-merged-rows", "hsdp"),
+        *(("soap-merged-columns", setting) for setting in ("fsdp4-dim0", "fsdp4-dim1", "fsdp2-tp2")),
+    ],
+)
+def test_merged_dimensions_on_four_processes_equal_one_process(
+    groups: Groups, case: str, setting: str
+) -> None:
+    assert max(groups[4].run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-11
+
+
 @pytest.mark.parametrize(("name", "keys"), MODELS, ids=IDS)
 @pytest.mark.parametrize("kind", ["rows", "ddp"])
 def test_wrapped_model_on_two_processes_equals_one_process(

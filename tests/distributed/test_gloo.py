@@ -33,7 +33,7 @@ def test_steps_on_two_processes_equal_one_process(two: Workers, case: str, setti
     assert max(two.run(jobs.steps_on_a_layout, case, setting.name, torch.float64, False)) <= 1e-12
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "dion-orthonormal-half"])
 @pytest.mark.parametrize("setting", FOUR)
 def test_steps_on_four_processes_equal_one_process(four: Workers, case: str, setting: str) -> None:
     assert max(four.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12

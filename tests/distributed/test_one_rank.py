@@ -204,6 +204,18 @@ def test_flattened_columns_that_do_not_lie_together_are_refused(two_ranks: Devic
     oxidion.Muon([nn.Parameter(kernel)]).plan()
 
 
+def test_merged_rows_that_do_not_lie_together_are_refused(two_ranks: DeviceMesh) -> None:
+    def plan(limit: int) -> None:
+        oxidion.SOAP([nn.Parameter(kernel)], merge_dims=True, max_precondition_dim=limit).plan()
+
+    kernel = distribute_tensor(torch.randn(8, 3, 2, 2), two_ranks, [Shard(1)])
+    with pytest.raises(oxidion.LayoutError, match=r"shards the rows of the .*Shard dimension 0 or 2 instead"):
+        plan(24)
+    with pytest.raises(oxidion.LayoutError, match=r"shards the rows of the .*Shard dimension 0 instead"):
+        plan(100)
+    plan(12)  # 8 x 12: the columns are cut
+
+
 def test_mesh_of_one_rank_is_accepted(mesh: DeviceMesh) -> None:
     param = nn.Parameter(torch.randn(4, 4))
     optimizer = oxidion.Dion([param], replicate_mesh=dist.group.WORLD, outer_shard_mesh=mesh)

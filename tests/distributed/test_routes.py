@@ -39,7 +39,7 @@ def routes(case: Case, setting: Setting) -> list[str | tuple[str, ...]]:
     return ["keep", "gather", *((axis,) for axis in axes if len(axes) > 1)]
 
 
-def on_route(case: Case, route: str | tuple[str, ...]) -> Case:
+def on_route(case: Case, route: Any) -> Case:
     """The same case with a route."""
     return replace(case, kwargs={**case.kwargs, "route": route})
 
@@ -203,10 +203,63 @@ def test_named_axis_is_gathered_with_those_inside_of_it() -> None:
 def test_axis_that_no_parameter_has_is_refused() -> None:
     with pytest.raises(ValueError, match=r"route names the axis 'pp'.* fs"):
         planned(("pp",), [("fs", 2, "S", 0)])
+    with pytest.raises(ValueError, match=r"route names the axis 'pp'.* fs"):
+        planned({"pp": 1e9}, [("fs", 2, "S", 0)])
     assert planned(("pp",), []).rows()[0]["route"] is None
 
 
-@pytest.mark.parametrize("wrong", ["both", 3, (1,), ("",), None])
+@pytest.mark.parametrize("fast", ["fs", "tp"])
+@pytest.mark.parametrize("cut", [{"fs": 0, "tp": 1}, {"fs": 1, "tp": 0}])
+@pytest.mark.parametrize("ratio", [1.0, 3.0, 1000.0])
+def test_links_decide_by_the_time_of_what_is_sent(fast: str, cut: dict[str, int], ratio: float) -> None:
+    mesh = [("fs", 4, "S", cut["fs"]), ("tp", 4, "S", cut["tp"])]
+    rates = {axis: 1e9 * (ratio if axis == fast else 1.0) for axis in cut}
+    ((_, chosen, ways),) = planned(rates, mesh).routes()
+    seconds = {way: sum(sent / rates[axis] for axis, sent in by_axis) for way, by_axis in ways}
+    assert len(seconds) == 4
+    assert seconds[chosen] == min(seconds.values())
+    # The links that are told alone are the slowest of all, so the others are like them.
+    ((_, alone, _),) = planned({"fs": 1e9}, mesh).routes()
+    ((_, by_bytes, _),) = planned("auto", mesh).routes()
+    assert alone == by_bytes
+
+
+def test_links_change_what_is_gathered() -> None:
+    mesh = [("fs", 4, "S", 0), ("tp", 4, "S", 1)]
+
+    def gathered(fast: str) -> str:
+        rates = {"fs": 1.0, "tp": 1.0, fast: 1e6}
+        return str(planned(rates, mesh, rank_fraction=0.25).rows()[0]["route"])
+
+    # The long side is cut by fs: keeping it sends P whole along fs, and next to nothing along tp.
+    assert gathered("fs") == "gather fs"
+    assert gathered("tp") == "keep"
+
+
+def test_steps_by_links_equal_those_of_the_route_that_they_choose() -> None:
+    case, setting = case_named("dion-quarter"), setting_named("fsdp2-tp3")
+    comparison = Comparison(on_route(case, {"tp": 1e11, "fs": 1e8}), setting, torch.float64, "float64")
+    for grads in gradients(case.shapes, STEPS, 0):
+        comparison.step([on_grid(grad) for grad in grads])
+    comparison.check(1e-10)
+
+
+WRONG = [
+    "both",
+    3,
+    (1,),
+    ("",),
+    None,
+    {},
+    {"fs": 0.0},
+    {"fs": -1},
+    {"fs": float("inf")},
+    {"fs": "fast"},
+    {3: 1.0},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_route_is_refused_with_what_it_may_be(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"route.*'auto', 'keep', 'gather'"):
         oxidion.Dion([nn.Parameter(torch.zeros(4, 4))], route=wrong)

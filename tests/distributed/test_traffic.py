@@ -6,6 +6,7 @@ collectives.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -117,6 +118,31 @@ def test_dion_gathers_q_once_for_all_matrices_and_sends_no_sketch() -> None:
         ("all_to_all", 4 * p),
         ("all_reduce", 4 * r),
     ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "route", "more"),
+    [
+        # A quarter of the columns: R of four matrices goes to its owners and back.
+        (Setting("", {"fs": 4}, fsdp(1)), "keep", [("all_to_all", 4 * 16 * 16 * 4)] * 2),
+        (Setting("", {"fs": 4}, fsdp(1)), "gather", []),
+        (Setting("", {"fs": 4}, fsdp(0)), "keep", []),
+        (Setting("", {"fs": 4}, fsdp(0)), "gather", []),
+        (Setting("", {"dp": 4}, copies, {"dp": True}), "keep", []),
+        (Setting("", {"dp": 4}, copies, {"dp": False}), "keep", []),
+    ],
+)
+def test_orthonormal_right_factor_sends_r_there_and_back_where_its_side_is_cut(
+    setting: Setting, route: str, more: list[tuple[str, int]]
+) -> None:
+    kwargs = {**QUARTER, "route": route}
+    column, orthonormal = (
+        Counter((s.kind, s.bytes) for s in sent(setting, oxidion.Dion, {**kwargs, "right_factor": kind}))
+        for kind in ("column", "orthonormal")
+    )
+    assert column
+    assert orthonormal - column == Counter(more)
+    assert not column - orthonormal
 
 
 def test_muon_sends_two_all_to_alls_sharded_and_one_all_gather_replicated() -> None:

@@ -43,6 +43,8 @@ SETTINGS: dict[str, list[Any]] = {
     "rcqr_oversample": [1.25, 1e300, math.inf],
     "ns_steps": [0, 1, 5, 2**20],
     "power_iters": [1, 3],
+    "right_factor": ["column", "orthonormal"],
+    "merge_dims": [True, False],
     "state_bits": [32, 8, 3],
     "state_dtype": ["float32", "float64", "bfloat16", "int8"],
     "block_size": [256, 1, 512, 3, 2**40],

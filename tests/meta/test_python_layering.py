@@ -181,7 +181,9 @@ def test_only_the_files_of_communication_name_torch_distributed() -> None:
                 continue
             if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name in names):
                 users.append(relative(file))
-    allowed = ("_dist/comm", "_dist/collectives", "_torch/compat")  # the last one, its names by version
+    # Names by version, and a check that makes process groups as a user does.
+    own = ("_torch/compat", "_gpu_check/ranks")
+    allowed = ("_dist/comm", "_dist/collectives", *own)
     assert set(users) == {f"python/oxidion/{name}.py" for name in allowed}
 
 

@@ -179,6 +179,11 @@ BY_HAND: tuple[Case, ...] = (
     _dion("group-rank", Group(MATRICES[:3]), Group(MATRICES[:3], {"rank_fraction": 0.25, "mu": 0.8})),
     _dion("experts", Group(EXPERTS), rank_fraction=0.5),
     _dion("mixed", *MIXED, rank_fraction=0.5),
+    _dion("orthonormal", right_factor="orthonormal"),
+    _dion("orthonormal-half", right_factor="orthonormal", rank_fraction=0.5),
+    _dion("orthonormal-power2", right_factor="orthonormal", power_iters=2, rank_fraction=0.5),
+    _dion("orthonormal-cautious", right_factor="orthonormal", keys={"cautious_wd": True}),
+    _dion("orthonormal-experts", Group(EXPERTS), right_factor="orthonormal", rank_fraction=0.5),
     _muon("default"),
     _muon("nesterov", nesterov=True),
     _muon("rms", adjust_lr="rms_norm"),
@@ -222,6 +227,14 @@ BY_HAND: tuple[Case, ...] = (
         "column-split",
         Group(((6, 12), (9, 12)), {"split_sizes": (6, 4, 2), "split_dim": 1}),
         rank_fraction=0.5,
+    ),
+    *(
+        _dion(f"orthonormal-{name}", group, right_factor="orthonormal", rank_fraction=0.5)
+        for name, group in (
+            ("heads", Group(HEADS, {"num_heads": 3})),
+            ("column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1})),
+            ("split", Group(((12, 6), (12, 9)), {"split_sizes": (6, 4, 2)})),
+        )
     ),
     *(row for make in (_normuon, _dion2, _nordion2) for row in _family(make)),
     *(row for make in (_muon, _normuon) for row in _held(make)),
@@ -292,6 +305,7 @@ SMALL_CASES = tuple(
         ("dion", "quarter", {"rank_fraction": 0.25}),
         ("dion", "cqr", {"qr_method": "cqr", "cqr_warmup_steps": 0, "rank_fraction": 0.5}),
         ("dion", "qr", {"qr_method": "qr", "rank_fraction": 0.5}),
+        ("dion", "orthonormal", {"right_factor": "orthonormal", "rank_fraction": 0.5}),
         ("muon", "polar", {}),
         ("muon", "schulz", {"use_polar_express": False, "nesterov": True}),
         ("normuon", "polar", {}),

@@ -16,6 +16,8 @@ EXPERTS: tuple[Shape, ...] = ((3, 6, 4), (2, 4, 6), (3, 5, 5), (2, 2, 6, 5))
 KERNELS: tuple[Shape, ...] = ((6, 4, 3, 3), (16, 2, 2, 2), (6, 6))
 HEADS: tuple[Shape, ...] = ((12, 8), (12, 3), (12, 8))
 COLUMN_HEADS: tuple[Shape, ...] = ((8, 12), (3, 12), (8, 12))
+MERGED_ROWS: tuple[Shape, ...] = ((4, 3, 4, 3), (6, 2, 10), (2, 3), (5, 2, 4))
+MERGED_COLUMNS: tuple[Shape, ...] = ((8, 3, 3), (12, 6, 2), (9, 8), (7, 2, 2, 3))
 VECTORS: tuple[Shape, ...] = ((5,), (), (1,), (8, 6), (13,))
 
 
@@ -42,6 +44,10 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("blocks", Group(HEADS, {"split_sizes": (6, 2, 4)})),
     _soap("blocks-short", Group(HEADS, {"split_sizes": (6, 2, 4)}), sides="short"),
     _soap("flatten", Group(KERNELS), flatten=True),
+    # Rows of several dimensions, of one matrix of which all are; then columns.
+    _soap("merged-rows", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12),
+    _soap("merged-columns", Group(MERGED_COLUMNS), merge_dims=True, max_precondition_dim=12),
+    _soap("merged-short", Group(MERGED_COLUMNS), merge_dims=True, max_precondition_dim=12, sides="short"),
     _soap("vectors", Group(VECTORS)),
     _soap("early", decay_order="torch"),
     _soap("cautious", cautious_wd=True),

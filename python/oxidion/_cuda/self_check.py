@@ -9,20 +9,21 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from oxidion._cuda import device
+from oxidion._cuda import device, tuning
+from oxidion._cuda.child import VARIABLE, command, environment
+from oxidion._cuda.records import Facts, folder, read, turn, write
 from oxidion._oxidion import (
     __version__,
     device_facts,
@@ -31,10 +32,7 @@ from oxidion._oxidion import (
     source_states,
     turn_source_off,
 )
-from oxidion._torch.cache import cache_folder, check_private, make_private
 
-VARIABLE = "OXIDION_SELF_CHECK"
-"""Environment variable: "0" turns the check off; "child" is for the process that it runs in."""
 SECONDS = "OXIDION_SELF_CHECK_SECONDS"
 """Environment variable: seconds that the check of a source may take, without compiling."""
 CHECKS = 1
@@ -77,15 +75,6 @@ class Verdict:
     reason: str = ""
     error: float = 0.0
     seconds: float = 0.0
-
-
-class Facts(NamedTuple):
-    """The device that a verdict is for."""
-
-    gpu: str
-    capability: str
-    sms: int
-    driver: str
 
 
 _known: dict[str, Verdict] = {}
@@ -164,6 +153,7 @@ def approve(where: torch.device, names: Sequence[str]) -> None:
         images = source_images(number)
         new = {name: image for name, image in images.items() if (number, name) not in _settled}
         _settle(number, facts, judged(number, facts, new))
+        tuning.choose(number, facts, {name: images[name] for name in images if _is_used(number, name)})
 
 
 def anew(where: torch.device) -> dict[str, Verdict]:
@@ -212,22 +202,14 @@ def _settle(number: int, facts: Facts, verdicts: Mapping[str, Verdict]) -> None:
         )
 
 
+def _is_used(number: int, name: str) -> bool:
+    return any(name == own and state == "loaded" for own, state, *_ in source_states(number))
+
+
 def key_of(facts: Facts, name: str, image: str) -> str:
     """The name of a verdict: a hash of all that it depends on."""
     parts = [*map(str, facts), name, image, str(CHECKS), __version__]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def folder() -> Path | None:
-    """The folder of verdicts, which is that of machine code; None where nothing can be kept."""
-    found = cache_folder()
-    if found is None:
-        return None
-    try:
-        make_private(found)
-    except OSError:
-        return None  # `device.kept_in` says so
-    return found
 
 
 def judged(number: int, facts: Facts, images: Mapping[str, str]) -> dict[str, Verdict]:
@@ -236,7 +218,7 @@ def judged(number: int, facts: Facts, images: Mapping[str, str]) -> dict[str, Ve
     found = _kept(keys)
     if len(found) == len(keys):
         return found
-    with _turn() as has_turn:
+    with turn(STARTING + in_all() + 10) as has_turn:
         found = _kept(keys)  # another process may have checked them meanwhile
         missing = [name for name in SOURCES if name in keys and name not in found]
         if missing and not has_turn:
@@ -272,14 +254,9 @@ def _kept(keys: Mapping[str, str]) -> dict[str, Verdict]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A record; empty where there is none that this user alone could write."""
-    try:
-        check_private(file)
-        told = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    is_whole = isinstance(told, dict) and told.keys() >= {"key", "source", *Verdict.__dataclass_fields__}
-    return told if is_whole and told["result"] in ("pass", "fail") else {}
+    """The record of a verdict; empty where there is none."""
+    told = read(file, {"source", *Verdict.__dataclass_fields__})
+    return told if told.get("result") in ("pass", "fail") else {}
 
 
 def _keep(key: str, name: str, facts: Facts, verdict: Verdict) -> None:
@@ -288,16 +265,10 @@ def _keep(key: str, name: str, facts: Facts, verdict: Verdict) -> None:
         return
     _known[key] = verdict
     where = folder()
-    if where is None:
-        return
-    versions = {"oxidion": __version__, "torch": torch.__version__, "checks": CHECKS}
-    told = {"key": key, "source": name, **asdict(verdict), **facts._asdict(), **versions}
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=where, suffix=".part", delete=False) as file:
-            file.write(json.dumps(told, indent=1) + "\n")
-        Path(file.name).replace(_file(where, name, key))
-    except OSError as error:
-        _log.warning("the check of %s cannot be kept in %s: %s", name, where, error)
+    if where is not None:
+        versions = {"oxidion": __version__, "torch": torch.__version__, "checks": CHECKS}
+        told = {"key": key, "source": name, **asdict(verdict), **facts._asdict(), **versions}
+        write(_file(where, name, key), told)
 
 
 def forget(facts: Facts) -> None:
@@ -307,37 +278,7 @@ def forget(facts: Facts) -> None:
         told = _read(file)
         if all(told.get(field, value) == value for field, value in facts._asdict().items()):
             file.unlink(missing_ok=True)
-
-
-@contextmanager
-def _turn() -> Iterator[bool]:
-    """Waits until no other process of this user checks; False where that takes too long.
-
-    Where a file system has no locks, everybody has the turn.
-    """
-    where = folder()
-    if where is None:
-        yield True
-        return
-    with (where / "check.lock").open("w") as file:
-        yield _locked(file.fileno(), time.monotonic() + STARTING + in_all() + 10)
-
-
-def _locked(file: int, until: float) -> bool:
-    import fcntl
-
-    def is_taken() -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return isinstance(error, BlockingIOError)
-        return False
-
-    while is_taken():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
+    tuning.forget(facts)
 
 
 def compared(word: str, names: Sequence[str], proven: Sequence[str]) -> dict[str, Verdict]:
@@ -362,15 +303,6 @@ def compared(word: str, names: Sequence[str], proven: Sequence[str]) -> dict[str
     return found
 
 
-CODE = """
-import sys
-sys.path[:] = sys.argv.pop(1).split(":")
-from oxidion.__main__ import main
-sys.exit(main())
-"""
-"""The child imports what its parent does, whatever the working directory has."""
-
-
 class Child:
     """A process that compares sources with libtorch and says a line before and after each.
 
@@ -390,15 +322,11 @@ class Child:
     @classmethod
     def started(cls, word: str, names: Sequence[str], passed: Sequence[str]) -> Child | str:
         """A child; else why there can be none."""
-        if not sys.executable:
-            return "there is no sys.executable that another process could be started by"
-        paths = ":".join(str(Path(path).absolute()) for path in sys.path)
-        command = [sys.executable, "-c", CODE, paths, "gpu-check", "--device", word]
         complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed with the child)
         try:
             process = subprocess.Popen(
-                [*command, "--self", ",".join(names), ",".join(passed)],
-                env={**os.environ, VARIABLE: "child", "OXIDION_CUDA": "auto"},
+                [*command(word), "--self", ",".join(names), ",".join(passed)],
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=complaints,
@@ -476,7 +404,10 @@ class Child:
 
 
 def flags(where: torch.device) -> list[int]:
-    """One number for each source, 1 where it is off; then whether kernels alone compute, and whether not."""
+    """One number for each source, 1 where it is off; then whether kernels alone compute, and whether not.
+
+    Behind them, what is to be alike of the products that are faster by the library.
+    """
     tier = device.tier()
     try:
         states = [] if tier == "libtorch" else source_states(device.number_of(where) or 0)
@@ -484,16 +415,22 @@ def flags(where: torch.device) -> list[int]:
         states = []
     # Which kernel multiplies depends on whether the one of warpgroups was asked for.
     on = {name for name, state, *_ in states if state == "loaded" or (state != "off" and name != GROUPS[0])}
-    return [*(int(name not in on) for name in SOURCES), int(tier == "kernels"), int(tier != "kernels")]
+    number = device.number_of(where) or 0
+    alone = [int(tier == "kernels"), int(tier != "kernels")]
+    return [*(int(name not in on) for name in SOURCES), *alone, *tuning.flags(number)]
 
 
 def turn_off(where: torch.device, off: Sequence[int]) -> str:
     """Turns off what any rank has off, and says so once. Returns what is wrong where ranks cannot agree."""
-    if off[-2] and off[-1]:
+    alone = len(SOURCES)
+    if off[alone] and off[alone + 1]:
         return "OXIDION_CUDA=kernels is set on some ranks only: set it on all of them, or on none"
     pairs = zip(SOURCES, flags(where), off, strict=False)
     others = [name for name, mine, any_has in pairs if any_has and not mine]
-    if not others or off[-2]:
+    if off[alone]:
+        return ""
+    tuning.agree(device.number_of(where) or 0, off[alone + 2 :])
+    if not others:
         return ""
     for name in others:
         turn_source_off(name, "another rank has it off", device.number_of(where))
@@ -543,4 +480,4 @@ def records() -> list[str]:
         f"{row['source']} {'kernels' if row['result'] == 'pass' else 'libtorch'}"
         f"{' (' + row['reason'] + ')' if row['reason'] else ''}, on {row['gpu']}, driver {row['driver']}"
         for row in rows
-    ]
+    ] + tuning.described()

@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
-from oxidion._cuda import self_check
+from oxidion._cuda import child, self_check
 from oxidion._cuda.device import tier
-from oxidion._gpu_check import parts, sources
-from oxidion._gpu_check.parts import CLASSES, EMULATED, KERNELS, SPEED, Found
+from oxidion._gpu_check import parts, products, ranks, sources
+from oxidion._gpu_check.parts import CLASSES, KERNELS, SPEED, Found
+from oxidion._gpu_check.place import EMULATED, place
 
-SCHEMA = 1
+SCHEMA = 2
 ROWS = {1: "env", 2: "load", 3: "kernels", 4: "steps", 5: "sanitizer", 6: "speed", 7: "devices"}
-LIMITS = {1: 60, 2: 180, 3: 120, 4: 120, 5: 240, 6: 60, 7: 60}
+LIMITS = {1: 60, 2: 180, 3: 120, 4: 120, 5: 240, 6: 60, 7: ranks.SECONDS}
 """Seconds of a part."""
 QUICK = (1, 2, 3)
 DECIDES = (1, 2, 3, 4)
@@ -52,6 +53,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--self", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--products", help=argparse.SUPPRESS)
     return parser
 
 
@@ -64,6 +67,14 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         return 0
     if asked := given.self:
         sources.run(given.device, *(names.split(",") if names else [] for names in asked))
+        return 0
+    if given.rank:
+        rank, count, part, store = given.rank
+        found_here = ranks.work(given.device, int(rank), int(count), part, store)
+        sys.stdout.write("\n" + json.dumps(found_here) + "\n")
+        return 0
+    if given.products:
+        sys.stdout.write(json.dumps(products.run(given.device, given.products.split(","))) + "\n")
         return 0
     rows = _rows(parser, given)
     if given.device != EMULATED and not torch.cuda.is_available():
@@ -85,7 +96,7 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
 
 def recheck(number: str) -> int:
     """Forgets what is kept of checks on a device and checks every source; returns the exit status."""
-    where = parts.place(number)
+    where = place(number)
     verdicts = self_check.anew(where)
     for name, verdict in verdicts.items():
         used = verdict.result == "pass"
@@ -126,11 +137,25 @@ def check(number: str, rows: Iterable[int]) -> dict[str, Any]:
             line(result.status, row, name, result.figures, result.reason)
             found.append({"row": row, "part": name, "seconds": seconds, "limit": LIMITS[row], **vars(result)})
     failed = any(part["status"] == "FAIL" and part["row"] in DECIDES for part in found)
-    return {"schema": SCHEMA, **parts.facts(number), "tier": tier(), "rows": found, "exit": int(failed)}
+    told = {"tier": tier(), "tiers": tiers(found)}
+    return {"schema": SCHEMA, **parts.facts(number), **told, "rows": found, "exit": int(failed)}
+
+
+def tiers(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """By source what is to compute, from what row 3 has found: "kernels", or "libtorch: reason"."""
+    told: dict[str, str] = {}
+    for part in found:
+        for source in part["part"].split() if part["row"] == 3 else ():
+            if source in self_check.SOURCES:
+                is_right = part["status"] == "PASS"
+                word = "kernels" if is_right else f"libtorch: {part['reason']}"
+                if told.get(source, "kernels") == "kernels":
+                    told[source] = word
+    return told
 
 
 def _names(row: int) -> list[str]:
-    names: dict[int, Iterable[str]] = {3: KERNELS, 4: CLASSES, 6: SPEED}
+    names: dict[int, Iterable[str]] = {3: KERNELS, 4: CLASSES, 6: SPEED, 7: ranks.PARTS}
     return list(names.get(row, [ROWS[row]]))
 
 
@@ -142,7 +167,11 @@ def _part(row: int, name: str, number: str) -> Found:
         return Found("SKIP", {}, "there is no device whose speed could be measured")
     if row == 7:
         count = 0 if emulated else torch.cuda.device_count()
-        return Found("SKIP", {"gpus": count}, "runs of several GPUs are not part of this version")
+        if count == 1:
+            return Found("SKIP", {"gpus": count}, "there is one GPU")
+        if emulated and name != ranks.PARTS[0]:
+            return Found("SKIP", {}, "one device is emulated, for gloo")
+        return ranks.run(name, [EMULATED] * 2 if emulated else [str(n) for n in range(min(count, 8))])
     if row in BY_KERNELS and tier() == "libtorch":
         return Found("SKIP", {}, "OXIDION_CUDA=libtorch: kernels are not asked for")
     return _child(row, name, number)
@@ -169,7 +198,7 @@ def _child(row: int, name: str, number: str, before: Iterable[str] = ()) -> Foun
         done = subprocess.run(
             [*command, "--part", str(row), name],
             # Kernels are tried as they are.
-            env={**os.environ, self_check.VARIABLE: "0", **kernels},
+            env={**os.environ, child.VARIABLE: "0", **kernels},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

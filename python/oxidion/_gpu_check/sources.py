@@ -16,6 +16,7 @@ import torch
 from oxidion._cuda import self_check
 from oxidion._cuda.self_check import GROUPS, MARK, SOURCES, Verdict
 from oxidion._gpu_check import parts
+from oxidion._gpu_check.place import place
 from oxidion._oxidion import hide_sources, load_sources, turn_source_off
 
 WITH = {
@@ -62,7 +63,7 @@ def run(number: str, names: Sequence[str], proven: Sequence[str]) -> None:
     """
     # A kernel that hangs may keep it from hearing anything else.
     signal.alarm(int(self_check.STARTING + self_check.in_all()) + 30)
-    device = parts.place(number)
+    device = place(number)
     ordinal = device.index or 0
     usable = [name for name in SOURCES if name in {*names, *proven}]
     for name in SOURCES:

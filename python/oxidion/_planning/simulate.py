@@ -46,7 +46,8 @@ class Settings:
         tokens: of a training step, over all ranks; 0 if not given.
         max_batch_bytes: bound on the workspace of matrices that are handled together; None is the default.
         workspace_limit: bytes of workspace; None is the default.
-        route: of Dion: "auto", "keep", "gather", or the axes that are gathered.
+        route: of Dion: "auto", "keep", "gather", the axes that are gathered, or bytes per second by axis.
+            With hardware "auto" stands for the bytes per second of its links.
     """
 
     algorithm: str = "dion"
@@ -65,7 +66,7 @@ class Settings:
     tokens: int = 0
     max_batch_bytes: int | None = None
     workspace_limit: int | None = None
-    route: str | tuple[str, ...] = "auto"
+    route: str | tuple[str, ...] | dict[str, float] = "auto"
 
     @property
     def products(self) -> str:
@@ -140,7 +141,7 @@ class Simulation:
         settings = fields["settings"]
         route = settings["route"]
         fields["settings"] = Settings(
-            **settings | {"route": route if isinstance(route, str) else tuple(route)}
+            **settings | {"route": tuple(route) if isinstance(route, list) else route}
         )
         fields["wire"] = [Traffic(**entry) for entry in fields["wire"]]
         if fields.get("time") is not None:
@@ -187,6 +188,9 @@ class Simulation:
         if len(self.routes) > 1:
             ways = [{"route": way, "sent": human(sent, "B")} for way, sent in self.routes.items()]
             parts.append(str(Table(ways)))
+            if isinstance(s.route, dict):
+                rates = ", ".join(f'"{axis}": {rate:g}' for axis, rate in s.route.items())
+                parts[-1] += f"\nchosen for the least time on the links: Dion(..., route={{{rates}}})"
         if self.time is not None:
             parts.append(clock.report(self.time))
         if self.gradient_sync:
@@ -238,6 +242,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         states["workspace_limit"] = settings.workspace_limit
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
+    if settings.route == "auto" and settings.hardware is not None:
+        settings = replace(settings, route=_link_rates(mesh, settings))
     own["rank"], own["route"] = settings.projection_rank, settings.route
     groups: list[dict[str, Any]] = [own, {"algorithm": "adamw", **states}]
     # Fused weights are cut into their matrices by classes that know such groups.
@@ -301,16 +307,32 @@ def _routes(plan: Plan) -> dict[str, float]:
     return {"chosen": sums.pop("chosen"), **sums} if sums else {}
 
 
+def _strides(mesh: Mesh) -> dict[str, int]:
+    """Distance of neighbours by axis, in ranks."""
+    strides, stride = {}, math.prod(mesh.values())
+    for axis, size in mesh.items():
+        stride //= size
+        strides[axis] = stride
+    return strides
+
+
+def _link_rates(mesh: Mesh, settings: Settings) -> str | dict[str, float]:
+    """Bytes per second of the links of each axis on the machine that was named, to three digits."""
+    machine = hardware.load(str(settings.hardware), settings.links)
+    rates = {
+        axis: float(f"{machine.link_rate(mesh[axis], stride, axis):.3g}")
+        for axis, stride in _strides(mesh).items()
+        if mesh[axis] > 1
+    }
+    return rates or "auto"
+
+
 def _time(plan: Plan, config: Config, mesh: Mesh, settings: Settings) -> StepTime | None:
     """The estimate of a step's time on the machine that was named."""
     if settings.hardware is None:
         return None
     machine = hardware.load(settings.hardware, settings.links)
-    world = math.prod(mesh.values())
-    strides, stride = {}, world
-    for axis, size in mesh.items():
-        stride //= size
-        strides[axis] = stride
+    world, strides = math.prod(mesh.values()), _strides(mesh)
     time = clock.step_time(plan, machine, settings.products, strides)
     if not settings.tokens:
         return time

@@ -89,12 +89,35 @@ def own_directions(product: Tensor, rounding: float, stored: float | None) -> Te
     return basis
 
 
+def right_factor(r_nr: Tensor, q_old: Tensor, dead: Tensor, rounding: float) -> Tensor:
+    """Q of ``right_factor="orthonormal"``: Gram-Schmidt of the live columns of R [n, r], in their order.
+
+    One of them that depends on those before it, each with a rounding of ``rounding`` times its length, is
+    divided by its length. Dead ones keep their column of ``q_old``, less what it has of the new ones, at
+    length 1; unchanged where less than 1/1024 of it is left, or where no column is live.
+    """
+    if bool(dead.all()):
+        return q_old.clone()
+    live = r_nr[:, ~dead] / r_nr[:, ~dead].norm(dim=0)
+    basis = own_directions(live, rounding, None)
+    basis = torch.where((basis == 0).all(dim=0), live, basis)
+    old = q_old[:, dead]
+    rest = old - basis @ (basis.mT @ old)
+    lengths = rest.norm(dim=0)
+    has_own = lengths > old.norm(dim=0) / 1024.0
+    q_nr = torch.empty_like(q_old)
+    q_nr[:, ~dead] = basis
+    q_nr[:, dead] = torch.where(has_own, rest / lengths, old)
+    return q_nr
+
+
 def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """Dion (arXiv:2504.05295) on each of the matrices that the group reads the parameter as.
 
     With B the momentum, transposed where ``d_out < d_in``: ``M <- M + G``; ``power_iters`` times
     ``P = orth(B Q); R = B^T P``, with R as the next Q; ``M <- M - (1 - mu) P R^T``;
-    ``Q <- R / (||R||_col + epsilon)``; ``X <- (1 - lr wd) X - lr s P Q^T``, with s of ``adjust_lr``.
+    ``Q <- R / (||R||_col + epsilon)``, or the Q factor of R; ``X <- (1 - lr wd) X - lr s P Q^T``, with s of
+    ``adjust_lr``.
 
     Columns of R at rounding level, and those whose column of B Q depends on the ones before it, add nothing
     to M or X and keep their column of Q; so do those at that level beside epsilon, but for M. A non-finite
@@ -125,15 +148,15 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
     b_mn = momentum.mT if transposed else momentum
     products = product_type(group)
     r_nr = q_old
+    # Narrow products are rounded once, by half a unit in the last place.
+    rounding = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
+    stored = stored_rounding(group)
     for iteration in range(int(group.get("power_iters", 1))):
         product = b_mn @ r_nr
-        # Narrow products are rounded once, by half a unit in the last place.
-        epsilon = torch.finfo(products).eps * (0.25 if products.itemsize == 2 else 1.0)
-        stored = stored_rounding(group)
         if iteration == 0:
-            p_mr = own_directions(product, epsilon, stored)
+            p_mr = own_directions(product, rounding, stored)
         else:
-            p_mr = own_directions(product, max(epsilon, stored / 4.0), None)
+            p_mr = own_directions(product, max(rounding, stored / 4.0), None)
         r_nr = b_mn.mT @ p_mr
     norms = r_nr.norm(dim=0)
     share = DEAD_COLUMN_OF.get(products, DEAD_COLUMN)
@@ -142,7 +165,10 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
     dead = noise | (norms <= share * epsilon)
     p_mr = p_mr.masked_fill(dead, 0.0)
     b_mn -= (1.0 - float(group["mu"])) * captured
-    q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
+    if group.get("right_factor", "column") == "orthonormal":
+        q_nr = right_factor(r_nr, q_old, dead, max(rounding, stored / 4.0))
+    else:
+        q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
     update = p_mr @ q_nr.mT
     update = update.mT if transposed else update
     decay(param, update, group)

@@ -38,6 +38,8 @@ def sides_of(rows: int, cols: int, group: Group) -> tuple[int, ...]:
         turned = group.get("transposed")
         wanted[kind] = (0,) if (rows < cols if turned is None else turned) else (1,)
     limit = int(group.get("max_precondition_dim", 10000))
+    if group.get("is_merged", False) and cols == 1:
+        return (0,) if rows <= limit else ()
     return tuple(side for side in wanted[kind] if (rows, cols)[side] <= limit)
 
 
@@ -144,6 +146,25 @@ class Bases:
                 basis.copy_(next_basis(factor, basis))
 
 
+def soap_merged_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    """SOAP on one matrix of merged dimensions, or of one column; factors keep dimensions of a side apart."""
+    merged = merged_shape(param.shape, int(group.get("max_precondition_dim", 10000)))
+    if len(merged) > 2:
+        raise ValueError(f"{tuple(param.shape)} is merged to {merged}: two dimensions are the most")
+    shape = merged if len(merged) == 2 else (*merged, 1)
+    inner = {**group, "merge_dims": False, "is_merged": True}
+    moments, factors = ("momentum", "variance"), ("L", "R", "Q_L", "Q_R")
+    own: State = {}
+    for key, value in state.items():
+        is_factor = key in factors
+        own[key] = (
+            value.view(shape) if key in moments else value.view(-1, value.shape[-1]) if is_factor else value
+        )
+    soap_step(param.view(shape), grad.view(shape), own, inner)
+    for key, value in own.items():
+        state.setdefault(key, value.view(param.shape) if key in moments else value)
+
+
 def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     """SOAP (arXiv:2409.11321) on each of the matrices of a parameter, one-sided where sides are left out.
 
@@ -153,11 +174,7 @@ def soap_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     and R, and where t is a multiple of the frequency the bases. A matrix without a basis yet has no U.
     """
     if group.get("merge_dims", False) and param.ndim > 1:
-        shape = merged_shape(param.shape, int(group.get("max_precondition_dim", 10000)))
-        inner = {**group, "merge_dims": False}
-        own = {k: v.view(shape) if k in ("momentum", "variance") else v for k, v in state.items()}
-        soap_step(param.view(shape), grad.view(shape), own, inner)
-        state.update({k: v.view(param.shape) if k in ("momentum", "variance") else v for k, v in own.items()})
+        soap_merged_step(param, grad, state, group)
         return
     grad = -grad if group.get("maximize", False) else grad
     kept = Bases(param, state, group)

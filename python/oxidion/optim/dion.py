@@ -53,14 +53,22 @@ class Dion(OxOptimizer):
         adjust_lr: the rule for the factor of ``lr``: "spectral_norm" or "spectral_unclamped"
             ``√(d_out/d_in)``, "rms_norm" or "match_rms_adamw" ``0.2·√max(d_out, d_in)``, "original"
             ``√max(1, d_out/d_in)``, None 1.
+        right_factor: "column" divides each column of R by its norm, "orthonormal" (Orth-Dion,
+            arXiv:2605.16341) takes the Q factor of R, with a positive diagonal. Columns of R that are zero or
+            rounding noise are no part of the factorization and add nothing to the update. They keep their
+            column of Q, less what it has of the new ones and scaled to length 1; unchanged where less than
+            1/1024 of it is left, or where all columns are such. A column that depends on those before it
+            is divided by its norm.
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument: ``num_heads``, ``split_sizes`` and ``split_dim`` cut a weight into blocks;
             ``fan_in_fan_out=True`` is for weights stored ``[in, out]``.
         seed: of the initial Q and of the sketches, beside the parameter's name (else position) and the step.
         route: "keep" iterates on shards and sends factors; "gather" sends each matrix to an owner and back; a
             tuple does so along these mesh axes, and inner ones of the same side. "auto" takes what sends
-            least: gathering, beyond about ``1 / rank_fraction`` shards. A momentum of fewer bits than the
-            products is rounded once more when gathered. One of 8 bits is kept.
+            least: gathering, beyond about ``1 / rank_fraction`` shards. A dict, as in ``{"fs": 5e10, "tp":
+            4.5e11}``, is "auto" by time: bytes per second of the links of each mesh axis, one that is
+            missing as the slowest. A momentum of fewer bits than the products is rounded once more when
+            gathered. One of 8 bits is kept.
         check_grad_sync: check at every step that gradients are averaged if, and only if, they should be.
         distributed_mesh: the other classes' word for a ``replicate_mesh`` whose gradients are averaged
             already, as by DDP; beside ``replicate_mesh`` it has to have the same ranks.
@@ -80,6 +88,7 @@ class Dion(OxOptimizer):
         "epsilon": validate.number(1e-8),
         "oversample": validate.number(1.25, low=1.0),
         "power_iters": validate.count(1),
+        "right_factor": validate.word("column", "column", "orthonormal"),
         "qr_method": validate.word("rcqr", "rcqr", "cqr", "cqr2", "qr"),
         "cqr_warmup_steps": validate.count(150, low=0),
         "momentum_dtype": validate.dtype(),
@@ -114,9 +123,10 @@ class Dion(OxOptimizer):
         orth_dtype: Literal["auto", "bfloat16", "float32", "float64"] = "auto",
         adjust_lr: Literal["spectral_norm", "rms_norm", "original", "match_rms_adamw", "spectral_unclamped"]
         | None = "spectral_norm",
+        right_factor: Literal["column", "orthonormal"] = "column",
         flatten: bool = False,
         seed: int = 0,
-        route: Literal["auto", "keep", "gather"] | tuple[str, ...] = "auto",
+        route: Literal["auto", "keep", "gather"] | tuple[str, ...] | dict[str, float] = "auto",
         check_grad_sync: bool = False,
         cautious_wd: bool = False,
         maximize: bool = False,

@@ -62,6 +62,10 @@ class SOAP(OxOptimizer):
         shampoo_beta: decay rate of the factors; None (or the authors' -1): the second one of ``betas``.
         precondition_frequency: steps between two computations of the bases.
         max_precondition_dim: longest side with a basis.
+        merge_dims: multiply dimensions together from the left while the product is at most
+            ``max_precondition_dim``, and take the one or two that are left as those of a matrix: with a limit
+            of 12 ``(3, 4, 4, 3)`` is 12 × 12. One dimension of n elements has one factor L, n × n. More than
+            two are refused. L and Q_L keep the dimensions of the rows apart.
         sides: the sides with a basis: "both", "short" (the shorter one, columns of a square matrix),
             "unsharded" (the one that is not cut; depends on the layout).
         correct_bias: correct for moments that begin at zero.
@@ -89,6 +93,7 @@ class SOAP(OxOptimizer):
         "correct_bias": validate.flag(True),
         "normalize_grads": validate.flag(False),
         "decay_order": validate.word("galore", "torch", "galore"),
+        "merge_dims": validate.flag(False),
     }
     WORDS: ClassVar[Mapping[str, Word]] = {
         "max_precond_dim": Word("max_precondition_dim", BASIS_SCHEMA["max_precondition_dim"]),
@@ -106,6 +111,7 @@ class SOAP(OxOptimizer):
         shampoo_beta: float | None = None,
         precondition_frequency: int = 10,
         max_precondition_dim: int = 10000,
+        merge_dims: bool = False,
         sides: Literal["both", "short", "unsharded"] = "both",
         correct_bias: bool = True,
         normalize_grads: bool = False,

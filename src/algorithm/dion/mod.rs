@@ -2,9 +2,11 @@
 //! (Ahn et al. 2025, arXiv:2504.05295).
 //!
 //! With B the matrix oriented m ≥ n: M ← M + G, P = orth(M·Q), R = Mᵀ·P, M ← M - (1-μ)·P·Rᵀ,
-//! Q ← R / (‖R‖ by column + ε), X ← (1-lr·λ)·X - lr·√(rows/cols)·P·Qᵀ.
+//! Q ← R / (‖R‖ by column + ε), X ← (1-lr·λ)·X - lr·√(rows/cols)·P·Qᵀ. With an orthonormal right factor (arXiv:2605.16341) Q is
+//! the Q factor of R instead.
 
 mod basis;
+mod right;
 mod stages;
 
 use super::lr_scale::LrScale;
@@ -20,7 +22,7 @@ use crate::spec::{
 };
 use crate::tensor::DType;
 
-pub(super) const OPTIONS: [&str; 13] = [
+pub(super) const OPTIONS: [&str; 14] = [
     "adjust_lr",
     "cautious_wd",
     "momentum_dtype",
@@ -32,6 +34,7 @@ pub(super) const OPTIONS: [&str; 13] = [
     "cqr_warmup_steps",
     "rank_fraction",
     "rank_multiple_of",
+    "right_factor",
     "route",
     "seed",
 ];
@@ -58,6 +61,8 @@ const ACCUMULATE: Stage = 8;
 const LOAD: Stage = 9;
 const UPDATE: Stage = 10;
 const APPLY_UPDATE: Stage = 11;
+const SELECT: Stage = 12;
+const FACTORIZE: Stage = 13;
 
 const P: BufferId = 0;
 const R: BufferId = 1;
@@ -68,12 +73,17 @@ const FULL: BufferId = 4;
 const UPDATES: BufferId = 5;
 const MOMENTA: BufferId = 6;
 const QS: BufferId = 7;
+/// Buffers of an orthonormal right factor.
+const RIGHT: BufferId = 8;
+const LIVE: BufferId = 9;
 
 #[derive(Debug)]
 pub(super) struct Dion {
     rank_fraction: f64,
     rank_multiple_of: usize,
     power_iters: usize,
+    /// True if the columns of Q are orthonormal, false if each has length 1.
+    orthonormal: bool,
     qr_method: QrMethod,
     cqr_warmup_steps: usize,
     oversample: f64,
@@ -93,6 +103,7 @@ impl Dion {
             rank_fraction: options.share("rank_fraction", 1.0)?,
             rank_multiple_of: options.count("rank_multiple_of", 1)?.max(1),
             power_iters: options.count("power_iters", 1)?.max(1),
+            orthonormal: options.either("right_factor", "column", "orthonormal")?,
             qr_method: QrMethod::parse(options.word("qr_method")?.unwrap_or("rcqr"))?,
             cqr_warmup_steps: options.count("cqr_warmup_steps", 150)?,
             oversample: options.real("oversample", 1.25)?,
@@ -163,8 +174,8 @@ impl Dion {
             .sharded(DimSharding::LikeParam(short), columns)
     }
 
-    /// Appends the power iterations, the feedback and the norms.
-    fn iterate(&self, program: Program) -> Program {
+    /// Appends the power iterations, the feedback, the norms, and what makes Q orthonormal.
+    fn iterate(&self, program: Program, shape: &UnitShape) -> Program {
         let mut program = program.redistribute(WORK, Target::Replicate);
         for iteration in 0..self.power_iters {
             program = program
@@ -175,7 +186,8 @@ impl Dion {
                 .local(BACK_PROJECT, "back_project")
                 .redistribute(R, Target::Replicate);
         }
-        program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate)
+        program = program.local(FEEDBACK, "feedback").redistribute(NORMS, Target::Replicate);
+        if self.orthonormal { Self::factorize(program, shape) } else { program }
     }
 
     fn method(&self, step: f64) -> QrMethod {
@@ -213,7 +225,10 @@ impl Algorithm for Dion {
         if self.in_two_steps(shape.param, product) || momentum != product {
             program = program.buffer(Self::matrix(shape, "full", product));
         }
-        Ok(self.iterate(program.local(PREPARE, "accumulate")).local(APPLY, "apply"))
+        if self.orthonormal {
+            program = self.right_buffers(program, shape);
+        }
+        Ok(self.iterate(program.local(PREPARE, "accumulate"), shape).local(APPLY, "apply"))
     }
 
     fn gathered_program(&self, shape: &UnitShape) -> Result<Option<Program>> {
@@ -227,12 +242,16 @@ impl Algorithm for Dion {
         let full = Self::matrix(shape, "full", product);
         let needed = momentum != product || shape.param != product;
         let program = if needed { program.buffer(full) } else { program.scratch("full", 0, product) };
-        let program = program
+        let mut program = program
             .buffer(Self::matrix(shape, "update", shape.param))
             .buffer(Self::matrix(shape, "momentum", momentum))
             .buffer(self.basis(shape, "q", shape.state[Q]));
+        if self.orthonormal {
+            program = self.right_buffers(program, shape);
+        }
         let carried = Carried { states: vec![(MOMENTA, MOMENTUM), (QS, Q)], results: vec![UPDATES] };
-        let section = |program: Program| self.iterate(program.local(LOAD, "load")).local(UPDATE, "update");
+        let section =
+            |program: Program| self.iterate(program.local(LOAD, "load"), shape).local(UPDATE, "update");
         let program = program.local(ACCUMULATE, "accumulate").gathered(carried, section);
         Ok(Some(program.local(APPLY_UPDATE, "apply")))
     }
@@ -248,20 +267,30 @@ impl Algorithm for Dion {
             ORTHONORMALIZE => self.orthonormalize(io, h, Size::All),
             ORTHONORMALIZE_AGAIN => self.orthonormalize(io, h, Size::Each),
             BACK_PROJECT => Self::back_project(io),
-            FEEDBACK => Self::feedback(io, h),
-            UPDATE => Self::update(io, h),
+            FEEDBACK => self.feedback(io, h),
+            SELECT => Self::select(io, h),
+            FACTORIZE => Self::orthonormalize_right(io),
+            UPDATE => self.update(io, h),
             APPLY => self.apply(io, h),
             APPLY_UPDATE => self.apply_update(io, h),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
         }
     }
 
-    fn describe(&self, p: &ParamSpec, blocks: &[Block], _num_shards: [usize; 2]) -> Description {
+    fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
         let Some(first) = blocks.first() else {
             return Description::default();
         };
-        let whole = |b: &Block, rank: f64| 4.0 * rank * rank * flops(b.rows.max(b.cols));
-        let products = |b: &Block, rank: f64| 8.0 * rank * flops(b.numel()) + whole(b, rank);
+        let short = if p.oriented(blocks.iter().copied()) { Side::Rows } else { Side::Cols };
+        // Of Q's factorization, which is work on whole matrices only where R is sharded.
+        let right = |b: &Block, rank: f64| {
+            let width = [b.rows, b.cols][short.index()];
+            if self.orthonormal { 4.0 * rank * rank * flops(width) } else { 0.0 }
+        };
+        let is_cut = num_shards[short.index()] > 1;
+        let left = |b: &Block, rank: f64| 4.0 * rank * rank * flops(b.rows.max(b.cols));
+        let whole = |b: &Block, rank: f64| left(b, rank) + if is_cut { right(b, rank) } else { 0.0 };
+        let products = |b: &Block, rank: f64| 8.0 * rank * flops(b.numel()) + left(b, rank) + right(b, rank);
         let total = |cost: &dyn Fn(&Block, f64) -> f64| -> f64 {
             blocks.iter().map(|b| cost(b, flops(self.rank(b.rows, b.cols)))).sum()
         };

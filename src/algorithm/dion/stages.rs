@@ -1,6 +1,8 @@
 //! The stages of Dion on one bucket.
 
-use super::{Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, STEP, UPDATES, WEIGHT_DECAY, WORK};
+use super::{
+    Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, RIGHT, STEP, UPDATES, WEIGHT_DECAY, WORK,
+};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
@@ -180,18 +182,25 @@ impl Dion {
         Ok(())
     }
 
-    /// R with the sums of its columns and the factor that is made of it.
-    fn columns<'s>(units: &[UnitIo<'_>], buffers: &'s mut Buffers<'_>) -> Result<Vec<Columns<'s>>> {
-        let [r, norms, work] = buffers.several([R, NORMS, WORK])?;
+    /// R, or what is in its place, with a number for each of its columns and the factor that is made of it.
+    pub(super) fn columns<'s>(
+        units: &[UnitIo<'_>],
+        buffers: &'s mut Buffers<'_>,
+        r: BufferId,
+    ) -> Result<Vec<Columns<'s>>> {
+        let [r, norms, work] = buffers.several([r, NORMS, WORK])?;
         let all = r.flats(units)?.into_iter().zip(norms.flats(units)?).zip(work.flats(units)?);
         Ok(all.map(|((r, sums), scaled)| Columns { x: r.into_view(), sums, scaled }).collect())
     }
 
-    pub(super) fn feedback(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    pub(super) fn feedback(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        if self.orthonormal {
+            Self::keep_basis(io)?;
+        }
         let (held, lost) = (Self::momentum_held(io)?, h[MU] - 1.0);
         // Of a narrower copy only the product is taken, which the exact momentum is then corrected by.
         let factor = if held == Held::Narrower { 1.0 } else { lost };
-        kernels::squares_and_scaled(&mut Self::columns(&io.units, &mut io.buffers)?, factor)?;
+        kernels::squares_and_scaled(&mut Self::columns(&io.units, &mut io.buffers, R)?, factor)?;
         let StageIo { units, buffers, probe, .. } = &mut *io;
         for unit in &*units {
             record_stored(probe, "captured_energy", unit, MOMENTUM, || {
@@ -236,7 +245,7 @@ impl Dion {
         };
         let (rate, decay) = self.rate(unit, h);
         let direct = !self.in_two_steps(unit.param.dtype(), buffers.get(P)?.flat.dtype());
-        Self::normalize(units, buffers, h, direct.then_some(-rate))?;
+        self.normalize(units, buffers, h, direct.then_some(-rate))?;
         if direct {
             let decay = (h[WEIGHT_DECAY] != 0.0).then_some(decay);
             let mut all = Self::with_factors(units, buffers, WORK, |unit| unit.param.reborrow())?;
@@ -254,8 +263,10 @@ impl Dion {
         (h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols)), h[LR] * h[WEIGHT_DECAY])
     }
 
-    /// Q, and the right factor of the update: the columns of R over their norms, times a factor where one is given.
+    /// Q, and the right factor of the update: the columns of R over their norms, or of their orthonormal basis, times a factor
+    /// where one is given.
     fn normalize(
+        &self,
         units: &mut [UnitIo<'_>],
         buffers: &mut Buffers<'_>,
         h: &Hyper,
@@ -263,14 +274,18 @@ impl Dion {
     ) -> Result<()> {
         let own = units.iter().map(|unit| buffers.get(WORK)?.declared_cols(unit));
         let own = own.collect::<Result<Vec<_>>>()?;
-        let columns = Self::columns(units, buffers)?;
+        let (right, epsilon) = if self.orthonormal { (RIGHT, 0.0) } else { (R, h[EPSILON]) };
+        if self.orthonormal {
+            Self::store_basis(units, buffers, &own)?;
+        }
+        let columns = Self::columns(units, buffers, right)?;
         let kept = units.iter_mut().zip(columns).zip(own).map(|((unit, columns), own)| Kept {
             columns,
             q: unit.state[Q].reborrow().into_first_cols(own.len()),
             own,
         });
         let mut kept: Vec<_> = kept.collect();
-        kernels::normalize_columns(&mut kept, h[EPSILON], factor.unwrap_or(1.0), factor.is_some())
+        kernels::normalize_columns(&mut kept, epsilon, factor.unwrap_or(1.0), factor.is_some())
     }
 
     /// `X ← (1 - decay) X - rate·U` with U in a buffer.
@@ -288,9 +303,9 @@ impl Dion {
     }
 
     /// Q, and `U = P·Qᵀ` in the type of the parameter.
-    pub(super) fn update(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    pub(super) fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
-        Self::normalize(units, buffers, h, None)?;
+        self.normalize(units, buffers, h, None)?;
         let product = buffers.get(P)?.flat.dtype();
         let same = buffers.get(UPDATES)?.flat.dtype() == product;
         let [p, work, out] = buffers.several([P, WORK, if same { UPDATES } else { FULL }])?;

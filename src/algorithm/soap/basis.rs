@@ -2,7 +2,7 @@
 
 use super::super::flops;
 use super::super::warned::Warned;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::spec::{
     Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
 };
@@ -26,7 +26,9 @@ enum Sides {
 /// Settings and memory of the bases.
 #[derive(Debug)]
 pub(in crate::algorithm) struct Bases {
-    pub(in crate::algorithm) view: Matrices,
+    view: Matrices,
+    /// True if dimensions are multiplied together while the product is within `longest`.
+    merges: bool,
     sides: Sides,
     /// The longest side that has a basis.
     longest: usize,
@@ -44,13 +46,20 @@ impl Bases {
             "short" => Sides::Short,
             "unsharded" => Sides::Unsharded,
             other => {
-                return Err(crate::error::Error::Value(format!(
+                return Err(Error::Value(format!(
                     "sides must be one of both, short, unsharded, got '{other}'"
                 )));
             }
         };
+        let (view, merges) = (Matrices::from_options(options)?, options.flag("merge_dims")?);
+        if merges && (view.flatten || view.splits().is_some()) {
+            return Err(Error::Value(
+                "merge_dims excludes flatten, num_heads and split_sizes: give one of them".into(),
+            ));
+        }
         Ok(Self {
-            view: Matrices::from_options(options)?,
+            view,
+            merges,
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
             frequency: options.count("precondition_frequency", 10)?.max(1),
@@ -61,6 +70,73 @@ impl Bases {
                 "the gradient is not finite, or its factors do not decompose; its old bases are kept",
             ),
         })
+    }
+
+    /// The first of the dimensions of each side that these of a parameter are merged to, from the left.
+    fn merged(&self, shape: &[usize]) -> Vec<usize> {
+        let (mut starts, mut size) = (Vec::new(), 0_usize);
+        for (dim, &own) in shape.iter().enumerate() {
+            let product = size.saturating_mul(own);
+            if dim > 0 && product <= self.longest {
+                size = product;
+            } else {
+                size = own;
+                starts.push(dim);
+            }
+        }
+        starts
+    }
+
+    /// Tests whether dimensions of a parameter are merged.
+    fn merges(&self, p: &ParamSpec) -> bool {
+        self.merges && p.shape.len() > 1
+    }
+
+    /// The rule by which a parameter is read as matrices: one, where dimensions are merged.
+    pub(in crate::algorithm) fn view(&self, p: &ParamSpec) -> Matrices {
+        Matrices { flatten: self.view.flatten || self.merges(p), ..self.view.clone() }
+    }
+
+    /// The first dimension that holds columns.
+    pub(in crate::algorithm) fn columns_of(&self, p: &ParamSpec) -> usize {
+        if self.merges(p) {
+            return self.merged(&p.shape).get(1).copied().unwrap_or(p.shape.len());
+        }
+        self.view.leading(p) + 1
+    }
+
+    /// The matrices of a parameter of two or more dimensions; one of one column, where all are merged.
+    ///
+    /// # Errors
+    /// `Error::Value` that names the parameter when the rule does not fit its shape.
+    pub(in crate::algorithm) fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
+        if !self.merges(p) {
+            return self.view.blocks(p);
+        }
+        let found = self.merged(&p.shape).len();
+        if found > 2 {
+            return Err(Error::Value(format!(
+                "{}: merge_dims makes {found} dimensions of shape {:?} with max_precondition_dim={}, and two are the most: \
+                 pass flatten=True instead of it, or another limit",
+                p.name, p.shape, self.longest
+            )));
+        }
+        let (rows, cols) = p.shape.split_at(self.columns_of(p));
+        Ok(vec![Block { offset: 0, rows: rows.iter().product(), cols: cols.iter().product() }])
+    }
+
+    /// Phrase for `explain()`.
+    pub(in crate::algorithm) fn phrase(&self, p: &ParamSpec) -> String {
+        if !self.merges(p) {
+            return self.view.phrase(p);
+        }
+        let (rows, cols) = p.shape.split_at(self.columns_of(p));
+        let (rows, cols): (usize, usize) = (rows.iter().product(), cols.iter().product());
+        if self.columns_of(p) < p.shape.len() {
+            format!("merged to {rows} x {cols}")
+        } else {
+            format!("merged to {rows}")
+        }
     }
 
     pub(in crate::algorithm) fn orientation(&self, num_shards: [usize; 2]) -> Option<bool> {
@@ -77,6 +153,10 @@ impl Bases {
     /// The sides with a basis, rows first, of a parameter whose longest rows and columns these are.
     fn sides(&self, [rows, cols]: [usize; 2], transposed: bool) -> &'static [Side] {
         let fits = [rows <= self.longest, cols <= self.longest];
+        if self.merges && cols == 1 {
+            // One dimension: a full-matrix factor.
+            return if fits[0] { &[Side::Rows] } else { &[] };
+        }
         let wanted = match self.sides {
             Sides::Both => [true, true],
             Sides::Short => [rows < cols, rows >= cols],
@@ -123,8 +203,9 @@ impl Bases {
         if sides.is_empty() {
             return Vec::new();
         }
-        let lead = self.view.leading(p);
-        let (split, per_matrix) = (self.view.splits(), self.view.per_matrix(p, blocks.len()));
+        let (view, columns) = (self.view(p), self.columns_of(p));
+        let lead = view.leading(p);
+        let (split, per_matrix) = (view.splits(), view.per_matrix(p, blocks.len()));
         let numbers =
             || (p.shape[..lead].to_vec(), (0..lead).map(DimSharding::LikeParam).collect::<Vec<_>>());
         let state = |role, (shape, sharding), share| StateSpec {
@@ -137,11 +218,11 @@ impl Bases {
             coded: None,
             on_host: false,
         };
-        let mut states = vec![self.view.number("basis_step", p, blocks)];
+        let mut states = vec![view.number("basis_step", p, blocks)];
         for &side in sides {
             let (dims, other, names) = match side {
-                Side::Rows => (lead..lead + 1, lead + 1, ["L", "Q_L"]),
-                Side::Cols => (lead + 1..p.shape.len(), lead, ["R", "Q_R"]),
+                Side::Rows => (lead..columns, columns, ["L", "Q_L"]),
+                Side::Cols => (columns..p.shape.len(), lead, ["R", "Q_R"]),
             };
             let length = blocks.iter().map(|b| [b.rows, b.cols][side.index()]).max().unwrap_or(0);
             // Blocks along this side share the rows of one matrix, others have each their own.

@@ -22,7 +22,8 @@ pub(super) use muon::SoapMuon;
 /// Option keys of the bases.
 pub(super) const BASIS: [&str; 4] = ["sides", "max_precondition_dim", "precondition_frequency", "seed"];
 /// Option keys of SOAP itself.
-pub(super) const OPTIONS: [&str; 4] = ["correct_bias", "normalize_grads", "decay_order", "cautious_wd"];
+pub(super) const OPTIONS: [&str; 5] =
+    ["correct_bias", "normalize_grads", "decay_order", "cautious_wd", "merge_dims"];
 /// Option keys of SOAP-Muon itself.
 pub(super) const MUON: [&str; 2] = ["denom_power", "orth_norm"];
 
@@ -101,14 +102,18 @@ impl Algorithm for Soap {
     }
 
     fn leading(&self, p: &ParamSpec) -> usize {
-        self.bases.view.leading(p)
+        self.bases.view(p).leading(p)
+    }
+
+    fn columns(&self, p: &ParamSpec) -> usize {
+        self.bases.columns_of(p)
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
         if p.shape.len() < 2 {
             return Ok(vec![Block { offset: 0, rows: p.numel(), cols: 1 }]);
         }
-        self.bases.view.blocks(p)
+        self.bases.blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
@@ -142,7 +147,7 @@ impl Algorithm for Soap {
         let refresh = refresh / flops(self.bases.frequency);
         let is_local = sides.iter().all(|side| num_shards[side.index()] == 1);
         Description {
-            view: if p.shape.len() < 2 { "vector".into() } else { self.bases.view.phrase(p) },
+            view: if p.shape.len() < 2 { "vector".into() } else { self.bases.phrase(p) },
             lr_factor: 1.0,
             rank: None,
             flops: products + refresh + flops(14 * blocks.iter().map(Block::numel).sum::<usize>()),

@@ -303,11 +303,11 @@ impl Algorithm for SoapMuon {
     }
 
     fn leading(&self, p: &ParamSpec) -> usize {
-        self.bases.view.leading(p)
+        self.bases.view(p).leading(p)
     }
 
     fn blocks(&self, p: &ParamSpec) -> Result<Vec<Block>> {
-        self.bases.view.blocks(p)
+        self.bases.blocks(p)
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {

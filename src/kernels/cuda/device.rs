@@ -423,6 +423,11 @@ pub(in crate::kernels) fn size() -> Option<(u32, Option<(i32, i32)>)> {
     CURRENT.get().map(|(device, _)| (device.facts.multiprocessors, device.facts.capability))
 }
 
+/// The number of the device that this thread launches on.
+pub(in crate::kernels) fn ordinal() -> Option<usize> {
+    CURRENT.get().map(|(device, _)| device.ordinal)
+}
+
 /// Tests whether this thread launches on a device.
 pub(in crate::kernels) fn is_entered() -> bool {
     CURRENT.get().is_some()

@@ -21,7 +21,7 @@ use super::cpu::rows::Stack;
 use super::cuda_call::{Pass, RowPassCall, ScaleMoments};
 use super::{Copy, Messages};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, FlatView, MatrixView, to_i64};
+use crate::tensor::{DType, FlatView, MatrixView, address_of, to_i64};
 
 /// A call of kernels that these sources have, where they are used on the device of this thread; else what libtorch does.
 #[cfg(feature = "cuda")]
@@ -90,13 +90,18 @@ fn store_matrix(x: &MatrixView<'_>, numbers: &Tensor) -> Result<()> {
 
 /// Writes the formula's operands that the kernel writes.
 fn written(pass: &Pass<'_>, operands: &[FlatView], values: &[Value]) -> Result<()> {
-    for ((declared, flat), value) in pass.declared.operands.iter().zip(operands).zip(values) {
+    let stored = operands.iter().map(|flat| flat.tensor(&[flat.len()])).collect::<Result<Vec<_>>>()?;
+    let mut numbers = Vec::with_capacity(values.len());
+    for (own, (declared, value)) in pass.declared.operands.iter().zip(values).enumerate() {
         if declared.writes {
-            let like = flat.tensor(&[flat.len()])?;
-            store(flat, &value.tensor(&like)?)?;
+            let new = value.tensor(&stored[own])?;
+            // What an operand takes over from another one must not change with that one.
+            let is_others = |at: usize| at != own && address_of(&stored[at]) == address_of(&new);
+            let is_shared = (0..stored.len()).any(is_others);
+            numbers.push((own, if is_shared { copied(&new)? } else { new }));
         }
     }
-    Ok(())
+    numbers.iter().try_for_each(|(own, new)| store(&operands[*own], new))
 }
 
 /// The operands of a formula in this shape; those that are only written are 0.
@@ -195,7 +200,6 @@ pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
         let given = Given::new(&call.pass, number, stored, scales)?;
         let mut values = operands_of(&call.pass, &operands, kind, &shape)?;
         let found = (call.pass.declared.formula)(&given, &mut values);
-        written(&call.pass, &operands, &values)?;
         let [summed, own] = [0, 1].map(|at| found.get(at).cloned().unwrap_or(Known(0.0)));
         for (sums, dims) in [(row_sums, &[2_i64][..]), (col_sums, &[1]), (all_sums, &[1, 2])] {
             match &summed {
@@ -210,6 +214,7 @@ pub(super) fn rows<const N: usize, const R: usize, const W: usize>(
         if !total.is_empty() {
             write_numbers(&total.view(), &[own.sum()])?;
         }
+        written(&call.pass, &operands, &values)?;
     }
     Ok(())
 }

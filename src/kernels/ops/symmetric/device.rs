@@ -3,10 +3,11 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, size};
+use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, ordinal, size};
 use crate::kernels::cuda::driver::{Boxes, Grid, TensorMap, tensor_map};
 use crate::kernels::cuda::sources::When;
 use crate::kernels::cuda::table::to_i32;
+use crate::kernels::ops::symmetric::measured::{ProductClass, measured};
 use crate::kernels::stay::Tier;
 use crate::tensor::{address_of, is_emulated, to_i64};
 
@@ -184,7 +185,8 @@ pub(in crate::kernels) fn symmetric_product(
     for (i, (found, (weight, _))) in addends.iter().zip(add).enumerate() {
         (terms.addend[i], terms.beta[i]) = (found.batch()?, by_value(factor * weight));
     }
-    let product = Product { matrices: [left, right, to], terms, float16: kind == Kind::Half };
+    let product =
+        Product { matrices: [left, right, to], terms, float16: kind == Kind::Half, adds: !add.is_empty() };
     if Tier::wanted() == Tier::Auto && !product.is_worth_it() {
         return Ok(false);
     }
@@ -204,6 +206,7 @@ struct Product {
     matrices: [Matrices; 3],
     terms: Terms,
     float16: bool,
+    adds: bool,
 }
 
 impl Product {
@@ -211,10 +214,15 @@ impl Product {
         self.matrices.iter().all(Matrices::is_aligned)
     }
 
-    /// Tests whether half of the operations are likely to take less time here than all of them by the library: with tiles
-    /// for three quarters of the multiprocessors, rows that start where vectors do, and no matrix units that only the
-    /// library uses.
+    /// Tests whether half of the operations take less time here than all of them by the library, where rows start where
+    /// vectors do: as measured, else likely with tiles for three quarters of the multiprocessors, and without matrix units
+    /// that only the library uses.
     fn is_worth_it(&self) -> bool {
+        let Matrices { count, shape: [rows, depth], .. } = self.matrices[0];
+        let class = ProductClass::number(rows, depth, count, self.adds);
+        if let Some(wins) = ordinal().and_then(|device| measured(device, class)) {
+            return wins && self.is_aligned();
+        }
         let Some((multiprocessors, capability)) = size() else { return false };
         let tiles = self.matrices[0].count * self.tiles(TILE, TILE);
         let fills = 4 * tiles >= 3 * usize::try_from(multiprocessors).unwrap_or(usize::MAX);

@@ -2,11 +2,14 @@
 
 #[cfg(feature = "cuda")]
 pub(in crate::kernels) mod device;
+mod measured;
 
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
 use crate::kernels::libtorch::on_device;
+
+pub use measured::{ProductClass, set_measured};
 
 /// Sources without which there is none.
 const SOURCES: &[&str] = &["symmetric_mma.cu"];

@@ -1,0 +1,87 @@
+"""Records of a device that are kept from one process to the next, beside its machine code."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oxidion._torch.cache import cache_folder, check_private, make_private
+
+_log = logging.getLogger("oxidion.cuda")
+
+
+class Facts(NamedTuple):
+    """The device that a record is for."""
+
+    gpu: str
+    capability: str
+    sms: int
+    driver: str
+
+
+def folder() -> Path | None:
+    """The folder of records, which is that of machine code; None where nothing can be kept."""
+    found = cache_folder()
+    if found is None:
+        return None
+    try:
+        make_private(found)
+    except OSError:
+        return None  # `device.kept_in` says so
+    return found
+
+
+def read(file: Path, keys: Collection[str]) -> dict[str, Any]:
+    """A record that has these keys; empty where there is none that this user alone could write."""
+    try:
+        check_private(file)
+        told = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) and told.keys() >= {"key", *keys} else {}
+
+
+def write(file: Path, told: Mapping[str, Any]) -> None:
+    """Keeps a record: the file is there whole or not at all."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+            part.write(json.dumps(told, indent=1) + "\n")
+        Path(part.name).replace(file)
+    except OSError as error:
+        _log.warning("%s cannot be kept: %s", file, error)
+
+
+@contextmanager
+def turn(seconds: float) -> Iterator[bool]:
+    """Waits until no other process of this user is at the devices; False where that takes too long.
+
+    Where a file system has no locks, everybody has the turn.
+    """
+    where = folder()
+    if where is None:
+        yield True
+        return
+    with (where / "check.lock").open("w") as file:
+        yield _locked(file.fileno(), time.monotonic() + seconds)
+
+
+def _locked(file: int, until: float) -> bool:
+    def is_taken() -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        return False
+
+    while is_taken():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
