@@ -57,14 +57,13 @@ with seed 0 were at twice the recipe's rate (half and twice of that were worse),
 """
 
 
-
-def dion(rank_fraction: float) -> Recipe:
+def dion(rank_fraction: float, **arguments: Any) -> Recipe:
     """Dion at a rank of its own."""
     return Recipe(
         "Dion",
         0.02,
         scalar_lr=0.002,
-        arguments=lambda s: {"rank_fraction": rank_fraction, "seed": s.seed},
+        arguments=lambda s: {"rank_fraction": rank_fraction, "seed": s.seed, **arguments},
         algorithm="dion",
     )
 
@@ -99,6 +98,7 @@ FURTHER = {
         "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}, algorithm="muon"
     ),
     "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, algorithm="muon", decays=False),
+    "dion_orthonormal": dion(0.25, right_factor="orthonormal"),
     "dion_full_rank": dion(1.0),
     "dion_half_rank": dion(0.5),
     "dion_sixteenth_rank": dion(1 / 16),
