@@ -176,9 +176,10 @@ pub(super) fn set_symmetric_wins(device: usize, wins: Vec<Option<bool>>) {
 }
 
 /// `out <- A Aᵀ`, plus `addend` if given, of bfloat16 or float16 `[count, rows, columns]` on a device by the kernel that steps
-/// would use, whether it is the faster way or not. False where there is none.
+/// would use, whether it is the faster way or not; by that of warpgroups in so many blocks where `blocks` is given. False where
+/// there is none.
 #[pyfunction]
-#[pyo3(signature = (device, stream, out, a, addend=None))]
+#[pyo3(signature = (device, stream, out, a, addend=None, blocks=None))]
 pub(super) fn symmetric_product_on_device(
     py: Python<'_>,
     device: usize,
@@ -186,13 +187,18 @@ pub(super) fn symmetric_product_on_device(
     out: &Bound<'_, PyAny>,
     a: &Bound<'_, PyAny>,
     addend: Option<&Bound<'_, PyAny>>,
+    blocks: Option<u32>,
 ) -> PyResult<bool> {
     let (out, a) = (unpack(out, "out")?, unpack(a, "a")?);
     let addend = addend.map(|addend| unpack(addend, "addend")).transpose()?;
     py.enter(move || {
-        let _there = kernels::enter(device, stream, false, &["symmetric_mma.cu"])?;
+        let by = if blocks.is_some() { "symmetric_wgmma.cu" } else { "symmetric_mma.cu" };
+        let _there = kernels::enter(device, stream, false, &[by])?;
         let add: Vec<(f64, &Tensor)> = addend.iter().map(|addend| (1.0, addend)).collect();
-        kernels::symmetric_product(&out, [&a, &a], &add, 1.0)
+        match blocks {
+            Some(blocks) => kernels::symmetric_product_by_groups(&out, [&a, &a], &add, blocks),
+            None => kernels::symmetric_product(&out, [&a, &a], &add, 1.0),
+        }
     })
 }
 

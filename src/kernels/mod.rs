@@ -64,7 +64,9 @@ pub use ops::slices::{
     Chosen, Sliced, absolute_sums, add_with_absolute_sums, apply_slices, choose, put_back, take,
 };
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
-pub use ops::symmetric::{ProductClass, has_symmetric_product, set_measured, symmetric_product};
+pub use ops::symmetric::{
+    ProductClass, has_symmetric_product, set_measured, symmetric_product, symmetric_product_by_groups,
+};
 pub use ops::trust::{Debias, Trust};
 pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};
 pub use ops::whiten::{Temper, Whiten};

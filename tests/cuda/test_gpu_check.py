@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from oxidion._gpu_check import command, parts, ranks
 from oxidion._gpu_check.place import EMULATED
@@ -146,6 +147,31 @@ def test_a_broken_kernel_is_reported(
     assert part["status"] == "FAIL"
     assert said in part["reason"]
     assert report["exit"] == 1
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_states_lie_between_guards_that_are_watched(bits: int) -> None:
+    setting = parts.Setting("AdamW", {"state_bits": bits}, shapes=parts.SMALL)
+    params, optimizer = parts.made(setting, torch.device("cpu"))
+    parts.give_gradients(params, 0)
+    optimizer.step()
+    rooms = parts.guard_states(optimizer)
+    assert len(rooms) == (4 if bits == 32 else 8)
+    before = [room.clone() for room in rooms]
+    parts.give_gradients(params, 1)
+    optimizer.step()
+    # Steps write there, and to the guards not.
+    assert all(
+        not torch.equal(room.nan_to_num(), old.nan_to_num()) for room, old in zip(rooms, before, strict=True)
+    )
+    assert parts.are_whole(rooms)
+    for room in rooms:
+        for at in (0, parts.GUARD - 1, -1, -parts.GUARD):
+            old = room[at].clone()
+            room[at] = 1
+            assert not parts.are_whole(rooms)
+            room[at] = old
+    assert parts.are_whole(rooms)
 
 
 def test_tiers_are_what_the_kernels_row_has_found() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +21,11 @@ from oxidion._cuda import device as core
 from oxidion._cuda import tuning
 from oxidion._gpu_check import products
 from oxidion._gpu_check.place import EMULATED, place
-from oxidion._oxidion import exchange_on_device
+from oxidion._oxidion import exchange_on_device, symmetric_product_on_device
 
 STEPS = 20
 GUARD = 64
-"""Elements that are no number before and behind each tensor, which nothing may write."""
+"""Elements before and behind each tensor, which nothing may write."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ TILES = 6
 ROUNDED = 2.0**-7
 """Twice the unit in the last place of bfloat16, in which products are rounded in another order."""
 
+GROUPED = Setting("", {}, bar=ROUNDED)
+"""Stands for products by the instructions of warpgroups, of sizes and in grids that steps do not choose."""
 EXCHANGE = Setting("", {}, bar=0.0)
 """Stands for what ranks send each other, which is exact."""
 
@@ -138,6 +140,7 @@ KERNELS: dict[str, Setting] = {
     "rows.cu Adafactor with momentum": Setting(
         "Adafactor", {"relative_step": False, "beta1": 0.9, "lr": 0.01}, bar=1e-4
     ),
+    "symmetric_wgmma.cu products": GROUPED,
     "neurons.cu NorMuon": Setting("NorMuon", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
     "select.cu Dion2": Setting("Dion2", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
     "columns.cu gram.cu cholesky.cu Dion": Setting(
@@ -209,9 +212,35 @@ def made(setting: Setting, device: torch.device) -> tuple[list[nn.Parameter], Ox
 
 def guarded(values: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers between guards, and all of that memory."""
-    room = values.new_full((values.numel() + 2 * GUARD,), float("nan"))
+    room = values.new_full((values.numel() + 2 * GUARD,), _guard(values.dtype))
     inside = room[GUARD : room.numel() - GUARD].view(values.shape)
     return inside.copy_(values), room
+
+
+def _guard(dtype: torch.dtype) -> float:
+    """A number that no kernel has a reason to write: none at all, or of codes one in the midst."""
+    return float("nan") if dtype.is_floating_point else 85
+
+
+def are_whole(rooms: Iterable[Tensor]) -> bool:
+    """True if all guards are as they were."""
+    for room in rooms:
+        edges = torch.cat([room[:GUARD], room[room.numel() - GUARD :]])
+        is_own = edges.isnan() if room.dtype.is_floating_point else edges == _guard(room.dtype)
+        if not is_own.all():
+            return False
+    return True
+
+
+def guard_states(optimizer: OxOptimizer) -> list[Tensor]:
+    """Moves states on the parameters' device between guards; all of that memory."""
+    rooms = []
+    for param, states in optimizer.state.items():
+        for name, state in states.items():
+            if isinstance(state, Tensor) and state.dim() and state.device == param.device:
+                states[name], room = guarded(state)
+                rooms.append(room)
+    return rooms
 
 
 def give_gradients(params: list[nn.Parameter], step: int) -> None:
@@ -252,14 +281,17 @@ def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
             param.grad, room = guarded(param.grad)
             rooms.append(room)
         optimizer.step()
+        if step == 0:
+            rooms += guard_states(optimizer)
     found = [param.detach().double().cpu() - old for param, old in zip(params, before, strict=True)]
-    edges = [torch.cat([room[:GUARD], room[room.numel() - GUARD :]]).isnan().all() for room in rooms]
-    return found if all(map(bool, edges)) else [torch.full_like(own, float("nan")) for own in found]
+    return found if are_whole(rooms) else [torch.full_like(own, float("nan")) for own in found]
 
 
 def work_of(name: str, device: torch.device, by: str) -> list[Tensor]:
     """Results of what `KERNELS` has under a name."""
     setting = KERNELS[name]
+    if setting is GROUPED:
+        return multiplied(device, by)
     return exchanged(device, by) if setting is EXCHANGE else moved(setting, device, by)
 
 
@@ -292,9 +324,44 @@ def exchanged(device: torch.device, by: str) -> list[Tensor]:
         to, room = guarded(torch.zeros(shape, dtype=dtype, device=device))
         total, other = guarded(torch.zeros(EXCHANGED[1], dtype=dtype, device=device))
         exchange_on_device(device.index or 0, stream, matrix, corner, to, 0.25, total)
-        edges = torch.cat([each[at] for each in (room, other) for at in (slice(GUARD), slice(-GUARD, None))])
-        nothing = 0.0 if bool(edges.isnan().all()) else float("nan")
+        nothing = 0.0 if are_whole([room, other]) else float("nan")
         found += [to.double().cpu() + nothing, total.double().cpu() + nothing]
+    return found
+
+
+GRIDS = (1, 7, None)
+"""Blocks of a launch; None: one for each multiprocessor."""
+PRODUCTS = ((129, 72, 1), (256, 64, 3), (300, 136, 2))
+"""Rows, columns and number of matrices."""
+LARGE_PRODUCTS = ((255, 4096, 3), (1000, 72, 33), (2048, 512, 1))
+
+
+def multiplied(device: torch.device, by: str) -> list[Tensor]:
+    """Products `A Aᵀ + B` between guards, by warpgroups in several grids, or in float64 by libtorch."""
+    core.compute_by(by)
+    is_real = device.type == "cuda"
+    stream = torch.cuda.current_stream(device).cuda_stream if is_real else 0
+    each = torch.cuda.get_device_properties(device).multi_processor_count if is_real else 4
+    found = []
+    for rows, depth, count in (*PRODUCTS, *(LARGE_PRODUCTS if is_real else ())):
+        a = numbers((count, rows, depth), 5.0).bfloat16().to(device)
+        # Rows begin at multiples of 16 bytes.
+        wide = -(-rows // 8) * 8
+        half = numbers((count, rows, wide), 6.0)[:, :, :rows]
+        addend = torch.zeros(count, rows, wide, dtype=torch.bfloat16, device=device)
+        addend[:, :, :rows] = (half + half.transpose(1, 2)).bfloat16()
+        whole = a.double() @ a.double().transpose(1, 2) + addend[:, :, :rows].double()
+        for grid in GRIDS:
+            if by == "libtorch":
+                found.append(whole.cpu())
+                continue
+            out, room = guarded(torch.zeros(count, rows, wide, dtype=torch.bfloat16, device=device))
+            given = (out[:, :, :rows], a, addend[:, :, :rows])
+            if not symmetric_product_on_device(device.index or 0, stream, *given, grid or each):
+                raise RuntimeError("there is no product by warpgroups")
+            beside = out[:, :, rows:]
+            is_right = are_whole([room]) and not beside.any()
+            found.append(given[0].double().cpu() if is_right else torch.full_like(whole, float("nan")).cpu())
     return found
 
 
@@ -383,7 +450,8 @@ def busy(device: torch.device) -> Iterator[None]:
 def kernels(number: str, name: str) -> Found:
     """Steps of one setting by kernels, repeated, and beside libtorch's."""
     device, setting = place(number), KERNELS[name]
-    if setting.tiled and number != EMULATED and torch.cuda.get_device_capability(device) != (9, 0):
+    by_groups = setting.tiled or setting is GROUPED
+    if by_groups and number != EMULATED and torch.cuda.get_device_capability(device) != (9, 0):
         return Found("SKIP", {}, "it is for devices of compute capability 9.0")
     off, reason = compared(name, device, "kernels", repeats=3)
     return Found("FAIL" if reason else "PASS", {"off": off, "bar": setting.bar}, reason)

@@ -152,41 +152,7 @@ pub(in crate::kernels) fn symmetric_product(
     add: &[(f64, &Tensor)],
     factor: f64,
 ) -> Result<bool> {
-    let kind = out.f_kind()?;
-    let on_device = out.device().is_cuda() || is_emulated();
-    let alike = factors.into_iter().chain(add.iter().map(|(_, addend)| *addend));
-    if !on_device || !alike.into_iter().all(|x| x.f_kind().is_ok_and(|found| found == kind)) {
-        return Ok(false);
-    }
-    let ([Some(left), Some(right)], Some(to)) = (factors.map(Matrices::of), Matrices::of(out)) else {
-        return Ok(false);
-    };
-    let Some(addends) = add.iter().map(|(_, addend)| Matrices::of(addend)).collect::<Option<Vec<_>>>() else {
-        return Ok(false);
-    };
-    let k = left.shape[0];
-    let squares = addends.iter().chain([&to]).all(|x| x.shape == [k, k] && x.count == left.count);
-    if right.shape != left.shape || right.count != left.count || !squares || addends.len() > 2 {
-        return Err(Error::Internal(format!(
-            "a symmetric product {:?} of {:?}",
-            out.size(),
-            factors[0].size()
-        )));
-    }
-    if !has_symmetric_product(kind, to_i64(k)?) || left.count == 0 {
-        return Ok(false);
-    }
-    let mut terms = Terms {
-        addend: [MatrixBatch::default(); 2],
-        alpha: by_value(factor),
-        beta: [Factor::default(); 2],
-        gamma: Factor::default(),
-    };
-    for (i, (found, (weight, _))) in addends.iter().zip(add).enumerate() {
-        (terms.addend[i], terms.beta[i]) = (found.batch()?, by_value(factor * weight));
-    }
-    let product =
-        Product { matrices: [left, right, to], terms, float16: kind == Kind::Half, adds: !add.is_empty() };
+    let Some(product) = prepared(out, factors, add, factor)? else { return Ok(false) };
     if Tier::wanted() == Tier::Auto && !product.is_worth_it() {
         return Ok(false);
     }
@@ -198,6 +164,70 @@ pub(in crate::kernels) fn symmetric_product(
         product.by_warps()?;
     }
     Ok(true)
+}
+
+/// See [`crate::kernels::symmetric_product_by_groups`].
+pub(in crate::kernels) fn symmetric_product_by_groups(
+    out: &Tensor,
+    factors: [&Tensor; 2],
+    add: &[(f64, &Tensor)],
+    blocks: u32,
+) -> Result<bool> {
+    match prepared(out, factors, add, 1.0)? {
+        Some(product) if product.is_aligned() && multiprocessors(GROUPS).is_some() => {
+            product.by_groups(blocks)?;
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// A product that a kernel can compute, if it is one.
+fn prepared(
+    out: &Tensor,
+    factors: [&Tensor; 2],
+    add: &[(f64, &Tensor)],
+    factor: f64,
+) -> Result<Option<Product>> {
+    let kind = out.f_kind()?;
+    let on_device = out.device().is_cuda() || is_emulated();
+    let alike = factors.into_iter().chain(add.iter().map(|(_, addend)| *addend));
+    if !on_device || !alike.into_iter().all(|x| x.f_kind().is_ok_and(|found| found == kind)) {
+        return Ok(None);
+    }
+    let ([Some(left), Some(right)], Some(to)) = (factors.map(Matrices::of), Matrices::of(out)) else {
+        return Ok(None);
+    };
+    let Some(addends) = add.iter().map(|(_, addend)| Matrices::of(addend)).collect::<Option<Vec<_>>>() else {
+        return Ok(None);
+    };
+    let k = left.shape[0];
+    let squares = addends.iter().chain([&to]).all(|x| x.shape == [k, k] && x.count == left.count);
+    if right.shape != left.shape || right.count != left.count || !squares || addends.len() > 2 {
+        return Err(Error::Internal(format!(
+            "a symmetric product {:?} of {:?}",
+            out.size(),
+            factors[0].size()
+        )));
+    }
+    if !has_symmetric_product(kind, to_i64(k)?) || left.count == 0 {
+        return Ok(None);
+    }
+    let mut terms = Terms {
+        addend: [MatrixBatch::default(); 2],
+        alpha: by_value(factor),
+        beta: [Factor::default(); 2],
+        gamma: Factor::default(),
+    };
+    for (i, (found, (weight, _))) in addends.iter().zip(add).enumerate() {
+        (terms.addend[i], terms.beta[i]) = (found.batch()?, by_value(factor * weight));
+    }
+    Ok(Some(Product {
+        matrices: [left, right, to],
+        terms,
+        float16: kind == Kind::Half,
+        adds: !add.is_empty(),
+    }))
 }
 
 /// Arguments with which either kernel is launched.

@@ -30,6 +30,20 @@ pub fn symmetric_product(
     on_device!(SOURCES; device::symmetric_product(out, [a, b], add, factor), else Ok(false))
 }
 
+/// As [`symmetric_product`] with a factor of 1, by the instructions of warpgroups in so many blocks, whatever the size: to try them.
+///
+/// # Errors
+/// [`Error::Cuda`] where the device refuses it.
+#[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps, unused_variables))]
+pub fn symmetric_product_by_groups(
+    out: &Tensor,
+    [a, b]: [&Tensor; 2],
+    add: &[(f64, &Tensor)],
+    blocks: u32,
+) -> Result<bool> {
+    on_device!(&["symmetric_wgmma.cu"]; device::symmetric_product_by_groups(out, [a, b], add, blocks), else Ok(false))
+}
+
 /// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
 /// lie together.
 ///
