@@ -56,11 +56,13 @@ def test_dion_seed_chooses_q() -> None:
 @pytest.mark.parametrize("case", SMALL_CASES[::2], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_two_threads_follow_the_reference_as_one_does(case: Case, dtype: torch.dtype) -> None:
-    shapes = (
-        ((161, 139), (70, 161), (70, 161)) if case.algorithm in MATRIX_ALGORITHMS else ((70_001,), (301, 259))
-    )
+    is_of_matrices = case.algorithm in {*MATRIX_ALGORITHMS, "soap_muon"}
+    shapes = ((161, 139), (70, 161), (70, 161)) if is_of_matrices else ((70_001,), (301, 259))
     large = Case(case.name, case.cls, case.algorithm, case.kwargs, (Group(shapes),))
     tolerance = 1e-4 if dtype == torch.float32 else 4e-2
+    if dtype == torch.bfloat16 and case.algorithm == "lamb":
+        # An update is 0.01 of the parameter, which is rounded by 2^-9 of itself.
+        tolerance = 2.0**-9 / 0.01
     for threads in (1, 2):
         twin = Twin(large, dtype, scale=0.01, orth_dtype="float32")
         grads = [well_conditioned(param.shape, 5, index).to(dtype) for index, param in enumerate(twin.params)]
