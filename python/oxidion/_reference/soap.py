@@ -156,10 +156,9 @@ def soap_merged_step(param: Tensor, grad: Tensor, state: State, group: Group) ->
     moments, factors = ("momentum", "variance"), ("L", "R", "Q_L", "Q_R")
     own: State = {}
     for key, value in state.items():
-        is_factor = key in factors
-        own[key] = (
-            value.view(shape) if key in moments else value.view(-1, value.shape[-1]) if is_factor else value
-        )
+        if key in factors:  # of no elements too
+            value = value.view(value.shape[:-1].numel(), value.shape[-1])
+        own[key] = value.view(shape) if key in moments else value
     soap_step(param.view(shape), grad.view(shape), own, inner)
     for key, value in own.items():
         state.setdefault(key, value.view(param.shape) if key in moments else value)
