@@ -153,7 +153,8 @@ def approve(where: torch.device, names: Sequence[str]) -> None:
         images = source_images(number)
         new = {name: image for name, image in images.items() if (number, name) not in _settled}
         _settle(number, facts, judged(number, facts, new))
-        tuning.choose(number, facts, {name: images[name] for name in images if _is_used(number, name)})
+        loaded = {name for name, state, *_ in source_states(number) if state == "loaded"}
+        tuning.choose(number, facts, {name: images[name] for name in images if name in loaded})
 
 
 def anew(where: torch.device) -> dict[str, Verdict]:
@@ -200,10 +201,6 @@ def _settle(number: int, facts: Facts, verdicts: Mapping[str, Verdict]) -> None:
             facts.gpu,
             verdicts[unchecked[0]].reason,
         )
-
-
-def _is_used(number: int, name: str) -> bool:
-    return any(name == own and state == "loaded" for own, state, *_ in source_states(number))
 
 
 def key_of(facts: Facts, name: str, image: str) -> str:
@@ -408,14 +405,13 @@ def flags(where: torch.device) -> list[int]:
 
     Behind them, what is to be alike of the products that are faster by the library.
     """
-    tier = device.tier()
+    tier, number = device.tier(), device.number_of(where) or 0
     try:
-        states = [] if tier == "libtorch" else source_states(device.number_of(where) or 0)
+        states = [] if tier == "libtorch" else source_states(number)
     except RuntimeError:
         states = []
     # Which kernel multiplies depends on whether the one of warpgroups was asked for.
     on = {name for name, state, *_ in states if state == "loaded" or (state != "off" and name != GROUPS[0])}
-    number = device.number_of(where) or 0
     alone = [int(tier == "kernels"), int(tier != "kernels")]
     return [*(int(name not in on) for name in SOURCES), *alone, *tuning.flags(number)]
 

@@ -31,8 +31,8 @@ MEASURES = 1
 _log = logging.getLogger("oxidion.cuda")
 _known: dict[str, list[float | None]] = {}
 """Ratios by key, of this process."""
-_in_use: dict[int, list[int | None]] = {}
-"""By device, 1 for each class in which the kernel is the faster way, 0 where it is not."""
+_in_use: dict[int, list[bool | None]] = {}
+"""By device, whether the kernel is the faster way for each class, None where that is not known."""
 
 
 def is_on() -> bool:
@@ -58,12 +58,12 @@ def choose(number: int, facts: Facts, images: Mapping[str, str]) -> None:
     found = ratios(number, facts, {name: images[name] for name in own})
     _in_use[number] = []
     if found is not None:
-        _use(number, [None if ratio is None else int(ratio >= MARGIN) for ratio in found])
+        _use(number, [None if ratio is None else ratio >= MARGIN for ratio in found])
 
 
-def _use(number: int, wins: Sequence[int | None]) -> None:
-    _in_use[number] = list(wins)
-    set_symmetric_wins(number, [None if win is None else bool(win) for win in wins])
+def _use(number: int, wins: list[bool | None]) -> None:
+    _in_use[number] = wins
+    set_symmetric_wins(number, wins)
 
 
 def ratios(number: int, facts: Facts, images: Mapping[str, str]) -> list[float | None] | None:
@@ -71,9 +71,7 @@ def ratios(number: int, facts: Facts, images: Mapping[str, str]) -> list[float |
     # The library is torch's.
     parts = [*map(str, facts), *images, *images.values(), torch.__version__, str(MEASURES), __version__]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    if key in _known or (kept := _kept(key)) is None:
-        return _known.get(key) or _measured(number, facts, images, key)
-    return kept
+    return _known.get(key) or _kept(key) or _measured(number, facts, images, key)
 
 
 def _file(where: Path, key: str) -> Path:
@@ -148,7 +146,7 @@ def flags(number: int) -> list[int]:
 def agree(number: int, largest: Sequence[int]) -> None:
     """Has the kernel used where it is faster on all ranks, and the rule where a rank does not know."""
     pairs = zip(largest[::2], largest[1::2], strict=True)
-    wins = [None if is_unknown else int(not loses) for loses, is_unknown in pairs]
+    wins = [None if is_unknown else not loses for loses, is_unknown in pairs]
     if wins != (_in_use.get(number) or [None] * len(wins)):
         _use(number, wins)
 
