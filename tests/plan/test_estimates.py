@@ -180,6 +180,9 @@ def test_states_of_eight_bits_and_projections_are_smaller() -> None:
         return simulate("gpt-160m", {"fs": 2}, Settings(**settings))[0].memory["states"]
 
     assert states(algorithm="adamw", state_bits=8) < 0.6 * states(algorithm="adamw")
+    # A scale of four bytes for each block of two moments.
+    small, large = (states(algorithm="adamw", state_bits=8, block_size=size) for size in (64, 256))
+    assert 0.02 < small / large - 1 < 0.1
     assert states(algorithm="galore_adamw", projection_rank=64) < states(algorithm="galore_adamw")
 
 

@@ -62,6 +62,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="the optimizer averages over dp: small matrices, not gradients",
     )
     add("--state-bits", type=int, choices=(8, 32), default=32, help="8: moments in one byte (default: 32)")
+    add(
+        "--block-size",
+        type=int,
+        choices=(8, 16, 32, 64, 128, 256, 512),
+        help="elements of a row that share a scale in 8 bits (default: 256)",
+    )
     add("--projection-rank", type=int, default=128, help="of galore_adamw and apollo_adamw (default: 128)")
     add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
     add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")

@@ -40,6 +40,7 @@ class Settings:
         device: "cuda" or "cpu", whose types of products and sizes of buckets the plan has; None is "cuda" on
             more than one rank.
         state_bits: 8 for moments in one byte.
+        block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.
@@ -60,6 +61,7 @@ class Settings:
     selection_scope: str = "local"
     device: str | None = None
     state_bits: int = 32
+    block_size: int | None = None
     projection_rank: int = 128
     hardware: str | None = None
     links: str = "nvlink+ib400"
@@ -233,13 +235,10 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         if not 0 < share <= 1:
             raise ValueError(f"{key} must be in (0, 1], got {share}")
     at = lines(mesh, settings.rank)
-    states: dict[str, Any] = {} if settings.state_dtype is None else {"state_dtype": settings.state_dtype}
+    given = ("state_dtype", "block_size", "max_batch_bytes", "workspace_limit")
+    states = {key: value for key in given if (value := getattr(settings, key)) is not None}
     if settings.state_bits != 32:
         states["state_bits"] = settings.state_bits
-    if settings.max_batch_bytes is not None:
-        states["max_batch_bytes"] = settings.max_batch_bytes
-    if settings.workspace_limit is not None:
-        states["workspace_limit"] = settings.workspace_limit
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
     if settings.route == "auto" and settings.hardware is not None:
