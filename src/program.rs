@@ -187,6 +187,8 @@ pub struct Program {
     pub exclusive: bool,
     /// Buffers that travel for the operations of `Program::gathered`.
     pub carried: Carried,
+    /// States, by number, that lie with the owners of the matrices: stages on whole matrices have them.
+    pub owned: Vec<usize>,
 }
 
 impl Program {

@@ -31,6 +31,8 @@ pub struct UnitIo<'a> {
     pub transposed: bool,
     /// Index of its own matrix in every buffer.
     pub position: usize,
+    /// True if its parameter has a gradient. Stages on whole matrices have those without one too.
+    pub active: bool,
     /// True if its parameter is due (`Algorithm::due`), where a part of the program waits for that.
     pub due: bool,
     /// The steps that its parameter has taken before this one, where the session counts them (`Algorithm::counted`).
@@ -54,6 +56,7 @@ impl UnitIo<'_> {
         numel: 0,
         transposed: false,
         position: 0,
+        active: false,
         due: false,
         steps: 0.0,
         param: MatrixViewMut::EMPTY,

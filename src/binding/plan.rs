@@ -14,7 +14,7 @@ use super::{group, handles, tensor};
 use crate::algorithm;
 use crate::error::Error;
 use crate::layout::{Collective, local_shape};
-use crate::plan::{GroupSpec, LocalState, ParamInput, Place, Plan, placements};
+use crate::plan::{GroupSpec, LocalState, Owned, ParamInput, Place, Plan, placements};
 use crate::session::{check_devices, check_gradient};
 use crate::spec::{Description, Init, ParamSpec, stream_of};
 use crate::tensor::{DType, Device};
@@ -317,7 +317,8 @@ impl PyPlan {
 
     /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed
     /// of a normal start or None, whether it starts as the parameter, for each axis of its mesh the dimension that is sharded or None, of codes the elements
-    /// of a block and whether they are signed, else None, and whether it may be codes.
+    /// of a block and whether they are signed, else None, whether it may be codes, and of one that lies with the owners of matrices the blocks
+    /// that are here, as offset, rows, columns and distance of rows in the whole state, with the ranks of each axis, else None.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {
@@ -336,6 +337,11 @@ impl PyPlan {
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());
             entry.set_item("coded", coded.map(|c| (c.block, c.dtype == DType::Q8)))?;
             entry.set_item("codable", s.spec.coded.is_some())?;
+            let places = |owned: &Owned| {
+                let places = owned.blocks.iter().map(|(_, r)| (r.offset, r.rows, r.cols, r.stride));
+                places.collect::<Vec<_>>()
+            };
+            entry.set_item("owned", s.owned.as_ref().map(|owned| (places(owned), owned.axes.clone())))?;
             Ok::<_, PyErr>(entry)
         };
         // Neighbours are often alike: they share a dict, as making thousands takes longer than a step.

@@ -50,6 +50,13 @@ impl Layout {
         self.distributed_axes().any(|(axis, placement)| axis.ranks == ranks && copies(placement))
     }
 
+    /// Tests whether other ranks hold copies of what this one stores.
+    #[must_use]
+    pub fn has_copies(&self) -> bool {
+        let copies = |(_, placement)| matches!(placement, Placement::Replicate | Placement::Partial(_));
+        self.distributed_axes().any(copies)
+    }
+
     /// Adds an axis whose ranks hold the same parameter. `averaged` says that their gradients are equal too; if not,
     /// each has its own contribution. An axis of the same ranks that is there already is not added again.
     ///

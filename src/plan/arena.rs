@@ -59,7 +59,7 @@ pub(super) fn sizes(bucket: &Bucket, segments: &[Segment]) -> Vec<usize> {
         grow(at, times * Redistribution::area(bucket, spec, &stored) * spec.dtype.bytes());
     }
     let points = segments.iter().flat_map(|s| &s.steps).filter_map(|step| match step {
-        Step::Stage(point) if point.gathered => Some(point),
+        Step::Stage(point) if point.gathered || point.whole => Some(point),
         _ => None,
     });
     for point in points {

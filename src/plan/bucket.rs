@@ -272,6 +272,7 @@ pub(super) fn open(
                 transposed,
                 num_shards,
                 alone: planned.layout.distributed_axes().next().is_none(),
+                copies: planned.layout.has_copies(),
                 device: planned.device,
                 inner: match leading.map(|leading| &planned.spec.shape[leading..]) {
                     None => Vec::new(),

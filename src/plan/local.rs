@@ -76,6 +76,37 @@ pub struct LocalState {
     pub shards: Vec<Option<usize>>,
     /// The number of the state whose scales these are.
     pub scales_of: Option<usize>,
+    /// The blocks whose elements lie here, one after the other, where each is whole with its owner; `spans` and `shards` say
+    /// then how it lies in a checkpoint.
+    pub owned: Option<Owned>,
+}
+
+/// The part of a state that lies with the owner of matrices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// Index of each block that this process owns, and where its elements are in the whole state.
+    pub blocks: Vec<(usize, Rect)>,
+    /// The ranks of each axis among which the blocks are owned.
+    pub axes: Vec<Vec<u64>>,
+}
+
+impl Owned {
+    /// Elements of all blocks.
+    fn numel(&self) -> usize {
+        self.blocks.iter().map(|(_, whole)| whole.numel()).sum()
+    }
+
+    /// The elements of a block here, none of one that another process owns.
+    fn part(&self, index: usize) -> Rect {
+        let mut offset = 0;
+        for (own, Rect { rows, cols, .. }) in &self.blocks {
+            if *own == index {
+                return Rect::packed(offset, *rows, *cols);
+            }
+            offset += rows * cols;
+        }
+        Rect::default()
+    }
 }
 
 impl LocalState {
@@ -101,7 +132,7 @@ impl LocalState {
             _ => None,
         });
         let shards = shards.collect();
-        Self { spec, spans, shards, scales_of: None }
+        Self { spec, spans, shards, scales_of: None, owned: None }
     }
 
     /// Name of the state: scales are called after the state that they belong to.
@@ -113,6 +144,9 @@ impl LocalState {
     /// The shape that is stored here.
     #[must_use]
     pub fn shape(&self) -> Vec<usize> {
+        if let Some(owned) = &self.owned {
+            return vec![owned.numel()];
+        }
         self.spans.iter().map(|(_, len)| *len).collect()
     }
 
@@ -126,6 +160,9 @@ impl LocalState {
     /// one's.
     #[must_use]
     pub fn part(&self, shard: &BlockShard) -> Rect {
+        if let Some(owned) = &self.owned {
+            return owned.part(shard.index);
+        }
         let shape = self.shape();
         let width = shape.last().copied().unwrap_or(1);
         let Some(lead) = shard.lead else { return Rect::default() };

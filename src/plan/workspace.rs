@@ -148,7 +148,7 @@ impl Demand {
         for segment in segments(&trial)? {
             for step in &segment.steps {
                 if let Step::Stage(point) = step
-                    && point.gathered
+                    && (point.gathered || point.whole)
                 {
                     let held = buffers.iter().zip(&point.held).enumerate();
                     for (at, (spec, held)) in held.filter(|(_, (spec, _))| !spec.shared) {

@@ -243,13 +243,18 @@ impl<'s> Sources<'s> {
         io.transposed = bucket.shape.transposed;
         // Alone, units of one shape without a gradient take no room; else everything keeps its place.
         io.position = if bucket.distributed() || bucket.whole_parameter { position } else { before };
-        (io.due, io.steps) = (fixed.due, bound_param.steps);
+        (io.active, io.due, io.steps) = (bound_param.grad.is_some(), fixed.due, bound_param.steps);
         if whole {
             let complete = !point.gathered && fixed.local.numel() == fixed.rows * fixed.cols;
             io.grad = bound_param.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
             io.param = MatrixViewMut::EMPTY;
             io.state.iter_mut().for_each(|state| *state = MatrixViewMut::EMPTY);
-            if !point.whole {
+            if point.whole {
+                for &state in &bucket.program.owned {
+                    let (at, rect) = &fixed.states[state];
+                    io.state[state] = bound_param.states[*at].unit(rect);
+                }
+            } else {
                 for &(buffer, state) in &bucket.program.carried.states {
                     let MatrixShard { offset, shape, .. } = shards[buffer][position];
                     io.state[state] = self

@@ -76,6 +76,8 @@ pub struct UnitShape {
     pub num_shards: [usize; 2],
     /// True if no other process has a part or a copy of the parameters.
     pub alone: bool,
+    /// True if other processes have copies of what this one stores.
+    pub copies: bool,
     /// The device of the parameters.
     pub device: Device,
     /// The dimensions of the parameter behind those that number its matrices: those of a flattened matrix are more

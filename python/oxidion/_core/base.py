@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from oxidion._core import averages, constructor, loading, schema, summary, validate
-from oxidion._core.state import average_momenta, own_copies, parameters, reserve
+from oxidion._core.owned import Owned
+from oxidion._core.state import average_momenta, key_of, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._cuda import self_check
@@ -122,6 +123,7 @@ class OxOptimizer(Stepper, Optimizer):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, schema.Seen] = {}
+        self._owned = Owned()
         super().__init__(params, defaults)
         if init_state:
             self._init_states = True
@@ -404,6 +406,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
+        self._owned = Owned()
         self._given = frozenset(tuple(param.shape) for param in parameters(self.param_groups))
         self._forget()
         for group in self.param_groups:
@@ -423,6 +426,7 @@ class OxOptimizer(Stepper, Optimizer):
                 though ranks disagreed.
         """
         self._refuse_poison()
+        self._refuse_owned()
         self._settle_keys()
         aside = self._unsaved()
         if aside:
@@ -441,9 +445,23 @@ class OxOptimizer(Stepper, Optimizer):
         finally:
             self.state.update(aside)
 
+    def _refuse_owned(self) -> None:
+        """Refuses states that lie with the owners of matrices, where a rank would save its own alone.
+
+        Raises:
+            RuntimeError: that names the way out.
+        """
+        key = self._owned.away(self.state)
+        if key is not None:
+            raise RuntimeError(
+                f"state {key!r} lies with the owners of matrices (owned_states): call "
+                "synchronize_for_checkpoint() on all ranks before state_dict()"
+            )
+
     @override
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_poison()
+        self._refuse_owned()
         self._settle_keys()
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
@@ -462,12 +480,26 @@ class OxOptimizer(Stepper, Optimizer):
         """
         self._refuse_poison()
         check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())
+        if self._owned.away(self.state) is not None:
+            self._show_owned()
         groups = self._meshes.pending.values()
         if not groups:
             return
         params, plan = parameters(self.param_groups), self._make_plan()
         own, specs = [self.state.get(params[i], {}) for i in plan.decoupled], plan.state_specs()
         average_momenta(own, [specs[i] for i in plan.decoupled], groups)
+
+    def _show_owned(self) -> None:
+        """Has the states that lie with the owners of matrices lie as their parameters do, until the next step."""
+        plan, groups = self._make_plan(), self._read_groups()
+        for param, specs, algorithm in zip(
+            parameters(self.param_groups), plan.state_specs(), plan.algorithms, strict=True
+        ):
+            for spec in specs:
+                key = key_of(spec["role"], self.STATE_NAMES.get(algorithm, {}))
+                shown = self._owned.show(param, key, spec, groups) if spec["owned"] is not None else None
+                if shown is not None:
+                    self.state[param][key] = shown
 
     # ----------------------------------------------------------- introspection
 

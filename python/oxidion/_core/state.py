@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oxidion._core.owned import Owned, collected
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
 from oxidion._cuda.device import stream_of
 from oxidion._dist import collectives
-from oxidion._dist.comm import as_state, full, lies_right, local, moved_state, with_local
+from oxidion._dist.comm import Groups, as_state, full, lies_right, local, moved_state, with_local
 from oxidion._oxidion import (
     LayoutError,
     Plan,
@@ -102,13 +103,16 @@ def materialise(
     optional: Mapping[str, frozenset[str]],
     steps_done: list[int],
     reserve: Reserve | None = None,
+    owned: Owned | None = None,
 ) -> list[list[Tensor]]:
     """Makes the states that are missing; returns those of every parameter in the order of the plan's specs.
 
     A state that is there is taken as it is, whatever its dtype. A missing step counter begins at its group's
     entry of ``steps_done``, as checkpoints of optimizers that count by group need it. ``optional`` are the
-    moments that an algorithm may lack though it has others. ``reserve`` has memory.
+    moments that an algorithm may lack though it has others. ``reserve`` has memory, ``owned`` the states that
+    lie with the owners of matrices.
     """
+    owned = Owned() if owned is None else owned
     bound = []
     steps = chain.from_iterable(
         [n] * len(group["params"]) for n, group in zip(steps_done, groups, strict=True)
@@ -140,6 +144,13 @@ def materialise(
                         own[key].fill_(float(done))
                 elif value.device != where:
                     own[key] = value.to(where)
+            elif spec["owned"] is not None:
+                if value is None:
+                    check_absent(spec, key, own, name, fresh=fresh)
+                try:
+                    own[key] = owned.bound(value, param, key, spec, reserve)
+                except LayoutError as error:
+                    raise LayoutError(f"{name}: {error}") from None
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
                 own[key] = as_state(_start(spec, stream, local(param), reserve), param, spec)
@@ -246,11 +257,17 @@ def workspaces(plan: Plan, params: list[Tensor]) -> list[tuple[torch.device, int
 
 def _stored(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of the part of a state that this process holds."""
+    if spec["owned"] is not None:
+        return (sum(rows * cols for _, rows, cols, _ in spec["owned"][0]),), getattr(torch, spec["dtype"])
     return tuple([length for _, length in spec["spans"]]), getattr(torch, spec["dtype"])
 
 
 def settle(
-    plan: Plan, groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]], public_names: Names
+    plan: Plan,
+    groups: list[dict[str, Any]],
+    state: Mapping[Tensor, dict[str, Any]],
+    public_names: Names,
+    owned: Owned,
 ) -> None:
     """Moves the states that exist into the layouts of their parameters. Every rank has to call this."""
     for param, specs, algorithm in zip(parameters(groups), plan.state_specs(), plan.algorithms, strict=True):
@@ -259,7 +276,10 @@ def settle(
         for spec in specs:
             key = key_of(spec["role"], public)
             if spec["role"] != "step" and isinstance(own.get(key), Tensor):
-                own[key] = moved_state(own[key], param, spec)
+                dealt = spec["owned"] is not None
+                own[key] = (
+                    owned.deal(own[key], param, key, spec) if dealt else moved_state(own[key], param, spec)
+                )
 
 
 def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve | None) -> Tensor:
@@ -349,8 +369,10 @@ def existing(
     return rows
 
 
-def whole(own: Mapping[str, Any], key: str, spec: Mapping[str, Any]) -> Tensor:
+def whole(own: Mapping[str, Any], key: str, spec: Mapping[str, Any], groups: Groups) -> Tensor:
     """All of a state on every rank; the numbers that codes stand for."""
+    if spec["owned"] is not None:
+        return collected(own[key], spec, groups)
     if spec["coded"] is None:
         return full(own[key]).detach()
     codes, scales = (full(own[name]).detach() for name in (key, key + SCALES))

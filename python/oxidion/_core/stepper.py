@@ -13,6 +13,7 @@ import torch
 from oxidion._core import averages, driver, runner, schema, validate
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
+from oxidion._core.owned import Owned
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
     Names,
@@ -68,6 +69,7 @@ class Stepper:
     _session: Session | None = None
     _places: tuple[torch.device, ...] = ()
     _reserve: Reserve | None = None
+    _owned: Owned
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: comm.Groups | None = None
@@ -374,7 +376,7 @@ class Stepper:
         with alone():
             arena = self._workspace(memory)
             states = materialise(
-                plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve
+                plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve, self._owned
             )
         comms = tuple(collectives.bind(plan.transfers, arena[0], groups))  # none where there are several
         self._reserve = None
@@ -403,6 +405,8 @@ class Stepper:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
         held = entries_of(self.state, self.param_groups)
         values = [value for _, _, own in held for value in own.values()]
-        if any(map(comm.is_distributed, [*(param for _, param, _ in held), *values])):
-            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)
+        self._owned = Owned()
+        everything = [*(param for _, param, _ in held), *values]
+        if self._meshes.groups or any(map(comm.is_distributed, everything)):
+            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES, self._owned)
         pin(self.param_groups, self.state)

@@ -50,6 +50,7 @@ def _twin(optimizer: Stepper) -> Stepper:
             for key, value in entries.items()
             if is_own(key)
         }
+    twin._owned = optimizer._owned.twin(twins, twin.state)
     return twin
 
 
@@ -141,7 +142,7 @@ def verify(optimizer: Stepper) -> Table:
     plan = twin._make_plan()
     params = parameters(twin.param_groups)
     groups = [group for group in _with_norms(twin) for _ in group["params"]]
-    rows = []
+    rows, lines = [], twin._read_groups()
     rows_of = zip(plan.rows(), plan.state_specs(), plan.streams, params, groups, strict=True)
     for row, specs, stream, param, group in rows_of:
         entry: dict[str, Any] = {"name": row["name"], "algorithm": row["algorithm"], "update_error": None}
@@ -150,7 +151,7 @@ def verify(optimizer: Stepper) -> Table:
             public = twin.STATE_NAMES.get(row["algorithm"], {})
             own = twin.state[param]
             state = {
-                spec["role"]: _mean(twin, whole(own, key_of(spec["role"], public), spec))
+                spec["role"]: _mean(twin, whole(own, key_of(spec["role"], public), spec, lines))
                 for spec in specs
                 if not spec["role"].endswith(SCALES)
             }

@@ -220,6 +220,13 @@ def tell(what: Any, group: ProcessGroup) -> list[Any]:
     return told
 
 
+def add(tensor: Tensor, groups: Iterable[ProcessGroup]) -> None:
+    """Replaces a local tensor by its sum over the groups, one after the other."""
+    lent = _lent(tensor)
+    for group in groups:
+        torch.distributed.all_reduce(lent, group=group)
+
+
 def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
     """Replaces local tensors by their means over the groups, in flat pieces of at most 64 MB."""
     pieces: list[list[Tensor]] = []

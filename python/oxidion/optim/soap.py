@@ -22,6 +22,7 @@ BASIS_SCHEMA: dict[str, Field] = {
     "max_precondition_dim": validate.count(10000, low=0),
     "sides": validate.word("both", "both", "short", "unsharded"),
     "seed": validate.count(0, low=0),
+    "owned_states": validate.flag(False),
     **{key: field for key, field in VIEW_SCHEMA.items() if key != "adjust_lr"},
 }
 """Group keys of the classes that work in an eigenbasis."""
@@ -76,6 +77,9 @@ class SOAP(OxOptimizer):
         flatten: read ``[d0, d1, …]`` as one matrix ``[d0, d1·d2·…]`` (convolutions). Group keys without an
             argument cut a weight into blocks: ``num_heads`` (equal ones), ``split_sizes`` (of these heights),
             ``split_dim`` (0: of rows, 1: of columns).
+        owned_states: keep the states of a weight with one process, its owner, where several would need all of
+            it: a step then sends the gradient there and the update back and nothing else, and copies share
+            the memory. Call ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         seed: of the numbers that complete the first bases, and of stochastic rounding.
         state_dtype: dtype of M where it is not of 8 bits; None means the parameter's. V is float32 (float64
@@ -118,6 +122,7 @@ class SOAP(OxOptimizer):
         decay_order: Literal["torch", "galore"] = "galore",
         max_precond_dim: int = LEFT_OUT,
         normalize_gradient: bool = LEFT_OUT,
+        owned_states: bool = False,
         flatten: bool = False,
         seed: int = 0,
         maximize: bool = False,

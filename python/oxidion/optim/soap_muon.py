@@ -51,6 +51,9 @@ class SOAPMuon(OrthonormalOptimizer):
         denom_power: the exponent p; 0 leaves N as it is.
         sides: the sides with a basis: "both", "short" (the shorter one, columns of a square matrix),
             "unsharded" (the one that is not cut; depends on the layout).
+        owned_states: keep the states of a weight with one process, its owner, where several have parts or
+            copies of it: a step then sends the gradient there and the update back and nothing else. Call
+            ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         orth_norm: the norm by which ``orth`` divides: "frobenius" or "schatten4".
         seed: of the numbers that complete the first bases, and of stochastic rounding.
 
@@ -112,6 +115,7 @@ class SOAPMuon(OrthonormalOptimizer):
         ns_steps: int | None = None,
         weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
         weight_norm_floor: float = 0.35,
+        owned_states: bool = False,
         seed: int = 0,
         cautious_wd: bool = False,
         check_grad_sync: bool = False,

@@ -35,6 +35,8 @@ pub(in crate::algorithm) struct Bases {
     pub(in crate::algorithm) frequency: usize,
     /// True if more than the bases needs whole matrices: what is turned by them is gathered wherever it is sharded.
     gathers: bool,
+    /// True if states lie with the owners of matrices, where a side that is turned is cut or there are copies.
+    owned: bool,
     pub(super) seed: u64,
     pub(super) warned: Warned,
 }
@@ -57,9 +59,16 @@ impl Bases {
                 "merge_dims excludes flatten, num_heads and split_sizes: give one of them".into(),
             ));
         }
+        let owned = options.flag("owned_states")?;
+        if owned && options.count("state_bits", 32)? == 8 {
+            return Err(Error::Value(
+                "owned_states keeps states of 32 bits: leave it out, or set state_bits=32".into(),
+            ));
+        }
         Ok(Self {
             view,
             merges,
+            owned,
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
             frequency: options.count("precondition_frequency", 10)?.max(1),
@@ -184,11 +193,37 @@ impl Bases {
         if class.inner.len() < 2 { &[] } else { self.sides(class.largest, class.transposed) }
     }
 
-    /// Tests whether no process lacks a part of what the bases turn.
-    pub(in crate::algorithm) fn is_local(&self, class: &UnitShape) -> bool {
+    /// Tests whether what the bases turn lies whole with those who store parameters.
+    fn is_whole(&self, class: &UnitShape) -> bool {
         let is_whole = |side: &Side| class.num_shards[side.index()] == 1;
         let turned = if self.gathers { &[Side::Rows, Side::Cols] } else { self.sides_in(class) };
         turned.iter().all(is_whole)
+    }
+
+    /// Tests whether the states of these matrices lie with the owners: not where nothing that is turned is cut and nobody
+    /// repeats the work.
+    pub(in crate::algorithm) fn is_owned(&self, class: &UnitShape) -> bool {
+        let repeated = class.copies && class.num_shards == [1, 1];
+        self.owned && !class.alone && !self.sides_in(class).is_empty() && (repeated || !self.is_whole(class))
+    }
+
+    /// Tests whether everyone works with the states of what they store.
+    pub(in crate::algorithm) fn is_local(&self, class: &UnitShape) -> bool {
+        !self.is_owned(class) && self.is_whole(class)
+    }
+
+    /// Tests whether bases and factors are computed anew in the states themselves.
+    pub(super) fn has_states(&self, class: &UnitShape) -> bool {
+        class.alone || self.is_owned(class)
+    }
+
+    /// The states that lie with the owners: the first two, and those of the bases.
+    pub(super) fn owned(&self, class: &UnitShape) -> Vec<usize> {
+        if !self.is_owned(class) {
+            return Vec::new();
+        }
+        let count = self.sides_in(class).len();
+        [0, 1].into_iter().chain(SINCE..FACTOR + 2 * count).collect()
     }
 
     /// Sharding of the columns of a basis, which belong to nothing of the parameter: where both sides have one, even over

@@ -43,7 +43,7 @@ impl Bases {
             let columns = self.columns(sides, other(side));
             BufferSpec::new(name, d, d, product).sharded(DimSharding::LikeParam(side), columns)
         };
-        let moves = !sides.is_empty() && !shape.alone;
+        let moves = !sides.is_empty() && !self.has_states(shape);
         program = program.buffer(if moves { BufferSpec::new("since", 1, 1, product) } else { none("since") });
         for i in 0..2 {
             program = program.buffer(sides.get(i).map_or(none("squares"), |&side| {
@@ -72,7 +72,7 @@ impl Bases {
             program = at(SQUARES).fold(program, |p, squares| p.redistribute(squares, Target::Replicate));
         }
         program = program.local(KEEP, "keep");
-        if shape.alone {
+        if self.has_states(shape) {
             return program.when_due(|part| part.local(REFRESH, "refresh"));
         }
         program.when_due(|mut part| {
@@ -106,9 +106,17 @@ impl Soap {
         let second = if is_local { BufferSpec::new("second", 1, 0, product) } else { like("second") };
         let norm = BufferSpec::new("norm", 1, usize::from(self.normalize), DType::F64);
         let norm = if is_local { norm.summed(Side::Rows).summed(Side::Cols) } else { norm };
-        let program = Program { exclusive: true, ..Program::new() };
+        let program = Program { exclusive: true, owned: self.bases.owned(shape), ..Program::new() };
         let program = program.buffer(like("gradient")).buffer(like("update")).buffer(second).buffer(norm);
         let mut program = self.bases.buffers(program, shape);
+        if self.bases.is_owned(shape) {
+            let squares = BASES + SQUARES..BASES + SQUARES + count;
+            program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
+            program = squares.clone().chain([UPDATE, NORM]).fold(program, |p, b| p.beside(b, GRADIENT));
+            program = self.bases.learn(program.local(STEP, "step"), shape);
+            program = squares.chain([GRADIENT, NORM]).fold(program, Program::release);
+            return program.redistribute(UPDATE, Target::Storage).local(APPLY, "apply");
+        }
         if is_local {
             program = program.local(STEP, "step");
             if self.normalize {

@@ -20,7 +20,8 @@ use basis::{Bases, SINCE};
 pub(super) use muon::SoapMuon;
 
 /// Option keys of the bases.
-pub(super) const BASIS: [&str; 4] = ["sides", "max_precondition_dim", "precondition_frequency", "seed"];
+pub(super) const BASIS: [&str; 5] =
+    ["sides", "max_precondition_dim", "precondition_frequency", "seed", "owned_states"];
 /// Option keys of SOAP itself.
 pub(super) const OPTIONS: [&str; 5] =
     ["correct_bias", "normalize_grads", "decay_order", "cautious_wd", "merge_dims"];

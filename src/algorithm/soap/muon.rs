@@ -87,8 +87,28 @@ impl SoapMuon {
         kernels::run(&momentum, &mut jobs(all))
     }
 
+    /// The same at the owners, who have the gradients.
+    fn look_ahead_owned(io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let StageIo { units, buffers, .. } = io;
+        for unit in units.iter().filter(|unit| !unit.active) {
+            buffers.get_mut(U)?.flat(unit)?.clear()?;
+        }
+        units.retain(|unit| unit.active);
+        let momentum = kernels::Momentum { mu: h[MU], grad_factor: 1.0 - h[MU], nesterov: true };
+        let [gradient, ahead] = buffers.several([GRADIENT, LOOKAHEAD])?;
+        let pairs = gradient.matrices(units)?.into_iter().zip(ahead.matrices(units)?);
+        let all = units.iter_mut().zip(pairs);
+        let all = all.map(|(unit, (g, n))| ([g.into_view()], [unit.state[MOMENTUM].reborrow(), n]));
+        kernels::run(&momentum, &mut jobs(all))
+    }
+
     /// Everything that owners of matrices need.
     fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        if self.bases.is_owned(io.class) {
+            let grad_factor = io.grad_factor;
+            let StageIo { units, buffers, .. } = io;
+            return gradients(units, buffers.get_mut(GRADIENT)?, grad_factor);
+        }
         let count = self.bases.sides_in(io.class).len();
         Self::look_ahead(io, h)?;
         let StageIo { units, buffers, .. } = io;
@@ -179,10 +199,10 @@ impl SoapMuon {
 
     /// The update and decay of the parameter, and the second moment that an owner sent.
     fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let is_local = self.bases.is_local(io.class);
+        let (is_local, is_owned) = (self.bases.is_local(io.class), self.bases.is_owned(io.class));
         let count = self.bases.sides_in(io.class).len();
         let StageIo { units, buffers, .. } = io;
-        if !is_local && count > 0 {
+        if !is_local && !is_owned && count > 0 {
             let second = buffers.get_mut(SECOND)?.matrices(units)?;
             let all = units.iter_mut().zip(second).filter(|(unit, _)| unit.steps > 0.0);
             let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
@@ -210,11 +230,15 @@ impl SoapMuon {
         };
         let second =
             if is_local { BufferSpec::new("second", 1, 0, product) } else { like("second", product) };
-        let program = Program { exclusive: true, ..Program::new() }.buffer(like("u", orth));
+        let program = Program { exclusive: true, owned: self.bases.owned(shape), ..Program::new() };
+        let program = program.buffer(like("u", orth));
         let program = self.common.scratch(program, shape, [shape.rows, shape.cols], orth)?;
         let program = program.buffer(like("gradient", product)).buffer(second);
         let norm = BufferSpec::new("norm", 1, usize::from(self.schatten), DType::F64);
         let mut program = self.bases.buffers(program, shape).buffer(like("ahead", product)).buffer(norm);
+        if self.bases.is_owned(shape) {
+            return Ok(self.compose_owned(program, shape));
+        }
         if is_local {
             program = program.local(STEP, "step").redistribute(U, Target::Whole);
         } else {
@@ -240,6 +264,24 @@ impl SoapMuon {
             program = own.stages(program, shape);
         }
         Ok(self.bases.learn(program.local(APPLY, "apply"), shape))
+    }
+}
+
+impl SoapMuon {
+    /// Appends the stages where states lie with the owners.
+    fn compose_owned(&self, program: Program, shape: &UnitShape) -> Program {
+        let count = self.bases.sides_in(shape).len();
+        let beside: Vec<_> = (BASES + SQUARES..BASES + SQUARES + count).chain([LOOKAHEAD, NORM]).collect();
+        let mut program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
+        program = beside.iter().chain([&U]).fold(program, |p, &buffer| p.beside(buffer, GRADIENT));
+        program = self.bases.learn(program.local(STEP, "step"), shape);
+        program = program.local(ORTHONORMALIZE, "orthonormalize");
+        program = beside.into_iter().chain([GRADIENT]).fold(program, Program::release);
+        program = program.redistribute(U, Target::Storage);
+        if let Some(own) = &self.weight_norm {
+            program = own.stages(program, shape);
+        }
+        program.local(APPLY, "apply")
     }
 }
 
@@ -327,7 +369,11 @@ impl Algorithm for SoapMuon {
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         match stage {
             STEP => {
-                Self::look_ahead(io, h)?;
+                if self.bases.is_owned(io.class) {
+                    Self::look_ahead_owned(io, h)?;
+                } else {
+                    Self::look_ahead(io, h)?;
+                }
                 self.temper(io, h, false)
             }
             LOAD => self.load(io, h),

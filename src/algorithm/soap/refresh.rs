@@ -84,7 +84,7 @@ impl Bases {
         self.warned.listen()?;
         let count = self.sides_in(io.class).len();
         let StageIo { units, buffers, .. } = io;
-        for unit in units {
+        for unit in units.iter_mut().filter(|unit| unit.active) {
             let is_finite = Finite::of(&flats(unit, buffers, count)?)?;
             match &is_finite {
                 Finite::Known(true) => {}
@@ -120,21 +120,21 @@ impl Bases {
         load(units, buffers, BASES + SINCE, SINCE_STATE)
     }
 
-    /// New bases of the units that are due, from and to buffers, or where nobody else has a part of the parameters, states.
+    /// New bases of the units that are due, from and to buffers, or where these are whole, states.
     fn refresh(&self, io: &mut StageIo<'_>) -> Result<()> {
         let sides = self.sides_in(io.class);
         let StageIo { units, buffers, class, .. } = io;
         for unit in units.iter_mut().filter(|unit| unit.due) {
-            let since = number(&mut matrix(class, unit, buffers, (BASES + SINCE, SINCE_STATE), 1)?)?;
+            let since = number(&mut self.matrix(class, unit, buffers, (BASES + SINCE, SINCE_STATE), 1)?)?;
             let Some(found) = self.found(class, unit, buffers, since)? else { continue };
             for (at, new) in found {
                 let place = (BASES + TURNS + at, state_of(at, true));
-                let mut basis = matrix(class, unit, buffers, place, length(unit, sides[at]))?;
+                let mut basis = self.matrix(class, unit, buffers, place, length(unit, sides[at]))?;
                 basis.tensor()?.f_copy_(&new)?;
             }
             if since <= 0.0 {
                 let steps = unit.steps + 1.0;
-                let mut own = matrix(class, unit, buffers, (BASES + SINCE, SINCE_STATE), 1)?;
+                let mut own = self.matrix(class, unit, buffers, (BASES + SINCE, SINCE_STATE), 1)?;
                 let _ = own.tensor()?.f_fill_(steps)?;
             }
         }
@@ -159,15 +159,15 @@ impl Bases {
             let (cols, kind) = (length(unit, side), class.param.arithmetic().kind());
             let place = (BASES + FACTORS + at, state_of(at, false));
             let factor =
-                matrix(class, unit, buffers, place, cols)?.tensor()?.f_to_kind(kind)?.f_detach_copy()?;
+                self.matrix(class, unit, buffers, place, cols)?.tensor()?.f_to_kind(kind)?.f_detach_copy()?;
             let new = if is_first {
-                if number(&mut matrix(class, unit, buffers, place, cols)?)? <= 0.0 {
+                if number(&mut self.matrix(class, unit, buffers, place, cols)?)? <= 0.0 {
                     return Ok(None);
                 }
                 self.first(class, unit, side, &factor)?
             } else {
                 let place = (BASES + TURNS + at, state_of(at, true));
-                let mut basis = matrix(class, unit, buffers, place, cols)?;
+                let mut basis = self.matrix(class, unit, buffers, place, cols)?;
                 followed(&factor, &basis.tensor()?.f_to_kind(kind)?)?
             };
             let Some(new) = new else {
@@ -193,6 +193,22 @@ impl Bases {
             kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
         }
         Ok(())
+    }
+
+    /// A matrix of a unit: the buffer, or where states are whole, the first columns of the state.
+    fn matrix<'s>(
+        &self,
+        class: &UnitShape,
+        unit: &'s mut UnitIo<'_>,
+        buffers: &'s mut Buffers<'_>,
+        (buffer, state): (BufferId, usize),
+        cols: usize,
+    ) -> Result<MatrixViewMut<'s>> {
+        if self.has_states(class) {
+            Ok(part(unit, state, cols))
+        } else {
+            buffers.get_mut(buffer)?.matrix(unit)
+        }
     }
 
     /// The first basis of a side, given its factor.
@@ -225,17 +241,6 @@ pub(super) fn load(
         .zip(out)
         .map(|(unit, out)| ([unit.state[state].view().first_cols(out.shape()[1])], [out]));
     kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))
-}
-
-/// A matrix of a unit: the buffer, or where nobody else has a part of the parameters, the first columns of the state.
-fn matrix<'s>(
-    class: &UnitShape,
-    unit: &'s mut UnitIo<'_>,
-    buffers: &'s mut Buffers<'_>,
-    (buffer, state): (BufferId, usize),
-    cols: usize,
-) -> Result<MatrixViewMut<'s>> {
-    if class.alone { Ok(part(unit, state, cols)) } else { buffers.get_mut(buffer)?.matrix(unit) }
 }
 
 /// The largest magnitude in a matrix: of one number, the number. The host waits for a device.

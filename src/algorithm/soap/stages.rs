@@ -82,11 +82,17 @@ impl Soap {
         units.iter().filter(|unit| moves(unit)).map(one).collect()
     }
 
-    /// A step where no process lacks a part of what the bases turn, less what follows from the update.
+    /// A step where no process lacks a part of what the bases turn, or at the owners, who have the gradients; less what
+    /// follows from the update.
     pub(super) fn step(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
+        let is_owned = self.bases.is_owned(io.class);
         let StageIo { units, buffers, class, .. } = io;
-        gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
+        if is_owned {
+            units.retain(|unit| unit.active);
+        } else {
+            gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
+        }
         let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
         for unit in &*units {
             let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
@@ -116,14 +122,20 @@ impl Soap {
         if self.normalize {
             norms(units, buffers)?;
         }
+        if self.normalize && is_owned {
+            self.normalized(units, buffers, h)?;
+        }
         Ok(())
     }
 
     /// Everything that owners of matrices need: gradients, momenta and the other states.
     pub(super) fn load(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let (sides, grad_factor) = (self.bases.sides_in(io.class), io.grad_factor);
-        let StageIo { units, buffers, .. } = io;
+        let StageIo { units, buffers, class, .. } = io;
         gradients(units, buffers.get_mut(GRADIENT)?, grad_factor)?;
+        if self.bases.is_owned(class) {
+            return Ok(());
+        }
         // Squares are taken of gradients that the momentum may not see.
         gradients(units, buffers.get_mut(SECOND)?, grad_factor)?;
         average(units, buffers, (SECOND, h[BETA1]), true)?;
@@ -187,9 +199,11 @@ impl Soap {
 
     /// The update and decay of the parameter, and the second moment that an owner sent.
     pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        let is_local = self.bases.is_local(io.class);
+        let (is_local, is_owned) = (self.bases.is_local(io.class), self.bases.is_owned(io.class));
         let StageIo { units, buffers, .. } = io;
-        if !is_local {
+        if is_owned {
+            // The owners have the second moment, and have normalized.
+        } else if !is_local {
             let second = buffers.get_mut(SECOND)?.matrices(units)?;
             let all = units.iter_mut().zip(second).filter(|(unit, _)| moves(unit));
             let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
