@@ -109,6 +109,7 @@ def plain_resume(layout: str, name: str, keys: dict[str, Any]) -> tuple[list[Ten
     """``state_dict`` into a fresh optimizer on the same layout; weights of both runs."""
     network, optimizer, share = build(layout, name, keys)
     jobs.train(network, optimizer, BEFORE, share, seed=1)
+    optimizer.synchronize_for_checkpoint()
     saved = optimizer.state_dict()
     again, second, _ = build(layout, name, keys)
     with torch.no_grad():

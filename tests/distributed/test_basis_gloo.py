@@ -16,14 +16,27 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("SOAP", DUE),
     ("SOAP", {**DUE, "sides": "short"}),
     ("SOAPMuon", {**DUE, "orth_dtype": "float64"}),
+    ("SOAP", {**DUE, "owned_states": True}),
+    ("SOAPMuon", {**DUE, "orth_dtype": "float64", "owned_states": True}),
 )
-IDS = ["soap", "soap-short", "soap-muon"]
+IDS = ["soap", "soap-short", "soap-muon", "soap-owned", "soap-muon-owned"]
 # Of the way of the steps in float64; gradients are summed in another order on every layout, and the smallest
 # elements in a basis are moved most by that.
 CLOSE = 1e-9
 
 
-@pytest.mark.parametrize("case", ["soap-default", "soap-short", "soap-heads", "soap_muon-default"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "soap-default",
+        "soap-short",
+        "soap-heads",
+        "soap_muon-default",
+        "soap-owned",
+        "soap-owned-heads",
+        "soap_muon-owned",
+    ],
+)
 @pytest.mark.parametrize("setting", ["fsdp4-dim0", "hsdp", "fsdp2-tp2"])
 def test_steps_on_four_processes_equal_one_process(groups: Groups, case: str, setting: str) -> None:
     assert max(groups[4].run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-11

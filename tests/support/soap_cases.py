@@ -62,7 +62,9 @@ SOAP_CASES: tuple[Case, ...] = (
     ),
     _soap("owned-blocks", Group(HEADS, {"split_sizes": (6, 2, 4)}), owned_states=True),
     _soap("owned-flatten", Group(KERNELS), flatten=True, owned_states=True),
-    _soap("merged-rows-owned", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12, owned_states=True),
+    _soap(
+        "merged-rows-owned", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12, owned_states=True
+    ),
     _soap("vectors", Group(VECTORS)),
     _soap("early", decay_order="torch"),
     _soap("cautious", cautious_wd=True),

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from oxidion._core import averages, constructor, loading, schema, summary, validate
 from oxidion._core.owned import Owned
-from oxidion._core.state import average_momenta, key_of, own_copies, parameters, reserve
+from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
 from oxidion._cuda import self_check
@@ -451,6 +451,8 @@ class OxOptimizer(Stepper, Optimizer):
         Raises:
             RuntimeError: that names the way out.
         """
+        if self._owned:
+            self._show_owned(None)
         key = self._owned.away(self.state)
         if key is not None:
             raise RuntimeError(
@@ -461,7 +463,6 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_poison()
-        self._refuse_owned()
         self._settle_keys()
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
@@ -481,25 +482,13 @@ class OxOptimizer(Stepper, Optimizer):
         self._refuse_poison()
         check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())
         if self._owned.away(self.state) is not None:
-            self._show_owned()
+            self._show_owned(self._read_groups())
         groups = self._meshes.pending.values()
         if not groups:
             return
         params, plan = parameters(self.param_groups), self._make_plan()
         own, specs = [self.state.get(params[i], {}) for i in plan.decoupled], plan.state_specs()
         average_momenta(own, [specs[i] for i in plan.decoupled], groups)
-
-    def _show_owned(self) -> None:
-        """Has the states that lie with the owners of matrices lie as their parameters do, until the next step."""
-        plan, groups = self._make_plan(), self._read_groups()
-        for param, specs, algorithm in zip(
-            parameters(self.param_groups), plan.state_specs(), plan.algorithms, strict=True
-        ):
-            for spec in specs:
-                key = key_of(spec["role"], self.STATE_NAMES.get(algorithm, {}))
-                shown = self._owned.show(param, key, spec, groups) if spec["owned"] is not None else None
-                if shown is not None:
-                    self.state[param][key] = shown
 
     # ----------------------------------------------------------- introspection
 

@@ -144,17 +144,12 @@ def materialise(
                         own[key].fill_(float(done))
                 elif value.device != where:
                     own[key] = value.to(where)
-            elif spec["owned"] is not None:
-                if value is None:
-                    check_absent(spec, key, own, name, fresh=fresh)
-                try:
-                    own[key] = owned.bound(value, param, key, spec, reserve)
-                except LayoutError as error:
-                    raise LayoutError(f"{name}: {error}") from None
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
-                own[key] = as_state(_start(spec, stream, local(param), reserve), param, spec)
+                own[key] = _new((name, param, key), spec, stream, reserve, owned)
                 _complete(spec["role"], own[key], own)
+            elif spec["owned"] is not None:
+                own[key] = owned.bound(value, (name, param, key), spec, reserve)
             else:
                 check_state(value, key, spec, name)
                 if not lies_right(value, param, spec):
@@ -293,6 +288,19 @@ def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], stream, spec["shape"], spec["spans"])
     return _pinned(normal.to(param.device, dtype)) if param.is_pinned() else normal.to(param.device, dtype)
+
+
+def _new(
+    of: tuple[str, Tensor, str],
+    spec: Mapping[str, Any],
+    stream: int,
+    reserve: Reserve | None,
+    owned: Owned,
+) -> Tensor:
+    """A new state of a parameter, by name, parameter and key."""
+    if spec["owned"] is not None:
+        return owned.bound(None, of, spec, reserve)
+    return as_state(_start(spec, stream, local(of[1]), reserve), of[1], spec)
 
 
 def _pinned(own: Tensor) -> Tensor:

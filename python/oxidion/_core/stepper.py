@@ -19,6 +19,7 @@ from oxidion._core.state import (
     Names,
     entries_of,
     existing,
+    key_of,
     materialise,
     named_gradients,
     parameters,
@@ -279,6 +280,8 @@ class Stepper:
             if means is not None:
                 session.average(means, True)
             uncounted = session.end()
+            if self._owned:
+                self._after_owned()
         except BaseException as failure:
             step = self.param_groups[0]["step"]
             lost = isinstance(failure, driver.CommunicationError)
@@ -293,6 +296,30 @@ class Stepper:
             raise
         if uncounted:  # the core counts the changes of plain tensors
             torch.autograd.graph.increment_version(uncounted)
+
+    def _after_owned(self) -> None:
+        """Notes that a step has written states that lie with the owners of matrices.
+
+        A first step at a rate of 0 is how torch has an optimizer make the states that a checkpoint fills:
+        they lie as for a checkpoint then.
+        """
+        self._owned.stepped()
+        if all(group["step"] == 1 and float(group["lr"]) == 0 for group in self.param_groups):
+            self._show_owned(self._read_groups())
+
+    def _show_owned(self, groups: comm.Groups | None) -> None:
+        """Has states that lie with the owners of matrices lie as their parameters do, until the next step.
+
+        Every rank has to call this. Without groups only those are shown that no step has written.
+        """
+        plan = self._make_plan()
+        rows = zip(parameters(self.param_groups), plan.state_specs(), plan.algorithms, strict=True)
+        for param, specs, algorithm in rows:
+            for spec in specs:
+                key = key_of(spec["role"], self.STATE_NAMES.get(algorithm, {}))
+                shown = self._owned.show(param, key, spec, groups) if spec["owned"] is not None else None
+                if shown is not None:
+                    self.state[param][key] = shown
 
     def _always_agrees(self) -> bool:
         return getattr(self, "found_inf", None) is not None or self._meshes.check
@@ -376,7 +403,14 @@ class Stepper:
         with alone():
             arena = self._workspace(memory)
             states = materialise(
-                plan, self.param_groups, self.state, self.STATE_NAMES, optional, done, self._reserve, self._owned
+                plan,
+                self.param_groups,
+                self.state,
+                self.STATE_NAMES,
+                optional,
+                done,
+                self._reserve,
+                self._owned,
             )
         comms = tuple(collectives.bind(plan.transfers, arena[0], groups))  # none where there are several
         self._reserve = None

@@ -1,0 +1,98 @@
+"""States that lie with the owners of matrices: what is sent and stored, and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import oxidion
+from support.cases import Case, Group
+from support.inputs import gradients
+from support.layouts import Setting
+from support.sim_mesh import SimMesh, layouts_for
+
+from . import owning
+from .resuming import Groups
+from .test_basis import A2A, AG, HSDP, REPLICAS, ROWS, M, N, elements, traffic
+
+LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
+IDS = ["rows", "columns", "replicas"]
+NAMES = ["SOAP", "SOAPMuon"]
+
+
+def test_a_step_sends_the_gradient_and_the_update_only() -> None:
+    # A rank's parts of four matrices to their owners, and those of the one that it owns back, each time.
+    part = (A2A, elements(M * N))
+    assert traffic(ROWS, (M, N), owned_states=True) == [[part, part]] * 4
+    assert traffic(REPLICAS, (M, N), owned_states=True) == [[(AG, elements(M * N))]] * 4
+
+
+def test_a_basis_of_the_uncut_side_stays_where_it_is() -> None:
+    for kwargs in ({"sides": "short"}, {"max_precondition_dim": N}):
+        assert traffic(ROWS, (M, N), owned_states=True, **kwargs) == traffic(ROWS, (M, N), **kwargs)
+
+
+@pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.SOAPMuon])
+@pytest.mark.parametrize("setting", [ROWS, REPLICAS, HSDP], ids=str)
+def test_weights_without_a_gradient_keep_their_states(cls: Any, setting: Setting) -> None:
+    exact = {} if cls is oxidion.SOAP else {"orth_dtype": "float64"}
+    settings = {"lr": 2.0**-6, "precondition_frequency": 2, **exact}
+    shapes = ((12, 8), (8, 12), (9, 7), (12, 8))
+    one, other = (
+        Case("missing", cls, cls.ALGORITHM, {**settings, "owned_states": owned}, (Group(shapes),))
+        for owned in (True, False)
+    )
+    weights = []
+    for case in (one, other):
+        mesh = SimMesh(setting.axes, case.build, layouts_for(case, setting.place), extra=setting.extra)
+        mesh.build([p.detach() for p in case.parameters(torch.float64)])
+        for at, grads in enumerate(gradients(shapes, 6, 0)):
+            kept = [None if (at + i) % 3 == 1 else grad.double() for i, grad in enumerate(grads)]
+            mesh.step(lambda _, kept=kept: kept)  # type: ignore[misc]
+        weights.append([param.detach() for rank in mesh.ranks for param in rank.params])
+    for mine, theirs in zip(*weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_states_of_eight_bits_are_refused() -> None:
+    param = torch.nn.Parameter(torch.ones(8, 8))
+    with pytest.raises(ValueError, match="owned_states keeps states of 32 bits"):
+        oxidion.SOAP([param], owned_states=True, state_bits=8).plan()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_is_that_of_sharded_states(groups: Groups, name: str, layout: Any) -> None:
+    for found in groups[2].run(owning.beside_sharded, name, layout):
+        assert found.keys() >= {"weights", "exp_avg_sq", "L", "R", "Q_L", "Q_R", "basis_step"}
+        # Gradients and sums of squares are rounded in another order.
+        assert max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_go_on_after_a_checkpoint_bit_for_bit(groups: Groups, name: str, layout: Any) -> None:
+    assert groups[2].run(owning.goes_on, name, layout) == [(True, True)] * 2
+
+
+def test_replicas_hold_each_state_once(groups: Groups) -> None:
+    alone, owned = (groups[2].run(owning.elements, is_owned) for is_owned in (False, True))
+    assert sum(owned) == alone[0] == alone[1]
+    assert min(owned) > 0
+
+
+def test_another_group_of_parameters_is_refused_with_a_way_out(groups: Groups) -> None:
+    groups[2].run(owning.more_parameters)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_verify_reads_states_from_their_owners(groups: Groups, name: str, layout: Any) -> None:
+    for errors in groups[2].run(owning.verified, name, layout):
+        assert max(errors) <= 1e-9, errors
+
+
+def test_states_that_a_checkpoint_fills_are_sharded(groups: Groups) -> None:
+    assert groups[2].run(owning.first_step_at_a_rate_of_zero) == [{"DTensor"}] * 2
