@@ -158,6 +158,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"decay_order": "torch", "weight_decay": 0.1, "maximize": True},
         {"seed": 5, "flatten": True},
         {"merge_dims": True, "precondition_frequency": 2},
+        {"owned_states": True, "precondition_frequency": 2},
     ),
     "SOAPMuon": (
         *FAMILY,
@@ -166,6 +167,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"precondition_frequency": 1, "sides": "short"},
         {"denom_power": 0.25, "orth_norm": "schatten4", "seed": 5},
         {"max_precondition_dim": 4, "shampoo_beta": 0.5, "betas": (0.5, 0.9)},
+        {"owned_states": True},
     ),
     "APOLLOMini": (
         {"scale": 4.0},

@@ -30,6 +30,7 @@ KEYWORDS = frozenset(
         "state_bits",
         "stochastic_rounding",
         "init_state",
+        "owned_states",
         "distributed_mesh",
     }
 )
@@ -43,6 +44,7 @@ BAD = (
     ("precondition_frequency", 2.5),
     ("max_precondition_dim", -1),
     ("sides", "left"),
+    ("owned_states", "yes"),
     ("flatten", 2),
     ("seed", -1),
     ("seed", 2**63),

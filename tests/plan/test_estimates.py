@@ -183,6 +183,13 @@ def test_states_of_eight_bits_and_projections_are_smaller() -> None:
     # A scale of four bytes for each block of two moments.
     small, large = (states(algorithm="adamw", state_bits=8, block_size=size) for size in (64, 256))
     assert 0.02 < small / large - 1 < 0.1
+    # Copies share what one of them has: two replicas half each.
+    with_copies = [
+        simulate("gpt-160m", {"dp": 2}, Settings("soap", owned_states=owned))[0].memory["states"]
+        for owned in (False, True)
+    ]
+    matrices = 0.5 * with_copies[0]
+    assert with_copies[1] < with_copies[0] - 0.5 * matrices
     assert states(algorithm="galore_adamw", projection_rank=64) < states(algorithm="galore_adamw")
 
 

@@ -69,6 +69,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="elements of a row that share a scale in 8 bits (default: 256)",
     )
     add("--projection-rank", type=int, default=128, help="of galore_adamw and apollo_adamw (default: 128)")
+    add(
+        "--owned-states",
+        action="store_true",
+        help="of soap and soap_muon: states lie with owners of matrices",
+    )
     add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
     add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")
     add("--workspace-limit", type=int, help="bytes of workspace that the plan keeps to")

@@ -42,6 +42,7 @@ class Settings:
         state_bits: 8 for moments in one byte.
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
+        owned_states: of SOAP and SOAPMuon: whether states lie with the owners of matrices.
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.
         tokens: of a training step, over all ranks; 0 if not given.
@@ -63,6 +64,7 @@ class Settings:
     state_bits: int = 32
     block_size: int | None = None
     projection_rank: int = 128
+    owned_states: bool = False
     hardware: str | None = None
     links: str = "nvlink+ib400"
     tokens: int = 0
@@ -239,6 +241,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
     states = {key: value for key in given if (value := getattr(settings, key)) is not None}
     if settings.state_bits != 32:
         states["state_bits"] = settings.state_bits
+    if settings.owned_states:
+        states["owned_states"] = True
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
     if settings.route == "auto" and settings.hardware is not None:
