@@ -162,8 +162,8 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[FRAGMENT_ROWS][FRAGM
 // The sums with factors and addends. Each warp has 16 x 16 of an addend at once, as a product's sums lie.
 template <typename T>
 __device__ __forceinline__ void add_terms(float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4],
-                                          const Factors& factors, const Tiles& tiles, bool diagonal,
-                                          int warp_row, int warp_col) {
+                                          const Factors& factors, const Tiles& tiles, int warp_row,
+                                          int warp_col) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < FRAGMENT_ROWS; ++i)
@@ -180,7 +180,6 @@ __device__ __forceinline__ void add_terms(float (&sum)[FRAGMENT_ROWS][FRAGMENT_C
 #pragma unroll
             for (int j = 0; j < FRAGMENT_COLS; j += 2) {
                 const int row = warp_row + i * 16, col = warp_col + j * 8;
-                if (diagonal && col > row) continue;  // above: others write there
                 const int lane_row = row + lane % 16, lane_chunk = col % HALF / CHUNK + lane / 16;
                 u32 bits[4];
                 load_matrices(bits, half + half_offset(lane_row, lane_chunk));
@@ -304,7 +303,8 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
     const Factors factors(p.terms);
     const Tiles tiles{shared, blocks};
     const bool diagonal = tile.row == tile.col;
-    add_terms<T>(sum, factors, tiles, diagonal, warp_row, warp_col);
+    add_terms<T>(sum, factors, tiles, warp_row, warp_col);
+    if (diagonal) __syncthreads();  // no warp reads addends where others write above the diagonal
     finish_tile<T>(sum, factors.gamma, tiles, diagonal, warp_row, warp_col);
     __syncthreads();
     T* out = matrix_start<T>(p.out, z);

@@ -280,7 +280,8 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, f
     for (int square = 0; square < SQUARES; ++square) {
         const int half = square / ACROSS, part = square % ACROSS, next = square + 1;
         const int row = first_row + half * SQUARE, col = first_col + part * SQUARE;
-        const bool stored = col <= row && row < p.size;  // else above the diagonal or outside
+        const bool stored = col <= row && row < p.size;    // else above the diagonal or outside
+        const bool diagonal = half == part && row == col;  // a group's rows begin with columns of a tile
         if (stored) {
             if (leader) tensor_stores_wait_read<0>();
             named_barrier(1 + group, GROUP);  // the square before this one has left shared memory
@@ -289,15 +290,17 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, f
         if (next < SQUARES)  // beside what is left to do with this one
             addends.fetch(first_row + next / ACROSS * SQUARE, first_col + next % ACROSS * SQUARE);
         if (!stored) continue;
-        if (half == part && row == col)  // a group's rows begin at a column of tiles: no others are there
+        if (diagonal) {
+            named_barrier(1 + group, GROUP);  // no warp reads addends where others write above the diagonal
             write_diagonal_square<T>(at, sum[half], part, factors.gamma);
-        else
+        } else {
             write_square<T>(at, sum[half], part);
+        }
         fence_shared_for_copies();
         named_barrier(1 + group, GROUP);
         if (leader) {
             tensor_store(out.map, at, col, row, out.z);
-            if (row != col) tensor_store(out.map, at + SQUARE_BYTES, row, col, out.z);
+            if (!diagonal) tensor_store(out.map, at + SQUARE_BYTES, row, col, out.z);
             tensor_stores_commit();
         }
     }
