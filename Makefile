@@ -158,7 +158,7 @@ new-optimizer: ## Write the files of a new optimizer, which is SGD with momentum
 
 wheel: build ## Build an abi3 wheel into dist/ and check it, with machine code for sm_80, sm_90a and sm_100; MINORS=all ZIG=1 as released
 	python -m pip install -q $(if $(ZIG),"ziglang==0.15.*" cargo-zigbuild) abi3audit
-	python tests/cuda/compile.py --cubins target/cubins
+	python tests/cuda/compile.py --cubins target/cubins --nvrtc "$$(python .ci/nvrtc.py .cache/nvrtc)"
 	$(if $(MINORS),OXIDION_SHIMS=$$(python .ci/torches.py .cache/torches)) python python/build_shim.py --into target/shim/wheel
 	OXIDION_CUBINS=$(CURDIR)/target/cubins OXIDION_TORCH_FILES=$(CURDIR)/target/shim/wheel \
 	maturin build --release --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)

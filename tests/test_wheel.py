@@ -8,17 +8,20 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cuda import compile as compiler
 from support import elf
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS = sorted((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
 MEGABYTE = 2**20
+CUDA_MACHINE = 190  # in the header of an ELF file
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,6 +94,17 @@ def test_every_library_runs_on_the_systems_of_the_tag(wheel: Path, content: Path
         assert elf.needed(path) <= others | elf.OF_SYSTEM, path
         if "manylinux_2_28" in wheel.name:
             assert not elf.too_new(path), path
+
+
+def test_machine_code_is_that_of_compilers_whose_code_older_drivers_take(content: Path) -> None:
+    core = (content / "oxidion" / "_oxidion.abi3.so").read_bytes()
+    starts = [found.start() for found in re.finditer(rb"\x7fELF", core)]
+    machine = [int.from_bytes(core[start + 18 : start + 20], "little") for start in starts]
+    images = [core[start:] for start, number in zip(starts, machine, strict=True) if number == CUDA_MACHINE]
+    architectures = [name for names in compiler.ARCHITECTURES.values() for name in names]
+    # CUDA 12.1 is the oldest that the package takes, and 12.8 the first that knows sm_100.
+    expected = Counter((12, 8) if name == "sm_100" else (12, 1) for name in architectures)
+    assert Counter(map(compiler.release, images)) == expected
 
 
 def test_core_uses_the_stable_abi_of_python_alone(content: Path) -> None:

@@ -1,8 +1,10 @@
 """Compiles the CUDA sources to cubins without a GPU and reads what the machine code needs and contains.
 
 NVRTC and ``ptxas`` come with torch's CUDA packages, ``cuobjdump`` and ``nvdisasm`` with triton.
-``python tests/cuda/compile.py`` prints the table of ``docs/cuda.md``; with ``--cubins FOLDER`` it writes the
-machine code that a wheel ships, each file named by the key under which the package looks for it.
+``python tests/cuda/compile.py`` prints registers and instructions of every kernel; with ``--cubins FOLDER``
+it writes the machine code that a wheel ships, each file named by the key under which the package looks for
+it. That is made by the compilers of ``--nvrtc``, folders that ``.ci/nvrtc.py`` prints: of CUDA 12, since a
+driver of CUDA 12 refuses what newer ones make.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import argparse
 import ctypes
 import hashlib
 import importlib.util
+import os
 import re
+import struct
 import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,6 +51,8 @@ ARCHITECTURES = {
     "low_rank.cu": EVERYWHERE,
 }
 OPTIONS = ("--std=c++17", "-default-device")
+MAJOR = 12
+"""Of the compilers of wheels: drivers of this major version of CUDA and newer ones take what they make."""
 FORMED = ("coded.cu", "coded_sums.cu")
 """What is loaded for 8-bit states and stochastic rounding only."""
 
@@ -93,12 +100,43 @@ def missing() -> str:
 
 
 @cache
-def nvrtc() -> ctypes.CDLL:
-    """The run-time compiler of torch's CUDA packages."""
-    folder = _folder("nvidia") / "cu13" / "lib"
+def nvrtc(folder: Path | None = None) -> ctypes.CDLL:
+    """The run-time compiler in a folder, else that of torch's CUDA packages."""
+    folder = folder or _folder("nvidia") / "cu13" / "lib"
     # NVRTC opens its builtins by name, which finds them once they are loaded.
     ctypes.CDLL(str(next(folder.glob("libnvrtc-builtins.so.*"))))
     return ctypes.CDLL(str(next(folder.glob("libnvrtc.so.*"))))
+
+
+def version(library: ctypes.CDLL) -> tuple[int, int]:
+    """The CUDA release of a compiler."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def knows(library: ctypes.CDLL, architecture: str) -> bool:
+    """Whether a compiler makes machine code for an architecture."""
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    numbers = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(numbers)
+    return int(architecture.removeprefix("sm_").removesuffix("a")) in numbers
+
+
+def release(code: bytes) -> tuple[int, int]:
+    """The CUDA release whose compiler made a cubin.
+
+    The older form of them has ten times the release in the version field of the ELF header. In the newer one,
+    of CUDA 13 and of sm_100, that is 1 as in other ELF files, and a note names the tools.
+    """
+    (field,) = struct.unpack_from("<I", code, 20)
+    if field > 1:
+        return divmod(field, 10)
+    named = re.search(rb"Cuda compilation tools, release (\d+)\.(\d+)", code)
+    if named is None:
+        raise ValueError("the cubin does not say what made it")
+    return int(named[1]), int(named[2])
 
 
 def _text(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
@@ -122,13 +160,13 @@ def headers() -> dict[str, str]:
     return {name: text for name, text in sorted(texts().items()) if name.endswith(".cuh")}
 
 
-def machine_code(source: str, architecture: str) -> tuple[bytes, str]:
-    """The cubin of a source and the compilers' messages.
+def machine_code(source: str, architecture: str, library: ctypes.CDLL | None = None) -> tuple[bytes, str]:
+    """The cubin of a source and the compilers' messages; by a library of NVRTC, else by torch's.
 
     Raises:
         RuntimeError: if the source does not compile; the message is the compiler's.
     """
-    library = nvrtc()
+    library = library or nvrtc()
     program = ctypes.c_void_p()
     included = headers()
     strings = ctypes.c_char_p * len(included)
@@ -165,6 +203,32 @@ def _instructions(file: str) -> dict[str, Counter[str]]:
     return counts
 
 
+def listing(code: bytes) -> dict[str, list[str]]:
+    """The instructions of each kernel of a cubin, in the order of their addresses."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        parts = re.split(r"\n\s*Function : ", _tool("cuobjdump", "--dump-sass", file.name))[1:]
+    found = r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);"
+    return {part.split(None, 1)[0]: re.findall(found, part, re.MULTILINE) for part in parts}
+
+
+def loads_before_use(instructions: Sequence[str], load: str) -> list[int]:
+    """How many loads of a kind are issued in a row before the first instruction that needs one of them."""
+    width = int(load.rpartition(".")[2]) // 32 if load[-1].isdigit() and not load.endswith("U16") else 1
+    runs, pending = [0], set[int]()
+    for text in instructions:
+        named = [int(number) for number in re.findall(r"\bR(\d+)\b", text)]
+        is_load = bool(re.match(rf"(?:@!?U?P\w+ )?{re.escape(load)}\b(?!\.)", text))
+        if pending.intersection(named[1:] if is_load else named):
+            runs.append(0)
+            pending.clear()
+        if is_load:
+            runs[-1] += 1
+            pending.update(range(named[0], named[0] + width))
+    return [run for run in runs if run]
+
+
 def _spilled_bytes(log: str) -> dict[str, int]:
     found = re.findall(
         r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads",
@@ -175,10 +239,10 @@ def _spilled_bytes(log: str) -> dict[str, int]:
 
 
 @cache
-def compiled(source: str, architecture: str) -> Cubin:
+def compiled(source: str, architecture: str, library: ctypes.CDLL | None = None) -> Cubin:
     """Compiles one file of ``src/kernels/cuda/src`` and takes its cubin apart."""
     start = time.perf_counter()
-    code, log = machine_code(source, architecture)
+    code, log = machine_code(source, architecture, library)
     seconds = time.perf_counter() - start
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
@@ -222,8 +286,33 @@ def key(source: str, architecture: str) -> str:
     return f"{source.removesuffix('.cu')}-{architecture}-{content.hexdigest()[:24]}"
 
 
-def write_cubins(folder: Path) -> None:
-    """Writes the machine code of what the package launches; files of other sources are removed."""
+def compilers_of_wheels(folders: Sequence[Path]) -> dict[str, ctypes.CDLL]:
+    """What makes the machine code of each architecture: the oldest compiler that knows it, of CUDA 12.
+
+    Raises:
+        ValueError: if there is none for an architecture.
+    """
+    libraries = sorted(map(nvrtc, folders), key=version)
+    chosen = {}
+    for architecture in EVERYWHERE:
+        able = [one for one in libraries if version(one)[0] == MAJOR and knows(one, architecture)]
+        if not able:
+            raise ValueError(f"no NVRTC of CUDA {MAJOR} for {architecture} in {[*map(str, folders)]}")
+        chosen[architecture] = able[0]
+    return chosen
+
+
+def write_cubins(folder: Path, compilers: Sequence[Path]) -> str:
+    """Writes the machine code of what the package launches; files of other sources and compilers go.
+
+    Args:
+        folder: where files are written.
+        compilers: folders with NVRTC.
+
+    Returns:
+        A table of what is there; seconds are those of a core for what was compiled now.
+    """
+    chosen = compilers_of_wheels(compilers)
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         folder / f"{key(source, architecture)}.cubin": (source, architecture)
@@ -232,16 +321,27 @@ def write_cubins(folder: Path) -> None:
     }
     for stale in set(folder.glob("*.cubin")) - set(files):
         stale.unlink()
+    seconds: Counter[str] = Counter()
     for file, (source, architecture) in files.items():
-        if not file.exists():
-            file.write_bytes(machine_code(source, architecture)[0])
+        library, start = chosen[architecture], time.process_time()
+        if not file.exists() or release(file.read_bytes()) != version(library):
+            file.write_bytes(machine_code(source, architecture, library)[0])
+            seconds[architecture] += time.process_time() - start
+    lines = ["| architecture | NVRTC | sources | MB | seconds |", "|---|---|---|---|---|"]
+    for name, library in chosen.items():
+        sizes = [file.stat().st_size for file, (_, architecture) in files.items() if architecture == name]
+        made = ".".join(map(str, version(library)))
+        lines.append(f"| {name} | {made} | {len(sizes)} | {sum(sizes) / 1e6:.1f} | {seconds[name]:.0f} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cubins", type=Path, metavar="FOLDER")
-    folder = parser.parse_args().cubins
-    if folder:
-        write_cubins(folder)
+    parser.add_argument("--nvrtc", default="", metavar="FOLDERS", help="compilers, separated by colons")
+    arguments = parser.parse_args()
+    if arguments.cubins:
+        folders = [*map(Path, filter(None, arguments.nvrtc.split(os.pathsep)))]
+        print(write_cubins(arguments.cubins, folders))
     else:
         print(table())

@@ -8,7 +8,14 @@ MMA_FAULTS: dict[str, Fault] = {
     "waits for one stage too few": (("copy_async_wait<STAGES - 2>", "copy_async_wait<STAGES - 1>"),),
     "reads a stage before all warps filled it": (("__syncthreads();  // the stage is full", "//"),),
     "fills the stage that is being read": (("load(block + STAGES - 1);", "load(block + STAGES);"),),
-    "writes the tile over stages in use": (("__syncthreads();  // the finished", "//"),),
+    "writes an addend over a stage in use": (("__syncthreads();            // all warps", "//"),),
+    "adds what others have not copied": (("__syncthreads();  // the addends", "//"),),
+    "adds what is on its way": (("copy_async_wait<0>();", ""),),
+    "leaves out the last half of an addend": (("load(blocks + STAGES - 1);", ""),),
+    "takes an addend for the other": (("tiles.half(2 * a +", "tiles.half(2 - 2 * a +"),),
+    "takes the left half of an addend for both": (("number % 2 * HALF + chunk", "chunk"),),
+    "rows of an addend are off": (("row + lane % 16, lane_chunk", "row + lane % 8, lane_chunk"),),
+    "swaps neighbours of an addend": (("bits >> 16)});", "bits)});"),),
     "reads a tile that is not finished": (
         ("warp_col);\n    __syncthreads();\n    T* out", "warp_col);\n    T* out"),
     ),
@@ -17,8 +24,8 @@ MMA_FAULTS: dict[str, Fault] = {
     "takes rows of right in lane order": (("lane % 8 + (lane / 16) * 8", "lane % 16"),),
     "mirror is off by a row": (("lane / 8 * 2 + lane % 2;", "lane / 8 * 2 + 1 - lane % 2;"),),
     "mirror is off by a chunk": (("lane % 4 * CHUNK;", "(lane + 1) % 4 * CHUNK;"),),
-    "reads an addend transposed": (("row * row_stride[a] + col", "col * row_stride[a] + row"),),
-    "keeps both halves of a diagonal tile": (("if (mirrored > tile_row) continue;", ""),),
+    "reads an addend transposed": (("row * batch.row_stride + col : 0", "col * batch.row_stride + row : 0"),),
+    "keeps both halves of a diagonal tile": (("if (mirrored > row) continue;", ""),),
     "writes columns that do not exist": (("min(size - col, CHUNK)", "CHUNK"),),
     "takes a row that does not exist": (
         ("first_row + tile_row < size;", "first_row + tile_row < size + 8;"),
@@ -35,7 +42,11 @@ WGMMA_FAULTS: dict[str, Fault] = {
     "releases the stage in use": (("if (block) release(previous);", "if (block) release(ring.emptied());"),),
     "releases a stage before its products are over": (("products_wait<1>()", "products_wait<2>()"),),
     "reads sums before their products are over": (("products_wait<0>()", "products_wait<1>()"),),
-    "keeps the last stage of a tile": (("if (blocks) release(previous);", ""),),
+    "keeps the last stage of a tile": (("if (blocks) release(last);", ""),),
+    "adds the square before": (("next / ACROSS * SQUARE, first_col", "half * SQUARE, first_col"),),
+    "rows of an addend are off": (("from + i * LANE_ROWS * row_stride[a]", "from + i * row_stride[a]"),),
+    "adds whole chunks only": (("if (all) return;", "return;"),),
+    "swaps neighbours where a chunk is not whole": (("elements[2 * e] |", "elements[2 * e + 1] |"),),
     "one warp releases for its group": (
         (
             "if (threadIdx.x % WARP == 0) barrier_arrive(emptied);",
@@ -58,7 +69,7 @@ WGMMA_FAULTS: dict[str, Fault] = {
     ),
     "stores a square that is not written": (
         (
-            "fence_shared_for_copies();\n            named_barrier(1 + group, GROUP);",
+            "fence_shared_for_copies();\n        named_barrier(1 + group, GROUP);",
             "fence_shared_for_copies();",
         ),
     ),

@@ -16,20 +16,26 @@ from .compile import Cubin, Kernel
 
 
 @cache
-def tools() -> str:
-    """Which compiler and which disassembler are installed."""
-    library, (major, minor) = compiler.nvrtc(), (ctypes.c_int(), ctypes.c_int())
-    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+def tools(library: ctypes.CDLL | None = None) -> str:
+    """Which compiler and which disassembler are used."""
+    library = library or compiler.nvrtc()
+    major, minor = compiler.version(library)
     size = Path(library._name).stat().st_size
     disassembler = compiler._tool("cuobjdump", "--version")
-    return f"NVRTC {major.value}.{minor.value}, {size} bytes, {disassembler}"
+    return f"NVRTC {major}.{minor}, {size} bytes, {disassembler}"
 
 
-def parts(source: str, architecture: str) -> list[str]:
+def parts(source: str, architecture: str, library: ctypes.CDLL | None = None) -> list[str]:
     """All that the machine code of a source depends on, and what is read from it."""
     made = {source: compiler.texts()[source], **compiler.headers()}
     texts = [text for pair in made.items() for text in pair]
-    return [tools(), architecture, *compiler.OPTIONS, *texts, *map(read, (compiler.__file__, __file__))]
+    return [
+        tools(library),
+        architecture,
+        *compiler.OPTIONS,
+        *texts,
+        *map(read, (compiler.__file__, __file__)),
+    ]
 
 
 def read(file: str) -> str:
@@ -54,11 +60,11 @@ def read_back(text: str) -> Cubin:
 
 
 @cache
-def compiled(source: str, architecture: str) -> Cubin:
+def compiled(source: str, architecture: str, library: ctypes.CDLL | None = None) -> Cubin:
     """A file of ``src/kernels/cuda/src`` compiled and taken apart, now or in an earlier run."""
 
     def make(file: Path) -> None:
-        file.write_text(written(compiler.compiled(source, architecture)))
+        file.write_text(written(compiler.compiled(source, architecture, library)))
 
     name = f"{source.removesuffix('.cu')}-{architecture}.json"
-    return read_back(files.kept(name, parts(source, architecture), make).read_text())
+    return read_back(files.kept(name, parts(source, architecture, library), make).read_text())

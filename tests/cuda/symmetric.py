@@ -28,8 +28,8 @@ class Problem:
     """One launch.
 
     ``same``: right is left. ``in_place``: out is the first addend. ``listed``: matrices by pointers.
-    ``live``: factors in memory. ``odd_rows``: row strides are odd. ``shift``: elements between an aligned
-    address and the first matrix.
+    ``live``: factors in memory. ``odd_rows``: row strides are odd; ``odd_addends``: those of addends.
+    ``shift``: elements between an aligned address and the first matrix.
     """
 
     batch: int
@@ -39,6 +39,7 @@ class Problem:
     addends: int = 0
     same: bool = False
     odd_rows: bool = False
+    odd_addends: bool = False
     shift: int = 0
     in_place: bool = False
     listed: bool = False
@@ -46,7 +47,8 @@ class Problem:
     blocks: int = 3
 
     def __str__(self) -> str:
-        flags = [name for name in ("same", "in_place", "listed", "live", "odd_rows") if getattr(self, name)]
+        names = ("same", "in_place", "listed", "live", "odd_rows", "odd_addends")
+        flags = [name for name in names if getattr(self, name)]
         form = f"{self.batch}x{self.size}x{self.depth}-{element(self)}-{self.addends}"
         return "-".join([form, *flags, *(["shifted"] if self.shift else [])])
 
@@ -105,7 +107,7 @@ def arrays(problem: Problem) -> Arrays:
         if lower:
             above = torch.ones(rows, cols, dtype=torch.bool).triu(1)
             values = values.masked_fill(above, float("nan"))
-        stride = row_stride(cols, odd=problem.odd_rows)
+        stride = row_stride(cols, odd=problem.odd_rows or (lower and problem.odd_addends))
         return Guarded.filled(values, problem.dtype, row_stride=stride, shift=problem.shift)
 
     left = random(problem.size, problem.depth)
@@ -163,7 +165,7 @@ def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:
         blocks=tiles * problem.batch,
         threads=MMA_THREADS,
         shared_bytes=MMA_SHARED_BYTES,
-        readable=[data.left.matrices, data.right.matrices],
+        readable=[array.matrices for array in (data.left, data.right, *data.addends)],
         seed=seed,
     )
     return check(data, exact, bound)

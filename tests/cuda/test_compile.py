@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, Kernel
+from .compile import ARCHITECTURES, SOURCES, Cubin, Kernel, listing, loads_before_use
 from .driver import needs_nvrtc
 from .kept import compiled
 
@@ -62,15 +62,41 @@ def test_table_names_every_source_and_no_other() -> None:
     assert set(ARCHITECTURES) == {path.name for path in SOURCES.glob("*.cu")}
 
 
-@pytest.mark.parametrize(("source", "architecture"), PAIRS)
-def test_kernels_spill_nothing_and_fit_their_occupancy(source: str, architecture: str) -> None:
-    kernels = compiled(source, architecture).kernels
-    assert kernels
-    for name, kernel in kernels.items():
+def assert_is_within_resources(cubin: Cubin) -> None:
+    """Kernels that spill nothing, need no stack and fit their occupancy."""
+    assert cubin.kernels
+    for name, kernel in cubin.kernels.items():
         assert (kernel.stack, kernel.spill) == (0, 0), name
         assert kernel.count("LDL") + kernel.count("STL") == 0, name
         threads, blocks = OCCUPANCY[family(name)]
         assert 0 < kernel.registers <= REGISTERS_OF_AN_SM // (threads * blocks), name
+
+
+def assert_addends_are_copied_beside_products(cubin: Cubin, element: str) -> None:
+    """Half an addend is copied to shared memory by the code of a stage: among the last products."""
+    listed = listing(cubin.code)[f"symmetric_mma_{element}"]
+    barriers = [at for at, text in enumerate(listed) if "BAR.SYNC" in text]
+    products = [at for at, text in enumerate(listed) if "HMMA" in text]
+    inside = [at for at, text in enumerate(listed) if "LDGSTS" in text and barriers[0] < at < products[-1]]
+    assert len(inside) == 8, "two chunks of each operand and four of an addend"
+    # What is not aligned is loaded by elements; none of those is needed for the addends that are.
+    assert not [text for text in listed[products[-1] : barriers[1]] if "LDG" in text]
+
+
+def assert_addends_are_loaded_before_a_wait(cubin: Cubin, element: str) -> None:
+    """A lane has its share of a square loaded before it uses some; of the first one before the last wait."""
+    listed = listing(cubin.code)[f"symmetric_wgmma_{element}"]
+    # Four chunks of 16 bytes of two addends, for each of four squares.
+    assert loads_before_use(listed, "LDG.E.128") == [8] * 4
+    waits = [at for at, text in enumerate(listed) if "WARPGROUP.DEPBAR" in text]
+    products = [at for at, text in enumerate(listed) if "HGMMA" in text]
+    loads = [at for at, text in enumerate(listed) if "LDG.E.128" in text]
+    assert len([at for at in loads if products[-1] < at < waits[-1]]) == 8
+
+
+@pytest.mark.parametrize(("source", "architecture"), PAIRS)
+def test_kernels_spill_nothing_and_fit_their_occupancy(source: str, architecture: str) -> None:
+    assert_is_within_resources(compiled(source, architecture))
 
 
 @pytest.mark.parametrize(("source", "architecture"), PAIRS)
@@ -86,10 +112,10 @@ def test_symmetric_mma_is_unrolled_over_one_stage(architecture: str, element: st
     kernel = only("symmetric_mma.cu", architecture, f"symmetric_mma_{element}")
     # A warp's 64 x 32 x 32 is 4 x 4 x 2 instructions of 16 x 8 x 16; more would be a second copy of the loop.
     assert kernel.count("HMMA") == 32
-    # Per 16 columns 4 loads of left and 2 of right; one more reads the mirror.
-    assert kernel.count("LDSM") == 13
-    # Two chunks of each operand, before the loop and in it.
-    assert kernel.count("LDGSTS") == 8
+    # Per 16 columns 4 loads of left and 2 of right; one more reads the mirror, 8 read each of two addends.
+    assert kernel.count("LDSM") == 13 + 16
+    # Two chunks of each operand, before the loop and in it; four of half an addend there and behind it.
+    assert kernel.count("LDGSTS") == 8 + 12
     # 16-byte stores of the tile and of its mirror.
     assert kernel.count("STG.E.128") == 2
 
@@ -107,6 +133,28 @@ def test_symmetric_wgmma_uses_tensor_copies_and_group_products(element: str) -> 
     assert kernel.count("USETMAXREG") == 2
     # Per square 4 times 16 columns, as they are and transposed.
     assert kernel.count("STSM") == 32
+    # The same of two addends; a lane's share of one is 4 chunks of 16 bytes.
+    assert kernel.count("LDSM") == 32
+    assert kernel.count("LDG.E.128") == 32
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES["symmetric_mma.cu"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_symmetric_mma_copies_addends_beside_its_products(architecture: str, element: str) -> None:
+    assert_addends_are_copied_beside_products(compiled("symmetric_mma.cu", architecture), element)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_symmetric_wgmma_loads_addends_before_it_waits(element: str) -> None:
+    assert_addends_are_loaded_before_a_wait(compiled("symmetric_wgmma.cu", "sm_90a"), element)
+
+
+def test_loads_in_a_row_end_where_one_of_them_is_needed() -> None:
+    code = ["LDG.E.128 R4, desc[UR4][R2.64]", "@!P0 LDG.E.128 R8, [R2.64+0x10]", "IADD3 R3, R1, R0, RZ"]
+    assert loads_before_use([*code, "STS.128 [R1], R8", code[0], "FMUL R9, R7, R1"], "LDG.E.128") == [2, 1]
+    assert loads_before_use([code[0], "LDG.E.128 R8, [R6.64]"], "LDG.E.128") == [1, 1]
+    assert loads_before_use([code[0], "LDG.E R7, [R2]", "FMUL R9, R8, R1", code[1]], "LDG.E.128") == [1, 1]
+    assert loads_before_use(["LDG.E.U16 R4, [R2]", "LDG.E.U16 R5, [R2]", "PRMT R6, R4"], "LDG.E.U16") == [2]
 
 
 def test_symmetric_wgmma_is_compiled_without_complaints() -> None:

@@ -20,6 +20,8 @@ MMA = [
     Problem(3, 40, 129, torch.float16, addends=2, in_place=True, listed=True, live=True),
     Problem(1, 261, 45, addends=2, in_place=True, odd_rows=True),
     Problem(1, 72, 64, same=True, shift=1),
+    Problem(1, 200, 8, addends=2, same=True),
+    Problem(1, 257, 70, torch.float16, addends=2, odd_addends=True),
     Problem(1, 1, 1, addends=1),
 ]
 WGMMA = [
@@ -29,6 +31,7 @@ WGMMA = [
     Problem(3, 65, 130, torch.float16, addends=2, listed=True, live=True),
     Problem(2, 391, 200, torch.float16, addends=1, blocks=5),
     Problem(1, 320, 640, blocks=1),
+    Problem(2, 257, 64, addends=2, odd_addends=True, blocks=2),
     Problem(1, 1, 1),
 ]
 SEEDS = (0, 1)

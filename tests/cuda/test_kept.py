@@ -72,7 +72,7 @@ def test_machine_code_has_another_name_for_whatever_it_is_made_of(
     script.write_text("")
     monkeypatch.setattr(compiler, "__file__", str(script))
     names.append(name())
-    monkeypatch.setattr(kept, "tools", lambda: "NVRTC of tomorrow")
+    monkeypatch.setattr(kept, "tools", lambda library: "NVRTC of tomorrow")
     names.append(name())
     assert len(set(names)) == len(names) == 7
 

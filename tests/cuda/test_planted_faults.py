@@ -31,11 +31,13 @@ MMA_PROBLEMS = (
     Problem(1, 270, 70),
     Problem(1, 21, 300, addends=2, odd_rows=True),
     Problem(2, 24, 43, addends=1),
+    Problem(1, 136, 170, addends=2),
 )
 WGMMA_PROBLEMS = (
     Problem(2, 72, 200, addends=1, blocks=1),
     Problem(1, 200, 72, addends=1, blocks=2),
     Problem(2, 260, 330, blocks=3),
+    Problem(1, 136, 40, addends=2, odd_addends=True, blocks=1),
 )
 
 

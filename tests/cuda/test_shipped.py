@@ -12,6 +12,7 @@ import pytest
 
 from . import compile as compiler
 from .driver import TESTS, needs_compiler, needs_nvrtc, run, unless
+from .test_releases import fetched
 
 ROOT = TESTS.parent
 pytestmark = [
@@ -39,7 +40,7 @@ def step(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     """Takes steps with a package that has machine code; returns what it says of loading it."""
     folder = tmp_path_factory.mktemp("shipped")
     kept = ROOT / "target" / "cubins"  # that of `make wheel`
-    compiler.write_cubins(kept)
+    compiler.write_cubins(kept, [*fetched().values()])
     cubins = folder / "cubins"
     shutil.copytree(kept, cubins)
     stale = cubins / f"{compiler.key(*STALE)}.cubin"

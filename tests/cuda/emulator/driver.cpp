@@ -98,7 +98,7 @@ int capability() {
 // Whether an image is an ELF for CUDA devices of the same major capability, with the same minor one or a lower, or PTX of a
 // version of CUDA and for an architecture that are not newer.
 bool runs_here(const void* image) {
-    constexpr int MACHINE_AT = 18, FLAGS_AT = 48, CUDA_MACHINE = 190;
+    constexpr int FORM_AT = 7, MACHINE_AT = 18, FLAGS_AT = 48, CUDA_MACHINE = 190, OLDER_FORM = 0x33;
     const char* text = static_cast<const char*>(image);
     if (memcmp(text, "\x7f" "ELF", 4)) {
         const char* target = strstr(text, ".target sm_");
@@ -108,7 +108,7 @@ bool runs_here(const void* image) {
     uint32_t flags;
     memcpy(&machine, text + MACHINE_AT, sizeof machine);
     memcpy(&flags, text + FLAGS_AT, sizeof flags);
-    const int built_for = flags >> 8 & 255;
+    const int built_for = (text[FORM_AT] == OLDER_FORM ? flags : flags >> 8) & 255;
     return machine == CUDA_MACHINE && built_for / 10 == capability() / 10 && built_for <= capability();
 }
 

@@ -98,6 +98,11 @@ inline void store_shared(u32 address, u16 bits) {
     emulator::write_shared(emulator::current, address, bits);
 }
 
+inline void store_shared(u32 address, const u32 (&bits)[4]) {
+    if (address % sizeof bits) emulator::fail("a store of 16 bytes is not aligned");
+    for (u32 i = 0; i < 8; ++i) store_shared(address + 2 * i, static_cast<u16>(bits[i / 2] >> 16 * (i % 2)));
+}
+
 inline void products_begin() {
     emulator::fence_products();
 }

@@ -106,6 +106,13 @@ __device__ __forceinline__ void store_shared(u32 address, u16 bits) {
     asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(bits) : "memory");
 }
 
+// 16 bytes to shared memory.
+__device__ __forceinline__ void store_shared(u32 address, const u32 (&bits)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(bits[0]), "r"(bits[1]),
+                 "r"(bits[2]), "r"(bits[3])
+                 : "memory");
+}
+
 // Before the first product that uses registers which other instructions wrote.
 __device__ __forceinline__ void products_begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -3,6 +3,7 @@
 #include "common.cuh"
 
 constexpr int ADDENDS = 2;
+constexpr int CHUNK = CHUNK_BYTES / 2;  // elements of 16 bits
 
 // out = alpha (product) + sum_i beta_i addend_i + gamma I. An addend without `first` and `each` is none.
 struct SymmetricTerms {
@@ -12,34 +13,34 @@ struct SymmetricTerms {
     Factor gamma;
 };
 
-// The terms of one matrix of the batch, read once.
-template <typename T>
-struct Finish {
-    const T* addend[ADDENDS];
-    long long row_stride[ADDENDS];
+// The factors of one launch, read once.
+struct Factors {
     float alpha, beta[ADDENDS], gamma;
-    int size;
+    bool present[ADDENDS];
 
-    __device__ __forceinline__ Finish(const SymmetricTerms& terms, int z, int size) : size(size) {
-        alpha = factor_value(terms.alpha);
-        gamma = factor_value(terms.gamma);
+    __device__ __forceinline__ explicit Factors(const SymmetricTerms& terms)
+        : alpha(factor_value(terms.alpha)), gamma(factor_value(terms.gamma)) {
 #pragma unroll
         for (int a = 0; a < ADDENDS; ++a) {
-            const bool present = terms.addend[a].first || terms.addend[a].each;
-            addend[a] = present ? matrix_start<const T>(terms.addend[a], z) : nullptr;
-            beta[a] = present ? factor_value(terms.beta[a]) : 0.0f;
-            row_stride[a] = terms.addend[a].row_stride;
+            present[a] = terms.addend[a].first || terms.addend[a].each;
+            beta[a] = present[a] ? factor_value(terms.beta[a]) : 0.0f;
         }
     }
-
-    // The element before rounding. Addends are read in the lower triangle only: out of it the value means
-    // nothing.
-    __device__ __forceinline__ float operator()(float product, int row, int col) const {
-        float value = alpha * product;
-#pragma unroll
-        for (int a = 0; a < ADDENDS; ++a)
-            if (addend[a] && row < size && col <= row)
-                value += beta[a] * to_float(*in_global_memory(addend[a] + row * row_stride[a] + col));
-        return row == col ? value + gamma : value;
-    }
 };
+
+// How many of the eight elements from a column on are in the lower triangle: addends are read there only.
+__device__ __forceinline__ int lower_count(int row, int col, int size) {
+    return row < size ? min(max(row - col + 1, 0), CHUNK) : 0;
+}
+
+// Whether all eight are.
+__device__ __forceinline__ bool is_whole(int row, int col, int size) {
+    return row < size && row - col >= CHUNK - 1;
+}
+
+// Two neighbours of one row, `alpha product` so far, with those of an addend. Both kernels round in this order.
+template <typename T>
+__device__ __forceinline__ void add_pair(float& low, float& high, float beta, u32 bits, T) {
+    low += beta * to_float(T{static_cast<u16>(bits)});
+    high += beta * to_float(T{static_cast<u16>(bits >> 16)});
+}

@@ -14,12 +14,15 @@ constexpr int STAGES = 4;
 constexpr int THREADS = 256;  // 8 warps, 2 down and 4 across
 constexpr int WARP_ROWS = 64;
 constexpr int WARP_COLS = 32;
-constexpr int CHUNK = CHUNK_BYTES / 2;  // 16-bit elements per 16 bytes
 constexpr int STAGE_ROW_CHUNKS = DEPTH / CHUNK;
 constexpr int OPERAND_BYTES = TILE * DEPTH * 2;
 constexpr int STAGE_BYTES = 2 * OPERAND_BYTES;
 constexpr int LOADS = TILE * STAGE_ROW_CHUNKS / THREADS;  // chunks of one operand per thread and stage
 constexpr int OUT_ROW_CHUNKS = TILE / CHUNK;
+constexpr int HALF = TILE / 2;  // columns of a tile of an addend or of out that take the place of a stage
+constexpr int HALF_ROW_CHUNKS = HALF / CHUNK;
+constexpr int HALF_LOADS = TILE * HALF_ROW_CHUNKS / THREADS;
+static_assert(TILE * HALF * 2 == STAGE_BYTES && 2 * ADDENDS == STAGES, "addends fill the stages");
 constexpr int FRAGMENT_ROWS = WARP_ROWS / 16;
 constexpr int FRAGMENT_COLS = WARP_COLS / 8;
 
@@ -38,11 +41,25 @@ __device__ __forceinline__ u32 stage_offset(int row, int chunk) {
     return (row * STAGE_ROW_CHUNKS + (chunk ^ ((row >> 1) & (STAGE_ROW_CHUNKS - 1)))) * CHUNK_BYTES;
 }
 
-// Offset of a chunk in the finished tile. Rows 0..7 and rows {8q + h} both fall on eight different bank
-// groups: the first when fragments are written, the second when the mirror is read.
-__device__ __forceinline__ u32 out_offset(int row, int chunk) {
-    return (row * OUT_ROW_CHUNKS + (chunk ^ ((row & 7) ^ (((row >> 3) & 3) << 1)))) * CHUNK_BYTES;
+// Offset of a chunk in half of a tile. Rows 0..7 and rows {8q + h} both fall on eight different bank
+// groups: the first when fragments are read and written, the second when the mirror is read.
+__device__ __forceinline__ u32 half_offset(int row, int chunk) {
+    return (row * HALF_ROW_CHUNKS + (chunk ^ ((row & 7) ^ (((row >> 3) & 3) << 1)))) * CHUNK_BYTES;
 }
+
+// Tiles of the addends, in the stages that follow those of the operands, and the finished one in the place of
+// the first: two halves each.
+struct Tiles {
+    unsigned char* shared;
+    int first;  // stage of the first half
+
+    __device__ __forceinline__ unsigned char* half(int number) const {
+        return shared + (first + number) % STAGES * STAGE_BYTES;
+    }
+    __device__ __forceinline__ unsigned char* chunk(int row, int chunk) const {
+        return half(chunk / HALF_ROW_CHUNKS) + half_offset(row, chunk % HALF_ROW_CHUNKS);
+    }
+};
 
 // Where one thread reads one operand: rows that do not exist are read nowhere and count as zero.
 template <typename T>
@@ -79,6 +96,31 @@ struct Operand {
         }
     }
 };
+
+// Half a tile of an addend, on its way to shared memory in its lower triangle, with zeros elsewhere.
+template <typename T>
+__device__ __forceinline__ void load_half(const SymmetricProduct& p, unsigned char* to, int number, int z,
+                                          int first_row, int first_col) {
+    const MatrixBatch& batch = p.terms.addend[number / 2];
+    if (!batch.first && !batch.each) return;
+    const T* matrix = matrix_start<const T>(batch, z);
+    const bool aligned = rows_are_aligned(matrix, batch);
+    const int chunk = threadIdx.x % HALF_ROW_CHUNKS;
+    const int col = first_col + number % 2 * HALF + chunk * CHUNK;
+#pragma unroll
+    for (int i = 0; i < HALF_LOADS; ++i) {
+        const int tile_row = (threadIdx.x + i * THREADS) / HALF_ROW_CHUNKS;
+        const int row = first_row + tile_row;
+        const int valid = lower_count(row, col, p.size);
+        const T* from = matrix + (valid ? row * batch.row_stride + col : 0);
+        unsigned char* slot = to + half_offset(tile_row, chunk);
+        if (aligned) {
+            copy_async_16(shared_address(slot), from, valid * 2);
+        } else {
+            for (int e = 0; e < CHUNK; ++e) reinterpret_cast<u16*>(slot)[e] = e < valid ? from[e].bits : 0;
+        }
+    }
+}
 
 // `count` (1 to 8) elements of a row of out.
 template <typename T>
@@ -117,39 +159,68 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[FRAGMENT_ROWS][FRAGM
     }
 }
 
-// Factors, addends and identity, rounded once, into the finished tile in shared memory. A tile on the
-// diagonal keeps its lower half and repeats it above.
+// The sums with factors and addends. Each warp has 16 x 16 of an addend at once, as a product's sums lie.
 template <typename T>
-__device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned char* out,
-                                            const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], int z,
-                                            Tile tile, int warp_row, int warp_col) {
+__device__ __forceinline__ void add_terms(float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4],
+                                          const Factors& factors, const Tiles& tiles, int warp_row,
+                                          int warp_col) {
     const int lane = threadIdx.x % WARP;
-    const Finish<T> finish(p.terms, z, p.size);
+#pragma unroll
+    for (int i = 0; i < FRAGMENT_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < FRAGMENT_COLS; ++j)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) sum[i][j][q] *= factors.alpha;
+#pragma unroll
+    for (int a = 0; a < ADDENDS; ++a) {
+        if (!factors.present[a]) continue;
+        const u32 half = shared_address(tiles.half(2 * a + warp_col / HALF));
+#pragma unroll
+        for (int i = 0; i < FRAGMENT_ROWS; ++i) {
+#pragma unroll
+            for (int j = 0; j < FRAGMENT_COLS; j += 2) {
+                const int row = warp_row + i * 16, col = warp_col + j * 8;
+                const int lane_row = row + lane % 16, lane_chunk = col % HALF / CHUNK + lane / 16;
+                u32 bits[4];
+                load_matrices(bits, half + half_offset(lane_row, lane_chunk));
+#pragma unroll
+                for (int q = 0; q < 4; ++q) {
+                    float* at = &sum[i][j + q / 2][q % 2 * 2];
+                    add_pair(at[0], at[1], factors.beta[a], bits[q], T{});
+                }
+            }
+        }
+    }
+}
+
+// The identity, and everything rounded once, into the finished tile in shared memory. A tile on the diagonal
+// keeps its lower half and repeats it above.
+template <typename T>
+__device__ __forceinline__ void finish_tile(const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], float gamma,
+                                            const Tiles& tiles, bool diagonal, int warp_row, int warp_col) {
+    const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < FRAGMENT_ROWS; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int tile_row = warp_row + i * 16 + lane / 4 + half * 8;
-            const int row = tile.row * TILE + tile_row;
+            const int row = warp_row + i * 16 + lane / 4 + half * 8;
 #pragma unroll
             for (int j = 0; j < FRAGMENT_COLS; ++j) {
-                const int tile_col = warp_col + j * 8 + lane % 4 * 2;
-                const int col = tile.col * TILE + tile_col;
-                const u32 bits = pack(finish(sum[i][j][half * 2], row, col),
-                                      finish(sum[i][j][half * 2 + 1], row, col + 1), T{});
-                const u32 at = out_offset(tile_row, tile_col / CHUNK) + tile_col % CHUNK * 2;
-                if (tile.row != tile.col) {
-                    *reinterpret_cast<u32*>(out + at) = bits;
+                const int col = warp_col + j * 8 + lane % 4 * 2;
+                float value[2] = {sum[i][j][half * 2], sum[i][j][half * 2 + 1]};
+                unsigned char* at = tiles.chunk(row, col / CHUNK) + col % CHUNK * 2;
+                if (!diagonal) {
+                    *reinterpret_cast<u32*>(at) = pack(value[0], value[1], T{});
                     continue;
                 }
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const int mirrored = tile_col + e;
-                    if (mirrored > tile_row) continue;
-                    const u16 element = static_cast<u16>(bits >> (16 * e));
-                    *reinterpret_cast<u16*>(out + at + 2 * e) = element;
-                    *reinterpret_cast<u16*>(out + out_offset(mirrored, tile_row / CHUNK) +
-                                            tile_row % CHUNK * 2) = element;
+                    const int mirrored = col + e;
+                    if (mirrored > row) continue;
+                    if (mirrored == row) value[e] += gamma;
+                    const u16 element = static_cast<u16>(pack(value[e], 0.0f, T{}));
+                    *reinterpret_cast<u16*>(at + 2 * e) = element;
+                    *reinterpret_cast<u16*>(tiles.chunk(mirrored, row / CHUNK) + row % CHUNK * 2) = element;
                 }
             }
         }
@@ -157,7 +228,7 @@ __device__ __forceinline__ void finish_tile(const SymmetricProduct& p, unsigned 
 }
 
 template <typename T>
-__device__ __forceinline__ void store_tile(T* matrix, const MatrixBatch& batch, const unsigned char* tile,
+__device__ __forceinline__ void store_tile(T* matrix, const MatrixBatch& batch, const Tiles& tiles,
                                            int first_row, int first_col, int size) {
     const bool aligned = rows_are_aligned(matrix, batch);
     for (int id = threadIdx.x; id < TILE * OUT_ROW_CHUNKS; id += THREADS) {
@@ -165,7 +236,7 @@ __device__ __forceinline__ void store_tile(T* matrix, const MatrixBatch& batch, 
         const int col = first_col + chunk * CHUNK;
         const int count = min(size - col, CHUNK);
         if (first_row + row >= size || count <= 0) continue;
-        const uint4 got = *reinterpret_cast<const uint4*>(tile + out_offset(row, chunk));
+        const uint4 got = *reinterpret_cast<const uint4*>(tiles.chunk(row, chunk));
         const u32 bits[4] = {got.x, got.y, got.z, got.w};
         store_chunk(matrix + (first_row + row) * batch.row_stride + col, bits, count, aligned);
     }
@@ -174,7 +245,7 @@ __device__ __forceinline__ void store_tile(T* matrix, const MatrixBatch& batch, 
 // The tile transposed. Matrix i of the four that a warp loads has rows {8q + 2i + h}: a lane then holds eight
 // neighbours of one column, which are 16 bytes of a row of the mirror.
 template <typename T>
-__device__ __forceinline__ void store_mirror(T* matrix, const MatrixBatch& batch, const unsigned char* tile,
+__device__ __forceinline__ void store_mirror(T* matrix, const MatrixBatch& batch, const Tiles& tiles,
                                              int first_row, int first_col, int size) {
     constexpr int ROWS = 32;
     const bool aligned = rows_are_aligned(matrix, batch);
@@ -183,7 +254,7 @@ __device__ __forceinline__ void store_mirror(T* matrix, const MatrixBatch& batch
     for (int id = warp; id < TILE / ROWS * OUT_ROW_CHUNKS; id += THREADS / WARP) {
         const int row = id % (TILE / ROWS) * ROWS, chunk = id / (TILE / ROWS);
         u32 bits[4];
-        load_matrices_transposed(bits, shared_address(tile + out_offset(row + source_row, chunk)));
+        load_matrices_transposed(bits, shared_address(tiles.chunk(row + source_row, chunk)));
         const int mirror_row = first_col + chunk * CHUNK + lane / 4;
         const int mirror_col = first_row + row + lane % 4 * CHUNK;
         const int count = min(size - mirror_col, CHUNK);
@@ -205,10 +276,12 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
     {
         const Operand<T> left(p.left, z, first_row, p.size), right(p.right, z, first_col, p.size);
         auto load = [&](int block) {
+            unsigned char* stage = shared + block % STAGES * STAGE_BYTES;
             if (block < blocks) {
-                unsigned char* stage = shared + block % STAGES * STAGE_BYTES;
                 left.load(stage, block * DEPTH, p.depth);
                 right.load(stage + OPERAND_BYTES, block * DEPTH, p.depth);
+            } else {
+                load_half<T>(p, stage, block - blocks, z, first_row, first_col);
             }
             copy_async_commit();  // a group per block even when empty: the count below stays right to the end
         };
@@ -222,13 +295,21 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
             multiply_stage<T>(sum, stage + stage_offset(warp_row, 0),
                               stage + OPERAND_BYTES + stage_offset(warp_col, 0));
         }
+        __syncthreads();            // all warps have left the stage of the last block
+        load(blocks + STAGES - 1);  // the last half of an addend; the others came beside the last products
+        copy_async_wait<0>();
     }
-    __syncthreads();  // the finished tile takes the place of the stages
-    finish_tile<T>(p, shared, sum, z, tile, warp_row, warp_col);
+    __syncthreads();  // the addends are there for all warps, and the finished tile takes the place of stages
+    const Factors factors(p.terms);
+    const Tiles tiles{shared, blocks};
+    const bool diagonal = tile.row == tile.col;
+    add_terms<T>(sum, factors, tiles, warp_row, warp_col);
+    if (diagonal) __syncthreads();  // no warp reads addends where others write above the diagonal
+    finish_tile<T>(sum, factors.gamma, tiles, diagonal, warp_row, warp_col);
     __syncthreads();
     T* out = matrix_start<T>(p.out, z);
-    store_tile(out, p.out, shared, first_row, first_col, p.size);
-    if (tile.row != tile.col) store_mirror(out, p.out, shared, first_row, first_col, p.size);
+    store_tile(out, p.out, tiles, first_row, first_col, p.size);
+    if (!diagonal) store_mirror(out, p.out, tiles, first_row, first_col, p.size);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

@@ -22,6 +22,9 @@ constexpr int SQUARE = 64;  // rows and columns that one tensor copy stores
 constexpr int LEFT_BYTES = TILE_ROWS * DEPTH * 2;
 constexpr int STAGE_BYTES = LEFT_BYTES + TILE_COLS * DEPTH * 2;
 constexpr int SQUARE_BYTES = SQUARE * SQUARE * 2;
+constexpr int SQUARE_CHUNKS = SQUARE / CHUNK;    // of a row
+constexpr int LANE_ROWS = WARP / SQUARE_CHUNKS;  // rows that a warp's lanes have at once
+constexpr int LANE_CHUNKS = 16 / LANE_ROWS;      // of a lane: its warp has 16 rows of a square
 constexpr int SQUARES_AT = STAGES * STAGE_BYTES;  // per consumer a square and its transpose
 constexpr int BARRIERS_AT = SQUARES_AT + CONSUMERS * 2 * SQUARE_BYTES;
 constexpr int SHARED_BYTES = BARRIERS_AT + 2 * STAGES * 8;
@@ -94,8 +97,9 @@ __device__ __forceinline__ void release(u32 emptied) {
     if (threadIdx.x % WARP == 0) barrier_arrive(emptied);
 }
 
+// Multiplies what fills the ring; returns what has to be released once the last products are over.
 template <typename T>
-__device__ __forceinline__ void multiply(float (&sum)[2][64], Ring& ring, int blocks, int group) {
+__device__ __forceinline__ u32 multiply(float (&sum)[2][64], Ring& ring, int blocks, int group) {
     u32 previous = 0;
     for (int block = 0; block < blocks; ++block) {
         barrier_wait(ring.filled(), ring.parity);
@@ -118,39 +122,138 @@ __device__ __forceinline__ void multiply(float (&sum)[2][64], Ring& ring, int bl
         previous = ring.emptied();
         ring.next();
     }
-    products_wait<0>();
-    if (blocks) release(previous);
-    settle(sum[0]);
-    settle(sum[1]);
+    return previous;
+}
+
+// What a warp needs of the addends for its 16 rows of a square: chunks on their way from memory.
+template <typename T>
+struct Addends {
+    const T* matrix[ADDENDS];
+    long long row_stride[ADDENDS];
+    bool aligned[ADDENDS];
+    int size;
+    u32 bits[ADDENDS][LANE_CHUNKS][4];
+
+    __device__ __forceinline__ Addends(const SymmetricTerms& terms, int z, int size) : size(size) {
+#pragma unroll
+        for (int a = 0; a < ADDENDS; ++a) {
+            const MatrixBatch& batch = terms.addend[a];
+            matrix[a] = batch.first || batch.each ? matrix_start<const T>(batch, z) : nullptr;
+            row_stride[a] = batch.row_stride;
+            aligned[a] = matrix[a] && rows_are_aligned(matrix[a], batch);
+        }
+    }
+
+    // Row of a lane's chunk in its square: a warp has four rows at once.
+    static __device__ __forceinline__ int row(int i) {
+        return threadIdx.x % GROUP / WARP * 16 + threadIdx.x % WARP / SQUARE_CHUNKS + i * LANE_ROWS;
+    }
+    static __device__ __forceinline__ int chunk() { return threadIdx.x % SQUARE_CHUNKS; }
+
+    __device__ __forceinline__ const T* address(int a, int row, int col) const {
+        return in_global_memory(matrix[a] + row * row_stride[a] + col);
+    }
+
+    // Has the chunks of a square loaded that are in the lower triangle as a whole, all before one is used.
+    __device__ __forceinline__ void fetch(int first_row, int first_col) {
+        const int first = first_row + row(0), col = first_col + chunk() * CHUNK;
+#pragma unroll
+        for (int a = 0; a < ADDENDS; ++a) {
+            if (!aligned[a]) continue;
+            const T* from = address(a, first, col);
+#pragma unroll
+            for (int i = 0; i < LANE_CHUNKS; ++i)
+                if (is_whole(first + i * LANE_ROWS, col, size))
+                    load_chunk(bits[a][i], from + i * LANE_ROWS * row_stride[a]);
+        }
+    }
+
+    // The chunks of an addend in the square at an address; the others one element after the other.
+    __device__ __forceinline__ void write(u32 at, int a, int first_row, int first_col) const {
+        const int first = first_row + row(0), col = first_col + chunk() * CHUNK;
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < LANE_CHUNKS; ++i) {
+            const bool whole = aligned[a] && is_whole(first + i * LANE_ROWS, col, size);
+            if (whole) store_shared(swizzled(at, row(i), chunk()), bits[a][i]);
+            all = all && whole;
+        }
+        if (all) return;
+#pragma unroll 1
+        for (int i = 0; i < LANE_CHUNKS; ++i) {
+            const int count = lower_count(first + i * LANE_ROWS, col, size);
+            if (count == 0 || (aligned[a] && count == CHUNK)) continue;
+            const T* from = address(a, first + i * LANE_ROWS, col);
+            u16 elements[CHUNK];
+#pragma unroll
+            for (int e = 0; e < CHUNK; ++e) elements[e] = e < count ? from[e].bits : 0;
+            u32 pairs[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                pairs[e] = elements[2 * e] | static_cast<u32>(elements[2 * e + 1]) << 16;
+            store_shared(swizzled(at, row(i), chunk()), pairs);
+        }
+    }
+};
+
+// Where a lane's row of four 8x8 matrices lies: of 16 columns, two beside each other and two below.
+__device__ __forceinline__ u32 matrix_row(u32 square, int pair) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
+    return swizzled(square, warp * 16 + lane % 16, pair * 2 + lane / 16);
+}
+
+// Where the sums of such a matrix begin.
+__device__ __forceinline__ constexpr int sums_of(int part, int pair, int matrix) {
+    return (part * 8 + pair * 2 + matrix / 2) * 4 + matrix % 2 * 2;
+}
+
+// The sums of a 64 x 64 square with factors and addends, which go through the place of the square. A warp
+// reads what itself wrote.
+template <typename T>
+__device__ __forceinline__ void add_terms(float (&sum)[64], int part, u32 at, const Factors& factors,
+                                          const Addends<T>& addends, int first_row, int first_col) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) sum[part * 32 + i] *= factors.alpha;
+#pragma unroll
+    for (int a = 0; a < ADDENDS; ++a) {
+        if (!factors.present[a]) continue;
+        addends.write(at, a, first_row, first_col);
+        __syncwarp();
+#pragma unroll
+        for (int pair = 0; pair < SQUARE / 16; ++pair) {
+            u32 bits[4];
+            load_matrices(bits, matrix_row(at, pair));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float* pair_of = &sum[sums_of(part, pair, i)];
+                add_pair(pair_of[0], pair_of[1], factors.beta[a], bits[i], T{});
+            }
+        }
+        __syncwarp();  // all lanes have read it
+    }
 }
 
 // A 64 x 64 square of a group's sums into shared memory, and its transpose behind it.
 template <typename T>
-__device__ __forceinline__ void write_square(u32 at, const float (&sum)[64], int part,
-                                             const Finish<T>& finish, int first_row, int first_col) {
+__device__ __forceinline__ void write_square(u32 at, const float (&sum)[64], int part) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
-    const int row = warp * 16 + lane / 4;
 #pragma unroll
-    for (int pair = 0; pair < SQUARE / 16;
-         ++pair) {  // 16 columns: two 8x8 matrices beside each other, two below
+    for (int pair = 0; pair < SQUARE / 16; ++pair) {
         u32 bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int j = pair * 2 + i / 2;
-            const int from = (part * 8 + j) * 4 + i % 2 * 2;
-            const int r = first_row + row + i % 2 * 8, c = first_col + j * 8 + lane % 4 * 2;
-            bits[i] = pack(finish(sum[from], r, c), finish(sum[from + 1], r, c + 1), T{});
+            const int from = sums_of(part, pair, i);
+            bits[i] = pack(sum[from], sum[from + 1], T{});
         }
         const int below = lane / 8 % 2, beside = pair * 2 + lane / 16;
-        store_matrices(swizzled(at, warp * 16 + below * 8 + lane % 8, beside), bits);
+        store_matrices(matrix_row(at, pair), bits);
         store_matrices_transposed(swizzled(at + SQUARE_BYTES, beside * 8 + lane % 8, warp * 2 + below), bits);
     }
 }
 
-// A square on the diagonal: the lower half, and the same above.
+// A square on the diagonal: the lower half with the identity, and the same above.
 template <typename T>
-__device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)[64], int part,
-                                                      const Finish<T>& finish, int first) {
+__device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)[64], int part, float gamma) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
 #pragma unroll
     for (int j = 0; j < SQUARE / 8; ++j) {
@@ -158,8 +261,8 @@ __device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)
         for (int q = 0; q < 4; ++q) {
             const int row = warp * 16 + lane / 4 + q / 2 * 8, col = j * 8 + lane % 4 * 2 + q % 2;
             if (col > row) continue;
-            const u16 bits = static_cast<u16>(
-                pack(finish(sum[(part * 8 + j) * 4 + q], first + row, first + col), 0.0f, T{}));
+            const float value = sum[(part * 8 + j) * 4 + q];
+            const u16 bits = static_cast<u16>(pack(row == col ? value + gamma : value, 0.0f, T{}));
             store_shared(swizzled(at, row, col / 8) + col % 8 * 2, bits);
             store_shared(swizzled(at, col, row / 8) + row % 8 * 2, bits);
         }
@@ -167,30 +270,38 @@ __device__ __forceinline__ void write_diagonal_square(u32 at, const float (&sum)
 }
 
 template <typename T>
-__device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, const float (&sum)[2][64],
-                                              u32 at, int group, int z, int first_row, int first_col) {
-    const Finish<T> finish(p.terms, z, p.size);
+__device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, float (&sum)[2][64],
+                                              const Factors& factors, Addends<T>& addends, u32 at, int group,
+                                              int z, int first_row, int first_col) {
     const Place out(p.out, p.out_each, z);
     const bool leader = threadIdx.x % GROUP == 0;
+    constexpr int ACROSS = TILE_COLS / SQUARE, SQUARES = GROUP_ROWS / SQUARE * ACROSS;
 #pragma unroll
-    for (int half = 0; half < GROUP_ROWS / SQUARE; ++half) {
-#pragma unroll
-        for (int part = 0; part < TILE_COLS / SQUARE; ++part) {
-            const int row = first_row + half * SQUARE, col = first_col + part * SQUARE;
-            if (col > row || row >= p.size) continue;  // above the diagonal or outside: nothing to store
+    for (int square = 0; square < SQUARES; ++square) {
+        const int half = square / ACROSS, part = square % ACROSS, next = square + 1;
+        const int row = first_row + half * SQUARE, col = first_col + part * SQUARE;
+        const bool stored = col <= row && row < p.size;    // else above the diagonal or outside
+        const bool diagonal = half == part && row == col;  // a group's rows begin with columns of a tile
+        if (stored) {
             if (leader) tensor_stores_wait_read<0>();
             named_barrier(1 + group, GROUP);  // the square before this one has left shared memory
-            if (row == col)
-                write_diagonal_square<T>(at, sum[half], part, finish, row);
-            else
-                write_square<T>(at, sum[half], part, finish, row, col);
-            fence_shared_for_copies();
-            named_barrier(1 + group, GROUP);
-            if (leader) {
-                tensor_store(out.map, at, col, row, out.z);
-                if (row != col) tensor_store(out.map, at + SQUARE_BYTES, row, col, out.z);
-                tensor_stores_commit();
-            }
+            add_terms<T>(sum[half], part, at, factors, addends, row, col);
+        }
+        if (next < SQUARES)  // beside what is left to do with this one
+            addends.fetch(first_row + next / ACROSS * SQUARE, first_col + next % ACROSS * SQUARE);
+        if (!stored) continue;
+        if (diagonal) {
+            named_barrier(1 + group, GROUP);  // no warp reads addends where others write above the diagonal
+            write_diagonal_square<T>(at, sum[half], part, factors.gamma);
+        } else {
+            write_square<T>(at, sum[half], part);
+        }
+        fence_shared_for_copies();
+        named_barrier(1 + group, GROUP);
+        if (leader) {
+            tensor_store(out.map, at, col, row, out.z);
+            if (!diagonal) tensor_store(out.map, at + SQUARE_BYTES, row, col, out.z);
+            tensor_stores_commit();
         }
     }
 }
@@ -214,8 +325,15 @@ __device__ __forceinline__ void consume_stages(const SymmetricTensorProduct& p, 
             continue;
         }
         float sum[2][64] = {};
-        multiply<T>(sum, ring, blocks, group);
-        store_squares<T>(p, sum, squares, group, t / p.tiles, first_row, first_col);
+        const u32 last = multiply<T>(sum, ring, blocks, group);
+        Addends<T> addends(p.terms, t / p.tiles, p.size);
+        addends.fetch(first_row, first_col);  // beside the last products
+        const Factors factors(p.terms);
+        products_wait<0>();
+        if (blocks) release(last);
+        settle(sum[0]);
+        settle(sum[1]);
+        store_squares<T>(p, sum, factors, addends, squares, group, t / p.tiles, first_row, first_col);
     }
     if (threadIdx.x % GROUP == 0) tensor_stores_wait_read<0>();  // shared memory ends with the block
 }
