@@ -98,7 +98,13 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"muon_beta2": 0.5},
         {"norm_scope": "shard"},
     ),
-    "Dion2": (*FAMILY, {"ef_decay": 0.5}, {"fraction": 1.0}, {"selection_scope": "global"}),
+    "Dion2": (
+        *FAMILY,
+        {"ef_decay": 0.5},
+        {"fraction": 1.0},
+        {"selection_scope": "global"},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
+    ),
     "NorDion2": (
         *FAMILY,
         {"mu": 0.5},
@@ -106,6 +112,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"muon_beta2": 0.5},
         {"selection_scope": "global"},
         {"norm_scope": "shard"},
+        {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
     "AdamW": (
         {"eps": 1e-4},
@@ -158,6 +165,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"decay_order": "torch", "weight_decay": 0.1, "maximize": True},
         {"seed": 5, "flatten": True},
         {"merge_dims": True, "precondition_frequency": 2},
+        {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
     "SOAPMuon": (
         *FAMILY,

@@ -209,7 +209,7 @@ CASES = (
             ("triton_post_ortho", False),
             ("selection_scope", "local"),
         ),
-        keyword_only=FAMILY | {"cautious_wd"},
+        keyword_only=FAMILY | WEIGHT_NORM | {"cautious_wd"},
         state={
             "dion2": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -221,6 +221,8 @@ CASES = (
             *(("ef_decay", value) for value in (-0.1, NAN, INF)),
             *(("fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             ("selection_scope", "shard"),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={
             "lr": 0.03,
@@ -254,7 +256,7 @@ CASES = (
             ("triton_post_ortho", False),
             ("selection_scope", "local"),
         ),
-        keyword_only=FAMILY | {"cautious_wd", "norm_scope"},
+        keyword_only=FAMILY | WEIGHT_NORM | {"cautious_wd", "norm_scope"},
         state={
             "nordion2": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -266,6 +268,8 @@ CASES = (
             *_BAD_MATRIX,
             *(("fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             ("selection_scope", "shard"),
+            ("weight_norm", True),
+            ("weight_norm_floor", NAN),
             ("muon_beta2", -0.1),
         ),
         other={

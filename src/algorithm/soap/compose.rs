@@ -130,6 +130,7 @@ impl Soap {
                 program = program.redistribute(buffer, Target::Storage);
             }
         }
+        program = self.weight_norm.stages(program, shape);
         self.bases.learn(program.local(APPLY, "apply"), shape)
     }
 }
