@@ -183,7 +183,7 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "dion",
-        options: &[&dion::OPTIONS, &STORAGE, &VIEW],
+        options: &[&dion::OPTIONS, &weight_norm::OPTIONS, &STORAGE, &VIEW],
         states: &[],
         new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
     },

@@ -27,6 +27,7 @@ SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0, "lr":
 MAKERS = {
     "MuonH": lambda p: oxidion.MuonH(p, lr=0.1),
     "NorMuon": lambda p: oxidion.NorMuon(p, **SPHERE),
+    "Dion": lambda p: oxidion.Dion(p, rank_fraction=0.5, **SPHERE),
     "Dion2": lambda p: oxidion.Dion2(p, **SPHERE),
     "NorDion2": lambda p: oxidion.NorDion2(p, **SPHERE),
     "SOAP": lambda p: oxidion.SOAP(p, **SPHERE),
@@ -57,6 +58,7 @@ def test_a_step_turns_by_the_angle_of_its_learning_rate() -> None:
 FLOORS = [
     (oxidion.Muon, {}),
     (oxidion.NorMuon, {}),
+    (oxidion.Dion, {"cautious_wd": True}),  # without, a free step does not form U
     (oxidion.Dion2, {}),
     (oxidion.Dion2, {"cautious_wd": True, "state_bits": 8}),
     (oxidion.NorDion2, {}),
@@ -117,7 +119,7 @@ def test_a_matrix_of_zeros_in_a_stack_is_refused() -> None:
         oxidion.MuonH([stack]).step()
 
 
-@pytest.mark.parametrize("cls", [oxidion.Muon, oxidion.Dion2, oxidion.SOAP])
+@pytest.mark.parametrize("cls", [oxidion.Muon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP])
 def test_decay_is_refused(cls: Any) -> None:
     for settings in ({"weight_decay": 0.1}, {"weight_norm": "hyperball"}):
         with pytest.raises(ValueError, match="weight_decay must be 0"):
@@ -159,7 +161,7 @@ def test_a_part_that_moves_turns_all_of_a_matrix(name: str) -> None:
     torch.testing.assert_close(param.detach(), moved, rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize("name", ["MuonH", "Dion2", "NorDion2", "SOAP", "SOAPMuon"])
+@pytest.mark.parametrize("name", ["MuonH", "Dion", "Dion2", "NorDion2", "SOAP", "SOAPMuon"])
 def test_norm_is_constant_with_states_of_eight_bits(name: str) -> None:
     torch.manual_seed(0)
     param = nn.Parameter(torch.randn(80, 64))

@@ -62,6 +62,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"rank_fraction": 0.5, "route": "gather"},
         {"power_iters": 2},
         {"right_factor": "orthonormal", "rank_fraction": 0.5},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
         {"qr_method": "qr"},
         {"qr_method": "cqr", "cqr_warmup_steps": 2},
         {"qr_method": "cqr2"},

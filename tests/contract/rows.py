@@ -82,7 +82,8 @@ CASES = (
             "flatten",
             "route",
             "right_factor",
-        },
+        }
+        | WEIGHT_NORM,
         state={
             "dion": frozenset({"momentum", "Q"}),
             "adamw": frozenset({"momentum", "variance", "step"}),
@@ -97,6 +98,8 @@ CASES = (
             *(("route", value) for value in ("both", 3, (1,), ("",), None)),
             *(("seed", value) for value in (-1, 2**63, 1.5)),
             *(("right_factor", value) for value in ("qr", None, True)),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={"lr": 0.03, "mu": 0.5, "betas": (0.5, 0.6), "weight_decay": 0.3, "epsilon": 0.1},
         kwargs={"rank_fraction": 0.5},

@@ -59,7 +59,7 @@ def test_averages_of_one_layout_go_on_on_another(
     assert any("average" in key for key in dtypes)
 
 
-@pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion2", "SOAP"])
+@pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "SOAP"])
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
 def test_held_norms_of_one_layout_go_on_on_another(
     groups: Groups, tmp_path: Path, source: tuple[int, str], target: tuple[int, str], name: str

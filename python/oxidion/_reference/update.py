@@ -60,7 +60,8 @@ def bound(xs: Sequence[Tensor], us: Sequence[Tensor], group: Group, state: State
         return list(us)
 
     def norm(x: Tensor) -> Tensor:
-        return x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm()
+        sizes: Tensor = x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm()
+        return sizes
 
     pairs = zip(xs, us, strict=True)
     return [u * (floor * norm(x) / norm(u).clamp_min(1e-10)).clamp_min(1) for x, u in pairs]
