@@ -183,13 +183,13 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "dion",
-        options: &[&dion::OPTIONS, &STORAGE, &VIEW],
+        options: &[&dion::OPTIONS, &weight_norm::OPTIONS, &STORAGE, &VIEW],
         states: &[],
         new: |o| Ok(Arc::new(dion::Dion::new(o)?)),
     },
     Entry {
         name: "dion2",
-        options: &[&dion2::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &weight_norm::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
         new: |o| Ok(Arc::new(Dion2::new(o)?)),
     },
@@ -213,7 +213,7 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "nordion2",
-        options: &[&dion2::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
+        options: &[&dion2::OPTIONS, &weight_norm::OPTIONS, &neuron::OPTIONS, &ORTH, &STORAGE, &METHOD, &VIEW],
         states: &[],
         new: |o| Ok(Arc::new(Dion2::normalized(o)?)),
     },
@@ -225,7 +225,7 @@ const TABLE: &[Entry] = &[
     },
     Entry {
         name: "soap",
-        options: &[&soap::OPTIONS, &soap::BASIS, &STORAGE, &VIEW],
+        options: &[&soap::OPTIONS, &soap::BASIS, &weight_norm::OPTIONS, &STORAGE, &VIEW],
         states: &[&MOMENTS],
         new: |o| Ok(Arc::new(soap::Soap::new(o)?)),
     },

@@ -4,10 +4,10 @@
 //! M ← μM + G, U = orth(μM + G) (nesterov) or orth(M), X ← (1-lr·λ)X - lr·s·U with s from the block's shape.
 
 use super::Algorithm;
-use super::neuron::{NORMALIZE, Neuron, SQUARES};
-use super::orthonormal::{APPLY, BETA2, EPSILON, LR, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
-use super::stage::{StageIo, jobs};
-use super::weight_norm::{WEIGH, WeightNorm};
+use super::neuron::{NORMALIZE, Neuron, SQUARES, behind};
+use super::orthonormal::{APPLY, BETA2, EPSILON, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
+use super::stage::StageIo;
+use super::weight_norm::WEIGH;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
@@ -26,17 +26,11 @@ pub(super) struct Muon {
     common: Orthonormal,
     nesterov: bool,
     neuron: Option<Neuron>,
-    weight_norm: Option<WeightNorm>,
 }
 
 impl Muon {
     pub(super) fn new(options: &Options) -> Result<Self> {
-        Ok(Self {
-            common: Orthonormal::new(options)?,
-            nesterov: options.flag("nesterov")?,
-            neuron: None,
-            weight_norm: WeightNorm::new(options)?,
-        })
+        Ok(Self { common: Orthonormal::new(options)?, nesterov: options.flag("nesterov")?, neuron: None })
     }
 
     pub(super) fn normalized(options: &Options) -> Result<Self> {
@@ -48,6 +42,11 @@ impl Muon {
     fn norms(&self, shape: &UnitShape) -> Option<BufferId> {
         let last = NEURON_BUFFERS + if self.neuron.is_some() { Neuron::BUFFERS } else { 0 };
         shape.alone.then_some(last)
+    }
+
+    /// Updates whose neurons are normalized, where they are to be.
+    fn scale(&self, io: &mut StageIo<'_>) -> Result<()> {
+        self.neuron.as_ref().map_or(Ok(()), |neuron| neuron.scale(io, None))
     }
 }
 
@@ -70,7 +69,7 @@ impl Algorithm for Muon {
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let mut states = self.common.states(p, blocks, self.neuron.as_ref());
-        states.extend(self.weight_norm.as_ref().and_then(|own| own.state(p, &self.common.view, blocks)));
+        states.extend(self.common.radius(p, blocks));
         Ok(states)
     }
 
@@ -94,10 +93,7 @@ impl Algorithm for Muon {
         if let Some(neuron) = &self.neuron {
             program = neuron.stages(program, shape);
         }
-        if let Some(own) = &self.weight_norm {
-            program = own.stages(program, shape);
-        }
-        Ok(program.local(APPLY, "apply"))
+        Ok(self.common.weight_norm.stages(program, shape).local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -110,29 +106,15 @@ impl Algorithm for Muon {
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], self.norms(io.class)),
             (SQUARES, Some(neuron)) => neuron.squares(io, None),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], None),
-            (WEIGH, neuron) => {
-                if let Some(neuron) = neuron {
-                    neuron.scale(io, None)?;
-                }
-                self.weight_norm.as_ref().map_or(Ok(()), |own| own.weigh(io))
+            (WEIGH, _) => {
+                self.scale(io)?;
+                self.common.weight_norm.weigh(io, U)
             }
-            (APPLY, neuron) => {
-                if let (Some(own), Some(unit)) = (&self.weight_norm, io.units.first()) {
-                    let radius = if neuron.is_some() { 2 } else { 1 };
-                    return own.apply(io, self.common.update(unit, h), h[LR], radius);
+            (APPLY, _) => {
+                if !self.common.weight_norm.binds(io.class) {
+                    self.scale(io)?;
                 }
-                if let Some(neuron) = neuron {
-                    neuron.scale(io, None)?;
-                }
-                let StageIo { units, buffers, .. } = io;
-                let Some(unit) = units.first() else {
-                    return Ok(());
-                };
-                let update = self.common.update(unit, h);
-                let updates = buffers.get_mut(U)?.matrices(units)?;
-                let all = units.iter_mut().zip(updates);
-                let all = all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]));
-                kernels::run(&update, &mut jobs(all))
+                self.common.apply(io, h, U, behind(self.neuron.as_ref()))
             }
             _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),
         }

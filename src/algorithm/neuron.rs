@@ -26,6 +26,11 @@ pub(super) const NORMALIZE: Stage = 11;
 
 const VARIANCE: usize = 1;
 
+/// The state behind the momentum and those of the normalization, if there is one.
+pub(super) fn behind(neuron: Option<&Neuron>) -> usize {
+    if neuron.is_some() { VARIANCE + 1 } else { VARIANCE }
+}
+
 #[derive(Debug)]
 pub(super) struct Neuron {
     /// True if norms are those of the shards that one process stores.

@@ -6,6 +6,7 @@ use tch::Tensor;
 use super::lr_scale::LrScale;
 use super::neuron::Neuron;
 use super::stage::{StageIo, UnitIo, jobs, record};
+use super::weight_norm::{LastStep, WeightNorm};
 use super::{flops, wide_flops};
 use crate::error::Result;
 use crate::kernels::{self, Momentum, MomentumSquares};
@@ -50,6 +51,7 @@ pub(super) struct Orthonormal {
     /// True if products of bfloat16 matrices are the fastest ones.
     bfloat16: bool,
     storage: StateStorage,
+    pub(super) weight_norm: WeightNorm,
 }
 
 impl Orthonormal {
@@ -63,6 +65,7 @@ impl Orthonormal {
             storage: StateStorage::from_options(options)?,
             orth_dtype: options.dtype("orth_dtype")?,
             bfloat16: options.flag(BFLOAT16_PRODUCTS)? || kernels::multiplies_bf16(),
+            weight_norm: WeightNorm::new(options)?,
         })
     }
 
@@ -76,6 +79,11 @@ impl Orthonormal {
         let momentum = self.storage.momentum(p, self.momentum_dtype);
         let variance = neuron.map(|n| n.state(p, &self.view, blocks));
         [momentum].into_iter().chain(variance).collect()
+    }
+
+    /// The norm that each matrix of weights keeps, where they are to.
+    pub(super) fn radius(&self, p: &ParamSpec, blocks: &[Block]) -> Option<StateSpec> {
+        self.weight_norm.state(p, &self.view, blocks)
     }
 
     /// The program with memory for the orthonormalization of matrices `rows × cols` of units of this shape.
@@ -159,13 +167,29 @@ impl Orthonormal {
         Ok(())
     }
 
-    /// The last step: decay and `X ← X - lr·s·U`.
-    pub(super) fn update(&self, unit: &UnitIo<'_>, h: &Hyper) -> kernels::Apply {
-        kernels::Apply {
-            rate: h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols)),
+    /// The last step: decay and `X ← X - lr·s·U`. The norms that weights keep are in the state `radius`.
+    pub(super) fn last_step(&self, unit: &UnitIo<'_>, h: &Hyper, radius: usize) -> LastStep {
+        LastStep {
+            lr: h[LR],
+            scale: self.adjust.factor(self.view.fans(unit.rows, unit.cols)),
             decay: h[LR] * h[WEIGHT_DECAY],
             cautious: self.cautious,
+            late: false,
+            radius,
         }
+    }
+
+    /// Decay and the step, with the updates in a buffer.
+    pub(super) fn apply(
+        &self,
+        io: &mut StageIo<'_>,
+        h: &Hyper,
+        update: BufferId,
+        radius: usize,
+    ) -> Result<()> {
+        let Some(unit) = io.units.first() else { return Ok(()) };
+        let step = self.last_step(unit, h, radius);
+        self.weight_norm.apply(io, &step, update)
     }
 
     /// Description for `explain()`, for an orthonormalization of `size` of each block.

@@ -7,10 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use super::orthonormal::U;
 use super::stage::{StageIo, UnitIo, jobs, lines};
 use crate::error::{Error, Result};
-use crate::kernels::{self, Apply, Factors, Job, Scaled, SizeRule, WeightNorms};
+use crate::kernels::{self, Apply, ApplyLate, Factors, Job, Scaled, SizeRule, WeightNorms};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, DimSharding, Matrices, Options, ParamSpec, Side, StateSpec, UnitShape};
 use crate::tensor::{DType, Device, FlatViewMut, MatrixView, MatrixViewMut};
@@ -25,12 +24,46 @@ const SUMS: &str = "weight_norms";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {
+    Free,
     Hyperball,
     Floor,
     RowFloor,
 }
 
-/// A constraint on the norms of weights.
+/// The last step of an optimizer: decay, and the update from the parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LastStep {
+    pub(super) lr: f64,
+    /// Factor of the update beside the learning rate. It belongs to the update's length.
+    pub(super) scale: f64,
+    /// `lr · weight_decay`.
+    pub(super) decay: f64,
+    /// True if the decay acts only where it points along the update.
+    pub(super) cautious: bool,
+    /// True if the decay comes after the update.
+    pub(super) late: bool,
+    /// The state R, where there is one.
+    pub(super) radius: usize,
+}
+
+impl LastStep {
+    /// The step of weights that are free, less that of slices.
+    pub(super) fn apply(&self) -> Apply {
+        Apply { rate: self.lr * self.scale, decay: self.decay, cautious: self.cautious }
+    }
+
+    fn free(&self, all: &mut [Job<'_, 1, 1>]) -> Result<()> {
+        let apply = self.apply();
+        if self.late {
+            let Apply { rate, decay, cautious } = apply;
+            kernels::run(&ApplyLate { rate, decay, cautious }, all)
+        } else {
+            kernels::run(&apply, all)
+        }
+    }
+}
+
+/// A constraint on the norms of weights, which are those of matrices: other parameters are free.
 #[derive(Debug)]
 pub(super) struct WeightNorm {
     rule: Rule,
@@ -41,10 +74,10 @@ pub(super) struct WeightNorm {
 }
 
 impl WeightNorm {
-    /// The constraint of these settings; none for weights that are free.
-    pub(super) fn new(options: &Options) -> Result<Option<Self>> {
+    /// The constraint of these settings.
+    pub(super) fn new(options: &Options) -> Result<Self> {
         let rule = match options.word("weight_norm")? {
-            None | Some("free") => return Ok(None),
+            None | Some("free") => Rule::Free,
             Some("hyperball") => Rule::Hyperball,
             Some("floor") => Rule::Floor,
             Some("row_floor") => Rule::RowFloor,
@@ -54,16 +87,24 @@ impl WeightNorm {
                 )));
             }
         };
-        Ok(Some(Self { rule, least: options.real("weight_norm_floor", 0.35)?, seen: Mutex::default() }))
+        Ok(Self { rule, least: options.real("weight_norm_floor", 0.35)?, seen: Mutex::default() })
     }
 
     /// State R, a number of each matrix; 0 where it is not known yet.
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> Option<StateSpec> {
-        (self.rule == Rule::Hyperball).then(|| view.number("radius", p, blocks))
+        (self.rule == Rule::Hyperball && p.shape.len() > 1).then(|| view.number("radius", p, blocks))
     }
 
-    /// Declares the buffer of the sums and appends the stage that computes them.
+    /// Tests whether it binds the weights of a class.
+    pub(super) fn binds(&self, class: &UnitShape) -> bool {
+        self.rule != Rule::Free && class.inner.len() > 1
+    }
+
+    /// Declares the buffer of the sums and appends the stage that computes them, where weights are bound.
     pub(super) fn stages(&self, program: Program, shape: &UnitShape) -> Program {
+        if !self.binds(shape) {
+            return program;
+        }
         let sums = if self.rule == Rule::RowFloor {
             BufferSpec::new(SUMS, shape.rows, 3, DType::F64)
                 .sharded(DimSharding::LikeParam(Side::Rows), DimSharding::Replicated)
@@ -103,11 +144,11 @@ impl WeightNorm {
         sums.into_iter().flat_map(MatrixViewMut::into_rows).collect()
     }
 
-    /// Sums of squares and products of weights and updates.
-    pub(super) fn weigh(&self, io: &mut StageIo<'_>) -> Result<()> {
+    /// Sums of squares and products of weights and of the updates in a buffer.
+    pub(super) fn weigh(&self, io: &mut StageIo<'_>, update: BufferId) -> Result<()> {
         let at = Self::sums(io)?;
         let StageIo { units, buffers, .. } = io;
-        let [updates, sums] = buffers.several([U, at])?;
+        let [updates, sums] = buffers.several([update, at])?;
         let mut places = Self::places(sums.matrices(units)?);
         let updates = updates.matrices(units)?;
         let each = self.work(units, updates).into_iter();
@@ -115,15 +156,19 @@ impl WeightNorm {
         kernels::fold_units(&WeightNorms {}, each, &mut places)
     }
 
-    /// The update of the parameters by what `weigh` left. `apply` is the step of weights that are free, and `radius` where
-    /// the state R is.
-    pub(super) fn apply(&self, io: &mut StageIo<'_>, apply: Apply, lr: f64, radius: usize) -> Result<()> {
+    /// `X ← (1-lr·λ)X - lr·U` with U in a buffer, or what a constraint makes of it by the sums that `weigh` left.
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, step: &LastStep, update: BufferId) -> Result<()> {
+        if !self.binds(io.class) {
+            let StageIo { units, buffers, .. } = io;
+            let updates = buffers.get_mut(update)?.matrices(units)?;
+            let all = units.iter_mut().zip(updates);
+            return step.free(&mut jobs(all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]))));
+        }
         let at = Self::sums(io)?;
         let StageIo { units, buffers, .. } = io;
-        let [updates, sums] = buffers.several([U, at])?;
+        let [updates, sums] = buffers.several([update, at])?;
+        let LastStep { lr, scale, decay, cautious, late, radius } = *step;
         let spherical = self.rule == Rule::Hyperball;
-        // The factor of the update belongs to its length.
-        let scale = if lr == 0.0 { 1.0 } else { apply.rate / lr };
         let rule = if spherical { SizeRule::Sphere } else { SizeRule::Floor { least: self.least, scale } };
         let places: Vec<_> = Self::places(sums.matrices(units)?);
         let places: Vec<_> = places.into_iter().map(FlatViewMut::into_view).collect();
@@ -141,8 +186,7 @@ impl WeightNorm {
             all.extend(jobs);
         }
         let factors: Factors<5> = factors.spread(&of);
-        let Apply { decay, cautious, .. } = apply;
-        kernels::run(&Scaled { rate: lr, decay, cautious, spherical, factors }, &mut all)
+        kernels::run(&Scaled { rate: lr, decay, cautious, late, spherical, factors }, &mut all)
     }
 
     /// Refuses weights of zeros: no step leads them away from there.

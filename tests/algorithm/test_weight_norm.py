@@ -27,6 +27,10 @@ SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0, "lr":
 MAKERS = {
     "MuonH": lambda p: oxidion.MuonH(p, lr=0.1),
     "NorMuon": lambda p: oxidion.NorMuon(p, **SPHERE),
+    "Dion": lambda p: oxidion.Dion(p, rank_fraction=0.5, **SPHERE),
+    "Dion2": lambda p: oxidion.Dion2(p, **SPHERE),
+    "NorDion2": lambda p: oxidion.NorDion2(p, **SPHERE),
+    "SOAP": lambda p: oxidion.SOAP(p, **SPHERE),
     "SOAPMuon": lambda p: oxidion.SOAPMuon(p, **SPHERE),
 }
 
@@ -51,9 +55,25 @@ def test_a_step_turns_by_the_angle_of_its_learning_rate() -> None:
     assert float(cosine.arccos().tan()) == pytest.approx(0.25)
 
 
-def test_floor_of_zero_is_a_free_step() -> None:
+FLOORS = [
+    (oxidion.Muon, {}),
+    (oxidion.NorMuon, {}),
+    (oxidion.Dion, {"cautious_wd": True}),  # without, a free step does not form U
+    (oxidion.Dion2, {}),
+    (oxidion.Dion2, {"cautious_wd": True, "state_bits": 8}),
+    (oxidion.NorDion2, {}),
+    (oxidion.SOAP, {}),
+    (oxidion.SOAP, {"cautious_wd": True}),
+    (oxidion.SOAP, {"cautious_wd": True, "decay_order": "torch"}),
+    (oxidion.SOAP, {"normalize_grads": True, "sides": "short"}),
+    (oxidion.SOAPMuon, {}),
+]
+
+
+@pytest.mark.parametrize(("cls", "keys"), FLOORS, ids=lambda x: getattr(x, "__name__", None) or "-".join(x))
+def test_floor_of_zero_is_a_free_step(cls: Any, keys: dict[str, Any]) -> None:
     def make(**settings: Any) -> Any:
-        return lambda p: oxidion.Muon(p, lr=0.1, **settings)
+        return lambda p: cls(p, lr=0.1, weight_decay=0.1, **keys, **settings)
 
     _, free, _ = trained(make(), torch.float64, 20)
     for rule in ("floor", "row_floor"):
@@ -99,7 +119,58 @@ def test_a_matrix_of_zeros_in_a_stack_is_refused() -> None:
         oxidion.MuonH([stack]).step()
 
 
-def test_decay_is_refused() -> None:
+@pytest.mark.parametrize("cls", [oxidion.Muon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP])
+def test_decay_is_refused(cls: Any) -> None:
     for settings in ({"weight_decay": 0.1}, {"weight_norm": "hyperball"}):
         with pytest.raises(ValueError, match="weight_decay must be 0"):
-            oxidion.Muon([nn.Parameter(torch.ones(2, 2))], **{"weight_norm": "hyperball", **settings})
+            cls([nn.Parameter(torch.ones(2, 2))], **{"weight_norm": "hyperball", **settings})
+
+
+def test_vectors_are_free() -> None:
+    """Biases start at zero; those of a layer that holds its weights move as ever."""
+    found = []
+    for weight_norm in ("hyperball", "free"):
+        layer = nn.Linear(4, 3)
+        nn.init.ones_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        optimizer = oxidion.SOAP(layer.parameters(), weight_norm=weight_norm, weight_decay=0.0)
+        for step in range(1, 4):
+            layer.weight.grad, layer.bias.grad = torch.ones(3, 4), torch.full((3,), float(step))
+            optimizer.step()
+        found.append(layer.bias.detach())
+        assert ("radius" in optimizer.state[layer.weight]) == (weight_norm == "hyperball")
+        assert "radius" not in optimizer.state[layer.bias]
+    assert found[0].all()
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", ["Dion2", "NorDion2"])
+def test_a_part_that_moves_turns_all_of_a_matrix(name: str) -> None:
+    """X' = X - lr (R/|U|) U with U of one row; then all rows are scaled by the same factor."""
+    before = torch.ones(4, 5, dtype=torch.float64)
+    param = nn.Parameter(before.clone())
+    param.grad = torch.zeros_like(param)
+    param.grad[2] = torch.tensor([0.0, 3.0, 0.0, 4.0, 0.0])
+    cls = getattr(oxidion, name)
+    cls([param], fraction=0.25, orth_method="svd", **SPHERE).step()
+    moved = before.clone()
+    # orth of a row is the row over its norm; NorDion2 scales it and brings that norm back.
+    row = torch.tensor([0.0, 0.6, 0.0, 0.8, 0.0], dtype=torch.float64)
+    moved[2] -= 0.1 * before.norm() * row
+    moved *= before.norm() / moved.norm()
+    torch.testing.assert_close(param.detach(), moved, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["MuonH", "Dion", "Dion2", "NorDion2", "SOAP", "SOAPMuon"])
+def test_norm_is_constant_with_states_of_eight_bits(name: str) -> None:
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.randn(80, 64))
+    keys = {} if name == "SOAP" else {"orth_dtype": "float32"}
+    cls = getattr(oxidion, name)
+    optimizer = cls([param], state_bits=8, **keys, **{k: v for k, v in SPHERE.items() if name != "MuonH"})
+    norm = float(param.detach().double().norm())
+    for _ in range(20):
+        param.grad = torch.randn_like(param)
+        optimizer.step()
+    assert any("absmax" in key for key in optimizer.state[param]), "no state is of codes"
+    assert abs(float(param.detach().double().norm()) / norm - 1) <= 1e-6

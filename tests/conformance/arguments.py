@@ -62,6 +62,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"rank_fraction": 0.5, "route": "gather"},
         {"power_iters": 2},
         {"right_factor": "orthonormal", "rank_fraction": 0.5},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
         {"qr_method": "qr"},
         {"qr_method": "cqr", "cqr_warmup_steps": 2},
         {"qr_method": "cqr2"},
@@ -98,7 +99,13 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"muon_beta2": 0.5},
         {"norm_scope": "shard"},
     ),
-    "Dion2": (*FAMILY, {"ef_decay": 0.5}, {"fraction": 1.0}, {"selection_scope": "global"}),
+    "Dion2": (
+        *FAMILY,
+        {"ef_decay": 0.5},
+        {"fraction": 1.0},
+        {"selection_scope": "global"},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
+    ),
     "NorDion2": (
         *FAMILY,
         {"mu": 0.5},
@@ -106,6 +113,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"muon_beta2": 0.5},
         {"selection_scope": "global"},
         {"norm_scope": "shard"},
+        {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
     "AdamW": (
         {"eps": 1e-4},
@@ -159,6 +167,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"seed": 5, "flatten": True},
         {"merge_dims": True, "precondition_frequency": 2},
         {"owned_states": True, "precondition_frequency": 2},
+        {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
     "SOAPMuon": (
         *FAMILY,

@@ -57,7 +57,7 @@ CASES = (
         positional=(("lr", 3e-3), ("betas", (0.95, 0.95)), ("eps", 1e-8), ("weight_decay", 1e-2)),
         keyword_only=KEYWORDS
         | {"correct_bias", "normalize_grads", "decay_order", "max_precond_dim", "normalize_gradient"}
-        | {"merge_dims"},
+        | {"merge_dims", "weight_norm", "weight_norm_floor"},
         state={"soap": MOMENTS | BASES, "soap, vectors": MOMENTS, "adamw": MOMENTS},
         bad=(
             *BAD,
@@ -66,6 +66,8 @@ CASES = (
             ("normalize_grads", "no"),
             ("merge_dims", "left"),
             ("decay_order", "first"),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={"lr": 0.03, "betas": (0.5, 0.6), "weight_decay": 0.3, "eps": 0.1, "shampoo_beta": 0.5},
         kwargs={"precondition_frequency": 2, "decay_order": "torch"},

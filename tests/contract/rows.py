@@ -82,7 +82,8 @@ CASES = (
             "flatten",
             "route",
             "right_factor",
-        },
+        }
+        | WEIGHT_NORM,
         state={
             "dion": frozenset({"momentum", "Q"}),
             "adamw": frozenset({"momentum", "variance", "step"}),
@@ -97,6 +98,8 @@ CASES = (
             *(("route", value) for value in ("both", 3, (1,), ("",), None)),
             *(("seed", value) for value in (-1, 2**63, 1.5)),
             *(("right_factor", value) for value in ("qr", None, True)),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={"lr": 0.03, "mu": 0.5, "betas": (0.5, 0.6), "weight_decay": 0.3, "epsilon": 0.1},
         kwargs={"rank_fraction": 0.5},
@@ -209,7 +212,7 @@ CASES = (
             ("triton_post_ortho", False),
             ("selection_scope", "local"),
         ),
-        keyword_only=FAMILY | {"cautious_wd"},
+        keyword_only=FAMILY | WEIGHT_NORM | {"cautious_wd"},
         state={
             "dion2": frozenset({"momentum"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -221,6 +224,8 @@ CASES = (
             *(("ef_decay", value) for value in (-0.1, NAN, INF)),
             *(("fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             ("selection_scope", "shard"),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={
             "lr": 0.03,
@@ -254,7 +259,7 @@ CASES = (
             ("triton_post_ortho", False),
             ("selection_scope", "local"),
         ),
-        keyword_only=FAMILY | {"cautious_wd", "norm_scope"},
+        keyword_only=FAMILY | WEIGHT_NORM | {"cautious_wd", "norm_scope"},
         state={
             "nordion2": frozenset({"momentum", "variance_neuron"}),
             "adamw": frozenset({"momentum", "variance", "step_dev"}),
@@ -266,6 +271,8 @@ CASES = (
             *_BAD_MATRIX,
             *(("fraction", value) for value in (0.0, -0.5, 1.5, NAN)),
             ("selection_scope", "shard"),
+            ("weight_norm", True),
+            ("weight_norm_floor", NAN),
             ("muon_beta2", -0.1),
         ),
         other={

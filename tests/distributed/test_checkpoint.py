@@ -59,15 +59,21 @@ def test_averages_of_one_layout_go_on_on_another(
     assert any("average" in key for key in dtypes)
 
 
-@pytest.mark.parametrize("name", ["MuonH", "Muon"])
+@pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "SOAP"])
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
 def test_held_norms_of_one_layout_go_on_on_another(
     groups: Groups, tmp_path: Path, source: tuple[int, str], target: tuple[int, str], name: str
 ) -> None:
-    keys = {"orth_dtype": "float64"} | ({} if name == "MuonH" else {"weight_norm": "row_floor"})
+    keys: dict[str, Any] = {} if name == "SOAP" else {"orth_dtype": "float64"}
+    if name == "Muon":
+        keys["weight_norm"] = "row_floor"
+    elif name != "MuonH":
+        keys |= {"weight_norm": "hyperball", "weight_decay": 0.0}
+    if name == "Dion2":
+        keys["selection_scope"] = "global"
     error, dtypes = goes_on(groups, tmp_path, source, target, name, keys)
     assert error <= CLOSE
-    assert any("radius" in key for key in dtypes) == (name == "MuonH")
+    assert any("radius" in key for key in dtypes) == (name != "Muon")
 
 
 @pytest.mark.parametrize("name", ["Dion", "Muon", "AdamW", "Lion"])

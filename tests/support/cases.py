@@ -130,14 +130,15 @@ def _family(make: Callable[..., Case]) -> list[Case]:
 
 def _held(make: Callable[..., Case]) -> list[Case]:
     """Rows of weights whose norm is held, or whose updates follow it."""
-    sphere = {"weight_norm": "hyperball", "weight_decay": 0.0}
-    rows = {"weight_norm": "row_floor", "weight_norm_floor": 2.0, "adjust_lr": "rms_norm"}
+    scope = {"selection_scope": "global"} if make in (_dion2, _nordion2) else {}
+    sphere = {"weight_norm": "hyperball", "weight_decay": 0.0, **scope}
+    rows = {"weight_norm": "row_floor", "weight_norm_floor": 2.0, "adjust_lr": "rms_norm", **scope}
     return [
         make("hyperball", **sphere),
         make("hyperball-experts", Group(EXPERTS), **sphere),
         make("hyperball-heads", Group(HEADS, {"num_heads": 3}), **sphere),
         make("hyperball-column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), **sphere),
-        make("floor", weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True),
+        make("floor", weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True, **scope),
         make("row-floor", **rows),
         make("row-floor-column-heads", Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}), **rows),
         make("row-floor-flatten", Group(KERNELS), flatten=True, **rows),
@@ -215,6 +216,9 @@ BY_HAND: tuple[Case, ...] = (
         adjust_lr="rms_norm",
         cautious_wd=True,
     ),
+    _dion("hyperball-half", rank_fraction=0.5, weight_norm="hyperball", weight_decay=0.0),
+    _dion("hyperball-orthonormal", right_factor="orthonormal", weight_norm="hyperball", weight_decay=0.0),
+    _dion("floor-half", rank_fraction=0.5, weight_norm="floor", weight_norm_floor=2.0),
     _dion("rms", adjust_lr="rms_norm", rank_fraction=0.5),
     _dion("flatten", Group(KERNELS), flatten=True, rank_fraction=0.5),
     _dion("heads", Group(HEADS, {"num_heads": 3}), rank_fraction=0.5),
@@ -237,7 +241,7 @@ BY_HAND: tuple[Case, ...] = (
         )
     ),
     *(row for make in (_normuon, _dion2, _nordion2) for row in _family(make)),
-    *(row for make in (_muon, _normuon) for row in _held(make)),
+    *(row for make in (_muon, _normuon, _dion, _dion2, _nordion2) for row in _held(make)),
     _normuon("nesterov", nesterov=True, adjust_lr=None),
     _normuon("mu", mu=0.5, epsilon=0.25, muon_beta2=0.5),
     _dion2("half", fraction=0.5, ef_decay=0.5, selection_scope="global"),

@@ -18,6 +18,7 @@ HEADS: tuple[Shape, ...] = ((12, 8), (12, 3), (12, 8))
 COLUMN_HEADS: tuple[Shape, ...] = ((8, 12), (3, 12), (8, 12))
 MERGED_ROWS: tuple[Shape, ...] = ((4, 3, 4, 3), (6, 2, 10), (2, 3), (5, 2, 4))
 MERGED_COLUMNS: tuple[Shape, ...] = ((8, 3, 3), (12, 6, 2), (9, 8), (7, 2, 2, 3))
+SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
 VECTORS: tuple[Shape, ...] = ((5,), (), (1,), (8, 6), (13,))
 
 
@@ -53,6 +54,9 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("owned-short", owned_states=True, sides="short", precondition_frequency=1),
     _soap("owned-limit", owned_states=True, max_precondition_dim=8),
     _soap("owned-normalized", owned_states=True, normalize_grads=True),
+    _soap(
+        "owned-hyperball", weight_norm="hyperball", weight_decay=0.0, normalize_grads=True, owned_states=True
+    ),
     _soap("owned-experts", Group(EXPERTS), owned_states=True),
     _soap(
         "owned-heads",
@@ -73,6 +77,17 @@ SOAP_CASES: tuple[Case, ...] = (
     _soap("eps", eps=0.25, betas=(0.5, 0.75)),
     _soap("no-decay", weight_decay=0.0),
     _soap("seed", seed=7),
+    _soap("hyperball", **SPHERE),
+    _soap("hyperball-experts", Group(EXPERTS), **SPHERE),
+    _soap("hyperball-heads", Group(HEADS, {"num_heads": 3}), sides="short", **SPHERE),
+    _soap("hyperball-normalized", normalize_grads=True, sides="short", **SPHERE),
+    _soap("hyperball-vectors", Group(VECTORS), **SPHERE),
+    _soap("hyperball-merged-rows", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12, **SPHERE),
+    _soap("floor", weight_norm="floor", weight_norm_floor=2.0),
+    _soap("floor-early", weight_norm="floor", weight_norm_floor=2.0, decay_order="torch", cautious_wd=True),
+    _soap("floor-cautious", weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True),
+    _soap("row-floor", weight_norm="row_floor", weight_norm_floor=2.0),
+    _soap("row-floor-flatten", Group(KERNELS), flatten=True, weight_norm="row_floor", weight_norm_floor=2.0),
     _soap(
         "mixed",
         Group(SHAPES[:3]),

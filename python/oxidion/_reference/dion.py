@@ -9,9 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from oxidion._reference.matrices import bases, fans, matrices
-from oxidion._reference.orthogonalize import epsilon_of, lr_factor
-from oxidion._reference.update import Group, State, decay
+from oxidion._reference.matrices import bases, matrices
+from oxidion._reference.orthogonalize import epsilon_of
+from oxidion._reference.update import Group, State, apply
 
 # A column of R = B^T P whose norm is at most this share of that of R is rounding noise of float32.
 DEAD_COLUMN = 2.0**-19
@@ -131,20 +131,22 @@ def dion_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
     largest = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
     transposed = group.get("transposed")
     transposed = largest[0] < largest[1] if transposed is None else bool(transposed)
-    parts = zip(blocks, matrices(momentum, group), bases(state["Q"], group, shapes, transposed), strict=True)
-    for x, m, q in parts:
-        if x.numel():
+    update = torch.zeros_like(param, memory_format=torch.contiguous_format)
+    lists = (matrices(x, group) for x in (update, momentum))
+    for u, m, q in zip(*lists, bases(state["Q"], group, shapes, transposed), strict=True):
+        if u.numel():
             fraction, multiple = group.get("rank_fraction", 1.0), group.get("rank_multiple_of", 1)
-            rank = rank_of_q(x.shape[0], x.shape[1], fraction, multiple)
-            dion_matrix(x, m, q[:, :rank], group, transposed)
+            rank = rank_of_q(u.shape[0], u.shape[1], fraction, multiple)
+            u.copy_(dion_update(m, q[:, :rank], group, transposed))
+    apply(param, update, group, state)
 
 
-def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, transposed: bool) -> None:
-    """Dion on one matrix, whose momentum has the gradient in it."""
+def dion_update(momentum: Tensor, q_old: Tensor, group: Group, transposed: bool) -> Tensor:
+    """Dion's update of one matrix, whose momentum has the gradient in it."""
     if not bool(momentum.isfinite().all()):
-        for tensor in (param, momentum, q_old):
+        for tensor in (momentum, q_old):
             tensor.fill_(math.nan)
-        return
+        return momentum
     b_mn = momentum.mT if transposed else momentum
     products = product_type(group)
     r_nr = q_old
@@ -169,9 +171,6 @@ def dion_matrix(param: Tensor, momentum: Tensor, q_old: Tensor, group: Group, tr
         q_nr = right_factor(r_nr, q_old, dead, max(rounding, stored / 4.0))
     else:
         q_nr = torch.where(dead, q_old, r_nr / (norms + epsilon))
-    update = p_mr @ q_nr.mT
-    update = update.mT if transposed else update
-    decay(param, update, group)
-    factor = lr_factor(group.get("adjust_lr", "spectral_norm"), *fans(param, group))
-    param -= float(group["lr"]) * factor * update
     q_old.copy_(q_nr)
+    update = p_mr @ q_nr.mT
+    return update.mT if transposed else update

@@ -35,29 +35,44 @@ def decay(param: Tensor, direction: Tensor, group: Group) -> None:
 
 
 def apply(param: Tensor, update: Tensor, group: Group, state: State) -> None:
-    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view.
+    """Decay and ``X <- X - lr s U``, with s of ``adjust_lr``, for each matrix of the view; see `bound`."""
+    rule = group.get("adjust_lr", "spectral_norm")
+    xs, us = matrices(param, group), matrices(update, group)
+    scaled = [lr_factor(rule, *fans(u, group)) * u for u in us]
+    steps = bound(xs, scaled, group, state)
+    decay(param, update, group)
+    move(xs, steps, group, state)
 
-    With ``weight_norm``: "hyperball" ``X <- R X'/|X'|`` of ``X' = X - lr (R/|U|) U``, R the norm of the first
-    step; "floor" ``s U max(1, c |X|/|s U|)`` instead of ``s U``, "row_floor" the same for each row.
+
+def bound(xs: Sequence[Tensor], us: Sequence[Tensor], group: Group, state: State) -> list[Tensor]:
+    """Updates of matrices as ``weight_norm`` makes them.
+
+    "hyperball": ``(R/|U|) U``, R the norm of X at the first step; "floor": ``U max(1, c |X|/|U|)``;
+    "row_floor": the same for each row.
     """
     rule, floor = group.get("weight_norm", "free"), float(group.get("weight_norm_floor", 0.35))
-    pairs = list(zip(matrices(param, group), matrices(update, group), strict=True))
-    radii = torch.zeros(len(pairs), dtype=param.dtype)
     if rule == "hyperball":
-        radii = state.setdefault("radius", radii).view(-1)
-    sizes = [x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm() for x, _ in pairs]
-    decay(param, update, group)
-    for block, ((x, u), size) in enumerate(zip(pairs, sizes, strict=True)):
-        if rule == "hyperball":
-            radii[block] = size if radii[block] == 0 else radii[block]
-            x -= float(group["lr"]) * radii[block] / u.norm().clamp_min(1e-10) * u
-            x *= radii[block] / x.norm().clamp_min(1e-10)
-            continue
-        step = lr_factor(group.get("adjust_lr", "spectral_norm"), *fans(u, group)) * u
-        if rule != "free":
-            length = step.norm(dim=1, keepdim=True) if rule == "row_floor" else step.norm()
-            step = step * (floor * size / length.clamp_min(1e-10)).clamp_min(1)
+        first = state.setdefault("radius", xs[0].new_zeros(len(xs)) if xs else torch.zeros(0)).view(-1)
+        for block, x in enumerate(xs):
+            first[block] = x.norm() if first[block] == 0 else first[block]
+        return [r / u.norm().clamp_min(1e-10) * u for r, u in zip(first, us, strict=True)]
+    if rule == "free":
+        return list(us)
+
+    def norm(x: Tensor) -> Tensor:
+        sizes: Tensor = x.norm(dim=1, keepdim=True) if rule == "row_floor" else x.norm()
+        return sizes
+
+    pairs = zip(xs, us, strict=True)
+    return [u * (floor * norm(x) / norm(u).clamp_min(1e-10)).clamp_min(1) for x, u in pairs]
+
+
+def move(xs: Sequence[Tensor], steps: Sequence[Tensor], group: Group, state: State) -> None:
+    """``X <- X - lr U``, and with "hyperball" ``X <- R X/|X|``."""
+    for block, (x, step) in enumerate(zip(xs, steps, strict=True)):
         x -= float(group["lr"]) * step
+        if group.get("weight_norm") == "hyperball":
+            x *= state["radius"].view(-1)[block] / x.norm().clamp_min(1e-10)
 
 
 def count(state: State) -> float:

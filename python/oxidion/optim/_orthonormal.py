@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from typing_extensions import override
-
-from oxidion._core import validate
-from oxidion._core.base import OxOptimizer
 from oxidion._core.schema import defaults
-from oxidion._dist.comm import is_distributed, read_meshes
+from oxidion._dist.comm import read_meshes
 from oxidion.optim._settings import functions, gram_settings
+from oxidion.optim._weight_norm import WeightNormOptimizer
 
 
-class OrthonormalOptimizer(OxOptimizer):
+class OrthonormalOptimizer(WeightNormOptimizer):
     """An optimizer with an orthonormalized update.
 
     Parameters of three and more dimensions are stacks of matrices over their last two, unless ``flatten``.
@@ -60,8 +57,8 @@ class OrthonormalOptimizer(OxOptimizer):
         weight_norm: "free"; "hyperball": every matrix keeps the Frobenius norm R of its first step,
             ``X' = X - lr (R/|U|) U``, ``X <- X' R/|X'|``: ``lr`` is an angle, and ``weight_decay`` must be 0;
             "floor": ``U <- U max(1, c |X|/|U|)``; "row_floor": the same for each row (arXiv:2606.16899).
-            State of "hyperball": ``radius``, one number for each matrix. Of ``Muon``, ``NorMuon`` and
-            ``SOAPMuon``.
+            State of "hyperball": ``radius``, one number for each matrix. U is the whole update: that of
+            ``Dion2`` and ``NorDion2`` is zero where nothing is selected.
         weight_norm_floor: the ``c`` of the floors; ``|U|`` has the factor ``s``.
         check_grad_sync: check at every step that replicas have equal gradients.
 
@@ -73,29 +70,6 @@ class OrthonormalOptimizer(OxOptimizer):
     """
 
     STATE_NAMES: ClassVar[dict[str, dict[str, str]]] = {"adamw": {"step": "step_dev"}}
-
-    @classmethod
-    @override
-    def check_together(cls, group: dict[str, Any], where: str) -> None:
-        if group.get("weight_norm") == "hyperball" and float(group["weight_decay"]) != 0:
-            raise ValueError(
-                f"weight_decay must be 0 with weight_norm='hyperball', which keeps the norm of the weights, "
-                f"got {group['weight_decay']!r} ({where}): pass weight_decay=0"
-            )
-
-    @classmethod
-    @override
-    def check_values(cls, group: dict[str, Any], number: int, state: Mapping[Any, Any]) -> None:
-        if group.get("weight_norm") != "hyperball":
-            return
-        for name, param in zip(validate.names_of(group, number), group["params"], strict=True):
-            # Of a shard only the step can tell.
-            known = "radius" in state.get(param, {}) or is_distributed(param) or not param.requires_grad
-            if not known and param.numel() and not bool(param.detach().any()):
-                raise ValueError(
-                    f"{name}: weight_norm='hyperball' keeps the norm of the weights, and these are all zero: "
-                    "initialize them with other numbers, or put them in a group with weight_norm='free'"
-                )
 
     def __init__(self, params: Any, arguments: Mapping[str, Any]) -> None:
         """Reads a constructor's arguments by name; what is no group key is kept beside the groups."""

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from oxidion._core import validate
 from oxidion._core.validate import Field
 from oxidion.optim._orthonormal import OrthonormalOptimizer
-from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA
+from oxidion.optim._settings import FAMILY_SCHEMA, SELECTION_SCHEMA, WEIGHT_NORM_SCHEMA
 
 
 class Dion2(OrthonormalOptimizer):
@@ -49,6 +49,7 @@ class Dion2(OrthonormalOptimizer):
         "ef_decay": validate.number(0.95),
         **SELECTION_SCHEMA,
         **FAMILY_SCHEMA,
+        **WEIGHT_NORM_SCHEMA,
     }
 
     def __init__(
@@ -82,6 +83,8 @@ class Dion2(OrthonormalOptimizer):
         | Sequence[Sequence[float]]
         | None = None,
         ns_steps: int | None = None,
+        weight_norm: Literal["free", "hyperball", "floor", "row_floor"] = "free",
+        weight_norm_floor: float = 0.35,
         cautious_wd: bool = False,
         check_grad_sync: bool = False,
         maximize: bool = False,

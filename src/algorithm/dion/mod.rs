@@ -11,6 +11,7 @@ mod stages;
 
 use super::lr_scale::LrScale;
 use super::stage::StageIo;
+use super::weight_norm::{WEIGH, WeightNorm};
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::linalg::basis::Size;
@@ -48,6 +49,7 @@ const STEP: usize = 4;
 
 const MOMENTUM: usize = 0;
 const Q: usize = 1;
+const RADIUS: usize = 2;
 
 const PREPARE: Stage = 0;
 const PROJECT: Stage = 1;
@@ -95,6 +97,7 @@ pub(super) struct Dion {
     q_dtype: Option<DType>,
     orth_dtype: Option<DType>,
     storage: StateStorage,
+    weight_norm: WeightNorm,
 }
 
 impl Dion {
@@ -115,6 +118,7 @@ impl Dion {
             q_dtype: options.dtype("Q_dtype")?,
             orth_dtype: options.dtype("orth_dtype")?,
             storage: StateStorage::from_options(options)?,
+            weight_norm: WeightNorm::new(options)?,
         })
     }
 
@@ -215,27 +219,42 @@ impl Algorithm for Dion {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(vec![self.storage.momentum(p, self.momentum_dtype), self.q(p, blocks)])
+        let mut states = vec![self.storage.momentum(p, self.momentum_dtype), self.q(p, blocks)];
+        states.extend(self.weight_norm.state(p, &self.view, blocks));
+        Ok(states)
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
+        let is_bound = self.weight_norm.binds(shape);
         let mut program = self.factors(shape);
-        if self.in_two_steps(shape.param, product) || momentum != product {
+        if momentum != product || self.in_two_steps(shape.param, product) && !is_bound {
             program = program.buffer(Self::matrix(shape, "full", product));
+        }
+        if is_bound {
+            if momentum == product {
+                program = program.scratch("full", 0, product);
+            }
+            program = program.buffer(Self::matrix(shape, "update", product));
         }
         if self.orthonormal {
             program = self.right_buffers(program, shape);
         }
-        Ok(self.iterate(program.local(PREPARE, "accumulate"), shape).local(APPLY, "apply"))
+        program = self.iterate(program.local(PREPARE, "accumulate"), shape);
+        if !is_bound {
+            return Ok(program.local(APPLY, "apply"));
+        }
+        program = self.weight_norm.stages(program.local(UPDATE, "update"), shape);
+        Ok(program.local(APPLY_UPDATE, "apply"))
     }
 
     fn gathered_program(&self, shape: &UnitShape) -> Result<Option<Program>> {
         let momentum = shape.state[MOMENTUM];
         let product = self.product(shape.param, momentum);
-        // Codes are made anew where a state is stored: on the way they would be twice.
-        if momentum.is_quantized() {
+        // Codes are made anew where a state is stored: on the way they would be twice. Norms of weights are sums over shards
+        // after the update, which has no place behind what is gathered.
+        if momentum.is_quantized() || self.weight_norm.binds(shape) {
             return Ok(None);
         }
         let program = self.factors(shape);
@@ -272,7 +291,8 @@ impl Algorithm for Dion {
             FACTORIZE => Self::orthonormalize_right(io),
             UPDATE => self.update(io, h),
             APPLY => self.apply(io, h),
-            APPLY_UPDATE => self.apply_update(io, h),
+            WEIGH => self.weight_norm.weigh(io, UPDATES),
+            APPLY_UPDATE => self.decay_and_step(io, h, UPDATES),
             _ => Err(Error::Internal(format!("dion has no stage {stage}"))),
         }
     }

@@ -1,9 +1,10 @@
 //! The stages of Dion on one bucket.
 
 use super::{
-    Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, RIGHT, STEP, UPDATES, WEIGHT_DECAY, WORK,
+    Dion, EPSILON, FULL, LR, MOMENTUM, MU, NORMS, P, Q, R, RADIUS, RIGHT, STEP, UPDATES, WEIGHT_DECAY, WORK,
 };
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs, record, record_stored};
+use crate::algorithm::weight_norm::LastStep;
 use crate::error::Result;
 use crate::kernels::{self, Columns, Kept, measured_squares};
 use crate::linalg::basis::{Rounding, Size, orthonormal_or_zero, stored_epsilon};
@@ -243,7 +244,7 @@ impl Dion {
         let Some(unit) = units.first() else {
             return Ok(());
         };
-        let (rate, decay) = self.rate(unit, h);
+        let kernels::Apply { rate, decay, .. } = self.last_step(unit, h).apply();
         let direct = !self.in_two_steps(unit.param.dtype(), buffers.get(P)?.flat.dtype());
         self.normalize(units, buffers, h, direct.then_some(-rate))?;
         if direct {
@@ -258,9 +259,16 @@ impl Dion {
         }
     }
 
-    /// The factor of a unit's update, and that by which its parameter decays.
-    fn rate(&self, unit: &UnitIo<'_>, h: &Hyper) -> (f64, f64) {
-        (h[LR] * self.adjust.factor(self.view.fans(unit.rows, unit.cols)), h[LR] * h[WEIGHT_DECAY])
+    /// Decay and `X ← X - lr·s·U`.
+    fn last_step(&self, unit: &UnitIo<'_>, h: &Hyper) -> LastStep {
+        LastStep {
+            lr: h[LR],
+            scale: self.adjust.factor(self.view.fans(unit.rows, unit.cols)),
+            decay: h[LR] * h[WEIGHT_DECAY],
+            cautious: self.cautious,
+            late: false,
+            radius: RADIUS,
+        }
     }
 
     /// Q, and the right factor of the update: the columns of R over their norms, or of their orthonormal basis, times a factor
@@ -288,21 +296,14 @@ impl Dion {
         kernels::normalize_columns(&mut kept, epsilon, factor.unwrap_or(1.0), factor.is_some())
     }
 
-    /// `X ← (1 - decay) X - rate·U` with U in a buffer.
-    fn decay_and_step(&self, io: &mut StageIo<'_>, h: &Hyper, update: BufferId) -> Result<()> {
-        let StageIo { units, buffers, .. } = io;
-        let Some(unit) = units.first() else {
-            return Ok(());
-        };
-        let (rate, decay) = self.rate(unit, h);
-        let apply = kernels::Apply { rate, decay, cautious: self.cautious };
-        let updates = buffers.get_mut(update)?.matrices(units)?;
-        let all = units.iter_mut().zip(updates);
-        let all = all.map(|(unit, update)| ([update.into_view()], [unit.param.reborrow()]));
-        kernels::run(&apply, &mut jobs(all))
+    /// Decay and the step, with U in a buffer.
+    pub(super) fn decay_and_step(&self, io: &mut StageIo<'_>, h: &Hyper, update: BufferId) -> Result<()> {
+        let Some(unit) = io.units.first() else { return Ok(()) };
+        let step = self.last_step(unit, h);
+        self.weight_norm.apply(io, &step, update)
     }
 
-    /// Q, and `U = P·Qᵀ` in the type of the parameter.
+    /// Q, and `U = P·Qᵀ` in the type of its buffer.
     pub(super) fn update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         self.normalize(units, buffers, h, None)?;
@@ -318,9 +319,5 @@ impl Dion {
         let all = full.matrices(units)?.into_iter().zip(updates.matrices(units)?);
         let all = all.map(|(full, update)| ([full.into_view()], [update]));
         kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))
-    }
-
-    pub(super) fn apply_update(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
-        self.decay_and_step(io, h, UPDATES)
     }
 }

@@ -10,9 +10,10 @@
 mod stages;
 
 use super::Algorithm;
-use super::neuron::{ChosenRows, NORMALIZE, Neuron, SQUARES};
+use super::neuron::{ChosenRows, NORMALIZE, Neuron, SQUARES, behind};
 use super::orthonormal::{APPLY, BETA2, EPSILON, MOMENTUM, MU, ORTHONORMALIZE, Orthonormal, PREPARE, U};
 use super::stage::StageIo;
+use super::weight_norm::WEIGH;
 use crate::error::{Error, Result};
 use crate::program::{BufferId, BufferSpec, Program, Stage, Target};
 use crate::spec::{Block, Description, DimSharding, Hyper, Options, ParamSpec, Side, StateSpec, UnitShape};
@@ -89,6 +90,17 @@ impl Dion2 {
         Selection { side, count: self.count(if global { slices } else { slices.div_ceil(sharers) }), global }
     }
 
+    /// Tests whether chosen slices, which lie side by side, are brought to their places in a matrix of zeros: the norms of
+    /// weights are those of whole matrices.
+    fn spreads(&self, shape: &UnitShape, global: bool) -> bool {
+        !global && self.common.weight_norm.binds(shape)
+    }
+
+    /// Updates whose neurons are normalized, where they are to be.
+    fn scale(&self, io: &mut StageIo<'_>, rows: Option<ChosenRows>) -> Result<()> {
+        self.neuron.as_ref().map_or(Ok(()), |neuron| neuron.scale(io, rows))
+    }
+
     /// Size of the part of a block that is orthonormalized.
     fn size(&self, [rows, cols]: [usize; 2], num_shards: [usize; 2]) -> [usize; 2] {
         let Selection { side, count, global } = self.select([rows, cols], num_shards);
@@ -115,7 +127,9 @@ impl Algorithm for Dion2 {
     }
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
-        Ok(self.common.states(p, blocks, self.neuron.as_ref()))
+        let mut states = self.common.states(p, blocks, self.neuron.as_ref());
+        states.extend(self.common.radius(p, blocks));
+        Ok(states)
     }
 
     fn program(&self, shape: &UnitShape) -> Result<Program> {
@@ -153,7 +167,7 @@ impl Algorithm for Dion2 {
             let (neurons, sharding) = if global { (rows, with[0]) } else { (count, DimSharding::Replicated) };
             program = Neuron::buffers(program, shape, neurons, sharding);
         }
-        if shape.state[MOMENTUM].is_quantized() {
+        if shape.state[MOMENTUM].is_quantized() || self.spreads(shape, global) {
             let full = BufferSpec::new("full", rows, cols, shape.param.arithmetic());
             program = program.buffer(full.sharded(with[0], with[1]));
         }
@@ -169,7 +183,7 @@ impl Algorithm for Dion2 {
         if let Some(neuron) = &self.neuron {
             program = neuron.stages(program, shape);
         }
-        Ok(program.local(APPLY, "apply"))
+        Ok(self.common.weight_norm.stages(program, shape).local(APPLY, "apply"))
     }
 
     fn run(&self, stage: Stage, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
@@ -183,10 +197,17 @@ impl Algorithm for Dion2 {
             (ORTHONORMALIZE, _) => self.common.orthonormalize(io, h[EPSILON], None),
             (SQUARES, Some(neuron)) => neuron.squares(io, rows),
             (NORMALIZE, Some(neuron)) => neuron.update(io, h[BETA2], rows),
-            (APPLY, neuron) => {
-                if let Some(neuron) = neuron {
-                    neuron.scale(io, rows)?;
-                }
+            (WEIGH, _) => {
+                self.scale(io, rows)?;
+                let whole = self.whole_update(io, &selection)?;
+                self.common.weight_norm.weigh(io, whole)
+            }
+            (APPLY, _) if self.common.weight_norm.binds(io.class) => {
+                let whole = if selection.global { U } else { self.full() };
+                self.common.apply(io, h, whole, behind(self.neuron.as_ref()))
+            }
+            (APPLY, _) => {
+                self.scale(io, rows)?;
                 self.apply(io, &selection, h)
             }
             _ => Err(Error::Internal(format!("{} has no stage {stage}", self.name()))),

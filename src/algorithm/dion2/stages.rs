@@ -46,8 +46,8 @@ fn apart<'s>(
 }
 
 impl Dion2 {
-    /// The buffer with the momentum in a step, where it is quantized.
-    fn full(&self) -> BufferId {
+    /// The buffer with the momentum in a step, where it is quantized, and later with the update of all slices.
+    pub(super) fn full(&self) -> BufferId {
         NEURON_BUFFERS + if self.neuron.is_some() { 2 } else { 0 }
     }
 
@@ -148,12 +148,25 @@ impl Dion2 {
         Ok(())
     }
 
+    /// The buffer of updates in which every slice has its own place; those that are not chosen are zero.
+    pub(super) fn whole_update(&self, io: &mut StageIo<'_>, selection: &Selection) -> Result<BufferId> {
+        if selection.global {
+            return Ok(U);
+        }
+        let StageIo { units, buffers, .. } = io;
+        let [u, chosen, full] = buffers.several([U, CHOSEN, self.full()])?;
+        full.flats(units)?.into_iter().try_for_each(|mut x| x.clear())?;
+        let mut all = sliced(selection.rows(), units, full.matrices(units)?, u, chosen)?;
+        kernels::put_back(selection.side, &mut all)?;
+        Ok(self.full())
+    }
+
     pub(super) fn apply(&self, io: &mut StageIo<'_>, selection: &Selection, h: &Hyper) -> Result<()> {
         let StageIo { units, buffers, .. } = io;
         let Some(unit) = units.first() else {
             return Ok(());
         };
-        let update = self.common.update(unit, h);
+        let update = self.common.last_step(unit, h, 0).apply();
         let ([u, chosen], rows) = (buffers.several([U, CHOSEN])?, selection.rows());
         let chosen = units.iter().map(|unit| rows.of(u, chosen, unit)).collect::<Result<Vec<_>>>()?;
         let all = chosen.into_iter().zip(u.matrices(units)?);

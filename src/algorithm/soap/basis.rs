@@ -276,6 +276,11 @@ impl Bases {
         states
     }
 
+    /// Number of these states of matrices so many sides of which have a basis.
+    pub(super) fn count(sides: usize) -> usize {
+        if sides == 0 { 0 } else { 1 + 2 * sides }
+    }
+
     /// Operations of the products of a step, and of a refresh.
     pub(in crate::algorithm) fn flops(blocks: &[Block], sides: &[Side]) -> (f64, f64) {
         let one = |b: &Block, side: &Side| {

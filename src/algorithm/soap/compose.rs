@@ -115,7 +115,8 @@ impl Soap {
             program = squares.clone().chain([UPDATE, NORM]).fold(program, |p, b| p.beside(b, GRADIENT));
             program = self.bases.learn(program.local(STEP, "step"), shape);
             program = squares.chain([GRADIENT, NORM]).fold(program, Program::release);
-            return program.redistribute(UPDATE, Target::Storage).local(APPLY, "apply");
+            program = program.redistribute(UPDATE, Target::Storage);
+            return self.weight_norm.stages(program, shape).local(APPLY, "apply");
         }
         if is_local {
             program = program.local(STEP, "step");
@@ -138,6 +139,7 @@ impl Soap {
                 program = program.redistribute(buffer, Target::Storage);
             }
         }
+        program = self.weight_norm.stages(program, shape);
         self.bases.learn(program.local(APPLY, "apply"), shape)
     }
 }

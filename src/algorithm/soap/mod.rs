@@ -11,6 +11,7 @@ mod refresh;
 mod stages;
 
 use super::stage::StageIo;
+use super::weight_norm::{WEIGH, WeightNorm};
 use super::{Algorithm, flops};
 use crate::error::Result;
 use crate::program::{Program, Stage};
@@ -54,6 +55,7 @@ pub(super) struct Soap {
     late: bool,
     cautious: bool,
     storage: StateStorage,
+    weight_norm: WeightNorm,
 }
 
 impl Soap {
@@ -65,6 +67,7 @@ impl Soap {
             late: !options.either("decay_order", "galore", "torch")?,
             cautious: options.flag("cautious_wd")?,
             storage: StateStorage::from_options(options)?,
+            weight_norm: WeightNorm::new(options)?,
         })
     }
 }
@@ -125,6 +128,7 @@ impl Algorithm for Soap {
             StateSpec::counter("step"),
         ];
         states.extend(self.bases.states(p, blocks));
+        states.extend(self.weight_norm.state(p, &self.bases.view(p), blocks));
         Ok(states)
     }
 
@@ -137,6 +141,7 @@ impl Algorithm for Soap {
             STEP => self.step(io, h),
             LOAD => self.load(io, h),
             ROTATE => self.rotate(io, h),
+            WEIGH => self.weigh(io, h),
             APPLY => self.apply(io, h),
             _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }

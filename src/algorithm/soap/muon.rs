@@ -10,9 +10,9 @@ use super::basis::{Bases, SINCE};
 use super::compose::{BASES, SQUARES, TURNS};
 use super::refresh::{load, spoil_squares, squares, state_of};
 use super::stages::{gradients, turn};
-use crate::algorithm::orthonormal::{BETA2, EPSILON, LR, MOMENTUM, MU, Orthonormal, U};
+use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
-use crate::algorithm::weight_norm::{WEIGH, WeightNorm};
+use crate::algorithm::weight_norm::WEIGH;
 use crate::algorithm::{Algorithm, flops};
 use crate::error::{Error, Result};
 use crate::kernels;
@@ -53,7 +53,6 @@ pub(in crate::algorithm) struct SoapMuon {
     power: f64,
     /// True if matrices are divided by their Schatten-4 norm, not by their Frobenius norm.
     schatten: bool,
-    weight_norm: Option<WeightNorm>,
 }
 
 impl SoapMuon {
@@ -70,7 +69,6 @@ impl SoapMuon {
             storage: StateStorage::from_options(options)?,
             power: options.real("denom_power", 0.5)?,
             schatten,
-            weight_norm: WeightNorm::new(options)?,
         })
     }
 
@@ -208,16 +206,7 @@ impl SoapMuon {
             let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
             kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
         }
-        let Some(unit) = units.first() else { return Ok(()) };
-        let apply = self.common.update(unit, h);
-        if let Some(own) = &self.weight_norm {
-            let of_bases = if count == 0 { 0 } else { 1 + 2 * count };
-            return own.apply(io, apply, h[LR], SINCE + of_bases);
-        }
-        let updates = buffers.get_mut(U)?.matrices(units)?;
-        let all = units.iter_mut().zip(updates);
-        let all = all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()]));
-        kernels::run(&apply, &mut jobs(all))
+        self.common.apply(io, h, U, SINCE + Bases::count(count))
     }
 
     /// Buffers and stages for matrices of a class.
@@ -260,9 +249,7 @@ impl SoapMuon {
                 program = program.redistribute(buffer, Target::Storage);
             }
         }
-        if let Some(own) = &self.weight_norm {
-            program = own.stages(program, shape);
-        }
+        program = self.common.weight_norm.stages(program, shape);
         Ok(self.bases.learn(program.local(APPLY, "apply"), shape))
     }
 }
@@ -278,10 +265,7 @@ impl SoapMuon {
         program = program.local(ORTHONORMALIZE, "orthonormalize");
         program = beside.into_iter().chain([GRADIENT]).fold(program, Program::release);
         program = program.redistribute(U, Target::Storage);
-        if let Some(own) = &self.weight_norm {
-            program = own.stages(program, shape);
-        }
-        program.local(APPLY, "apply")
+        self.common.weight_norm.stages(program, shape).local(APPLY, "apply")
     }
 }
 
@@ -358,7 +342,7 @@ impl Algorithm for SoapMuon {
         states.push(variance.eight_bit(Code::Unsigned, &self.storage));
         states.push(StateSpec::counter("step"));
         states.extend(self.bases.states(p, blocks));
-        states.extend(self.weight_norm.as_ref().and_then(|own| own.state(p, &self.common.view, blocks)));
+        states.extend(self.common.radius(p, blocks));
         Ok(states)
     }
 
@@ -379,7 +363,7 @@ impl Algorithm for SoapMuon {
             LOAD => self.load(io, h),
             ROTATE => self.temper(io, h, true),
             ORTHONORMALIZE => self.orthonormalize(io, h),
-            WEIGH => self.weight_norm.as_ref().map_or(Ok(()), |own| own.weigh(io)),
+            WEIGH => self.common.weight_norm.weigh(io, U),
             APPLY => self.apply(io, h),
             _ => self.bases.run(stage, io, [h[SHAMPOO_BETA], h[BETA2]]),
         }

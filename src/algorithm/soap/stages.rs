@@ -2,11 +2,12 @@
 
 use tch::Tensor;
 
-use super::basis::SINCE;
+use super::basis::{Bases, SINCE};
 use super::compose::{BASES, GRADIENT, NORM, SECOND, TURNS, UPDATE};
 use super::refresh::{load, spoil_squares, squares, state_of};
 use super::{BETA1, BETA2, EPSILON, LR, MOMENTUM, Soap, VARIANCE, WEIGHT_DECAY};
 use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
+use crate::algorithm::weight_norm::LastStep;
 use crate::error::Result;
 use crate::kernels::{self, Job};
 use crate::linalg::OneThread;
@@ -208,18 +209,23 @@ impl Soap {
             let all = units.iter_mut().zip(second).filter(|(unit, _)| moves(unit));
             let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
             kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
-        } else if self.normalize {
+        } else if self.normalize && !self.weight_norm.binds(io.class) {
             self.normalized(units, buffers, h)?;
         }
-        let (rate, decay, cautious) = (h[LR], h[LR] * h[WEIGHT_DECAY], self.cautious);
-        let updates = buffers.get_mut(UPDATE)?.matrices(units)?;
-        let all = units.iter_mut().zip(updates).filter(|(unit, _)| moves(unit));
-        let mut all = jobs(all.map(|(unit, u)| ([u.into_view()], [unit.param.reborrow()])));
-        if self.late {
-            kernels::run(&kernels::ApplyLate { rate, decay, cautious }, &mut all)
-        } else {
-            kernels::run(&kernels::Apply { rate, decay, cautious }, &mut all)
+        units.retain(moves);
+        let (lr, decay) = (h[LR], h[LR] * h[WEIGHT_DECAY]);
+        let radius = SINCE + Bases::count(self.bases.sides_in(io.class).len());
+        let step = LastStep { lr, scale: 1.0, decay, cautious: self.cautious, late: self.late, radius };
+        self.weight_norm.apply(io, &step, UPDATE)
+    }
+
+    /// The sums for weights whose norms are bound, of updates as they are applied.
+    pub(super) fn weigh(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let is_local = self.bases.is_local(io.class);
+        if is_local && self.normalize {
+            self.normalized(&io.units, &mut io.buffers, h)?;
         }
+        self.weight_norm.weigh(io, UPDATE)
     }
 }
 

@@ -18,15 +18,16 @@ struct WeightNorms : WeightNormsOperands {
     }
 };
 
-// x <- a ((1 - decay) x - rate f u); cautious: the decay acts where x u >= 0. Live factors of a job: f, the radius r,
-// the square of the norm of x, f <x, u>, f^2 <u, u>; spherical: a = r / |x - rate f u|, else 1. Operands: x, u.
+// x <- a ((1 - decay) x - rate f u), late x <- a (1 - decay) (x - rate f u); cautious: the decay acts where x u >= 0, of
+// the x that it is about to act on. Live factors of a job: f, the radius r, the square of the norm of x, f <x, u>,
+// f^2 <u, u>; spherical: a = r / |x - rate f u|, else 1. Operands: x, u.
 template <typename C>
 struct Scaled : ScaledOperands {
     C rate, keep, scale;
-    bool cautious;
+    bool cautious, late;
 
     __device__ Scaled(const ScaledScalars& s, const Job& job)
-        : keep(scalar<C>(1.0 - s.decay())), cautious(s.cautious() && s.decay() != 0) {
+        : keep(scalar<C>(1.0 - s.decay())), cautious(s.cautious() && s.decay() != 0), late(s.late()) {
         const double* live = in_global_memory(job.live);
         const double lr = s.rate();
         rate = scalar<C>(lr * live[0]);
@@ -40,6 +41,11 @@ struct Scaled : ScaledOperands {
     }
 
     __device__ void operator()(C (&x)[2]) const {
+        if (late) {
+            const C y = x[0] - rate * x[1];
+            x[0] = scale * (cautious && y * x[1] < C(0) ? y : y * keep);
+            return;
+        }
         const bool decays = !cautious || x[0] * x[1] >= C(0);
         x[0] = scale * ((decays ? x[0] * keep : x[0]) - rate * x[1]);
     }

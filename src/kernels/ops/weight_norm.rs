@@ -24,8 +24,8 @@ ops! {
     #[derive(Clone, Copy, Debug)]
     pub struct WeightNorms {}
 
-    /// `x ← a·((1 - decay)·x - rate·f·u)` with factors f and a of each job; cautious: the decay acts where `x·u ≥ 0`.
-    /// Operands: x, u.
+    /// `x ← a·((1 - decay)·x - rate·f·u)`, late `x ← a·(1 - decay)·(x - rate·f·u)`, with factors f and a of each job; cautious:
+    /// the decay acts where `x·u ≥ 0`, of the x that it is about to act on. Operands: x, u.
     #[derive(Debug)]
     pub struct Scaled {
         /// Factor of the update.
@@ -34,6 +34,8 @@ ops! {
         decay: f64 * lr,
         /// True if the decay acts only where it points along the update.
         cautious: bool,
+        /// True if the decay comes after the update.
+        late: bool,
         /// True if a brings the norm back to the radius: `r / ‖x - rate·f·u‖`; else it is 1.
         spherical: bool,
         ;
@@ -85,7 +87,12 @@ impl Op<2, 1, 1> for Scaled {
     fn apply<C: Real>(&self, job: usize, [u]: [&[C]; 1], [x]: [&mut [C]; 1]) {
         let [rate, scale] = self.factors_of(job).map(C::of);
         let (keep, zero) = (C::of(1.0 - self.decay), C::default());
-        if self.cautious && self.decay != 0.0 {
+        if self.late {
+            for (x, u) in x.iter_mut().zip(u) {
+                let y = *x - rate * *u;
+                *x = scale * if self.cautious && y * *u < zero { y } else { y * keep };
+            }
+        } else if self.cautious && self.decay != 0.0 {
             for (x, u) in x.iter_mut().zip(u) {
                 let kept = if *x * *u >= zero { *x * keep } else { *x };
                 *x = scale * (kept - rate * *u);
@@ -210,9 +217,17 @@ mod formulas {
     pub(super) fn scaled(given: &Given<'_>, values: &mut [Value]) -> Vec<Value> {
         let (x, u) = (values[0].clone(), values[1].clone());
         let rate = given.scalar("rate");
-        let kept = &x * (1.0 - given.scalar("decay"));
-        let kept = if given.is("cautious") { Known(0.0).at_most(&(&x * &u)).choose(&kept, &x) } else { kept };
-        let moved = kept - &rate * given.live(0) * u;
+        let (keep, move_by) = (1.0 - given.scalar("decay"), &rate * given.live(0));
+        let moved = if given.is("late") {
+            let y = x - move_by * &u;
+            let kept = &y * keep;
+            if given.is("cautious") { (&y * u).below(&Known(0.0)).choose(&y, &kept) } else { kept }
+        } else {
+            let kept = &x * keep;
+            let kept =
+                if given.is("cautious") { Known(0.0).at_most(&(&x * &u)).choose(&kept, &x) } else { kept };
+            kept - move_by * u
+        };
         values[0] = if given.is("spherical") {
             let square = given.live(2) - 2.0 * &rate * given.live(3) + &rate * &rate * given.live(4);
             let (norm, least) = (square.max(&Known(0.0)).sqrt(), Known(super::LEAST));
