@@ -27,6 +27,8 @@ use muon::Muon;
 use orthonormal::OPTIONS as ORTH;
 use stage::StageIo;
 
+pub use weight_norm::SUMS as WEIGHT_NORMS;
+
 use crate::error::{Error, Result};
 use crate::kernels::elementwise_optimizers;
 use crate::linalg::orthonormalizer::OPTIONS as METHOD;

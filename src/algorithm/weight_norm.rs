@@ -19,8 +19,8 @@ pub(super) const OPTIONS: [&str; 2] = ["weight_norm", "weight_norm_floor"];
 /// The stage of the sums, behind all others.
 pub(super) const WEIGH: Stage = 20;
 
-/// Name of the buffer of the sums.
-const SUMS: &str = "weight_norms";
+/// Name of the buffer of the sums by which the norms of weights are bound.
+pub const SUMS: &str = "weight_norms";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rule {

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::Session;
 use super::tensors::places;
+use crate::algorithm::WEIGHT_NORMS;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::Entered;
@@ -124,6 +125,14 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
     }
     if plan.params.iter().flat_map(|planned| &planned.states).any(|state| state.spec.role == AVERAGE) {
         all.insert("updates.cu");
+    }
+    if plan
+        .buckets
+        .iter()
+        .flat_map(|bucket| &bucket.program.buffers)
+        .any(|buffer| buffer.name == WEIGHT_NORMS)
+    {
+        all.extend(["sums.cu", "totals.cu"]);
     }
     if has_encodings(plan) {
         // What no kernel takes as codes is decoded and encoded apart.

@@ -84,7 +84,8 @@ EXCHANGE = Setting("", {}, bar=0.0)
 
 _EIGHT, _ROUNDED = {"state_bits": 8}, {"stochastic_rounding": True}
 _FLOAT32 = {"orth_dtype": "float32"}
-_HELD = {**_FLOAT32, "weight_norm": "hyperball", "weight_decay": 0.0}
+_SPHERE: dict[str, Any] = {"weight_norm": "hyperball", "weight_decay": 0.0}
+_HELD = {**_FLOAT32, **_SPHERE}
 
 
 def _coded(cls: str, keys: dict[str, Any], bar: float = 1e-3, *, waits: bool = False) -> Setting:
@@ -137,6 +138,11 @@ KERNELS: dict[str, Setting] = {
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
     ),
     "sums.cu totals.cu MuonH": Setting("Muon", _HELD, shapes=SMALL, bar=1e-3),
+    "sums.cu totals.cu Dion of held norms": Setting(
+        "Dion", {"rank_fraction": 0.25, **_SPHERE}, shapes=SMALL, bar=1e-3
+    ),
+    "sums.cu totals.cu Dion2 of held norms": Setting("Dion2", _HELD, shapes=SMALL, bar=1e-3),
+    "sums.cu totals.cu SOAP of held norms": Setting("SOAP", _SPHERE, shapes=SMALL, bar=1e-2, waits=True),
     "rows.cu Adafactor with momentum": Setting(
         "Adafactor", {"relative_step": False, "beta1": 0.9, "lr": 0.01}, bar=1e-4
     ),
