@@ -94,13 +94,14 @@ def ema(settings: Settings) -> dict[str, Any]:
     return {"average": "ema", "average_decay": 1 - 1 / max(1.0, settings.steps / 20)}
 
 
-def gpa(decay: float) -> Recipe:
-    """AdamW with primal averaging; 1 - decay is the share of the newest weights in the mean."""
+def gpa(beta1: float, beta2: float) -> Recipe:
+    """AdamW with primal averaging over about the last twentieth of a run."""
     return Recipe(
         "AdamW",
-        0.004,
+        0.002,
+        arguments=lambda s: {"betas": (beta1, beta2)},
         algorithm="adamw",
-        average=lambda s: {"average": "gpa", "average_decay": decay},
+        average=lambda s: {**ema(s), "average": "gpa"},
     )
 
 
@@ -111,6 +112,9 @@ FURTHER = {
     "soap_muon_without_basis": soap_muon(denom_power=0.0),
     "muon_without_momentum": Recipe(
         "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}, algorithm="muon"
+    ),
+    "muon_nesterov": Recipe(
+        "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"nesterov": True}, algorithm="muon"
     ),
     "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, algorithm="muon", decays=False),
     "dion_orthonormal": dion(0.25, right_factor="orthonormal"),
@@ -136,8 +140,9 @@ FURTHER = {
         algorithm="adamw",
         average=lambda s: {"average": "schedule_free"},
     ),
-    "adamw_gpa": gpa(0.95),
-    "adamw_gpa_slow": gpa(0.9967),
+    "adamw_gpa": gpa(0.9, 0.999),
+    "adamw_gpa_short_beta2": gpa(0.9, 0.95),
+    "adamw_gpa_without_momentum": gpa(0.0, 0.999),
     "galore_adamw": Recipe("GaLoreAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
 }
 """Classes beside those that the example trains; they are named by ``--optimizers``."""
