@@ -28,7 +28,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,22 @@ def soap_muon(**arguments: Any) -> Recipe:
     )
 
 
+def ema(settings: Settings) -> dict[str, Any]:
+    """Keys of a mean over about the last twentieth of a run."""
+    return {"average": "ema", "average_decay": 1 - 1 / max(1.0, settings.steps / 20)}
+
+
+def gpa(beta1: float, beta2: float) -> Recipe:
+    """AdamW with primal averaging over about the last twentieth of a run."""
+    return Recipe(
+        "AdamW",
+        0.002,
+        arguments=lambda s: {"betas": (beta1, beta2)},
+        algorithm="adamw",
+        average=lambda s: {**ema(s), "average": "gpa"},
+    )
+
+
 FURTHER = {
     "soap": soap(0.008),
     "soap_short_side": soap(0.008, sides="short"),
@@ -96,6 +112,9 @@ FURTHER = {
     "soap_muon_without_basis": soap_muon(denom_power=0.0),
     "muon_without_momentum": Recipe(
         "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"mu": 0.0}, algorithm="muon"
+    ),
+    "muon_nesterov": Recipe(
+        "Muon", 0.02, scalar_lr=0.002, arguments=lambda s: {"nesterov": True}, algorithm="muon"
     ),
     "muon_h": Recipe("MuonH", 0.018, scalar_lr=0.002, algorithm="muon", decays=False),
     "dion_orthonormal": dion(0.25, right_factor="orthonormal"),
@@ -110,6 +129,20 @@ FURTHER = {
     ),
     "lamb": Recipe("Lamb", 0.01, scalar_lr=0.004),
     "apollo_adamw": Recipe("APOLLOAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
+    "muon_ema": Recipe("Muon", 0.02, scalar_lr=0.002, algorithm="muon", average=ema),
+    "adamw_ema": Recipe(
+        "AdamW", 0.004, arguments=lambda s: {"betas": (0.9, 0.95)}, algorithm="adamw", average=ema
+    ),
+    "adamw_schedule_free": Recipe(
+        "AdamW",
+        0.004,
+        arguments=lambda s: {"betas": (0.0, 0.999)},
+        algorithm="adamw",
+        average=lambda s: {"average": "schedule_free"},
+    ),
+    "adamw_gpa": gpa(0.9, 0.999),
+    "adamw_gpa_short_beta2": gpa(0.9, 0.95),
+    "adamw_gpa_without_momentum": gpa(0.0, 0.999),
     "galore_adamw": Recipe("GaLoreAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
 }
 """Classes beside those that the example trains; they are named by ``--optimizers``."""
@@ -125,6 +158,9 @@ STEPS, QUICK_STEPS = 400, 100
 SEEDS, QUICK_SEEDS = "0,1,2", "0,1"
 OWN = ("optimizer", "lr", "scalar_lr", "seed")
 """Settings in which the runs of one result differ."""
+
+SETTINGS_ADDED = {part.name: part.default for part in fields(Settings) if part.default is not MISSING}
+"""Settings that results may lack, which were written before there was a choice, with what held then."""
 
 TRAIN_POINTS = 100
 """Points that are kept of the curve of training losses; each is the mean of the steps around it."""
@@ -219,6 +255,7 @@ def earlier(target: Path, result: dict[str, Any]) -> dict[str, Any]:
     """
     there: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     compared = {"settings": None, "versions": None, "threads": None, "machine": ("cpu", "cores", "python")}
+    there["settings"] = SETTINGS_ADDED | there["settings"]
     for key, parts in compared.items():
         old, new = there[key], result[key]
         if parts is not None:

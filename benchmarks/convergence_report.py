@@ -112,6 +112,8 @@ def how(result: dict[str, Any]) -> str:
         f"{' or '.join(map(str, rates))} learning rates with seeds {', '.join(map(str, plan['seeds']))}. "
         f"Held-out loss on {settings['eval_windows']} windows every {settings['eval_every']} steps."
     )
+    if settings.get("initial_scale", 1.0) != 1.0:
+        text += f" The matrices of the blocks start {settings['initial_scale']:g} times as large."
     if plan["missing"]:
         text += f" Not in this version of the package: {', '.join(plan['missing'])}."
     return text + "\n"

@@ -128,6 +128,12 @@ def build_parser(description: str | None) -> argparse.ArgumentParser:
     sizes.add_argument(
         "--corpus-mb", type=_positive, default=8.0, help="size cap on the text (default: %(default)s)"
     )
+    sizes.add_argument(
+        "--initial-scale",
+        type=_positive,
+        default=1.0,
+        help="factor on the initial matrices of the blocks (default: %(default)s)",
+    )
     sizes.add_argument("--tied", action="store_true", help="the head shares the embedding's weight")
 
     machine = parser.add_argument_group("machine and files")

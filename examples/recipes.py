@@ -16,7 +16,7 @@ from torch import nn
 
 import oxidion
 
-SCHEDULES = ("cosine", "warmdown")
+SCHEDULES = ("cosine", "warmdown", "constant")
 """Names of the learning-rate schedules after the warm-up."""
 
 WARMDOWN_SHARE = 0.4
@@ -49,6 +49,7 @@ class Settings:
         eval_every: steps between two held-out evaluations.
         eval_windows: sequences in the held-out evaluation.
         corpus_mb: size cap on the text, in megabytes.
+        initial_scale: factor on the initial matrices of the blocks.
     """
 
     optimizer: str
@@ -72,6 +73,7 @@ class Settings:
     eval_every: int
     eval_windows: int
     corpus_mb: float
+    initial_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Recipe:
         arguments: further constructor arguments, from the settings.
         algorithm: the word of the block matrices' groups; None takes the recipe's own name.
         decays: False if the block matrices keep their norm, so that they cannot decay.
+        average: keys of all groups that name a mean of the weights; held-out losses are taken with it.
     """
 
     class_name: str
@@ -96,6 +99,7 @@ class Recipe:
     arguments: Callable[[Settings], dict[str, Any]] = lambda settings: {}
     algorithm: str | None = None
     decays: bool = True
+    average: Callable[[Settings], dict[str, Any]] = lambda settings: {}
 
 
 ALL_RECIPES: dict[str, Recipe] = {
@@ -141,6 +145,8 @@ def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
         for group in groups:
             if group["algorithm"] == recipe.algorithm:
                 group["weight_decay"] = 0.0
+    for group in groups:
+        group.update(recipe.average(settings))
     optimizer: torch.optim.Optimizer = getattr(oxidion, recipe.class_name)(
         groups, **recipe.arguments(settings)
     )
@@ -150,12 +156,17 @@ def build_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimiz
 def build_scheduler(
     optimizer: torch.optim.Optimizer, settings: Settings
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Warm-up followed by the named schedule, as a factor on every group's learning rate."""
+    """Warm-up followed by the named schedule, as a factor on every group's learning rate.
+
+    ``constant`` stays at 1, ``warmdown`` until its last part.
+    """
     warmup_steps = round(settings.warmup * settings.steps)
 
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
+        if settings.schedule == "constant":
+            return 1.0
         progress = min(1.0, (step - warmup_steps) / max(1, settings.steps - warmup_steps))
         if settings.schedule == "cosine":
             return 0.5 * (1.0 + math.cos(math.pi * progress))

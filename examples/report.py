@@ -40,6 +40,7 @@ COLORS = {
 def figures(run: Training) -> dict[str, Any]:
     """Everything measured in one run, ready for JSON; a number that is not finite becomes None."""
     record, settings = run.record, run.settings
+    kept = record.last_weights_loss
     tokens = run.step * settings.batch_size * settings.seq_len
     return {
         "optimizer": settings.optimizer,
@@ -58,6 +59,7 @@ def figures(run: Training) -> dict[str, Any]:
         "initial_weights_sha256": record.initial_weights_sha256,
         "batches_sha256": record.batches_sha256,
         "curve": {
+            **({"last_weights_loss": [_finite(loss) for loss in kept]} if kept else {}),
             "train_loss": [_finite(loss) for loss in record.train_loss],
             "held_out_step": record.held_out_step,
             "held_out_loss": [_finite(loss) for loss in record.held_out_loss],

@@ -343,7 +343,7 @@ def checked_settings(parser: argparse.ArgumentParser, options: argparse.Namespac
     recipe = RECIPES[options.optimizer]
     lr = recipe.lr if options.lr is None else options.lr
     values = vars(options) | {"lr": lr, "scalar_lr": recipe.scalar_lr or lr, "batch_size": options.batch}
-    values |= {"warmup": 0.1, "schedule": "cosine", "clip_norm": 0.0, "tied": False}
+    values |= {"warmup": 0.1, "schedule": "cosine", "clip_norm": 0.0, "tied": False, "initial_scale": 1.0}
     values |= {"eval_every": options.steps, "eval_windows": 0}  # there is no held-out evaluation here
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})
 

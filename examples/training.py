@@ -34,7 +34,8 @@ class Record:
     Attributes:
         train_loss: loss of every batch, in nats per byte, before the step on it.
         held_out_step: steps done at each held-out evaluation.
-        held_out_loss: mean loss on the held-out windows, in nats per byte.
+        held_out_loss: mean loss on the held-out windows, in nats per byte; of the average where one is kept.
+        last_weights_loss: the same of the weights as they are trained, where an average is kept.
         held_out_seconds: training seconds (evaluation left out) at each held-out evaluation.
         train_seconds: time in training steps.
         optimizer_seconds: part of it that went into ``optimizer.step()``.
@@ -46,6 +47,7 @@ class Record:
     train_loss: list[float] = field(default_factory=list)
     held_out_step: list[int] = field(default_factory=list)
     held_out_loss: list[float] = field(default_factory=list)
+    last_weights_loss: list[float] = field(default_factory=list)
     held_out_seconds: list[float] = field(default_factory=list)
     train_seconds: float = 0.0
     optimizer_seconds: float = 0.0
@@ -75,6 +77,11 @@ class Training:
             VOCABULARY, settings.seq_len, settings.layers, settings.dim, settings.heads, settings.tied
         )
         self.model = GPT(shape).to(device=device, dtype=DTYPES[settings.dtype])
+        with torch.no_grad():
+            for block in self.model.blocks:
+                for parameter in block.parameters():
+                    if parameter.ndim == 2:
+                        parameter.mul_(settings.initial_scale)
         self.optimizer = build_optimizer(self.model, settings)
         self.scheduler = build_scheduler(self.optimizer, settings)
         self.windows = Windows(corpus.train, settings.seq_len, settings.seed)
@@ -151,7 +158,12 @@ class Training:
 
     def _evaluate_into_record(self) -> None:
         self.record.held_out_step.append(self.step)
-        self.record.held_out_loss.append(self.evaluate())
+        loss = self.evaluate()
+        if any(group.get("average") for group in self.optimizer.param_groups):
+            self.record.last_weights_loss.append(loss)
+            with self.optimizer.averaged():
+                loss = self.evaluate()
+        self.record.held_out_loss.append(loss)
         self.record.held_out_seconds.append(self.record.train_seconds)
 
     def _now(self) -> float:

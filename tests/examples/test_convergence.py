@@ -80,6 +80,9 @@ def test_convergence_trains_classes_beside_those_of_the_example(tmp_path: Path) 
         "lamb": 0.01,
         "apollo_adamw": 0.01,
         "galore_adamw": 0.01,
+        "adamw_schedule_free": 0.01,
+        "adamw_gpa": 0.01,
+        "adamw_ema": 0.01,
     }
     lrs = ";".join(f"{name}={lr}" for name, lr in rates.items())
     done = run_script(tmp_path, "--optimizers", ",".join(rates), "--lrs", lrs, "--seeds", "0")
@@ -89,6 +92,9 @@ def test_convergence_trains_classes_beside_those_of_the_example(tmp_path: Path) 
     for run in result["runs"]:
         losses = run["curve"]["held_out_loss"]
         assert losses[-1] < losses[0], run["optimizer"]
+        last = run["curve"].get("last_weights_loss")
+        assert (last is not None) == run["optimizer"].endswith(("_free", "_gpa", "_ema"))
+        assert last is None or (len(last) == len(losses) and last[-1] != losses[-1])
 
 
 def test_convergence_losses_go_down_and_a_diverged_run_says_so(result: dict[str, Any]) -> None:
@@ -173,6 +179,19 @@ def test_convergence_leaves_a_result_of_other_settings_alone(finished: Path) -> 
     assert done.returncode == 1
     assert "was written with other settings" in done.stderr
     assert (finished / "tiny.json").read_text() == before
+
+
+def test_convergence_takes_a_setting_that_a_result_lacks_as_its_default(finished: Path) -> None:
+    before = (finished / "tiny.json").read_text()
+    older = json.loads(before)
+    assert older["settings"].pop("initial_scale") == 1.0
+    (finished / "tiny.json").write_text(json.dumps(older))
+    done = run_script(finished, *WHAT, "--seeds", "0,1")
+    assert done.returncode == 0, done.stderr
+    assert "10 runs, 10 of them done before" in done.stderr
+    done = run_script(finished, *WHAT, "--initial-scale", "2")
+    assert "was written with other settings" in done.stderr
+    (finished / "tiny.json").write_text(before)
 
 
 def test_convergence_page_holds_the_table_between_its_marks(finished: Path) -> None:

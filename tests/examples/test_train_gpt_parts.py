@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import shlex
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +75,7 @@ def test_build_optimizer_gives_exactly_the_block_matrices_to_dion(
         # 20 steps, warm-up of 4: (step + 1) / 5, then 16 steps to zero.
         ("cosine", {0: 0.2, 3: 0.8, 4: 1.0, 8: 0.5 + math.sqrt(0.5) / 2, 12: 0.5, 20: 0.0}),
         ("warmdown", {0: 0.2, 3: 0.8, 4: 1.0, 13: 1.0, 16: 0.625, 20: 0.0}),
+        ("constant", {0: 0.2, 3: 0.8, 4: 1.0, 13: 1.0, 20: 1.0}),
     ],
 )
 def test_build_scheduler_follows_the_named_curve(
@@ -90,6 +93,58 @@ def test_build_scheduler_follows_the_named_curve(
         scheduler.step()
     for step, factor in expected.items():
         assert seen[step] == pytest.approx(3.0 * factor, abs=1e-12)
+
+
+def test_initial_scale_is_a_factor_on_the_matrices_of_the_blocks(modules: dict[str, ModuleType]) -> None:
+    sizes = shlex.split("--optimizer adamw --layers 1 --dim 32 --heads 2 --seq-len 16 --dtype float64")
+    corpus = modules["corpus"].load_corpus(300_000)
+    plain, scaled = (
+        modules["training"].Training(
+            settings_of(modules, *sizes, "--initial-scale", scale), corpus, torch.device("cpu")
+        )
+        for scale in ("1", "4")
+    )
+    other = dict(scaled.model.named_parameters())
+    for name, parameter in plain.model.named_parameters():
+        factor = 4.0 if name.startswith("blocks.") and parameter.ndim == 2 else 1.0
+        assert torch.equal(other[name], factor * parameter), name
+
+
+def test_losses_of_an_average_are_beside_those_of_the_last_weights(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes, training = modules["recipes"], modules["training"]
+    mean = recipes.Recipe(
+        "Muon",
+        0.02,
+        algorithm="muon",
+        scalar_lr=0.002,
+        average=lambda s: {"average": "tail", "average_start": s.steps - 2},
+    )
+    monkeypatch.setitem(recipes.RECIPES, "mean", mean)
+    sizes = shlex.split(
+        "--layers 1 --dim 32 --heads 2 --seq-len 16 --steps 4 --eval-every 1 --eval-windows 4"
+    )
+    corpus = modules["corpus"].load_corpus(300_000)
+    settings = settings_of(modules, *sizes, "--optimizer", "muon", "--dtype", "float64")
+    runs = {
+        name: training.Training(dataclasses.replace(settings, optimizer=name), corpus, torch.device("cpu"))
+        for name in ("muon", "mean")
+    }
+    kept = []
+    for stop in range(1, 5):
+        for run in runs.values():
+            run.run(stop, None, 0, quiet=True)
+        kept.append([parameter.detach().clone() for parameter in runs["muon"].model.parameters()])
+    plain, averaged = runs["muon"].record, runs["mean"].record
+    assert plain.last_weights_loss == []
+    assert averaged.last_weights_loss == plain.held_out_loss, "the average changed the training"
+    assert averaged.held_out_loss[:4] == pytest.approx(plain.held_out_loss[:4], abs=1e-12)
+    with torch.no_grad():
+        for parameter, third, fourth in zip(runs["muon"].model.parameters(), *kept[2:], strict=True):
+            parameter.copy_((third + fourth) / 2)
+    assert averaged.held_out_loss[4] == pytest.approx(runs["muon"].evaluate(), abs=1e-12)
+    assert averaged.held_out_loss[4] != pytest.approx(plain.held_out_loss[4], abs=1e-6)
 
 
 def test_load_corpus_splits_by_file_under_the_cap(

@@ -28,7 +28,7 @@ def MuonH(
 
     A step turns a matrix by the angle ``arctan(lr)`` at most, whatever its shape and norm: ``adjust_lr``
     changes nothing, and there is no decay. It is `Muon` with ``weight_norm="hyperball"`` and defaults of its
-    own.
+    own. As R stays for ever, matrices should start with elements of deviation about ``1 / sqrt(d_in)``.
 
     State: ``momentum``, shaped like the parameter, and ``radius`` (R), a number for each matrix, 0 until the
     first step. Parameters and state are written in place. A non-finite gradient makes its own parameter NaN,
