@@ -138,9 +138,10 @@ test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package th
 bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) benchmarks/cuda.py $(ARGS)
 
-converge: $(BUILT) ## Train small problems whose outcome is known and check it (two minutes)
+converge: $(BUILT) ## Train small problems whose outcome is known and check it (two minutes), and the committed curves
 	python benchmarks/peers.py $(PEERS) --only mnist1d==0.0.2.post1
 	python benchmarks/tasks.py --peer-path $(PEERS)/packages $(ARGS)
+	python benchmarks/convergence_bars.py
 
 bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)

@@ -49,6 +49,12 @@ pub(super) fn settle(
         let axes: Vec<_> = planned.layout.distributed_axes().map(|(axis, _)| axis.ranks.clone()).collect();
         for &state in states {
             let state = &mut planned.states[state];
+            if state.spec.dtype.is_quantized() {
+                return Err(Error::Value(format!(
+                    "{}: state '{}' is of 8 bits, and owned_states keeps those of 32: load it without owned_states",
+                    planned.spec.name, state.spec.role
+                )));
+            }
             let all = LocalState::of(state.spec.clone(), &alone);
             let blocks = mine.iter().map(|&block| (block, all.part(&whole[block]))).collect();
             state.owned = Some(Owned { blocks, axes: axes.clone() });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,6 +123,108 @@ def more_parameters() -> None:
     with pytest.raises(Exception, match="synchronize_for_checkpoint"):
         optimizer.step()
     optimizer.synchronize_for_checkpoint()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+
+
+def frozen() -> list[float]:
+    """A weight that is frozen, and then is not, beside an optimizer whose states are sharded: distances."""
+    layout, pairs = ("S", 0), []
+    for owned in (True, False):
+        params = _params(layout)
+        optimizer = _optimizer("SOAP", params, layout, owned_states=owned)
+        _steps(optimizer, params, layout, 3)
+        for is_frozen in (True, False):
+            params[1].requires_grad_(not is_frozen)
+            params[1].grad = None  # one with a gradient takes part still
+            if owned:
+                optimizer.synchronize_for_checkpoint()
+                optimizer.load_state_dict(optimizer.state_dict())
+            for param in params:
+                param.grad = None if param is params[1] and is_frozen else param.detach().clone() + 0.5
+            optimizer.step()
+        optimizer.synchronize_for_checkpoint()
+        pairs.append((params, _states(optimizer)))
+    (mine, own), (theirs, other) = pairs
+    states = [_differ([*a.values()], [b[key] for key in a]) for a, b in zip(own, other, strict=True)]
+    return [_differ([*mine], [*theirs]), *states]
+
+
+def frozen_without_loading() -> None:
+    """A weight that is frozen between two steps: an error that names the way out, which works."""
+    params = _params(("S", 0))
+    optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+    _steps(optimizer, params, ("S", 0), 3)
+    params[1].requires_grad_(False)  # the costliest: the owners of others change
+    params[1].grad = None
+    optimizer.synchronize_for_checkpoint()
+    for own in _states(optimizer):
+        assert all(value.shape == () or hasattr(value, "placements") for value in own.values())
+    with pytest.raises(Exception, match=r"synchronize_for_checkpoint.*load_state_dict"):
+        optimizer.step()
+    optimizer.synchronize_for_checkpoint()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+
+
+def switched() -> list[float]:
+    """Distances from sharded states of a run that sets ``owned_states`` off and on again between steps."""
+    layout, weights = ("S", 0), []
+    for owned in (True, False):
+        params = _params(layout)
+        optimizer = _optimizer("SOAP", params, layout, owned_states=owned)
+        (group,) = optimizer.param_groups
+        _steps(optimizer, params, layout, 3)
+        if owned:
+            group["owned_states"] = False
+            with pytest.raises(Exception, match="synchronize_for_checkpoint"):
+                optimizer.step()
+            optimizer.synchronize_for_checkpoint()
+        _steps(optimizer, params, layout, 3, seed=1)
+        if owned:
+            group["owned_states"] = True
+            with pytest.raises(Exception, match="load_state_dict"):
+                optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        _steps(optimizer, params, layout, 3, seed=2)
+        weights.append(params)
+    return [_differ([a], [b]) for a, b in zip(*weights, strict=True)]
+
+
+def in_hand() -> bool:
+    """Whether a state dict stays as it is when steps go on, and copies of optimizers are whole or refused."""
+    params = _params(("S", 0))
+    optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True)
+    _steps(optimizer, params, ("S", 0), 3)
+    with pytest.raises(RuntimeError, match="synchronize_for_checkpoint"):
+        copy.deepcopy(optimizer)
+    with torch.inference_mode():
+        optimizer.synchronize_for_checkpoint()
+    saved = optimizer.state_dict()
+    kinds = [{key: type(value) for key, value in own.items()} for own in saved["state"].values()]
+    # The stack of the third weight is cut between its matrices: its states are where they were.
+    before = [jobs.whole(saved["state"][at]["L"]).clone() for at in (0, 1)]
+    twin = copy.deepcopy(optimizer)
+    optimizer.step()
+    assert kinds == [{key: type(value) for key, value in own.items()} for own in saved["state"].values()]
+    assert all(map(torch.equal, before, [jobs.whole(saved["state"][at]["L"]) for at in (0, 1)]))
+    twin.load_state_dict(twin.state_dict())
+    mine = _params(("S", 0))
+    for param, own in zip(twin.param_groups[0]["params"], mine, strict=True):
+        param.grad = own.detach()
+    twin.step()
+    return True
+
+
+def all_states_at_once() -> None:
+    """A group more of an optimizer that makes states when it is made."""
+    params = _params(("S", 0))
+    optimizer = _optimizer("SOAP", params[:1], ("S", 0), owned_states=True, init_state=True)
+    for param in params:
+        param.grad = param.detach().clone()
+    optimizer.step()
+    optimizer.synchronize_for_checkpoint()
+    optimizer.add_param_group({"params": params[1:]})
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
 

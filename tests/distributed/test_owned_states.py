@@ -9,8 +9,8 @@ import torch
 
 import oxidion
 from support.cases import Case, Group
-from support.inputs import gradients
-from support.layouts import Setting
+from support.inputs import gaussian, gradients
+from support.layouts import Setting, fsdp
 from support.sim_mesh import SimMesh, layouts_for
 
 from . import owning
@@ -85,6 +85,36 @@ def test_replicas_hold_each_state_once(groups: Groups) -> None:
 
 def test_another_group_of_parameters_is_refused_with_a_way_out(groups: Groups) -> None:
     groups[2].run(owning.more_parameters)
+
+
+def test_weights_may_be_frozen_and_unfrozen(groups: Groups) -> None:
+    for distances in groups[2].run(owning.frozen):
+        assert max(distances) <= 1e-9, distances
+    groups[2].run(owning.frozen_without_loading)
+
+
+def test_setting_may_change_between_steps(groups: Groups) -> None:
+    for distances in groups[2].run(owning.switched):
+        assert max(distances) <= 1e-9, distances
+
+
+def test_state_dicts_and_copies_are_whole(groups: Groups) -> None:
+    assert all(groups[2].run(owning.in_hand))
+    groups[2].run(owning.all_states_at_once)
+
+
+def test_codes_of_a_checkpoint_are_refused() -> None:
+    param = torch.nn.Parameter(gaussian((64, 128), 0).float())
+    coded = oxidion.SOAP([param], state_bits=8)
+    param.grad = torch.ones_like(param)
+    coded.step()
+    mesh = SimMesh({"fs": 2}, lambda params: oxidion.SOAP(params, owned_states=True), [fsdp(0)((64, 128))])
+    mesh.build([param.detach()])
+    (rank, _) = mesh.ranks
+    for key, value in coded.state[param].items():
+        rank.optimizer.state[rank.params[0]][key] = value
+    with pytest.raises(ValueError, match=r"of 8 bits.*owned_states"):
+        rank.bind()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)

@@ -165,7 +165,7 @@ class OxOptimizer(Stepper, Optimizer):
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
             self._forget()
             self._reserve = None
-            if self._init_states:
+            if self._init_states and not self._owned:  # other owners: they are told at the next step
                 self.init_state()
         except BaseException:
             self.param_groups.pop()
@@ -441,9 +441,14 @@ class OxOptimizer(Stepper, Optimizer):
         for key in aside:
             del self.state[key]
         try:
-            return super().state_dict()
+            saved = super().state_dict()
         finally:
             self.state.update(aside)
+        if self._owned:  # the next step puts others in the place of these
+            saved["state"] = {
+                key: dict(own) if isinstance(own, dict) else own for key, own in saved["state"].items()
+            }
+        return saved
 
     def _refuse_owned(self) -> None:
         """Refuses states that lie with the owners of matrices, where a rank would save its own alone.
@@ -451,8 +456,8 @@ class OxOptimizer(Stepper, Optimizer):
         Raises:
             RuntimeError: that names the way out.
         """
-        if self._owned:
-            self._show_owned(None)
+        if self._owned.is_fresh:
+            self._owned.show(self.state, {})
         key = self._owned.away(self.state)
         if key is not None:
             raise RuntimeError(
@@ -463,6 +468,7 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_poison()
+        self._refuse_owned()
         self._settle_keys()
         state: dict[str, Any] = super().__getstate__()
         own = {} if self._meshes is comm.NO_MESHES else {"_meshes": self._meshes}
@@ -482,7 +488,7 @@ class OxOptimizer(Stepper, Optimizer):
         self._refuse_poison()
         check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())
         if self._owned.away(self.state) is not None:
-            self._show_owned(self._read_groups())
+            self._owned.show(self.state, self._read_groups())
         groups = self._meshes.pending.values()
         if not groups:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,10 @@ from oxidion._dist import collectives
 from oxidion._dist.comm import Groups, as_state, full, local
 from oxidion._oxidion import LayoutError
 
-Places = tuple[tuple[int, int, int, int], ...]
+Places = Sequence[tuple[int, int, int, int]]
+"""Of blocks: offset, rows, columns and distance of rows in the whole state."""
+State = Mapping[Any, dict[str, Any]]
+"""That of an optimizer."""
 
 
 @dataclass
@@ -22,32 +25,37 @@ class Entry:
     """A state of a parameter, as its owners have it.
 
     Attributes:
-        places: the blocks that this process owns: offset, rows, columns, distance of rows in the whole state.
+        spec: of the plan that the owners are of; its ``owned`` has the blocks that this process owns.
         held: their elements, one block after the other.
         shown: what a checkpoint gets in its place, until the next step.
         version: of ``shown`` when it was made.
     """
 
-    places: Places
+    spec: Mapping[str, Any]
     held: Tensor
     shown: Tensor | None = None
     version: int = 0
 
-    def is_unchanged(self, value: object) -> bool:
-        """True for what a checkpoint got, as it was then."""
-        return value is self.shown and self.shown is not None and local(self.shown)._version == self.version
+    def is_at_hand(self, value: object, spec: Mapping[str, Any]) -> bool:
+        """True where ``held`` is the state with this value, for a plan with the same owners."""
+        unchanged = value is self.shown and local(value)._version == self.version  # type: ignore[arg-type]
+        return (value is self.held or unchanged) and spec["owned"] == self.spec["owned"]
 
 
 class Owned:
-    """The states of an optimizer that lie with the owners of matrices, by parameter and key."""
+    """The states of an optimizer that lie with the owners of matrices, by parameter and key.
 
-    def __init__(self, entries: Iterable[tuple[Tensor, str, Entry]] = ()) -> None:
+    Attributes:
+        is_fresh: whether no step has written them: all are zeros.
+    """
+
+    def __init__(self, entries: Iterable[tuple[Tensor, str, Entry]] = (), *, is_fresh: bool = True) -> None:
         self._entries: dict[Tensor, dict[str, Entry]] = {}
-        self._is_fresh = True
+        self.is_fresh = is_fresh
         for param, key, entry in entries:
             self._entries.setdefault(param, {})[key] = entry
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[Tensor, str, Entry]]:
         """Parameter, key and entry of each."""
         return ((param, key, entry) for param, own in self._entries.items() for key, entry in own.items())
 
@@ -55,62 +63,52 @@ class Owned:
         """True where there are such states."""
         return bool(self._entries)
 
-    def stepped(self) -> None:
-        """Notes that a step has written the states: they are no zeros any more."""
-        self._is_fresh = False
-
-    def away(self, state: Mapping[Any, Mapping[str, Any]]) -> str | None:
+    def away(self, state: State) -> str | None:
         """The key of a state that lies with owners now."""
         found = (key for param, key, entry in self if state.get(param, {}).get(key) is entry.held)
         return next(found, None)
 
-    def twin(self, twins: Mapping[Tensor, Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> Owned:
+    def twin(self, twins: Mapping[Tensor, Tensor], state: State) -> Owned:
         """The same for copies of the parameters, whose states are in ``state``."""
         copies = []
         for param, key, entry in self:
             value = state.get(twins.get(param, param), {}).get(key)
             if isinstance(value, Tensor) and entry.shown is None:
-                copies.append((twins[param], key, Entry(entry.places, value)))
+                copies.append((twins[param], key, Entry(entry.spec, value)))
             elif isinstance(value, Tensor):
-                copies.append((twins[param], key, Entry(entry.places, entry.held.clone(), value)))
-                copies[-1][2].version = local(value)._version
-        twin = Owned(copies)
-        twin._is_fresh = self._is_fresh
-        return twin
+                twin = Entry(entry.spec, entry.held.clone(), value, local(value)._version)
+                copies.append((twins[param], key, twin))
+        return Owned(copies, is_fresh=self.is_fresh)
 
-    def bound(
-        self,
-        value: Tensor | None,
-        of: tuple[str, Tensor, str],
-        spec: Mapping[str, Any],
-        reserve: Reserve | None,
-    ) -> Tensor:
-        """The state as a step works on it; new ones begin with zeros.
+    def new(self, param: Tensor, key: str, spec: Mapping[str, Any], reserve: Reserve | None) -> Tensor:
+        """A state of zeros. ``reserve`` has memory."""
+        own, dtype = local(param), getattr(torch, spec["dtype"])
+        held = zeros([_numel(spec["owned"][0])], dtype, own.device, reserve, pin=own.is_pinned())
+        self._entries.setdefault(param, {})[key] = Entry(spec, held)
+        return held
+
+    def bound(self, value: Tensor, of: tuple[str, Tensor, str], spec: Mapping[str, Any]) -> Tensor:
+        """The state as a step works on it, of any parameter.
 
         Args:
             value: what is there.
             of: name of the parameter, the parameter, and the key of the state.
             spec: that the plan asks for.
-            reserve: memory that was asked for ahead.
 
         Raises:
-            LayoutError: for one that lies otherwise, or that belongs to other blocks.
+            LayoutError: for one that belongs to other owners than the plan's.
         """
         name, param, key = of
-        places: Places = tuple(spec["owned"][0])
         entry = self._entries.get(param, {}).get(key)
-        if value is None:
-            own = local(param)
-            dtype = getattr(torch, spec["dtype"])
-            held = zeros([_numel(places)], dtype, own.device, reserve, pin=own.is_pinned())
-            entry = self._entries.setdefault(param, {})[key] = Entry(places, held)
-        elif (
-            entry is None or entry.places != places or not (value is entry.held or entry.is_unchanged(value))
-        ):
+        if spec["owned"] is None and (entry is None or value is not entry.held):
+            if entry is not None:  # steps write what is there from now on
+                del self._entries[param][key]
+            return value
+        if entry is None or not entry.is_at_hand(value, spec):
             raise LayoutError(
-                f"{name}: state {key!r} lies otherwise than the parameter asks for (owned_states). Call "
-                "synchronize_for_checkpoint() on all ranks before the change, and load "
-                "load_state_dict(state_dict()) after it"
+                f"{name}: state {key!r} lies with other owners than the step asks for (owned_states), as "
+                "parameters were added, frozen or unfrozen, or the setting has changed. Call "
+                "synchronize_for_checkpoint() and load_state_dict(state_dict()) on all ranks"
             )
         entry.shown = None
         return entry.held
@@ -122,47 +120,49 @@ class Owned:
         """
         if value.shape != torch.Size(spec["shape"]):
             return value
-        places: Places = tuple(spec["owned"][0])
-        own, whole = local(param), full(value).detach()
+        places, own, whole = spec["owned"][0], local(param), full(value).detach()
         held = zeros([_numel(places)], value.dtype, own.device, pin=own.is_pinned())
         _exchange(held, whole.to(own.device).contiguous(), places, out=False)
-        self._entries.setdefault(param, {})[key] = Entry(places, held)
-        self._is_fresh = False
+        self._entries.setdefault(param, {})[key] = Entry(spec, held)
+        self.is_fresh = False
         return held
 
-    def show(self, param: Tensor, key: str, spec: Mapping[str, Any], groups: Groups | None) -> Tensor | None:
-        """The state for a checkpoint, laid out as its parameter is; None where it lies so already.
+    def show(self, state: State, groups: Groups, of: Container[int] | None = None) -> None:
+        """Has states lie as their parameters do, until the next step, so that a checkpoint may have them.
 
-        Every rank has to call this. Without groups only states are shown that no step has written.
+        Every rank has to call this, but for states that no step has written.
+
+        Args:
+            state: of the optimizer, changed in place.
+            groups: by the ranks of an axis.
+            of: the ``id`` of each parameter whose states are wanted; None are all.
         """
-        entry = self._entries.get(param, {}).get(key)
-        if entry is None or entry.shown is not None or (groups is None and not self._is_fresh):
-            return None
-        if groups is None or self._is_fresh:
-            shape = [length for _, length in spec["spans"]]
-            part = torch.zeros(shape, dtype=entry.held.dtype, device=entry.held.device)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for param, key, entry in self:
+                is_wanted = of is None or id(param) in of
+                if is_wanted and state.get(param, {}).get(key) is entry.held:
+                    shown = self._laid_out(param, entry, groups)
+                    entry.version, entry.shown = local(shown)._version, shown
+                    state[param][key] = shown
+
+    def _laid_out(self, param: Tensor, entry: Entry, groups: Groups) -> Tensor:
+        """A state as its parameter is laid out."""
+        spec, held = entry.spec, entry.held
+        if self.is_fresh:
+            part = torch.zeros([length for _, length in spec["spans"]], dtype=held.dtype, device=held.device)
         else:
-            part = collected(entry.held, spec, groups, entry.places)
+            part = collected(held, spec, groups)
             for dim, (start, length) in enumerate(spec["spans"]):
                 part = part.narrow(dim, start, length)
-        entry.shown = as_state(part.clone(memory_format=torch.contiguous_format), param, spec)
-        entry.version = local(entry.shown)._version
-        return entry.shown
+        return as_state(part.clone(memory_format=torch.contiguous_format), param, spec)
 
 
-def collected(held: Tensor, spec: Mapping[str, Any], groups: Groups, places: Places | None = None) -> Tensor:
-    """All of a state that lies with owners, on every rank of the parameter; each of them has to call this.
-
-    Args:
-        held: the blocks of this process.
-        spec: of the state.
-        groups: by the ranks of an axis.
-        places: of the blocks, where they are not those of ``spec``.
-    """
-    own, axes = spec["owned"]
+def collected(held: Tensor, spec: Mapping[str, Any], groups: Groups) -> Tensor:
+    """All of a state that lies with owners, on every rank of the parameter; each of them has to call this."""
+    places, axes = spec["owned"]
     wide = torch.float64 if held.dtype == torch.float64 else torch.float32
     whole = torch.zeros(spec["shape"], dtype=wide, device=held.device)
-    _exchange(held, whole, tuple(own) if places is None else places, out=True)
+    _exchange(held, whole, places, out=True)
     # All but one of them have a zero: the sum is exact.
     collectives.add(whole, [groups[tuple(ranks)] for ranks in axes])
     return whole.to(held.dtype)

@@ -148,8 +148,8 @@ def materialise(
                 check_absent(spec, key, own, name, fresh=fresh)
                 own[key] = _new((name, param, key), spec, stream, reserve, owned)
                 _complete(spec["role"], own[key], own)
-            elif spec["owned"] is not None:
-                own[key] = owned.bound(value, (name, param, key), spec, reserve)
+            elif (held := owned.bound(value, (name, param, key), spec)) is not value or spec["owned"]:
+                own[key] = held
             else:
                 check_state(value, key, spec, name)
                 if not lies_right(value, param, spec):
@@ -298,9 +298,10 @@ def _new(
     owned: Owned,
 ) -> Tensor:
     """A new state of a parameter, by name, parameter and key."""
+    _, param, key = of
     if spec["owned"] is not None:
-        return owned.bound(None, of, spec, reserve)
-    return as_state(_start(spec, stream, local(of[1]), reserve), of[1], spec)
+        return owned.new(param, key, spec, reserve)
+    return as_state(_start(spec, stream, local(param), reserve), param, spec)
 
 
 def _pinned(own: Tensor) -> Tensor:
@@ -315,9 +316,14 @@ def pin(groups: list[dict[str, Any]], state: Mapping[Tensor, dict[str, Any]]) ->
         if not local(param).is_pinned():
             continue
         for key, value in own.items():
-            if is_own(key) and isinstance(value, Tensor) and value.ndim and local(value).is_cpu:
+            if is_own(key) and isinstance(value, Tensor) and value.ndim and _is_pageable(local(value)):
                 held = _pinned(local(value))
                 own[key] = value if held is local(value) else with_local(value, held)
+
+
+def _is_pageable(own: Tensor) -> bool:
+    """True for memory of the host, of which there is some, that might be pinned."""
+    return own.is_cpu and own.numel() > 0
 
 
 def own_copies(

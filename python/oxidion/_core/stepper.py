@@ -19,7 +19,6 @@ from oxidion._core.state import (
     Names,
     entries_of,
     existing,
-    key_of,
     materialise,
     named_gradients,
     parameters,
@@ -301,25 +300,12 @@ class Stepper:
         """Notes that a step has written states that lie with the owners of matrices.
 
         A first step at a rate of 0 is how torch has an optimizer make the states that a checkpoint fills:
-        they lie as for a checkpoint then.
+        those of such groups lie as for a checkpoint then.
         """
-        self._owned.stepped()
-        if all(group["step"] == 1 and float(group["lr"]) == 0 for group in self.param_groups):
-            self._show_owned(self._read_groups())
-
-    def _show_owned(self, groups: comm.Groups | None) -> None:
-        """Has states that lie with the owners of matrices lie as their parameters do, until the next step.
-
-        Every rank has to call this. Without groups only those are shown that no step has written.
-        """
-        plan = self._make_plan()
-        rows = zip(parameters(self.param_groups), plan.state_specs(), plan.algorithms, strict=True)
-        for param, specs, algorithm in rows:
-            for spec in specs:
-                key = key_of(spec["role"], self.STATE_NAMES.get(algorithm, {}))
-                shown = self._owned.show(param, key, spec, groups) if spec["owned"] is not None else None
-                if shown is not None:
-                    self.state[param][key] = shown
+        self._owned.is_fresh = False
+        first = [g for g in self.param_groups if g["step"] == 1 and float(g["lr"]) == 0]
+        if first:
+            self._owned.show(self.state, self._read_groups(), set(map(id, parameters(first))))
 
     def _always_agrees(self) -> bool:
         return getattr(self, "found_inf", None) is not None or self._meshes.check

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from oxidion._core import averages
+from oxidion._core.owned import Owned
 from oxidion._core.state import SCALES, entries_of, is_own, key_of, parameters, whole
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -27,7 +28,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _twin(optimizer: Stepper) -> Stepper:
     """An optimizer of the same settings over copies of parameters, gradients and states."""
-    twin = copy.copy(optimizer)
+    owned, optimizer._owned = optimizer._owned, Owned()  # a copy of which somebody else would have no owners
+    try:
+        twin = copy.copy(optimizer)
+    finally:
+        optimizer._owned = owned
     twin._meshes = optimizer._meshes
     twins = {}
     for param in parameters(optimizer.param_groups):
