@@ -15,7 +15,7 @@ from support.sim_mesh import SimMesh, layouts_for
 
 from . import owning
 from .resuming import Groups
-from .test_basis import A2A, AG, HSDP, REPLICAS, ROWS, M, N, elements, traffic
+from .test_basis import A2A, AG, HSDP, RANKS, REPLICAS, ROWS, M, N, elements, traffic
 
 LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
@@ -29,9 +29,13 @@ def test_a_step_sends_the_gradient_and_the_update_only() -> None:
     assert traffic(REPLICAS, (M, N), owned_states=True) == [[(AG, elements(M * N))]] * 4
 
 
-def test_a_basis_of_the_uncut_side_stays_where_it_is() -> None:
+def test_a_basis_of_the_uncut_side_moves_where_that_sends_less() -> None:
+    part = (A2A, elements(M * N))
+    tall = (2 * RANKS * N, N)
     for kwargs in ({"sides": "short"}, {"max_precondition_dim": N}):
-        assert traffic(ROWS, (M, N), owned_states=True, **kwargs) == traffic(ROWS, (M, N), **kwargs)
+        # Squares of 16 x 16 to and from four ranks are more than a quarter of a gradient of 24 x 16, not of 128 x 16.
+        assert traffic(ROWS, (M, N), owned_states=True, **kwargs) == [[part, part]] * 4
+        assert traffic(ROWS, tall, owned_states=True, **kwargs) == traffic(ROWS, tall, **kwargs)
 
 
 @pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.SOAPMuon])

@@ -200,11 +200,22 @@ impl Bases {
         turned.iter().all(is_whole)
     }
 
-    /// Tests whether the states of these matrices lie with the owners: not where nothing that is turned is cut and nobody
-    /// repeats the work.
+    /// Tests whether the states of these matrices lie with the owners: where a side that is turned is cut, where copies would
+    /// repeat the work, and where the squares of a side are more than the gradient. These go whole from and to everybody, of
+    /// gradient and update each process sends its part.
     pub(in crate::algorithm) fn is_owned(&self, class: &UnitShape) -> bool {
-        let repeated = class.copies && class.num_shards == [1, 1];
-        self.owned && !class.alone && !self.sides_in(class).is_empty() && (repeated || !self.is_whole(class))
+        let sides = self.sides_in(class);
+        if !self.owned || class.alone || sides.is_empty() {
+            return false;
+        }
+        let [rows, cols] = class.largest;
+        let shards: usize = class.num_shards.iter().product();
+        let squares: usize = sides.iter().map(|side| class.largest[side.index()].pow(2)).sum();
+        match shards {
+            _ if !self.is_whole(class) => true,
+            1 => class.copies,
+            _ => rows * cols < shards * squares,
+        }
     }
 
     /// Tests whether everyone works with the states of what they store.
