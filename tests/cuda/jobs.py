@@ -210,7 +210,10 @@ def _temper(x: Values, s: SimpleNamespace) -> None:
 def _scaled(x: Values, s: SimpleNamespace) -> None:
     w, u = x
     factor, radius, square, along, step = s.live
-    moved = w * (1 - s.decay * (_sign_of(w, u) if s.cautious else 1.0)) - s.rate * factor * u
+    update = s.rate * factor * u
+    before = w - update if s.late else w
+    decayed = before * (1 - s.decay * (_sign_of(before, u) if s.cautious else 1.0))
+    moved = decayed if s.late else decayed - update
     norm = (square - 2 * s.rate * along + s.rate**2 * step) ** 0.5
     w.copy_(moved * (radius / norm if s.spherical else 1.0))
 
@@ -279,8 +282,9 @@ TOLD["direction"] = [{"beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "grad_factor
 TOLD["whiten"] = [{"beta2": 0.98, "epsilon": 1e-6}]
 TOLD["temper"] = [{"beta2": 0.9, "least": 1e-2, "power": power} for power in (0.5, 0.25, 0.0)]
 TOLD["scaled"] = [
-    {"rate": 0.3, "decay": 0.1, "cautious": cautious, "spherical": spherical}
+    {"rate": 0.3, "decay": 0.1, "cautious": cautious, "late": late, "spherical": spherical}
     for cautious in (0, 1)
+    for late in (0, 1)
     for spherical in (0, 1)
 ]
 TOLD["average"] = [{"share": share} for share in (0.25, 1.0)]

@@ -33,7 +33,7 @@ def test_a_basis_of_the_uncut_side_moves_where_that_sends_less() -> None:
     part = (A2A, elements(M * N))
     tall = (2 * RANKS * N, N)
     for kwargs in ({"sides": "short"}, {"max_precondition_dim": N}):
-        # Squares of 16 x 16 to and from four ranks are more than a quarter of a gradient of 24 x 16, not of 128 x 16.
+        # Squares of 16 x 16 from and to all four are more than a quarter of 24 x 16, not of 128 x 16.
         assert traffic(ROWS, (M, N), owned_states=True, **kwargs) == [[part, part]] * 4
         assert traffic(ROWS, tall, owned_states=True, **kwargs) == traffic(ROWS, tall, **kwargs)
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 __all__ = ["check_capture", "cuda_graph", "disable_dynamo", "dtensor", "is_inside_ddp", "root_mesh"]
 
 PRIVATE: dict[str, tuple[str, ...]] = {
-    "torch.Tensor": ("_cdata", "_use_count"),
+    "torch.Tensor": ("_cdata", "_use_count", "_version"),
     "torch._compile": ("_disable_dynamo",),
     "torch.distributed.ProcessGroup": ("_device_types", "_get_backend", "_get_backend_name"),
     "torch.distributed.tensor.DTensor": ("_local_tensor",),
