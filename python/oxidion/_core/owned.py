@@ -17,7 +17,7 @@ from oxidion._oxidion import LayoutError
 Places = Sequence[tuple[int, int, int, int]]
 """Of blocks: offset, rows, columns and distance of rows in the whole state."""
 State = Mapping[Any, dict[str, Any]]
-"""That of an optimizer."""
+"""State of an optimizer, by parameter."""
 
 
 @dataclass
