@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import between
+
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGIN, END = "<!-- bars: begin -->", "<!-- bars: end -->"
 LEVEL = 0.02
@@ -238,19 +240,6 @@ def markdown(judged: list[tuple[Bar, str, bool]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def on_page(text: str, table: str) -> str:
-    """A page with the table between its two marks.
-
-    Raises:
-        SystemExit: for a page without them.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"the page needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table}{END}{after}"
-
-
 def main() -> int:
     """Runs the command line; 1 where an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -260,7 +249,8 @@ def main() -> int:
     table = markdown(judged)
     print(table, end="")
     if page is not None:
-        page.write_text(on_page(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        text = between(page.read_text(encoding="utf-8"), (BEGIN, END), table)
+        page.write_text(text, encoding="utf-8")
     return int(any(holds == bar.is_open for bar, _, holds in judged))
 
 

@@ -102,6 +102,19 @@ def ratio(peer: Series, base: Series, clock: str) -> dict[str, float]:
     return {"median": float(np.median(ratios)), "low": float(low), "high": float(high)}
 
 
+def between(text: str, marks: tuple[str, str], tables: str) -> str:
+    """A page with the tables between its two marks.
+
+    Raises:
+        SystemExit: for a page without them.
+    """
+    before, begin, rest = text.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not begin or not end:
+        raise SystemExit(f"--page: it must hold the lines {marks[0]} and {marks[1]}")
+    return f"{before}{begin}\n{tables}{end}{after}"
+
+
 def load_average() -> float:
     """The one-minute load average, or NaN where the system has none."""
     with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import oxidion
-from harness import load_average, machine
+from harness import between, load_average, machine
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- tasks: begin -->", "<!-- tasks: end -->"
@@ -291,16 +291,8 @@ def markdown(result: dict[str, Any], runs: Sequence[Run]) -> str:
 
 
 def on_page(text: str, tables: str) -> str:
-    """A page with the tables between its two marks.
-
-    Raises:
-        SystemExit: for a page without them.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"--page: it must hold the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{tables}{END}{after}"
+    """A page with the tables between its two marks."""
+    return between(text, (BEGIN, END), tables)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
