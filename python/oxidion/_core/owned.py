@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._core.reserve import Reserve, zeros
+from oxidion._core.reserve import zeros
 from oxidion._dist import collectives
 from oxidion._dist.comm import Groups, as_state, full, local
 from oxidion._oxidion import LayoutError
@@ -80,10 +80,8 @@ class Owned:
                 copies.append((twins[param], key, twin))
         return Owned(copies, is_fresh=self.is_fresh)
 
-    def new(self, param: Tensor, key: str, spec: Mapping[str, Any], reserve: Reserve | None) -> Tensor:
-        """A state of zeros. ``reserve`` has memory."""
-        own, dtype = local(param), getattr(torch, spec["dtype"])
-        held = zeros([_numel(spec["owned"][0])], dtype, own.device, reserve, pin=own.is_pinned())
+    def take(self, held: Tensor, param: Tensor, key: str, spec: Mapping[str, Any]) -> Tensor:
+        """A new state, whose blocks of this process are ``held``."""
         self._entries.setdefault(param, {})[key] = Entry(spec, held)
         return held
 
@@ -121,11 +119,10 @@ class Owned:
         if value.shape != torch.Size(spec["shape"]):
             return value
         places, own, whole = spec["owned"][0], local(param), full(value).detach()
-        held = zeros([_numel(places)], value.dtype, own.device, pin=own.is_pinned())
+        held = zeros([numel(places)], value.dtype, own.device, pin=own.is_pinned())
         _exchange(held, whole.to(own.device).contiguous(), places, out=False)
-        self._entries.setdefault(param, {})[key] = Entry(spec, held)
         self.is_fresh = False
-        return held
+        return self.take(held, param, key, spec)
 
     def show(self, state: State, groups: Groups, of: Container[int] | None = None) -> None:
         """Has states lie as their parameters do, until the next step, so that a checkpoint may have them.
@@ -168,7 +165,8 @@ def collected(held: Tensor, spec: Mapping[str, Any], groups: Groups) -> Tensor:
     return whole.to(held.dtype)
 
 
-def _numel(places: Places) -> int:
+def numel(places: Places) -> int:
+    """Elements of blocks."""
     return sum(rows * cols for _, rows, cols, _ in places)
 
 

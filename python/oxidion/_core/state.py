@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._core.owned import Owned, collected
+from oxidion._core.owned import Owned, collected, numel
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
 from oxidion._cuda.device import stream_of
@@ -146,7 +146,9 @@ def materialise(
                     own[key] = value.to(where)
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
-                own[key] = _new((name, param, key), spec, stream, reserve, owned)
+                part = _start(spec, stream, local(param), reserve)
+                is_owned = spec["owned"] is not None
+                own[key] = owned.take(part, param, key, spec) if is_owned else as_state(part, param, spec)
                 _complete(spec["role"], own[key], own)
             elif (held := owned.bound(value, (name, param, key), spec)) is not value or spec["owned"]:
                 own[key] = held
@@ -252,9 +254,9 @@ def workspaces(plan: Plan, params: list[Tensor]) -> list[tuple[torch.device, int
 
 def _stored(spec: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype]:
     """Shape and dtype of the part of a state that this process holds."""
-    if spec["owned"] is not None:
-        return (sum(rows * cols for _, rows, cols, _ in spec["owned"][0]),), getattr(torch, spec["dtype"])
-    return tuple([length for _, length in spec["spans"]]), getattr(torch, spec["dtype"])
+    owned = spec["owned"]
+    shape = [length for _, length in spec["spans"]] if owned is None else [numel(owned[0])]
+    return tuple(shape), getattr(torch, spec["dtype"])
 
 
 def settle(
@@ -288,20 +290,6 @@ def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")
     fill_normal(normal, spec["seed"], stream, spec["shape"], spec["spans"])
     return _pinned(normal.to(param.device, dtype)) if param.is_pinned() else normal.to(param.device, dtype)
-
-
-def _new(
-    of: tuple[str, Tensor, str],
-    spec: Mapping[str, Any],
-    stream: int,
-    reserve: Reserve | None,
-    owned: Owned,
-) -> Tensor:
-    """A new state of a parameter, by name, parameter and key."""
-    _, param, key = of
-    if spec["owned"] is not None:
-        return owned.new(param, key, spec, reserve)
-    return as_state(_start(spec, stream, local(param), reserve), param, spec)
 
 
 def _pinned(own: Tensor) -> Tensor:
