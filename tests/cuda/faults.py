@@ -49,17 +49,44 @@ WGMMA_FAULTS: dict[str, Fault] = {
     "swaps neighbours where a chunk is not whole": (("elements[2 * e] |", "elements[2 * e + 1] |"),),
     "one warp releases for its group": (
         (
-            "if (threadIdx.x % WARP == 0) barrier_arrive(emptied);",
-            "if (threadIdx.x % GROUP == 0) barrier_arrive(emptied);",
+            "if (threadIdx.x % WARP != 0) return;\n    barrier_arrive(emptied)",
+            "if (threadIdx.x % GROUP != 0) return;\n    barrier_arrive(emptied)",
         ),
-        ("CONSUMERS * GROUP / WARP)", "CONSUMERS)"),
+        ("CLUSTER * GROUP / WARP)", "CLUSTER)"),
     ),
-    "parity never changes": (("parity ^= 1;", ""),),
+    "parity never changes": (("slot = 0;\n            parity ^= 1;", "slot = 0;"),),
+    "parity does not change where a turn of the ring is skipped": (("parity ^= slot / STAGES & 1;", ""),),
+    "asks its own block alone before it fills both": (
+        ("barrier_arrive_at(emptied, cluster_rank() ^ 1);", ""),
+        ("CLUSTER * GROUP / WARP)", "GROUP / WARP)"),
+    ),
+    "does not tell the other block": (("barrier_arrive_at(emptied, cluster_rank() ^ 1);", ""),),
+    "begins before the other block has barriers": (
+        ("cluster_sync();  // what comes", "__syncthreads();  //"),
+    ),
+    "ends before the other block": (("cluster_sync();  // the other block may", "//"),),
+    "both blocks copy the same half": (("column, row + rank * HALF, left.z", "column, row, left.z"),),
+    "copies a shared half to one place": (("ring.stage() + rank * HALF_BYTES, left", "ring.stage(), left"),),
+    "copies the halves of a tile to one place": (("ring.stage() + HALF_BYTES, left", "ring.stage(), left"),),
+    "shares where tiles have nothing in common": (("if (tile.beside) {", "if (true) {"),),
+    "copies for its own block what both need": (
+        ("tensor_load_to_cluster<CLUSTER>(ring.stage() + rank * HALF_BYTES", "tensor_load(ring.stage()"),
+    ),
+    "a group does not wait for its turn": (("barrier_wait(turn, parity);", ""),),
+    "a group gives no turn": (("pass_turn(other);\n        const int first_row", "const int first_row"),),
+    "a group gives no turn after a tile behind the matrix": (
+        ("pass_turn(other);\n            continue", "continue"),
+    ),
+    "the second group begins": (("u32 parity = group ^ 1;", "u32 parity = group;"),),
+    "both groups take a tile": (("if (taken % CONSUMERS != group) {", "if (false) {"),),
+    "pairs tiles that overlap": (("2 * (pair - row * row / 4) + rank", "pair - row * row / 4 + rank"),),
     "expects the bytes of left only": (("ring.filled(), STAGE_BYTES)", "ring.filled(), LEFT_BYTES)"),),
     "steps by elements where bytes are meant": (
         ("step * INSTRUCTION_DEPTH * 2", "step * INSTRUCTION_DEPTH"),
     ),
-    "rows of the second instruction are off": (("half * INSTRUCTION_ROWS *", "half * 32 *"),),
+    "rows of the second instruction are off": (
+        ("half * HALF_BYTES + column", "half * HALF_BYTES / 2 + column"),
+    ),
     "wrong distance between groups of rows": (("SWIZZLE_GROUP_BYTES >> 4", "SWIZZLE_GROUP_BYTES >> 5"),),
     "no fence before products": (("products_begin();", ""),),
     "stores without a fence": (("fence_shared_for_copies();", ""),),
@@ -82,7 +109,7 @@ WGMMA_FAULTS: dict[str, Fault] = {
     ),
     "mirror swaps upper and lower rows": (("warp * 2 + below), bits", "warp * 2 + 1 - below), bits"),),
     "keeps both halves of a diagonal square": (("if (col > row) continue;\n            const", "const"),),
-    "leaves out a tile on the diagonal": (("if (first_col > first_row ||", "if (first_col >= first_row ||"),),
+    "takes a tile on the diagonal for the next one": (("4 * last + 2 * rank", "4 * last + rank"),),
     "takes more registers than there are": (("PRODUCER_REGISTERS = 40", "PRODUCER_REGISTERS = 72"),),
     "takes every matrix for the first": (("z(each ? 0 : z)", "z(0)"),),
 }

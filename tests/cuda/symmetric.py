@@ -171,17 +171,24 @@ def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:
     return check(data, exact, bound)
 
 
-WGMMA_ROWS, WGMMA_THREADS = 256, 384
-WGMMA_SHARED_BYTES = 4 * 49152 + 4 * 8192 + 64
-BOXES = ((256, 64), (128, 64), (64, 64))  # left, right, out
+WGMMA_TILE, WGMMA_THREADS, CLUSTER = 128, 384, 2
+WGMMA_SHARED_BYTES = 6 * 32768 + 4 * 8192 + 14 * 8
+BOXES = ((64, 64), (128, 64), (64, 64))  # left, right, out
+
+
+def pairs_of_tiles(size: int) -> int:
+    """Pairs of neighbours in the rows of a triangle, and of what is left at their ends."""
+    down = -(-size // WGMMA_TILE)
+    neighbours = sum((row + 1) // 2 for row in range(down))
+    left = sum((row + 1) % 2 for row in range(down))
+    return neighbours + -(-left // 2)
 
 
 def run_wgmma(library: Emulated, problem: Problem, seed: int = 0) -> float:
-    """Launches ``symmetric_wgmma`` with a grid of ``problem.blocks`` and checks what it wrote."""
+    """Launches ``symmetric_wgmma`` with ``problem.blocks`` clusters and checks what it wrote."""
     data = arrays(problem)
     exact, bound = solution(data)
-    down = -(-problem.size // WGMMA_ROWS)
-    tiles = down * (down + 1)
+    pairs = pairs_of_tiles(problem.size)
     boxed = list(zip((data.left, data.right, data.out), BOXES, strict=True))
     maps = [TensorMap.of(array.matrices, *box) for array, box in boxed]
     each = [TensorMap.array(array.matrices, *box) for array, box in boxed]
@@ -191,9 +198,9 @@ def run_wgmma(library: Emulated, problem: Problem, seed: int = 0) -> float:
     library.launch(
         f"symmetric_wgmma_{element(problem)}",
         SymmetricTensorProduct(
-            *maps, *pointers, data.terms(problem), problem.size, problem.depth, tiles, problem.batch
+            *maps, *pointers, data.terms(problem), problem.size, problem.depth, pairs, problem.batch
         ),
-        blocks=min(problem.blocks, tiles * problem.batch),
+        blocks=CLUSTER * min(problem.blocks, pairs * problem.batch),
         threads=WGMMA_THREADS,
         shared_bytes=WGMMA_SHARED_BYTES,
         readable=[],

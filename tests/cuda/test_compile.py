@@ -127,7 +127,11 @@ def test_symmetric_wgmma_uses_tensor_copies_and_group_products(element: str) -> 
     assert kernel.count("HGMMA.64x128x16") == 8
     # A wait for products per block and one per tile; more would mean that the compiler took them one by one.
     assert kernel.count("WARPGROUP.DEPBAR") == 2
-    assert kernel.count("UTMALDG") == 2
+    # A half of left for both blocks, or two halves for one; and right.
+    assert kernel.count("UTMALDG") == 4
+    assert kernel.count("UTMALDG.3D.MULTICAST") == 1
+    # All blocks of a cluster begin together and end together: they arrive, and they wait.
+    assert kernel.count("UCGABAR") == 4
     # Four squares, and the mirror of each.
     assert kernel.count("UTMASTG") == 8
     assert kernel.count("USETMAXREG") == 2

@@ -9,7 +9,7 @@ import torch
 
 from .driver import needs_compiler
 from .emulator.library import Emulated, KernelFault
-from .symmetric import Problem, run_mma, run_wgmma
+from .symmetric import Problem, pairs_of_tiles, run_mma, run_wgmma
 
 pytestmark = needs_compiler
 MMA = [
@@ -31,6 +31,8 @@ WGMMA = [
     Problem(3, 65, 130, torch.float16, addends=2, listed=True, live=True),
     Problem(2, 391, 200, torch.float16, addends=1, blocks=5),
     Problem(1, 320, 640, blocks=1),
+    Problem(1, 1032, 40, addends=1, blocks=4),
+    Problem(3, 130, 392, torch.float16, blocks=2),
     Problem(2, 257, 64, addends=2, odd_addends=True, blocks=2),
     Problem(1, 1, 1),
 ]
@@ -63,8 +65,8 @@ def test_symmetric_wgmma_matches_float64_within_rounding(
     run_wgmma(symmetric_wgmma, problem, seed)
 
 
-# The second group of rows stores nothing of some of these tiles, and goes over each stage several times.
-SKIPPED = Problem(1, 300, 1024, same=True, blocks=1)
+# The second block of the cluster has no tile here, and goes over each stage several times.
+SKIPPED = Problem(2, 40, 8192, same=True, blocks=1)
 TOGETHER = "__syncwarp();  // no lane still waits for this filling when the next one may begin"
 
 
@@ -75,10 +77,15 @@ def test_lanes_that_fall_behind_change_nothing(tmp_path: Path) -> None:
         run_wgmma(library, problem)
 
 
-@pytest.mark.parametrize("lag", [False, True], ids=["in turn", "lagging"])
-def test_lane_that_is_left_behind_a_skipped_stage_is_found(tmp_path: Path, lag: bool) -> None:
+def test_lane_that_is_left_behind_a_skipped_stage_is_found(tmp_path: Path) -> None:
     library = Emulated("symmetric_wgmma.cu", tmp_path, [("symmetric_wgmma.cu", TOGETHER, "")])
-    if lag:
-        library.let_lanes_lag()
+    library.let_lanes_lag()
     with pytest.raises(KernelFault, match="deadlock"):
         run_wgmma(library, SKIPPED)
+
+
+def test_two_blocks_have_a_pair_of_every_triangle_and_leave_less_than_one_idle() -> None:
+    for down in range(1, 70):
+        tiles, pairs = down * (down + 1) // 2, pairs_of_tiles(128 * down)
+        assert 2 * pairs - tiles in (0, 1), down
+        assert pairs == pairs_of_tiles(128 * down - 127)

@@ -233,7 +233,7 @@ def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fil
             kinds = (b"symmetric_mma", b"symmetric_wgmma", b"")
             return [driver.emulator_launches_of(kind) for kind in kinds]
 
-        # The device has four multiprocessors. Tiles of warpgroups are 256 x 128, of aligned rows.
+        # The device has four multiprocessors. Warpgroups take aligned rows, with a tile for each of those.
         cases = ((136, 200), 1, 0), ((200, 136), 2, 1), ((304, 264), 1, 1), ((135, 200), 4, 0)
         for shape, count, by_groups in cases:
             params = parameters(*[shape] * count)

@@ -36,7 +36,9 @@ MMA_PROBLEMS = (
 WGMMA_PROBLEMS = (
     Problem(2, 72, 200, addends=1, blocks=1),
     Problem(1, 200, 72, addends=1, blocks=2),
-    Problem(2, 260, 330, blocks=3),
+    Problem(2, 260, 458, blocks=1),
+    Problem(3, 260, 330, blocks=3),
+    Problem(1, 390, 24, blocks=2),
     Problem(1, 136, 40, addends=2, odd_addends=True, blocks=1),
 )
 

@@ -73,7 +73,7 @@ SMALL = ((160, 96), (96, 160))
 """Enough elements for states of 8 bits."""
 LARGE = ((256, 256), (257, 300), (1000, 300), (300, 1000))
 TILES = 6
-"""Tiles of the product of a matrix of 257 to 512 rows by the instructions of warpgroups."""
+"""Tiles of the product of a matrix of 257 to 384 rows."""
 ROUNDED = 2.0**-7
 """Twice the unit in the last place of bfloat16, in which products are rounded in another order."""
 

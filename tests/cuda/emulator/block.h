@@ -12,17 +12,17 @@ inline void deliver() {
     deliver_loads();
 }
 
-inline void begin_block() {
+inline void begin_blocks() {
     for (Meeting& meeting : meetings) meeting.arrived = 0;
     forget_copies();
     forget_tensor_copies();
     forget_products();
-    memset(barriers, 0, sizeof barriers);
+    forget_barriers();
     share_registers();
 }
 
-inline void end_block() {
-    for (int thread = 0; thread < threads; ++thread) {
+inline void end_blocks() {
+    for (int thread = 0; thread < fiber_count(); ++thread) {
         const CopyQueue& queue = copy_queues[thread];
         bool left = !queue.open.empty();
         for (const CopyGroup& group : queue.committed) left |= !group.empty();
@@ -36,14 +36,15 @@ inline void end_block() {
 
 // A C function that launches a kernel taking one structure by value. The copy has the alignment of the
 // structure.
-#define EMULATED_KERNEL(kernel, Parameters)                                                        \
+// It runs `together` blocks at a time.
+#define EMULATED_KERNEL(kernel, Parameters, together)                                              \
     extern "C" __attribute__((used)) const size_t parameters_of_##kernel = sizeof(Parameters);     \
     extern "C" int launch_##kernel(const emulator::Launch* how, const void* bytes, size_t size) {  \
         static Parameters parameters;                                                              \
         if (size != sizeof parameters) return 2;                                                   \
         memcpy(&parameters, bytes, sizeof parameters);                                             \
         return emulator::launch(                                                                   \
-            *how, [](const void* p) { kernel(*static_cast<const Parameters*>(p)); }, &parameters); \
+            *how, together, [](const void* p) { kernel(*static_cast<const Parameters*>(p)); }, &parameters); \
     }
 
 extern "C" __attribute__((used)) inline const char* emulator_failure() {

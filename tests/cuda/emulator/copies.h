@@ -51,7 +51,10 @@ inline void wait_for_copies(size_t pending) {
 }
 
 inline void forget_copies() {
-    for (CopyQueue& queue : copy_queues) queue = {};
+    for (CopyQueue& queue : copy_queues) {
+        queue.open.clear();
+        queue.committed.clear();
+    }
 }
 
 }  // namespace emulator

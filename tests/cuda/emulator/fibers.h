@@ -1,4 +1,4 @@
-// A block of CUDA threads as fibers of one host thread. A fiber runs until it has to wait for others, so
+// A block of CUDA threads as fibers of one host thread; the blocks of a cluster as fibers of one beside each other. A fiber runs until it has to wait for others, so
 // a missing barrier lets one thread run far ahead of the rest: about the worst order a device could choose.
 #pragma once
 #include <csetjmp>
@@ -15,9 +15,12 @@ constexpr int WARP_THREADS = 32;
 constexpr int GROUP_THREADS = 128;  // a warpgroup
 constexpr size_t STACK_BYTES = 64 * 1024;
 constexpr uint32_t SHARED_BYTES = 227 * 1024;  // what one block may have on sm_90
+constexpr int MAX_CLUSTER = 2;
+constexpr uint32_t MAPPED = 1u << 31;  // an address that names its block, in the bits from 24 on
 constexpr int PATIENCE = 20000;                // rounds without any event after which a block is called dead
 constexpr int NAP_EVERY = 16;                  // rounds between naps of a warp, on average
 constexpr int LONGEST_NAP = 64;                // rounds that a warp may fall behind at a time
+constexpr int LATEST_START = 512;              // rounds that a block may begin after others of its cluster
 constexpr int LONGEST_LAG = 1024;              // rounds that a lane may fall behind its warp, where lanes lag
 
 struct Size {
@@ -26,8 +29,12 @@ struct Size {
 
 struct Fiber {
     ucontext_t entry;
-    jmp_buf place;
-    bool started, done;
+    jmp_buf start, place;
+    bool has_start, started, done;
+    const unsigned* watched;  // what it waits for to change, if it waits for a meeting
+    unsigned seen;
+
+    bool is_waiting() const { return watched && *watched == seen; }
 };
 
 // What a launch is told. `seed` picks the order of warps and the moment of each asynchronous operation.
@@ -41,7 +48,8 @@ inline Fiber fibers[MAX_THREADS];
 inline unsigned char* stacks;
 inline int order[MAX_THREADS];  // fibers in the order in which they take turns
 inline int position;            // index of the running fiber in `order`
-inline int current, threads, blocks, block, alive;
+inline int current, threads, blocks, cluster, first_block, alive;
+inline int alive_of[MAX_CLUSTER];
 inline long asleep_until[MAX_THREADS / WARP_THREADS];
 inline bool lanes_lag;  // nothing but what the language promises keeps the lanes of a warp together
 inline long lags_until[MAX_THREADS];
@@ -52,7 +60,21 @@ inline jmp_buf launcher;
 inline char failure[256];
 inline void (*body)(const void*);
 inline const void* argument;
-alignas(1024) inline unsigned char shared_memory[SHARED_BYTES];
+alignas(1024) inline unsigned char shared_memory[MAX_CLUSTER * SHARED_BYTES];
+
+// Fibers of all blocks that run together.
+inline int fiber_count() {
+    return threads * cluster;
+}
+
+// The running block: its number in the cluster, and in the grid.
+inline int rank() {
+    return current / threads;
+}
+
+inline int block() {
+    return first_block + rank();
+}
 
 inline uint32_t random_number() {
     random_state = random_state * 1664525u + 1013904223u;
@@ -68,7 +90,7 @@ template <typename... Values>
 [[noreturn]] void fail(const char* format, Values... values) {
     char what[160];
     snprintf(what, sizeof what, format, values...);
-    snprintf(failure, sizeof failure, "block %d thread %d: %s", block, current, what);
+    snprintf(failure, sizeof failure, "block %d thread %d: %s", block(), current % threads, what);
     _longjmp(launcher, 2);
 }
 
@@ -83,11 +105,11 @@ inline void event() {
 inline void begin_round() {
     ++rounds;
     if (random_number() % NAP_EVERY == 0) {
-        const int warp = random_number() % (threads / WARP_THREADS);
+        const int warp = random_number() % (fiber_count() / WARP_THREADS);
         asleep_until[warp] = rounds + random_number() % LONGEST_NAP;
     }
     if (lanes_lag && random_number() % NAP_EVERY == 0)
-        lags_until[random_number() % threads] = rounds + random_number() % LONGEST_LAG;
+        lags_until[random_number() % fiber_count()] = rounds + random_number() % LONGEST_LAG;
     deliver();
     if (rounds - last_event > PATIENCE) fail("deadlock");
 }
@@ -95,15 +117,17 @@ inline void begin_round() {
 // Goes to the next fiber that is awake; the caller has saved its own place.
 [[noreturn]] inline void resume_next() {
     while (alive > 0) {
-        if (++position == threads) {
+        if (++position == fiber_count()) {
             position = 0;
             begin_round();
         }
         current = order[position];
         Fiber& fiber = fibers[current];
-        if (fiber.done || asleep_until[current / WARP_THREADS] > rounds || lags_until[current] > rounds) continue;
+        if (fiber.done || fiber.is_waiting()) continue;
+        if (asleep_until[current / WARP_THREADS] > rounds || lags_until[current] > rounds) continue;
         if (fiber.started) _longjmp(fiber.place, 1);
         fiber.started = true;
+        if (fiber.has_start) _longjmp(fiber.start, 1);
         setcontext(&fiber.entry);
     }
     _longjmp(launcher, 1);
@@ -114,40 +138,59 @@ __attribute__((noinline)) inline void yield() {
 }
 
 inline void run_fiber() {
+    fibers[current].has_start = true;
+    _setjmp(fibers[current].start);  // where the next block begins
     body(argument);
     fibers[current].done = true;
     --alive;
+    --alive_of[rank()];
     event();
     resume_next();
 }
 
 // Warps take turns in an order drawn from the seed; lanes stay in order.
 inline void shuffle_warps() {
-    const int warps = threads / WARP_THREADS;
+    const int warps = fiber_count() / WARP_THREADS;
     int drawn[MAX_THREADS / WARP_THREADS];
     for (int i = 0; i < warps; ++i) {
         const int other = random_number() % (i + 1);
         drawn[i] = drawn[other];
         drawn[other] = i;
     }
-    for (int i = 0; i < threads; ++i) order[i] = drawn[i / WARP_THREADS] * WARP_THREADS + i % WARP_THREADS;
+    for (int i = 0; i < fiber_count(); ++i) order[i] = drawn[i / WARP_THREADS] * WARP_THREADS + i % WARP_THREADS;
+}
+
+// Every fiber has its stack for good; each block enters them anew.
+inline void make_stacks() {
+    stacks = static_cast<unsigned char*>(malloc(MAX_THREADS * STACK_BYTES));
+    for (int i = 0; i < MAX_THREADS; ++i) {
+        ucontext_t& entry = fibers[i].entry;
+        getcontext(&entry);
+        entry.uc_stack.ss_sp = stacks + i * STACK_BYTES;
+        entry.uc_stack.ss_size = STACK_BYTES;
+        entry.uc_link = nullptr;
+        makecontext(&entry, run_fiber, 0);
+    }
+}
+
+// A block of a cluster begins some rounds after the others.
+inline void begin_late(int block, long round) {
+    const int warps = threads / WARP_THREADS;
+    for (int warp = block * warps; warp < (block + 1) * warps; ++warp) asleep_until[warp] = round;
 }
 
 inline void prepare_fibers() {
-    alive = threads;
+    alive = fiber_count();
+    for (int& left : alive_of) left = threads;
     memset(asleep_until, 0, sizeof asleep_until);
     memset(lags_until, 0, sizeof lags_until);
-    if (!stacks) stacks = static_cast<unsigned char*>(malloc(MAX_THREADS * STACK_BYTES));
-    for (int i = 0; i < threads; ++i) {
-        Fiber& fiber = fibers[i];
-        getcontext(&fiber.entry);
-        fiber.entry.uc_stack.ss_sp = stacks + i * STACK_BYTES;
-        fiber.entry.uc_stack.ss_size = STACK_BYTES;
-        fiber.entry.uc_link = nullptr;
-        makecontext(&fiber.entry, run_fiber, 0);
-        fiber.started = fiber.done = false;
+    if (!stacks) make_stacks();
+    for (int i = 0; i < fiber_count(); ++i) {
+        fibers[i].started = fibers[i].done = false;
+        fibers[i].watched = nullptr;
     }
     shuffle_warps();
+    if (cluster > 1) begin_late(random_number() % cluster, random_number() % LATEST_START);
 }
 
 // Static arrays of shared memory that this block has come to.
@@ -157,6 +200,7 @@ inline int statics;
 
 // Where a static array is declared: the first fiber of a block finds there what is no number.
 inline void leave_unwritten(void* array, size_t bytes) {
+    if (cluster > 1) fail("a static array, which the blocks of a cluster would share here");
     for (int i = 0; i < statics; ++i)
         if (found_static[i] == array) return;
     if (statics == MAX_STATIC) fail("more than %d static arrays", MAX_STATIC);
@@ -164,11 +208,16 @@ inline void leave_unwritten(void* array, size_t bytes) {
     memset(array, 0xFF, bytes);
 }
 
-void begin_block();  // forgets barriers and pending operations
-void end_block();    // finishes what a block may leave behind, or fails
+void begin_blocks();  // forgets barriers and pending operations
+void end_blocks();    // finishes what blocks may leave behind, or fails
 
-// Runs a kernel block after block. 0: ran; 1: found a fault, described in `failure`.
-inline int launch(const Launch& how, void (*kernel)(const void*), const void* parameters) {
+// Runs a kernel, `together` blocks after others. 0: ran; 1: found a fault, described in `failure`.
+inline int launch(const Launch& how, int together, void (*kernel)(const void*), const void* parameters) {
+    if (how.blocks % together || together > MAX_CLUSTER || how.threads * together > MAX_THREADS) {
+        snprintf(failure, sizeof failure, "%d blocks of %d threads in clusters of %d", how.blocks, how.threads, together);
+        return 1;
+    }
+    cluster = together;
     threads = how.threads;
     blocks = how.blocks;
     shared_limit = how.shared_bytes;
@@ -176,11 +225,12 @@ inline int launch(const Launch& how, void (*kernel)(const void*), const void* pa
     body = kernel;
     argument = parameters;
     failure[0] = 0;
-    for (block = 0; block < blocks; ++block) {
-        memset(shared_memory, 0xFF, sizeof shared_memory);  // not a number in every floating-point format
+    for (first_block = 0; first_block < blocks; first_block += cluster) {
+        for (int i = 0; i < cluster; ++i)  // not a number in every floating-point format
+            memset(shared_memory + i * SHARED_BYTES, 0xFF, shared_limit);
         rounds = last_event = 0;
         statics = 0;
-        begin_block();
+        begin_blocks();
         prepare_fibers();
         position = -1;
         const int how_it_ended = _setjmp(launcher);
@@ -188,7 +238,7 @@ inline int launch(const Launch& how, void (*kernel)(const void*), const void* pa
         if (how_it_ended == 2) return 1;
         current = 0;
         if (_setjmp(launcher) != 0) return 1;
-        end_block();
+        end_blocks();
     }
     return 0;
 }
@@ -201,9 +251,10 @@ struct Meeting {
 };
 
 enum Place {
+    CLUSTER_OF_BLOCKS,
     BLOCK,
-    NAMED,
-    WARPS = NAMED + 16,
+    NAMED = BLOCK + MAX_CLUSTER,
+    WARPS = NAMED + 16 * MAX_CLUSTER,
     GROUPS = WARPS + MAX_THREADS / WARP_THREADS,
     PLACES = GROUPS + 8
 };
@@ -221,7 +272,11 @@ void meet(int place, int index, int count, void* mine, Work work) {
         event();
         return;
     }
+    Fiber& fiber = fibers[current];
+    fiber.watched = &meeting.generation;
+    fiber.seen = generation;
     while (meeting.generation == generation) yield();
+    fiber.watched = nullptr;
 }
 
 template <typename Work>
@@ -234,6 +289,15 @@ template <typename Work>
 void meet_group(void* mine, Work work) {
     const int group = current / GROUP_THREADS;
     meet(GROUPS + group, current % GROUP_THREADS, GROUP_THREADS, mine, work);
+}
+
+// The barriers of a block and of all that run together.
+inline void meet_block() {
+    meet(BLOCK + rank(), current % threads, threads, nullptr, [](void**) {});
+}
+
+inline void meet_cluster() {
+    meet(CLUSTER_OF_BLOCKS, current, fiber_count(), nullptr, [](void**) {});
 }
 
 // Memory that asynchronous copies may read.
@@ -251,11 +315,31 @@ inline void check_readable(const void* from, size_t bytes) {
     fail("a copy reads outside of the arrays");
 }
 
+// The same address in a block of the cluster, and as it is in the block.
+inline uint32_t mapped(uint32_t address, int block) {
+    return MAPPED | static_cast<uint32_t>(block) << 24 | address;
+}
+
+inline uint32_t mapped(uint32_t address) {
+    return address & MAPPED ? address : mapped(address, rank());
+}
+
+inline uint32_t unmapped(uint32_t address) {
+    return address & 0xFFFFFF;
+}
+
+// Where in the memory of all blocks it is.
+inline uint32_t placed(uint32_t address) {
+    const int owner = mapped(address) >> 24 & 0x7F;
+    if (owner >= cluster || !alive_of[owner]) fail("shared memory of block %d, which has ended", owner);
+    return owner * SHARED_BYTES + unmapped(address);
+}
+
 // Bytes of shared memory behind a 32-bit address.
 inline unsigned char* shared_bytes(uint32_t address, uint32_t bytes) {
-    if (address + bytes > shared_limit || address % bytes)
-        fail("shared address %u of %u bytes", address, bytes);
-    return shared_memory + address;
+    if (unmapped(address) + bytes > shared_limit || address % bytes)
+        fail("shared address %u of %u bytes", unmapped(address), bytes);
+    return shared_memory + placed(address);
 }
 
 }  // namespace emulator

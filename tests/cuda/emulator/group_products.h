@@ -123,7 +123,11 @@ inline void check_settled(const float* sum) {
 }
 
 inline void forget_products() {
-    for (ProductQueue& queue : product_queues) queue = {};
+    for (ProductQueue& queue : product_queues) {
+        queue.fenced = false;
+        queue.open.clear();
+        queue.committed.clear();
+    }
 }
 
 }  // namespace emulator

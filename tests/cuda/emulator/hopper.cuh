@@ -31,12 +31,30 @@ inline void barrier_wait(u32 barrier, u32 parity) {
     emulator::wait_for_phase(barrier, parity);
 }
 
+inline u32 cluster_rank() {
+    return emulator::rank();
+}
+
+inline void cluster_sync() {
+    emulator::meet_cluster();
+}
+
+inline void barrier_arrive_at(u32 barrier, u32 rank) {
+    emulator::arrive(emulator::mapped(barrier, rank), 0);
+}
+
 inline void named_barrier(int name, int threads) {
     emulator::meet_named(name, threads);
 }
 
 inline void tensor_load(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z) {
     emulator::issue_load(to, map, barrier, x, y, z);
+}
+
+template <int Blocks>
+inline void tensor_load_to_cluster(u32 to, const TensorMap* map, u32 barrier, int x, int y, int z) {
+    if (Blocks != emulator::cluster) emulator::fail("a copy to %d blocks", Blocks);
+    emulator::issue_load_to_all(to, map, barrier, x, y, z);
 }
 
 inline void tensor_store(const TensorMap* map, u32 from, int x, int y, int z) {

@@ -10,14 +10,16 @@
 #define __global__ inline  // only the kernels that are asked for are compiled
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)  // library.py reads it
 #define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 #define __restrict__
 #define __shared__ static
-#define threadIdx (emulator::Size{emulator::current, 0, 0})
-#define blockIdx (emulator::Size{emulator::block, 0, 0})
+#define threadIdx (emulator::Size{emulator::current % emulator::threads, 0, 0})
+#define blockIdx (emulator::Size{emulator::block(), 0, 0})
 #define gridDim (emulator::Size{emulator::blocks, 1, 1})
-#define DYNAMIC_SHARED(name) unsigned char* const name = emulator::shared_memory
+#define DYNAMIC_SHARED(name) \
+    unsigned char* const name = emulator::shared_memory + emulator::rank() * emulator::SHARED_BYTES
 
 using std::max;
 using std::min;
@@ -75,7 +77,7 @@ inline unsigned __umulhi(unsigned x, unsigned y) {
 }
 
 inline void __syncthreads() {
-    emulator::meet(emulator::BLOCK, emulator::current, emulator::threads, nullptr, [](void**) {});
+    emulator::meet_block();
 }
 
 inline void __syncwarp() {

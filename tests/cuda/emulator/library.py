@@ -37,6 +37,9 @@ BY_SIZE = ("few", "many")
 # The same of passes over stacks of matrices.
 STACKS = {"few": "FEW_STACKS", "many": "MANY_STACKS", "wide": "FEW_STACKS"}
 
+# Blocks of a cluster, where a source has its kernels run in such.
+CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
+
 # Kernels of each source and the structure that they take by value.
 KERNELS = {
     "symmetric_mma.cu": {
@@ -124,9 +127,11 @@ def _sources(source: str, edits: Sequence[Edit], kernels: Sequence[str]) -> dict
     twins = {path.name for path in HERE.glob("*.cuh")}
     filled = r"\1static \2 \3\4; emulator::leave_unwritten(&\3, sizeof \3);"
     made = {name: SHARED.sub(filled, text) for name, text in edited.items() if name not in twins}
+    clusters = CLUSTER.search(edited[source])
+    together = clusters[1] if clusters else "1"
     entry = [f'#include "{source}"']
     entry += [
-        f"EMULATED_KERNEL({kernel}, {structure})"
+        f"EMULATED_KERNEL({kernel}, {structure}, {together})"
         for kernel, structure in KERNELS[source].items()
         if not kernels or kernel in kernels
     ]

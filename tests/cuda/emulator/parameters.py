@@ -106,7 +106,7 @@ class SymmetricTensorProduct(ctypes.Structure):
         ("terms", SymmetricTerms),
         ("size", ctypes.c_int),
         ("depth", ctypes.c_int),
-        ("tiles", ctypes.c_int),
+        ("pairs", ctypes.c_int),
         ("batch", ctypes.c_int),
         ("rest", ctypes.c_byte * 88),  # up to the alignment of a tensor map
     )

@@ -16,7 +16,8 @@ struct float16 {
 };
 
 inline u32 shared_address(const void* pointer) {
-    return static_cast<u32>(static_cast<const unsigned char*>(pointer) - emulator::shared_memory);
+    const auto first = emulator::shared_memory + emulator::rank() * emulator::SHARED_BYTES;
+    return static_cast<u32>(static_cast<const unsigned char*>(pointer) - first);
 }
 
 template <typename T>

@@ -25,6 +25,7 @@ inline uint32_t swizzle(uint32_t address) {
 
 template <typename Visit>
 void for_each_element(const TensorLayout& layout, uint32_t shared, int x, int y, int z, Visit visit) {
+    const uint32_t start = placed(shared);
     for (int row = 0; row < layout.box[1]; ++row)
         for (int col = 0; col < layout.box[0]; ++col) {
             const bool inside =
@@ -33,11 +34,12 @@ void for_each_element(const TensorLayout& layout, uint32_t shared, int x, int y,
                 (x + col) * layout.step[0] + (y + row) * layout.step[1] + z * layout.step[2];
             unsigned char* there = static_cast<unsigned char*>(layout.start) + offset * ELEMENT_BYTES;
             const uint32_t here = (row * layout.box[0] + col) * ELEMENT_BYTES;
-            visit(shared_memory + swizzle(shared + here), inside ? there : nullptr);
+            visit(shared_memory + swizzle(start + here), inside ? there : nullptr);
         }
 }
 
-inline void check_box(const TensorLayout& layout, uint32_t shared) {
+inline void check_box(const TensorLayout& layout, uint32_t address) {
+    const uint32_t shared = unmapped(address);
     if (shared % PATTERN_BYTES) fail("a swizzled box at shared address %u", shared);
     if (layout.box[0] * ELEMENT_BYTES != 128) fail("a box of %d columns", layout.box[0]);
     if (reinterpret_cast<uintptr_t>(layout.start) % 16 || layout.step[1] % 8 || layout.step[2] % 8)
@@ -69,7 +71,7 @@ inline void perform(const TensorLoad& load) {
 }
 
 inline void issue_load(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z) {
-    TensorLoad load{*static_cast<const TensorLayout*>(map), to, barrier, x, y, z, 0};
+    TensorLoad load{*static_cast<const TensorLayout*>(map), mapped(to), mapped(barrier), x, y, z, 0};
     check_box(load.layout, to);
     const unsigned fate = random_number() % 8;
     load.due = rounds + (fate == 0 ? 100 + random_number() % 300 : random_number() % 8);
@@ -79,14 +81,21 @@ inline void issue_load(uint32_t to, const void* map, uint32_t barrier, int x, in
         loads.push_back(load);
 }
 
+// A copy for each block, at a moment of its own.
+inline void issue_load_to_all(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z) {
+    for (int there = 0; there < cluster; ++there)
+        issue_load(mapped(to, there), map, mapped(barrier, there), x, y, z);
+}
+
 // Elements of shared memory that a thread wrote and has not fenced for the copy engine: thread + 1, or 0.
-inline uint16_t unfenced[SHARED_BYTES / ELEMENT_BYTES];
+inline uint16_t unfenced[MAX_CLUSTER * SHARED_BYTES / ELEMENT_BYTES];
 inline std::vector<uint32_t> unfenced_by[MAX_THREADS];
 
 inline void write_shared(int writer, uint32_t address, uint16_t bits) {
     memcpy(shared_bytes(address, ELEMENT_BYTES), &bits, sizeof bits);
-    unfenced[address / ELEMENT_BYTES] = static_cast<uint16_t>(writer + 1);
-    unfenced_by[writer].push_back(address / ELEMENT_BYTES);
+    const uint32_t element = placed(address) / ELEMENT_BYTES;
+    unfenced[element] = static_cast<uint16_t>(writer + 1);
+    unfenced_by[writer].push_back(element);
 }
 
 inline void fence_writes() {
@@ -114,7 +123,7 @@ inline void perform(const TensorStore& store) {
 }
 
 inline void issue_store(const void* map, uint32_t from, int x, int y, int z) {
-    const TensorStore store{*static_cast<const TensorLayout*>(map), from, x, y, z};
+    const TensorStore store{*static_cast<const TensorLayout*>(map), mapped(from), x, y, z};
     check_box(store.layout, from);
     if (coin())
         perform(store);
@@ -149,8 +158,9 @@ inline void deliver_loads() {
 
 inline void forget_tensor_copies() {
     loads.clear();
-    memset(unfenced, 0, sizeof unfenced);
-    for (int thread = 0; thread < threads; ++thread) {
+    for (int i = 0; i < cluster; ++i)
+        memset(unfenced + i * SHARED_BYTES / ELEMENT_BYTES, 0, shared_limit / ELEMENT_BYTES * sizeof *unfenced);
+    for (int thread = 0; thread < fiber_count(); ++thread) {
         unfenced_by[thread].clear();
         open_stores[thread].clear();
         committed_stores[thread].clear();
@@ -159,7 +169,7 @@ inline void forget_tensor_copies() {
 
 inline void check_tensor_copies_are_over() {
     if (!loads.empty()) fail("a tensor load arrives after the end of the block");
-    for (current = 0; current < threads; ++current) {
+    for (current = 0; current < fiber_count(); ++current) {
         if (!open_stores[current].empty()) fail("a tensor store is never committed");
         for (const StoreGroup& group : committed_stores[current])
             if (!group.empty()) fail("shared memory ends before a tensor store has read it");

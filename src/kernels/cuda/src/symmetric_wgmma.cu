@@ -1,36 +1,38 @@
 // Symmetric products on Hopper's warpgroup instructions (sm_90a): the same equation as symmetric_mma.cu.
 //
 // Operands and result go through tensor maps, so rows have to start at multiples of 16 bytes; m and k are
-// any. A persistent grid walks over batch x tiles. One warpgroup fills a ring of stages by tensor copies; two
-// others multiply, each 128 x 128 of a 256 x 128 tile, and store squares of 64 x 64 and their transposes by
-// tensor copies.
+// any. Clusters of two blocks walk over batch x pairs of tiles of 128 x 128, a tile for each block. One
+// warpgroup of a block fills a ring of stages by tensor copies: of tiles beside each other each block copies
+// half of the left operand to both. Two others multiply in turns, a tile each, so that one multiplies while
+// the other stores squares of 64 x 64 and their transposes by tensor copies.
 #include "swizzle.cuh"
 #include "symmetric.cuh"
 
-constexpr int CONSUMERS = 2;     // warpgroups that multiply
-constexpr int GROUP_ROWS = 128;  // rows of one of them: two instructions of 64
-constexpr int TILE_ROWS = CONSUMERS * GROUP_ROWS;
-constexpr int TILE_COLS = 128;
-constexpr int DEPTH = 64;  // 128 bytes: one period of the swizzle
-constexpr int STAGES = 4;
+constexpr int CLUSTER = 2;    // blocks that share left operands
+constexpr int CONSUMERS = 2;  // warpgroups that multiply
+constexpr int TILE = 128;     // rows and columns of a tile
+constexpr int HALF = TILE / CLUSTER;  // rows of the left operand in one tensor copy, and of an instruction
+constexpr int DEPTH = 64;             // 128 bytes: one period of the swizzle
+constexpr int STAGES = 6;
 constexpr int THREADS = (CONSUMERS + 1) * GROUP;
 constexpr int PRODUCER_REGISTERS = 40;  // 128 * 40 + 256 * 232 = 64512 of 65536
 constexpr int CONSUMER_REGISTERS = 232;
-constexpr int INSTRUCTION_ROWS = 64;
 constexpr int INSTRUCTION_DEPTH = 16;
 constexpr int SQUARE = 64;  // rows and columns that one tensor copy stores
-constexpr int LEFT_BYTES = TILE_ROWS * DEPTH * 2;
-constexpr int STAGE_BYTES = LEFT_BYTES + TILE_COLS * DEPTH * 2;
+constexpr int HALF_BYTES = HALF * DEPTH * 2;
+constexpr int LEFT_BYTES = TILE * DEPTH * 2;
+constexpr int STAGE_BYTES = 2 * LEFT_BYTES;
 constexpr int SQUARE_BYTES = SQUARE * SQUARE * 2;
 constexpr int SQUARE_CHUNKS = SQUARE / CHUNK;    // of a row
 constexpr int LANE_ROWS = WARP / SQUARE_CHUNKS;  // rows that a warp's lanes have at once
 constexpr int LANE_CHUNKS = 16 / LANE_ROWS;      // of a lane: its warp has 16 rows of a square
 constexpr int SQUARES_AT = STAGES * STAGE_BYTES;  // per consumer a square and its transpose
 constexpr int BARRIERS_AT = SQUARES_AT + CONSUMERS * 2 * SQUARE_BYTES;
-constexpr int SHARED_BYTES = BARRIERS_AT + 2 * STAGES * 8;
+constexpr int TURNS_AT = BARRIERS_AT + 2 * STAGES * 8;
+constexpr int SHARED_BYTES = TURNS_AT + CONSUMERS * 8;
 static_assert(SHARED_BYTES <= 227 * 1024, "one block has at most 227 KiB");
 
-// Maps of 3-d tensors [B, rows, columns] with the 128-byte swizzle and boxes of one matrix: left 256 x 64,
+// Maps of 3-d tensors [B, rows, columns] with the 128-byte swizzle and boxes of one matrix: left 64 x 64,
 // right 128 x 64, out 64 x 64. Where `*_each` is set, matrix z has a map of its own there, with B = 1.
 struct SymmetricTensorProduct {
     TensorMap left;
@@ -42,7 +44,7 @@ struct SymmetricTensorProduct {
     SymmetricTerms terms;
     int size;   // m
     int depth;  // k
-    int tiles;  // 256 x 128 tiles of one triangle
+    int pairs;  // pairs of 128 x 128 tiles of one triangle
     int batch;  // B
 };
 
@@ -53,6 +55,27 @@ struct Place {
 
     __device__ __forceinline__ Place(const TensorMap& common, const TensorMap* each, int z)
         : map(each ? each + z : &common), z(each ? 0 : z) {}
+};
+
+// One tile of a pair. Tiles of a pair are neighbours in a row, or both on the diagonal: row r has r + 1
+// tiles, so of every other row one is left. The second one of the last such pair may be behind the matrix.
+struct PairedTile {
+    int row, col;
+    bool beside;  // the other one
+
+    // The first down^2 / 4 pairs are neighbours, counted row by row.
+    __device__ __forceinline__ PairedTile(int pair, int size, int rank) {
+        const int down = ceil_div(size, TILE), last = pair - down * down / 4;
+        beside = last < 0;
+        row = col = 4 * last + 2 * rank;
+        if (!beside) return;
+        row = static_cast<int>(estimated_root(4.0f * static_cast<float>(pair) + 3.0f));
+        while ((row + 1) * (row + 1) / 4 <= pair) ++row;
+        while (row * row / 4 > pair) --row;
+        col = 2 * (pair - row * row / 4) + rank;
+    }
+
+    __device__ __forceinline__ bool is_behind(int size) const { return row * TILE >= size; }
 };
 
 // A turn through the ring of stages. Filled and emptied barriers change parity once a turn.
@@ -72,49 +95,69 @@ struct Ring {
             parity ^= 1;
         }
     }
+    __device__ __forceinline__ void skip(int blocks) {
+        slot += blocks;
+        parity ^= slot / STAGES & 1;
+        slot %= STAGES;
+    }
 };
 
 __device__ __forceinline__ void fill_stages(const SymmetricTensorProduct& p, u32 shared) {
     Ring ring(shared);
-    const int blocks = ceil_div(p.depth, DEPTH);
-    for (int t = blockIdx.x; t < p.tiles * p.batch; t += gridDim.x) {
-        const int z = t / p.tiles;
-        const Tile tile = triangular_tile<TILE_ROWS / TILE_COLS>(t % p.tiles);
+    const int rank = cluster_rank(), blocks = ceil_div(p.depth, DEPTH);
+    for (int t = blockIdx.x / CLUSTER; t < p.pairs * p.batch; t += gridDim.x / CLUSTER) {
+        const int z = t / p.pairs;
+        const PairedTile tile(t % p.pairs, p.size, rank);
         const Place left(p.left, p.left_each, z), right(p.right, p.right_each, z);
-        for (int block = 0; block < blocks; ++block) {
+        for (int block = 0; block < blocks; ++block, ring.next()) {
             barrier_wait(ring.emptied(), ring.parity ^ 1);
+            if (tile.is_behind(p.size)) {
+                barrier_arrive(ring.filled());
+                continue;
+            }
             barrier_arrive_expecting(ring.filled(), STAGE_BYTES);
-            tensor_load(ring.stage(), left.map, ring.filled(), block * DEPTH, tile.row * TILE_ROWS, left.z);
-            tensor_load(ring.stage() + LEFT_BYTES, right.map, ring.filled(), block * DEPTH,
-                        tile.col * TILE_COLS, right.z);
-            ring.next();
+            const int column = block * DEPTH, row = tile.row * TILE;
+            if (tile.beside) {
+                tensor_load_to_cluster<CLUSTER>(ring.stage() + rank * HALF_BYTES, left.map, ring.filled(),
+                                                column, row + rank * HALF, left.z);
+            } else {
+                tensor_load(ring.stage(), left.map, ring.filled(), column, row, left.z);
+                tensor_load(ring.stage() + HALF_BYTES, left.map, ring.filled(), column, row + HALF, left.z);
+            }
+            tensor_load(ring.stage() + LEFT_BYTES, right.map, ring.filled(), column, tile.col * TILE, right.z);
         }
     }
 }
 
-// Lets the producer refill a stage. Every warp says so for itself: a wait covers the warp that waits.
+// Lets the producers of both blocks refill a stage. Every warp says so for itself: a wait covers the warp
+// that waits. Its own block hears it first: what the other one does next may depend on that.
 __device__ __forceinline__ void release(u32 emptied) {
-    if (threadIdx.x % WARP == 0) barrier_arrive(emptied);
+    if (threadIdx.x % WARP != 0) return;
+    barrier_arrive(emptied);
+    barrier_arrive_at(emptied, cluster_rank() ^ 1);
+}
+
+// The other group may multiply. No lane of a warp waits for stages any more.
+__device__ __forceinline__ void pass_turn(u32 other) {
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier_arrive(other);
 }
 
 // Multiplies what fills the ring; returns what has to be released once the last products are over.
 template <typename T>
-__device__ __forceinline__ u32 multiply(float (&sum)[2][64], Ring& ring, int blocks, int group) {
+__device__ __forceinline__ u32 multiply(float (&sum)[2][64], Ring& ring, int blocks) {
     u32 previous = 0;
     for (int block = 0; block < blocks; ++block) {
         barrier_wait(ring.filled(), ring.parity);
-        const u32 left = ring.stage() + group * GROUP_ROWS * SWIZZLE_ROW_BYTES;
-        const u32 right = ring.stage() + LEFT_BYTES;
+        const u32 left = ring.stage(), right = left + LEFT_BYTES;
         products_begin();
 #pragma unroll
         for (int step = 0; step < DEPTH / INSTRUCTION_DEPTH; ++step) {
             const u32 column = step * INSTRUCTION_DEPTH * 2;
             const u64 b = operand_descriptor(right + column);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const u32 rows = left + half * INSTRUCTION_ROWS * SWIZZLE_ROW_BYTES;
-                group_product(sum[half], operand_descriptor(rows + column), b, T{});
-            }
+            for (int half = 0; half < 2; ++half)
+                group_product(sum[half], operand_descriptor(left + half * HALF_BYTES + column), b, T{});
         }
         products_commit();
         products_wait<1>();  // the block before this one is done
@@ -275,13 +318,13 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, f
                                               int z, int first_row, int first_col) {
     const Place out(p.out, p.out_each, z);
     const bool leader = threadIdx.x % GROUP == 0;
-    constexpr int ACROSS = TILE_COLS / SQUARE, SQUARES = GROUP_ROWS / SQUARE * ACROSS;
+    constexpr int ACROSS = TILE / SQUARE, SQUARES = ACROSS * ACROSS;
 #pragma unroll
     for (int square = 0; square < SQUARES; ++square) {
         const int half = square / ACROSS, part = square % ACROSS, next = square + 1;
         const int row = first_row + half * SQUARE, col = first_col + part * SQUARE;
         const bool stored = col <= row && row < p.size;    // else above the diagonal or outside
-        const bool diagonal = half == part && row == col;  // a group's rows begin with columns of a tile
+        const bool diagonal = half == part && row == col;  // a tile's rows begin with columns of a tile
         if (stored) {
             if (leader) tensor_stores_wait_read<0>();
             named_barrier(1 + group, GROUP);  // the square before this one has left shared memory
@@ -306,34 +349,47 @@ __device__ __forceinline__ void store_squares(const SymmetricTensorProduct& p, f
     }
 }
 
+// The groups take every other tile. One begins once the other has seen all stages of the tile before: a wait
+// for a stage tells apart this filling and the one before it, and no more.
 template <typename T>
 __device__ __forceinline__ void consume_stages(const SymmetricTensorProduct& p, u32 shared) {
     Ring ring(shared);
     const int group = threadIdx.x / GROUP - 1;
+    const u32 turn = shared + TURNS_AT + group * 8, other = shared + TURNS_AT + (group ^ 1) * 8;
     const u32 squares = shared + SQUARES_AT + group * 2 * SQUARE_BYTES;
-    const int blocks = ceil_div(p.depth, DEPTH);
-    for (int t = blockIdx.x; t < p.tiles * p.batch; t += gridDim.x) {
-        const Tile tile = triangular_tile<TILE_ROWS / TILE_COLS>(t % p.tiles);
-        const int first_row = tile.row * TILE_ROWS + group * GROUP_ROWS, first_col = tile.col * TILE_COLS;
-        if (first_col > first_row || first_row >= p.size) {  // nothing of this group's rows is stored
+    const int rank = cluster_rank(), blocks = ceil_div(p.depth, DEPTH);
+    u32 parity = group ^ 1;  // the first one has its first turn at once
+    int taken = 0;
+    for (int t = blockIdx.x / CLUSTER; t < p.pairs * p.batch; t += gridDim.x / CLUSTER, ++taken) {
+        if (taken % CONSUMERS != group) {
+            ring.skip(blocks);
+            continue;
+        }
+        barrier_wait(turn, parity);
+        parity ^= 1;
+        const PairedTile tile(t % p.pairs, p.size, rank);
+        if (tile.is_behind(p.size)) {
             for (int block = 0; block < blocks; ++block) {
                 barrier_wait(ring.filled(), ring.parity);
                 __syncwarp();  // no lane still waits for this filling when the next one may begin
                 release(ring.emptied());
                 ring.next();
             }
+            pass_turn(other);
             continue;
         }
         float sum[2][64] = {};
-        const u32 last = multiply<T>(sum, ring, blocks, group);
-        Addends<T> addends(p.terms, t / p.tiles, p.size);
+        const u32 last = multiply<T>(sum, ring, blocks);
+        pass_turn(other);
+        const int first_row = tile.row * TILE, first_col = tile.col * TILE;
+        Addends<T> addends(p.terms, t / p.pairs, p.size);
         addends.fetch(first_row, first_col);  // beside the last products
         const Factors factors(p.terms);
         products_wait<0>();
         if (blocks) release(last);
         settle(sum[0]);
         settle(sum[1]);
-        store_squares<T>(p, sum, factors, addends, squares, group, t / p.tiles, first_row, first_col);
+        store_squares<T>(p, sum, factors, addends, squares, group, t / p.pairs, first_row, first_col);
     }
     if (threadIdx.x % GROUP == 0) tensor_stores_wait_read<0>();  // shared memory ends with the block
 }
@@ -345,11 +401,13 @@ __device__ __forceinline__ void symmetric_product(const SymmetricTensorProduct& 
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < STAGES; ++slot) {
             barrier_init(shared + BARRIERS_AT + slot * 8, 1);
-            barrier_init(shared + BARRIERS_AT + (STAGES + slot) * 8, CONSUMERS * GROUP / WARP);
+            barrier_init(shared + BARRIERS_AT + (STAGES + slot) * 8, CLUSTER * GROUP / WARP);
         }
+        for (int group = 0; group < CONSUMERS; ++group)
+            barrier_init(shared + TURNS_AT + group * 8, GROUP / WARP);
         barriers_are_ready();
     }
-    __syncthreads();
+    cluster_sync();  // what comes from the other block finds barriers
     if (threadIdx.x < GROUP) {
         give_registers_back<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) fill_stages(p, shared);
@@ -357,14 +415,15 @@ __device__ __forceinline__ void symmetric_product(const SymmetricTensorProduct& 
         take_registers<CONSUMER_REGISTERS>();
         consume_stages<T>(p, shared);
     }
+    cluster_sync();  // the other block may still copy here, or say that a stage is empty
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     symmetric_wgmma_bfloat16(const __grid_constant__ SymmetricTensorProduct p) {
     symmetric_product<bfloat16>(p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     symmetric_wgmma_float16(const __grid_constant__ SymmetricTensorProduct p) {
     symmetric_product<float16>(p);
 }

@@ -14,19 +14,19 @@ use crate::tensor::{address_of, is_emulated, to_i64};
 /// Bytes of shared memory of a block.
 pub(in crate::kernels) const SHARED: u32 = 65536;
 /// Bytes of shared memory of a block.
-pub(in crate::kernels) const GROUP_SHARED: u32 = 229_440;
+pub(in crate::kernels) const GROUP_SHARED: u32 = 229_488;
 /// Devices with instructions of warpgroups.
 pub(in crate::kernels) const GROUPS: When = When::On("sm_90a");
-/// Rows and columns of a tile of `symmetric_mma.cu`, threads of its block.
+/// Rows and columns of a tile, threads of a block of `symmetric_mma.cu`.
 const TILE: usize = 128;
 const THREADS: u32 = 256;
 /// Rows of a product from which less than all of its tiles are computed.
 const FROM: i64 = 129;
-/// The same of `symmetric_wgmma.cu`: rows of a tile, two of which are as wide as that, and threads.
-const GROUP_TILE: usize = 256;
+/// Threads of a block of `symmetric_wgmma.cu`, and its blocks that take a pair of tiles.
 const GROUP_THREADS: u32 = 384;
+const CLUSTER: u32 = 2;
 /// Rows and columns of what a tensor copy of it moves: of the left matrix, the right one, the result.
-const MOVED: [[u32; 2]; 3] = [[256, 64], [128, 64], [64, 64]];
+const MOVED: [[u32; 2]; 3] = [[64, 64], [128, 64], [64, 64]];
 /// Devices of this compute capability have matrix units that these kernels do not use.
 const OWN_UNITS: i32 = 10;
 /// Bytes and elements at whose multiples rows have to start for tensor copies.
@@ -82,7 +82,7 @@ struct SymmetricTensorProduct {
     terms: Terms,
     size: i32,
     depth: i32,
-    tiles: i32,
+    pairs: i32,
     batch: i32,
 }
 
@@ -158,7 +158,7 @@ pub(in crate::kernels) fn symmetric_product(
     }
     // With a tile for every multiprocessor, the instructions of warpgroups are the faster ones.
     let blocks = multiprocessors(GROUPS).unwrap_or(u32::MAX);
-    if product.group_tiles()? >= blocks && product.is_aligned() {
+    if product.tiles()? >= blocks && product.is_aligned() {
         product.by_groups(blocks)?;
     } else {
         product.by_warps()?;
@@ -254,19 +254,31 @@ impl Product {
             return wins && self.is_aligned();
         }
         let Some((multiprocessors, capability)) = size() else { return false };
-        let tiles = self.matrices[0].count * self.tiles(TILE, TILE);
-        let fills = 4 * tiles >= 3 * usize::try_from(multiprocessors).unwrap_or(usize::MAX);
+        let fills = self.tiles().is_ok_and(|tiles| 4 * u64::from(tiles) >= 3 * u64::from(multiprocessors));
         fills && self.is_aligned() && capability.is_none_or(|(major, _)| major != OWN_UNITS)
     }
 
-    fn tiles(&self, high: usize, wide: usize) -> usize {
-        let down = self.matrices[0].shape[0].div_ceil(high);
-        down * (down + 1) / 2 * (high / wide)
+    /// Tiles below each other in a matrix.
+    fn down(&self) -> usize {
+        self.matrices[0].shape[0].div_ceil(TILE)
+    }
+
+    /// Tiles of a matrix's triangle.
+    fn tiles_of_one(&self) -> usize {
+        let down = self.down();
+        down * (down + 1) / 2
+    }
+
+    /// Pairs of these that blocks of a cluster take: neighbours in a row, and of every other row the last one with that
+    /// of another.
+    fn pairs_of_one(&self) -> usize {
+        let down = self.down();
+        down * down / 4 + down.div_ceil(4)
     }
 
     /// Tiles of all matrices.
-    fn group_tiles(&self) -> Result<u32> {
-        to_u32(self.matrices[0].count * self.tiles(GROUP_TILE, TILE))
+    fn tiles(&self) -> Result<u32> {
+        to_u32(self.matrices[0].count * self.tiles_of_one())
     }
 
     fn name(&self, kernel: &str) -> String {
@@ -282,19 +294,19 @@ impl Product {
             terms: self.terms,
             size: to_i32(size)?,
             depth: to_i32(depth)?,
-            tiles: to_i32(self.tiles(GROUP_TILE, TILE))?,
+            pairs: to_i32(self.pairs_of_one())?,
             batch: to_i32(count)?,
         };
-        let grid = Grid { blocks, threads: GROUP_THREADS, shared: GROUP_SHARED };
+        let clusters = to_u32(count * self.pairs_of_one())?.min(blocks / CLUSTER).max(1);
+        let grid = Grid { blocks: CLUSTER * clusters, threads: GROUP_THREADS, shared: GROUP_SHARED };
         // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it to
         // others only after what is on the stream.
         unsafe { launch(&self.name("symmetric_wgmma"), grid, &product) }
     }
 
     fn by_warps(&self) -> Result<()> {
-        let Matrices { count, shape: [size, depth], .. } = self.matrices[0];
+        let Matrices { shape: [size, depth], .. } = self.matrices[0];
         let [left, right, out] = self.matrices.map(|x| x.batch());
-        let tiles = self.tiles(TILE, TILE);
         let product = SymmetricProduct {
             left: left?,
             right: right?,
@@ -302,9 +314,9 @@ impl Product {
             terms: self.terms,
             size: to_i32(size)?,
             depth: to_i32(depth)?,
-            tiles: to_i32(tiles)?,
+            tiles: to_i32(self.tiles_of_one())?,
         };
-        let grid = Grid { blocks: to_u32(count * tiles)?, threads: THREADS, shared: SHARED };
+        let grid = Grid { blocks: self.tiles()?, threads: THREADS, shared: SHARED };
         // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it
         // to others only after what is on the stream.
         unsafe { launch(&self.name("symmetric_mma"), grid, &product) }
