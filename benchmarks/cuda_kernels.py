@@ -17,11 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76
 SHARED_LIMIT = 8
 
-#: Tile, threads and dynamic shared memory of either kernel, as `symmetric.rs` launches them.
-MMA = ("symmetric_mma", 128, 256, 65536)
-GROUPS = ("symmetric_wgmma", 256, 384, 229440)
+#: Rows of a tile; threads and dynamic shared memory of either kernel, as `symmetric/device.rs` launches them.
+TILE = 128
+MMA = ("symmetric_mma", 256, 65536)
+GROUPS = ("symmetric_wgmma", 384, 229488)
+#: Blocks that take a pair of tiles.
+CLUSTER = 2
 #: Rows and columns of what a tensor copy moves: of the left matrix, the right one, the result.
-BOXES = ((256, 64), (128, 64), (64, 64))
+BOXES = ((64, 64), (128, 64), (64, 64))
 
 
 class Matrices(ctypes.Structure):
@@ -67,7 +70,7 @@ class GroupProduct(ctypes.Structure):
         ("maps", (ctypes.c_ubyte * 128) * 3),
         ("each", ctypes.c_void_p * 3),
         ("terms", Terms),
-        *((name, ctypes.c_int) for name in ("size", "depth", "tiles", "batch")),
+        *((name, ctypes.c_int) for name in ("size", "depth", "pairs", "batch")),
         ("rest", ctypes.c_ubyte * 88),
     )
 
@@ -143,20 +146,21 @@ class SymmetricKernels:
             RuntimeError: with the driver's number of an error.
         """
         batch, size, depth = x.shape
-        kernel, tile, threads, shared = MMA if name == MMA[0] else GROUPS
+        kernel, threads, shared = MMA if name == MMA[0] else GROUPS
         function = self._function(kernel, shared)
-        down = -(-size // tile)
-        tiles = down * (down + 1) // 2 * (tile // 128)
+        down = -(-size // TILE)
+        tiles = down * (down + 1) // 2
         terms = Terms(alpha=Factor(None, 1.0))
         blocks = batch * tiles
         if kernel == MMA[0]:
             what: Any = Product(Matrices.of(x), Matrices.of(x), Matrices.of(out), terms, size, depth, tiles)
         else:
             what = _aligned(GroupProduct)
-            what.terms, what.size, what.depth, what.tiles, what.batch = terms, size, depth, tiles, batch
+            pairs = down * down // 4 + -(-down // 4)
+            what.terms, what.size, what.depth, what.pairs, what.batch = terms, size, depth, pairs, batch
             for to, matrices, box in zip(what.maps, (x, x, out), BOXES, strict=True):
                 self._map(to, matrices, box)
-            blocks = min(blocks, self.multiprocessors)
+            blocks = CLUSTER * min(batch * pairs, self.multiprocessors // CLUSTER)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(what))
         grid = (blocks, 1, 1, threads, 1, 1, shared)
         self._call("cuLaunchKernel", function, *grid, self._stream, arguments, None)
