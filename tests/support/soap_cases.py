@@ -85,7 +85,8 @@ SOAP_CASES: tuple[Case, ...] = (
         Group(COLUMN_HEADS, {"num_heads": 3, "split_dim": 1}),
         **KL,
     ),
-    _soap("kl-blocks", Group(HEADS, {"split_sizes": (6, 2, 4)}), **KL),
+    # At frequency 1 the first QR of these blocks makes 5e-12 of a rounding of gradients, in either variant.
+    _soap("kl-blocks", Group(HEADS, {"split_sizes": (6, 2, 4)}), **{**KL, "precondition_frequency": 2}),
     _soap("kl-flatten", Group(KERNELS), flatten=True, **KL),
     _soap("kl-limit", max_precondition_dim=8, **KL),
     _soap("kl-merged-rows", Group(MERGED_ROWS), merge_dims=True, max_precondition_dim=12, **KL),
