@@ -10,9 +10,7 @@ from oxidion._reference.registry import REFERENCE
 from support.asserts import update_relative_error
 from support.golden import GoldenCase, golden_cases
 
-LEFT_OUT = {"soap_kl_f1": "there is no variant 'kl'"}
-"""Recorded runs of settings that the classes do not have."""
-CASES = [case for case in golden_cases("SOAP", "SOAPMuon") if case.name not in LEFT_OUT]
+CASES = golden_cases("SOAP", "SOAPMuon")
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -42,11 +40,9 @@ def errors(case: GoldenCase, dtype: torch.dtype, **overrides: object) -> dict[tu
 
 
 def test_recorded_runs_have_both_classes_sides_frequencies_and_given_bases() -> None:
-    names = {case.name for case in golden_cases("SOAP", "SOAPMuon")}
-    assert LEFT_OUT.keys() <= names
     kept = {case.name for case in CASES}
-    assert kept == names - LEFT_OUT.keys()
     assert {"soap_f1", "soap_f3_beta", "soap_one_sided", "soap_short", "soap_rect_given"} <= kept
+    assert {"soap_merged", "soap_kl_f1"} <= kept
     assert {"soap_muon_svd", "soap_muon_f2_svd", "soap_muon_ns12", "soap_muon_rect_given"} <= kept
 
 

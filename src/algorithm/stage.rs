@@ -10,7 +10,7 @@ use crate::spec::UnitShape;
 use crate::tensor::{FlatView, FlatViewMut, Lent, LentMut, MatrixView, MatrixViewMut};
 
 /// Most states that one algorithm keeps for a parameter.
-pub const MAX_STATES: usize = 10;
+pub const MAX_STATES: usize = 12;
 
 /// One block with its gradient and states: matrices of one shape, or the block's part of a state of another shape.
 #[derive(Debug)]

@@ -36,7 +36,9 @@ def _weights(shapes: Sequence[tuple[int, ...]], layout: Any) -> list[nn.Paramete
 def _optimizer(name: str, params: list[nn.Parameter], layout: Any, **keys: Any) -> Any:
     mesh = {} if layout is not None else {"distributed_mesh": dist.group.WORLD}
     extra = {"orth_dtype": "float64"} if name == "SOAPMuon" else {}
-    return getattr(oxidion, name)(params, **KEYS, **extra, **mesh, **keys)
+    cls, _, variant = name.partition(" ")
+    extra |= {"variant": variant} if variant else {}
+    return getattr(oxidion, cls)(params, **KEYS, **extra, **mesh, **keys)
 
 
 def _steps(optimizer: Any, params: list[nn.Parameter], layout: Any, count: int, seed: int = 0) -> None:

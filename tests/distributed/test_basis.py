@@ -62,6 +62,15 @@ def test_two_bases_send_five_times_the_matrix_and_four_squares_of_its_sides() ->
     assert sent == [sorted(every + due), sorted(every), sorted(every), sorted(every + due)]
 
 
+def test_whitened_factors_send_their_eigenvalues_and_what_these_take() -> None:
+    # Vectors of the cut rows lie with the ranks as the rows do, those of the columns with all.
+    plain, sent = traffic(ROWS, (M, N)), traffic(ROWS, (M, N), variant="kl")
+    more = [(A2A, elements(M))] * 2 + [(AG, elements(N))]
+    assert sent == [sorted([*every, *more]) for every in plain]
+    assert traffic(REPLICAS, (M, N), variant="kl") == traffic(REPLICAS, (M, N))
+    assert traffic(ROWS, (M, N), variant="kl", owned_states=True) == traffic(ROWS, (M, N), owned_states=True)
+
+
 @pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.SOAPMuon])
 @pytest.mark.parametrize(("setting", "transposed"), [(ROWS, False), (COLUMNS, True), (HSDP, False)], ids=str)
 def test_unsharded_side_has_the_basis(cls: Any, setting: Setting, transposed: bool) -> None:

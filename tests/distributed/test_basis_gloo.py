@@ -12,14 +12,17 @@ from . import family, jobs
 from .resuming import Groups, goes_on, plain_state_resumes_bit_equal, resumes_bit_equal
 
 DUE = {"precondition_frequency": 2}
+KL = {**DUE, "variant": "kl", "betas": (0.95, 0.9), "correct_bias": False}
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("SOAP", DUE),
     ("SOAP", {**DUE, "sides": "short"}),
     ("SOAPMuon", {**DUE, "orth_dtype": "float64"}),
     ("SOAP", {**DUE, "owned_states": True}),
     ("SOAPMuon", {**DUE, "orth_dtype": "float64", "owned_states": True}),
+    ("SOAP", KL),
+    ("SOAP", {**KL, "owned_states": True}),
 )
-IDS = ["soap", "soap-short", "soap-muon", "soap-owned", "soap-muon-owned"]
+IDS = ["soap", "soap-short", "soap-muon", "soap-owned", "soap-muon-owned", "soap-kl", "soap-kl-owned"]
 # Of the way of the steps in float64; gradients are summed in another order on every layout, and the smallest
 # elements in a basis are moved most by that.
 CLOSE = 1e-9
@@ -35,6 +38,9 @@ CLOSE = 1e-9
         "soap-owned",
         "soap-owned-heads",
         "soap_muon-owned",
+        "soap-kl",
+        "soap-kl-heads",
+        "soap-kl-owned",
     ],
 )
 @pytest.mark.parametrize("setting", ["fsdp4-dim0", "hsdp", "fsdp2-tp2"])

@@ -19,7 +19,7 @@ from .test_basis import A2A, AG, HSDP, RANKS, REPLICAS, ROWS, M, N, elements, tr
 
 LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
-NAMES = ["SOAP", "SOAPMuon"]
+NAMES = ["SOAP", "SOAPMuon", "SOAP kl"]
 
 
 def test_a_step_sends_the_gradient_and_the_update_only() -> None:
@@ -71,6 +71,7 @@ def test_states_of_eight_bits_are_refused() -> None:
 def test_a_checkpoint_is_that_of_sharded_states(groups: Groups, name: str, layout: Any) -> None:
     for found in groups[2].run(owning.beside_sharded, name, layout):
         assert found.keys() >= {"weights", "exp_avg_sq", "L", "R", "Q_L", "Q_R", "basis_step"}
+        assert ("eigen_left" in found) == ("eigen_right" in found) == name.endswith("kl")
         # Gradients and sums of squares are rounded in another order.
         assert max(found.values()) <= 1e-9, found
 

@@ -32,7 +32,8 @@ SCALES = "_absmax"
 """Ending of the key of an 8-bit state's scales."""
 ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
 ROLES |= {"Q", "proj", "proj_right", "proj_step", "step", "step_dev", "momentum_buffer"}
-ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step", "radius", "average"}
+ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step", "eigen_left", "eigen_right"}
+ROLES |= {"radius", "average"}
 """Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 
 Names = Mapping[str, Mapping[str, str]]

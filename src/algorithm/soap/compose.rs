@@ -25,6 +25,10 @@ pub(super) const SQUARES: BufferId = 1;
 pub(super) const FACTORS: BufferId = 3;
 /// Offset of the bases.
 pub(super) const TURNS: BufferId = 5;
+/// Offset of the eigenvalues, where each side is whitened by the other.
+pub(super) const VALUES: BufferId = 7;
+/// Offset of what these take of a gradient.
+pub(super) const MEANS: BufferId = 9;
 
 /// Stages of the bases, behind those that an algorithm numbers from 0 on.
 pub(super) const KEEP: Stage = 4;
@@ -58,7 +62,35 @@ impl Bases {
                 program = program.buffer(side.map_or(none(name), |&side| square(name, side)));
             }
         }
+        let line = |name, side: Side| {
+            BufferSpec::new(name, [shape.rows, shape.cols][side.index()], 1, product)
+                .sharded(DimSharding::LikeParam(side), DimSharding::Replicated)
+        };
+        for (name, needed) in [("values", !is_local && moves), ("means", true)] {
+            if self.whitens(sides) {
+                program = sides
+                    .iter()
+                    .fold(program, |p, &side| p.buffer(if needed { line(name, side) } else { none(name) }));
+            }
+        }
         program
+    }
+
+    /// The buffers with what the owners of matrices need of the bases, in every step.
+    pub(super) fn needed(&self, shape: &UnitShape) -> Vec<BufferId> {
+        self.of_sides(shape, [TURNS, VALUES])
+    }
+
+    /// The buffers with what a step leaves for factors and eigenvalues.
+    pub(super) fn left(&self, shape: &UnitShape) -> Vec<BufferId> {
+        self.of_sides(shape, [SQUARES, MEANS])
+    }
+
+    /// Buffers of all sides with a basis, and further ones where each is whitened by the other.
+    fn of_sides(&self, shape: &UnitShape, [first, further]: [BufferId; 2]) -> Vec<BufferId> {
+        let sides = self.sides_in(shape);
+        let further = if self.whitens(sides) { BASES + further..BASES + further + 2 } else { 0..0 };
+        (BASES + first..BASES + first + sides.len()).chain(further).collect()
     }
 
     /// Appends the stages that keep the factors and compute new bases where they are due.
@@ -97,7 +129,7 @@ pub(super) fn other(side: Side) -> Side {
 impl Soap {
     /// Buffers and stages for matrices of a class.
     pub(super) fn compose(&self, shape: &UnitShape) -> Program {
-        let (product, count) = (shape.param.arithmetic(), self.bases.sides_in(shape).len());
+        let (product, left) = (shape.param.arithmetic(), self.bases.left(shape));
         let is_local = self.bases.is_local(shape);
         let like = |name| {
             BufferSpec::new(name, shape.rows, shape.cols, product)
@@ -110,11 +142,10 @@ impl Soap {
         let program = program.buffer(like("gradient")).buffer(like("update")).buffer(second).buffer(norm);
         let mut program = self.bases.buffers(program, shape);
         if self.bases.is_owned(shape) {
-            let squares = BASES + SQUARES..BASES + SQUARES + count;
             program = program.local(LOAD, "load").redistribute(GRADIENT, Target::Whole);
-            program = squares.clone().chain([UPDATE, NORM]).fold(program, |p, b| p.beside(b, GRADIENT));
+            program = left.iter().chain(&[UPDATE, NORM]).fold(program, |p, &b| p.beside(b, GRADIENT));
             program = self.bases.learn(program.local(STEP, "step"), shape);
-            program = squares.chain([GRADIENT, NORM]).fold(program, Program::release);
+            program = left.into_iter().chain([GRADIENT, NORM]).fold(program, Program::release);
             program = program.redistribute(UPDATE, Target::Storage);
             return self.weight_norm.stages(program, shape).local(APPLY, "apply");
         }
@@ -125,17 +156,16 @@ impl Soap {
             }
         } else {
             program = program.local(LOAD, "load");
-            let turns = BASES + TURNS..BASES + TURNS + count;
-            let squares = BASES + SQUARES..BASES + SQUARES + count;
-            for buffer in [GRADIENT, UPDATE, SECOND].into_iter().chain(turns.clone()) {
+            let needed = self.bases.needed(shape);
+            for buffer in [GRADIENT, UPDATE, SECOND].into_iter().chain(needed.clone()) {
                 program = program.redistribute(buffer, Target::Whole);
             }
-            for buffer in squares.clone().chain([NORM]) {
+            for buffer in left.clone().into_iter().chain([NORM]) {
                 program = program.beside(buffer, GRADIENT);
             }
             program = program.local(ROTATE, "rotate");
-            program = turns.chain([GRADIENT, NORM]).fold(program, Program::release);
-            for buffer in [UPDATE, SECOND].into_iter().chain(squares) {
+            program = needed.into_iter().chain([GRADIENT, NORM]).fold(program, Program::release);
+            for buffer in [UPDATE, SECOND].into_iter().chain(left) {
                 program = program.redistribute(buffer, Target::Storage);
             }
         }

@@ -8,7 +8,8 @@ use tch::Tensor;
 
 use super::basis::{Bases, SINCE};
 use super::compose::{BASES, SQUARES, TURNS};
-use super::refresh::{load, spoil_squares, squares, state_of};
+use super::kl::is_there;
+use super::refresh::{load, spoil_squares, state_of};
 use super::stages::{gradients, turn};
 use crate::algorithm::orthonormal::{BETA2, EPSILON, MOMENTUM, MU, Orthonormal, U};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
@@ -122,7 +123,7 @@ impl SoapMuon {
         let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
         for unit in &*units {
             let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
-            squares(&gradient, unit, buffers, sides)?;
+            self.bases.squares(class, &gradient, unit, buffers)?;
             if is_whole {
                 spoil_squares(unit, buffers, sides.len())?;
             }
@@ -206,7 +207,7 @@ impl SoapMuon {
             let all = all.map(|(unit, v)| ([v.into_view()], [unit.state[VARIANCE].reborrow()]));
             kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs(all))?;
         }
-        self.common.apply(io, h, U, SINCE + Bases::count(count))
+        self.common.apply(io, h, U, SINCE + self.bases.count(count))
     }
 
     /// Buffers and stages for matrices of a class.
@@ -272,11 +273,6 @@ impl SoapMuon {
 /// The type in which norms of matrices of this type are computed.
 fn unit_kind(dtype: DType) -> tch::Kind {
     dtype.arithmetic().kind()
-}
-
-/// A truth value: something in a tensor is not zero.
-fn is_there(x: &Tensor) -> Result<Tensor> {
-    Ok(x.f_abs()?.f_amax([0, 1].as_slice(), false)?.f_ne(0.0)?)
 }
 
 /// `(Σ σ⁴)^(1/4)`: the root of the Frobenius norm of the smaller Gram matrix, of elements of at most 1, whose fourth powers
@@ -370,7 +366,7 @@ impl Algorithm for SoapMuon {
     }
 
     fn describe(&self, p: &ParamSpec, blocks: &[Block], num_shards: [usize; 2]) -> Description {
-        let (products, refresh) = Bases::flops(blocks, self.bases.sides_of(p, blocks));
+        let (products, refresh) = self.bases.flops(blocks, self.bases.sides_of(p, blocks));
         let refresh = refresh / flops(self.bases.frequency);
         let about = self.common.describe(p, blocks, |b| [b.rows, b.cols]);
         let whole = if num_shards == [1, 1] { refresh } else { products + refresh };

@@ -21,24 +21,6 @@ pub(super) fn state_of(at: usize, is_basis: bool) -> usize {
     FACTOR + 2 * at + usize::from(is_basis)
 }
 
-/// The squares of a unit's gradient, `G·Gᵀ` of the rows and `Gᵀ·G` of the columns, to buffers.
-pub(super) fn squares(
-    gradient: &Tensor,
-    unit: &UnitIo<'_>,
-    buffers: &mut Buffers<'_>,
-    sides: &[Side],
-) -> Result<()> {
-    for (at, side) in sides.iter().enumerate() {
-        let out = buffers.get_mut(BASES + SQUARES + at)?.tensor(unit)?;
-        let turned = gradient.f_tr()?;
-        let _ = match side {
-            Side::Rows => gradient.f_mm_out(&out, &turned)?,
-            Side::Cols => turned.f_mm_out(&out, gradient)?,
-        };
-    }
-    Ok(())
-}
-
 /// Squares of a gradient that is not finite become NaN everywhere, for processes that have parts of them only.
 pub(super) fn spoil_squares(unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, count: usize) -> Result<()> {
     let of = |at| BASES + SQUARES + at;
@@ -79,13 +61,39 @@ impl Bases {
         }
     }
 
+    /// The squares of a unit's gradient, `G·Gᵀ` of the rows and `Gᵀ·G` of the columns, to buffers.
+    pub(super) fn squares(
+        &self,
+        class: &UnitShape,
+        gradient: &Tensor,
+        unit: &UnitIo<'_>,
+        buffers: &mut Buffers<'_>,
+    ) -> Result<()> {
+        let sides = self.sides_in(class);
+        for (at, &side) in sides.iter().enumerate() {
+            let whitened = if self.whitens(sides) {
+                Some(self.whitened(class, gradient, (unit, buffers), side)?)
+            } else {
+                None
+            };
+            let own = whitened.as_ref().unwrap_or(gradient);
+            let out = buffers.get_mut(BASES + SQUARES + at)?.tensor(unit)?;
+            let turned = own.f_tr()?;
+            let _ = match side {
+                Side::Rows => own.f_mm_out(&out, &turned)?,
+                Side::Cols => turned.f_mm_out(&out, own)?,
+            };
+        }
+        Ok(())
+    }
+
     /// `L ← β·L + (1-β)·G·Gᵀ`, and R alike, but of a gradient that is not finite.
     fn keep(&self, io: &mut StageIo<'_>, beta: f64) -> Result<()> {
         self.warned.listen()?;
-        let count = self.sides_in(io.class).len();
+        let sides = self.sides_in(io.class);
         let StageIo { units, buffers, .. } = io;
         for unit in units.iter_mut().filter(|unit| unit.active) {
-            let is_finite = Finite::of(&flats(unit, buffers, count)?)?;
+            let is_finite = Finite::of(&flats(unit, buffers, sides.len())?)?;
             match &is_finite {
                 Finite::Known(true) => {}
                 Finite::Known(false) => {
@@ -94,16 +102,23 @@ impl Bases {
                 }
                 Finite::There(flag) => self.warned.ask(unit.param_index, flag)?,
             }
-            for at in 0..count {
+            for (at, &side) in sides.iter().enumerate() {
                 let squares = buffers.get(BASES + SQUARES + at)?;
                 let cols = squares.shape(unit)?[1];
                 let squares = squares.read_tensor(unit)?;
+                let taken = match self.share(unit, side, beta)? {
+                    None => squares.f_mul_scalar(1.0 - beta)?,
+                    Some(share) => squares.f_mul(&share)?,
+                };
                 let mut own = part(unit, state_of(at, false), cols);
                 let mut factor = own.tensor()?;
-                let new = factor.f_mul_scalar(beta)?.f_add(&squares.f_mul_scalar(1.0 - beta)?)?;
+                let new = factor.f_mul_scalar(beta)?.f_add(&taken)?;
                 if let Some(new) = is_finite.choose(&new, &factor)? {
                     factor.f_copy_(&new)?;
                 }
+            }
+            if self.whitens(sides) {
+                Self::keep_values(unit, buffers, beta, &is_finite)?;
             }
         }
         Ok(())
@@ -168,7 +183,7 @@ impl Bases {
             } else {
                 let place = (BASES + TURNS + at, state_of(at, true));
                 let mut basis = self.matrix(class, unit, buffers, place, cols)?;
-                followed(&factor, &basis.tensor()?.f_to_kind(kind)?)?
+                followed(&factor, &basis.tensor()?.f_to_kind(kind)?, !self.mutual)?
             };
             let Some(new) = new else {
                 self.warned.say(unit.param_index);
@@ -249,7 +264,7 @@ fn number(matrix: &mut MatrixViewMut<'_>) -> Result<f64> {
 }
 
 /// The length of a side of the whole block.
-fn length(unit: &UnitIo<'_>, side: Side) -> usize {
+pub(super) fn length(unit: &UnitIo<'_>, side: Side) -> usize {
     [unit.rows, unit.cols][side.index()]
 }
 

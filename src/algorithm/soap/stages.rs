@@ -2,9 +2,10 @@
 
 use tch::Tensor;
 
-use super::basis::{Bases, SINCE};
-use super::compose::{BASES, GRADIENT, NORM, SECOND, TURNS, UPDATE};
-use super::refresh::{load, spoil_squares, squares, state_of};
+use super::basis::SINCE;
+use super::compose::{BASES, GRADIENT, NORM, SECOND, TURNS, UPDATE, VALUES};
+use super::kl::values_of;
+use super::refresh::{load, spoil_squares, state_of};
 use super::{BETA1, BETA2, EPSILON, LR, MOMENTUM, Soap, VARIANCE, WEIGHT_DECAY};
 use crate::algorithm::stage::{BufferIo, Buffers, StageIo, UnitIo, jobs};
 use crate::algorithm::weight_norm::LastStep;
@@ -97,7 +98,7 @@ impl Soap {
         let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
         for unit in &*units {
             let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
-            squares(&gradient, unit, buffers, sides)?;
+            self.bases.squares(class, &gradient, unit, buffers)?;
         }
         average(units, buffers, (GRADIENT, h[BETA1]), !sides.is_empty())?;
         let turns = |unit: &UnitIo<'_>, x: &mut Tensor, back| {
@@ -111,6 +112,8 @@ impl Soap {
             for buffer in [GRADIENT, UPDATE] {
                 turns(unit, &mut *buffers.get_mut(buffer)?.tensor(unit)?, false)?;
             }
+            let y = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
+            self.bases.means(class, &y, unit, buffers)?;
         }
         let factors = self.factors(units, h, false);
         let [gradient, update] = buffers.several([GRADIENT, UPDATE])?;
@@ -141,7 +144,13 @@ impl Soap {
         gradients(units, buffers.get_mut(SECOND)?, grad_factor)?;
         average(units, buffers, (SECOND, h[BETA1]), true)?;
         load(units, buffers, SECOND, VARIANCE)?;
-        (0..sides.len()).try_for_each(|at| load(units, buffers, BASES + TURNS + at, state_of(at, true)))
+        for at in 0..sides.len() {
+            load(units, buffers, BASES + TURNS + at, state_of(at, true))?;
+            if self.bases.whitens(sides) {
+                load(units, buffers, BASES + VALUES + at, values_of(at))?;
+            }
+        }
+        Ok(())
     }
 
     /// The update of whole matrices, the second moment and the squares of the gradient.
@@ -151,7 +160,7 @@ impl Soap {
         let _alone = OneThread::for_small(class.rows * class.cols * class.rows.max(class.cols));
         for unit in &*units {
             let gradient = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
-            squares(&gradient, unit, buffers, sides)?;
+            self.bases.squares(class, &gradient, unit, buffers)?;
             spoil_squares(unit, buffers, sides.len())?;
         }
         let [gradient, basis] = buffers.several([GRADIENT, BASES + TURNS])?;
@@ -167,6 +176,8 @@ impl Soap {
         for unit in units.iter().filter(|unit| moves(unit)) {
             turned(unit, buffers, GRADIENT, false)?;
             turned(unit, buffers, UPDATE, false)?;
+            let y = buffers.get(GRADIENT)?.read_tensor(unit)?.f_alias()?;
+            self.bases.means(class, &y, unit, buffers)?;
         }
         let [gradient, update, second] = buffers.several([GRADIENT, UPDATE, SECOND])?;
         let pairs = update.matrices(units)?.into_iter().zip(gradient.matrices(units)?);
@@ -214,7 +225,7 @@ impl Soap {
         }
         units.retain(moves);
         let (lr, decay) = (h[LR], h[LR] * h[WEIGHT_DECAY]);
-        let radius = SINCE + Bases::count(self.bases.sides_in(io.class).len());
+        let radius = SINCE + self.bases.count(self.bases.sides_in(io.class).len());
         let step = LastStep { lr, scale: 1.0, decay, cautious: self.cautious, late: self.late, radius };
         self.weight_norm.apply(io, &step, UPDATE)
     }
