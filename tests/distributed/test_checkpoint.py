@@ -42,8 +42,10 @@ WAYS = [
         ("Muon", {"average": "gpa", "average_decay": 0.5}),
         ("Lion", {"average": "ema", "average_decay": 0.5}),
         ("Lamb", {"average": "tail", "average_start": 1}),
+        ("AdamW", {"average": "ema", "average_decay": 0.5, "average_dtype": "bfloat16"}),
+        ("AdamW", {"average": "gpa", "average_decay": 0.5, "average_dtype": "bfloat16"}),
     ],
-    ids=["schedule_free", "gpa", "ema", "tail"],
+    ids=["schedule_free", "gpa", "ema", "tail", "narrow-ema", "narrow-gpa"],
 )
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
 def test_averages_of_one_layout_go_on_on_another(

@@ -97,6 +97,10 @@ def _rounded(cls: str, keys: dict[str, Any], **more: Any) -> Setting:
     return Setting(cls, {**keys, **_ROUNDED}, torch.bfloat16, SMALL, bar=2 * ROUNDED, **more)
 
 
+def _narrow(cls: str, group: dict[str, Any]) -> Setting:
+    return Setting(cls, {}, shapes=SMALL, bar=2 * ROUNDED, group={**group, "average_dtype": "bfloat16"})
+
+
 KERNELS: dict[str, Setting] = {
     # Roots and quotients of devices are off by two units in the last place.
     "updates.cu AdamW": Setting("AdamW", {}),
@@ -123,6 +127,8 @@ KERNELS: dict[str, Setting] = {
     "coded.cu rounded Muon": _rounded("Muon", _FLOAT32),
     "coded.cu rounded SOAP": _rounded("SOAP", {}, waits=True),
     "coded.cu rounded averages": _rounded("AdamW", {}, group={"average": "ema", "average_decay": 0.5}),
+    "coded.cu averages in bfloat16": _narrow("AdamW", {"average": "ema", "average_decay": 0.5}),
+    "coded.cu Schedule-Free in bfloat16": _narrow("AdamW", {"average": "schedule_free"}),
     "coded_sums.cu Lamb": Setting("Lamb", _EIGHT, bar=1e-3),
     "coded_sums.cu Muon": _coded("Muon", _FLOAT32),
     "coded_sums.cu rounded MuonH": _rounded("Muon", _HELD),
