@@ -202,7 +202,12 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
         let algorithm = if let Some(i) = names.iter().position(|k| *k == key) {
             i
         } else {
-            algorithms.push(algorithm::build(name, &settings.options_at(place))?);
+            let mut options = settings.options_at(place);
+            if name != settings.algorithm {
+                // Weights that the group's algorithm does not take are free.
+                options.insert("weight_norm", OptionValue::None);
+            }
+            algorithms.push(algorithm::build(name, &options)?);
             names.push(key);
             names.len() - 1
         };

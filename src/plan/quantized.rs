@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::local::{LocalState, SCALES};
 use super::AVERAGE;
+use super::local::{LocalState, SCALES};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, ShardingAxes};
 use crate::spec::{Block, DimSharding, Init, Options, ParamSpec, Quantization, Share, StateSpec};

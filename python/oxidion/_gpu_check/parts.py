@@ -98,7 +98,9 @@ def _rounded(cls: str, keys: dict[str, Any], **more: Any) -> Setting:
 
 
 def _narrow(cls: str, group: dict[str, Any]) -> Setting:
-    return Setting(cls, {}, shapes=SMALL, bar=2 * ROUNDED, group={**group, "average_dtype": "bfloat16"})
+    # Of some 100000 averages a few lie so near to a threshold that they may go to either side, 1/128 apart,
+    # which is several updates.
+    return Setting(cls, {}, shapes=SMALL, bar=0.25, group={**group, "average_dtype": "bfloat16"})
 
 
 KERNELS: dict[str, Setting] = {
@@ -144,6 +146,7 @@ KERNELS: dict[str, Setting] = {
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
     ),
     "sums.cu totals.cu MuonH": Setting("Muon", _HELD, shapes=SMALL, bar=1e-3),
+    "sums.cu totals.cu AdamW of held norms": Setting("AdamW", _SPHERE, shapes=SMALL, bar=1e-3),
     "sums.cu totals.cu Dion of held norms": Setting(
         "Dion", {"rank_fraction": 0.25, **_SPHERE}, shapes=SMALL, bar=1e-3
     ),
