@@ -555,9 +555,11 @@ def test_optimizer_with_hooks_cannot_be_copied() -> None:
 
 
 @pytest.mark.parametrize("rule", ["ema", "tail", "schedule_free", "gpa"])
-def test_averages_are_those_of_ordinary_steps(rule: str) -> None:
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_averages_are_those_of_ordinary_steps(rule: str, dtype: str | None) -> None:
     one, other = Net(), Net()
-    group = {"average": rule, "average_decay": 0.5 if rule in ("ema", "gpa") else None}
+    decay = 0.5 if rule in ("ema", "gpa") else None
+    group = {"average": rule, "average_decay": decay, "average_dtype": dtype}
     ordinary = oxidion.AdamW([{"params": trained(one), **group}], lr=0.02)
     backward = oxidion.in_backward(
         other, lambda named: oxidion.AdamW([{"params": [*named], **group}], lr=0.02)

@@ -1,6 +1,7 @@
 //! The optimizers. An algorithm is mathematics on local batches: states, a program, stages.
 
 mod adafactor;
+mod adam_h;
 mod apollo;
 mod came;
 mod dion;
@@ -263,8 +264,15 @@ fn table() -> impl Iterator<Item = &'static Entry> {
 const SELECTIVE: [&str; 2] = ["apollo_adamw", "galore_adamw"];
 
 /// Structural settings that the plan itself reads.
-const PLAN_OPTIONS: [&str; 6] =
-    ["average", "strict", "max_batch_bytes", "workspace_limit", "stochastic_rounding", "seed"];
+const PLAN_OPTIONS: [&str; 7] = [
+    "average",
+    "average_dtype",
+    "strict",
+    "max_batch_bytes",
+    "workspace_limit",
+    "stochastic_rounding",
+    "seed",
+];
 
 /// The keys of a group of this algorithm that shape the plan, each once, in a fixed order. Those of `AdamW` are among
 /// them: it takes what other algorithms do not.

@@ -90,6 +90,11 @@ impl WeightNorm {
         Ok(Self { rule, least: options.real("weight_norm_floor", 0.35)?, seen: Mutex::default() })
     }
 
+    /// Tests whether it binds no weights at all.
+    pub(super) fn is_free(&self) -> bool {
+        self.rule == Rule::Free
+    }
+
     /// State R, a number of each matrix; 0 where it is not known yet.
     pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> Option<StateSpec> {
         (self.rule == Rule::Hyperball && p.shape.len() > 1).then(|| view.number("radius", p, blocks))

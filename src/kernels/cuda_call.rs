@@ -24,7 +24,7 @@ pub struct Scalar {
 /// Contents of an operand, which say how it may be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// A parameter, which may be rounded at random.
+    /// A parameter or an average of it, which may be rounded at random.
     Param,
     /// Numbers of their type.
     Plain,

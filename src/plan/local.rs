@@ -76,6 +76,8 @@ pub struct LocalState {
     pub shards: Vec<Option<usize>>,
     /// The number of the state whose scales these are.
     pub scales_of: Option<usize>,
+    /// The seed of the random numbers by which it is rounded, if it is.
+    pub rounding: Option<u64>,
     /// The blocks whose elements lie here, one after the other, where each is whole with its owner; `spans` and `shards` say
     /// then how it lies in a checkpoint.
     pub owned: Option<Owned>,
@@ -132,7 +134,7 @@ impl LocalState {
             _ => None,
         });
         let shards = shards.collect();
-        Self { spec, spans, shards, scales_of: None, owned: None }
+        Self { spec, spans, shards, scales_of: None, rounding: None, owned: None }
     }
 
     /// Name of the state: scales are called after the state that they belong to.

@@ -202,7 +202,12 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
         let algorithm = if let Some(i) = names.iter().position(|k| *k == key) {
             i
         } else {
-            algorithms.push(algorithm::build(name, &settings.options_at(place))?);
+            let mut options = settings.options_at(place);
+            if name != settings.algorithm {
+                // Weights that the group's algorithm does not take are free.
+                options.insert("weight_norm", OptionValue::None);
+            }
+            algorithms.push(algorithm::build(name, &options)?);
             names.push(key);
             names.len() - 1
         };
@@ -223,8 +228,8 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             turn(&mut spec, algorithm, &blocks, &existing)?;
             let mut states = algorithm.state(&spec, &blocks)?;
             if settings.options.word("average")?.is_some() {
-                let average = StateSpec::like(AVERAGE, &spec, spec.dtype.arithmetic());
-                states.push(StateSpec { init: Init::Param, ..average });
+                let dtype = settings.options.dtype("average_dtype")?.unwrap_or(spec.dtype.arithmetic());
+                states.push(StateSpec { init: Init::Param, ..StateSpec::like(AVERAGE, &spec, dtype) });
             }
             let (shards, whole) = if algorithm.flat() {
                 (vec![local::flat_shard(&spec, &layout)], None)
@@ -235,7 +240,9 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
                 (local::shards(&spec, &blocks, sides, &layout, whole)?, whole)
             };
             let states = quantized::taken(&spec, states, &existing)?;
-            (shards, whole, quantized::local(&spec, &blocks, states, &layout)?)
+            let mut states = quantized::local(&spec, &blocks, states, &layout)?;
+            quantized::round_average(&mut states, &settings.options)?;
+            (shards, whole, states)
         };
         let rounding = quantized::rounding(&spec, &settings.options)?;
         params.push(Param {

@@ -34,6 +34,12 @@ pub struct Param {
 }
 
 impl Param {
+    /// Tests whether the parameter or a state of it is rounded at random.
+    #[must_use]
+    pub fn is_rounded(&self) -> bool {
+        self.rounding.is_some() || self.states.iter().any(|state| state.rounding.is_some())
+    }
+
     /// Rows of the block with most, and columns of that with most.
     #[must_use]
     pub fn largest(&self) -> [usize; 2] {

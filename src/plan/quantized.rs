@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::AVERAGE;
 use super::local::{LocalState, SCALES};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, ShardingAxes};
@@ -159,6 +160,19 @@ fn check_blocks(
 pub(super) fn rounding(p: &ParamSpec, options: &Options) -> Result<Option<u64>> {
     let seed = options.count("seed", 0)? as u64;
     Ok((p.dtype == DType::BF16 && options.flag("stochastic_rounding")?).then_some(seed))
+}
+
+/// Has an average in bfloat16 rounded at random: rounded to the nearest it would stand still.
+///
+/// # Errors
+/// `Error::Value` for settings of the wrong kind.
+pub(super) fn round_average(states: &mut [LocalState], options: &Options) -> Result<()> {
+    let seed = options.count("seed", 0)? as u64;
+    let is_rounded = |state: &&mut LocalState| state.spec.role == AVERAGE && state.spec.dtype == DType::BF16;
+    for average in states.iter_mut().filter(is_rounded) {
+        average.rounding = Some(seed);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -32,15 +32,13 @@ pub fn check_devices(plan: &Plan, params: &[Tensor]) -> Result<()> {
 
 fn require_supported(plan: &Plan) -> Result<()> {
     let too_many = |planned: &&Param| {
-        planned.device != Device::Cpu
-            && planned.rounding.is_some()
-            && places(planned).spans().len() > MOST_SPANS
+        planned.device != Device::Cpu && planned.is_rounded() && places(planned).spans().len() > MOST_SPANS
     };
     match plan.params.iter().find(too_many) {
         None => Ok(()),
         Some(planned) => Err(Error::Value(format!(
-            "{}: stochastic_rounding of a parameter that is sharded in more than {MOST_SPANS} dimensions cannot be used on \
-             CUDA devices",
+            "{}: stochastic_rounding and average_dtype='bfloat16' cannot be used on CUDA devices with a parameter that is \
+             sharded in more than {MOST_SPANS} dimensions",
             planned.spec.name
         ))),
     }
@@ -150,6 +148,5 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
 /// Tests whether a parameter or a state is more than numbers of its type.
 pub(super) fn has_encodings(plan: &Plan) -> bool {
     let states = || plan.params.iter().flat_map(|planned| &planned.states);
-    plan.params.iter().any(|planned| planned.rounding.is_some())
-        || states().any(|state| state.scales_of.is_some())
+    plan.params.iter().any(Param::is_rounded) || states().any(|state| state.scales_of.is_some())
 }

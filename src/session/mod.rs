@@ -108,7 +108,7 @@ fn bind(planned: &Param, param: Tensor, states: Vec<Tensor>, counts: bool) -> Re
     let param = BoundTensor::watched(param, planned.spec.dtype, device);
     let mut bound_param =
         BoundParam { param, states, grad: None, counter, steps: 0.0, fast: false, took_fast_path: false };
-    let numbers = planned.rounding.is_none() && planned.states.iter().all(|s| s.scales_of.is_none());
+    let numbers = !planned.is_rounded() && planned.states.iter().all(|s| s.scales_of.is_none());
     bound_param.fast = numbers && bound_param.fits(planned);
     Ok(bound_param)
 }

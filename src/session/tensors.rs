@@ -11,8 +11,10 @@ use crate::tensor::{
     storage_bytes,
 };
 
-/// Separates the random numbers of rounding from those of other uses.
+/// Separates the random numbers by which parameters are rounded from those of other uses.
 const ROUNDING_TAG: u32 = 2;
+/// The same for those by which averages are rounded.
+const AVERAGE_TAG: u32 = 6;
 
 /// A tensor of the user and, when it is not contiguous, the contiguous copy that is worked on.
 #[derive(Debug)]
@@ -243,11 +245,17 @@ impl BoundParam {
                 }));
             }
         }
+        let rounded = |seed: u64, tag: u32| {
+            let key = kernels::stream([seed, planned.spec.stream, step], tag);
+            Encoding::Rounding(Rounding { key, places: places(planned) })
+        };
         if let Some(seed) = planned.rounding {
-            self.param.set_encoding(Encoding::Rounding(Rounding {
-                key: kernels::stream([seed, planned.spec.stream, step], ROUNDING_TAG),
-                places: places(planned),
-            }));
+            self.param.set_encoding(rounded(seed, ROUNDING_TAG));
+        }
+        for (state, own) in self.states.iter_mut().zip(&planned.states) {
+            if let Some(seed) = own.rounding {
+                state.set_encoding(rounded(seed, AVERAGE_TAG));
+            }
         }
         Ok(())
     }

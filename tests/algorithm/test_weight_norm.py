@@ -30,6 +30,7 @@ MAKERS = {
     "Dion": lambda p: oxidion.Dion(p, rank_fraction=0.5, **SPHERE),
     "Dion2": lambda p: oxidion.Dion2(p, **SPHERE),
     "NorDion2": lambda p: oxidion.NorDion2(p, **SPHERE),
+    "AdamW": lambda p: oxidion.AdamW(p, **SPHERE),
     "SOAP": lambda p: oxidion.SOAP(p, **SPHERE),
     "SOAPMuon": lambda p: oxidion.SOAPMuon(p, **SPHERE),
 }
@@ -81,14 +82,66 @@ def test_floor_of_zero_is_a_free_step(cls: Any, keys: dict[str, Any]) -> None:
         assert torch.equal(free, bound)
 
 
+@pytest.mark.parametrize("keys", [{}, {"cautious_wd": True}], ids=["plain", "cautious"])
+def test_floor_of_zero_is_a_free_step_of_adamw_but_for_rounding(keys: dict[str, Any]) -> None:
+    """Free weights move in one pass, which multiplies by the rate before it divides."""
+
+    def make(**settings: Any) -> Any:
+        return lambda p: oxidion.AdamW(p, lr=0.1, weight_decay=0.1, **keys, **settings)
+
+    _, free, _ = trained(make(), torch.float64, 20)
+    for rule in ("floor", "row_floor"):
+        _, bound, _ = trained(make(weight_norm=rule, weight_norm_floor=0.0), torch.float64, 20)
+        torch.testing.assert_close(free, bound, rtol=1e-13, atol=1e-13)
+    _, other, _ = trained(make(weight_norm="floor"), torch.float64, 20)
+    assert not torch.allclose(free, other), "0.35 of the norm is more than a free update"
+
+
+def test_adamw_turns_by_its_learning_rate_on_the_sphere() -> None:
+    """The first update is the signs of the gradient: X' = X - lr (R / |U|) U, scaled back to R."""
+    torch.manual_seed(0)
+    before = torch.randn(6, 5, dtype=torch.float64)
+    param = nn.Parameter(before.clone())
+    param.grad = torch.randn(6, 5, dtype=torch.float64)
+    update = param.grad.sign()
+    oxidion.AdamW([param], eps=0.0, **SPHERE).step()
+    moved = before - 0.1 * before.norm() / update.norm() * update
+    torch.testing.assert_close(param.detach(), moved * before.norm() / moved.norm(), rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("key", ["amsgrad", "capturable"])
+def test_settings_without_a_bound_step_are_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} needs weight_norm='free'"):
+        oxidion.AdamW([nn.Parameter(torch.ones(2, 2))], weight_norm="floor", **{key: True})
+
+
+def test_adamw_beside_matrices_that_keep_their_norm_is_free() -> None:
+    """The norm of embeddings is held only where their group says so; vectors that go to AdamW are free."""
+    found = []
+    for make, keys in ((oxidion.MuonH, {}), (oxidion.AdamW, {}), (oxidion.MuonH, SPHERE)):
+        torch.manual_seed(0)
+        embedding, matrix = nn.Parameter(torch.randn(9, 4)), nn.Parameter(torch.randn(4, 4))
+        group = {"params": [embedding], "algorithm": "adamw", "lr": 0.1, "betas": (0.9, 0.999), **keys}
+        group |= {"weight_decay": 0.0, "eps": 1e-8}
+        optimizer = make([group] if make is oxidion.AdamW else [{"params": [matrix]}, group])
+        norm = float(embedding.detach().norm())
+        for param in (embedding, matrix):
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+        assert (float(embedding.detach().norm()) == pytest.approx(norm, rel=1e-6)) == bool(keys)
+        found.append(embedding.detach())
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("name", ["MuonH", "AdamW"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_run_that_resumes_keeps_the_norm_of_its_start(dtype: torch.dtype) -> None:
-    optimizer, param, norm = trained(MAKERS["MuonH"], dtype, 5)
+def test_a_run_that_resumes_keeps_the_norm_of_its_start(dtype: torch.dtype, name: str) -> None:
+    optimizer, param, norm = trained(MAKERS[name], dtype, 5)
     memory = io.BytesIO()
     torch.save(optimizer.state_dict(), memory)
     memory.seek(0)
     other = nn.Parameter(param.detach().clone())
-    resumed = oxidion.MuonH([other], lr=0.1)
+    resumed = MAKERS[name]([other])
     resumed.load_state_dict(torch.load(memory))
     for one, own in ((optimizer, param), (resumed, other)):
         own.grad = torch.ones_like(own)
@@ -112,28 +165,30 @@ def test_weights_of_zeros_are_refused_by_name() -> None:
     optimizer.step()
 
 
-def test_a_matrix_of_zeros_in_a_stack_is_refused() -> None:
+@pytest.mark.parametrize("name", ["MuonH", "AdamW"])
+def test_a_matrix_of_zeros_in_a_stack_is_refused(name: str) -> None:
     stack = nn.Parameter(torch.stack([torch.zeros(3, 4), torch.ones(3, 4)]))
     stack.grad = torch.ones_like(stack)
     with pytest.raises(ValueError, match="all zero"):
-        oxidion.MuonH([stack]).step()
+        MAKERS[name]([stack]).step()
 
 
-@pytest.mark.parametrize("cls", [oxidion.Muon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP])
+@pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.Muon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP])
 def test_decay_is_refused(cls: Any) -> None:
     for settings in ({"weight_decay": 0.1}, {"weight_norm": "hyperball"}):
         with pytest.raises(ValueError, match="weight_decay must be 0"):
             cls([nn.Parameter(torch.ones(2, 2))], **{"weight_norm": "hyperball", **settings})
 
 
-def test_vectors_are_free() -> None:
+@pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.SOAP])
+def test_vectors_are_free(cls: Any) -> None:
     """Biases start at zero; those of a layer that holds its weights move as ever."""
     found = []
     for weight_norm in ("hyperball", "free"):
         layer = nn.Linear(4, 3)
         nn.init.ones_(layer.weight)
         nn.init.zeros_(layer.bias)
-        optimizer = oxidion.SOAP(layer.parameters(), weight_norm=weight_norm, weight_decay=0.0)
+        optimizer = cls(layer.parameters(), weight_norm=weight_norm, weight_decay=0.0)
         for step in range(1, 4):
             layer.weight.grad, layer.bias.grad = torch.ones(3, 4), torch.full((3,), float(step))
             optimizer.step()
@@ -161,11 +216,11 @@ def test_a_part_that_moves_turns_all_of_a_matrix(name: str) -> None:
     torch.testing.assert_close(param.detach(), moved, rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize("name", ["MuonH", "Dion", "Dion2", "NorDion2", "SOAP", "SOAPMuon"])
+@pytest.mark.parametrize("name", ["MuonH", "Dion", "Dion2", "NorDion2", "AdamW", "SOAP", "SOAPMuon"])
 def test_norm_is_constant_with_states_of_eight_bits(name: str) -> None:
     torch.manual_seed(0)
     param = nn.Parameter(torch.randn(80, 64))
-    keys = {} if name == "SOAP" else {"orth_dtype": "float32"}
+    keys = {} if name in ("AdamW", "SOAP") else {"orth_dtype": "float32"}
     cls = getattr(oxidion, name)
     optimizer = cls([param], state_bits=8, **keys, **{k: v for k, v in SPHERE.items() if name != "MuonH"})
     norm = float(param.detach().double().norm())

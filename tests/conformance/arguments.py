@@ -120,6 +120,8 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"amsgrad": True},
         {"amsgrad": True, "weight_decay": 0.1, "maximize": True},
         {"cautious_wd": True, "weight_decay": 0.1},
+        {"weight_norm": "floor", "weight_norm_floor": 0.5},
+        {"weight_norm": "row_floor", "weight_norm_floor": 0.5},
     ),
     "Lion": ({"cautious_wd": True, "weight_decay": 0.1},),
     "Lamb": (
@@ -226,7 +228,7 @@ BAD: dict[str, tuple[tuple[str, object], ...]] = {
     "NorMuon": (("muon_beta2", 1.0), ("norm_scope", "local")),
     "Dion2": (("fraction", 0.0), ("fraction", 7.5), ("ef_decay", -1.0), ("selection_scope", "shard")),
     "NorDion2": (("fraction", 0.0), ("muon_beta2", -0.5), ("mu", -1.0)),
-    "AdamW": (("eps", -1.0), ("betas", (1.0, 0.0))),
+    "AdamW": (("eps", -1.0), ("betas", (1.0, 0.0)), ("weight_norm", "sphere")),
     "Lion": (),
     "Lamb": (("eps", -1.0), ("debias", "lr"), ("phi", (2.0, 1.0)), ("trust_clip", 0.0)),
     "Adafactor": (("eps", (-1.0, 0.0)), ("clip_threshold", 0.0), ("decay_rate", 0.8), ("beta1", 1.0)),

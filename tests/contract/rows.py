@@ -296,7 +296,7 @@ CASES = (
             ("weight_decay", 1e-2),
             ("amsgrad", False),
         ),
-        keyword_only=EXTRA | {"fused", "cautious_wd"},
+        keyword_only=EXTRA | {"fused", "cautious_wd"} | WEIGHT_NORM,
         state={"adamw": frozenset({"step", "exp_avg", "exp_avg_sq"})},
         bad=(
             *BAD_LR_AND_DECAY,
@@ -304,6 +304,8 @@ CASES = (
             ("betas", (1.0, 0.9)),
             ("betas", (0.9, 1.0)),
             *(("eps", value) for value in (-0.1, NAN, INF)),
+            ("weight_norm", "sphere"),
+            ("weight_norm_floor", -1.0),
         ),
         other={"lr": 0.03, "betas": (0.5, 0.6), "weight_decay": 0.3, "eps": 0.1},
     ),

@@ -125,14 +125,14 @@ def operands_of(
     torch.manual_seed(width + block + shift)
     length = part.stop - part.start
     made: list[Operand] = []
-    for n, kind in enumerate(kinds):
+    for kind in kinds:
         values = torch.randn(rows, width) * 10.0 ** torch.empty(rows, width).uniform_(-4, 0)
         if kind in "mv":
             made.append(Codes.of(values.abs() if kind == "v" else values, kind == "m", block, part))
         elif kind == "x" and plain != F64:
             one = Plain.of(values.reshape(-1)[part], BF16)
             numel = rows * width
-            made.append(Rounded(one.values, one.whole, (7, 8, 9, n), [(numel, 0, numel)], part.start))
+            made.append(Rounded(one.values, one.whole, (7, 8, 9, 0), [(numel, 0, numel)], part.start))
         else:
             made.append(Plain.of(values.reshape(-1)[part], plain, shift))
         assert len(made[-1].read()) == length

@@ -40,6 +40,22 @@ def test_classes_without_rows_by_hand_hold_there(environment: dict[str, str]) ->
     assert skipped == 0
 
 
+@pytest.mark.parametrize(
+    ("place", "chosen", "least"),
+    [
+        ("algorithm/test_average_dtype.py", "", 60),
+        ("algorithm/test_weight_norm.py", "AdamW or adamw", 14),
+        ("algorithm/test_cases.py", "adamw-hyperball or adamw-floor or adamw-row", 20),
+    ],
+)
+def test_averages_and_held_norms_are_those_of_the_cpu(
+    environment: dict[str, str], place: str, chosen: str, least: int
+) -> None:
+    passed, skipped = on_the_device(environment, chosen, place)
+    assert passed >= least
+    assert skipped == 0
+
+
 def test_new_bases_wait_for_nothing_there(environment: dict[str, str]) -> None:
     assert on_the_device(environment, "", "cuda/test_device_bases.py") == (22, 0)
 

@@ -29,6 +29,8 @@ SAID_LATER = "not whose_squares_overflow"
         ("algorithm/test_cases.py", OWN_SIGNS, 900),
         ("algorithm/test_huge_gradients.py", "", 300),
         ("algorithm/test_stochastic_rounding.py", "", 50),
+        ("algorithm/test_average_dtype.py", "", 60),
+        ("algorithm/test_weight_norm.py", "AdamW or adamw", 14),
         ("algorithm/test_dion_degenerate.py", "", 100),
         ("algorithm/test_dion_orthonormal.py", "", 70),
         ("algorithm/test_edges.py", OWN_SIGNS, 50),
@@ -56,18 +58,20 @@ if {emulated}:
     device.prepare(emulated=True)
 torch.set_num_threads(1)
 results = dict()
-for name, keys, dtype in {cases}:
+for name, given, dtype in {cases}:
+    keys = dict(given)
     params = [
         torch.nn.Parameter(torch.sin(torch.arange(m * n).double() * 0.7).reshape(m, n).to(dtype))
         for m, n in ((40, 24), (24, 40), (24, 24), (300, 4))
     ]
-    optimizer = getattr(oxidion, name)(params, lr=0.01, weight_decay=0.1, **keys)
+    group = {{"params": params, **{{key: keys.pop(key) for key in [*keys] if key.startswith("average")}}}}
+    optimizer = getattr(oxidion, name)([group], lr=0.01, weight_decay=0.1, **keys)
     for step in range(4):
         for i, p in enumerate(params):
             p.grad = torch.cos(torch.arange(p.numel()) * (1.1 + step + i)).reshape(p.shape).to(dtype)
         optimizer.step()
     states = [t for p in params for t in optimizer.state[p].values() if torch.is_tensor(t)]
-    results[f"{{name}} {{keys}} {{dtype}}"] = [p.detach() for p in params] + states
+    results[f"{{name}} {{given}} {{dtype}}"] = [p.detach() for p in params] + states
 torch.save(results, sys.argv[1])
 """
 ELEMENTWISE = ("AdamW", "Lion", "AdEMAMix", "Lamb", "CAME")
@@ -76,6 +80,7 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     *((name, {"stochastic_rounding": True}, torch.bfloat16) for name in ELEMENTWISE),
     ("Muon", {"state_bits": 8}, torch.float32),
     ("NorDion2", {"stochastic_rounding": True}, torch.bfloat16),
+    *(("Lion", {"average": rule, "average_dtype": "bfloat16"}, torch.bfloat16) for rule in ("ema", "gpa")),
 ]
 
 

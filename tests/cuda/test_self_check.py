@@ -499,8 +499,6 @@ CLASSES: dict[str, list[dict[str, Any]]] = {
 
 NEVER = {
     "release": "Dion2 chooses slices by kernels of their own",
-    "take_apart_coded_": "these averages do not go with random rounding",
-    "put_together_coded_": "these averages do not go with random rounding",
     "lamb_norms_coded_": "where anything is coded, sums alone are made",
     "lamb_along_coded_": "by a gradient norm of parameters that are cut",
     "momentum_alone_coded_": "Dion2 keeps a coded momentum in a buffer first",

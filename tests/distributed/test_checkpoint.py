@@ -42,8 +42,10 @@ WAYS = [
         ("Muon", {"average": "gpa", "average_decay": 0.5}),
         ("Lion", {"average": "ema", "average_decay": 0.5}),
         ("Lamb", {"average": "tail", "average_start": 1}),
+        ("AdamW", {"average": "ema", "average_decay": 0.5, "average_dtype": "bfloat16"}),
+        ("AdamW", {"average": "gpa", "average_decay": 0.5, "average_dtype": "bfloat16"}),
     ],
-    ids=["schedule_free", "gpa", "ema", "tail"],
+    ids=["schedule_free", "gpa", "ema", "tail", "narrow-ema", "narrow-gpa"],
 )
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
 def test_averages_of_one_layout_go_on_on_another(
@@ -59,12 +61,12 @@ def test_averages_of_one_layout_go_on_on_another(
     assert any("average" in key for key in dtypes)
 
 
-@pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "SOAP"])
+@pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "AdamW", "SOAP"])
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
 def test_held_norms_of_one_layout_go_on_on_another(
     groups: Groups, tmp_path: Path, source: tuple[int, str], target: tuple[int, str], name: str
 ) -> None:
-    keys: dict[str, Any] = {} if name == "SOAP" else {"orth_dtype": "float64"}
+    keys: dict[str, Any] = {} if name in ("AdamW", "SOAP") else {"orth_dtype": "float64"}
     if name == "Muon":
         keys["weight_norm"] = "row_floor"
     elif name != "MuonH":

@@ -28,7 +28,7 @@ from .case import (
 from .inputs import Shape
 from .low_rank_cases import APOLLO_CASES, GALORE_CASES
 from .normed_cases import NORMED_CASES
-from .soap_cases import SOAP_CASES, SOAP_MUON_CASES
+from .soap_cases import SOAP_CASES, SOAP_MUON_CASES, SPHERE
 
 __all__ = [
     "ALL_CASES",
@@ -257,6 +257,11 @@ BY_HAND: tuple[Case, ...] = (
     _adamw("no-decay", weight_decay=0.0),
     _adamw("no-momentum", betas=(0.0, 0.9)),
     _adamw("mixed", *OTHER_WAY),
+    _adamw("hyperball", Group((*MATRICES, *VECTORS)), **SPHERE),
+    _adamw("hyperball-experts", Group(EXPERTS), **SPHERE),
+    _adamw("floor", Group((*MATRICES[:4], *VECTORS)), weight_norm="floor", weight_norm_floor=2.0),
+    _adamw("floor-cautious", Group(MATRICES), weight_norm="floor", weight_norm_floor=2.0, cautious_wd=True),
+    _adamw("row-floor", Group(MATRICES), weight_norm="row_floor", weight_norm_floor=2.0),
     _lion("default"),
     _lion("no-decay", weight_decay=0.0),
     _lion("cautious", cautious_wd=True),

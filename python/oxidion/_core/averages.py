@@ -23,6 +23,7 @@ SCHEMA: dict[str, Field] = {
     "average_decay": validate.beta(None),
     "average_start": validate.count(0, low=0),
     "average_beta": validate.beta(None),
+    "average_dtype": validate.word(None, None, "bfloat16", "float32"),
     "average_lr_power": validate.number(2.0),
     "average_step_power": validate.number(0.0),
     "average_steps": validate.count(0, low=0),
@@ -127,8 +128,9 @@ def switch(groups: list[dict[str, Any]], state: Mapping[Any, Any], mode: str) ->
         beta = float(setting(group, "average_beta"))
         # With y = (1 - beta) z + beta x: x from y, or y from x.
         weight = 1.0 - 1.0 / beta if mode == "eval" else 1.0 - beta
-        wide = param.to(other.dtype)
-        param.copy_(wide + weight * (other - wide))
+        dtype = torch.promote_types(torch.promote_types(param.dtype, other.dtype), torch.float32)
+        wide = param.to(dtype)
+        param.copy_(wide + weight * (other.to(dtype) - wide))
     for group in changed:
         group["average_mode"] = mode
 

@@ -43,6 +43,10 @@ OPTIONAL: dict[str, Field] = {"seed_by": validate.word("name", "name", "position
 `averages`.
 """
 
+APART = {"weight_norm"}
+"""Keys of which a class's value is that of its own algorithm: embeddings beside matrices that keep their norm
+are free unless their group says otherwise."""
+
 SCHEDULER_KEYS = {
     "initial_lr",
     "max_lr",
@@ -99,9 +103,11 @@ def settle_kinds(
     """Gives a group its algorithm's defaults where the class's are of another kind.
 
     ``eps`` is a number in one algorithm and two in another, ``beta1`` a mirror of ``betas`` or a setting of
-    its own: what the class has as its default would say nothing there.
+    its own: what the class has as its default would say nothing there. Nor does it for keys of `APART`.
     """
     schema = schemas.get(group.get("algorithm", ""), own)
+    for key in APART & schema.keys() if schema is not own else ():
+        group.setdefault(key, schema[key].default)
     for key, field in schema.items():
         same = own.get(key, own.get(SPELLINGS.get(key, ""), COMMON.get(key, field)))
         if same.wanted != field.wanted:

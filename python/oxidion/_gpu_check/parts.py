@@ -97,6 +97,12 @@ def _rounded(cls: str, keys: dict[str, Any], **more: Any) -> Setting:
     return Setting(cls, {**keys, **_ROUNDED}, torch.bfloat16, SMALL, bar=2 * ROUNDED, **more)
 
 
+def _narrow(cls: str, group: dict[str, Any]) -> Setting:
+    # Of some 100000 averages a few lie so near to a threshold that they may go to either side, 1/128 apart,
+    # which is several updates.
+    return Setting(cls, {}, shapes=SMALL, bar=0.25, group={**group, "average_dtype": "bfloat16"})
+
+
 KERNELS: dict[str, Setting] = {
     # Roots and quotients of devices are off by two units in the last place.
     "updates.cu AdamW": Setting("AdamW", {}),
@@ -123,6 +129,8 @@ KERNELS: dict[str, Setting] = {
     "coded.cu rounded Muon": _rounded("Muon", _FLOAT32),
     "coded.cu rounded SOAP": _rounded("SOAP", {}, waits=True),
     "coded.cu rounded averages": _rounded("AdamW", {}, group={"average": "ema", "average_decay": 0.5}),
+    "coded.cu averages in bfloat16": _narrow("AdamW", {"average": "ema", "average_decay": 0.5}),
+    "coded.cu Schedule-Free in bfloat16": _narrow("AdamW", {"average": "schedule_free"}),
     "coded_sums.cu Lamb": Setting("Lamb", _EIGHT, bar=1e-3),
     "coded_sums.cu Muon": _coded("Muon", _FLOAT32),
     "coded_sums.cu rounded MuonH": _rounded("Muon", _HELD),
@@ -138,6 +146,7 @@ KERNELS: dict[str, Setting] = {
         "Muon", {"orth_dtype": "bfloat16"}, shapes=((304, 312),), bar=4 * ROUNDED, tiled=True
     ),
     "sums.cu totals.cu MuonH": Setting("Muon", _HELD, shapes=SMALL, bar=1e-3),
+    "sums.cu totals.cu AdamW of held norms": Setting("AdamW", _SPHERE, shapes=SMALL, bar=1e-3),
     "sums.cu totals.cu Dion of held norms": Setting(
         "Dion", {"rank_fraction": 0.25, **_SPHERE}, shapes=SMALL, bar=1e-3
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oxidion._reference.matrices import matrices
 from oxidion._reference.orthogonalize import epsilon_of
-from oxidion._reference.update import Group, State, betas_of, decay
+from oxidion._reference.update import Group, State, betas_of, bound, decay, move
 
 
 def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
@@ -14,7 +15,7 @@ def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
 
     Decay, then ``X <- X - lr m_hat / (sqrt(v_hat) + eps)``. With ``amsgrad`` the denominator takes the
     running maximum of v. ``cautious_wd`` decays where ``m X >= 0``. With ``decay_order="galore"`` the decay
-    comes last.
+    comes last. Matrices over the last two dimensions move as ``weight_norm`` has it.
     """
     grad = -grad if group.get("maximize", False) else grad
     beta1, beta2 = betas_of(group)
@@ -30,9 +31,17 @@ def adamw_step(param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         torch.maximum(second, variance, out=second)
     corrected1 = momentum / (1.0 - beta1 ** float(step))
     corrected2 = second / (1.0 - beta2 ** float(step))
+    update = corrected1 / (corrected2.sqrt() + epsilon_of(group))
     late = group.get("decay_order", "torch") == "galore"
-    if not late:
-        decay(param, momentum, group)
-    param -= float(group["lr"]) * corrected1 / (corrected2.sqrt() + epsilon_of(group))
+    if param.ndim > 1 and group.get("weight_norm", "free") != "free":
+        xs = matrices(param, {})
+        moves = bound(xs, matrices(update, {}), group, state)
+        if not late:
+            decay(param, momentum, group)
+        move(xs, moves, group, state)
+    else:
+        if not late:
+            decay(param, momentum, group)
+        param -= float(group["lr"]) * update
     if late:
         decay(param, momentum, group)

@@ -124,6 +124,7 @@ impl CodedJob {
                     scales[at] = Some(blocks);
                 }
                 Some((Encoding::Rounding(rounding), first)) => {
+                    // Of two the last one is written, as an average of a parameter is.
                     job.plain.kind[at] = ROUNDED;
                     job.rounding = RandomBits::of(rounding, first)?;
                 }

@@ -10,16 +10,17 @@ use crate::kernels::ops::lerp::Lerp;
 ops! {
     cuda "average.cuh";
 
-    /// `e ← (1 - c)·e + c·x`, exactly x for c = 1. Operands: x, e.
+    /// `e ← (1 - c)·e + c·x`, exactly x for c = 1. Operands: x, e, which may be rounded at random; so may x, whose
+    /// numbers are only read.
     #[derive(Clone, Copy, Debug)]
     pub struct Average {
         /// The share c of what is new.
         share: f64,
     } => {
-        average = Average [x: read param, e: update plain];
+        average = Average [x: read param, e: update param];
     }
 
-    /// From `y = (1 - b)·z + b·x` and z to `z - decay·y` and x. Operands: y, z.
+    /// From `y = (1 - b)·z + b·x` and z to `z - decay·y` and x. Operands: y, z, of which one may be rounded at random.
     #[derive(Clone, Copy, Debug)]
     pub struct TakeApart {
         /// The share b of the average x in y.
@@ -27,10 +28,11 @@ ops! {
         /// `lr · weight_decay` of a decay along y.
         decay: f64 * lr,
     } => {
-        take_apart = TakeApart [y: update param, z: update plain];
+        take_apart = TakeApart [y: update param, z: update param];
     }
 
-    /// `x ← (1 - c)·x + c·z`, then from z and x to `y = (1 - b)·z + b·x` and z. Operands: z, x.
+    /// `x ← (1 - c)·x + c·z`, then from z and x to `y = (1 - b)·z + b·x` and z. Operands: z, x, of which one may be
+    /// rounded at random.
     #[derive(Clone, Copy, Debug)]
     pub struct PutTogether {
         /// The share b of the average x in y.
@@ -38,7 +40,7 @@ ops! {
         /// The share c of what is new.
         share: f64,
     } => {
-        put_together = PutTogether [z: update param, x: update plain];
+        put_together = PutTogether [z: update param, x: update param];
     }
 }
 
