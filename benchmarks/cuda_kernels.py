@@ -59,7 +59,8 @@ class Product(ctypes.Structure):
     _fields_ = (
         *((name, Matrices) for name in ("left", "right", "out")),
         ("terms", Terms),
-        *((name, ctypes.c_int) for name in ("size", "depth", "tiles")),
+        *((name, ctypes.c_int) for name in ("size", "depth", "tiles", "parts")),
+        ("partial", ctypes.c_void_p),
     )
 
 
@@ -153,7 +154,7 @@ class SymmetricKernels:
         terms = Terms(alpha=Factor(None, 1.0))
         blocks = batch * tiles
         if kernel == MMA[0]:
-            what: Any = Product(Matrices.of(x), Matrices.of(x), Matrices.of(out), terms, size, depth, tiles)
+            what: Any = Product(Matrices.of(x), Matrices.of(x), Matrices.of(out), terms, size, depth, tiles, 1)
         else:
             what = _aligned(GroupProduct)
             pairs = down * down // 4 + -(-down // 4)

@@ -47,7 +47,7 @@ static UPDATES: Source = Source {
 static SYMMETRIC_MMA: Source = Source {
     name: "symmetric_mma.cu",
     text: include_str!("cuda/src/symmetric_mma.cu"),
-    stems: || vec!["symmetric_mma"],
+    stems: || vec!["symmetric_mma", "symmetric_mma_part", "symmetric_mma_total"],
     forms: &["bfloat16", "float16"],
     shared: symmetric::SHARED,
     when: When::Always,

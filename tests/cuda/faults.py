@@ -32,6 +32,13 @@ MMA_FAULTS: dict[str, Fault] = {
     ),
     "takes an address for aligned by its start": (("(start | step)", "start"),),
     "ignores live factors": (("factor.live ? *factor.live : factor.value", "factor.value"),),
+    "every part begins with the first columns": (("min(blockIdx.x % p.parts * each, all)", "0"),),
+    "parts lie in one place": (
+        ("p.partial + static_cast<long long>(blockIdx.x) * FRAGMENTS * THREADS, sum", "p.partial, sum"),
+    ),
+    "adds the first part again": (("part + static_cast<long long>(i) * FRAGMENTS * THREADS", "part"),),
+    "leaves out the last part": (("i < p.parts; ++i) add_part", "i < p.parts - 1; ++i) add_part"),),
+    "fetches addends for a part": (("} else if (Does != PART) {", "} else {"),),
 }
 
 WGMMA_FAULTS: dict[str, Fault] = {

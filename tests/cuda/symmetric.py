@@ -29,7 +29,8 @@ class Problem:
 
     ``same``: right is left. ``in_place``: out is the first addend. ``listed``: matrices by pointers.
     ``live``: factors in memory. ``odd_rows``: row strides are odd; ``odd_addends``: those of addends.
-    ``shift``: elements between an aligned address and the first matrix.
+    ``shift``: elements between an aligned address and the first matrix. ``parts``: of the depth, a launch of
+    their sums and one of the total.
     """
 
     batch: int
@@ -45,12 +46,14 @@ class Problem:
     listed: bool = False
     live: bool = False
     blocks: int = 3
+    parts: int = 1
 
     def __str__(self) -> str:
         names = ("same", "in_place", "listed", "live", "odd_rows", "odd_addends")
         flags = [name for name in names if getattr(self, name)]
         form = f"{self.batch}x{self.size}x{self.depth}-{element(self)}-{self.addends}"
-        return "-".join([form, *flags, *(["shifted"] if self.shift else [])])
+        parts = [f"{self.parts}-parts"] if self.parts > 1 else []
+        return "-".join([form, *flags, *(["shifted"] if self.shift else []), *parts])
 
 
 @dataclass
@@ -153,21 +156,27 @@ MMA_TILE, MMA_THREADS, MMA_SHARED_BYTES = 128, 256, 4 * 16384
 
 
 def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:
-    """Launches ``symmetric_mma`` and checks what it wrote."""
+    """Launches ``symmetric_mma``, or ``problem.parts`` of its depth and their total, and checks what it wrote."""
     data = arrays(problem)
     exact, bound = solution(data)
     across = -(-problem.size // MMA_TILE)
     tiles = across * (across + 1) // 2
     batches = [data.batch(array, listed=problem.listed) for array in (data.left, data.right, data.out)]
-    library.launch(
-        f"symmetric_mma_{element(problem)}",
-        SymmetricProduct(*batches, data.terms(problem), problem.size, problem.depth, tiles),
-        blocks=tiles * problem.batch,
-        threads=MMA_THREADS,
-        shared_bytes=MMA_SHARED_BYTES,
-        readable=[array.matrices for array in (data.left, data.right, *data.addends)],
-        seed=seed,
-    )
+    blocks, parts = tiles * problem.batch, problem.parts
+    partial = torch.full((blocks * parts + 1, MMA_TILE**2), float("nan"))
+    what = (problem.size, problem.depth, tiles, parts, partial.data_ptr())
+    product = SymmetricProduct(*batches, data.terms(problem), *what)
+    for share, times in (("_part", parts), ("_total", 1)) if parts > 1 else (("", 1),):
+        library.launch(
+            f"symmetric_mma{share}_{element(problem)}",
+            product,
+            blocks=blocks * times,
+            threads=MMA_THREADS,
+            shared_bytes=MMA_SHARED_BYTES,
+            readable=[array.matrices for array in (data.left, data.right, *data.addends)],
+            seed=seed,
+        )
+    assert bool(partial[-1].isnan().all())
     return check(data, exact, bound)
 
 

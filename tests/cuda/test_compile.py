@@ -16,6 +16,8 @@ WRITE_ONLY = {"low_rank_normals", "low_rank_signs"}
 # Threads of a block, and how many blocks an SM has to hold at least.
 OCCUPANCY = {
     "symmetric_mma": (256, 2),
+    "symmetric_mma_part": (256, 2),
+    "symmetric_mma_total": (256, 2),
     "symmetric_wgmma": (384, 1),
     "gram_product": (128, 3),
     "cholesky_factor": (128, 2),
@@ -118,6 +120,18 @@ def test_symmetric_mma_is_unrolled_over_one_stage(architecture: str, element: st
     assert kernel.count("LDGSTS") == 8 + 12
     # 16-byte stores of the tile and of its mirror.
     assert kernel.count("STG.E.128") == 2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES["symmetric_mma.cu"])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_parts_of_symmetric_mma_are_multiplied_once_and_added_16_bytes_at_a_time(
+    architecture: str, element: str
+) -> None:
+    part = only("symmetric_mma.cu", architecture, f"symmetric_mma_part_{element}")
+    total = only("symmetric_mma.cu", architecture, f"symmetric_mma_total_{element}")
+    assert (part.count("HMMA"), total.count("HMMA")) == (32, 0)
+    # 64 sums of a thread.
+    assert (part.count("STG.E.128"), total.count("LDG.E.128")) == (16, 16)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

@@ -23,6 +23,9 @@ MMA = [
     Problem(1, 200, 8, addends=2, same=True),
     Problem(1, 257, 70, torch.float16, addends=2, odd_addends=True),
     Problem(1, 1, 1, addends=1),
+    Problem(1, 40, 1100, addends=2, parts=3),
+    Problem(2, 136, 200, torch.float16, same=True, addends=1, in_place=True, parts=2),
+    Problem(1, 24, 70, odd_rows=True, parts=4),
 ]
 WGMMA = [
     Problem(1, 256, 64, same=True),

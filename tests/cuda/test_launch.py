@@ -255,6 +255,39 @@ def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fil
 
 
 @needs_nvrtc
+def test_long_products_of_few_tiles_are_cut_along_the_depth(environment: dict[str, str]) -> None:
+    """Of a device with 20 multiprocessors three tiles leave more than half without work."""
+    run(
+        {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20"},
+        """
+        def polar(x):
+            u, _, v = torch.linalg.svd(x.double(), full_matrices=False)
+            return u @ v
+
+        def launched():
+            kinds = ("part", "total", "bfloat16")
+            return [driver.emulator_launches_of(f"symmetric_mma_{kind}".encode()) for kind in kinds]
+
+        # Five iterations: a product as deep as the matrix is long, and one as deep as it is high.
+        cases = ((136, 600), 1, [5, 5, 5]), ((136, 600), 4, [0, 0, 10]), ((136, 500), 1, [0, 0, 10])
+        for shape, count, expected in cases:
+            params = parameters(*[shape] * count)
+            grads = [p.grad.clone() for p in params]
+            before = [p.detach().clone() for p in params]
+            keys = {"adjust_lr": None, "orth_method": "standard", "orth_dtype": "bfloat16"}
+            made = oxidion.Muon(params, lr=1.0, weight_decay=0.0, **keys)
+            start = launched()
+            made.step()
+            assert [now - then for now, then in zip(launched(), start)] == expected, (shape, count)
+            for old, new, grad in zip(before, params, grads):
+                update = (old - new.detach()).double()
+                cosine = (update * polar(grad)).sum() / update.norm() / polar(grad).norm()
+                assert cosine > 0.99, (shape, cosine)
+        """,
+    )
+
+
+@needs_nvrtc
 def test_matrices_that_the_library_is_likely_to_multiply_faster_are_left_to_it(
     environment: dict[str, str],
 ) -> None:

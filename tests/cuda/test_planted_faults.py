@@ -32,6 +32,7 @@ MMA_PROBLEMS = (
     Problem(1, 21, 300, addends=2, odd_rows=True),
     Problem(2, 24, 43, addends=1),
     Problem(1, 136, 170, addends=2),
+    Problem(2, 40, 230, addends=1, parts=3),
 )
 WGMMA_PROBLEMS = (
     Problem(2, 72, 200, addends=1, blocks=1),
@@ -62,7 +63,8 @@ def built(source: str, fault: Fault, folder: Path, kernels: Sequence[str] = ()) 
 
 def mma_launches(fault: Fault, folder: Path) -> list[Launch]:
     """Symmetric products on mma.sync."""
-    library = built("symmetric_mma.cu", fault, folder, ["symmetric_mma_bfloat16"])
+    names = [f"symmetric_mma{share}_bfloat16" for share in ("", "_part", "_total")]
+    library = built("symmetric_mma.cu", fault, folder, names)
     return [
         lambda problem=problem, seed=seed: run_mma(library, problem, seed)
         for seed in SEEDS

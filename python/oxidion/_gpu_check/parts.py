@@ -71,7 +71,8 @@ class Setting:
 MATRICES = ((300, 257), (257, 300), (129, 129), (64, 8))
 SMALL = ((160, 96), (96, 160))
 """Enough elements for states of 8 bits."""
-LARGE = ((256, 256), (257, 300), (1000, 300), (300, 1000))
+LARGE = ((256, 256), (257, 300), (1040, 257), (300, 1000))
+"""Long enough, one of them, to be cut along the depth where a device has many multiprocessors."""
 TILES = 6
 """Tiles of the product of a matrix of 257 to 384 rows."""
 ROUNDED = 2.0**-7

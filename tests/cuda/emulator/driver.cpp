@@ -184,8 +184,10 @@ DRIVER_CALL cuDeviceGetName(char* name, int length, int device) {
 DRIVER_CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
     if (device >= DEVICES) return INVALID_DEVICE;
     if (attribute != 16 && capability() < 0) return INVALID_VALUE;
+    static const char* many = getenv("OXIDION_EMULATED_MULTIPROCESSORS");
+    static const int multiprocessors = many ? atoi(many) : MULTIPROCESSORS;
     // Multiprocessors, compute capability major and minor.
-    *value = attribute == 16 ? MULTIPROCESSORS : attribute == 75 ? capability() / 10 : capability() % 10;
+    *value = attribute == 16 ? multiprocessors : attribute == 75 ? capability() / 10 : capability() % 10;
     return SUCCESS;
 }
 

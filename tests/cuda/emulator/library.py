@@ -43,8 +43,9 @@ CLUSTER = re.compile(r"__cluster_dims__\((\w+), 1, 1\)")
 # Kernels of each source and the structure that they take by value.
 KERNELS = {
     "symmetric_mma.cu": {
-        "symmetric_mma_bfloat16": "SymmetricProduct",
-        "symmetric_mma_float16": "SymmetricProduct",
+        f"symmetric_mma{share}_{element}": "SymmetricProduct"
+        for share in ("", "_part", "_total")
+        for element in ("bfloat16", "float16")
     },
     "symmetric_wgmma.cu": {
         "symmetric_wgmma_bfloat16": "SymmetricTensorProduct",

@@ -63,6 +63,8 @@ class SymmetricProduct(ctypes.Structure):
         ("size", ctypes.c_int),
         ("depth", ctypes.c_int),
         ("tiles", ctypes.c_int),
+        ("parts", ctypes.c_int),
+        ("partial", ctypes.c_void_p),
     )
 
 

@@ -6,6 +6,9 @@
 // Only tiles of the lower triangle are computed; the upper one is written from the same tiles, so out is
 // symmetric to the last bit. Addends are read in their lower triangle only and may be `out` itself.
 // m and k are any; rows that start at multiples of 16 bytes take the wide path.
+//
+// Where that is few tiles, `symmetric_mma_part` computes those of parts of the depth, a block each, and
+// `symmetric_mma_total` adds the parts of a tile in order and finishes it.
 #include "symmetric.cuh"
 
 constexpr int TILE = 128;  // rows and columns of out that one block computes
@@ -25,6 +28,7 @@ constexpr int HALF_LOADS = TILE * HALF_ROW_CHUNKS / THREADS;
 static_assert(TILE * HALF * 2 == STAGE_BYTES && 2 * ADDENDS == STAGES, "addends fill the stages");
 constexpr int FRAGMENT_ROWS = WARP_ROWS / 16;
 constexpr int FRAGMENT_COLS = WARP_COLS / 8;
+constexpr int FRAGMENTS = FRAGMENT_ROWS * FRAGMENT_COLS;  // of a thread, four sums each
 
 struct SymmetricProduct {
     MatrixBatch left;
@@ -33,8 +37,13 @@ struct SymmetricProduct {
     SymmetricTerms terms;
     int size;   // m
     int depth;  // k
-    int tiles;  // tiles of one triangle; the grid is tiles * B blocks
+    int tiles;  // tiles of one triangle; the grid is tiles * B blocks, that of parts as many times larger
+    int parts;  // of the depth
+    float4* partial;  // [B, tiles, parts, FRAGMENTS, THREADS]: sums of parts, where there are several
 };
+
+// What a block does of a tile.
+enum Share { WHOLE, PART, TOTAL };
 
 // Offset of a chunk in a stage. Two rows share 128 bytes, so the row's bits 1 and 2 spread the banks.
 __device__ __forceinline__ u32 stage_offset(int row, int chunk) {
@@ -263,24 +272,49 @@ __device__ __forceinline__ void store_mirror(T* matrix, const MatrixBatch& batch
     }
 }
 
-template <typename T>
+// The sums of a part of a tile, a float4 of each thread beside those of the others.
+__device__ __forceinline__ void store_part(float4* part, const float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4]) {
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS; ++i) {
+        const float(&four)[4] = sum[i / FRAGMENT_COLS][i % FRAGMENT_COLS];
+        part[i * THREADS + threadIdx.x] = make_float4(four[0], four[1], four[2], four[3]);
+    }
+}
+
+__device__ __forceinline__ void add_part(float (&sum)[FRAGMENT_ROWS][FRAGMENT_COLS][4], const float4* part) {
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS; ++i) {
+        float(&four)[4] = sum[i / FRAGMENT_COLS][i % FRAGMENT_COLS];
+        const float4 more = part[i * THREADS + threadIdx.x];
+        four[0] += more.x;
+        four[1] += more.y;
+        four[2] += more.z;
+        four[3] += more.w;
+    }
+}
+
+template <typename T, Share Does>
 __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
     DYNAMIC_SHARED(shared);
-    const int z = blockIdx.x / p.tiles;
-    const Tile tile = triangular_tile<1>(blockIdx.x % p.tiles);
+    const int block_of_tile = Does == PART ? blockIdx.x / p.parts : blockIdx.x;
+    const int z = block_of_tile / p.tiles;
+    const Tile tile = triangular_tile<1>(block_of_tile % p.tiles);
     const int first_row = tile.row * TILE, first_col = tile.col * TILE;
     const int warp = threadIdx.x / WARP;
     const int warp_row = warp % 2 * WARP_ROWS, warp_col = warp / 2 * WARP_COLS;
-    const int blocks = ceil_div(p.depth, DEPTH);
+    const int all = Does == TOTAL ? 0 : ceil_div(p.depth, DEPTH);
+    const int each = Does == PART ? ceil_div(all, p.parts) : all;
+    const int before = Does == PART ? min(blockIdx.x % p.parts * each, all) : 0;
+    const int blocks = min(each, all - before);
     float sum[FRAGMENT_ROWS][FRAGMENT_COLS][4] = {};
     {
         const Operand<T> left(p.left, z, first_row, p.size), right(p.right, z, first_col, p.size);
         auto load = [&](int block) {
             unsigned char* stage = shared + block % STAGES * STAGE_BYTES;
             if (block < blocks) {
-                left.load(stage, block * DEPTH, p.depth);
-                right.load(stage + OPERAND_BYTES, block * DEPTH, p.depth);
-            } else {
+                left.load(stage, (before + block) * DEPTH, p.depth);
+                right.load(stage + OPERAND_BYTES, (before + block) * DEPTH, p.depth);
+            } else if (Does != PART) {
                 load_half<T>(p, stage, block - blocks, z, first_row, first_col);
             }
             copy_async_commit();  // a group per block even when empty: the count below stays right to the end
@@ -295,9 +329,17 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
             multiply_stage<T>(sum, stage + stage_offset(warp_row, 0),
                               stage + OPERAND_BYTES + stage_offset(warp_col, 0));
         }
+        if (Does == PART) {
+            store_part(p.partial + static_cast<long long>(blockIdx.x) * FRAGMENTS * THREADS, sum);
+            return;
+        }
         __syncthreads();            // all warps have left the stage of the last block
         load(blocks + STAGES - 1);  // the last half of an addend; the others came beside the last products
         copy_async_wait<0>();
+    }
+    if (Does == TOTAL) {
+        const float4* part = p.partial + static_cast<long long>(blockIdx.x) * p.parts * FRAGMENTS * THREADS;
+        for (int i = 0; i < p.parts; ++i) add_part(sum, part + static_cast<long long>(i) * FRAGMENTS * THREADS);
     }
     __syncthreads();  // the addends are there for all warps, and the finished tile takes the place of stages
     const Factors factors(p.terms);
@@ -314,10 +356,30 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     symmetric_mma_bfloat16(const __grid_constant__ SymmetricProduct p) {
-    symmetric_product<bfloat16>(p);
+    symmetric_product<bfloat16, WHOLE>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     symmetric_mma_float16(const __grid_constant__ SymmetricProduct p) {
-    symmetric_product<float16>(p);
+    symmetric_product<float16, WHOLE>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    symmetric_mma_part_bfloat16(const __grid_constant__ SymmetricProduct p) {
+    symmetric_product<bfloat16, PART>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    symmetric_mma_part_float16(const __grid_constant__ SymmetricProduct p) {
+    symmetric_product<float16, PART>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    symmetric_mma_total_bfloat16(const __grid_constant__ SymmetricProduct p) {
+    symmetric_product<bfloat16, TOTAL>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    symmetric_mma_total_float16(const __grid_constant__ SymmetricProduct p) {
+    symmetric_product<float16, TOTAL>(p);
 }

@@ -1,6 +1,6 @@
 //! Symmetric products of 16-bit matrices, of which one triangle is computed.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, ordinal, size};
@@ -20,6 +20,11 @@ pub(in crate::kernels) const GROUPS: When = When::On("sm_90a");
 /// Rows and columns of a tile, threads of a block of `symmetric_mma.cu`.
 const TILE: usize = 128;
 const THREADS: u32 = 256;
+/// Columns at least of a part of the depth, and so many times as many as rows that a product has to have for it.
+const PART: usize = 256;
+const DEEP: usize = 4;
+/// Bytes of the sums of a tile.
+const SUMS: usize = TILE * TILE * 4;
 /// Rows of a product from which less than all of its tiles are computed.
 const FROM: i64 = 129;
 /// Threads of a block of `symmetric_wgmma.cu`, and its blocks that take a pair of tiles.
@@ -71,6 +76,8 @@ struct SymmetricProduct {
     size: i32,
     depth: i32,
     tiles: i32,
+    parts: i32,
+    partial: usize,
 }
 
 /// As `symmetric_wgmma.cu` lays it out.
@@ -87,7 +94,7 @@ struct SymmetricTensorProduct {
 }
 
 const _: () = assert!(size_of::<Terms>() == 2 * 32 + 4 * 16);
-const _: () = assert!(size_of::<SymmetricProduct>() == 3 * 32 + size_of::<Terms>() + 16);
+const _: () = assert!(size_of::<SymmetricProduct>() == 3 * 32 + size_of::<Terms>() + 24);
 const _: () = assert!(size_of::<SymmetricTensorProduct>() == 640);
 
 /// Matrices of one size in a tensor: how many, rows and columns of each, and where they are, in elements.
@@ -161,7 +168,7 @@ pub(in crate::kernels) fn symmetric_product(
     if product.tiles()? >= blocks && product.is_aligned() {
         product.by_groups(blocks)?;
     } else {
-        product.by_warps()?;
+        product.by_warps(out.device())?;
     }
     Ok(true)
 }
@@ -254,7 +261,8 @@ impl Product {
             return wins && self.is_aligned();
         }
         let Some((multiprocessors, capability)) = size() else { return false };
-        let fills = self.tiles().is_ok_and(|tiles| 4 * u64::from(tiles) >= 3 * u64::from(multiprocessors));
+        let blocks = self.tiles().map(|tiles| u64::from(tiles) * self.parts() as u64);
+        let fills = blocks.is_ok_and(|blocks| 4 * blocks >= 3 * u64::from(multiprocessors));
         fills && self.is_aligned() && capability.is_none_or(|(major, _)| major != OWN_UNITS)
     }
 
@@ -281,6 +289,18 @@ impl Product {
         to_u32(self.matrices[0].count * self.tiles_of_one())
     }
 
+    /// Parts of the depth, a block each, so that long products of few tiles have a block for every multiprocessor. One where
+    /// tiles are a block for half of them.
+    fn parts(&self) -> usize {
+        let Matrices { count, shape: [rows, depth], .. } = self.matrices[0];
+        let multiprocessors = size().map_or(0, |(multiprocessors, _)| multiprocessors as usize);
+        let tiles = count * self.tiles_of_one();
+        if depth < DEEP * rows || 2 * tiles > multiprocessors {
+            return 1;
+        }
+        (multiprocessors / tiles).min(depth / PART).max(1)
+    }
+
     fn name(&self, kernel: &str) -> String {
         format!("{kernel}_{}", if self.float16 { "float16" } else { "bfloat16" })
     }
@@ -304,9 +324,13 @@ impl Product {
         unsafe { launch(&self.name("symmetric_wgmma"), grid, &product) }
     }
 
-    fn by_warps(&self) -> Result<()> {
+    fn by_warps(&self, place: Device) -> Result<()> {
         let Matrices { shape: [size, depth], .. } = self.matrices[0];
         let [left, right, out] = self.matrices.map(|x| x.batch());
+        let parts = self.parts();
+        let sums =
+            if parts > 1 { self.matrices[0].count * self.tiles_of_one() * parts * SUMS / 4 } else { 0 };
+        let partial = Tensor::f_empty([to_i64(sums)?], (Kind::Float, place))?;
         let product = SymmetricProduct {
             left: left?,
             right: right?,
@@ -315,11 +339,20 @@ impl Product {
             size: to_i32(size)?,
             depth: to_i32(depth)?,
             tiles: to_i32(self.tiles_of_one())?,
+            parts: to_i32(parts)?,
+            partial: if parts > 1 { address_of(&partial) } else { 0 },
         };
         let grid = Grid { blocks: self.tiles()?, threads: THREADS, shared: SHARED };
-        // SAFETY: the layout is asserted above; the tensors are memory of the device, and torch's allocator gives it
-        // to others only after what is on the stream.
-        unsafe { launch(&self.name("symmetric_mma"), grid, &product) }
+        // SAFETY: the layout is asserted above; the tensors, the sums of parts among them, are memory of the device, and
+        // torch's allocator gives it to others only after what is on the stream.
+        unsafe {
+            if parts == 1 {
+                return launch(&self.name("symmetric_mma"), grid, &product);
+            }
+            let grid_of_parts = Grid { blocks: grid.blocks * to_u32(parts)?, ..grid };
+            launch(&self.name("symmetric_mma_part"), grid_of_parts, &product)?;
+            launch(&self.name("symmetric_mma_total"), grid, &product)
+        }
     }
 }
 
