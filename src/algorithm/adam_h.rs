@@ -109,7 +109,7 @@ impl Algorithm for AdamH {
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let mut states = self.free.states(p);
-        states.extend(self.weight_norm.state(p, &self.view, blocks));
+        states.extend(self.weight_norm.state(p, &self.view, blocks)?);
         Ok(states)
     }
 

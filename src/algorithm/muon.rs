@@ -69,7 +69,7 @@ impl Algorithm for Muon {
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let mut states = self.common.states(p, blocks, self.neuron.as_ref());
-        states.extend(self.common.radius(p, blocks));
+        states.extend(self.common.radius(p, blocks)?);
         Ok(states)
     }
 

@@ -82,7 +82,7 @@ impl Orthonormal {
     }
 
     /// The norm that each matrix of weights keeps, where they are to.
-    pub(super) fn radius(&self, p: &ParamSpec, blocks: &[Block]) -> Option<StateSpec> {
+    pub(super) fn radius(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Option<StateSpec>> {
         self.weight_norm.state(p, &self.view, blocks)
     }
 
@@ -95,7 +95,8 @@ impl Orthonormal {
         dtype: DType,
     ) -> Result<Program> {
         let elements = self.orthonormalizer.scratch_elements(rows, cols, dtype, shape.is_batched())?;
-        Ok(Self::room(program, shape, "scratch", elements, dtype))
+        let program = Self::room(program, shape, "scratch", elements, dtype);
+        Ok(Program { triangle: (dtype.bytes() == 2).then_some(rows.min(cols)), ..program })
     }
 
     /// The program with memory for a matrix, or for each where they are computed together.

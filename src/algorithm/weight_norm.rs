@@ -96,8 +96,26 @@ impl WeightNorm {
     }
 
     /// State R, a number of each matrix; 0 where it is not known yet.
-    pub(super) fn state(&self, p: &ParamSpec, view: &Matrices, blocks: &[Block]) -> Option<StateSpec> {
-        (self.rule == Rule::Hyperball && p.shape.len() > 1).then(|| view.number("radius", p, blocks))
+    ///
+    /// # Errors
+    /// `Error::Value` where every matrix of a parameter is one element: none of them could change.
+    pub(super) fn state(
+        &self,
+        p: &ParamSpec,
+        view: &Matrices,
+        blocks: &[Block],
+    ) -> Result<Option<StateSpec>> {
+        if self.rule != Rule::Hyperball || p.shape.len() < 2 {
+            return Ok(None);
+        }
+        if p.numel() > 1 && blocks.iter().all(|block| block.rows * block.cols == 1) {
+            return Err(Error::Value(format!(
+                "weight_norm='hyperball' keeps the norm of each matrix, and those of {} of shape {:?} have one element each: \
+                 put it in a group with weight_norm='free', or with flatten=True where the class has that",
+                p.name, p.shape
+            )));
+        }
+        Ok(Some(view.number("radius", p, blocks)))
     }
 
     /// Tests whether it binds the weights of a class.

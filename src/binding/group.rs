@@ -42,10 +42,10 @@ pub(super) fn spec(group: &Bound<'_, PyDict>) -> PyResult<GroupSpec> {
 /// Place of the parameters of a group without tensors, as of a simulated mesh: its key "device" tells.
 pub(super) fn place(group: &Bound<'_, PyDict>) -> PyResult<Place> {
     let device = group.get_item("device")?.map(|device| device.extract::<String>()).transpose()?;
-    let there = |number| Place { device: Device::Cuda(number), bfloat16: true };
+    let there = |number| Place { device: Device::Cuda(number), bfloat16: true, multiprocessors: 0 };
     Ok(match device.as_deref().and_then(|device| device.strip_prefix("cuda")) {
         Some(number) => there(number.strip_prefix(':').and_then(|number| number.parse().ok()).unwrap_or(0)),
-        None if is_emulated() => Place { device: Device::Cuda(0), bfloat16: false },
+        None if is_emulated() => Place { bfloat16: false, ..there(0) },
         None => Place::HOST,
     })
 }
@@ -62,6 +62,8 @@ pub(super) fn option(key: &str, value: &Bound<'_, PyAny>) -> PyResult<OptionValu
         Ok(OptionValue::Float(value.extract()?))
     } else if value.is_instance_of::<PyString>() {
         Ok(OptionValue::Str(value.extract()?))
+    } else if value.get_type().name()? == "dtype" {
+        Ok(OptionValue::Str(value.str()?.to_string().trim_start_matches("torch.").into()))
     } else if value.is_callable() {
         callback(value)
     } else if let Ok(numbers) = value.extract::<BTreeMap<String, f64>>() {

@@ -13,6 +13,7 @@ use super::session::Gradient;
 use super::{group, handles, tensor};
 use crate::algorithm;
 use crate::error::Error;
+use crate::kernels::multiprocessors;
 use crate::layout::{Collective, local_shape};
 use crate::plan::{GroupSpec, LocalState, Owned, ParamInput, Place, Plan, placements};
 use crate::session::{check_devices, check_gradient};
@@ -55,6 +56,7 @@ fn inputs(
     mut simulated: Option<Simulated>,
 ) -> PyResult<Vec<ParamInput>> {
     let mut params = Vec::new();
+    let mut sizes = BTreeMap::new();
     for (number, group) in groups.iter().enumerate() {
         let names: Option<Vec<String>> = match group.get_item("param_names")? {
             Some(names) => names.extract()?,
@@ -122,7 +124,8 @@ fn inputs(
                 .collect();
             let frozen = !object.getattr("requires_grad")?.extract::<bool>()? && grad.is_none();
             let device = Device::counted(&local).map_err(super::error::to_python)?;
-            let place = Place { device, bfloat16: local.device().is_cuda() };
+            let multiprocessors = *sizes.entry(device).or_insert_with(|| multiprocessors(device));
+            let place = Place { device, bfloat16: local.device().is_cuda(), multiprocessors };
             params.push(ParamInput { spec, layout, named: sharded, group: number, place, frozen, states });
         }
     }

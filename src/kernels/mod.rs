@@ -65,7 +65,8 @@ pub use ops::slices::{
 };
 pub use ops::sum_of_squares::{SumOfSquares, squares_of_parts};
 pub use ops::symmetric::{
-    ProductClass, has_symmetric_product, set_measured, symmetric_product, symmetric_product_by_groups,
+    ProductClass, has_symmetric_product, multiprocessors, set_measured, symmetric_product,
+    symmetric_product_by_groups,
 };
 pub use ops::trust::{Debias, Trust};
 pub use ops::weight_norm::{Scaled, SizeRule, WeightNorms};

@@ -339,7 +339,8 @@ pub(super) fn close(
     params: &[Param],
     algorithms: &[AnyAlgorithm],
     limits: &[[Limit; 2]],
-    (cap, few): (usize, bool),
+    multiprocessors: impl Fn(Device) -> usize,
+    bounds: (usize, bool),
 ) -> Result<std::result::Result<Vec<Bucket>, (usize, usize)>> {
     let mut loads = Loads::default();
     let mut closed: Vec<Bucket> = Vec::with_capacity(open.len());
@@ -347,7 +348,7 @@ pub(super) fn close(
     for (number, bucket) in open.iter().enumerate() {
         let [host, device] = limits[bucket.group];
         let limit = if bucket.shape.device == Device::Cpu { host } else { device };
-        match split(bucket, limit, cap, few)? {
+        match split(bucket, limit, multiprocessors(bucket.shape.device), bounds)? {
             Ok(parts) => closed.extend(parts),
             Err(least) => excess = excess.max(Some((least, number))),
         }

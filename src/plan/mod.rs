@@ -17,6 +17,7 @@ mod route;
 mod schedule;
 mod split;
 mod verify;
+mod waves;
 mod workspace;
 
 use std::collections::BTreeMap;
@@ -63,6 +64,16 @@ impl GroupSpec {
     }
 }
 
+/// The type of averages, if it is given.
+fn average_dtype(options: &Options) -> Result<Option<DType>> {
+    match options.dtype("average_dtype")? {
+        Some(given) if !matches!(given, DType::BF16 | DType::F32) => {
+            Err(Error::Value(format!("average_dtype must be bfloat16 or float32, got '{}'", given.name())))
+        }
+        given => Ok(given),
+    }
+}
+
 /// Place where a parameter is worked on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -70,11 +81,13 @@ pub struct Place {
     pub device: Device,
     /// True if that is no CPU, and multiplies matrices of bfloat16 the fastest.
     pub bfloat16: bool,
+    /// Multiprocessors of a device, 0 if that is not known.
+    pub multiprocessors: usize,
 }
 
 impl Place {
     /// The CPU.
-    pub const HOST: Self = Self { device: Device::Cpu, bfloat16: false };
+    pub const HOST: Self = Self { device: Device::Cpu, bfloat16: false, multiprocessors: 0 };
 }
 
 /// Facts about a parameter that the plan needs.
@@ -128,12 +141,17 @@ impl Plan {
     pub fn build(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Self> {
         check_sizes(&inputs)?;
         let devices = devices_of(&inputs)?;
+        let places: Vec<Place> = inputs.iter().map(|input| input.place).collect();
+        let multiprocessors = |device| {
+            places.iter().find(|place| place.device == device).map_or(0, |place| place.multiprocessors)
+        };
         let Drafts { mut params, algorithms, names } = drafts(inputs, groups)?;
         let limits = groups.iter().map(split::Limit::of_group).collect::<Result<Vec<_>>>()?;
         let choices = choice::of_groups(groups, &params)?;
         let workspace = workspace::Limit::of(groups, &params)?;
         let open = bucket::open(&params, &algorithms, &choices, workspace)?;
-        let close = |cap, few| bucket::close(&open, &params, &algorithms, &limits, (cap, few));
+        let close =
+            |cap, few| bucket::close(&open, &params, &algorithms, &limits, multiprocessors, (cap, few));
         let (buckets, sharing) = workspace.share(close, |number| open[number].first_name(&params))?;
         owned::settle(&mut params, &algorithms, &open, &buckets)?;
         let segments = buckets.iter().map(redistribute::segments).collect::<Result<Vec<_>>>()?;
@@ -228,7 +246,7 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             turn(&mut spec, algorithm, &blocks, &existing)?;
             let mut states = algorithm.state(&spec, &blocks)?;
             if settings.options.word("average")?.is_some() {
-                let dtype = settings.options.dtype("average_dtype")?.unwrap_or(spec.dtype.arithmetic());
+                let dtype = average_dtype(&settings.options)?.unwrap_or(spec.dtype.arithmetic());
                 states.push(StateSpec { init: Init::Param, ..StateSpec::like(AVERAGE, &spec, dtype) });
             }
             let (shards, whole) = if algorithm.flat() {

@@ -47,13 +47,15 @@ impl Limit {
 /// owner one for every process that could take one, within a wider bound. Counts with the largest shard that any
 /// process has, so that all split alike.
 ///
+/// On a device with so many `multiprocessors`, 0 if that is not known, products of matrices of its own fill whole waves.
+///
 /// Its workspace is within `cap`, with fewer matrices than processes to take one where `few` allows; else the bytes of one
 /// matrix are the error.
 pub(super) fn split(
     bucket: &Bucket,
     limit: Limit,
-    cap: usize,
-    few: bool,
+    multiprocessors: usize,
+    (cap, few): (usize, bool),
 ) -> Result<std::result::Result<Vec<Bucket>, usize>> {
     // A part is made of this: copies of all units with each would cost their number squared.
     let frame = Bucket { units: Vec::new(), ..bucket.clone() };
@@ -85,7 +87,12 @@ pub(super) fn split(
     let bound = fit(limit.owner_sharded).max(1).next_multiple_of(sharding);
     let wanted = if bucket.distributed() { wanted } else { wanted.min((limit.alone / each.max(1)).max(1)) };
     let most = if all == 1 { wanted } else { wanted.min(bound) };
-    let most = most.min(slots(&bucket.units).map(|slot| slot + 1).max().unwrap_or(1)).max(1);
+    let stored = slots(&bucket.units).map(|slot| slot + 1).max().unwrap_or(1);
+    let most = match bucket.program.triangle {
+        Some(rows) if !bucket.distributed() => super::waves::filling(stored, most, rows, multiprocessors),
+        _ => most,
+    };
+    let most = most.min(stored).max(1);
     let Some(most) = workspace::fitting(bucket, most, &[sharding, gathered], (cap, few))? else {
         return Ok(Err(workspace::bytes(bucket, 1)?));
     };

@@ -12,7 +12,7 @@ use super::buffer::address_of;
 use crate::error::{Error, Result};
 
 /// The host, or a CUDA device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Device {
     /// Memory of the host.
     Cpu,

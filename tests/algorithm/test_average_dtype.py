@@ -241,3 +241,17 @@ def test_mode_comes_and_goes() -> None:
 def test_other_types_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         oxidion.AdamW([{"params": [nn.Parameter(torch.ones(3))], **settings}])
+
+
+def test_settings_of_a_training_that_goes_on_are_read_and_checked() -> None:
+    param = nn.Parameter(torch.ones(8))
+    optimizer = oxidion.AdamW([param])
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.param_groups[0].update(average="ema", average_dtype=torch.bfloat16)
+    optimizer.step()
+    assert optimizer.state[param]["average"].dtype == torch.bfloat16
+    for wrong in ("float16", torch.float64):
+        optimizer.param_groups[0]["average_dtype"] = wrong
+        with pytest.raises(ValueError, match="average_dtype must be bfloat16 or float32, got"):
+            optimizer.step()

@@ -172,6 +172,11 @@ def test_one_side_alone_is_refused(sides: str) -> None:
         oxidion.SOAP([param], variant="kl", sides=sides)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"there is no one-sided KL"):
         oxidion.SOAP([{"params": [param], "variant": "kl"}], sides=sides)  # type: ignore[arg-type]
+    optimizer = oxidion.SOAP([param], variant="kl")
+    optimizer.param_groups[0]["sides"] = sides
+    param.grad = torch.ones_like(param)
+    with pytest.raises(ValueError, match=r"there is no one-sided KL"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("bits", [32, 8])

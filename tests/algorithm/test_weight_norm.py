@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import pytest
@@ -171,6 +172,41 @@ def test_a_matrix_of_zeros_in_a_stack_is_refused(name: str) -> None:
     stack.grad = torch.ones_like(stack)
     with pytest.raises(ValueError, match="all zero"):
         MAKERS[name]([stack]).step()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("rule", ["hyperball", "floor", "row_floor"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_gradient_that_is_not_finite_shows_in_the_weights(name: str, rule: str, bad: float) -> None:
+    """No finite number may come of it: of a row where that has a norm of its own, else of the matrix."""
+    torch.manual_seed(0)
+    param = nn.Parameter(torch.randn(6, 8))
+    optimizer = MAKERS[name]([{"params": [param], "weight_norm": rule}])
+    for step in range(3):
+        before = param.detach().clone()
+        param.grad = torch.randn_like(param)
+        if step == 2:
+            param.grad[1, 3] = bad
+        optimizer.step()
+    after = param.detach()
+    assert not after[1, 3].isfinite()
+    moved = after.isfinite() & (after != before)
+    if rule == "row_floor":
+        assert bool(((after - before)[moved].abs() < 10).all()), after
+        moved = moved[1]
+    assert not moved.any(), after
+
+
+@pytest.mark.parametrize("name", ["MuonH", "AdamW"])
+def test_matrices_of_one_element_are_refused(name: str) -> None:
+    """The weights of a pointwise convolution: each number would keep its absolute value."""
+    kernel = nn.Parameter(torch.ones(16, 8, 1, 1))
+    kernel.grad = torch.ones_like(kernel)
+    with pytest.raises(ValueError, match=r"those of .* of shape \[16, 8, 1, 1\] have one element each"):
+        MAKERS[name]([kernel]).step()
+    wide = nn.Parameter(torch.randn(4, 8, 3, 3))
+    wide.grad = torch.ones_like(wide)
+    MAKERS[name]([wide]).step()
 
 
 @pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.Muon, oxidion.Dion, oxidion.Dion2, oxidion.SOAP])

@@ -156,7 +156,7 @@ MMA_TILE, MMA_THREADS, MMA_SHARED_BYTES = 128, 256, 4 * 16384
 
 
 def run_mma(library: Emulated, problem: Problem, seed: int = 0) -> float:
-    """Launches ``symmetric_mma``, or ``problem.parts`` of its depth and their total, and checks what it wrote."""
+    """Launches ``symmetric_mma``, or ``problem.parts`` of its depth and their total; checks what it wrote."""
     data = arrays(problem)
     exact, bound = solution(data)
     across = -(-problem.size // MMA_TILE)

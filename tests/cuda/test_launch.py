@@ -288,6 +288,24 @@ def test_long_products_of_few_tiles_are_cut_along_the_depth(environment: dict[st
 
 
 @needs_nvrtc
+@pytest.mark.parametrize(("tier", "expected"), [("auto", "['6', '6']"), ("libtorch", "['8', '4']")])
+def test_buckets_have_as_many_matrices_as_fill_the_multiprocessors(
+    environment: dict[str, str], tier: str, expected: str
+) -> None:
+    """Three tiles each: eight take two turns of 20 multiprocessors, four one more; six take one, twice."""
+    run(
+        {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20", "OXIDION_CUDA": tier},
+        f"""
+        import re
+        keys = {{"orth_method": "standard", "orth_dtype": "bfloat16", "max_batch_bytes": 1_250_000}}
+        made = oxidion.Muon(parameters(*[(136, 136)] * 12), **keys)
+        found = re.findall(r"(\\d+) × \\[136, 136\\]", str(made.plan()))
+        assert str(found) == "{expected}", found
+        """,
+    )
+
+
+@needs_nvrtc
 def test_matrices_that_the_library_is_likely_to_multiply_faster_are_left_to_it(
     environment: dict[str, str],
 ) -> None:

@@ -88,3 +88,26 @@ def test_unsharded_side_has_the_basis(cls: Any, setting: Setting, transposed: bo
         for param in rank.params:
             names = {"L", "Q_L"} if transposed else {"R", "Q_R"}
             assert {"L", "R", "Q_L", "Q_R"} & rank.optimizer.state[param].keys() == names
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2)])
+def test_ranks_without_a_part_keep_eigenvalues_that_are_numbers(shape: Shape) -> None:
+    """They have no square to see by that a gradient was not finite, and the eigenvalues of the uncut side."""
+    case = Case(
+        "kl", oxidion.SOAP, "soap", {"variant": "kl", "precondition_frequency": 1}, (Group((shape,) * 8),)
+    )
+    mesh = SimMesh(ROWS.axes, case.build, layouts_for(case, ROWS.place), extra=ROWS.extra)
+    full = [p.detach() for p in case.parameters(torch.float64)]
+    mesh.build(full)
+    single = SimMesh({"fs": 1}, case.build, layouts_for(case, ROWS.place))
+    single.build([p.clone() for p in full])
+    for step, grads in enumerate(gradients(case.shapes, 4, 0)):
+        if step == 2:
+            grads = [grad.clone().fill_(float("nan")) for grad in grads]
+        for each in (mesh, single):
+            each.step(lambda _, g=grads: [grad.clone() for grad in g])  # type: ignore[misc]
+    for number in range(8):
+        expected = single.ranks[0].optimizer.state[single.ranks[0].params[number]]["eigen_right"]
+        assert bool(expected.isfinite().all())
+        for rank in mesh.ranks:
+            torch.testing.assert_close(rank.optimizer.state[rank.params[number]]["eigen_right"], expected)

@@ -220,7 +220,7 @@ impl Algorithm for Dion {
 
     fn state(&self, p: &ParamSpec, blocks: &[Block]) -> Result<Vec<StateSpec>> {
         let mut states = vec![self.storage.momentum(p, self.momentum_dtype), self.q(p, blocks)];
-        states.extend(self.weight_norm.state(p, &self.view, blocks));
+        states.extend(self.weight_norm.state(p, &self.view, blocks)?);
         Ok(states)
     }
 

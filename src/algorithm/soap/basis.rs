@@ -56,6 +56,10 @@ impl Bases {
                 )));
             }
         };
+        let mutual = options.either("variant", "soap", "kl")?;
+        if mutual && !matches!(sides, Sides::Both) {
+            return Err(Error::Value("variant='kl' needs sides='both': there is no one-sided KL".into()));
+        }
         let (view, merges) = (Matrices::from_options(options)?, options.flag("merge_dims")?);
         if merges && (view.flatten || view.splits().is_some()) {
             return Err(Error::Value(
@@ -72,7 +76,7 @@ impl Bases {
             view,
             merges,
             owned,
-            mutual: options.either("variant", "soap", "kl")?,
+            mutual,
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
             frequency: options.count("precondition_frequency", 10)?.max(1),

@@ -130,7 +130,7 @@ impl Algorithm for Soap {
             StateSpec::counter("step"),
         ];
         states.extend(self.bases.states(p, blocks));
-        states.extend(self.weight_norm.state(p, &self.bases.view(p), blocks));
+        states.extend(self.weight_norm.state(p, &self.bases.view(p), blocks)?);
         Ok(states)
     }
 

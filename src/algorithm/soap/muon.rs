@@ -338,7 +338,7 @@ impl Algorithm for SoapMuon {
         states.push(variance.eight_bit(Code::Unsigned, &self.storage));
         states.push(StateSpec::counter("step"));
         states.extend(self.bases.states(p, blocks));
-        states.extend(self.common.radius(p, blocks));
+        states.extend(self.common.radius(p, blocks)?);
         Ok(states)
     }
 

@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::basis::{Bases, FACTOR, SINCE as SINCE_STATE};
-use super::compose::{BASES, COPY, FACTORS, KEEP, REFRESH, SINCE, SQUARES, TAKE, TURNS};
+use super::compose::{BASES, COPY, FACTORS, KEEP, MEANS, REFRESH, SINCE, SQUARES, TAKE, TURNS};
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Finite};
@@ -39,6 +39,11 @@ pub(super) fn spoil_squares(unit: &UnitIo<'_>, buffers: &mut Buffers<'_>, count:
 /// The squares of a unit.
 fn flats<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>, count: usize) -> Result<Vec<FlatView<'s>>> {
     (0..count).map(|at| buffers.get(BASES + SQUARES + at)?.read(unit)).collect()
+}
+
+/// The means that eigenvalues take of a unit.
+fn means<'s>(unit: &UnitIo<'_>, buffers: &'s Buffers<'_>) -> Result<Vec<FlatView<'s>>> {
+    (0..2).map(|at| buffers.get(BASES + MEANS + at)?.read(unit)).collect()
 }
 
 /// The first columns of a state that belong to a unit: as many as its buffer has.
@@ -93,7 +98,12 @@ impl Bases {
         let sides = self.sides_in(io.class);
         let StageIo { units, buffers, .. } = io;
         for unit in units.iter_mut().filter(|unit| unit.active) {
-            let is_finite = Finite::of(&flats(unit, buffers, sides.len())?)?;
+            let mut found = flats(unit, buffers, sides.len())?;
+            if self.whitens(sides) && unit.steps > 0.0 {
+                // Where no factor has a part there are eigenvalues still.
+                found.extend(means(unit, buffers)?);
+            }
+            let is_finite = Finite::of(&found)?;
             match &is_finite {
                 Finite::Known(true) => {}
                 Finite::Known(false) => {

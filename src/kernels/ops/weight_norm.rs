@@ -73,9 +73,8 @@ impl Scaled {
     fn factors_of(&self, job: usize) -> [f64; 2] {
         let [factor, radius, square, along, step] = self.factors.of(job);
         let rate = self.rate;
-        let norm = (square - 2.0 * rate * along + rate * rate * step).max(0.0).sqrt();
-        // A NaN must show: the comparison is false for it.
-        let norm = if norm < LEAST { LEAST } else { norm };
+        let norm = at_least(square - 2.0 * rate * along + rate * rate * step, 0.0).sqrt();
+        let norm = at_least(norm, LEAST);
         [rate * factor, if self.spherical { radius / norm } else { 1.0 }]
     }
 }
@@ -105,6 +104,11 @@ impl Op<2, 1, 1> for Scaled {
     }
 }
 
+/// The larger one of both; NaN stays, where `f64::max` would hide it and make finite numbers of what is none.
+fn at_least(x: f64, least: f64) -> f64 {
+    if x < least { least } else { x }
+}
+
 /// Rules for the size of an update.
 #[derive(Clone, Copy, Debug)]
 pub enum SizeRule {
@@ -132,12 +136,12 @@ impl SizeRule {
                 let &[x, u, along] = norms.numbers() else { return Err(no_norms()) };
                 each.push(match self {
                     Self::Floor { least, scale } => {
-                        let size = (scale * u.sqrt()).max(LEAST);
-                        [scale * (least * x.sqrt() / size).max(1.0), 0.0, 0.0, 0.0, 0.0]
+                        let size = at_least(scale * u.sqrt(), LEAST);
+                        [scale * at_least(least * x.sqrt() / size, 1.0), 0.0, 0.0, 0.0, 0.0]
                     }
                     Self::Sphere => {
                         let radius = radius_of(radii.get_mut(at).ok_or_else(no_norms)?, x.sqrt())?;
-                        let factor = radius / u.sqrt().max(LEAST);
+                        let factor = radius / at_least(u.sqrt(), LEAST);
                         [factor, radius, x, factor * along, factor * factor * u]
                     }
                 });

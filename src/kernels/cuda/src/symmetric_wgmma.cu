@@ -415,6 +415,7 @@ __device__ __forceinline__ void symmetric_product(const SymmetricTensorProduct& 
         take_registers<CONSUMER_REGISTERS>();
         consume_stages<T>(p, shared);
     }
+    __syncwarp();    // the lane that fills stages comes last
     cluster_sync();  // the other block may still copy here, or say that a stage is empty
 }
 

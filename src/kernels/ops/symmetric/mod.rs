@@ -7,7 +7,12 @@ mod measured;
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::facts;
 use crate::kernels::libtorch::on_device;
+#[cfg(feature = "cuda")]
+use crate::kernels::stay::Tier;
+use crate::tensor::Device;
 
 pub use measured::{ProductClass, set_measured};
 
@@ -42,6 +47,19 @@ pub fn symmetric_product_by_groups(
     blocks: u32,
 ) -> Result<bool> {
     on_device!(&["symmetric_wgmma.cu"]; device::symmetric_product_by_groups(out, [a, b], add, blocks), else Ok(false))
+}
+
+/// The multiprocessors of a device that the tiles of products are to fill, 0 where that is not known or libtorch alone computes.
+#[must_use]
+pub fn multiprocessors(device: Device) -> usize {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(number) = device
+        && Tier::wanted() != Tier::Libtorch
+    {
+        return facts(number.into()).map_or(0, |facts| facts.multiprocessors as usize);
+    }
+    let _ = device;
+    0
 }
 
 /// Tests whether [`symmetric_product`] has a kernel for matrices of this type with so many rows, where their columns
