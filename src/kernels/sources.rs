@@ -97,7 +97,7 @@ static GRAM: Source = Source {
 static CHOLESKY: Source = Source {
     name: "cholesky.cu",
     text: include_str!("cuda/src/cholesky.cu"),
-    stems: || vec!["cholesky_factor", "cholesky_solve"],
+    stems: || vec!["cholesky_factor", "cholesky_diagonal", "cholesky_below", "cholesky_solve"],
     forms: &[""],
     shared: panel::CHOLESKY_SHARED,
     when: When::Always,

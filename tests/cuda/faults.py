@@ -144,24 +144,37 @@ CHOLESKY_FAULTS: dict[str, Fault] = {
     ),
     "multiplies a tile that is not whole": (("__syncthreads();  // the tile is whole", "//"),),
     "reads a factor that is not written": (("__syncthreads();  // the factor is read", "//"),),
-    "solves with an inverse that is not whole": (("__syncthreads();  // tile and inverse", "//"),),
+    "solves with an inverse that is not whole": (("__syncthreads();  // tile and inverse are whole", "//"),),
     "reads columns that are not solved": (("__syncthreads();  // these columns", "//"),),
-    "takes the first part of the gram matrix only": (("part < p.parts", "part < 1"),),
+    "takes the first part of the gram matrix only": (
+        ("part < p.parts; ++part)\n            sum", "part < 1; ++part)\n            sum"),
+    ),
     "ignores the shift": (("if (r == c) sum += shift * sum;", ""),),
     "a column that is left out keeps its row of the inverse": (
         ("inverse = own > 0.0f ? inverse / own : 0.0f;", "inverse /= own > 0.0f ? own : 1.0f;"),
     ),
     "a column that is left out takes its share": (("if (row <= k || is_left_out)", "if (row <= k)"),),
-    "a column that is left out counts in the ratio": (("&& w.root[threadIdx.x] > 0.0f", ""),),
+    "a column that is left out counts in the ratio": (("if (!(root > 0.0f)) continue;", ""),),
     "leaves out what is not a number": (("pivot <= left_out * original", "!(pivot > left_out * original)"),),
-    "shifts what did not fail": (
-        ("p.selection.status[z].info != 0;\n    const float", "true;\n    const float"),
+    "shifts what did not fail": (("p.selection.status[z].info != 0;\n    return", "true;\n    return"),),
+    "ratio without the norms of columns": (("root / sqrtf(original)", "root"),),
+    "solves where the factor failed": (
+        ("|| p.status[z].info != 0) return;\n    const int tiles", ") return;\n    const int tiles"),
     ),
-    "ratio without the norms of columns": (("/ sqrtf(w.original[threadIdx.x])", ""),),
-    "solves where the factor failed": (("|| p.status[z].info != 0) return;", ") return;"),),
     "forgets the outcome of panels it leaves alone": (
         ("if (threadIdx.x == 0) p.status[z] = p.selection.status[z];", ""),
     ),
+    "goes on after a column that failed": (("if (j > 0 && p.status[z].info != 0) return;", ""),),
+    "forgets the outcome of panels it leaves alone, by columns": (
+        ("if (j == 0 && threadIdx.x == 0)", "if (false)"),
+    ),
+    "multiplies by an inverse that is not whole": (
+        ("__syncthreads();  // tile and inverse are there", "//"),
+    ),
+    "begins on the diagonal instead of below": (
+        ("i = j + 1 + blockIdx.x % below", "i = j + blockIdx.x % below"),
+    ),
+    "counts the columns so far": (("is_last ? ratio_of", "j == 0 ? ratio_of"),),
     "takes the ill-conditioned for the good": (
         ("status.ratio < selection.threshold", "status.ratio > selection.threshold"),
     ),

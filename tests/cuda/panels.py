@@ -37,11 +37,12 @@ class Which(IntEnum):
 
 @dataclass
 class Kernels:
-    """The two libraries, and the order in which warps take turns."""
+    """The two libraries, the order in which warps take turns, and whether several blocks factor a matrix."""
 
     gram: Emulated
     cholesky: Emulated
     seed: int = 0
+    by_columns: bool = False
 
 
 @dataclass
@@ -124,7 +125,7 @@ def factor(
     shift: float | Tensor = 0.0,
     left_out: float = 0.0,
 ) -> Factored:
-    """Lower factors of Gram matrices given in parts."""
+    """Lower factors of Gram matrices given in parts, by a block each or column by column."""
     total, size, _ = grams.matrices.shape
     batch, tiles = total // parts, -(-size // TILE)
     made = Factored(
@@ -142,16 +143,30 @@ def factor(
         left_out,
         size,
         parts,
+        0,
     )
-    kernels.cholesky.launch(
-        "cholesky_factor",
-        parameters,
-        blocks=batch,
-        threads=THREADS,
-        shared_bytes=CHOLESKY_SHARED_BYTES,
-        readable=[made.factor.matrices],
-        seed=kernels.seed,
-    )
+    launches = [("cholesky_factor", 0, batch)]
+    if kernels.by_columns:
+        launches = [
+            (name, column, blocks)
+            for column in range(tiles)
+            for name, blocks in (
+                ("cholesky_diagonal", batch),
+                ("cholesky_below", batch * (tiles - 1 - column)),
+            )
+            if blocks
+        ]
+    for name, column, blocks in launches:
+        parameters.column = column
+        kernels.cholesky.launch(
+            name,
+            parameters,
+            blocks=blocks,
+            threads=THREADS,
+            shared_bytes=CHOLESKY_SHARED_BYTES,
+            readable=[made.factor.matrices],
+            seed=kernels.seed,
+        )
     assert made.factor.outside_is_untouched()
     assert made.inverses.outside_is_untouched()
     return made

@@ -21,6 +21,8 @@ OCCUPANCY = {
     "symmetric_wgmma": (384, 1),
     "gram_product": (128, 3),
     "cholesky_factor": (128, 2),
+    "cholesky_diagonal": (128, 2),
+    "cholesky_below": (128, 2),
     "cholesky_solve": (128, 2),
     "jacobi": (256, 1),
     # Elementwise: two blocks with 8 chunks of 16 bytes a thread have 64 KiB under way.
@@ -187,6 +189,8 @@ def test_panel_products_are_three_tf32_products(architecture: str) -> None:
     # A warp's 32 x 32 x 32 is 2 x 4 x 4 instructions of 16 x 8 x 8, three times.
     stage = 96
     assert only("gram.cu", architecture, "gram_product").count("HMMA.1688.F32.TF32") == stage
-    for name in ("cholesky_factor", "cholesky_solve"):
+    for name in ("cholesky_factor", "cholesky_below", "cholesky_solve"):
         # One stage of the product with earlier columns, one of the product with the inverse.
         assert only("cholesky.cu", architecture, name).count("HMMA.1688.F32.TF32") == 2 * stage
+    diagonal = only("cholesky.cu", architecture, "cholesky_diagonal")
+    assert diagonal.count("HMMA.1688.F32.TF32") == stage

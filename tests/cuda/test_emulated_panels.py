@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from .driver import needs_compiler
 from .emulator.library import Emulated
@@ -18,17 +20,33 @@ from .panel_checks import (
     check_shift,
     check_shift_of_failed_panels,
 )
-from .panels import Kernels
+from .panels import Kernels, factor, gram, panels_of_condition
 
 pytestmark = needs_compiler
 SHAPES = [(2, 150, 100, False), (1, 97, 64, False), (1, 200, 131, True), (2, 33, 7, True), (1, 5, 1, False)]
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["first order", "second order"])
+ORDERS = {"first order": (0, False), "second order": (1, False), "several blocks": (0, True)}
+
+
+@pytest.fixture(scope="module", params=ORDERS.values(), ids=ORDERS)
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     folder = Path(tmp_path_factory.mktemp("panels"))
     gram = Emulated("gram.cu", folder / "gram")
-    return Kernels(gram, Emulated("cholesky.cu", folder / "cholesky"), request.param)
+    return Kernels(gram, Emulated("cholesky.cu", folder / "cholesky"), *request.param)
+
+
+def test_several_blocks_have_the_bits_of_one(kernels: Kernels) -> None:
+    panels = panels_of_condition([3.0, 800.0, float("inf")], 256, 200)
+    grams = gram(kernels, panels, 2)
+    one, several = (factor(replace(kernels, by_columns=by), grams, 2) for by in (False, True))
+    assert torch.equal(one.status.entries, several.status.entries)
+    assert [info > 0 for info in one.status.info] == [False, False, True]
+    for z in range(2):
+        assert torch.equal(one.factor.matrices[z].tril(), several.factor.matrices[z].tril())
+        assert torch.equal(
+            one.inverses.matrices[4 * z : 4 * z + 4], several.inverses.matrices[4 * z : 4 * z + 4]
+        )
 
 
 @pytest.mark.parametrize("parts", [1, 3])

@@ -77,3 +77,25 @@ def test_orthonormal_right_factors_hold_there(environment: dict[str, str]) -> No
     passed, skipped = on_the_device(environment, "orthonormal", *places)
     assert passed >= 100
     assert skipped == 0
+
+
+@needs_nvrtc
+def test_few_matrices_with_many_columns_are_factored_by_several_blocks(environment: dict[str, str]) -> None:
+    """Columns of eight tiles: a block for each of them and for the tiles below, in the pass that every matrix needs."""
+    run(
+        {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20"},
+        """
+        def launched():
+            kinds = ("diagonal", "below", "factor")
+            return [driver.emulator_launches_of(f"cholesky_{kind}".encode()) for kind in kinds]
+
+        param, = parameters((460, 456))
+        optimizer = oxidion.Dion([param], lr=1.0, adjust_lr=None, weight_decay=0.0, rank_fraction=450 / 456)
+        start, before = launched(), param.detach().clone()
+        optimizer.step()
+        assert [now - then for now, then in zip(launched(), start)] == [8, 7, 4]
+        update = (before - param.detach()).double()
+        values = torch.linalg.svdvals(update)
+        assert (values > 1e-3).sum() == 450, values
+        """,
+    )

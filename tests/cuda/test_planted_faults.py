@@ -100,8 +100,8 @@ def sound_cholesky(folder: Path) -> Emulated:
 def panel_launches(gram: Emulated, cholesky: Emulated) -> list[Launch]:
     """Gram product, factor and solve."""
     launches: list[Launch] = []
-    for seed in SEEDS:
-        kernels = Kernels(gram, cholesky, seed)
+    for seed, by_columns in [*((seed, False) for seed in SEEDS), (0, True)]:
+        kernels = Kernels(gram, cholesky, seed, by_columns)
         launches += [
             lambda kernels=kernels: check_gram(kernels, (1, 150, 33, True), 3),
             lambda kernels=kernels: check_not_finite(kernels),

@@ -95,7 +95,10 @@ KERNELS = {
         "slice_choice": "Choices",
         **{f"slice_{form}": "SliceJobs" for form in ("take", "apply")},
     },
-    "cholesky.cu": {"cholesky_factor": "CholeskyFactor", "cholesky_solve": "CholeskySolve"},
+    "cholesky.cu": {
+        **dict.fromkeys(("cholesky_factor", "cholesky_diagonal", "cholesky_below"), "CholeskyFactor"),
+        "cholesky_solve": "CholeskySolve",
+    },
     "jacobi.cu": {f"jacobi_{form}": "Jacobi" for form in ("angles", "turn", "end")},
     "columns.cu": dict.fromkeys(COLUMNS, "ColumnJobs"),
 }

@@ -153,6 +153,7 @@ class CholeskyFactor(ctypes.Structure):
         ("left_out", ctypes.c_float),
         ("size", ctypes.c_int),
         ("parts", ctypes.c_int),
+        ("column", ctypes.c_int),
     )
 
 

@@ -1,9 +1,9 @@
 // Cholesky QR of many panels, after gram.cu: gram = L L^T and Q = panel L^-T, float32.
 //
-// B = panels, m = rows, r = columns (up to 1024 in use; any fits). One block factors one matrix, by columns
-// of 64 x 64 tiles, each from the finished ones to its left. Only the inverses of the diagonal tiles are
-// formed: off the diagonal, factor and solve are then products alone. What is above the diagonal of the
-// factor is neither written nor read.
+// B = panels, m = rows, r = columns (up to 1024 in use; any fits). One block factors one matrix, or several
+// do, by columns of 64 x 64 tiles, each from the finished ones to its left, in the same order. Only the
+// inverses of the diagonal tiles are formed: off the diagonal, factor and solve are then products alone. What
+// is above the diagonal of the factor is neither written nor read.
 //
 // Scaling the columns of a panel scales the rows of L and changes no rounding that matters, so nothing is
 // scaled: `ratio` divides each pivot by its column's norm instead. Columns whose norm squared is above
@@ -105,6 +105,7 @@ struct CholeskyFactor {
     float left_out;  // a pivot of up to this share of the column's square is left out; 0: it fails
     int size;        // r
     int parts;       // S
+    int column;      // of tiles, where a launch factors one
 };
 
 // Tile (row_tile, col_tile) of the gram matrix, padded by the identity.
@@ -124,6 +125,73 @@ __device__ __forceinline__ void load_gram(Sums& sums, const CholeskyFactor& p, i
     });
 }
 
+// What is added to the diagonal, as a share of it.
+__device__ __forceinline__ float shift_of(const CholeskyFactor& p, int z) {
+    const bool has_failed = p.selection.which == EVERY || p.selection.status[z].info != 0;
+    return has_failed ? factor_value(p.shift) : 0.0f;
+}
+
+// Tile (i, j) of the gram matrix without what the columns to its left have of it, in shared memory.
+__device__ __forceinline__ void begin_tile(Sums& sums, Workspace& w, const CholeskyFactor& p,
+                                           const float* factor, int z, int i, int j, float shift) {
+    load_gram(sums, p, z, i, j, shift);
+    if (i == j) {
+        for_each_sum(sums, [&](int row, int col, float& sum) {
+            if (row == col) w.original[row] = sum;
+        });
+    }
+    subtract_product(sums, w, factor, p.size, i * TILE, p.size, factor, j * TILE, p.size, j * TILE);
+    for_each_sum(sums, [&](int row, int col, float& sum) { w.tile[row * TILE_PITCH + col] = sum; });
+}
+
+// Factors the tile of a column on the diagonal and keeps its inverse; returns 0, or 1 + the first bad column.
+__device__ __forceinline__ int finish_diagonal(Sums& sums, Workspace& w, const CholeskyFactor& p, int z, int j) {
+    const int info = factor_diagonal(w, p.left_out);
+    if (info) return j * TILE + info;
+    float* inverse = p.inverses + (static_cast<long long>(z) * ceil_div(p.size, TILE) + j) * TILE * TILE;
+    for (int id = threadIdx.x; id < TILE * TILE; id += THREADS)
+        inverse[id] = w.inverse[id / TILE * TILE_PITCH + id % TILE];
+    for_each_sum(sums, [&](int row, int col, float& sum) { sum = w.tile[row * TILE_PITCH + col]; });
+    return 0;
+}
+
+__device__ __forceinline__ void store_tile(Sums& sums, const CholeskyFactor& p, float* factor, int i, int j) {
+    for_each_sum(sums, [&](int row, int col, float& sum) {
+        const int r = i * TILE + row, c = j * TILE + col;
+        if (r < p.size && c <= r) factor[static_cast<long long>(r) * p.size + c] = sum;
+    });
+}
+
+// Smallest over largest pivot of a whole factor, each over its column's norm; columns that are left out do not
+// count. All threads come; the first one has the result.
+__device__ __forceinline__ float ratio_of(Workspace& w, const CholeskyFactor& p, const float* factor, int z,
+                                          float shift) {
+    const long long square = static_cast<long long>(p.size) * p.size;
+    const float* gram = p.gram + z * p.parts * square;
+    float smallest = 1.0f, largest = 0.0f;  // each pivot is between 0 and about 1
+    for (int c = threadIdx.x; c < p.size; c += THREADS) {
+        const long long at = static_cast<long long>(c) * p.size + c;
+        const float root = factor[at];
+        if (!(root > 0.0f)) continue;
+        float original = 0.0f;
+        for (int part = 0; part < p.parts; ++part) original += gram[part * square + at];
+        original += shift * original;
+        const float pivot = root / sqrtf(original);
+        smallest = min(smallest, pivot);
+        largest = max(largest, pivot);
+    }
+    float* both = w.tile;
+    both[threadIdx.x] = smallest;
+    both[THREADS + threadIdx.x] = largest;
+    __syncthreads();
+    for (int t = 1; threadIdx.x == 0 && t < THREADS; ++t) {
+        smallest = min(smallest, both[t]);
+        largest = max(largest, both[THREADS + t]);
+    }
+    return smallest / largest;
+}
+
+// One block factors a matrix.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     cholesky_factor(const __grid_constant__ CholeskyFactor p) {
     DYNAMIC_SHARED(memory);
@@ -134,61 +202,75 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         return;
     }
     const int tiles = ceil_div(p.size, TILE);
-    const bool has_failed = p.selection.which == EVERY || p.selection.status[z].info != 0;
-    const float shift = has_failed ? factor_value(p.shift) : 0.0f;
+    const float shift = shift_of(p, z);
     float* factor = p.factor + static_cast<long long>(z) * p.size * p.size;
-    float smallest = 1.0f, largest = 0.0f;  // over the columns of this thread; each is between 0 and about 1
     for (int j = 0; j < tiles; ++j) {
         for (int i = j; i < tiles; ++i) {
             Sums sums;
-            load_gram(sums, p, z, i, j, shift);
+            begin_tile(sums, w, p, factor, z, i, j, shift);
             if (i == j) {
-                for_each_sum(sums, [&](int row, int col, float& sum) {
-                    if (row == col) w.original[row] = sum;
-                });
-            }
-            subtract_product(sums, w, factor, p.size, i * TILE, p.size, factor, j * TILE, p.size, j * TILE);
-            for_each_sum(sums, [&](int row, int col, float& sum) { w.tile[row * TILE_PITCH + col] = sum; });
-            if (i == j) {
-                const int info = factor_diagonal(w, p.left_out);
+                const int info = finish_diagonal(sums, w, p, z, j);
                 if (info) {
-                    if (threadIdx.x == 0) p.status[z] = {j * TILE + info, 0.0f};
+                    if (threadIdx.x == 0) p.status[z] = {info, 0.0f};
                     return;
                 }
-                float* inverse = p.inverses + (static_cast<long long>(z) * tiles + j) * TILE * TILE;
-                for (int id = threadIdx.x; id < TILE * TILE; id += THREADS)
-                    inverse[id] = w.inverse[id / TILE * TILE_PITCH + id % TILE];
-                const bool has_pivot = threadIdx.x < TILE && j * TILE + threadIdx.x < p.size;
-                if (has_pivot && w.root[threadIdx.x] > 0.0f) {
-                    const float pivot = w.root[threadIdx.x] / sqrtf(w.original[threadIdx.x]);
-                    smallest = min(smallest, pivot);
-                    largest = max(largest, pivot);
-                }
-                for_each_sum(sums,
-                             [&](int row, int col, float& sum) { sum = w.tile[row * TILE_PITCH + col]; });
             } else {
                 __syncthreads();  // the tile is whole
                 multiply_by_inverse(sums, w);
             }
-            for_each_sum(sums, [&](int row, int col, float& sum) {
-                const int r = i * TILE + row, c = j * TILE + col;
-                if (r < p.size && c <= r) factor[static_cast<long long>(r) * p.size + c] = sum;
-            });
+            store_tile(sums, p, factor, i, j);
             __syncthreads();  // the factor is read by all from here on, the tile is written again
         }
     }
-    if (threadIdx.x < TILE) {
-        w.root[threadIdx.x] = smallest;
-        w.original[threadIdx.x] = largest;
+    const float ratio = ratio_of(w, p, factor, z, shift);
+    if (threadIdx.x == 0) p.status[z] = {0, ratio};
+}
+
+// Several blocks factor a matrix, a column of tiles after the other by two launches each: the tile on the
+// diagonal of column `column`, a block for each matrix.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cholesky_diagonal(const __grid_constant__ CholeskyFactor p) {
+    DYNAMIC_SHARED(memory);
+    Workspace& w = *reinterpret_cast<Workspace*>(memory);
+    const int z = blockIdx.x, j = p.column;
+    if (!is_selected(p.selection, z)) {
+        if (j == 0 && threadIdx.x == 0) p.status[z] = p.selection.status[z];
+        return;
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int c = 1; c < TILE; ++c) {
-            smallest = min(smallest, w.root[c]);
-            largest = max(largest, w.original[c]);
-        }
-        p.status[z] = {0, smallest / largest};
+    if (j > 0 && p.status[z].info != 0) return;  // a column before this one failed
+    const float shift = shift_of(p, z);
+    float* factor = p.factor + static_cast<long long>(z) * p.size * p.size;
+    Sums sums;
+    begin_tile(sums, w, p, factor, z, j, j, shift);
+    const int info = finish_diagonal(sums, w, p, z, j);
+    if (info) {
+        if (threadIdx.x == 0) p.status[z] = {info, 0.0f};
+        return;
     }
+    store_tile(sums, p, factor, j, j);
+    __syncthreads();  // the diagonal of the factor is whole, and the tile is written again
+    const bool is_last = j + 1 == ceil_div(p.size, TILE);
+    const float ratio = is_last ? ratio_of(w, p, factor, z, shift) : 0.0f;
+    if (threadIdx.x == 0) p.status[z] = {0, ratio};
+}
+
+// The tiles below it, a block each.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cholesky_below(const __grid_constant__ CholeskyFactor p) {
+    DYNAMIC_SHARED(memory);
+    Workspace& w = *reinterpret_cast<Workspace*>(memory);
+    const int tiles = ceil_div(p.size, TILE), j = p.column, below = tiles - 1 - j;
+    const int z = blockIdx.x / below, i = j + 1 + blockIdx.x % below;
+    if (!is_selected(p.selection, z) || p.status[z].info != 0) return;
+    float* factor = p.factor + static_cast<long long>(z) * p.size * p.size;
+    const float* inverse = p.inverses + (static_cast<long long>(z) * tiles + j) * TILE * TILE;
+    for (int id = threadIdx.x; id < TILE * TILE; id += THREADS)
+        w.inverse[id / TILE * TILE_PITCH + id % TILE] = inverse[id];
+    Sums sums;
+    begin_tile(sums, w, p, factor, z, i, j, 0.0f);
+    __syncthreads();  // tile and inverse are there for all
+    multiply_by_inverse(sums, w);
+    store_tile(sums, p, factor, i, j);
 }
 
 struct CholeskySolve {

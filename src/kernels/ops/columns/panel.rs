@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::device::scale_to_units;
 use crate::error::Result;
-use crate::kernels::cuda::device::{launch, scratch};
+use crate::kernels::cuda::device::{launch, scratch, size};
 use crate::kernels::cuda::driver::Grid;
 use crate::kernels::cuda::table::to_i32;
 use crate::kernels::ops::symmetric::device::{Factor, MatrixBatch};
@@ -21,6 +21,8 @@ const THREADS: u32 = 128;
 /// Rows of a panel that one block of the Gram product takes, and how many of these blocks a panel has at most.
 const PART: usize = 512;
 const MOST_PARTS: usize = 400;
+/// Tiles beside each other from which several blocks factor a matrix.
+const MANY_TILES: usize = 8;
 
 /// `Which` of `panel.cuh`.
 const EVERY: i32 = 0;
@@ -69,6 +71,7 @@ struct CholeskyFactor {
     left_out: f32,
     size: i32,
     parts: i32,
+    column: i32,
 }
 
 /// As `cholesky.cu` lays it out.
@@ -142,7 +145,7 @@ pub(in crate::kernels) fn orthonormal_columns(
     for (number, pass) in passes.into_iter().enumerate() {
         let before = if number == 0 { 0 } else { at(number - 1)? };
         let selection = Selection { status: before, ..pass.selection };
-        panels.run(Pass { selection, ..pass }, at(number)?)?;
+        panels.run(Pass { selection, ..pass }, at(number)?, number <= usize::from(twice))?;
     }
     Ok(())
 }
@@ -176,8 +179,16 @@ impl Panels {
         Ok(Self { panel, shape, parts: Self::parts(shape), gram, factor, inverses, _memory: memory })
     }
 
-    /// One pass, whose outcome goes to `status`.
-    fn run(&self, Pass { selection, shift, left_out }: Pass, status: usize) -> Result<()> {
+    /// Tests whether several blocks factor a matrix: where it has many tiles, and one for each matrix leaves half of the
+    /// multiprocessors without work.
+    fn by_columns(&self) -> bool {
+        let [count, _, cols] = self.shape;
+        let multiprocessors = size().map_or(0, |(multiprocessors, _)| multiprocessors as usize);
+        cols.div_ceil(TILE) >= MANY_TILES && 2 * count <= multiprocessors
+    }
+
+    /// One pass, whose outcome goes to `status`; `expected`: it is one that all panels need.
+    fn run(&self, Pass { selection, shift, left_out }: Pass, status: usize, expected: bool) -> Result<()> {
         let ([count, rows, cols], parts, panel) = (self.shape, self.parts, self.panel);
         let (tiles, row_tiles) = (Self::triangle(cols), rows.div_ceil(TILE));
         let gram = self.gram.device_address()?;
@@ -201,6 +212,7 @@ impl Panels {
             left_out,
             size: to_i32(cols)?,
             parts: to_i32(parts)?,
+            column: 0,
         };
         let solve = CholeskySolve {
             panel,
@@ -217,7 +229,19 @@ impl Panels {
         // gives to others only after what is on the stream.
         unsafe {
             launch("gram_product", Grid::of(count * parts * tiles, THREADS, GRAM_SHARED)?, &product)?;
-            launch("cholesky_factor", Grid::of(count, THREADS, CHOLESKY_SHARED)?, &factorization)?;
+            if expected && self.by_columns() {
+                let across = cols.div_ceil(TILE);
+                for column in 0..across {
+                    let this = CholeskyFactor { column: to_i32(column)?, ..factorization };
+                    launch("cholesky_diagonal", Grid::of(count, THREADS, CHOLESKY_SHARED)?, &this)?;
+                    let below = count * (across - 1 - column);
+                    if below > 0 {
+                        launch("cholesky_below", Grid::of(below, THREADS, CHOLESKY_SHARED)?, &this)?;
+                    }
+                }
+            } else {
+                launch("cholesky_factor", Grid::of(count, THREADS, CHOLESKY_SHARED)?, &factorization)?;
+            }
             launch("cholesky_solve", Grid::of(count * row_tiles, THREADS, CHOLESKY_SHARED)?, &solve)
         }
     }
