@@ -154,7 +154,8 @@ class SymmetricKernels:
         terms = Terms(alpha=Factor(None, 1.0))
         blocks = batch * tiles
         if kernel == MMA[0]:
-            what: Any = Product(Matrices.of(x), Matrices.of(x), Matrices.of(out), terms, size, depth, tiles, 1)
+            operands = (Matrices.of(x), Matrices.of(x), Matrices.of(out))
+            what: Any = Product(*operands, terms, size, depth, tiles, 1)
         else:
             what = _aligned(GroupProduct)
             pairs = down * down // 4 + -(-down // 4)

@@ -81,7 +81,7 @@ def test_orthonormal_right_factors_hold_there(environment: dict[str, str]) -> No
 
 @needs_nvrtc
 def test_few_matrices_with_many_columns_are_factored_by_several_blocks(environment: dict[str, str]) -> None:
-    """Columns of eight tiles: a block for each of them and for the tiles below, in the pass that every matrix needs."""
+    """Columns of eight tiles: a block for each and for those below, in the pass that every matrix needs."""
     run(
         {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20"},
         """
