@@ -217,6 +217,29 @@ def test_muon_has_room_for_matrices_of_any_shape(environment: dict[str, str], sh
     )
 
 
+LAUNCHED = """
+def polar(x):
+    u, _, v = torch.linalg.svd(x.double(), full_matrices=False)
+    return u @ v
+
+def launched(shape, count, kinds):
+    '''How many kernels of each kind a step of Muon launches, whose updates are about polar factors.'''
+    params = parameters(*[shape] * count)
+    grads = [p.grad.clone() for p in params]
+    before = [p.detach().clone() for p in params]
+    keys = {"adjust_lr": None, "orth_method": "standard", "orth_dtype": "bfloat16"}
+    made = oxidion.Muon(params, lr=1.0, weight_decay=0.0, **keys)
+    start = [driver.emulator_launches_of(kind.encode()) for kind in kinds]
+    made.step()
+    found = [driver.emulator_launches_of(kind.encode()) - then for kind, then in zip(kinds, start)]
+    for old, new, grad in zip(before, params, grads):
+        update = (old - new.detach()).double()
+        cosine = (update * polar(grad)).sum() / update.norm() / polar(grad).norm()
+        assert cosine > 0.99, (shape, cosine)
+    return found
+"""
+
+
 @needs_nvrtc
 def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fill(
     environment: dict[str, str],
@@ -224,32 +247,15 @@ def test_matrices_of_a_shape_are_multiplied_together_by_the_kernel_that_they_fil
     """Tall ones too, whose short side is that of the products."""
     run(
         environment,
+        LAUNCHED,
         """
-        def polar(x):
-            u, _, v = torch.linalg.svd(x.double(), full_matrices=False)
-            return u @ v
-
-        def launched():
-            kinds = (b"symmetric_mma", b"symmetric_wgmma", b"")
-            return [driver.emulator_launches_of(kind) for kind in kinds]
-
+        kinds = "symmetric_mma", "symmetric_wgmma", ""
         # The device has four multiprocessors. Warpgroups take aligned rows, with a tile for each of those.
         cases = ((136, 200), 1, 0), ((200, 136), 2, 1), ((304, 264), 1, 1), ((135, 200), 4, 0)
         for shape, count, by_groups in cases:
-            params = parameters(*[shape] * count)
-            grads = [p.grad.clone() for p in params]
-            before = [p.detach().clone() for p in params]
-            keys = {"adjust_lr": None, "orth_method": "standard", "orth_dtype": "bfloat16"}
-            made = oxidion.Muon(params, lr=1.0, weight_decay=0.0, **keys)
-            start = launched()
-            made.step()
-            mma, wgmma, everything = [now - then for now, then in zip(launched(), start)]
+            mma, wgmma, everything = launched(shape, count, kinds)
             assert [mma, wgmma] == [10 * (1 - by_groups), 10 * by_groups], (shape, mma, wgmma)
             assert everything == 13  # with the momentum and its norm before and the update after
-            for old, new, grad in zip(before, params, grads):
-                update = (old - new.detach()).double()
-                cosine = (update * polar(grad)).sum() / update.norm() / polar(grad).norm()
-                assert cosine > 0.99, (shape, cosine)
         """,
     )
 
@@ -259,30 +265,13 @@ def test_long_products_of_few_tiles_are_cut_along_the_depth(environment: dict[st
     """Of a device with 20 multiprocessors three tiles leave more than half without work."""
     run(
         {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20"},
+        LAUNCHED,
         """
-        def polar(x):
-            u, _, v = torch.linalg.svd(x.double(), full_matrices=False)
-            return u @ v
-
-        def launched():
-            kinds = ("part", "total", "bfloat16")
-            return [driver.emulator_launches_of(f"symmetric_mma_{kind}".encode()) for kind in kinds]
-
+        kinds = "symmetric_mma_part", "symmetric_mma_total", "symmetric_mma_bfloat16"
         # Five iterations: a product as deep as the matrix is long, and one as deep as it is high.
         cases = ((136, 600), 1, [5, 5, 5]), ((136, 600), 4, [0, 0, 10]), ((136, 500), 1, [0, 0, 10])
         for shape, count, expected in cases:
-            params = parameters(*[shape] * count)
-            grads = [p.grad.clone() for p in params]
-            before = [p.detach().clone() for p in params]
-            keys = {"adjust_lr": None, "orth_method": "standard", "orth_dtype": "bfloat16"}
-            made = oxidion.Muon(params, lr=1.0, weight_decay=0.0, **keys)
-            start = launched()
-            made.step()
-            assert [now - then for now, then in zip(launched(), start)] == expected, (shape, count)
-            for old, new, grad in zip(before, params, grads):
-                update = (old - new.detach()).double()
-                cosine = (update * polar(grad)).sum() / update.norm() / polar(grad).norm()
-                assert cosine > 0.99, (shape, cosine)
+            assert launched(shape, count, kinds) == expected, (shape, count)
         """,
     )
 
