@@ -35,7 +35,7 @@ from oxidion._oxidion import (
 
 SECONDS = "OXIDION_SELF_CHECK_SECONDS"
 """Environment variable: seconds that the check of a source may take, without compiling."""
-CHECKS = 3
+CHECKS = 4
 """Version of what is checked: verdicts of another one do not count."""
 LIMIT, STARTING = 20.0, 120.0
 """Seconds for a source, and until the process that compares has begun."""

@@ -64,6 +64,8 @@ class Setting:
     waits: bool = False
     tiled: bool = False
     """True for so many matrices that each multiprocessor has a tile of their products."""
+    wide: tuple[tuple[int, ...], ...] = ()
+    """Shapes beside the others on a real device: an emulated one would take too long."""
     group: dict[str, Any] = field(default_factory=dict)
     """Keys of the group."""
 
@@ -161,6 +163,10 @@ KERNELS: dict[str, Setting] = {
     "select.cu Dion2": Setting("Dion2", {"orth_dtype": "float32"}, shapes=MATRICES, bar=1e-3),
     "columns.cu gram.cu cholesky.cu Dion": Setting(
         "Dion", {"rank_fraction": 0.25}, shapes=MATRICES, bar=1e-3
+    ),
+    # 460 columns: several blocks factor a matrix.
+    "columns.cu gram.cu cholesky.cu Dion wide": Setting(
+        "Dion", {"rank_fraction": 0.9}, shapes=((70, 64),), bar=1e-3, wide=((520, 512),)
     ),
     "jacobi.cu low_rank.cu GaLore": Setting(
         "GaLoreAdamW", {"rank": 16, "update_proj_gap": 2}, shapes=MATRICES, bar=1e-2, waits=True
@@ -284,6 +290,8 @@ def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
     if setting.tiled and device.type == "cuda":
         count = -(-torch.cuda.get_device_properties(device).multi_processor_count // TILES)
         setting = replace(setting, shapes=setting.shapes * count)
+    if device.type == "cuda":
+        setting = replace(setting, shapes=setting.shapes + setting.wide)
     rooms = []
     params, optimizer = made(setting, device)
     for param in params:
