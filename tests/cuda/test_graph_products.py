@@ -43,11 +43,14 @@ def assert_alike(ours, optimizer, expected, reference, step):
 
 MATRICES = "(40, 30), (64, 24), (24, 64), (40, 30)"
 LARGE = "(136, 200), (200, 136)"  # by the kernels of symmetric products
+LONG = "(136, 600), (560, 136)"  # cut along the depth where a device has many multiprocessors
+MANY = {"OXIDION_EMULATED_MULTIPROCESSORS": "20"}
 HALF = "orth_dtype='bfloat16'"
 CASES = [
     ("Muon", "p, lr=0.02, weight_decay=0.1, orth_dtype='float32'", MATRICES),
     ("Muon", f"p, lr=0.02, weight_decay=0.1, nesterov=True, {HALF}", LARGE),
     ("Muon", f"p, lr=0.02, orth_method='gram', cautious_wd=True, {HALF}", LARGE),
+    ("Muon", f"p, lr=0.02, orth_method='standard', {HALF}", LONG),
     ("NorMuon", "p, lr=0.02, weight_decay=0.1, orth_dtype='float32'", MATRICES),
     ("NorMuon", f"p, lr=0.02, weight_decay=0.1, {HALF}", LARGE),
     ("Dion", "p, lr=0.02, weight_decay=0.1, rank_fraction=0.5", MATRICES),
@@ -68,7 +71,7 @@ def test_replays_have_the_numbers_of_steps_with_settings_of_their_own(
     environment: dict[str, str], name: str, arguments: str, shapes: str
 ) -> None:
     run(
-        environment,
+        {**environment, **MANY} if shapes == LONG else environment,
         CAPTURED,
         f"""
         dtype = torch.{"bfloat16" if "rounding" in arguments or "bits" in arguments else "float32"}
@@ -95,6 +98,7 @@ def test_replays_have_the_numbers_of_steps_with_settings_of_their_own(
         [capture] = Capture.made
         assert capture.replays == 6
         assert capture.recording.launches > 0 and capture.recording.recorder.operations
+        assert bool(driver.emulator_launches_of(b"symmetric_mma_total")) == {shapes == LONG}
         """,
     )
 

@@ -44,15 +44,13 @@ struct Tile {
     int col;
 };
 
-// Tile number `index` of a lower triangle counted row by row, where row i has Width * (i + 1) tiles.
-// The square root is an estimate; the loops make it exact.
-template <int Width>
+// Tile number `index` of a lower triangle counted row by row. The square root is an estimate; the loops make
+// it exact.
 __device__ __forceinline__ Tile triangular_tile(int index) {
-    const int pair = index / Width;
-    int row = static_cast<int>((estimated_root(8.0f * static_cast<float>(pair) + 1.0f) - 1.0f) * 0.5f);
-    while ((row + 1) * (row + 2) / 2 <= pair) ++row;
-    while (row * (row + 1) / 2 > pair) --row;
-    return {row, index - Width * (row * (row + 1) / 2)};
+    int row = static_cast<int>((estimated_root(8.0f * static_cast<float>(index) + 1.0f) - 1.0f) * 0.5f);
+    while ((row + 1) * (row + 2) / 2 <= index) ++row;
+    while (row * (row + 1) / 2 > index) --row;
+    return {row, index - row * (row + 1) / 2};
 }
 
 __host__ __device__ constexpr int ceil_div(int a, int b) {

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gram_product(const __gr
     float* stages = reinterpret_cast<float*>(memory);
     const int index = blockIdx.x / p.tiles, z = index / p.parts, part = index % p.parts;
     if (!is_selected(p.selection, z)) return;
-    const Tile tile = triangular_tile<1>(blockIdx.x % p.tiles);
+    const Tile tile = triangular_tile(blockIdx.x % p.tiles);
     const int first_row = tile.row * TILE, first_col = tile.col * TILE;
     const float* panel = matrix_start<const float>(p.panel, z);
     const int part_rows = ceil_div(ceil_div(p.rows, DEPTH), p.parts) * DEPTH;

@@ -298,7 +298,7 @@ __device__ __forceinline__ void symmetric_product(const SymmetricProduct& p) {
     DYNAMIC_SHARED(shared);
     const int block_of_tile = Does == PART ? blockIdx.x / p.parts : blockIdx.x;
     const int z = block_of_tile / p.tiles;
-    const Tile tile = triangular_tile<1>(block_of_tile % p.tiles);
+    const Tile tile = triangular_tile(block_of_tile % p.tiles);
     const int first_row = tile.row * TILE, first_col = tile.col * TILE;
     const int warp = threadIdx.x / WARP;
     const int warp_row = warp % 2 * WARP_ROWS, warp_col = warp / 2 * WARP_COLS;

@@ -1,15 +1,15 @@
 //! Symmetric products of 16-bit matrices, of which one triangle is computed.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, ordinal, size};
+use crate::kernels::cuda::device::{is_entered, launch, multiprocessors, ordinal, scratch, size};
 use crate::kernels::cuda::driver::{Boxes, Grid, TensorMap, tensor_map};
 use crate::kernels::cuda::sources::When;
 use crate::kernels::cuda::table::to_i32;
 use crate::kernels::ops::symmetric::measured::{ProductClass, measured};
 use crate::kernels::stay::Tier;
-use crate::tensor::{address_of, is_emulated, to_i64};
+use crate::tensor::{DType, Device, address_of, is_emulated, to_i64};
 
 /// Bytes of shared memory of a block.
 pub(in crate::kernels) const SHARED: u32 = 65536;
@@ -23,8 +23,8 @@ const THREADS: u32 = 256;
 /// Columns at least of a part of the depth, and so many times as many as rows that a product has to have for it.
 const PART: usize = 256;
 const DEEP: usize = 4;
-/// Bytes of the sums of a tile.
-const SUMS: usize = TILE * TILE * 4;
+/// Sums of a tile.
+const SUMS: usize = TILE * TILE;
 /// Rows of a product from which less than all of its tiles are computed.
 const FROM: i64 = 129;
 /// Threads of a block of `symmetric_wgmma.cu`, and its blocks that take a pair of tiles.
@@ -168,7 +168,7 @@ pub(in crate::kernels) fn symmetric_product(
     if product.tiles()? >= blocks && product.is_aligned() {
         product.by_groups(blocks)?;
     } else {
-        product.by_warps(out.device())?;
+        product.by_warps(Device::counted(out)?)?;
     }
     Ok(true)
 }
@@ -328,9 +328,9 @@ impl Product {
         let Matrices { shape: [size, depth], .. } = self.matrices[0];
         let [left, right, out] = self.matrices.map(|x| x.batch());
         let parts = self.parts();
-        let sums =
-            if parts > 1 { self.matrices[0].count * self.tiles_of_one() * parts * SUMS / 4 } else { 0 };
-        let partial = Tensor::f_empty([to_i64(sums)?], (Kind::Float, place))?;
+        let tiles = self.matrices[0].count * self.tiles_of_one();
+        let room = (parts > 1).then(|| scratch(tiles * parts * SUMS, DType::F32, place)).transpose()?;
+        let partial = room.as_ref().map_or(Ok(0), |(_, sums)| sums.device_address())?;
         let product = SymmetricProduct {
             left: left?,
             right: right?,
@@ -340,7 +340,7 @@ impl Product {
             depth: to_i32(depth)?,
             tiles: to_i32(self.tiles_of_one())?,
             parts: to_i32(parts)?,
-            partial: if parts > 1 { address_of(&partial) } else { 0 },
+            partial,
         };
         let grid = Grid { blocks: self.tiles()?, threads: THREADS, shared: SHARED };
         // SAFETY: the layout is asserted above; the tensors, the sums of parts among them, are memory of the device, and
