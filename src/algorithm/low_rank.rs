@@ -12,8 +12,9 @@ use crate::spec::{
 use crate::tensor::{DType, Lent};
 
 /// Option keys of these optimizers.
-pub(super) const OPTIONS: [&str; 8] = [
+pub(super) const OPTIONS: [&str; 9] = [
     "rank",
+    "owned_states",
     "proj_type",
     "update_proj_gap",
     "decay_order",
@@ -26,6 +27,8 @@ pub(super) const OPTIONS: [&str; 8] = [
 /// The states that all of them have, in this order.
 pub(super) const MOMENTUM: usize = 0;
 pub(super) const VARIANCE: usize = 1;
+/// Those that lie with the owners of matrices where it is asked for (`LowRank::is_owned`).
+pub(super) const OWNED: [usize; 2] = [MOMENTUM, VARIANCE];
 
 /// Sides of a matrix that are projected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub(super) struct LowRank {
     momentum_dtype: Option<DType>,
     variance_dtype: Option<DType>,
     storage: StateStorage,
+    /// True if moments of which several processes would have the same lie with the owners of matrices.
+    owned: bool,
 }
 
 impl LowRank {
@@ -83,7 +88,15 @@ impl LowRank {
             momentum_dtype: options.dtype("momentum_dtype")?,
             variance_dtype: options.dtype("variance_dtype")?,
             storage: StateStorage::from_options(options)?,
+            owned: StateStorage::is_owned(options)?,
         })
+    }
+
+    /// Tests whether the moments of these matrices lie with the owners: where each would be with several, as a side that is
+    /// projected is cut or there are copies of the parameters.
+    pub(super) fn is_owned(&self, class: &UnitShape, sides: &[Side]) -> bool {
+        let is_cut = sides.iter().any(|side| class.num_shards[side.index()] > 1);
+        self.owned && !class.alone && (is_cut || class.copies)
     }
 
     /// The rank of the projected gradient; 0 where nothing is projected.

@@ -156,8 +156,14 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
         {"rank": 2, "proj_type": "full"},
         {"rank": 2, "rotate_moments": True, "update_proj_gap": 2},
         {"rank": 2, "stagger": True, "update_proj_gap": 3},
+        {"rank": 2, "owned_states": True, "state_bits": 32},
     ),
-    "APOLLOAdamW": (*LOW_RANK, {"rank": 2, "scale_type": "tensor"}, {"rank": 2, "seed": 5}),
+    "APOLLOAdamW": (
+        *LOW_RANK,
+        {"rank": 2, "scale_type": "tensor"},
+        {"rank": 2, "seed": 5},
+        {"rank": 2, "owned_states": True},
+    ),
     "SOAP": (
         {"eps": 1e-4},
         {"precondition_frequency": 1},
@@ -183,7 +189,7 @@ OWN: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "APOLLOMini": (
         {"scale": 4.0},
-        {"update_proj_gap": 2},
+        {"update_proj_gap": 2, "owned_states": True},
         {"scale": 1.0, "eps": 1e-4, "rank": 1, "proj_type": "left", "scale_type": "tensor", "seed": 5},
         {"scale": 1.0, "cautious_wd": True, "weight_decay": 0.1, "decay_order": "torch"},
     ),

@@ -17,7 +17,16 @@ from support.inputs import gaussian, gradients
 from . import jobs
 
 SHAPES = ((12, 8), (9, 14), (3, 6, 5))
-KEYS = {"lr": 2.0**-6, "precondition_frequency": 2}
+KEYS = {"precondition_frequency": 2}
+LOW_RANK = {"rank": 2, "update_proj_gap": 2, "state_bits": 32}
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "SOAPMuon": {**KEYS, "orth_dtype": "float64"},
+    "SOAP kl": {**KEYS, "variant": "kl"},
+    "GaLoreAdamW": {**LOW_RANK, "rotate_moments": True, "stagger": True},
+    "APOLLOAdamW": LOW_RANK,
+    "APOLLOMini": {"update_proj_gap": 2},
+}
+"""Settings by name: a class, and what is behind it tells settings apart."""
 
 
 def _params(layout: Any) -> list[nn.Parameter]:
@@ -35,10 +44,7 @@ def _weights(shapes: Sequence[tuple[int, ...]], layout: Any) -> list[nn.Paramete
 
 def _optimizer(name: str, params: list[nn.Parameter], layout: Any, **keys: Any) -> Any:
     mesh = {} if layout is not None else {"distributed_mesh": dist.group.WORLD}
-    extra = {"orth_dtype": "float64"} if name == "SOAPMuon" else {}
-    cls, _, variant = name.partition(" ")
-    extra |= {"variant": variant} if variant else {}
-    return getattr(oxidion, cls)(params, **KEYS, **extra, **mesh, **keys)
+    return getattr(oxidion, name.split()[0])(params, 2.0**-6, **OWN_KEYS.get(name, KEYS), **mesh, **keys)
 
 
 def _steps(optimizer: Any, params: list[nn.Parameter], layout: Any, count: int, seed: int = 0) -> None:
@@ -102,13 +108,15 @@ def goes_on(name: str, layout: Any) -> tuple[bool, bool]:
     return synchronized, loaded
 
 
-def elements(owned: bool) -> int:
-    """Elements of all states that this rank has, of weights that all ranks have."""
-    params = _params(None)
-    optimizer = _optimizer("SOAP", params, None, owned_states=owned)
-    _steps(optimizer, params, None, 2)
-    held = (v for own in optimizer.state.values() for key, v in own.items() if key != "step")
-    return sum(getattr(value, "_local_tensor", value).numel() for value in held)
+def elements(name: str, layout: Any, owned: bool) -> tuple[int, int]:
+    """Elements of the moments and of all other states that this rank has."""
+    params = _params(layout)
+    optimizer = _optimizer(name, params, layout, owned_states=owned)
+    _steps(optimizer, params, layout, 2)
+    held = [(key, v) for own in optimizer.state.values() for key, v in own.items() if key != "step"]
+    counts = [(key.startswith("exp_avg"), getattr(v, "_local_tensor", v).numel()) for key, v in held]
+    moments = sum(count for is_moment, count in counts if is_moment)
+    return moments, sum(count for _, count in counts) - moments
 
 
 def more_parameters() -> None:

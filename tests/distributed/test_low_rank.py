@@ -88,6 +88,28 @@ STEPS: dict[str, Any] = {
 }
 
 
+OWNED = {"owned_states": True, "state_bits": 32}
+
+
+def test_moments_with_their_owners_send_no_more_than_copies_of_them() -> None:
+    low = RANK * M * 4
+    # Their sum to the owner of each matrix and what it makes of it back: together an all-reduce.
+    assert _every_step(FSDP, WIDE) == [(RS, COUNT * low), (AG, low)]
+    assert _every_step(COLUMNS, TALL) == [(RS, COUNT * low), (AG, low)]
+    # Replicas have the gradients: the owner's direction goes to all.
+    assert _every_step(REPLICAS, TALL) == [(AG, low)]
+    # Cut along the side that is not projected, moments are cut as parameters are, and stay there.
+    assert _every_step(FSDP, TALL) == []
+    # With replicas of these a rank sends its halves to the owner, which is one of four, and gets what it makes of them.
+    assert _every_step(HSDP, TALL) == [(A2A, COUNT * low // 2), (AG, low), (A2A, COUNT * low // 2)]
+
+
+def _every_step(setting: Setting, shape: tuple[int, int], **kwargs: Any) -> list[tuple[str, int]]:
+    sent, _ = traffic(setting, shape, **OWNED, **kwargs)
+    assert sent[1] == sent[2]
+    return sent[1]
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_galore_sends_for_new_projections_only_when_they_are_due(name: str) -> None:
     setting, shape, kwargs, every, due = STEPS[name]
@@ -126,6 +148,19 @@ def test_apollo_sends_one_number_for_each_matrix_where_the_projected_side_is_not
         assert sent == [every] * (GAP + 1)
     sent, _ = traffic(FSDP, TALL, oxidion.APOLLOMini, rank=1)
     assert sent == [[both, number]] * (GAP + 1)
+
+
+def test_apollo_sends_the_factors_only_where_owners_have_the_moments() -> None:
+    number, kind = (AR, COUNT * 8), oxidion.APOLLOAdamW
+    for setting, shape, every in (
+        (FSDP, TALL, [number]),
+        (FSDP, WIDE, [(RS, COUNT * RANK * M * 4), (AG, M * 8), number]),
+        (REPLICAS, TALL, [(AG, M * 8)]),
+    ):
+        sent, _ = traffic(setting, shape, kind, owned_states=True)
+        assert sent == [every] * (GAP + 1)
+    sent, _ = traffic(REPLICAS, TALL, oxidion.APOLLOMini, rank=1, owned_states=True)
+    assert sent == [[(AG, 2 * 8)]] * (GAP + 1)
 
 
 @pytest.mark.parametrize(

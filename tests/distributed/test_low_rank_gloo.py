@@ -19,20 +19,33 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("APOLLOMini", {"update_proj_gap": 2}),
 )
 IDS = ["galore", "galore-rotate-stagger", "apollo", "mini"]
+OWNED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("GaLoreAdamW", {**GALORE, "rotate_moments": True, "state_bits": 32, "owned_states": True}),
+    ("APOLLOAdamW", {**GALORE, "owned_states": True}),
+    ("APOLLOMini", {"update_proj_gap": 2, "owned_states": True}),
+)
+"""Moments with the owners of matrices; a checkpoint needs the word of all ranks first."""
 # Of the way of the steps in float64; gradients are summed in another order on every layout.
 CLOSE = 1e-11
 
 
 @pytest.mark.parametrize(
     "case",
-    ["galore-default", "galore-rotate", "galore-exact", "galore-full", "apollo-default", "apollo-tensor"],
+    [
+        *("galore-default", "galore-rotate", "galore-exact", "galore-full", "apollo-default", "apollo-tensor"),
+        *("galore-owned", "galore-owned-rotate-full", "apollo-owned", "apollo-owned-tensor"),
+    ],
 )
 @pytest.mark.parametrize("setting", ["fsdp4-dim0", "fsdp4-dim1", "hsdp", "fsdp2-tp2"])
 def test_steps_on_four_processes_equal_one_process(groups: Groups, case: str, setting: str) -> None:
     assert max(groups[4].run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-11
 
 
-@pytest.mark.parametrize(("name", "keys"), MODELS, ids=IDS)
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [*MODELS, *OWNED],
+    ids=[*IDS, "galore-owned", "apollo-owned", "mini-owned"],
+)
 @pytest.mark.parametrize("kind", ["rows", "columns", "ddp"])
 def test_wrapped_model_on_two_processes_equals_one_process(
     groups: Groups, kind: str, name: str, keys: dict[str, Any]

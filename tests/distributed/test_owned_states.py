@@ -19,7 +19,8 @@ from .test_basis import A2A, AG, HSDP, RANKS, REPLICAS, ROWS, M, N, elements, tr
 
 LAYOUTS: tuple[Any, ...] = (("S", 0), ("S", 1), None)
 IDS = ["rows", "columns", "replicas"]
-NAMES = ["SOAP", "SOAPMuon", "SOAP kl"]
+BASES = ["SOAP", "SOAPMuon", "SOAP kl"]
+NAMES = [*BASES, "GaLoreAdamW", "APOLLOAdamW", "APOLLOMini"]
 
 
 def test_a_step_sends_the_gradient_and_the_update_only() -> None:
@@ -38,11 +39,11 @@ def test_a_basis_of_the_uncut_side_moves_where_that_sends_less() -> None:
         assert traffic(ROWS, tall, owned_states=True, **kwargs) == traffic(ROWS, tall, **kwargs)
 
 
-@pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.SOAPMuon])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("setting", [ROWS, REPLICAS, HSDP], ids=str)
-def test_weights_without_a_gradient_keep_their_states(cls: Any, setting: Setting) -> None:
-    exact = {} if cls is oxidion.SOAP else {"orth_dtype": "float64"}
-    settings = {"lr": 2.0**-6, "precondition_frequency": 2, **exact}
+def test_weights_without_a_gradient_keep_their_states(name: str, setting: Setting) -> None:
+    cls = getattr(oxidion, name.split()[0])
+    settings = {"lr": 2.0**-6, **owning.OWN_KEYS.get(name, owning.KEYS)}
     shapes = ((12, 8), (8, 12), (9, 7), (12, 8))
     one, other = (
         Case("missing", cls, cls.ALGORITHM, {**settings, "owned_states": owned}, (Group(shapes),))
@@ -60,17 +61,20 @@ def test_weights_without_a_gradient_keep_their_states(cls: Any, setting: Setting
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
 
 
-def test_states_of_eight_bits_are_refused() -> None:
+@pytest.mark.parametrize("cls", [oxidion.SOAP, oxidion.GaLoreAdamW, oxidion.APOLLOAdamW])
+def test_states_of_eight_bits_are_refused(cls: Any) -> None:
     param = torch.nn.Parameter(torch.ones(8, 8))
+    rank = {} if cls is oxidion.SOAP else {"rank": 2}
     with pytest.raises(ValueError, match="owned_states keeps states of 32 bits"):
-        oxidion.SOAP([param], owned_states=True, state_bits=8).plan()
+        cls([param], owned_states=True, state_bits=8, **rank).plan()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_checkpoint_is_that_of_sharded_states(groups: Groups, name: str, layout: Any) -> None:
     for found in groups[2].run(owning.beside_sharded, name, layout):
-        assert found.keys() >= {"weights", "exp_avg_sq", "L", "R", "Q_L", "Q_R", "basis_step"}
+        of_bases = {"L", "R", "Q_L", "Q_R", "basis_step"} if name in BASES else {"exp_avg"}
+        assert found.keys() >= {"weights", "exp_avg_sq", *of_bases}
         assert ("eigen_left" in found) == ("eigen_right" in found) == name.endswith("kl")
         # Gradients and sums of squares are rounded in another order.
         assert max(found.values()) <= 1e-9, found
@@ -82,10 +86,27 @@ def test_steps_go_on_after_a_checkpoint_bit_for_bit(groups: Groups, name: str, l
     assert groups[2].run(owning.goes_on, name, layout) == [(True, True)] * 2
 
 
-def test_replicas_hold_each_state_once(groups: Groups) -> None:
-    alone, owned = (groups[2].run(owning.elements, is_owned) for is_owned in (False, True))
-    assert sum(owned) == alone[0] == alone[1]
-    assert min(owned) > 0
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
+    alone, owned = (groups[2].run(owning.elements, name, None, is_owned) for is_owned in (False, True))
+    (moments, others), twin = alone
+    assert twin == (moments, others)
+    assert sum(own for own, _ in owned) == moments
+    assert min(own for own, _ in owned) > 0
+    # All states of bases lie with the owner; those of projections that others need too do not.
+    assert sum(own for _, own in owned) == (1 if name in BASES else 2) * others
+
+
+@pytest.mark.parametrize("name", ["GaLoreAdamW", "APOLLOAdamW"])
+def test_ranks_that_cut_the_projected_side_hold_each_moment_once(groups: Groups, name: str) -> None:
+    of_columns, of_rows = (
+        [groups[2].run(owning.elements, name, ("S", dim), is_owned) for is_owned in (False, True)]
+        for dim in (1, 0)
+    )
+    whole, _ = groups[2].run(owning.elements, name, None, False)[0]  # copies have all
+    for alone, owned in (of_columns, of_rows):
+        assert sum(own for own, _ in owned) == whole < sum(own for own, _ in alone)
+        assert [others for _, others in owned] == [others for _, others in alone]
 
 
 def test_another_group_of_parameters_is_refused_with_a_way_out(groups: Groups) -> None:

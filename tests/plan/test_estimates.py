@@ -193,6 +193,16 @@ def test_states_of_eight_bits_and_projections_are_smaller() -> None:
     assert states(algorithm="galore_adamw", projection_rank=64) < states(algorithm="galore_adamw")
 
 
+@pytest.mark.parametrize("algorithm", ["galore_adamw", "apollo_adamw"])
+@pytest.mark.parametrize("mesh", [{"dp": 4}, {"fs": 4}], ids=str)
+def test_moments_with_owners_leave_less_to_each(algorithm: str, mesh: dict[str, int]) -> None:
+    alone, owned = (
+        simulate("gpt-160m", mesh, Settings(algorithm, projection_rank=256, owned_states=is_owned))[0]
+        for is_owned in (False, True)
+    )
+    assert owned.memory["states"] < 0.78 * alone.memory["states"]
+
+
 def test_experts_lie_on_their_axis() -> None:
     simulated, plan = simulate("mixtral-8x7b", {"fs": 4, "ep": 8}, Settings("muon", device="cuda"))
     rows = {row["name"]: row for row in plan.rows()}

@@ -34,6 +34,8 @@ def _galore(name: str, *groups: Group, keys: Mapping[str, Any] | None = None, **
 # Between both bases of one gradient its projection is diagonal. Adam would make rounding noise of the rest as
 # large as the diagonal, unless epsilon is above the noise.
 FULL = {"proj_type": "full", "eps": 0.25, "scale": 1.0}
+# Owners keep moments of 32 bits.
+OWNED = {"owned_states": True, "state_bits": 32}
 
 GALORE_CASES: tuple[Case, ...] = (
     _galore("default"),
@@ -64,6 +66,16 @@ GALORE_CASES: tuple[Case, ...] = (
     _galore("no-decay", weight_decay=0.0),
     _galore("fallback", Group(OTHERS), Group(OTHERS, {"rank": None}), Group(OTHERS, {"rank": 8})),
     _galore("fallback-late", Group(OTHERS, {"rank": None}), decay_order="galore"),
+    _galore("owned", **OWNED),
+    _galore("owned-right", proj_type="right", update_proj_gap=3, **OWNED),
+    _galore("owned-left", proj_type="left", decay_order="galore", **OWNED),
+    _galore("owned-full", **FULL, **OWNED),
+    _galore("owned-long", Group(LONG), **OWNED),
+    _galore("owned-sketch", Group(SKETCHED), svd="random", rank=3, update_proj_gap=3, **OWNED),
+    _galore("owned-rotate", rotate_moments=True, stagger=True, **OWNED),
+    _galore("owned-rotate-full", rotate_moments=True, **FULL, **OWNED),
+    _galore("owned-experts", Group(EXPERTS), cautious_wd=True, **OWNED),
+    _galore("owned-fallback", Group(OTHERS), Group(OTHERS, {"rank": None}), **OWNED),
     _galore(
         "mixed",
         Group(SHAPES[:3]),
@@ -91,6 +103,11 @@ APOLLO_CASES: tuple[Case, ...] = (
     _apollo("maximize", maximize=True),
     _apollo("eps", eps=0.25, betas=(0.5, 0.75)),
     _apollo("seed", seed=7),
+    _apollo("owned", owned_states=True),
+    _apollo("owned-tensor", scale_type="tensor", scale=4.0, owned_states=True),
+    _apollo("owned-reverse", proj_type="reverse_std", update_proj_gap=3, owned_states=True),
+    _apollo("owned-experts", Group(EXPERTS), cautious_wd=True, owned_states=True),
+    _apollo("owned-fallback", Group(OTHERS), Group(OTHERS, {"rank": None}), owned_states=True),
     _apollo("fallback", Group(OTHERS), Group(OTHERS, {"rank": None})),
     _apollo("mini", cls=oxidion.APOLLOMini, rank=1, scale=128.0, scale_type="tensor"),
 )

@@ -72,7 +72,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--owned-states",
         action="store_true",
-        help="of soap and soap_muon: states lie with owners of matrices",
+        help="of soap, soap_muon, galore_adamw and apollo_adamw: states lie with owners of matrices",
     )
     add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
     add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")

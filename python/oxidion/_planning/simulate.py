@@ -42,7 +42,7 @@ class Settings:
         state_bits: 8 for moments in one byte.
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
-        owned_states: of SOAP and SOAPMuon: whether states lie with the owners of matrices.
+        owned_states: of SOAP, SOAPMuon, GaLoreAdamW and APOLLOAdamW: whether states lie with the owners of matrices.
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.
         tokens: of a training step, over all ranks; 0 if not given.

@@ -20,6 +20,7 @@ LOW_RANK_SCHEMA: dict[str, Field] = {
     "update_proj_gap": validate.count(200),
     "decay_order": validate.word("torch", "torch", "galore"),
     "seed": validate.count(0, low=0),
+    "owned_states": validate.flag(False),
 }
 """Group keys of every class."""
 

@@ -48,6 +48,9 @@ class APOLLOAdamW(LowRankOptimizer):
             (columns), "unsharded" (the one that is not cut; depends on the layout).
         decay_order: decay before the update ("torch") or after it ("galore").
         state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
+        owned_states: keep the moments of a weight with one process, its owner, where several would have the
+            same: it sends the others the factors, and they share the memory. Needs ``state_bits=32``. Call
+            ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the projections and of stochastic rounding.
         state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
             parameters).
@@ -80,6 +83,7 @@ class APOLLOAdamW(LowRankOptimizer):
         proj_type: Literal["std", "reverse_std", "left", "right", "unsharded"] = "std",
         decay_order: Literal["torch", "galore"] = "galore",
         state_bits: Literal[8, 32] = 32,
+        owned_states: bool = False,
         seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,

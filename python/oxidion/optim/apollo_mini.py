@@ -41,6 +41,7 @@ class APOLLOMini(APOLLOAdamW):
         proj_type: Literal["std", "reverse_std", "left", "right", "unsharded"] = "std",
         decay_order: Literal["torch", "galore"] = "galore",
         state_bits: Literal[8, 32] = 32,
+        owned_states: bool = False,
         seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,

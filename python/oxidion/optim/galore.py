@@ -51,6 +51,9 @@ class GaLoreAdamW(LowRankOptimizer):
         state_bits: bits of an element of the moments: 8 (codes, see docs/low-precision.md) or 32.
         block_size: elements of a row of the moments that share a scale.
         min_quant_numel: moments of fewer elements keep ``state_dtype``.
+        owned_states: keep the moments of a weight with one process, its owner, where several would have the
+            same: it sends the others what the projection turns back, and they share the memory. Needs ``state_bits=32``. Call
+            ``synchronize_for_checkpoint()`` on all ranks before ``state_dict()``.
         seed: of the sketches of ``svd="random"`` and of stochastic rounding.
         state_dtype: dtype of the moments that are not of 8 bits; None means float32 (float64 for float64
             parameters).
@@ -87,6 +90,7 @@ class GaLoreAdamW(LowRankOptimizer):
         state_bits: Literal[8, 32] = 8,
         block_size: Literal[8, 16, 32, 64, 128, 256, 512] = 256,
         min_quant_numel: int = 4096,
+        owned_states: bool = False,
         seed: int = 0,
         maximize: bool = False,
         foreach: bool | None = None,

@@ -7,7 +7,7 @@
 
 mod stages;
 
-use super::low_rank::LowRank;
+use super::low_rank::{LowRank, OWNED};
 use super::stage::StageIo;
 use super::{Algorithm, flops};
 use crate::error::{Error, Result};
@@ -68,6 +68,24 @@ impl Apollo {
     /// The side that is projected.
     fn side(&self, class: &UnitShape) -> Side {
         self.common.sides(class.rows, class.cols, class.transposed)[0]
+    }
+
+    /// Appends the ratios of whole projected gradients, of which everybody gets the factors that follow. A gradient that lies
+    /// whole with everybody is projected by its owner alone.
+    fn at_owners(&self, program: Program, shape: &UnitShape) -> Program {
+        let beside = |program: Program, buffers: &[BufferId]| {
+            buffers.iter().fold(program, |program, &buffer| program.beside(buffer, LOW))
+        };
+        let mut program = if shape.num_shards == [1, 1] {
+            beside(program.redistribute(LOW, Target::Whole), &[P, FACTORS, NORMS]).local(PROJECT, "project")
+        } else {
+            beside(program.local(PROJECT, "project").redistribute(LOW, Target::Whole), &[FACTORS, NORMS])
+        };
+        // One factor follows from the norms.
+        let (told, other) = if self.tensor { (NORMS, FACTORS) } else { (FACTORS, NORMS) };
+        program = program.local(RATIO, "ratio");
+        program = [LOW, P, other].into_iter().fold(program, Program::release);
+        program.redistribute(told, Target::Storage)
     }
 
     /// The side that is not projected, whose rows or columns have factors.
@@ -145,19 +163,24 @@ impl Algorithm for Apollo {
         } else {
             rows.div_ceil(shape.num_shards[0]) * cols.div_ceil(shape.num_shards[1])
         };
-        let mut program = Program::new()
+        let is_owned = self.common.is_owned(shape, &[side]);
+        let owned = if is_owned { OWNED.to_vec() } else { Vec::new() };
+        let mut program = Program { exclusive: is_owned, owned, ..Program::new() }
             .buffer(low.summed(side))
             .buffer(norms)
             .buffer(factors)
             .buffer(total(Side::Rows))
             .buffer(total(Side::Cols))
             .buffer(projection.sharded(with[side.index()], DimSharding::Replicated))
-            .scratch("wide", wide, product)
-            .local(PROJECT, "project")
-            .redistribute(LOW, Target::Replicate)
-            .local(RATIO, "ratio");
-        if self.tensor {
-            program = program.redistribute(NORMS, Target::Replicate);
+            .scratch("wide", wide, product);
+        if is_owned {
+            program = self.at_owners(program, shape);
+        } else {
+            program = program.local(PROJECT, "project").redistribute(LOW, Target::Replicate);
+            program = program.local(RATIO, "ratio");
+            if self.tensor {
+                program = program.redistribute(NORMS, Target::Replicate);
+            }
         }
         Ok(program
             .local(MEASURE, "measure")

@@ -25,7 +25,7 @@ impl Apollo {
         let projections = buffers.get_mut(P)?;
         let firsts = units.iter().map(|unit| Ok(projections.origin(unit)?[0])).collect::<Result<Vec<_>>>()?;
         let all = units.iter().zip(projections.matrices(units)?).zip(firsts);
-        let rows = all.map(|((unit, out), first)| {
+        let rows = all.filter(|((unit, _), _)| unit.active).map(|((unit, out), first)| {
             let d = [unit.rows, unit.cols][side.index()];
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a step count
             let period = unit.steps as u64 / self.common.gap as u64;
@@ -40,7 +40,7 @@ impl Apollo {
         gaussian_rows(&mut rows.collect::<Vec<_>>())?;
         let [p, wide, low] = buffers.several([P, WIDE, LOW])?;
         let _alone = OneThread::for_small(units.len() * class.rows * class.cols * self.common.rank());
-        for unit in &*units {
+        for unit in units.iter().filter(|unit| unit.active) {
             let p = p.read_tensor(unit)?;
             let grad = gradient(class, unit, wide)?;
             let out = low.tensor(unit)?;
@@ -62,8 +62,11 @@ impl Apollo {
         let StageIo { units, buffers, .. } = io;
         let [low, factors, norms] = buffers.several([LOW, FACTORS, NORMS])?;
         let channels = self.channels(class, units, factors, norms)?;
-        let projected = low.matrices(units)?.into_iter().zip(channels);
-        let mut projected: Vec<_> = projected.map(|(low, channels)| Projected { low, channels }).collect();
+        // Where matrices are whole, those without a gradient are among the units.
+        let projected =
+            units.iter().zip(low.matrices(units)?).zip(channels).filter(|((unit, _), _)| unit.active);
+        let mut projected: Vec<_> =
+            projected.map(|((_, low), channels)| Projected { low, channels }).collect();
         kernels::channel_squares(&mut projected)?;
         let direction = kernels::Direction {
             beta1: h[BETA1],
@@ -71,11 +74,12 @@ impl Apollo {
             epsilon: h[EPSILON],
             grad_factor,
             // Not corrected: the step size is.
-            corrections: vec![[1.0; 2]; units.len()],
+            corrections: vec![[1.0; 2]; projected.len()],
             unit: 1.0,
             per_rate: false,
         };
-        let all = units.iter_mut().zip(&mut projected).map(|(unit, one)| {
+        let active = units.iter_mut().filter(|unit| unit.active);
+        let all = active.zip(&mut projected).map(|(unit, one)| {
             let [m, v, ..] = &mut unit.state;
             ([], [one.low.reborrow(), m.reborrow(), v.reborrow()])
         });

@@ -1,6 +1,7 @@
 //! The program of `GaLore`.
 
-use super::{APPLY, GaLore, LOW, LOW_ALL, Origin, PROJECT, SUM};
+use super::super::low_rank::OWNED;
+use super::{ADAM, APPLY, GaLore, LOW, LOW_ALL, OVERLAPS, Origin, PROJECT, SUM, TURN};
 use crate::program::{BufferSpec, Program, Target};
 use crate::spec::{DimSharding, Side, UnitShape};
 use crate::tensor::DType;
@@ -32,9 +33,13 @@ impl GaLore {
             }
             Origin::Sent => BufferSpec::new("source", size[0], size[1], product).sharded(with[0], with[1]),
         };
-        let mut program = Program { exclusive: true, ..Program::new() }
-            .buffer(low.summed(sides[0]))
-            .buffer(if both { square("r_all", Side::Cols) } else { none("r_all") })
+        let is_owned = self.common.is_owned(shape, sides);
+        // Owners add over both sides at once.
+        let (summed, is_in_two) = (if is_owned { sides } else { &sides[..1] }, both && !is_owned);
+        let owned = if is_owned { OWNED.to_vec() } else { Vec::new() };
+        let mut program = Program { exclusive: true, owned, ..Program::new() }
+            .buffer(summed.iter().fold(low, |low, &side| low.summed(side)))
+            .buffer(if is_in_two { square("r_all", Side::Cols) } else { none("r_all") })
             .buffer(source);
         for i in 0..2 {
             program = program.buffer(sides.get(i).map_or(none("basis"), |&side| {
@@ -53,11 +58,29 @@ impl GaLore {
         };
         let found = usize::from(Self::is_basis_sharded(sides, shape.num_shards));
         program = program.scratch("wide", wide, product).buffer(BufferSpec::new("found", 1, found, product));
-        program = program.when_due(|part| self.refresh(part, sides, from, found > 0));
-        program = program.local(PROJECT, "project").redistribute(LOW, Target::Replicate);
+        program = program.when_due(|part| self.refresh(part, sides, from, [found > 0, is_owned]));
+        program = program.local(PROJECT, "project");
+        if is_owned {
+            program = self.at_owners(program.redistribute(LOW, Target::Whole), sides);
+            return program.redistribute(LOW, Target::Storage).local(APPLY, "apply");
+        }
+        program = program.redistribute(LOW, Target::Replicate);
         if both {
             program = program.local(SUM, "sum").redistribute(LOW_ALL, Target::Replicate);
         }
         program.local(APPLY, "apply")
+    }
+
+    /// Appends Adam's step on whole projected gradients.
+    fn at_owners(&self, mut program: Program, sides: &[Side]) -> Program {
+        if self.rotate {
+            let overlaps = &OVERLAPS[..sides.len()];
+            program = program.when_due(|part| {
+                let part =
+                    overlaps.iter().fold(part, |part, &overlap| part.redistribute(overlap, Target::Whole));
+                overlaps.iter().fold(part.local(TURN, "turn"), |part, &overlap| part.release(overlap))
+            });
+        }
+        program.local(ADAM, "adam")
     }
 }

@@ -23,6 +23,8 @@ use crate::spec::{
 };
 use crate::tensor::DType;
 
+use stages::Taken;
+
 pub(super) const OPTIONS: [&str; 3] = ["svd", "rotate_moments", "stagger"];
 
 const SCALARS: [&str; 6] = ["lr", "beta1", "beta2", "epsilon", "weight_decay", "scale"];
@@ -46,6 +48,8 @@ const TAKE: Stage = 3;
 const PROJECT: Stage = 4;
 const SUM: Stage = 5;
 const APPLY: Stage = 6;
+const ADAM: Stage = 7;
+const TURN: Stage = 8;
 
 /// The projected gradient; where both sides are projected, first its sums over the rows, then those over the columns.
 const LOW: BufferId = 0;
@@ -235,6 +239,8 @@ impl Algorithm for GaLore {
             TAKE => self.take(io),
             PROJECT => self.project(io),
             SUM => Self::sum(io),
+            ADAM => self.adam(io, h, Taken::Same),
+            TURN => self.adam(io, h, Taken::Turned),
             APPLY => self.apply(io, h),
             _ => Err(Error::Internal(format!("galore_adamw has no stage {stage}"))),
         }

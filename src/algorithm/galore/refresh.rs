@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::super::low_rank::{MOMENTUM, VARIANCE};
+use super::stages::Taken;
 use super::{
     BASES, DECOMPOSE, FOUND, GaLore, OVERLAP, OVERLAPS, Origin, PROJ, PROJ_STEP, SOURCE, STATISTIC, Svd, TAKE,
 };
@@ -27,7 +28,7 @@ impl GaLore {
         mut program: Program,
         sides: &[Side],
         from: Origin,
-        is_told: bool,
+        [is_told, is_owned]: [bool; 2],
     ) -> Program {
         let bases = &BASES[..sides.len()];
         program = match from {
@@ -49,7 +50,8 @@ impl GaLore {
         }
         if self.rotate {
             program = program.local(OVERLAP, "overlap");
-            for &overlap in &OVERLAPS[..sides.len()] {
+            // Owners get the sums where they need them.
+            for &overlap in OVERLAPS[..sides.len()].iter().filter(|_| !is_owned) {
                 program = program.redistribute(overlap, Target::Replicate);
             }
         }
@@ -242,10 +244,18 @@ impl GaLore {
         units: &[UnitIo<'_>],
         buffers: &Buffers<'_>,
         sides: &[Side],
+        taken: Taken,
     ) -> Result<Vec<Option<[Tensor; 2]>>> {
         let one = |unit: &UnitIo<'_>| {
-            let has_new =
-                if self.rotate { self.has_new(unit, buffers, sides)? } else { Finite::Known(false) };
+            let has_new = match taken {
+                _ if !self.rotate => Finite::Known(false),
+                Taken::All => self.has_new(unit, buffers, sides)?,
+                // Sums over all parts of new bases: if one of them is missing, they are NaN.
+                Taken::Turned if unit.active && unit.due => {
+                    Finite::of(&flats(unit, buffers, &OVERLAPS[..sides.len()])?)?
+                }
+                Taken::Turned | Taken::Same => Finite::Known(false),
+            };
             if matches!(has_new, Finite::Known(false)) {
                 return Ok(None);
             }

@@ -13,10 +13,37 @@ use crate::program::BufferId;
 use crate::spec::{Hyper, Side, UnitShape};
 use crate::tensor::MatrixViewMut;
 
+/// The matrices that a stage takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// All, of those whose bases are new with their moments turned.
+    All,
+    /// At the owners, those whose moments are to be turned.
+    Turned,
+    /// At the owners, the others.
+    Same,
+}
+
 impl GaLore {
+    /// Tests whether a stage takes a matrix; where matrices are whole, those without a gradient are among its units.
+    fn takes_part(&self, taken: Taken, unit: &UnitIo<'_>) -> bool {
+        let is_turned = self.rotate && unit.due;
+        unit.active && (taken == Taken::All || (taken == Taken::Turned) == is_turned)
+    }
+
+    /// The factors of updates and the rate of decay.
+    fn rates(h: &Hyper) -> (f64, f64) {
+        (h[LR] * h[SCALE], h[LR] * h[WEIGHT_DECAY])
+    }
+
+    /// Tests whether directions come with the step size, and go to the parameters without a matrix between.
+    fn is_direct(&self, class: &UnitShape) -> bool {
+        !self.common.cautious && class.param == class.param.arithmetic()
+    }
+
     /// The buffer with the finished projected gradient.
-    fn low(sides: &[Side]) -> BufferId {
-        if sides.len() == 2 { LOW_ALL } else { LOW }
+    fn low(&self, class: &UnitShape, sides: &[Side]) -> BufferId {
+        if sides.len() == 2 && !self.common.is_owned(class, sides) { LOW_ALL } else { LOW }
     }
 
     /// The basis of a unit's side in the type of products.
@@ -67,12 +94,11 @@ impl GaLore {
         kernels::run(&kernels::Convert { factor: 1.0 }, &mut pairs.collect::<Vec<_>>())
     }
 
-    /// Adam on the projected gradient, and back.
-    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+    /// Adam on the projected gradient: its direction, in place.
+    pub(super) fn adam(&self, io: &mut StageIo<'_>, h: &Hyper, taken: Taken) -> Result<()> {
         let (sides, grad_factor) = (self.sides(io.class), io.grad_factor);
         let StageIo { units, buffers, class, .. } = io;
-        let (rate, decay) = (h[LR] * h[SCALE], h[LR] * h[WEIGHT_DECAY]);
-        let direct = !self.common.cautious && class.param == class.param.arithmetic();
+        let ((rate, _), direct) = (Self::rates(h), self.is_direct(class));
         let direction = kernels::Direction {
             beta1: h[BETA1],
             beta2: h[BETA2],
@@ -81,17 +107,18 @@ impl GaLore {
             corrections: kernels::AdamW::corrections(
                 if direct { -rate } else { 1.0 },
                 [h[BETA1], h[BETA2]],
-                units.iter().map(|unit| unit.steps + 1.0),
+                units.iter().filter(|unit| self.takes_part(taken, unit)).map(|unit| unit.steps + 1.0),
             ),
             unit: 1.0,
             per_rate: direct,
         };
-        let mut turned = self.turned(units, buffers, sides)?;
-        let [low, wide] = buffers.several([Self::low(sides), WIDE])?;
+        let mut turned = self.turned(units, buffers, sides, taken)?;
         let mut operands = Vec::with_capacity(units.len());
-        let lows = low.matrices(units)?;
+        let lows = buffers.get_mut(self.low(class, sides))?.matrices(units)?;
         for ((unit, low), pair) in units.iter_mut().zip(lows).zip(&mut turned) {
-            operands.push(([], Self::moments(unit, pair.as_mut(), low)?));
+            if self.takes_part(taken, unit) {
+                operands.push(([], Self::moments(unit, pair.as_mut(), low)?));
+            }
         }
         kernels::run(&direction, &mut jobs(operands))?;
         for (unit, pair) in units.iter_mut().zip(&mut turned) {
@@ -104,6 +131,18 @@ impl GaLore {
             let [m, v] = back;
             kernels::run(&kernels::Convert { factor: 1.0 }, &mut jobs([m?, v?]))?;
         }
+        Ok(())
+    }
+
+    /// The update: where moments lie here, Adam on the projected gradient, and back.
+    pub(super) fn apply(&self, io: &mut StageIo<'_>, h: &Hyper) -> Result<()> {
+        let sides = self.sides(io.class);
+        if !self.common.is_owned(io.class, sides) {
+            self.adam(io, h, Taken::All)?;
+        }
+        let StageIo { units, buffers, class, .. } = io;
+        let ((rate, decay), direct) = (Self::rates(h), self.is_direct(class));
+        let [low, wide] = buffers.several([self.low(class, sides), WIDE])?;
         let decays = |units: &mut [UnitIo<'_>], late: bool| {
             if !direct || h[WEIGHT_DECAY] == 0.0 || late != self.common.late {
                 return Ok(());

@@ -4,7 +4,7 @@ use super::super::flops;
 use super::super::warned::Warned;
 use crate::error::{Error, Result};
 use crate::spec::{
-    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, UnitShape,
+    Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, StateStorage, UnitShape,
 };
 
 /// The steps that had been taken when a matrix got its first bases, with that step; 0 before it has any. It follows the
@@ -66,16 +66,10 @@ impl Bases {
                 "merge_dims excludes flatten, num_heads and split_sizes: give one of them".into(),
             ));
         }
-        let owned = options.flag("owned_states")?;
-        if owned && options.count("state_bits", 32)? == 8 {
-            return Err(Error::Value(
-                "owned_states keeps states of 32 bits: leave it out, or set state_bits=32".into(),
-            ));
-        }
         Ok(Self {
             view,
             merges,
-            owned,
+            owned: StateStorage::is_owned(options)?,
             mutual,
             sides,
             longest: options.count("max_precondition_dim", 10_000)?,
