@@ -189,6 +189,9 @@ pub struct Program {
     pub carried: Carried,
     /// States, by number, that lie with the owners of the matrices: stages on whole matrices have them.
     pub owned: Vec<usize>,
+    /// States, by number, that are sums over a side of the block: where it is sharded, every process keeps what its part of the
+    /// side adds, and the state is the sum of these.
+    pub contributed: Vec<(usize, Side)>,
     /// Rows of the symmetric products of a matrix, if most of its operations are products in 16 bits of which one triangle
     /// is computed.
     pub triangle: Option<usize>,

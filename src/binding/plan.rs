@@ -344,7 +344,9 @@ impl PyPlan {
                 let places = owned.blocks.iter().map(|(_, r)| (r.offset, r.rows, r.cols, r.stride));
                 places.collect::<Vec<_>>()
             };
-            entry.set_item("owned", s.owned.as_ref().map(|owned| (places(owned), owned.axes.clone())))?;
+            let owned = s.owned.as_ref();
+            let owned = owned.map(|own| (places(own), own.axes.clone(), own.is_sum, own.takes));
+            entry.set_item("owned", owned)?;
             Ok::<_, PyErr>(entry)
         };
         // Neighbours are often alike: they share a dict, as making thousands takes longer than a step.

@@ -78,18 +78,22 @@ pub struct LocalState {
     pub scales_of: Option<usize>,
     /// The seed of the random numbers by which it is rounded, if it is.
     pub rounding: Option<u64>,
-    /// The blocks whose elements lie here, one after the other, where each is whole with its owner; `spans` and `shards` say
-    /// then how it lies in a checkpoint.
+    /// The blocks whose elements lie here, one after the other, where each is whole with its owner or a contribution to a sum;
+    /// `spans` and `shards` say then how it lies in a checkpoint.
     pub owned: Option<Owned>,
 }
 
-/// The part of a state that lies with the owner of matrices.
+/// The part of a state that lies with the owner of matrices, or of a sum what this process adds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owned {
     /// Index of each block that this process owns, and where its elements are in the whole state.
     pub blocks: Vec<(usize, Rect)>,
-    /// The ranks of each axis among which the blocks are owned.
+    /// The ranks of each axis among which the blocks are owned, or over which the state is a sum.
     pub axes: Vec<Vec<u64>>,
+    /// True if the state is a sum, to which the elements here are what this process adds.
+    pub is_sum: bool,
+    /// True if elements of a whole state belong here: of a sum they go to one process, and the others add nothing.
+    pub takes: bool,
 }
 
 impl Owned {

@@ -1,16 +1,18 @@
-//! States that lie with the owners of matrices (`Program::owned`): which blocks of them this process has.
+//! States that lie with the owners of matrices (`Program::owned`), and sums to which every process adds
+//! (`Program::contributed`): which blocks of them this process has.
 
 use std::collections::BTreeMap;
 
 use super::Param;
 use super::bucket::Bucket;
-use super::local::{self, LocalState, Owned};
+use super::local::{self, BlockShard, LocalState, Owned};
 use super::redistribute::shared;
 use crate::algorithm::AnyAlgorithm;
 use crate::error::{Error, Result};
-use crate::layout::Layout;
+use crate::layout::{Layout, Placement};
+use crate::spec::Side;
 
-/// Gives every process the blocks of such states that it owns. `open` are the buckets with all units, also those that are
+/// Gives every process the blocks of such states that it owns or adds to. `open` are the buckets with all units, also those that are
 /// stored elsewhere, `closed` those with owners.
 ///
 /// # Errors
@@ -21,6 +23,7 @@ pub(super) fn settle(
     open: &[Bucket],
     closed: &[Bucket],
 ) -> Result<()> {
+    contributions(params, algorithms, open)?;
     let mut found: BTreeMap<usize, (&[usize], Vec<usize>)> = BTreeMap::new();
     for bucket in open {
         for unit in &bucket.units {
@@ -42,10 +45,7 @@ pub(super) fn settle(
     for (index, (states, mut mine)) in found {
         mine.sort_unstable();
         let planned = &mut params[index];
-        let (algorithm, alone) = (&algorithms[planned.algorithm], Layout::default());
-        let sides = [algorithm.leading(&planned.spec), algorithm.columns(&planned.spec)];
-        let blocks = algorithm.blocks(&planned.spec)?;
-        let whole = local::shards(&planned.spec, &blocks, sides, &alone, None)?;
+        let (alone, whole) = (Layout::default(), whole_blocks(planned, algorithms)?);
         let axes: Vec<_> = planned.layout.distributed_axes().map(|(axis, _)| axis.ranks.clone()).collect();
         for &state in states {
             let state = &mut planned.states[state];
@@ -57,8 +57,50 @@ pub(super) fn settle(
             }
             let all = LocalState::of(state.spec.clone(), &alone);
             let blocks = mine.iter().map(|&block| (block, all.part(&whole[block]))).collect();
-            state.owned = Some(Owned { blocks, axes: axes.clone() });
+            state.owned = Some(Owned { blocks, axes: axes.clone(), is_sum: false, takes: true });
         }
     }
     Ok(())
+}
+
+/// Gives every process the blocks that it has parts of, of each state that is a sum over a side.
+fn contributions(params: &mut [Param], algorithms: &[AnyAlgorithm], open: &[Bucket]) -> Result<()> {
+    let mut found: BTreeMap<usize, (&[(usize, Side)], Vec<usize>)> = BTreeMap::new();
+    for bucket in open.iter().filter(|bucket| !bucket.program.contributed.is_empty()) {
+        for unit in &bucket.units {
+            let (_, mine) = found.entry(unit.param).or_insert((&bucket.program.contributed, Vec::new()));
+            mine.extend(unit.shard.lead.map(|_| unit.shard.index));
+        }
+    }
+    for (index, (states, mut mine)) in found {
+        mine.sort_unstable();
+        let planned = &mut params[index];
+        let (alone, whole) = (Layout::default(), whole_blocks(planned, algorithms)?);
+        for &(state, over) in states {
+            let dim = sides_of(planned, algorithms)[over.index()];
+            let cut = planned.layout.distributed_axes().filter(
+                |(_, placement)| matches!(placement, Placement::Shard(d) | Placement::Strided(d) if *d == dim),
+            );
+            let (axes, coordinates): (Vec<_>, Vec<_>) =
+                cut.map(|(axis, _)| (axis.ranks.clone(), axis.coordinate)).unzip();
+            let state = &mut planned.states[state];
+            let all = LocalState::of(state.spec.clone(), &alone);
+            let blocks = mine.iter().map(|&block| (block, all.part(&whole[block]))).collect();
+            let takes = coordinates.iter().all(|&at| at == 0);
+            state.owned = Some(Owned { blocks, axes, is_sum: true, takes });
+        }
+    }
+    Ok(())
+}
+
+/// The first dimensions of rows and columns of a parameter's matrices.
+fn sides_of(planned: &Param, algorithms: &[AnyAlgorithm]) -> [usize; 2] {
+    let algorithm = &algorithms[planned.algorithm];
+    [algorithm.leading(&planned.spec), algorithm.columns(&planned.spec)]
+}
+
+/// The blocks of a parameter where one process has all of them.
+fn whole_blocks(planned: &Param, algorithms: &[AnyAlgorithm]) -> Result<Vec<BlockShard>> {
+    let blocks = algorithms[planned.algorithm].blocks(&planned.spec)?;
+    local::shards(&planned.spec, &blocks, sides_of(planned, algorithms), &Layout::default(), None)
 }

@@ -47,8 +47,16 @@ def _optimizer(name: str, params: list[nn.Parameter], layout: Any, **keys: Any) 
     return getattr(oxidion, name.split()[0])(params, 2.0**-6, **OWN_KEYS.get(name, KEYS), **mesh, **keys)
 
 
-def _steps(optimizer: Any, params: list[nn.Parameter], layout: Any, count: int, seed: int = 0) -> None:
-    for at, grads in enumerate(gradients(SHAPES, count, seed)):
+def _steps(
+    optimizer: Any,
+    params: list[nn.Parameter],
+    layout: Any,
+    count: int,
+    *,
+    seed: int = 0,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+) -> None:
+    for at, grads in enumerate(gradients(shapes, count, seed)):
         for number, (param, grad) in enumerate(zip(params, grads, strict=True)):
             own = grad.double()
             if layout is not None:
@@ -237,6 +245,48 @@ def all_states_at_once() -> None:
     optimizer.add_param_group({"params": params[1:]})
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
+
+
+def sums_beside_one_process(layout: Any) -> dict[str, float]:
+    """Distances of a factor that is a sum over ranks from what one process has; and those of weights."""
+    shapes = ((12, 8), (14, 9), (3, 6, 5))  # the side that is not cut is the shorter one
+    params, whole = _weights(shapes, layout), _weights(shapes, None)
+    optimizer = _optimizer("SOAP", params, layout, sides="unsharded")
+    _steps(optimizer, params, layout, 4, shapes=shapes)
+    with pytest.raises(RuntimeError, match=r"sum to which ranks add.*synchronize_for_checkpoint"):
+        optimizer.state_dict()
+    for param in params:
+        param.grad = param.detach().clone() + 0.5
+    rows = optimizer.verify()
+    optimizer.synchronize_for_checkpoint()
+    states = _states(optimizer)
+    alone = oxidion.SOAP(whole, 2.0**-6, **KEYS, sides="short")
+    _steps(alone, whole, None, 4, shapes=shapes)
+    found = {"weights": _differ([*params], [*whole]), "verify": max(row["update_error"] for row in rows)}
+    for mine, theirs in zip(states, _states(alone), strict=True):
+        assert mine.keys() == theirs.keys()
+        found |= {key: max(found.get(key, 0.0), _differ([mine[key]], [theirs[key]])) for key in mine}
+    return found
+
+
+def sums_go_on(layout: Any) -> tuple[bool, float]:
+    """Whether steps after a checkpoint are those after loading it; and how far from a run without one."""
+    runs = []
+    for what in ("straight", "synchronized", "loaded"):
+        params = _params(layout)
+        optimizer = _optimizer("SOAP", params, layout, sides="unsharded")
+        _steps(optimizer, params, layout, 3)
+        if what != "straight":
+            optimizer.synchronize_for_checkpoint()
+            optimizer.synchronize_for_checkpoint()  # a sum of sums would be another
+        if what == "loaded":
+            saved = optimizer.state_dict()
+            optimizer = _optimizer("SOAP", params, layout, sides="unsharded")
+            optimizer.load_state_dict(saved)
+        _steps(optimizer, params, layout, 5, seed=1)
+        runs.append([jobs.whole(p).detach().clone() for p in params])
+    straight, synchronized, loaded = runs
+    return all(map(torch.equal, synchronized, loaded)), _differ(synchronized, straight)
 
 
 def verified(name: str, layout: Any) -> list[float]:

@@ -15,7 +15,7 @@ from support.sim_mesh import R, S, SimMesh, layouts_for
 
 from .comparison import Comparison, on_grid
 
-AG, AR, A2A = "all_gather", "all_reduce", "all_to_all"
+AG, AR, A2A, RS = "all_gather", "all_reduce", "all_to_all", "reduce_scatter"
 RANKS, GAP, M, N = 4, 3, 24, 16
 ROWS, COLUMNS = Setting("rows", {"fs": RANKS}, fsdp(0)), Setting("columns", {"fs": RANKS}, fsdp(1))
 REPLICAS = Setting("replicas", {"dp": RANKS}, copies, {"dp": True})
@@ -40,11 +40,11 @@ def elements(count: int) -> int:
     return 4 * count
 
 
-def test_one_basis_of_the_uncut_side_sends_its_squares_only() -> None:
-    every = [(AR, elements(RANKS * N * N))]
-    due = [(AG, elements(N * N)), (AG, elements(1)), *every]
+def test_one_basis_of_the_uncut_side_sends_nothing_until_it_is_due() -> None:
+    # What the ranks add to the factors of four matrices to their owners, and a basis from each owner.
+    due = [(AG, elements(N * N)), (AG, elements(1)), (RS, elements(RANKS * N * N))]
     for kwargs in ({"sides": "short"}, {"sides": "unsharded"}, {"max_precondition_dim": N}):
-        assert traffic(ROWS, (M, N), **kwargs) == [sorted(due), every, every, sorted(due)]
+        assert traffic(ROWS, (M, N), **kwargs) == [sorted(due), [], [], sorted(due)]
 
 
 def test_replicas_send_bases_when_they_are_due_and_nothing_else() -> None:

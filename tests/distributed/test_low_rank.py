@@ -100,7 +100,7 @@ def test_moments_with_their_owners_send_no_more_than_copies_of_them() -> None:
     assert _every_step(REPLICAS, TALL) == [(AG, low)]
     # Cut along the side that is not projected, moments are cut as parameters are, and stay there.
     assert _every_step(FSDP, TALL) == []
-    # With replicas of these a rank sends its halves to the owner, which is one of four, and gets what it makes of them.
+    # With replicas a rank sends its halves to the owner, one of four, and gets what that makes of them.
     assert _every_step(HSDP, TALL) == [(A2A, COUNT * low // 2), (AG, low), (A2A, COUNT * low // 2)]
 
 

@@ -32,7 +32,14 @@ CLOSE = 1e-11
 @pytest.mark.parametrize(
     "case",
     [
-        *("galore-default", "galore-rotate", "galore-exact", "galore-full", "apollo-default", "apollo-tensor"),
+        *(
+            "galore-default",
+            "galore-rotate",
+            "galore-exact",
+            "galore-full",
+            "apollo-default",
+            "apollo-tensor",
+        ),
         *("galore-owned", "galore-owned-rotate-full", "apollo-owned", "apollo-owned-tensor"),
     ],
 )

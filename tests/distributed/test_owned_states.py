@@ -109,6 +109,21 @@ def test_ranks_that_cut_the_projected_side_hold_each_moment_once(groups: Groups,
         assert [others for _, others in owned] == [others for _, others in alone]
 
 
+# The shorter side of the first two weights is the one that is not cut.
+@pytest.mark.parametrize("layout", [("S", 0)], ids=["rows"])
+def test_a_factor_that_ranks_add_to_is_a_sum_in_checkpoints(groups: Groups, layout: Any) -> None:
+    for found in groups[2].run(owning.sums_beside_one_process, layout):
+        assert found.keys() >= {"weights", "verify", "R", "Q_R", "basis_step"}
+        assert max(found.values()) <= 1e-9, found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2], ids=IDS[:2])
+def test_steps_go_on_with_sums_from_a_checkpoint(groups: Groups, layout: Any) -> None:
+    for is_same, distance in groups[2].run(owning.sums_go_on, layout):
+        assert is_same
+        assert distance <= 1e-11
+
+
 def test_another_group_of_parameters_is_refused_with_a_way_out(groups: Groups) -> None:
     groups[2].run(owning.more_parameters)
 

@@ -451,7 +451,7 @@ class OxOptimizer(Stepper, Optimizer):
         return saved
 
     def _refuse_owned(self) -> None:
-        """Refuses states that lie with the owners of matrices, where a rank would save its own alone.
+        """Refuses states that are in parts, where a rank would save its own alone.
 
         Raises:
             RuntimeError: that names the way out.
@@ -461,8 +461,9 @@ class OxOptimizer(Stepper, Optimizer):
         key = self._owned.away(self.state)
         if key is not None:
             raise RuntimeError(
-                f"state {key!r} lies with the owners of matrices (owned_states): call "
-                "synchronize_for_checkpoint() on all ranks before state_dict()"
+                f"state {key!r} is in parts: with the owners of matrices (owned_states), or a sum to which "
+                "ranks add (one basis of SOAP): call synchronize_for_checkpoint() on all ranks before "
+                "state_dict()"
             )
 
     @override

@@ -1,4 +1,7 @@
-"""States that lie with the owners of matrices in steps, and in checkpoints as all others do."""
+"""States that ranks have parts of in steps and that lie in checkpoints as all others do.
+
+They lie with the owners of matrices, or are sums to which every rank adds.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,12 @@ State = Mapping[Any, dict[str, Any]]
 
 @dataclass
 class Entry:
-    """A state of a parameter, as its owners have it.
+    """A state of a parameter, as ranks have it in steps.
 
     Attributes:
-        spec: of the plan that the owners are of; its ``owned`` has the blocks that this process owns.
+        spec: of the plan that says which. Its ``owned`` has the blocks that this process owns or adds to, the
+            ranks of each axis over which they are added up, whether the state is a sum, and whether the
+            elements of one that was loaded belong here.
         held: their elements, one block after the other.
         shown: what a checkpoint gets in its place, until the next step.
         version: of ``shown`` when it was made.
@@ -43,7 +48,7 @@ class Entry:
 
 
 class Owned:
-    """The states of an optimizer that lie with the owners of matrices, by parameter and key.
+    """The states of an optimizer that ranks have parts of, by parameter and key.
 
     Attributes:
         is_fresh: whether no step has written them: all are zeros.
@@ -64,7 +69,7 @@ class Owned:
         return bool(self._entries)
 
     def away(self, state: State) -> str | None:
-        """The key of a state that lies with owners now."""
+        """The key of a state that is in parts now."""
         found = (key for param, key, entry in self if state.get(param, {}).get(key) is entry.held)
         return next(found, None)
 
@@ -104,23 +109,24 @@ class Owned:
             return value
         if entry is None or not entry.is_at_hand(value, spec):
             raise LayoutError(
-                f"{name}: state {key!r} lies with other owners than the step asks for (owned_states), as "
-                "parameters were added, frozen or unfrozen, or the setting has changed. Call "
-                "synchronize_for_checkpoint() and load_state_dict(state_dict()) on all ranks"
+                f"{name}: state {key!r} lies otherwise than the step asks for, as parameters were added, frozen "
+                "or unfrozen, or owned_states or sides have changed. Call synchronize_for_checkpoint() and "
+                "load_state_dict(state_dict()) on all ranks"
             )
         entry.shown = None
         return entry.held
 
     def deal(self, value: Tensor, param: Tensor, key: str, spec: Mapping[str, Any]) -> Tensor:
-        """A state that was loaded, with its owners; one of another shape is left as it is.
+        """A state that was loaded, where its elements belong; one of another shape is left as it is.
 
         Every rank has to call this.
         """
         if value.shape != torch.Size(spec["shape"]):
             return value
-        places, own, whole = spec["owned"][0], local(param), full(value).detach()
+        (places, _, _, takes), own, whole = spec["owned"], local(param), full(value).detach()
         held = zeros([numel(places)], value.dtype, own.device, pin=own.is_pinned())
-        _exchange(held, whole.to(own.device).contiguous(), places, out=False)
+        if takes:
+            _exchange(held, whole.to(own.device).contiguous(), places, out=False)
         self.is_fresh = False
         return self.take(held, param, key, spec)
 
@@ -149,18 +155,23 @@ class Owned:
             part = torch.zeros([length for _, length in spec["spans"]], dtype=held.dtype, device=held.device)
         else:
             part = collected(held, spec, groups)
+            places, _, is_sum, takes = spec["owned"]
+            if is_sum:  # steps go on as from the checkpoint
+                held.zero_()
+                if takes:
+                    _exchange(held, part, places, out=False)
             for dim, (start, length) in enumerate(spec["spans"]):
                 part = part.narrow(dim, start, length)
         return as_state(part.clone(memory_format=torch.contiguous_format), param, spec)
 
 
 def collected(held: Tensor, spec: Mapping[str, Any], groups: Groups) -> Tensor:
-    """All of a state that lies with owners, on every rank of the parameter; each of them has to call this."""
-    places, axes = spec["owned"]
+    """All of a state that is in parts, on every rank of the parameter; each of them has to call this."""
+    places, axes, _, _ = spec["owned"]
     wide = torch.float64 if held.dtype == torch.float64 else torch.float32
     whole = torch.zeros(spec["shape"], dtype=wide, device=held.device)
     _exchange(held, whole, places, out=True)
-    # All but one of them have a zero: the sum is exact.
+    # Of what lies with owners all but one have a zero: the sum is exact.
     collectives.add(whole, [groups[tuple(ranks)] for ranks in axes])
     return whole.to(held.dtype)
 

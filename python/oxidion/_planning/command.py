@@ -74,6 +74,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of soap, soap_muon, galore_adamw and apollo_adamw: states lie with owners of matrices",
     )
+    add(
+        "--sides",
+        choices=("both", "short", "unsharded"),
+        default="both",
+        help="of soap and soap_muon: the sides with a basis (default: both)",
+    )
     add("--device", choices=("cpu", "cuda"), help="that runs it (default: cuda with more than one rank)")
     add("--max-batch-bytes", type=int, help="bound on the workspace of matrices that are handled together")
     add("--workspace-limit", type=int, help="bytes of workspace that the plan keeps to")

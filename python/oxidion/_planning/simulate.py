@@ -42,7 +42,9 @@ class Settings:
         state_bits: 8 for moments in one byte.
         block_size: elements that share a scale in 8 bits; None is the default.
         projection_rank: of GaLore and APOLLO.
-        owned_states: of SOAP, SOAPMuon, GaLoreAdamW and APOLLOAdamW: whether states lie with the owners of matrices.
+        owned_states: of SOAP, SOAPMuon, GaLoreAdamW and APOLLOAdamW: whether states lie with the owners of
+            matrices.
+        sides: of SOAP and SOAPMuon: the sides with a basis, "both", "short" or "unsharded".
         hardware: machine for which times are estimated, a name or file; None for no times.
         links: of a built-in machine.
         tokens: of a training step, over all ranks; 0 if not given.
@@ -65,6 +67,7 @@ class Settings:
     block_size: int | None = None
     projection_rank: int = 128
     owned_states: bool = False
+    sides: str = "both"
     hardware: str | None = None
     links: str = "nvlink+ib400"
     tokens: int = 0
@@ -243,6 +246,8 @@ def simulate(model: str, mesh: Mesh, settings: Settings) -> tuple[Simulation, Pl
         states["state_bits"] = settings.state_bits
     if settings.owned_states:
         states["owned_states"] = True
+    if settings.sides != "both":
+        states["sides"] = settings.sides
     states["device"] = settings.device or ("cuda" if world > 1 else "cpu")
     own = {"algorithm": settings.algorithm, "selection_scope": settings.selection_scope, **shares, **states}
     if settings.route == "auto" and settings.hardware is not None:

@@ -2,7 +2,10 @@
 
 use super::super::flops;
 use super::super::warned::Warned;
+use super::compose::other;
+use super::refresh::state_of;
 use crate::error::{Error, Result};
+use crate::program::Program;
 use crate::spec::{
     Block, DimSharding, Init, Matrices, Options, ParamSpec, Share, Side, StateSpec, StateStorage, UnitShape,
 };
@@ -230,13 +233,18 @@ impl Bases {
         class.alone || self.is_owned(class)
     }
 
-    /// The states that lie with the owners: the first two, and those of the bases.
-    pub(super) fn owned(&self, class: &UnitShape) -> Vec<usize> {
-        if !self.is_owned(class) {
-            return Vec::new();
+    /// An empty program that says where states lie. With the owners are the first two, and those of the bases. Factors of a
+    /// side that everybody has whole are sums over the other.
+    pub(super) fn states_of(&self, class: &UnitShape) -> Program {
+        let (sides, mut program) = (self.sides_in(class), Program::new());
+        if self.is_owned(class) {
+            program.owned = [0, 1].into_iter().chain(SINCE..SINCE + self.count(sides.len())).collect();
+        } else if self.is_local(class) {
+            let over = sides.iter().map(|&side| other(side)).enumerate();
+            let cut = over.filter(|(_, side)| class.num_shards[side.index()] > 1);
+            program.contributed = cut.map(|(at, side)| (state_of(at, false), side)).collect();
         }
-        let count = self.sides_in(class).len();
-        [0, 1].into_iter().chain(SINCE..SINCE + self.count(count)).collect()
+        program
     }
 
     /// Sharding of the columns of a basis, which belong to nothing of the parameter: where both sides have one, even over

@@ -53,13 +53,16 @@ impl Bases {
             program = program.buffer(sides.get(i).map_or(none("squares"), |&side| {
                 let spec = square("squares", side);
                 let whole = [DimSharding::Replicated; 2];
-                if is_local { spec.sharded(whole[0], whole[1]).summed(other(side)) } else { spec }
+                if is_local { spec.sharded(whole[0], whole[1]) } else { spec }
             }));
         }
         for (name, needed) in [("factor", moves), ("basis", moves)] {
             for i in 0..2 {
                 let side = sides.get(i).filter(|_| needed);
-                program = program.buffer(side.map_or(none(name), |&side| square(name, side)));
+                program = program.buffer(side.map_or(none(name), |&side| {
+                    let spec = square(name, side);
+                    if is_local && name == "factor" { spec.summed(other(side)) } else { spec }
+                }));
             }
         }
         let line = |name, side: Side| {
@@ -100,9 +103,6 @@ impl Bases {
             return program;
         }
         let at = |first: BufferId| BASES + first..BASES + first + count;
-        if self.is_local(shape) {
-            program = at(SQUARES).fold(program, |p, squares| p.redistribute(squares, Target::Replicate));
-        }
         program = program.local(KEEP, "keep");
         if self.has_states(shape) {
             return program.when_due(|part| part.local(REFRESH, "refresh"));
@@ -138,7 +138,7 @@ impl Soap {
         let second = if is_local { BufferSpec::new("second", 1, 0, product) } else { like("second") };
         let norm = BufferSpec::new("norm", 1, usize::from(self.normalize), DType::F64);
         let norm = if is_local { norm.summed(Side::Rows).summed(Side::Cols) } else { norm };
-        let program = Program { exclusive: true, owned: self.bases.owned(shape), ..Program::new() };
+        let program = Program { exclusive: true, ..self.bases.states_of(shape) };
         let program = program.buffer(like("gradient")).buffer(like("update")).buffer(second).buffer(norm);
         let mut program = self.bases.buffers(program, shape);
         if self.bases.is_owned(shape) {

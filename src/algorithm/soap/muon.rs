@@ -220,7 +220,7 @@ impl SoapMuon {
         };
         let second =
             if is_local { BufferSpec::new("second", 1, 0, product) } else { like("second", product) };
-        let program = Program { exclusive: true, owned: self.bases.owned(shape), ..Program::new() };
+        let program = Program { exclusive: true, ..self.bases.states_of(shape) };
         let program = program.buffer(like("u", orth));
         let program = self.common.scratch(program, shape, [shape.rows, shape.cols], orth)?;
         let program = program.buffer(like("gradient", product)).buffer(second);
