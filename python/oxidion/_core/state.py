@@ -217,9 +217,11 @@ def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hin
 
 
 def _complete(role: str, value: Tensor, own: Mapping[str, Any]) -> None:
-    """Sets what a checkpoint does not say of the projection that it has: since when it is there."""
+    """Sets since when a projection is there, of which a checkpoint does not say it, and that new bases are not."""
     if role == "proj_step" and "proj" in own:
         local(value).fill_(float(own["step"]))
+    if role in ("Q_L", "Q_R") and "basis_step" in own:
+        local(own["basis_step"]).zero_()
 
 
 def reserve(plan_of: Callable[[], Plan], groups: list[dict[str, Any]]) -> Reserve | None:

@@ -85,12 +85,18 @@ class Stepper:
     _runner: runner.Runner = runner.DIRECT
 
     @classmethod
-    def check_values(cls, group: dict[str, Any], number: int, state: Mapping[Any, Any]) -> None:
-        """Refuses parameters by what they hold before their first step; most classes take any.
+    def refuses_zeros(cls, group: dict[str, Any]) -> bool:
+        """True if no step could change a matrix of zeros of this group."""
+        return False
+
+    @classmethod
+    def refuse_zeros(cls, name: str) -> None:
+        """Refuses a parameter of zeros.
 
         Raises:
-            ValueError: for parameters that no step could change.
+            ValueError: that names it and the ways out.
         """
+        raise ValueError(f"{name}: all zero")
 
     @abstractmethod
     def _communicates(self) -> bool:
@@ -252,6 +258,32 @@ class Stepper:
             if ranks in averaged:
                 rows = [(name, param.grad) for name, param in rows if param.grad is not None]
                 agree.check_copies(rows, *told, what="gradients", error=PlanMismatch)
+        self._look_for_zeros(groups)
+
+    def _look_for_zeros(self, groups: comm.Groups | None) -> None:
+        """Refuses matrices of zeros that no step could change, before anything is written.
+
+        Args:
+            groups: by axis; None looks at tensors that this process has whole, others at those that ranks share.
+
+        Raises:
+            ValueError: for such a parameter, on all ranks.
+        """
+        found = []
+        for number, group in enumerate(self.param_groups):
+            cls = self._class_of(group["algorithm"])
+            if cls.refuses_zeros(group):
+                own = zip(validate.names_of(group, number), group["params"], strict=True)
+                found += [(cls, name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
+        found = [row for row in found if comm.is_distributed(row[2]) == (groups is not None)]
+        if not found:
+            return
+        flags = [int(bool(comm.local(param).detach().any())) for _, _, param in found]
+        for group in (groups or {}).values():
+            flags = collectives.largest_of(flags, group)
+        for flag, (cls, name, _) in zip(flags, found, strict=True):
+            if not flag:
+                cls.refuse_zeros(name)
 
     def _compute_alike(self, groups: comm.Groups, planned: Sequence[comm.Ranks]) -> None:
         """Has a source of kernels off on all ranks where it is off on one: their copies would drift apart."""
@@ -382,8 +414,7 @@ class Stepper:
             device.refuse_capture(where)
             self_check.approve(where, plan.sources())
         plan.preflight(self.param_groups, in_step)
-        for number, group in enumerate(self.param_groups):
-            self._class_of(group["algorithm"]).check_values(group, number, self.state)
+        self._look_for_zeros(None)
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
