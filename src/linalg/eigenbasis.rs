@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::decompose::symmetric;
 use super::random::{Key, fill_normal};
+use super::symmetric::Symmetric;
 use crate::error::Result;
 
 /// Directions below so many roundoffs of the largest eigenvalue, times the longer side of the matrices that were summed,
@@ -94,6 +95,20 @@ pub fn followed(a_dd: &Tensor, q_dd: &Tensor, sorts: bool) -> Result<Option<Tens
 
 fn is_finite(x: &Tensor) -> Result<bool> {
     Ok(bool::try_from(x.f_isfinite()?.f_all()?)?)
+}
+
+/// `out ← X Xᵀ`: of a large one on the host one triangle is computed and mirrored.
+///
+/// # Errors
+/// Whatever libtorch says.
+pub fn square(out_dd: &mut Tensor, x_de: &Tensor) -> Result<()> {
+    let d = x_de.size()[0];
+    let symmetric = Symmetric::new(1, d);
+    if symmetric.strips == 1 {
+        let _ = x_de.f_mm_out(out_dd, &x_de.f_tr()?)?;
+        return Ok(());
+    }
+    symmetric.gram(out_dd, x_de, &Tensor::f_empty([d * d], (x_de.f_kind()?, x_de.device()))?)
 }
 
 /// `Q_Lᵀ X Q_R` with the bases that there are, or `back`: `Q_L X Q_Rᵀ`, in place.

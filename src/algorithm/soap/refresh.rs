@@ -7,7 +7,7 @@ use super::compose::{BASES, COPY, FACTORS, KEEP, MEANS, REFRESH, SINCE, SQUARES,
 use crate::algorithm::stage::{Buffers, StageIo, UnitIo, jobs};
 use crate::error::{Error, Result};
 use crate::kernels::{self, Finite};
-use crate::linalg::eigenbasis::{Completion, eigenbasis, followed};
+use crate::linalg::eigenbasis::{Completion, eigenbasis, followed, square};
 use crate::linalg::random::Key;
 use crate::program::{BufferId, Stage};
 use crate::spec::{Side, UnitShape};
@@ -82,12 +82,11 @@ impl Bases {
                 None
             };
             let own = whitened.as_ref().unwrap_or(gradient);
-            let out = buffers.get_mut(BASES + SQUARES + at)?.tensor(unit)?;
-            let turned = own.f_tr()?;
-            let _ = match side {
-                Side::Rows => own.f_mm_out(&out, &turned)?,
-                Side::Cols => turned.f_mm_out(&out, own)?,
-            };
+            let mut out = buffers.get_mut(BASES + SQUARES + at)?.tensor(unit)?;
+            match side {
+                Side::Rows => square(&mut out, own)?,
+                Side::Cols => square(&mut out, &own.f_tr()?)?,
+            }
         }
         Ok(())
     }
