@@ -63,9 +63,12 @@ pub(super) fn settle(
     Ok(())
 }
 
+/// The states that are sums, with the sides over which they are, and the blocks that this process has parts of.
+type Sums<'a> = (&'a [(usize, Side)], Vec<usize>);
+
 /// Gives every process the blocks that it has parts of, of each state that is a sum over a side.
 fn contributions(params: &mut [Param], algorithms: &[AnyAlgorithm], open: &[Bucket]) -> Result<()> {
-    let mut found: BTreeMap<usize, (&[(usize, Side)], Vec<usize>)> = BTreeMap::new();
+    let mut found: BTreeMap<usize, Sums<'_>> = BTreeMap::new();
     for bucket in open.iter().filter(|bucket| !bucket.program.contributed.is_empty()) {
         for unit in &bucket.units {
             let (_, mine) = found.entry(unit.param).or_insert((&bucket.program.contributed, Vec::new()));

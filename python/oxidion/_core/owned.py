@@ -109,9 +109,9 @@ class Owned:
             return value
         if entry is None or not entry.is_at_hand(value, spec):
             raise LayoutError(
-                f"{name}: state {key!r} lies otherwise than the step asks for, as parameters were added, frozen "
-                "or unfrozen, or owned_states or sides have changed. Call synchronize_for_checkpoint() and "
-                "load_state_dict(state_dict()) on all ranks"
+                f"{name}: state {key!r} lies otherwise than the step asks for, as parameters were added, "
+                "frozen or unfrozen, or owned_states or sides have changed. Call "
+                "synchronize_for_checkpoint() and load_state_dict(state_dict()) on all ranks"
             )
         entry.shown = None
         return entry.held

@@ -264,7 +264,8 @@ class Stepper:
         """Refuses matrices of zeros that no step could change, before anything is written.
 
         Args:
-            groups: by axis; None looks at tensors that this process has whole, others at those that ranks share.
+            groups: by axis. None looks at tensors that this process has whole, others at those that ranks
+                share.
 
         Raises:
             ValueError: for such a parameter, on all ranks.
@@ -279,8 +280,8 @@ class Stepper:
         if not found:
             return
         flags = [int(bool(comm.local(param).detach().any())) for _, _, param in found]
-        for group in (groups or {}).values():
-            flags = collectives.largest_of(flags, group)
+        for axis in (groups or {}).values():
+            flags = collectives.largest_of(flags, axis)
         for flag, (cls, name, _) in zip(flags, found, strict=True):
             if not flag:
                 cls.refuse_zeros(name)
