@@ -217,7 +217,7 @@ def check_state(value: object, key: str, spec: Mapping[str, Any], name: str, hin
 
 
 def _complete(role: str, value: Tensor, own: Mapping[str, Any]) -> None:
-    """Sets since when a projection is there, where a checkpoint does not say it, and that new bases are not."""
+    """Sets since when a projection is there, where a checkpoint says nothing; new bases are not there yet."""
     if role == "proj_step" and "proj" in own:
         local(value).fill_(float(own["step"]))
     if role in ("Q_L", "Q_R") and "basis_step" in own:
