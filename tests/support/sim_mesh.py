@@ -113,6 +113,7 @@ class Rank:
         groups, state = self.optimizer.param_groups, self.optimizer.state
         names = self.optimizer.STATE_NAMES
         self.plan = Plan(groups, existing(groups, state, names), self.meshes, self.layouts)
+        self.transfers = self.plan.transfers  # made anew whenever it is asked for
         optional = {name: self.optimizer._class_of(name).OPTIONAL_ROLES for name in self.plan.algorithms}
         states = materialise(self.plan, groups, state, names, optional, [g["step"] for g in groups])
         self.arena = torch.empty(-(-self.plan.arena_bytes // 4), dtype=torch.float32)
@@ -148,7 +149,7 @@ class Rank:
             if op == 0:
                 self.session.compute(k)
             elif op == 1:
-                self.flying[k] = self.mesh.issue(self, self.plan.transfers[k])
+                self.flying[k] = self.mesh.issue(self, self.transfers[k])
             elif not self.flying[k].done:
                 return moved
             self.todo.pop(0)
