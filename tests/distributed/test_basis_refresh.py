@@ -7,16 +7,15 @@ from collections.abc import Hashable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import oxidion
 from support.cases import Case, Group
-from support.inputs import gaussian
-from support.layouts import Setting, setting_named
+from support.layouts import setting_named
 from support.pairwise import covering
-from support.sim_mesh import SimMesh, cut, layouts_for
 
-from .comparison import on_grid
+from . import beside
 
 STEPS = 13
 BASE: dict[str, Any] = {"lr": 2.0**-6, "weight_decay": 2.0**-3}
@@ -45,21 +44,7 @@ def pairs(row: Row) -> set[Hashable]:
 
 
 CHOSEN = covering(ROWS, pairs)
-"""Rows in which every class meets every layout and every frequency."""
-
-
-def case_of(kind: str, frequency: int) -> Case:
-    """A class with some settings, over all shapes."""
-    cls, keys = KINDS[kind]
-    settings = {**BASE, "precondition_frequency": frequency, **keys}
-    return Case(kind, cls, cls.ALGORITHM, settings, (WHOLE, HEADS))
-
-
-def steps_of(case: Case) -> list[list[Tensor]]:
-    """Gradients whose sums and means are exact."""
-    return [
-        [on_grid(gaussian(shape, 5, step, i)) for i, shape in enumerate(case.shapes)] for step in range(STEPS)
-    ]
+"""Rows in which every class meets every layout and every frequency, and these each other."""
 
 
 def bases(optimizer: Any, params: list[nn.Parameter]) -> list[dict[str, Tensor]]:
@@ -69,27 +54,6 @@ def bases(optimizer: Any, params: list[nn.Parameter]) -> list[dict[str, Tensor]]
     ]
 
 
-def one_process(case: Case, grads: list[list[Tensor]]) -> list[Tensor]:
-    """Parameters of one process, in which each basis is not the first one when the last step begins."""
-    params = case.parameters()
-    optimizer = case.build(params, orth_dtype="float64")
-    for step, own in enumerate(grads):
-        for param, grad in zip(params, own, strict=True):
-            param.grad = grad.clone()
-        optimizer.step()
-        if step == 0:
-            first = bases(optimizer, params)
-        if step == STEPS - 2:
-            last = bases(optimizer, params)
-    for before, after, shape in zip(first, last, case.shapes, strict=True):
-        assert before.keys() == after.keys()
-        assert len(before) == (1 if case.kwargs.get("sides") == "short" else 2)
-        for side, basis in before.items():
-            changed = (basis != after[side]).flatten(-2).any(-1)
-            assert bool(changed.all()), f"{side} of {shape} is the first one still"
-    return [param.detach() for param in params]
-
-
 @pytest.mark.parametrize(
     ("kind", "setting", "frequency"),
     [pytest.param(*row, marks=() if row in CHOSEN else pytest.mark.slow) for row in ROWS],
@@ -97,35 +61,16 @@ def one_process(case: Case, grads: list[list[Tensor]]) -> list[Tensor]:
 def test_refreshed_bases_on_any_layout_are_those_of_one_process(
     kind: str, setting: str, frequency: int
 ) -> None:
-    case, layout = case_of(kind, frequency), setting_named(setting)
-    grads = steps_of(case)
-    expected = one_process(case, grads)
-    start = [p.detach() for p in case.parameters()]
-    mesh = mesh_of(case, layout, start)
-    for own in grads:
-        mesh.step(lambda rank, own=own: shares(layout, rank.at, own))  # type: ignore[misc]
-    for rank in mesh.ranks:
-        for i, (param, wanted, before) in enumerate(zip(rank.params, expected, start, strict=True)):
-            error = float((param.detach() - cut(wanted, rank.spans(i, wanted.shape))).norm())
-            assert error <= 1e-12 * float((wanted - before).norm()), (case.shapes[i], rank.number)
-
-
-def mesh_of(case: Case, layout: Setting, start: list[Tensor]) -> SimMesh:
-    """All ranks, before their first step."""
-    mesh = SimMesh(
-        layout.axes,
-        lambda params: case.build(params, orth_dtype="float64"),
-        layouts_for(case, layout.place),
-        extra=layout.extra,
-    )
-    mesh.build(start)
-    return mesh
-
-
-def shares(layout: Setting, at: dict[str, int], grads: list[Tensor]) -> list[Tensor]:
-    """What a rank has of gradients, which are the mean of that where copies are not averaged."""
-    for name, is_averaged in layout.extra.items():
-        if not is_averaged:
-            away = at[name] - (layout.axes[name] - 1) / 2
-            grads = [grad * (1.0 + away) for grad in grads]
-    return grads
+    cls, keys = KINDS[kind]
+    settings = {**BASE, "precondition_frequency": frequency, **keys}
+    case = Case(kind, cls, cls.ALGORITHM, settings, (WHOLE, HEADS))
+    found: list[list[dict[str, Tensor]]] = []
+    grads = beside.normal(case.shapes, STEPS, 5)
+    _, params = beside.one_process(case, grads, torch.float64, lambda _, *own: found.append(bases(*own)))
+    # What the last step begins with is another basis than the first, of every side of every matrix.
+    for first, last, shape in zip(found[0], found[-2], case.shapes, strict=True):
+        assert len(first) == (1 if kind == "soap-short" else 2)
+        for side, basis in first.items():
+            assert bool((basis != last[side]).flatten(-2).any(-1).all()), f"{side} of {shape}"
+    mesh = beside.all_ranks(case, setting_named(setting), grads, torch.float64)
+    assert beside.distance(mesh, case, params) <= 1e-12

@@ -217,7 +217,7 @@ class SimMesh:
     def issue(self, rank: Rank, transfer: Mapping[str, Any]) -> Exchange:
         """A rank starts a collective: it joins the first one of its line that it is not in yet."""
         line = self.lines.setdefault(tuple(transfer["ranks"]), [])
-        exchange = next((e for e in line if all(r is not rank for r, _ in e.members)), None)
+        exchange = next((e for e in line if rank.number not in e.sent), None)
         if exchange is None:
             exchange = Exchange()
             line.append(exchange)
@@ -271,12 +271,13 @@ def perform(members: Sequence[tuple[Rank, Mapping[str, Any]]], sent: Mapping[int
         for rank, transfer in members:
             rank.memory(transfer["recv"]).copy_(torch.cat(send))
         return
+    starts = [[0, *itertools.accumulate(transfer["send_bytes"])] for _, transfer in members]
     for j, (rank, transfer) in enumerate(members):
         parts = []
-        for i, (_, other) in enumerate(members):
-            start = sum(other["send_bytes"][:j])
-            assert other["send_bytes"][j] == transfer["recv_bytes"][i], "sent and expected bytes differ"
-            parts.append(send[i][start : start + other["send_bytes"][j]])
+        for i, start in enumerate(starts):
+            length = start[j + 1] - start[j]
+            assert length == transfer["recv_bytes"][i], "sent and expected bytes differ"
+            parts.append(send[i][start[j] : start[j + 1]])
         rank.memory(transfer["recv"]).copy_(torch.cat(parts))
 
 
