@@ -20,7 +20,7 @@ from support.inputs import gaussian
 SHAPES = [(96, 300), (40, 513), (20, 256)]
 UNSIGNED = ("exp_avg_sq", "max_exp_avg_sq")
 
-# Rotated gradients are of float32: epsilon stands above their rounding, which Adam would make as large as the rest.
+# Epsilon stands above the rounding of rotated gradients, which Adam would make as large as the rest.
 DUE: dict[str, Any] = {"lr": 0.01, "precondition_frequency": 2, "eps": 0.25}
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
