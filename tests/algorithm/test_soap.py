@@ -49,8 +49,8 @@ def test_rotated_gradients_give_the_rotated_run(name: str) -> None:
         turned, _ = trajectory(
             oxidion.SOAP, a @ start @ b.mT, [a @ g @ b.mT for g in grads], lr=0.01, **settings
         )
-        # cond(L) = cond(G)^2 amplifies rounding: 9e-15 to 7e-14 on four sets of gradients, and 4e-13 where each
-        # step has another basis.
+        # cond(L) = cond(G)^2 amplifies rounding: 9e-15 to 7e-14 on four sets of gradients, and up to 4e-13
+        # where each step has another basis.
         bar = 2e-12 if name == "every-step" else 5e-13
         assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= bar
         adam, _ = trajectory(oxidion.AdamW, start, grads, lr=0.01, weight_decay=0.0)
