@@ -49,8 +49,10 @@ def test_rotated_gradients_give_the_rotated_run(name: str) -> None:
         turned, _ = trajectory(
             oxidion.SOAP, a @ start @ b.mT, [a @ g @ b.mT for g in grads], lr=0.01, **settings
         )
-        # cond(L) = cond(G)^2 amplifies rounding: 1e-16 becomes 1e-11 for Gaussian gradients.
-        assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= 1e-9
+        # cond(L) = cond(G)^2 amplifies rounding: 9e-15 to 7e-14 on four sets of gradients, and up to 4e-13
+        # where each step has another basis.
+        bar = 2e-12 if name == "every-step" else 5e-13
+        assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= bar
         adam, _ = trajectory(oxidion.AdamW, start, grads, lr=0.01, weight_decay=0.0)
         other, _ = trajectory(
             oxidion.AdamW, a @ start @ b.mT, [a @ g @ b.mT for g in grads], lr=0.01, weight_decay=0.0
@@ -64,7 +66,7 @@ def test_rotated_gradients_give_the_rotated_run_of_soap_muon() -> None:
     kwargs = {"lr": 0.01, "precondition_frequency": 2, "orth_method": "svd", "orth_dtype": "float64"}
     plain, _ = trajectory(oxidion.SOAPMuon, start, grads, **kwargs)
     turned, _ = trajectory(oxidion.SOAPMuon, a @ start @ b.mT, [a @ g @ b.mT for g in grads], **kwargs)
-    assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= 1e-9
+    assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= 5e-13
 
 
 def test_first_gradient_makes_the_bases_and_moves_nothing() -> None:
@@ -92,8 +94,8 @@ def test_rounding_of_gradients_changes_a_run_by_rounding(shape: tuple[int, int],
     noisy = [grad * (1.0 + 2.0**-52 * gaussian(shape, 3, i).sign()) for i, grad in enumerate(grads)]
     first, _ = trajectory(oxidion.SOAP, start, grads, precondition_frequency=frequency)
     second, _ = trajectory(oxidion.SOAP, start, noisy, precondition_frequency=frequency)
-    # Without the completion and the wait: 0.1 to 0.9.
-    assert update_relative_error(second, start, first - start) <= 1e-9
+    # Without the completion and the wait: 0.1 to 0.9. With them 6e-14 at most on eight sets of gradients.
+    assert update_relative_error(second, start, first - start) <= 1e-12
 
 
 def test_completion_of_a_basis_goes_by_seed_and_position() -> None:

@@ -90,8 +90,8 @@ def test_rotated_gradients_give_the_rotated_run() -> None:
     start, grads = gaussian((24, 24), 1), [gaussian((24, 24), 2, step) for step in range(8)]
     a, b = turn(24, 3), turn(24, 4)
     plain, turned = run(start, grads), run(a @ start @ b.mT, [a @ grad @ b.mT for grad in grads])
-    # Rounding grows by the condition of the first factors, as in SOAP.
-    assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= 1e-9
+    # Rounding grows by the condition of the first factors, as in SOAP: 3e-14 to 1e-12 on eight sets.
+    assert update_relative_error(turned, a @ start @ b.mT, a @ (plain - start) @ b.mT) <= 5e-12
     assert update_relative_error(run(start, grads, variant="soap"), start, plain - start) > 0.1
 
 
@@ -101,7 +101,7 @@ def test_rounding_of_gradients_changes_a_run_by_rounding(shape: tuple[int, int],
     start, grads = gaussian(shape, 1), [gaussian(shape, 2, step) for step in range(12)]
     noisy = [grad * (1.0 + 2.0**-52 * gaussian(shape, 3, i).sign()) for i, grad in enumerate(grads)]
     first, second = (run(start, own, precondition_frequency=frequency) for own in (grads, noisy))
-    assert update_relative_error(second, start, first - start) <= 1e-9
+    assert update_relative_error(second, start, first - start) <= 1e-12
 
 
 def test_nothing_is_whitened_by_more_than_4000() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import oxidion
+from support.cases import optimizer_classes
 
 
 def trained(make: Any, dtype: torch.dtype, steps: int) -> tuple[Any, nn.Parameter, float]:
@@ -68,11 +69,25 @@ FLOORS = [
     (oxidion.SOAP, {"cautious_wd": True}),
     (oxidion.SOAP, {"cautious_wd": True, "decay_order": "torch"}),
     (oxidion.SOAP, {"normalize_grads": True, "sides": "short"}),
+    (oxidion.SOAP, {"variant": "kl"}),
     (oxidion.SOAPMuon, {}),
+    (oxidion.SOAPMuon, {"cautious_wd": True}),
+]
+# A free step of these is one pass: AdamW multiplies by the rate before it divides, Dion adds a product to the
+# weights. A bound step has U in memory, and rounds it.
+IN_ONE_PASS = [
+    (oxidion.AdamW, {}),
+    (oxidion.AdamW, {"cautious_wd": True}),
+    (oxidion.Dion, {}),
+    (oxidion.Dion, {"rank_fraction": 0.5, "right_factor": "orthonormal"}),
 ]
 
 
-@pytest.mark.parametrize(("cls", "keys"), FLOORS, ids=lambda x: getattr(x, "__name__", None) or "-".join(x))
+def named(value: Any) -> str:
+    return getattr(value, "__name__", None) or "-".join(value)
+
+
+@pytest.mark.parametrize(("cls", "keys"), FLOORS, ids=named)
 def test_floor_of_zero_is_a_free_step(cls: Any, keys: dict[str, Any]) -> None:
     def make(**settings: Any) -> Any:
         return lambda p: cls(p, lr=0.1, weight_decay=0.1, **keys, **settings)
@@ -83,19 +98,22 @@ def test_floor_of_zero_is_a_free_step(cls: Any, keys: dict[str, Any]) -> None:
         assert torch.equal(free, bound)
 
 
-@pytest.mark.parametrize("keys", [{}, {"cautious_wd": True}], ids=["plain", "cautious"])
-def test_floor_of_zero_is_a_free_step_of_adamw_but_for_rounding(keys: dict[str, Any]) -> None:
-    """Free weights move in one pass, which multiplies by the rate before it divides."""
-
+@pytest.mark.parametrize(("cls", "keys"), IN_ONE_PASS, ids=named)
+def test_floor_of_zero_is_a_free_step_in_one_pass_but_for_rounding(cls: Any, keys: dict[str, Any]) -> None:
     def make(**settings: Any) -> Any:
-        return lambda p: oxidion.AdamW(p, lr=0.1, weight_decay=0.1, **keys, **settings)
+        return lambda p: cls(p, lr=0.1, weight_decay=0.1, **keys, **settings)
 
     _, free, _ = trained(make(), torch.float64, 20)
     for rule in ("floor", "row_floor"):
         _, bound, _ = trained(make(weight_norm=rule, weight_norm_floor=0.0), torch.float64, 20)
         torch.testing.assert_close(free, bound, rtol=1e-13, atol=1e-13)
-    _, other, _ = trained(make(weight_norm="floor"), torch.float64, 20)
-    assert not torch.allclose(free, other), "0.35 of the norm is more than a free update"
+    _, other, _ = trained(make(weight_norm="floor", weight_norm_floor=4.0), torch.float64, 20)
+    assert not torch.allclose(free, other), "four times the norm is more than a free update"
+
+
+def test_every_class_whose_norm_may_be_held_is_compared_with_a_free_step() -> None:
+    held = {cls for cls in optimizer_classes() if "weight_norm" in getattr(cls, "SCHEMA", {})}
+    assert held == {cls for cls, _ in (*FLOORS, *IN_ONE_PASS)}
 
 
 def test_adamw_turns_by_its_learning_rate_on_the_sphere() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 
+from oxidion import Muon
 from support.cases import (
     ALL_CASES,
     BASE,
@@ -11,6 +13,7 @@ from support.cases import (
     LOW_RANK_ALGORITHMS,
     MATRIX_ALGORITHMS,
     Case,
+    Group,
     case_named,
 )
 from support.layouts import SETTINGS, WIDE, Setting
@@ -130,3 +133,19 @@ WIDE_ROWS = [
 ]
 WIDE_CHOSEN = covering(WIDE_ROWS, lambda row: {row[0].name, (kind(row[0].algorithm), row[1].name)})
 """Every case, and every kind of algorithm on every wide layout."""
+
+LONGER = (
+    "soap-short soap-kl soap-owned soap-merged-columns soap-merged-rows soap-hyperball soap-row-floor"
+    " soap_muon-owned muon-hyperball muon-row-floor galore-owned apollo-owned dion-orthonormal"
+)
+FEW_SHAPES = Group(((12, 8), (5, 17), (8, 8), (2, 6, 5)))
+LONGER_CASES = (
+    *(
+        case if "merged" in case.name else replace(case, groups=(FEW_SHAPES,))
+        for case in map(case_named, LONGER.split())
+    ),
+    Case("muon-schedule-free", Muon, "muon", BASE, (Group(FEW_SHAPES.shapes, {"average": "schedule_free"}),)),
+)
+LONGER_ROWS = [(case, setting) for case in LONGER_CASES for setting in WIDE if not too_deep(case, setting)]
+LONGER_CHOSEN = covering(LONGER_ROWS, lambda row: {row[0].name, (kind(row[0].algorithm), row[1].name)})
+"""What is due every few steps and what other states or sums than the defaults' go through, likewise."""

@@ -29,9 +29,17 @@ def run(groups: Groups, ranks: int, job: Any, *args: Any) -> Any:
 
 
 def goes_on(
-    groups: Groups, folder: Path, source: Place, target: Place, name: str, keys: dict[str, Any]
+    groups: Groups,
+    folder: Path,
+    source: Place,
+    target: Place,
+    name: str,
+    keys: dict[str, Any],
+    other: dict[str, Any] | None = None,
 ) -> tuple[float, dict[str, str]]:
     """Float64 training that went on elsewhere beside the training that was not interrupted.
+
+    Elsewhere, settings may be ``other`` than in the checkpoint.
 
     Returns:
         The largest distance of their weights, relative to the way from the first ones, and the dtypes of the
@@ -39,7 +47,8 @@ def goes_on(
     """
     where = str(folder / "checkpoint")
     wanted = run(groups, source[0], saving.save, where, source[1], name, keys, torch.float64)
-    got, dtypes = run(groups, target[0], saving.load, where, target[1], name, keys, torch.float64)
+    own = {**keys, **(other or {})}
+    got, dtypes = run(groups, target[0], saving.load, where, target[1], name, own, torch.float64, other)
     return jobs.furthest(got, wanted), dtypes
 
 

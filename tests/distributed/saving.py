@@ -84,9 +84,17 @@ def save(
 
 
 def load(
-    folder: str, layout: str, name: str, keys: dict[str, Any], dtype: torch.dtype
+    folder: str,
+    layout: str,
+    name: str,
+    keys: dict[str, Any],
+    dtype: torch.dtype,
+    other: dict[str, Any] | None = None,
 ) -> tuple[list[Tensor], dict[str, str]]:
-    """Loads into a new model and trains on; the weights at the end, and the dtypes of the states."""
+    """Loads into a new model and trains on; the weights at the end, and the dtypes of the states.
+
+    Settings that are to be ``other`` than in the checkpoint are changed in what was read.
+    """
     network, optimizer, share = build(layout, name, keys, dtype)
     with torch.no_grad():
         for param in network.parameters():
@@ -94,6 +102,8 @@ def load(
     model_state, optimizer_state = get_state_dict(network, optimizer)
     whole = {"model": model_state, "optimizer": optimizer_state}
     dcp.load(whole, checkpoint_id=folder, no_dist=layout == "one")
+    for group in whole["optimizer"]["param_groups"]:
+        group.update(other or {})
     set_state_dict(network, optimizer, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"])
     dtypes = {
         f"{type(value).__name__} {key}": str(value.dtype)

@@ -84,6 +84,17 @@ def test_checkpoint_of_one_layout_goes_on_on_another(
     assert any(key.endswith("Q_R") for key in dtypes)
 
 
+@pytest.mark.parametrize(("name", "keys"), [MODELS[0], MODELS[2], MODELS[5]], ids=["soap", "soap-muon", "kl"])
+@pytest.mark.parametrize("is_owned", [True, False], ids=["from-owners", "to-owners"])
+def test_checkpoint_of_owned_states_goes_on_on_another_layout_without_owners_and_back(
+    groups: Groups, tmp_path: Path, name: str, keys: dict[str, Any], is_owned: bool
+) -> None:
+    before, after = {**keys, "owned_states": is_owned}, {"owned_states": not is_owned}
+    error, dtypes = goes_on(groups, tmp_path, (4, "plane"), (2, "fsdp"), name, before, after)
+    assert error <= CLOSE
+    assert ("Tensor Q_R" in dtypes) == (not is_owned), "owners have plain tensors"
+
+
 @pytest.mark.parametrize(("name", "keys"), MODELS, ids=IDS)
 @pytest.mark.parametrize("layout", ["fsdp", "plane"])
 def test_checkpoint_on_the_same_layout_resumes_bit_equal(

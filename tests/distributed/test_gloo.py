@@ -8,7 +8,7 @@ import torch
 from support.layouts import PAIRS, SETTINGS, Setting
 from support.workers import Workers, workers
 
-from . import agreeing, jobs, normed, wrapped
+from . import agreeing, averaging, jobs, normed, wrapped
 
 NAMES = ("Dion", "Muon", "AdamW", "Lion")
 CASES = ("dion-quarter", "muon-default", "adamw-default", "lion-default")
@@ -49,6 +49,24 @@ def test_rank_without_an_expert_takes_part_with_empty_messages(four: Workers) ->
 @pytest.mark.parametrize("setting", EIGHT)
 def test_steps_on_eight_processes_equal_one_process(eight: Workers, case: str, setting: str) -> None:
     assert max(eight.run(jobs.steps_on_a_layout, case, setting, torch.float64, False)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("soap-default", "soap-kl", "soap-owned", "soap_muon-default", "muon-hyperball", "soap-row-floor"),
+        *("dion-orthonormal", "galore-owned", "apollo-owned"),
+    ],
+)
+def test_what_lies_with_owners_or_is_due_on_eight_processes_equals_one_process(
+    eight: Workers, case: str
+) -> None:
+    assert max(eight.run(jobs.steps_on_a_layout, case, "dp2-fsdp2-tp2", torch.float64, False)) <= 1e-12
+
+
+@pytest.mark.parametrize("rule", ["schedule_free", "ema"])
+def test_averages_on_eight_processes_equal_one_process(eight: Workers, rule: str) -> None:
+    assert max(eight.run(averaging.steps, "Muon", {"average": rule})) <= CLOSE
 
 
 def test_sums_along_two_axes_need_no_group_that_ranks_would_have_to_make(eight: Workers) -> None:

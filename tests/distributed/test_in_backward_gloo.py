@@ -16,9 +16,11 @@ ALLOWED: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("AdamW", {}, ("rows", "columns", "tp", "offload")),
     ("AdamW", CODED, ("rows",)),
     ("AdamW", {"stochastic_rounding": True}, ("rows",)),
+    ("AdamW", {"average": "schedule_free"}, ("rows",)),
     ("AdEMAMix", {}, ("rows",)),
     ("Lion", {}, ("rows", "columns", "tp", "offload")),
     ("Lion", CODED, ("rows",)),
+    ("Lion", {"average": "ema", "average_decay": 0.9}, ("rows",)),
 )
 PAIRS = [(name, keys, layout) for name, keys, layouts in ALLOWED for layout in layouts]
 IDS = [f"{name}-{'-'.join(keys)}-{layout}" for name, keys, layout in PAIRS]
@@ -51,6 +53,11 @@ def test_steps_in_the_backward_pass_of_four_ranks_equal_those_after_it(
     four: Workers, layout: str, per: str
 ) -> None:
     assert four.run(within.steps, "AdamW", {}, layout, per) == [(True, True, True)] * 4
+
+
+@pytest.mark.slow
+def test_steps_in_the_backward_pass_of_eight_ranks_equal_those_after_it(eight: Workers) -> None:
+    assert eight.run(within.steps, "AdamW", {}, "plane", "module") == [(True, True, True)] * 8
 
 
 @pytest.mark.parametrize(("name", "keys"), REFUSED, ids=[name for name, _ in REFUSED])

@@ -24,6 +24,7 @@ OWNED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("APOLLOAdamW", {**GALORE, "owned_states": True}),
     ("APOLLOMini", {"update_proj_gap": 2, "owned_states": True}),
 )
+OWNED_IDS = ["galore-owned", "apollo-owned", "mini-owned"]
 """Moments with the owners of matrices; a checkpoint needs the word of all ranks first."""
 # Of the way of the steps in float64; gradients are summed in another order on every layout.
 CLOSE = 1e-11
@@ -51,7 +52,7 @@ def test_steps_on_four_processes_equal_one_process(groups: Groups, case: str, se
 @pytest.mark.parametrize(
     ("name", "keys"),
     [*MODELS, *OWNED],
-    ids=[*IDS, "galore-owned", "apollo-owned", "mini-owned"],
+    ids=[*IDS, *OWNED_IDS],
 )
 @pytest.mark.parametrize("kind", ["rows", "columns", "ddp"])
 def test_wrapped_model_on_two_processes_equals_one_process(
@@ -81,6 +82,29 @@ def test_checkpoint_of_one_layout_goes_on_on_another(
     assert error <= CLOSE
     kept = "proj" if name == "GaLoreAdamW" else "update_norm"
     assert any(key.endswith(kept) for key in dtypes)
+
+
+# From moments with the owners of matrices to moments that are cut as matrices are, and back.
+@pytest.mark.parametrize(("name", "keys"), OWNED, ids=OWNED_IDS)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [((4, "plane"), (2, "fsdp")), ((2, "fsdp"), (4, "plane"))],
+    ids=["plane-to-2", "2-to-plane"],
+)
+@pytest.mark.parametrize("is_owned", [True, False], ids=["from-owners", "to-owners"])
+def test_checkpoint_of_owned_moments_goes_on_on_another_layout_without_owners_and_back(
+    groups: Groups,
+    tmp_path: Path,
+    name: str,
+    keys: dict[str, Any],
+    source: Any,
+    target: Any,
+    is_owned: bool,
+) -> None:
+    before, after = {**keys, "owned_states": is_owned}, {"owned_states": not is_owned}
+    error, dtypes = goes_on(groups, tmp_path, source, target, name, before, after)
+    assert error <= CLOSE
+    assert ("Tensor exp_avg_sq" in dtypes) == (not is_owned), "owners have plain tensors"
 
 
 @pytest.mark.parametrize(("name", "keys"), MODELS, ids=IDS)

@@ -17,8 +17,9 @@ from support.inputs import Shape, gradients
 from support.layouts import Setting, setting_named
 from support.sim_mesh import Layout, R, Rank, S, cut
 
+from . import beside
 from .comparison import Comparison, on_grid
-from .pairs import CHOSEN, ROWS, WIDE_CHOSEN, WIDE_ROWS
+from .pairs import CHOSEN, LONGER_CHOSEN, LONGER_ROWS, ROWS, WIDE_CHOSEN, WIDE_ROWS
 
 STEPS = 3
 
@@ -79,6 +80,15 @@ def test_sixty_four_ranks_equal_one_process(case: Case, setting: Setting) -> Non
     run_beside_one_process(comparison, "float64", 2)
     comparison.expected = [p.detach() for p in comparison.single]
     comparison.check(1e-12)
+
+
+# Five steps: bases and projections are new in the third one and in the fifth.
+@pytest.mark.parametrize(("case", "setting"), rows(LONGER_ROWS, LONGER_CHOSEN), ids=str)
+def test_sixty_four_ranks_equal_one_process_where_more_is_due(case: Case, setting: Setting) -> None:
+    grads = beside.normal(case.shapes, 5, 0)
+    _, params = beside.one_process(case, grads, torch.float64)
+    mesh = beside.all_ranks(case, setting, grads, torch.float64)
+    assert beside.distance(mesh, case, params) <= 1e-12
 
 
 def held(rank: Rank) -> list[list[Tensor]]:

@@ -195,6 +195,41 @@ def test_the_family_sends_the_trace_and_small_exact_sums(name: str) -> None:
     assert sorted(ours) == sorted(trace + sums)
 
 
+PLANE_OF_TWO = Setting("", {"fs": 2, "tp": 2}, lambda s: {"fs": S(0), "tp": S(1)})
+# Three float64 numbers: the squared norms of weights and update, and their product.
+OF_A_MATRIX, OF_A_ROW = (AR, 24 * MATRICES), (AR, 24 * MATRICES * ROWS)
+# Setting, and what is sent for the matrices and for the rows that are cut; of the plane along each axis, and
+# for the rows that a rank has a part of.
+HELD = {
+    "fsdp": (FSDP, [OF_A_MATRIX], []),
+    "columns": (COLUMNS, [OF_A_MATRIX], [OF_A_ROW]),
+    "ddp": (REPLICAS, [], []),
+    "plane": (PLANE_OF_TWO, [OF_A_MATRIX] * 2, [(AR, 24 * MATRICES * ROWS // 2)]),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize(
+    ("cls", "kwargs"),
+    [
+        (oxidion.AdamW, {}),
+        (oxidion.Muon, {}),
+        (oxidion.Dion, QUARTER),
+        (oxidion.NorDion2, {}),
+        (oxidion.SOAP, {"sides": "short"}),
+    ],
+)
+def test_held_norms_send_three_numbers_of_each_matrix_or_row_that_is_cut(
+    cls: type, kwargs: dict[str, Any], name: str
+) -> None:
+    setting, of_matrices, of_rows = HELD[name]
+    free = Counter((s.kind, s.bytes) for s in sent(setting, cls, kwargs))
+    for rule, more in (("hyperball", of_matrices), ("floor", of_matrices), ("row_floor", of_rows)):
+        own = {"weight_norm": rule, **({"weight_decay": 0.0} if rule == "hyperball" else {})}
+        held = Counter((s.kind, s.bytes) for s in sent(setting, cls, {**kwargs, **own}))
+        assert held == free + Counter(more), rule
+
+
 @pytest.mark.parametrize("cls", [oxidion.AdamW, oxidion.Lion])
 def test_elementwise_steps_send_nothing(cls: type) -> None:
     assert sent(Setting("", {"fs": 4}, fsdp(0)), cls, {}) == []

@@ -113,6 +113,7 @@ class Rank:
         groups, state = self.optimizer.param_groups, self.optimizer.state
         names = self.optimizer.STATE_NAMES
         self.plan = Plan(groups, existing(groups, state, names), self.meshes, self.layouts)
+        self.transfers = self.plan.transfers  # made anew whenever it is asked for
         optional = {name: self.optimizer._class_of(name).OPTIONAL_ROLES for name in self.plan.algorithms}
         states = materialise(self.plan, groups, state, names, optional, [g["step"] for g in groups])
         self.arena = torch.empty(-(-self.plan.arena_bytes // 4), dtype=torch.float32)
@@ -148,7 +149,7 @@ class Rank:
             if op == 0:
                 self.session.compute(k)
             elif op == 1:
-                self.flying[k] = self.mesh.issue(self, self.plan.transfers[k])
+                self.flying[k] = self.mesh.issue(self, self.transfers[k])
             elif not self.flying[k].done:
                 return moved
             self.todo.pop(0)
@@ -216,7 +217,7 @@ class SimMesh:
     def issue(self, rank: Rank, transfer: Mapping[str, Any]) -> Exchange:
         """A rank starts a collective: it joins the first one of its line that it is not in yet."""
         line = self.lines.setdefault(tuple(transfer["ranks"]), [])
-        exchange = next((e for e in line if all(r is not rank for r, _ in e.members)), None)
+        exchange = next((e for e in line if rank.number not in e.sent), None)
         if exchange is None:
             exchange = Exchange()
             line.append(exchange)
@@ -270,12 +271,13 @@ def perform(members: Sequence[tuple[Rank, Mapping[str, Any]]], sent: Mapping[int
         for rank, transfer in members:
             rank.memory(transfer["recv"]).copy_(torch.cat(send))
         return
+    starts = [[0, *itertools.accumulate(transfer["send_bytes"])] for _, transfer in members]
     for j, (rank, transfer) in enumerate(members):
         parts = []
-        for i, (_, other) in enumerate(members):
-            start = sum(other["send_bytes"][:j])
-            assert other["send_bytes"][j] == transfer["recv_bytes"][i], "sent and expected bytes differ"
-            parts.append(send[i][start : start + other["send_bytes"][j]])
+        for i, start in enumerate(starts):
+            length = start[j + 1] - start[j]
+            assert length == transfer["recv_bytes"][i], "sent and expected bytes differ"
+            parts.append(send[i][start[j] : start[j + 1]])
         rank.memory(transfer["recv"]).copy_(torch.cat(parts))
 
 
