@@ -27,7 +27,7 @@ pub(super) const OPTIONS: [&str; 9] = [
 /// The states that all of them have, in this order.
 pub(super) const MOMENTUM: usize = 0;
 pub(super) const VARIANCE: usize = 1;
-/// Those that lie with the owners of matrices where it is asked for (`LowRank::is_owned`).
+/// Moments that lie with the owners of matrices where it is asked for (`LowRank::is_owned`).
 pub(super) const OWNED: [usize; 2] = [MOMENTUM, VARIANCE];
 
 /// Sides of a matrix that are projected.

@@ -461,9 +461,8 @@ class OxOptimizer(Stepper, Optimizer):
         key = self._owned.away(self.state)
         if key is not None:
             raise RuntimeError(
-                f"state {key!r} is in parts: with the owners of matrices (owned_states), or a sum to which "
-                "ranks add (one basis of SOAP): call synchronize_for_checkpoint() on all ranks before "
-                "state_dict()"
+                f"state {key!r} is in parts, with the owners of matrices (owned_states) or as a sum to which "
+                "ranks add: call synchronize_for_checkpoint() on all ranks before state_dict()"
             )
 
     @override
