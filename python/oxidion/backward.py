@@ -592,7 +592,7 @@ def _copied_from(param: Tensor) -> str | None:
 
 
 def _refuse_ddp(whole: weakref.ref[BackwardOptimizer], own: list[RemovableHandle]) -> Callable[..., None]:
-    """A hook of a model that refuses DDP around it; once, where the optimizer is gone. ``own``: its handle."""
+    """A hook of a model, with its handle in ``own``, that refuses DDP; once, where the optimizer is gone."""
 
     def refuse(*_call: object) -> None:
         if not is_inside_ddp():

@@ -192,11 +192,11 @@ class OxOptimizer(Stepper, Optimizer):
                 self._check_values(made := plain(group), where := f"group {number}")
                 own = {key: field.default for key, field in self._registry[made["algorithm"]].SCHEMA.items()}
                 self._check_together({**own, **made}, where)
+                self._written.note(number, group)
             elif self._written.has_other_rate(number, group):
-                validate.check_decay(group, f"group {number}")
-            else:
-                continue
-            self._written.note(number, group)
+                if validate.is_finite(group["lr"]):  # what is none the core refuses
+                    validate.check_decay(group, f"group {number}")
+                self._written.note_rate(number, group)
 
     def _check_values(self, group: dict[str, Any], where: str) -> None:
         """Checks the values of a group that may have keys of its user."""

@@ -56,6 +56,10 @@ class Written:
         read = itemgetter(*keys)
         self._seen[number] = _Seen(len(group), read, read(group), group.get("lr"))
 
+    def note_rate(self, number: int, group: Mapping[str, Any]) -> None:
+        """Notes the learning rate of a group."""
+        self._seen[number] = self._seen[number]._replace(lr=group["lr"])
+
 
 def plain(group: Mapping[str, Any]) -> dict[str, Any]:
     """A group with numbers of NumPy, which schedulers may write, as Python's."""
