@@ -178,3 +178,12 @@ def test_a_rule_written_in_the_backward_pass_is_refused_before_any_unit_is_stepp
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     assert not any(map(torch.equal, before, model.parameters()))
+
+
+def test_dtypes_are_taken_as_their_names() -> None:
+    param = weight()
+    optimizer = adamw(param)
+    go(optimizer, param)
+    optimizer.param_groups[0].update(average="ema", average_dtype=torch.bfloat16)
+    go(optimizer, param)
+    assert optimizer.state[param]["average"].dtype == torch.bfloat16

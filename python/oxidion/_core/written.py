@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from oxidion._core import averages, schema
+from oxidion._core import averages, schema, validate
 
 LIVE = {"params", "lr", "step", "betas", "beta1", "beta2", *schema.MOMENTA, *averages.KEPT}
 """Keys that change from step to step; none goes with the value of another, apart from ``lr``."""
@@ -62,9 +63,13 @@ class Written:
 
 
 def plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with numbers of NumPy, which schedulers may write, as Python's."""
-    return {key: value.item() if _is_scalar(value) else value for key, value in group.items()}
+    """A group with names of dtypes, and numbers of NumPy, which schedulers may write, as Python's."""
+    return {key: _plain(key, value) for key, value in group.items()}
 
 
-def _is_scalar(value: object) -> bool:
-    return not isinstance(value, (Tensor, int, float)) and getattr(value, "shape", None) == ()
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return validate.dtype_name(value, key)
+    if isinstance(value, (Tensor, int, float)) or getattr(value, "shape", None) != ():
+        return value
+    return value.item()
