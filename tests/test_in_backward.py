@@ -445,12 +445,13 @@ def test_checkpoint_is_the_way_out_of_a_backward_pass_that_failed() -> None:
 
 def test_nested_backward_passes_over_a_shared_weight_are_refused() -> None:
     layer = nn.Linear(4, 4)
-    within(layer)
+    optimizer = within(layer)
     x = torch.ones(2, 4, requires_grad=True)
     for _ in range(2):
         x = checkpoint(layer, x, use_reentrant=True)
     with pytest.raises(RuntimeError, match="second gradient"):
         x.sum().backward()
+    assert len(optimizer.units) == 1
 
 
 def test_closure_scaler_and_assigned_gradient_are_refused_by_step() -> None:
@@ -489,12 +490,13 @@ def test_sparse_gradients_are_refused_at_construction_or_in_the_hook() -> None:
     with pytest.raises(ValueError, match="0: gradients of an embedding with sparse=True"):
         within(sparse)
     late = nn.Sequential(nn.Embedding(5, 4))
-    within(late)
+    optimizer = within(late)
     late[0].sparse = True
     before = late[0].weight.detach().clone()
     with pytest.raises(TypeError, match="sparse"):
         late(torch.tensor([1])).sum().backward()
     assert torch.equal(before, late[0].weight)
+    assert len(optimizer.units) == 1
 
 
 def test_parameters_that_fsdp1_flattened_are_refused() -> None:

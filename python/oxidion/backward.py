@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
 
 from oxidion._core import averages
@@ -32,6 +34,9 @@ _OF_UNITS = frozenset({"params", "param_names", "seed_by"})
 
 Place = tuple[int, int]
 """A parameter's group and its position in it."""
+
+_stepped_by: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By parameter with a hook: a weak reference to the optimizer that steps it."""
 
 
 class _Workspace:
@@ -54,6 +59,11 @@ class _Unit(OxOptimizer):
     _memory: _Workspace
     places: list[list[Place]]
     arrived: set[int]
+    has_stepped: bool
+
+    @override
+    def _check_written(self) -> None:
+        """Does nothing: `BackwardOptimizer` has checked the groups of the whole."""
 
     @override
     def _read_groups(self) -> comm.Groups:
@@ -126,7 +136,10 @@ class BackwardOptimizer(Optimizer):
         self._model, self._per = model, per
         self._memory, self._turn = _Workspace(), device.InTurn()
         self._hooks: list[RemovableHandle] = []
+        self._guard: RemovableHandle | None = None
+        weakref.finalize(self, _remove, self._hooks)
         self.units: list[_Unit] = []
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         optimizer._reserve, optimizer._init_states = None, False
         self._make_units()
 
@@ -168,10 +181,31 @@ class BackwardOptimizer(Optimizer):
         self.remove_hooks()
         whole = self.optimizer
         whole._forget()
-        owners = _owners(self._model, self._per)
-        split: dict[Any, dict[int, list[Place]]] = {}
         for number, group in enumerate(whole.param_groups):
             _check_group(group, number)
+        self.units = self._units_of(parameters(whole.param_groups))
+        for unit in self.units:
+            self._tell(unit)
+            _refuse_others(unit)
+        self._start()
+        for unit in self.units:
+            for param in unit.parameters():
+                handle = param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _hook(weakref.ref(self), weakref.ref(unit))
+                )
+                self._hooks.append(handle)
+                _stepped_by[param] = weakref.ref(self)
+        own: list[RemovableHandle] = []
+        self._guard = self._model.register_forward_pre_hook(_refuse_ddp(weakref.ref(self), own))
+        own.append(self._guard)
+        taken = {id(param) for unit in self.units for param in unit.parameters()}
+        self._left_out = [param for param in parameters(whole.param_groups) if id(param) not in taken]
+
+    def _units_of(self, params: list[Tensor]) -> list[_Unit]:
+        """Units of those of these parameters that require a gradient."""
+        owners, wanted = _owners(self._model, self._per), set(map(id, params))
+        split: dict[Any, dict[int, list[Place]]] = {}
+        for number, group in enumerate(self.param_groups):
             if "param_names" not in group:
                 group["param_names"] = [owners[id(p)][1] if id(p) in owners else "" for p in group["params"]]
             for at, (name, param) in enumerate(zip(group["param_names"], group["params"], strict=True)):
@@ -180,16 +214,53 @@ class BackwardOptimizer(Optimizer):
                         f"group {number}, parameter {at} {name!r} of the optimizer is none of the model's: "
                         "the factory has to take the parameters that it is given, or those of this model"
                     )
-                if param.requires_grad:
+                if param.requires_grad and id(param) in wanted:
                     split.setdefault(owners[id(param)][0], {}).setdefault(number, []).append((number, at))
-        self.units = [self._unit([*places.values()]) for places in split.values()]
-        self._start()
+        return [self._unit([*places.values()]) for places in split.values()]
+
+    def _check_gradients(self) -> None:
+        """Refuses gradients that no step was taken with, or that came after it.
+
+        Raises:
+            RuntimeError: that names the parameter and the way out.
+        """
+        self._refuse_unfrozen()
         for unit in self.units:
-            for param in unit.parameters():
-                hook: Callable[[Tensor], None] = partial(self._arrived, unit)
-                handle = param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                self._hooks.append(handle)
-        self._hooks.append(self._model.register_forward_pre_hook(_refuse_ddp))
+            for name, param in zip(unit.names(), unit.parameters(), strict=True):
+                if param.grad is not None and id(param) not in unit.arrived:
+                    raise RuntimeError(
+                        f"{name}: there is a gradient that no step was taken with. The hook of the parameter "
+                        "was not called: the gradient was assigned, hooks were removed, or the backward pass "
+                        "ran under compiled autograd"
+                    )
+                if param.grad is not None and unit.has_stepped:
+                    raise RuntimeError(
+                        f"{name}: a second gradient came, and a step was taken with the first. Call "
+                        "zero_grad() to drop it, then step()"
+                    )
+
+    def _refuse_unfrozen(self) -> None:
+        """Refuses gradients of parameters that were frozen when the optimizer was made, and are in no group.
+
+        Raises:
+            RuntimeError: that names the way out.
+        """
+        unfrozen = [(name, p) for name, p in self._frozen if p.requires_grad and p.grad is not None]
+        held = set(map(id, parameters(self.param_groups))) if unfrozen else set()
+        for name, param in unfrozen:
+            if id(param) not in held:
+                raise RuntimeError(
+                    f"{name}: there is a gradient, and no group has the parameter, which was frozen when the "
+                    "optimizer was made. Add it by add_param_group(), or drop its gradient before step() "
+                    "where another optimizer steps it"
+                )
+
+    def _step_unfrozen(self, params: list[Tensor]) -> None:
+        """Steps parameters of the groups that have no hook, as they were frozen when units were made."""
+        for unit in self._units_of(params):
+            self._tell(unit)
+            unit.init_state()
+            self._step(unit)
 
     def _unit(self, places: list[list[Place]]) -> _Unit:
         """A unit of the parameters at these places, one list for each of its groups."""
@@ -199,6 +270,7 @@ class BackwardOptimizer(Optimizer):
         unit = made.__new__(made)
         unit.__dict__.update(whole.__dict__)
         unit.places, unit.arrived, unit._memory, unit._last_betas = places, set(), self._memory, {}
+        unit.has_stepped = False
         unit.param_groups = [{} for _ in places]
         unit._forget()
         return unit
@@ -207,6 +279,7 @@ class BackwardOptimizer(Optimizer):
         """Makes the states of all units and binds their plans, with one workspace for all."""
         for unit in self.units:
             unit.state, unit._poison, unit._pending = self.state, None, None
+            unit.has_stepped = False
             unit.arrived.clear()
             unit._forget()
             self._tell(unit)
@@ -226,6 +299,8 @@ class BackwardOptimizer(Optimizer):
             number = places[0][0]
             group = self.param_groups[number]
             _check_group(group, number)
+            for key in own.keys() - group.keys() - _OF_UNITS:
+                del own[key]
             own.update((key, value) for key, value in group.items() if key not in _OF_UNITS)
             for key in ("params", "param_names"):
                 own[key] = [group[key][at] for _, at in places]
@@ -247,6 +322,7 @@ class BackwardOptimizer(Optimizer):
 
     def _step(self, unit: _Unit) -> None:
         """Steps a unit and drops its gradients."""
+        self._check_all()
         self._tell(unit)
         held = [param for param in unit.parameters() if param.grad is not None]
         for kind in {_copied_from(param) for param in held} - {None}:
@@ -256,6 +332,23 @@ class BackwardOptimizer(Optimizer):
             for param in held:
                 device.keep_for_stream(comm.local(param.grad))  # type: ignore[arg-type]
                 param.grad = None
+        unit.has_stepped = True
+
+    def _check_all(self) -> None:
+        """Refuses what the step of any unit would refuse, before one of them is taken.
+
+        Raises:
+            RuntimeError: while parameters hold their averages.
+            ValueError: for settings that were written into the groups and do not go together.
+        """
+        whole = self.optimizer
+        whole._settle_keys()
+        averages.refuse_eval(self.param_groups, inside=whole._inside_averaged > 0)
+        whole._check_written()
+        if averages.begin_anew(self.param_groups, self.state):
+            for unit in self.units:
+                self._tell(unit)
+                unit.init_state()
 
     # -------------------------------------------------------------------- step
 
@@ -265,33 +358,53 @@ class BackwardOptimizer(Optimizer):
         """Ends a step: checks that every gradient has been stepped with, and counts it.
 
         A unit of which some parameters got no gradient is stepped here, as it would be after the backward
-        pass; those without any are skipped.
+        pass; those without any are skipped. So are, once, parameters of the groups that were frozen before:
+        from the next backward pass on they are stepped within it.
 
         Raises:
             RuntimeError: for a closure, for gradients that came without the backward pass or whose hooks were
-                not called, and with a ``GradScaler``.
+                not called, for those of parameters that were frozen and are in no group, and with a
+                ``GradScaler``.
         """
         if closure is not None:
             raise RuntimeError(
                 "steps in the backward pass take no closure: each of its backward passes would be a step"
             )
-        for unit in self.units:
-            for name, param in zip(unit.names(), unit.parameters(), strict=True):
-                if param.grad is not None and id(param) not in unit.arrived:
-                    raise RuntimeError(
-                        f"{name}: there is a gradient that no step was taken with. The hook of the parameter "
-                        "was not called: the gradient was assigned, hooks were removed, or the backward pass "
-                        "ran under compiled autograd"
-                    )
+        self._check_gradients()
+        self._check_all()
         for unit in self.units:
             if unit.arrived and any(param.grad is not None for param in unit.parameters()):
                 self._step(unit)
+            elif not unit.has_stepped:
+                self._tell(unit)
+                averages.follow(unit.param_groups, self.state)
+                if averages.is_missing(unit.param_groups, self.state):
+                    unit.init_state()
+        unfrozen = [param for param in self._left_out if param.requires_grad] if self._hooks else []
+        self._step_unfrozen([param for param in unfrozen if param.grad is not None])
         with self._turn:  # what comes next on this stream sees the steps
             averages.advance(self.param_groups)  # as each unit has counted
             for group in self.param_groups:
                 group["step"] += 1
         for unit in self.units:
             unit.arrived.clear()
+            unit.has_stepped = False
+        if unfrozen:
+            self._make_units()
+
+    @override
+    @disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops gradients, those of units that have not been stepped, too: they may come again.
+
+        Args:
+            set_to_none: accepted for compatibility; they are set to None in any case, as by steps.
+        """
+        del set_to_none
+        super().zero_grad(set_to_none=True)
+        for unit in self.units:
+            if not unit.has_stepped:
+                unit.arrived.clear()
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -310,10 +423,18 @@ class BackwardOptimizer(Optimizer):
             raise
 
     def remove_hooks(self) -> None:
-        """Ends steps in the backward pass: gradients stay where they are from now on."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        """Ends steps in the backward pass: gradients stay where they are from now on.
+
+        Another optimizer may then step the parameters, `in_backward` too. An optimizer that nobody has any
+        longer removes them itself.
+        """
+        _remove(self._hooks)
+        if self._guard is not None:
+            self._guard.remove()
+        for unit in self.units:
+            for param in unit.parameters():
+                if _owner_of(param) is self:
+                    del _stepped_by[param]
 
     # ------------------------------------------------------------- checkpoints
 
@@ -372,6 +493,17 @@ class BackwardOptimizer(Optimizer):
         self._refuse_open("averaged()")
         return self.optimizer.averaged()
 
+    def averaged_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """A copy of ``model.state_dict()`` with the averages, as ``OxOptimizer.averaged_state_dict``."""
+        self._refuse_open("averaged_state_dict()")
+        return self.optimizer.averaged_state_dict(model)
+
+    def init_state(self) -> None:
+        """Makes states that are missing; `in_backward` has made all."""
+        for unit in self.units:
+            self._tell(unit)
+            unit.init_state()
+
     def synchronize_for_checkpoint(self) -> None:
         """Compares on all ranks how many steps were taken: to be called before a checkpoint.
 
@@ -386,6 +518,12 @@ class BackwardOptimizer(Optimizer):
         """Tells one row per parameter what happens to it, with the columns of ``OxOptimizer.explain``."""
         return self.optimizer.explain()
 
+    def plan(self) -> list[Plan]:
+        """The schedules in force, one for each of ``units``."""
+        for unit in self.units:
+            self._tell(unit)
+        return [unit.plan() for unit in self.units]
+
     @override
     def __repr__(self) -> str:
         return f"{len(self.units)} units in the backward pass of {self.optimizer!r}"
@@ -398,6 +536,45 @@ def _owners(model: nn.Module, per: str) -> dict[int, tuple[Any, str]]:
         for own, param in module.named_parameters(prefix=path, recurse=False):
             found.setdefault(id(param), (id(param) if per == "parameter" else path, own))
     return found
+
+
+def _hook(whole: weakref.ref[BackwardOptimizer], part: weakref.ref[_Unit]) -> Callable[[Tensor], None]:
+    """A hook of a parameter that does not keep its optimizer alive."""
+
+    def arrived(param: Tensor) -> None:
+        optimizer, unit = whole(), part()
+        if optimizer is not None and unit is not None:
+            optimizer._arrived(unit, param)
+
+    return arrived
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
+
+
+def _owner_of(param: Tensor) -> BackwardOptimizer | None:
+    """The optimizer that steps a parameter in the backward pass, if there is one."""
+    found: weakref.ref[BackwardOptimizer] | None = _stepped_by.get(param)  # type: ignore[no-untyped-call]
+    return None if found is None else found()
+
+
+def _refuse_others(unit: _Unit) -> None:
+    """Refuses parameters that another optimizer steps in the backward pass.
+
+    Raises:
+        ValueError: that names the parameter and the way out.
+    """
+    for name, param in zip(unit.names(), unit.parameters(), strict=True):
+        if _owner_of(param) is not None:
+            gc.collect()  # schedulers make circles, which keep an optimizer that nobody has any longer
+        if _owner_of(param) is not None:
+            raise ValueError(
+                f"{name}: another optimizer of in_backward() steps it already, and would drop its gradient. "
+                "Call remove_hooks() of that one first, or delete it and the schedulers that have it"
+            )
 
 
 def _check_group(group: dict[str, Any], number: int) -> None:
@@ -414,9 +591,21 @@ def _copied_from(param: Tensor) -> str | None:
     return None if mesh is None or mesh.device_type == comm.local(param).device.type else mesh.device_type
 
 
-def _refuse_ddp(*_call: object) -> None:
-    if is_inside_ddp():
-        raise TypeError(_DDP)
+def _refuse_ddp(whole: weakref.ref[BackwardOptimizer], own: list[RemovableHandle]) -> Callable[..., None]:
+    """A hook of a model, with its handle in ``own``, that refuses DDP; once, where the optimizer is gone."""
+
+    def refuse(*_call: object) -> None:
+        if not is_inside_ddp():
+            return
+        if whole() is not None:
+            raise TypeError(_DDP)
+        _remove(own)
+        raise TypeError(
+            f"{_DDP}. The optimizer that in_backward() returned is gone, and its hooks with it: if that is "
+            "meant, call the model again"
+        )
+
+    return refuse
 
 
 _DDP = (
@@ -468,7 +657,7 @@ def in_backward(
     during ``backward()``.
 
     A parameter that several modules share belongs to the first of them; one that requires no gradient is left
-    out. States are made at once.
+    out until it does. States are made at once. Hooks go with the optimizer: keep it while training.
 
     Args:
         model: module whose parameters are stepped, after ``fully_shard`` where that is used.
@@ -482,7 +671,8 @@ def in_backward(
 
     Raises:
         ValueError: for another word for ``per``, ``max_grad_norm``, meshes or process groups given to the
-            optimizer, parameters that are not the model's, and embeddings with sparse gradients.
+            optimizer, parameters that are not the model's or that another optimizer steps in the backward
+            pass, and embeddings with sparse gradients.
         TypeError: for a model that is no module, an optimizer of another package, DDP, and FSDP1. DDP around
             the model is found in the first forward pass.
         LayoutError: where a step communicates on the layout of a parameter; in the hook, where a layout or a

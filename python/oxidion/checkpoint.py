@@ -52,8 +52,8 @@ def import_state_dict(
             `CAME`; "galore-torch" (``GaLoreAdamW``) for `GaLoreAdamW`; "colossalai-lamb" (``Lamb``,
             ``DistributedLamb``) for `Lamb`; "torch-muon" (``torch.optim.Muon``) and "keller-jordan-muon"
             (``SingleDeviceMuon``, ``SingleDeviceMuonWithAuxAdam``; of ``Muon`` and ``MuonWithAuxAdam`` what
-            a process has) for `Muon`; "soap" (the authors' ``SOAP``) for `SOAP`; "microsoft-dion" for its
-            namesakes.
+            a process has) for `Muon`; "soap" (``SOAP`` of the authors, of pytorch_optimizer and of
+            Emerging-Optimizers) for `SOAP`; "microsoft-dion" for its namesakes.
         optimizer: where the result will be loaded. Its groups give the keys that the other package does not
             know, and its parameters' shapes are compared with the states'.
 
@@ -259,22 +259,56 @@ def _keller_jordan_state(state: State, group: Group) -> State:
 
 
 def _soap_group(group: Group) -> Group:
+    """Of the authors' ``SOAP``, of pytorch_optimizer's, or of Emerging-Optimizers', which has no limit."""
+    if not {"max_precond_dim", "max_precondition_dim", "precondition_frequency"} & group.keys():
+        return _emerging_soap_group(group)
+    theirs = "max_precondition_dim" in group
+    limit = "max_precondition_dim" if theirs else "max_precond_dim"
+    _require(group, ("shampoo_beta", "precondition_frequency", limit), "a group", "soap")
     for key in ("merge_dims", "precondition_1d"):
         if group.pop(key, False):
             raise ValueError(f"{key}=True of a soap state dict cannot be taken over")
-    beta = group.pop("shampoo_beta")
-    limit = group.pop("max_precond_dim")
+    if "normalize_gradient" in group:
+        group["normalize_grads"] = group.pop("normalize_gradient")
     return {
         **group,
-        "shampoo_beta": None if beta < 0 else beta,
-        "max_precondition_dim": limit,
+        "shampoo_beta": _shampoo_beta(group),
+        "max_precondition_dim": group.pop(limit),
         "decay_order": "galore",
     }
 
 
-def _soap_state(state: State, _group: Group) -> State:
+def _shampoo_beta(group: Group) -> float | None:
+    """The decay rate of factors; a negative one is the second of ``betas``, as None is."""
+    beta: float | None = group.pop("shampoo_beta", None)
+    return None if beta is None or beta < 0 else beta
+
+
+def _emerging_soap_group(group: Group) -> Group:
+    """New bases in every step, of all sides; its switches are no group keys and have their defaults."""
+    fixed = {"variant": "soap", "sides": "both", "merge_dims": False, "normalize_grads": False}
+    return {
+        **group,
+        "shampoo_beta": _shampoo_beta(group),
+        "precondition_frequency": 1,
+        "max_precondition_dim": 2**31,
+        "correct_bias": True,
+        "decay_order": "torch",
+        **fixed,
+    }
+
+
+def _soap_state(state: State, group: Group) -> State:
     """Factors and bases under names of their own, and the first moment in the frame of the parameter."""
-    made = _pick({**state, "step": float(state["step"]) + 1.0}, *_MOMENTS)
+    if "GG" not in state and "Q_L" in state:
+        return _emerging_soap_state(state)
+    # pytorch_optimizer counts gradients by group. The authors do by parameter and without the first one, and
+    # have the first moment in the bases.
+    is_turned = "step" in state
+    step = float(state["step"]) + 1.0 if is_turned else group.get("step")
+    if step is None:
+        raise ValueError(f"expected 'step' in the state or in its group, got {sorted(state)}")
+    made = _pick({**state, "step": step}, *_MOMENTS)
     sides = made["exp_avg"].ndim
     factors, bases = state.get("GG"), state.get("Q")
     if factors is None or bases is None or len(factors) != sides or len(bases) != sides:
@@ -286,14 +320,31 @@ def _soap_state(state: State, _group: Group) -> State:
             f"a tensor of {sides} dimensions has a basis for each there, and is a stack of matrices here; "
             "there is no such state"
         )
+    found = {name: (factors[side], bases[side]) for side, name in enumerate(("L", "R")) if len(bases[side])}
+    return _with_bases(made, found, is_turned=is_turned)
+
+
+def _with_bases(made: State, found: dict[str, tuple[Tensor, Tensor]], *, is_turned: bool) -> State:
+    """The state with the factors and bases of its sides; ``is_turned``: the first moment is in the bases."""
     moment = made["exp_avg"]
-    for name, side in (("L", 0), ("R", 1)):
-        if len(bases[side]):
-            basis = bases[side].to(torch.promote_types(bases[side].dtype, torch.float32))
-            moment = basis.to(moment.dtype) @ moment if side == 0 else moment @ basis.to(moment.dtype).mT
-            made |= {name: factors[side].to(basis.dtype), f"Q_{name}": basis}
-            made["basis_step"] = torch.ones((), dtype=basis.dtype)
+    for name, (factor, own) in found.items():
+        basis = own.to(torch.promote_types(own.dtype, torch.float32))
+        if is_turned:
+            turn = basis.to(moment.dtype)
+            moment = turn @ moment if name == "L" else moment @ turn.mT
+        made |= {name: factor.to(basis.dtype), f"Q_{name}": basis}
+        made["basis_step"] = torch.ones((), dtype=basis.dtype)
     return {**made, "exp_avg": moment}
+
+
+def _emerging_soap_state(state: State) -> State:
+    """Flat names; what was made before the first gradient is left out."""
+    made = _pick(state, *_MOMENTS, "L", "R", "Q_L", "Q_R")
+    moments = {key: made[key] for key in _MOMENTS}
+    if float(made["step"]) == 0:
+        return moments
+    found = {name: (made[name], made[f"Q_{name}"]) for name in ("L", "R")}
+    return _with_bases({**moments, "step": float(made["step"]) + 1.0}, found, is_turned=True)
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -317,12 +368,7 @@ SOURCES: dict[str, Source] = {
     "came-pytorch": Source("came", (*_ADAM_KEYS, "clip_threshold"), dict, _came_state),
     "galore-torch": Source("galore_adamw", (*_ADAM_KEYS, "correct_bias"), _galore_group, _galore_state),
     "colossalai-lamb": Source("lamb", _ADAM_KEYS, _lamb_group, lambda state, _: _pick(state, *_MOMENTS)),
-    "soap": Source(
-        "soap",
-        (*_ADAM_KEYS, "shampoo_beta", "precondition_frequency", "max_precond_dim"),
-        _soap_group,
-        _soap_state,
-    ),
+    "soap": Source("soap", _ADAM_KEYS, _soap_group, _soap_state),
     "torch-muon": Source("muon", _TORCH_MUON_KEYS, _torch_muon_group, _torch_muon_state),
     "keller-jordan-muon": Source(None, ("lr", "weight_decay"), _keller_jordan_group, _keller_jordan_state),
     "microsoft-dion": Source(None, ("algorithm", "lr"), dict, lambda state, _: state),

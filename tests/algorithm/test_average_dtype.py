@@ -243,5 +243,5 @@ def test_settings_of_a_training_that_goes_on_are_read_and_checked() -> None:
     assert optimizer.state[param]["average"].dtype == torch.bfloat16
     for wrong in ("float16", torch.float64):
         optimizer.param_groups[0]["average_dtype"] = wrong
-        with pytest.raises(ValueError, match="average_dtype must be bfloat16 or float32, got"):
+        with pytest.raises(ValueError, match="average_dtype must be one of None, 'bfloat16', 'float32', got"):
             optimizer.step()

@@ -407,7 +407,9 @@ def test_relative_step_is_turned_off_only_with_a_step_size() -> None:
     optimizer.step()
     before = weight.detach().clone()
     optimizer.param_groups[0]["relative_step"] = False
-    with pytest.raises(ValueError, match="lr must be a finite number >= 0, got None"):
+    with pytest.raises(
+        ValueError, match="lr must be a finite number >= 0 with relative_step=False, got None"
+    ):
         optimizer.step()
     assert torch.equal(weight, before)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from oxidion._core.owned import Owned
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
+from oxidion._core.written import Written, plain
 from oxidion._cuda import self_check
 from oxidion._cuda.device import device_of, devices_of
 from oxidion._dist import comm
@@ -123,7 +124,7 @@ class OxOptimizer(Stepper, Optimizer):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, schema.Seen] = {}
-        self._owned = Owned()
+        self._owned, self._written = Owned(), Written()
         super().__init__(params, defaults)
         if init_state:
             self._init_states = True
@@ -157,9 +158,8 @@ class OxOptimizer(Stepper, Optimizer):
             schema.complete(param_group, self.defaults, self._schemas())
             schema.settle_memory(param_group)
             self._check(param_group, number)
-            own, where = self._registry[param_group["algorithm"]], f"group {number}"
-            own.check_together(param_group, where)
-            averages.check(param_group, where, decays_apart=own.DECAYS_APART)
+            averages.check_new(param_group, f"group {number}")
+            self._check_together(param_group, f"group {number}")
             self._check_params(param_group, number)
             self._given |= {tuple(param.shape) for param in param_group["params"]}
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
@@ -178,6 +178,31 @@ class OxOptimizer(Stepper, Optimizer):
         fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own
         where = f"group {number}"
         validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
+        validate.check_decay(group, where)
+
+    def _check_together(self, group: dict[str, Any], where: str) -> None:
+        own = self._registry[group["algorithm"]]
+        own.check_together(group, where)
+        averages.check(group, where, decays_apart=own.DECAYS_APART)
+
+    @override
+    def _check_written(self) -> None:
+        for number, group in enumerate(self.param_groups):
+            if self._written.is_new(number, group):
+                self._check_values(made := plain(group), where := f"group {number}")
+                own = {key: field.default for key, field in self._registry[made["algorithm"]].SCHEMA.items()}
+                self._check_together({**own, **made}, where)
+                self._written.note(number, group)
+            elif self._written.has_other_rate(number, group):
+                if validate.is_finite(group["lr"]):  # what is none the core refuses
+                    validate.check_decay(group, f"group {number}")
+                self._written.note_rate(number, group)
+
+    def _check_values(self, group: dict[str, Any], where: str) -> None:
+        """Checks the values of a group that may have keys of its user."""
+        own = self._schemas().get(group.get("algorithm", ""), self.SCHEMA)
+        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own
+        validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
 
     @classmethod
@@ -291,7 +316,8 @@ class OxOptimizer(Stepper, Optimizer):
 
     @override
     def _communicates(self) -> bool:
-        own = any(self._registry[group["algorithm"]].COMMUNICATES for group in self.param_groups)
+        classes = (self._registry.get(group["algorithm"], OxOptimizer) for group in self.param_groups)
+        own = any(cls.COMMUNICATES for cls in classes)
         return own or bool(self._meshes.pending) or bool(self._comms) or self._redistributes
 
     @override
@@ -335,6 +361,7 @@ class OxOptimizer(Stepper, Optimizer):
                 loading.check_algorithm(group, where)
                 schema.translate(group, self._words(group), where)
             loading.keep_streams(groups, self.param_groups)
+            lost.extend(averages.lost(groups, self.param_groups))
             incoming.update(final, param_groups=groups)
             loading.check(self, incoming)
             return {**incoming}
@@ -343,7 +370,7 @@ class OxOptimizer(Stepper, Optimizer):
             own_copies(incoming, self.param_groups, self.state)
             self.state.update(aside)
 
-        aside = self._unsaved()
+        aside, lost = self._unsaved(), list[str]()
         before = dict(self.__dict__)
         hooks = [
             self.register_load_state_dict_pre_hook(capture),
@@ -364,6 +391,8 @@ class OxOptimizer(Stepper, Optimizer):
         finally:
             for hook in hooks:
                 hook.remove()
+        for text in lost:
+            logging.getLogger("oxidion").warning("%s", text)
 
     def _unsaved(self) -> dict[Any, Any]:
         """Entries of ``state`` that a state dict cannot hold: of other tensors, or under their numbers."""
@@ -394,19 +423,15 @@ class OxOptimizer(Stepper, Optimizer):
             ValueError: for values out of range, and for settings that do not go together.
         """
         self._fill(group)
-        own = self._registry[group["algorithm"]]
-        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own.SCHEMA
-        validate.check_group(group, fields, set(group), where)
-        validate.check_decay(group, where)
-        own.check_together(group, where)
-        averages.check(group, where, decays_apart=own.DECAYS_APART)
+        self._check_values(group, where)
+        self._check_together(group, where)
 
     @override
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
-        self._owned = Owned()
+        self._owned, self._written = Owned(), Written()
         self._given = frozenset(tuple(param.shape) for param in parameters(self.param_groups))
         self._forget()
         for group in self.param_groups:
@@ -533,19 +558,33 @@ class OxOptimizer(Stepper, Optimizer):
         Parameters are written in place; the mode is in the state dict. Other groups do not change: see
         `averaged`.
         """
+        self._settle_averages()
         averages.switch(self.param_groups, self.state, "eval")
 
     def train(self) -> None:
         """Has the parameters hold the weights at which gradients are taken, after `eval`."""
+        self._settle_averages()
         averages.switch(self.param_groups, self.state, "train")
 
-    def averaged(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
         """A context in which the parameters of groups with an ``average`` hold it, by any rule.
 
         Parameters are written in place and brought back at the end, from copies that are kept meanwhile.
         ``step`` raises inside.
         """
-        return averages.averaged(self.param_groups, self.state)
+        self._settle_averages()
+        with averages.averaged(self.param_groups, self.state):
+            self._inside_averaged += 1
+            try:
+                yield
+            finally:
+                self._inside_averaged -= 1
+
+    def _settle_averages(self) -> None:
+        self._settle_keys()
+        self._check_written()
+        averages.settle(self.param_groups, self.state)
 
     def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """A copy of ``model.state_dict()`` with the averages in place of the parameters that have one."""

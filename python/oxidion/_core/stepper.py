@@ -26,6 +26,7 @@ from oxidion._core.state import (
     settle,
     workspaces,
 )
+from oxidion._core.written import Written
 from oxidion._cuda import device, self_check
 from oxidion._dist import agree, collectives, comm, grid
 from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer, Session, state_names
@@ -70,6 +71,8 @@ class Stepper:
     _places: tuple[torch.device, ...] = ()
     _reserve: Reserve | None = None
     _owned: Owned
+    _written: Written
+    _inside_averaged: int = 0
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: comm.Groups | None = None
@@ -111,6 +114,10 @@ class Stepper:
         """Other words that a group may have for its keys."""
 
     @abstractmethod
+    def _check_written(self) -> None:
+        """Refuses settings that were written into the groups and that no group could be made with."""
+
+    @abstractmethod
     def _complete(self, group: dict[str, Any], where: str) -> None:
         """Completes a group of a state dict in place and checks it."""
 
@@ -122,7 +129,7 @@ class Stepper:
             scale = getattr(self, "grad_scale", None)
             grad_factor = 1.0 if scale is None else 1.0 / float(scale)
         self._settle_keys()
-        averages.refuse_eval(self.param_groups)
+        averages.refuse_eval(self.param_groups, inside=self._inside_averaged > 0)
         with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
@@ -363,6 +370,8 @@ class Stepper:
             return session.begin(self._settings(), self.state, grad_factor, torch.get_num_threads(), streams)
 
         self._refuse_poison()
+        self._check_written()
+        averages.settle(self.param_groups, self.state)
         session = self._session
         if session is None or not begins(session):
             session = self._bind(in_step=True)

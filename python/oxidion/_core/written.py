@@ -1,0 +1,75 @@
+"""Settings that were written into groups since the last step: noticed at little cost, to be checked anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from oxidion._core import averages, schema, validate
+
+LIVE = {"params", "lr", "step", "betas", "beta1", "beta2", *schema.MOMENTA, *averages.KEPT}
+"""Keys that change from step to step; none goes with the value of another, apart from ``lr``."""
+
+
+class _Seen(NamedTuple):
+    """Settings of a group as they were when it was checked."""
+
+    keys: int
+    read: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    values: tuple[Any, ...]
+    lr: object
+
+
+class Written:
+    """Groups as they were when they were last checked."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def is_new(self, number: int, group: Mapping[str, Any]) -> bool:
+        """True where settings of a group are others than those that were noted; its rate may be another one.
+
+        Numbers that are tensors are filled in place, so a group with some is new at every step.
+        """
+        seen = self._seen.get(number)
+        if seen is None or seen.keys != len(group) or (seen.lr is None) != (group.get("lr") is None):
+            return True
+        try:
+            return seen.read(group) != seen.values
+        except KeyError:
+            return True
+
+    def has_other_rate(self, number: int, group: Mapping[str, Any]) -> bool:
+        """True where the learning rate may be another one; what is on a device is not waited for."""
+        lr = group.get("lr")
+        return lr.is_cpu if isinstance(lr, Tensor) else lr is not self._seen[number].lr
+
+    def note(self, number: int, group: Mapping[str, Any]) -> None:
+        """Notes a group that was checked."""
+        keys = [key for key in group if key not in LIVE]
+        if len(keys) < 2 or any(isinstance(group[key], Tensor) for key in keys):
+            self._seen.pop(number, None)
+            return
+        read = itemgetter(*keys)
+        self._seen[number] = _Seen(len(group), read, read(group), group.get("lr"))
+
+    def note_rate(self, number: int, group: Mapping[str, Any]) -> None:
+        """Notes the learning rate of a group."""
+        self._seen[number] = self._seen[number]._replace(lr=group["lr"])
+
+
+def plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with names of dtypes, and numbers of NumPy, which schedulers may write, as Python's."""
+    return {key: _plain(key, value) for key, value in group.items()}
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return validate.dtype_name(value, key)
+    if isinstance(value, (Tensor, int, float)) or getattr(value, "shape", None) != ():
+        return value
+    return value.item()
