@@ -50,6 +50,7 @@ class ClassName(OxOptimizer):
         differentiable: bool = False,
         strict: bool = True,
         max_batch_bytes: int | None = None,
+        workspace_limit: float | None = None,
         state_dtype: torch.dtype | Literal["float16", "bfloat16", "float32", "float64"] | None = None,
         state_bits: Literal[8, 32] = 32,
         stochastic_rounding: bool = False,
