@@ -108,6 +108,7 @@ def gpa(beta1: float, beta2: float) -> Recipe:
 FURTHER = {
     "soap": soap(0.008),
     "soap_short_side": soap(0.008, sides="short"),
+    "soap_kl": soap(0.004, variant="kl", correct_bias=False),
     "soap_muon": soap_muon(),
     "soap_muon_without_basis": soap_muon(denom_power=0.0),
     "muon_without_momentum": Recipe(
@@ -121,11 +122,31 @@ FURTHER = {
     "dion_full_rank": dion(1.0),
     "dion_half_rank": dion(0.5),
     "dion_sixteenth_rank": dion(1 / 16),
-    "came": Recipe("CAME", 0.002, arguments=lambda s: {"lr": s.lr}),
+    "came": Recipe("CAME", 0.001, scalar_lr=0.004, arguments=lambda s: {"lr": s.lr}),
     "adafactor": Recipe(
         "Adafactor",
-        0.004,
+        0.002,
+        scalar_lr=0.004,
         arguments=lambda s: {"lr": s.lr, "relative_step": False, "scale_parameter": False},
+    ),
+    "came_short_memory": Recipe(
+        "CAME",
+        0.002,
+        scalar_lr=0.004,
+        arguments=lambda s: {"lr": s.lr, "betas": (0.9, 0.95, 0.99)},
+        algorithm="came",
+    ),
+    "adafactor_momentum": Recipe(
+        "Adafactor",
+        0.004,
+        scalar_lr=0.004,
+        arguments=lambda s: {
+            "lr": s.lr,
+            "relative_step": False,
+            "scale_parameter": False,
+            "beta1": 0.9,
+        },
+        algorithm="adafactor",
     ),
     "lamb": Recipe("Lamb", 0.01, scalar_lr=0.004),
     "apollo_adamw": Recipe("APOLLOAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),

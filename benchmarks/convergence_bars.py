@@ -219,8 +219,18 @@ BARS = (
     Bar("Lamb within 0.15 of AdamW", (FURTHER, FIRST), near_adamw("lamb", 0.15)),
     Bar("GaLoreAdamW within 0.05 of AdamW", (FURTHER, FIRST), near_adamw("galore_adamw", 0.05)),
     Bar("APOLLOAdamW at most level with GaLoreAdamW", (FURTHER,), apollo_first),
-    Bar("Adafactor within 0.05 of AdamW", (FURTHER, FIRST), near_adamw("adafactor", 0.05), is_open=True),
-    Bar("CAME within 0.05 of AdamW", (FURTHER, FIRST), near_adamw("came", 0.05), is_open=True),
+    Bar("CAME within 0.05 of AdamW", (FURTHER, FIRST), near_adamw("came", 0.05)),
+    Bar(
+        "Adafactor with a momentum within 0.05 of AdamW",
+        (FURTHER, FIRST),
+        near_adamw("adafactor_momentum", 0.05),
+    ),
+    Bar(
+        "Adafactor without one within 0.05 of AdamW",
+        (FURTHER, FIRST),
+        near_adamw("adafactor", 0.05),
+        is_open=True,
+    ),
     Bar("Muon without momentum 0.1 behind AdamW", (FURTHER, FIRST), without_momentum, is_open=True),
 )
 

@@ -44,9 +44,9 @@ class Written:
             return True
 
     def has_other_rate(self, number: int, group: Mapping[str, Any]) -> bool:
-        """True where the learning rate may be another one; what is on a device is not waited for."""
+        """True where the learning rate may be another one that the host has."""
         lr = group.get("lr")
-        return lr.is_cpu if isinstance(lr, Tensor) else lr is not self._seen[number].lr
+        return "lr" not in elsewhere(group) if isinstance(lr, Tensor) else lr is not self._seen[number].lr
 
     def note(self, number: int, group: Mapping[str, Any]) -> None:
         """Notes a group that was checked."""
@@ -60,6 +60,13 @@ class Written:
     def note_rate(self, number: int, group: Mapping[str, Any]) -> None:
         """Notes the learning rate of a group."""
         self._seen[number] = self._seen[number]._replace(lr=group["lr"])
+
+
+def elsewhere(group: Mapping[str, Any]) -> set[str]:
+    """Keys of tensors that the host would have to wait for; the core looks at what they hold."""
+    captured = group.get("capturable")
+    own = ((key, value) for key, value in group.items() if isinstance(value, Tensor))
+    return {key for key, value in own if captured or not value.is_cpu}
 
 
 def plain(group: Mapping[str, Any]) -> dict[str, Any]:
