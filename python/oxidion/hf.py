@@ -133,6 +133,34 @@ class LowRankFactory:
         return made
 
 
+class AveragedFactory:
+    """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of AdamW with an average of the weights.
+
+    `from_name` returns it for "schedule_free_adamw". The Trainer calls ``train()`` and ``eval()`` of the
+    optimizer, so that it evaluates and saves the average. Parameters of fewer than two dimensions do not
+    decay.
+    """
+
+    def __call__(self, model: nn.Module, average: Mapping[str, Any], **arguments: Any) -> OxOptimizer:
+        """The optimizer for a model.
+
+        Args:
+            model: its parameters that require gradients are stepped.
+            average: keys of all groups that name the average.
+            **arguments: of `AdamW`.
+        """
+        named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": params, **average, **keys}
+            for params, keys in (
+                ([(name, param) for name, param in named if param.ndim > 1], {}),
+                ([(name, param) for name, param in named if param.ndim < 2], {"weight_decay": 0.0}),
+            )
+            if params
+        ]
+        return optim.AdamW(groups, **arguments)
+
+
 class LayerwiseFactory:
     """Factory for ``Trainer(optimizer_cls_and_kwargs=...)`` of steps in the backward pass, by `in_backward`.
 
@@ -198,6 +226,28 @@ def _adamw_8bit(args: Any, options: Settings) -> Made:
     if "bf16_stochastic_round" in options:
         options["stochastic_rounding"] = options.pop("bf16_stochastic_round")
     return _adamw(args, options, state_bits=8)
+
+
+def _schedule_free(args: Any, options: Settings) -> Made:
+    given = getattr(args, "lr_scheduler_type", "constant")
+    schedule = str(getattr(given, "value", given))
+    if schedule not in ("constant", "constant_with_warmup"):
+        raise ValueError(
+            f"schedule_free_adamw replaces a schedule, got lr_scheduler_type={schedule!r}: take 'constant', "
+            "or 'constant_with_warmup' with warmup_steps"
+        )
+    warmup = [getattr(args, key, None) or 0 for key in ("warmup_steps", "warmup_ratio")]
+    if schedule == "constant" and any(warmup):
+        raise ValueError(
+            f"schedule_free_adamw warms up by the schedule, got warmup_steps={warmup[0]!r} and "
+            "lr_scheduler_type='constant': take 'constant_with_warmup'"
+        )
+    words = {"weight_lr_power": "average_lr_power", "r": "average_step_power"}
+    average = {"average": "schedule_free", "average_beta": args.adam_beta1}
+    average |= {key: options.pop(word) for word, key in words.items() if word in options}
+    # What lies between a parameter and its average stands for a first moment.
+    _, settings = _adamw(args, options, betas=(0.0, args.adam_beta2))
+    return AveragedFactory, {"average": average, **settings}
 
 
 def _lion(args: Any, options: Settings, **own: Any) -> Made:
@@ -281,6 +331,7 @@ _NAMES: dict[str, Maker] = {
     "adamw_torch_8bit": _adamw_8bit,
     "adamw_8bit": _adamw_8bit,
     "adamw_bnb_8bit": _adamw_8bit,
+    "schedule_free_adamw": _schedule_free,
     "adafactor": _adafactor,
     "ademamix": _ademamix,
     "ademamix_8bit": lambda args, options: _ademamix(args, options, state_bits=8),
@@ -298,7 +349,7 @@ _NAMES |= {
 
 _LACKS = {
     r"galore_adafactor.*": "GaLore with Adafactor's moments; 'galore_adamw_8bit'",
-    r"schedule_free_.*": "averages of the weights; 'adamw_torch' with a schedule, or transformers' own",
+    r"schedule_free_.*": "that algorithm; 'schedule_free_adamw', or transformers' own",
     r"paged_.*": "states paged between host and device; 'adamw_8bit', 'ademamix_8bit' or 'lion_8bit'",
     r"adamw_torch_4bit": "states of 4 bits; 'adamw_torch_8bit'",
     r"adamw_torch_xla|adamw_torch_npu_fused": "devices other than CPUs and CUDA's; transformers' own",

@@ -49,6 +49,7 @@ CLASSES = {
     "adamw_torch_8bit": (oxidion.AdamW, 8),
     "adamw_8bit": (oxidion.AdamW, 8),
     "adamw_bnb_8bit": (oxidion.AdamW, 8),
+    "schedule_free_adamw": (oxidion.AdamW, 32),
     "adafactor": (oxidion.Adafactor, 32),
     "ademamix": (oxidion.AdEMAMix, 32),
     "ademamix_8bit": (oxidion.AdEMAMix, 8),
@@ -221,8 +222,7 @@ def test_layerwise_names_refuse_what_changes_gradients_later(
 
 
 REFUSED = {
-    "schedule_free_adamw": "averages of the weights. Take 'adamw_torch' with a schedule",
-    "schedule_free_radam": "averages of the weights",
+    "schedule_free_radam": "that algorithm. Take 'schedule_free_adamw'",
     "galore_adafactor": "GaLore with Adafactor's moments. Take 'galore_adamw_8bit'",
     "galore_adafactor_layerwise": "GaLore with Adafactor's moments. Take 'galore_adamw_8bit'",
     "paged_adamw_8bit": "states paged between host and device. Take 'adamw_8bit'",
@@ -321,3 +321,41 @@ def test_steps_are_those_of_the_class_that_transformers_takes(
         one, other = states[0][key], states[1][key]
         # Adam divides by sizes of gradients: roundings of small ones are seen in full. Measured: 1.7e-6.
         assert float((one - other).norm()) <= 2e-5 * float((one - start).norm()), key
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.125])
+def test_schedule_free_adamw_is_that_of_its_authors(decay: float) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    args = arguments(learning_rate=0.01, weight_decay=decay, optim_args="weight_lr_power=1.0,r=0.5")
+    args.lr_scheduler_type = types.SimpleNamespace(value="constant")
+    models = [tiny().double(), tiny().double()]
+    models[1].load_state_dict(models[0].state_dict())
+    mine = create(models[0], args, *from_name("schedule_free_adamw", args))
+    trained = [param for param in models[1].parameters() if param.requires_grad]
+    groups = [
+        {"params": [param for param in trained if param.ndim > 1], "weight_decay": decay},
+        {"params": [param for param in trained if param.ndim < 2], "weight_decay": 0.0},
+    ]
+    its = schedulefree.AdamWScheduleFree(groups, lr=0.01, weight_lr_power=1.0, r=0.5)
+    its.train()
+    for _ in range(10):
+        for model, optimizer in zip(models, (mine, its), strict=True):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    for optimizer in (mine, its):
+        optimizer.eval()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("keys", "advice"),
+    [
+        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type='linear'.*'constant'"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 10}, "'constant_with_warmup'"),
+    ],
+)
+def test_schedule_free_adamw_refuses_a_schedule(keys: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        from_name("schedule_free_adamw", arguments(**keys))
