@@ -139,6 +139,7 @@ class BackwardOptimizer(Optimizer):
         self._guard: RemovableHandle | None = None
         weakref.finalize(self, _remove, self._hooks)
         self.units: list[_Unit] = []
+        self._is_checked = False
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         optimizer._reserve, optimizer._init_states = None, False
         self._make_units()
@@ -322,7 +323,8 @@ class BackwardOptimizer(Optimizer):
 
     def _step(self, unit: _Unit) -> None:
         """Steps a unit and drops its gradients."""
-        self._check_all()
+        if not self._is_checked:
+            self._check_all()
         self._tell(unit)
         held = [param for param in unit.parameters() if param.grad is not None]
         for kind in {_copied_from(param) for param in held} - {None}:
@@ -341,7 +343,7 @@ class BackwardOptimizer(Optimizer):
             RuntimeError: while parameters hold their averages.
             ValueError: for settings that were written into the groups and do not go together.
         """
-        whole = self.optimizer
+        whole, self._is_checked = self.optimizer, False
         whole._settle_keys()
         averages.refuse_eval(self.param_groups, inside=whole._inside_averaged > 0)
         whole._check_written()
@@ -349,6 +351,7 @@ class BackwardOptimizer(Optimizer):
             for unit in self.units:
                 self._tell(unit)
                 unit.init_state()
+        self._is_checked = True
 
     # -------------------------------------------------------------------- step
 
@@ -389,6 +392,7 @@ class BackwardOptimizer(Optimizer):
         for unit in self.units:
             unit.arrived.clear()
             unit.has_stepped = False
+        self._is_checked = False
         if unfrozen:
             self._make_units()
 
@@ -405,6 +409,7 @@ class BackwardOptimizer(Optimizer):
         for unit in self.units:
             if not unit.has_stepped:
                 unit.arrived.clear()
+        self._is_checked = False
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -249,12 +249,13 @@ impl<'s> Sources<'s> {
             io.grad = bound_param.grad.as_ref().filter(|_| complete).map_or(MatrixView::EMPTY, found);
             io.param = MatrixViewMut::EMPTY;
             io.state.iter_mut().for_each(|state| *state = MatrixViewMut::EMPTY);
-            if point.whole {
+            if point.whole && io.active {
+                // States of what has no gradient may not have been taken yet.
                 for &state in &bucket.program.owned {
                     let (at, rect) = &fixed.states[state];
                     io.state[state] = bound_param.states[*at].unit(rect);
                 }
-            } else {
+            } else if !point.whole {
                 for &(buffer, state) in &bucket.program.carried.states {
                     let MatrixShard { offset, shape, .. } = shards[buffer][position];
                     io.state[state] = self

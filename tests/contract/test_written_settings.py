@@ -187,3 +187,14 @@ def test_dtypes_are_taken_as_their_names() -> None:
     optimizer.param_groups[0].update(average="ema", average_dtype=torch.bfloat16)
     go(optimizer, param)
     assert optimizer.state[param]["average"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=str)
+def test_arrays_of_a_user_may_be_replaced(value: Any) -> None:
+    param = weight()
+    optimizer: Any = oxidion.AdamW([{"params": [param]}], lr=0.1)
+    for at in range(3):
+        made = torch.full((2,), float(at)).numpy()
+        own = [made, value] if isinstance(value, list) else {**value, "b": made}
+        optimizer.param_groups[0]["of_the_user"] = own
+        go(optimizer, param)

@@ -320,3 +320,30 @@ def first_step_at_a_rate_of_zero() -> set[str]:
 def _initialized(params: list[nn.Parameter]) -> list[dict[str, Tensor]]:
     optimizer = _optimizer("SOAP", params, ("S", 0), owned_states=True, init_state=True)
     return _states(optimizer)
+
+
+def late(name: str, layout: Any) -> list[float]:
+    """Distances from states that are not owned where weights have no gradient before the second step."""
+    runs = []
+    for owned in (True, False):
+        params = _params(layout)
+        optimizer = _optimizer(name, params, layout, owned_states=owned)
+        for step in range(4):
+            for number, param in enumerate(params):
+                param.grad = None if step == 0 and number != 1 else param.detach().clone() + 0.5 * (step + 1)
+            optimizer.step()
+        runs.append(params)
+    return [_differ([a], [b]) for a, b in zip(*runs, strict=True)]
+
+
+def beside_a_rate_of_none() -> bool:
+    """Whether sums of SOAP go beside a group without a rate."""
+    params = _params(("S", 0))
+    groups = [{"params": params[:1], "sides": "unsharded"}, {"params": params[1:2], "algorithm": "adafactor"}]
+    groups[1] |= {"lr": None, "relative_step": True}
+    optimizer = oxidion.SOAP(groups)
+    for param in params[:2]:
+        param.grad = param.detach().clone()
+    optimizer.step()
+    optimizer.synchronize_for_checkpoint()
+    return bool(optimizer.state_dict()["state"])

@@ -48,7 +48,8 @@ SUMMED: list[tuple[Any, dict[str, Any], float]] = [
 # What whole matrices are made of has no sum over ranks; squares of the uncut side and norms have.
 OF_MATRICES: list[tuple[Any, dict[str, Any], float]] = [
     (oxidion.SOAP, {"precondition_frequency": 2}, 0.0),
-    (oxidion.SOAP, {"precondition_frequency": 2, "sides": "short"}, 1e-4),
+    # Sums over ranks are rounded in another order, and a code that flips is 1/64 of its element.
+    (oxidion.SOAP, {"precondition_frequency": 2, "sides": "short"}, 1e-2),
     (oxidion.SOAP, {"precondition_frequency": 2, "variant": "kl"}, 0.0),
     (oxidion.SOAPMuon, {"precondition_frequency": 2, "orth_dtype": "float32"}, 0.0),
     (oxidion.Muon, {"weight_norm": "hyperball", "weight_decay": 0.0}, 1e-6),

@@ -167,3 +167,14 @@ def test_verify_reads_states_from_their_owners(groups: Groups, name: str, layout
 
 def test_states_that_a_checkpoint_fills_are_sharded(groups: Groups) -> None:
     assert groups[2].run(owning.first_step_at_a_rate_of_zero) == [{"DTensor"}] * 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_may_have_their_first_gradient_later(groups: Groups, name: str, layout: Any) -> None:
+    for distances in groups[2].run(owning.late, name, layout):
+        assert max(distances) <= 1e-9, distances
+
+
+def test_sums_go_beside_a_group_without_a_rate(groups: Groups) -> None:
+    assert all(groups[2].run(owning.beside_a_rate_of_none))

@@ -165,7 +165,7 @@ class OxOptimizer(Stepper, Optimizer):
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
             self._forget()
             self._reserve = None
-            if self._init_states and not self._owned:  # other owners: they are told at the next step
+            if self._init_states and not self._owned.has_owners:  # others: they are told at the next step
                 self.init_state()
         except BaseException:
             self.param_groups.pop()
@@ -188,7 +188,7 @@ class OxOptimizer(Stepper, Optimizer):
     @override
     def _check_written(self) -> None:
         for number, group in enumerate(self.param_groups):
-            if self._written.is_new(number, group):
+            if "algorithm" in group and self._written.is_new(number, group):  # else the core says so
                 made, where = plain(group), f"group {number}"
                 away = elsewhere(made)
                 self._check_values({key: made[key] for key in made if key not in away}, where)
@@ -196,7 +196,7 @@ class OxOptimizer(Stepper, Optimizer):
                 if away <= {"lr"}:
                     self._check_together({**own, **made}, where)
                 self._written.note(number, group)
-            elif self._written.has_other_rate(number, group):
+            elif "algorithm" in group and self._written.has_other_rate(number, group):
                 if validate.is_finite(group["lr"]):  # what is none the core refuses
                     validate.check_decay(group, f"group {number}")
                 self._written.note_rate(number, group)

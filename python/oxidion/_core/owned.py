@@ -68,6 +68,11 @@ class Owned:
         """True where there are such states."""
         return bool(self._entries)
 
+    @property
+    def has_owners(self) -> bool:
+        """True where there are states of which other parameters may change who has them: not sums."""
+        return any(not entry.spec["owned"][2] for _, _, entry in self)
+
     def away(self, state: State) -> str | None:
         """The key of a state that is in parts now."""
         found = (key for param, key, entry in self if state.get(param, {}).get(key) is entry.held)

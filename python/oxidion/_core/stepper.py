@@ -81,6 +81,7 @@ class Stepper:
     _pending: agree.Pending | None = None
     _evidence: agree.Evidence | None = None
     _replanned: bool = False
+    _is_unchecked: bool = False
     _waits: bool = True
     _is_grid: bool = False
     _poison: str | None = None
@@ -151,7 +152,7 @@ class Stepper:
             error = raised
         taken = False
         try:
-            planned = self._session is not before or self._replanned
+            planned = self._session is not before or self._replanned or self._is_unchecked
             if groups := self._to_agree(planned=planned):
                 agreed = self._agree(groups, session, error, skip=skip, planned=planned)
                 if agreed.pending is not None and not agreed.taken:
@@ -162,6 +163,7 @@ class Stepper:
                         raise error
                 if agreed.pending is None and agreed.taken:
                     self._check_agreed(groups, agreed.planned, session)
+                    self._is_unchecked = self._is_unchecked and session is None
                 taken = agreed.taken and self._place_gradients(session)
             elif error is not None:
                 raise error
@@ -283,15 +285,27 @@ class Stepper:
             if cls.refuses_zeros(group):
                 own = zip(validate.names_of(group, number), group["params"], strict=True)
                 found += [(cls, name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
-        found = [row for row in found if comm.is_distributed(row[2]) == (groups is not None)]
-        if not found:
-            return
+        lines = [set(comm.lines_of(param)) for _, _, param in found]
+        found = [row for row, own in zip(found, lines, strict=True) if bool(own) == (groups is not None)]
+        lines = [own for own in lines if bool(own) == (groups is not None)]
         flags = [int(bool(comm.local(param).detach().any())) for _, _, param in found]
-        for axis in (groups or {}).values():
-            flags = collectives.largest_of(flags, axis)
+        for ranks, group in (groups or {}).items():
+            # The ranks of an axis have the same parameters on it, and may have others besides.
+            at = [index for index, own in enumerate(lines) if ranks in own]
+            if at:
+                told = collectives.largest_of([flags[index] for index in at], group)
+                for index, flag in zip(at, told, strict=True):
+                    flags[index] = flag
+        is_zero = int(not all(flags))
+        for group in (groups or {}).values():  # also those whose ranks have other parameters, as of experts
+            is_zero = collectives.largest_of([is_zero], group)[0]
         for flag, (cls, name, _) in zip(flags, found, strict=True):
             if not flag:
                 cls.refuse_zeros(name)
+        if is_zero:
+            raise ValueError(
+                "another rank has weights of zeros that no step could change: its error names them"
+            )
 
     def _compute_alike(self, groups: comm.Groups, planned: Sequence[comm.Ranks]) -> None:
         """Has a source of kernels off on all ranks where it is off on one: their copies would drift apart."""
@@ -343,7 +357,8 @@ class Stepper:
         those of such groups lie as for a checkpoint then.
         """
         self._owned.is_fresh = False
-        first = [g for g in self.param_groups if g["step"] == 1 and float(g["lr"]) == 0]
+        early = [g for g in self.param_groups if g["step"] == 1 and g["lr"] is not None]
+        first = [g for g in early if float(g["lr"]) == 0]
         if first:
             self._owned.show(self.state, self._read_groups(), set(map(id, parameters(first))))
 
@@ -416,6 +431,7 @@ class Stepper:
     def _bind(self, *, in_step: bool = False) -> Session:
         """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
         self._session = self._evidence = None
+        self._is_unchecked = True  # also where no step has it bound
         groups = self._read_groups()
         plan = self._make_plan()
         memory = workspaces(plan, list(parameters(self.param_groups)))

@@ -39,8 +39,8 @@ class Written:
         if seen is None or seen.keys != len(group) or (seen.lr is None) != (group.get("lr") is None):
             return True
         try:
-            return seen.read(group) != seen.values
-        except KeyError:
+            return bool(seen.read(group) != seen.values)
+        except Exception:  # a key that is gone, or a value of the user's that compares to no truth value
             return True
 
     def has_other_rate(self, number: int, group: Mapping[str, Any]) -> bool:

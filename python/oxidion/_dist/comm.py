@@ -206,6 +206,13 @@ def sharded(own: Tensor, mesh: Any, dim: int) -> Tensor:
     return whole
 
 
+def lines_of(param: Tensor) -> list[Ranks]:
+    """The ranks of each axis of more than one that a parameter lives on; none of a plain tensor."""
+    mesh = getattr(param, "device_mesh", None)
+    lines = [] if mesh is None else [tuple(ranks) for _, ranks, _ in axes_of(mesh)]
+    return [ranks for ranks in lines if len(ranks) > 1]
+
+
 def is_distributed(value: object) -> bool:
     """True for a DTensor."""
     return hasattr(value, "_local_tensor")

@@ -15,7 +15,7 @@ class WeightNormOptimizer(OxOptimizer):
     @classmethod
     @override
     def check_together(cls, group: dict[str, Any], where: str) -> None:
-        if group.get("weight_norm") == "hyperball" and float(group["weight_decay"]) != 0:
+        if group.get("weight_norm") == "hyperball" and float(group.get("weight_decay", 0.0)) != 0:
             raise ValueError(
                 f"weight_decay must be 0 with weight_norm='hyperball', which keeps the norm of the weights, "
                 f"got {group['weight_decay']!r} ({where}): pass weight_decay=0"

@@ -105,7 +105,8 @@ class Adafactor(OxOptimizer):
     @override
     def check_together(cls, group: dict[str, Any], where: str) -> None:
         """Refuses what transformers refuses, and a step that is not relative without ``lr``."""
-        if group["relative_step"] and group["lr"] is not None:
+        # A rate of 0 moves nothing in any case: torch writes it for a step that makes the states.
+        if group["relative_step"] and group["lr"] is not None and float(group["lr"]) != 0:
             raise ValueError(
                 f"lr must be None with relative_step=True, got {group['lr']!r} ({where}): give it with "
                 "relative_step=False"
