@@ -289,16 +289,16 @@ class Stepper:
         found = [row for row, own in zip(found, lines, strict=True) if bool(own) == (groups is not None)]
         lines = [own for own in lines if bool(own) == (groups is not None)]
         flags = [int(bool(comm.local(param).detach().any())) for _, _, param in found]
-        for ranks, group in (groups or {}).items():
+        for ranks, line in (groups or {}).items():
             # The ranks of an axis have the same parameters on it, and may have others besides.
             at = [index for index, own in enumerate(lines) if ranks in own]
             if at:
-                told = collectives.largest_of([flags[index] for index in at], group)
+                told = collectives.largest_of([flags[index] for index in at], line)
                 for index, flag in zip(at, told, strict=True):
                     flags[index] = flag
         is_zero = int(not all(flags))
-        for group in (groups or {}).values():  # also those whose ranks have other parameters, as of experts
-            is_zero = collectives.largest_of([is_zero], group)[0]
+        for line in (groups or {}).values():  # also those whose ranks have other parameters, as of experts
+            is_zero = collectives.largest_of([is_zero], line)[0]
         for flag, (cls, name, _) in zip(flags, found, strict=True):
             if not flag:
                 cls.refuse_zeros(name)
