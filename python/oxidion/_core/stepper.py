@@ -296,9 +296,10 @@ class Stepper:
                 told = collectives.largest_of([flags[index] for index in at], line)
                 for index, flag in zip(at, told, strict=True):
                     flags[index] = flag
-        is_zero = int(not all(flags))
-        for line in (groups or {}).values():  # also those whose ranks have other parameters, as of experts
-            is_zero = collectives.largest_of([is_zero], line)[0]
+        is_zero, axes = int(not all(flags)), set(groups or {})
+        if not self._is_grid or any(own != axes for own in lines):
+            for line in (groups or {}).values():  # ranks may have other parameters, as of experts
+                is_zero = collectives.largest_of([is_zero], line)[0]
         for flag, (cls, name, _) in zip(flags, found, strict=True):
             if not flag:
                 cls.refuse_zeros(name)
