@@ -61,6 +61,13 @@ def named(value: Any) -> str:
     return getattr(value, "__name__", "")
 
 
+def assert_moved(own: Tensor, param: Tensor, index: int, parts: Any, close: float) -> None:
+    """A part has moved from its start as that of one process."""
+    start = cut(gaussian(tuple(param.shape), 1, index, scale=0.1).float(), parts)
+    moved = cut(param.detach(), parts)
+    assert (own - moved).norm() <= close * (moved - start).norm()
+
+
 def take_steps(single: Any, params: list[nn.Parameter], mesh: SimMesh, steps: int = 3) -> None:
     """Steps of one process and of a mesh with the same gradients."""
     for step in range(steps):
@@ -150,9 +157,7 @@ def test_codes_of_every_layout_are_next_to_those_of_one_process(
     for rank in mesh.ranks:
         for index, (own, param) in enumerate(zip(rank.params, params, strict=True)):
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
-            start = cut(gaussian(tuple(param.shape), 1, index, scale=0.1).float(), parts)
-            moved = cut(param.detach(), parts)
-            assert (own - moved).norm() <= close * (moved - start).norm()
+            assert_moved(own, param, index, parts, close)
             states = list(coded_states(single, param, rank, own, parts))
             assert len(states) == 1 + galore
             for got, codes, absmax, scales in states:
@@ -171,9 +176,7 @@ def test_codes_of_what_whole_matrices_are_made_of_are_those_of_one_process(
     for rank in mesh.ranks:
         for index, (own, param) in enumerate(zip(rank.params, params, strict=True)):
             parts = spans(param.shape, mesh.layouts[index], axes, rank.at)
-            start = cut(gaussian(tuple(param.shape), 1, index, scale=0.1).float(), parts)
-            moved = cut(param.detach(), parts)
-            assert (own - moved).norm() <= close * (moved - start).norm()
+            assert_moved(own, param, index, parts, close)
             states = list(coded_states(single, param, rank, own, parts, 64))
             assert len(states) == 1 + (cls is not oxidion.Muon)
             for got, codes, absmax, scales in states:
