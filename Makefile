@@ -6,9 +6,9 @@
 #   OXIDION_SHIMS=...   with `wheel`: environments with the torches to compile for, separated by colons (default: .venv)
 #   MINORS=all          with `wheel`: fetches headers of every minor that a release serves, and compiles for all
 #   ZIG=1               with `wheel`: links for glibc 2.28 by zig, and names the wheel by that
-#   MARKERS="not slow"  with `test`: which tests pytest selects
+#   AREA="cuda gloo"    with `test-area`: which areas, or `all` (default: what differs from tests/areas.lock)
 #   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
-#   JOBS=2              with `test`: processes that run tests side by side, each with up to two threads and 2 GB
+#   JOBS=2              with `test` and `test-area`: processes side by side, each with up to two threads and 2 GB
 #   CASES=2000 SEED=0   with `fuzz`: how many random cases, and which
 #   PEERS=.cache/peers  with `bench` and `converge`: folder of the environment with the packages of others
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
@@ -16,7 +16,7 @@
 
 PYTHON ?= python3
 TORCH ?= 2.11
-MARKERS ?= not slow
+AREA ?=
 JOBS ?= 2
 CASES ?= 2000
 SEED ?= 0
@@ -33,14 +33,18 @@ SHIM_OF_TESTS := target/shim/test/liboxidion_torch.so
 LIBRARIES = $(CURDIR)/$(dir $(SHIM_OF_TESTS)):$$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
 # What importing the package sets where bfloat16 products of libtorch crash: tests of the core need it too.
 ONEDNN = $$(python -c 'import os, oxidion; print(*(f"{k}={v}" for k, v in os.environ.items() if k == "ONEDNN_MAX_CPU_ISA"))')
-# What `cargo test` and the lints share with the extension of `make dev`: everything but the crate itself, which has
-# the checks of a debug build.
-CORE := --profile fast $(foreach key,opt-level=1 debug-assertions=true overflow-checks=true,--config profile.fast.package.oxidion.$(key))
-# The extension that is installed, if any, else the one that is shipped; and its profile.
+# The extension of `make dev`: of the dependencies of `make build`, with the crate itself compiled in small pieces. Its
+# kernels are up to four times slower, and an edit is importable in seconds.
+DEV := --config profile.release.incremental=true --config profile.release.package.oxidion.codegen-units=16
+# The tests of the core: of the same dependencies, with the checks of a debug build in the crate itself.
+CORE := --release $(DEV) $(foreach key,debug-assertions=true overflow-checks=true,--config profile.release.package.oxidion.$(key))
+CORE_FEATURES := --no-default-features --features cuda,internals,tch/python-extension
+# The extension that is installed, if any, else the one that is timed.
 BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-release)
-PROFILE := $(patsubst $(VENV)/.built-%,%,$(BUILT))
 # What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
 TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed
+CORE_TESTS = env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test $(CORE) $(CORE_FEATURES)
+CLIPPY = cargo clippy --release --all-targets --all-features -- -D warnings
 PYTEST_TOGETHER = OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # On x86-64 the core asks the CPU for its maker, by an instruction that Miri does not know.
 MIRI = cd tests/rust/miri && CARGO_TARGET_DIR=$(CURDIR)/target/miri MIRIFLAGS="$(1)" \
@@ -56,7 +60,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-all test-equipment test-torch test-cuda miri bench bench-cuda bench-quick converge docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda miri bench bench-cuda bench-quick converge docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -70,25 +74,24 @@ demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel)
 
 build: $(VENV)/.built-release ## Compile the extension and install the package and its tools into .venv
 
-dev: $(VENV)/.built-fast ## The same for development: compiled in seconds after a change, with slower kernels
+dev: $(VENV)/.built-dev ## The same for development: compiled in seconds after a change, with slower kernels
 
-quick: dev ## Check, lint and type-check, and run the tests of what has changed (three minutes), or of one optimizer: ALG=adamw
-	$(if $(ALG),,cargo clippy --all-targets $(CORE) --no-default-features --features cuda,internals -- -D warnings)
+quick: dev ## Lint, type-check and run the tests that a change calls for (a minute), or those of one optimizer: ALG=adamw
+	$(if $(ALG),,$(CLIPPY))
 	$(if $(ALG),,ruff check && ruff format --check && mypy)
 	python tests/quick.py $(if $(ALG),--alg $(ALG)) $(ARGS)
 
-test: build $(SHIM_OF_TESTS) $(VENV)/.frameworks-$(TORCH) ## Run the tests of the Rust core and of the Python package
-	env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test $(CORE) --no-default-features --features cuda,internals
-	@# pytest ends with 5 where nothing is selected: one of the two runs may, not both.
-	chosen="($(MARKERS))$$(python tests/cuda/equipment.py)"; \
-	$(PYTEST_TOGETHER) -m "$$chosen and not alone" $(ARGS); many=$$?; \
-	[ $$many = 0 ] || [ $$many = 5 ] || exit $$many; \
-	python -m pytest -m "$$chosen and alone" $(ARGS); alone=$$?; \
-	[ $$alone = 5 ] && [ $$many = 0 ] || exit $$alone
+test: build $(SHIM_OF_TESTS) ## Run the tests of the core, and all of the package at one representative of each kind
+	$(CORE_TESTS)
+	$(PYTEST_TOGETHER) -m "not slow" --area product $(ARGS)
 
-test-equipment: $(BUILT) ## Run the tests of the emulator and of its checks, and record what they were run on
-	$(PYTEST_TOGETHER) -m equipment --junitxml=target/equipment.xml tests/cuda
-	python tests/cuda/equipment.py --record target/equipment.xml
+test-area: build ## Run areas of tests, AREA="cuda gloo" or all, and record the green ones; without AREA what has changed
+	OMP_WAIT_POLICY=passive python tests/areas.py run $(AREA) --jobs $(JOBS) $(ARGS)
+
+frameworks: $(VENV)/.frameworks-$(TORCH) ## Install the frameworks that the area of this name trains in
+
+mutants: build $(SHIM_OF_TESTS) ## Plant small faults in a copy of the sources and tell which of them the tests find (at night)
+	PYTHONPATH=tests python -m mutants --jobs $(JOBS) --areas $(ARGS)
 
 miri: ## Run the rooms of the core that need no libtorch under Miri, which finds undefined behaviour (five minutes)
 	@found=$$(rustup component list --toolchain nightly --installed 2>&1); \
@@ -106,17 +109,15 @@ deny: ## Check licences, sources, duplicates and published advisories of the cra
 fuzz: $(BUILT) ## Run random cases of steps, layouts, state dicts, plans and the command line in child processes: CASES=2000 SEED=0
 	PYTHONPATH=tests python -m fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS) $(ARGS)
 
-test-all: build $(SHIM_OF_TESTS) ## Run every test, with the extension as it is shipped and the core as a debug build (at night)
-	env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test --no-default-features --features cuda,internals
-	$(PYTEST_TOGETHER) -m "not alone and not slow" $(ARGS)
-	python -m pytest -m "slow or alone" $(ARGS)
+test-all: build $(SHIM_OF_TESTS) test ## Run every test: `make test`, all areas, and what is slow (at night)
+	cargo clippy --release --all-targets --no-default-features -- -D warnings
+	$(MAKE) test-area AREA=all
+	python -m pytest -m slow $(ARGS)
 
 lint: $(BUILT) site ## Check formatting, lints, types, the stub of the extension and the documentation site
 	cargo fmt --check
 	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
-	cargo clippy --all-targets $(CORE) --no-default-features -- -D warnings
-	cargo clippy --all-targets $(CORE) --no-default-features --features cuda,internals -- -D warnings
-	cargo clippy --all-targets --profile $(PROFILE) --features extension-module -- -D warnings
+	$(CLIPPY)
 	ruff check
 	ruff format --check
 	mypy
@@ -130,7 +131,7 @@ bench: build ## Time every class against torch's optimizers and all peers, compi
 test-torch: $(OTHER)/.ready ## Run the tests of contract, goldens, layouts and gloo with the wheel in dist/ under another torch: TORCH=2.7
 	$(OTHER)/bin/python -m pip install -q --no-deps --force-reinstall $$(ls -t dist/*.whl | head -1)
 	$(OTHER)/bin/python -m oxidion env
-	OMP_WAIT_POLICY=passive $(OTHER)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not alone and not cuda" $(or $(ARGS),$(TESTS_OF_TORCH))
+	OMP_WAIT_POLICY=passive $(OTHER)/bin/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not cuda" $(or $(ARGS),$(TESTS_OF_TORCH))
 
 test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) -m pytest -q tests/cuda -m cuda $(ARGS)
@@ -147,7 +148,7 @@ bench-quick: build ## A few short races against torch's optimizers (two minutes)
 	python benchmarks/step.py --quick $(ARGS)
 
 docs: $(BUILT) site ## Build the documentation of the core and the site, and run the code blocks of all pages
-	RUSTDOCFLAGS="-D warnings" cargo doc --profile fast --no-deps --no-default-features --features internals
+	RUSTDOCFLAGS="-D warnings" cargo doc --release --no-deps --no-default-features --features internals
 	python -m pytest tests/meta/test_docs.py
 
 site: $(BUILT) $(VENV)/.docs ## Build the documentation site into target/site, with warnings as errors, and check it
@@ -162,7 +163,7 @@ wheel: build ## Build an abi3 wheel into dist/ and check it, with machine code f
 	python tests/cuda/compile.py --cubins target/cubins --nvrtc "$$(python .ci/nvrtc.py .cache/nvrtc)"
 	$(if $(MINORS),OXIDION_SHIMS=$$(python .ci/torches.py .cache/torches)) python python/build_shim.py --into target/shim/wheel
 	OXIDION_CUBINS=$(CURDIR)/target/cubins OXIDION_TORCH_FILES=$(CURDIR)/target/shim/wheel \
-	maturin build --release --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
+	maturin build --profile dist --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
 	python -m pytest -q -m slow tests/test_wheel.py
 
 all: lint test docs wheel ## Everything that must pass before a release
@@ -213,7 +214,7 @@ $(OTHER)/.ready: pyproject.toml tests/support/stand_ins.py
 	PYTHONPATH=tests $(OTHER)/bin/python -m support.stand_ins $(OTHER)/lib/python3.*/site-packages/torch
 	touch $@
 
-$(VENV)/.built-release $(VENV)/.built-fast: $(VENV)/.built-%: $(VENV)/.deps python/oxidion/_torch/table.json $(RUST)
-	maturin develop --profile $* $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install)
+$(VENV)/.built-release $(VENV)/.built-dev: $(VENV)/.built-%: $(VENV)/.deps python/oxidion/_torch/table.json $(RUST)
+	maturin develop --release $(if $(filter dev,$*),$(DEV)) $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install)
 	rm -f $(VENV)/.built $(VENV)/.built-*  # one extension is installed
 	touch $@

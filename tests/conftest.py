@@ -14,6 +14,7 @@ pytest.register_assert_rewrite("support")
 
 import torch  # noqa: E402
 
+import areas  # noqa: E402
 from support import spread  # noqa: E402
 from support.versions import IS_OLD_TORCH  # noqa: E402
 
@@ -25,6 +26,21 @@ EMULATED = os.environ.get("OXIDION_TEST_DEVICE") == "emulated"
 
 OF_OLD_TORCH = ("TypedStorage is deprecated", "The epoch parameter in `scheduler.step")
 """Warnings of torch up to 2.9 about itself: its checkpoints and schedulers call what it deprecates."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that choose areas (``areas.py``); without them every test that is named runs."""
+    choice = parser.getgroup("areas")
+    choice.addoption("--area", action="append", default=[], help="an area; `product`: the tests of none")
+    choice.addoption("--changed", action="store_true", help="parts of areas that differ from the lock alone")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Imports no module that has nothing of the areas that are chosen."""
+    chosen = config.option.area
+    if not chosen or collection_path.suffix != ".py":
+        return None
+    return None if areas.may_have(collection_path, chosen) else True
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +67,13 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tells which tests stay together; skips those that need a device that is not there, with the reason."""
+    """Leaves the tests of the chosen areas, puts them into groups, skips what needs a device without one."""
+    if config.option.area:
+        wanted = areas.chosen([item.nodeid for item in items], config.option.area, config.option.changed)
+        config.hook.pytest_deselected(
+            items=[item for item, own in zip(items, wanted, strict=True) if not own]
+        )
+        items[:] = [item for item, own in zip(items, wanted, strict=True) if own]
     if getattr(config.option, "loadgroup", False):
         items[:] = spread.in_groups(items)
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
 """The tests that a change calls for: ``make quick``, or ``make quick ALG=adamw`` for one optimizer.
 
-Without a name: the meta-tests, the tests of what differs from the main branch, and one optimizer on all
-simulated layouts. With one: contract, algorithms and simulated layouts of that optimizer. What failed last
-comes first.
+Without a name: the tests of what differs from the main branch, those about the sources, and one optimizer
+on all simulated layouts. Files of one optimizer alone call for its own tests, as its name does: contract,
+algorithm and simulated layouts. What failed last comes first.
 """
 
 from __future__ import annotations
@@ -19,27 +19,20 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 LAYOUTS = TESTS / "distributed" / "test_sim_equivalence.py"
-LEFT_OUT = ("slow", "alone", "equipment", "cuda")
-"""Marks of tests that take long or need a quiet machine or a device."""
 ALWAYS = "lion"
 """The optimizer that steps on all layouts where none is named: the cheapest one."""
 
 # What a changed file calls for, beside the tests that name its module: `{}` is what the group matched.
 RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(tests/.*test_\w+\.py)", ("{}",)),
-    (r"src/algorithm/(\w+)\.rs", ("tests/algorithm/test_{}.py", "tests/algorithm/test_{}_*.py")),
+    (r"src/algorithm/(\w+)\b.*\.rs", ("tests/algorithm/test_{}.py", "tests/algorithm/test_{}_*.py")),
     (
         r"python/oxidion/optim/_?(\w+)\.py",
         ("tests/algorithm/test_{}.py", "tests/contract/test_construction.py"),
     ),
-    (r"src/kernels/(?:cuda/src|ops)/(\w+)\.cuh?", ("tests/cuda/test_{}.py", "tests/cuda/test_emulated*.py")),
-    (r"src/kernels/(?:cuda/.*|ops/\w+/(?:device|panel))\.rs()", ("tests/cuda/test_launch.py",)),
     (r"src/(?:linalg|kernels)/.*\.rs()", ("tests/test_orthonormalizers.py", "tests/test_golden.py")),
     (r"src/(?:plan|program|layout)\b.*\.rs()", ("tests/plan", "tests/distributed/test_layout_pairs.py")),
     (r"src/.*\.rs()", ("tests/test_golden.py",)),
-    (r"(?:docs/.*|README)\.md()", ("tests/meta",)),
-    (r"docs/frameworks/\w+\.md()", ("tests/frameworks/test_shown_lines.py",)),
-    (r"examples/frameworks/\w+\.py()", ("tests/frameworks/test_*.py",)),
     (r"(?:examples|benchmarks)/(\w+)\.py", ("tests/examples/test_{}.py",)),
 )
 
@@ -70,64 +63,56 @@ def called_for(files: Iterable[str]) -> list[Path]:
     return sorted(found)
 
 
-def names_of(optimizer: str) -> set[str]:
-    """What an optimizer is called in the names of tests: its class, its algorithm, its rows.
-
-    Raises:
-        SystemExit: if there is none of that name.
-    """
-    from support.cases import ALL_CASES
-
-    known: dict[str, set[str]] = {}
-    for case in ALL_CASES:
-        own = known.setdefault(case.cls.__name__.lower(), {case.cls.__name__.lower()})
-        own |= {case.algorithm, case.name.split("-")[0]}
-    found = [own for own in known.values() if optimizer.lower() in own]
-    if not found:
-        raise SystemExit(f"ALG={optimizer}: expected one of {', '.join(sorted(known))}")
-    return set().union(*found)
-
-
 class Selection:
     """Leaves of the tests that were collected those that are called for."""
 
-    def __init__(self, optimizer: str, named: bool) -> None:
-        self.optimizer, self.named = optimizer, named
-        self.names: set[str] = set()
+    def __init__(self, optimizers: Iterable[str], places: Iterable[Path], named: bool) -> None:
+        self.optimizers, self.places, self.named = set(optimizers), tuple(places), named
 
     def wants(self, item: pytest.Item) -> bool:
         """Whether a test is to run."""
-        words = {*re.split(r"[^a-z0-9_]+", item.name.lower()), item.path.stem.lower().removeprefix("test_")}
-        ours = bool(words & self.names)
+        import areas
+
+        ours = areas.class_of(item.nodeid) in self.optimizers
         if (
             item.path == LAYOUTS
         ):  # the row of the defaults on every layout, other rows where they are not slow
-            plain = ours and "default" in words and "float64" in item.name
-            return plain or (ours and self.named and not item.get_closest_marker("slow"))
-        if any(item.get_closest_marker(mark) for mark in LEFT_OUT):
+            default = "-default-" in item.name and "float64" in item.name
+            return ours and (default or (self.named and not item.get_closest_marker("slow")))
+        if item.get_closest_marker("slow"):
             return False
-        return ours or not self.named
+        if areas.area_of(item.nodeid) not in ("", "classes"):
+            return False
+        return ours or (not self.named and any(item.path.is_relative_to(place) for place in self.places))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Drops the others."""
-        self.names = names_of(self.optimizer)
-        dropped = [item for item in items if not self.wants(item)]
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if self.wants(item)]
+        wanted = [self.wants(item) for item in items]
+        config.hook.pytest_deselected(
+            items=[item for item, own in zip(items, wanted, strict=True) if not own]
+        )
+        items[:] = [item for item, own in zip(items, wanted, strict=True) if own]
 
 
 def main() -> int:
     """Runs the tests; returns what pytest says."""
+    sys.path.insert(0, str(TESTS))
+    import areas
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--alg", default="", metavar="NAME", help="class or algorithm, as adamw")
     options, more = parser.parse_known_args()
-    sys.path.insert(0, str(TESTS))
+    files = changed()
+    own = {name for name, mine in areas.owned().items() if not mine.isdisjoint(files)}
+    places = [] if options.alg else [*called_for(files), TESTS / "meta"]
     if options.alg:
-        places = [TESTS / "contract", TESTS / "algorithm", LAYOUTS]
-    else:
-        places = sorted({*called_for(changed()), TESTS / "meta", LAYOUTS})
-    selection = Selection(options.alg or ALWAYS, bool(options.alg))
-    return int(pytest.main(["-q", "--ff", *map(str, places), *more], plugins=[selection]))
+        own = {areas.class_of(options.alg)}
+        if own == {areas.NO_CLASS}:
+            raise SystemExit(f"ALG={options.alg}: expected one of {', '.join(areas.settings().classes)}")
+    of_class = [TESTS / "contract", TESTS / "algorithm"] if own else []
+    selection = Selection(own or {ALWAYS}, places, bool(options.alg))
+    everywhere = sorted({*places, *of_class, LAYOUTS})
+    return int(pytest.main(["-q", "--ff", *map(str, everywhere), *more], plugins=[selection]))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ import torch
 import oxidion
 from support.threads import computing_threads
 
-pytestmark = pytest.mark.alone
-
 SHORT = 768
 STEPS = 5
 ROUNDS = 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 import torch
 from tests.support.threads import computing_threads
 from torch import nn
@@ -15,7 +14,6 @@ MOST = 0.10
 """Share of a step outside of the kernels."""
 
 
-@pytest.mark.alone
 def test_step_over_small_tensors_spends_a_tenth_outside_of_kernels_at_most() -> None:
     """The least of several steps: other work on the machine only adds to the share."""
     matrices = [nn.Parameter(torch.randn(64, 64)) for _ in range(1000)]

@@ -96,7 +96,6 @@ def test_extension_is_built_for_the_stable_abi() -> None:
     assert Path(_oxidion.__file__).name == "_oxidion.abi3.so"
 
 
-@pytest.mark.alone
 def test_import_adds_less_than_a_tenth_of_a_second_to_torch() -> None:
     source = """
         import time, torch

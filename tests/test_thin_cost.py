@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 import oxidion
 
-pytestmark = pytest.mark.alone
-
 SHAPES = {
     (4096, 8): 10,
     (8, 4096): 10,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from support import cache as files
+from support.forks import Forks
 
 from .compile import ARCHITECTURES, key, missing
 from .emulator.library import FLAGS, HERE, Emulated, parts
@@ -96,63 +94,20 @@ def with_driver(environment: Mapping[str, str], folder: Path, *macros: str) -> d
     return {**environment, "LD_LIBRARY_PATH": f"{folder}:{environment['LD_LIBRARY_PATH']}"}
 
 
-class Forks:
-    """Runs code in forks of one process, which has imported what all of it needs (``forks.py``)."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment = environment
-        self._server: subprocess.Popen[str] | None = None
-
-    def run(self, code: str) -> tuple[int, str, str]:
-        """Exit code and what was said to stdout and stderr."""
-        if self._server is None:
-            command = [sys.executable, str(Path(__file__).with_name("forks.py"))]
-            self._server = subprocess.Popen(
-                command,
-                env=dict(self.environment),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        assert self._server.stdin
-        assert self._server.stdout
-        with tempfile.TemporaryDirectory() as folder:
-            places = {name: f"{folder}/{name}" for name in ("stdout", "stderr")}
-            try:
-                self._server.stdin.write(json.dumps({"code": code, **places}) + "\n")
-                self._server.stdin.flush()
-                outcome = self._server.stdout.readline()
-            except BaseException:
-                self.stop()  # a fork hangs
-                raise
-            if not outcome:
-                self.stop()
-                raise RuntimeError("the process that is forked has ended")
-            said = {name: Path(place).read_text() for name, place in places.items()}
-        return int(outcome), said["stdout"], said["stderr"]
-
-    def stop(self) -> None:
-        """Ends the process and its forks."""
-        if self._server is not None:
-            os.killpg(self._server.pid, signal.SIGKILL)
-            self._server.communicate()
-            self._server = None
-
-
 class Environment(dict[str, str]):
     """What processes on the emulated device need, and one that is forked for them."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(variables)
-        self.forks = Forks(variables)
+        self.forks = Forks("ctypes", "logging", "torch", "oxidion", environment=variables)
 
 
 def run(environment: Mapping[str, str], *code: str) -> str:
     """Runs Python code on the emulated device; returns what it prints."""
     text = PREAMBLE + "".join(map(textwrap.dedent, code))
     if isinstance(environment, Environment):
-        outcome, said, complaints = environment.forks.run(text)
+        (ended,) = environment.forks.run(text)
+        outcome, said, complaints = ended.returncode, ended.stdout, ended.stderr
     else:
         done = subprocess.run(
             [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=environment

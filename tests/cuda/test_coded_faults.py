@@ -9,7 +9,6 @@ import pytest
 from . import test_coded as checks
 from .emulator.library import Emulated, KernelFault
 
-pytestmark = pytest.mark.equipment
 FAULTS = {
     "a tie goes away from 0": ("blocks.cuh", "(a > edge[entry + 1]) - (a <= edge[entry])", "0"),
     "no second look at the entry": ("blocks.cuh", "entry += (a >", "entry += 0 * (a >"),

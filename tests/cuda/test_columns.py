@@ -189,7 +189,6 @@ FAULTS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
     edit: Edit = ("columns.cu", *FAULTS[fault])

@@ -8,7 +8,7 @@ from .compile import ARCHITECTURES, SOURCES, Cubin, Kernel, listing, loads_befor
 from .driver import needs_nvrtc
 from .kept import compiled
 
-pytestmark = [pytest.mark.equipment, needs_nvrtc]
+pytestmark = needs_nvrtc
 PAIRS = [(source, architecture) for source, names in ARCHITECTURES.items() for architecture in names]
 ELEMENTS = ["bfloat16", "float16"]
 REGISTERS_OF_AN_SM = 65536

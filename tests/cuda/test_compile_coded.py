@@ -11,7 +11,7 @@ from .compile import ARCHITECTURES
 from .driver import needs_nvrtc
 from .kept import compiled
 
-pytestmark = [pytest.mark.equipment, needs_nvrtc]
+pytestmark = needs_nvrtc
 SOURCE = "coded.cu"
 WITH_ROOTS = ("adamw", "ademamix", "direction", "lamb", "scaled", "take_apart", "temper", "whiten")
 

@@ -10,7 +10,7 @@ from .emulator.library import KERNELS
 from .kept import compiled
 from .operations import OPERATIONS, names
 
-pytestmark = [pytest.mark.equipment, needs_nvrtc]
+pytestmark = needs_nvrtc
 AHEAD = 2  # vectors that a thread has under way
 
 

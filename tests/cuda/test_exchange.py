@@ -151,7 +151,6 @@ SUM_FAULTS = {
 }
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", COPY_FAULTS)
 def test_planted_fault_of_copies_is_caught(fault: str, tmp_path: Path) -> None:
     edit = ("copies.cu", *COPY_FAULTS[fault])
@@ -165,7 +164,6 @@ def test_planted_fault_of_copies_is_caught(fault: str, tmp_path: Path) -> None:
         work()
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", SUM_FAULTS)
 def test_planted_fault_of_sums_is_caught(fault: str, tmp_path: Path) -> None:
     kernels = Emulated("messages.cu", tmp_path / "faulty", [("messages.cu", *SUM_FAULTS[fault])])
@@ -179,7 +177,6 @@ def test_planted_fault_of_sums_is_caught(fault: str, tmp_path: Path) -> None:
         work()
 
 
-@pytest.mark.equipment
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES["copies.cu"])
 def test_copies_move_chunks_of_16_bytes(architecture: str) -> None:

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 CODE = """
 import time
 import torch, oxidion
@@ -39,7 +37,6 @@ LEAST_RATIO = 5
 """About 20 on an idle machine."""
 
 
-@pytest.mark.alone
 def test_beginning_of_a_step_looks_at_tensors_of_a_device_by_the_fast_path() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],

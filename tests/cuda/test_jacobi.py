@@ -133,12 +133,10 @@ def noticed(kernels: Emulated) -> bool:
     return False
 
 
-@pytest.mark.equipment
 def test_sound_kernels_pass_the_checks_that_find_faults(kernels: Emulated) -> None:
     assert not noticed(kernels)
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_noticed(fault: str, tmp_path: Path) -> None:
     assert noticed(built("jacobi.cu", FAULTS[fault], tmp_path))

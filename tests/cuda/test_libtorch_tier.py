@@ -16,7 +16,6 @@ import torch
 from .driver import on_the_device
 
 ENVIRONMENT = {**os.environ, "OXIDION_CUDA": "libtorch"}
-ONE_PROCESS = "not slow and not dist and not alone and not equipment"
 OWN_SIGNS = "not galore-exact"
 """On devices singular vectors have signs by a rule, not LAPACK's, which the reference has."""
 SAID_LATER = "not whose_squares_overflow"
@@ -47,7 +46,7 @@ SAID_LATER = "not whose_squares_overflow"
     ],
 )
 def test_steps_by_libtorch_follow_the_reference(place: str, chosen: str, least: int) -> None:
-    passed, _ = on_the_device(ENVIRONMENT, chosen, place, markers=ONE_PROCESS)
+    passed, _ = on_the_device(ENVIRONMENT, chosen, place)
     assert passed >= least
 
 

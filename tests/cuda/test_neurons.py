@@ -153,7 +153,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
     kernels = Emulated("neurons.cu", tmp_path / "faulty", [FAULTS[fault]])

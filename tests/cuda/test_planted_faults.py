@@ -23,7 +23,7 @@ from .panel_checks import (
 from .panels import Kernels
 from .symmetric import Problem, run_mma, run_wgmma
 
-pytestmark = [pytest.mark.equipment, needs_compiler]
+pytestmark = needs_compiler
 Launch = Callable[[], object]
 SEEDS = (0, 1, 2)
 MMA_PROBLEMS = (

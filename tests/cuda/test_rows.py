@@ -292,7 +292,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(totals: Emulated, fault: str, tmp_path: Path) -> None:
     kernels = Emulated("rows.cu", tmp_path / "faulty", [FAULTS[fault]], ["residual_few"])

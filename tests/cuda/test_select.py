@@ -249,7 +249,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
     kernels = Emulated("select.cu", tmp_path / "faulty", [("select.cu", *FAULTS[fault])])

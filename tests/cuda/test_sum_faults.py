@@ -21,7 +21,6 @@ from .sum_checks import (
     check_update_factors,
 )
 
-pytestmark = pytest.mark.equipment
 #: Orders of warps: a barrier that is missing between two sums shows in some of them.
 SEEDS = range(12)
 #: Kernels of each source that are compiled for its checks.

@@ -164,7 +164,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.equipment
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_caught(fault: str, tmp_path: Path) -> None:
     kernels = Emulated("updates.cu", tmp_path / "faulty", [FAULTS[fault]], ["momentum_few"])

@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 import oxidion
+from support import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = shlex.split(
@@ -30,9 +29,9 @@ WHAT = [
 PAGE = "before\n<!-- convergence: begin -->\nold\n<!-- convergence: end -->\nafter\n"
 
 
-def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "convergence.py"), "--out", str(folder), *TINY]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=200, check=False)
+def run_script(folder: Path, *arguments: str) -> forks.Ended:
+    script = ROOT / "benchmarks" / "convergence.py"
+    return forks.common().run(script, "--out", str(folder), *TINY, *arguments)[0]
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,6 @@ def broken_run_equals_a_whole_one(folder: Path, name: str, processes: int, kills
 SCRIPTS: list[Any] = [("train_gpt", 1), ("train_fsdp2", 1), ("train_fsdp2", 4)]
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(("name", "processes"), SCRIPTS[:2])
 def test_example_that_is_killed_twice_and_resumed_has_the_same_losses(
     tmp_path: Path, name: str, processes: int
@@ -156,7 +155,6 @@ def test_example_that_is_killed_twice_and_resumed_has_the_same_losses(
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "processes"), SCRIPTS)
 def test_example_that_is_killed_at_many_moments_and_resumed_has_the_same_losses(

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from support import forks
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_fsdp2.py"
 STEPS = 12
@@ -29,28 +29,10 @@ TINY = shlex.split(
 TOLERANCE = 1e-10
 
 
-def torchrun(processes: int, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the script in that many processes; none of them outlives the call."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={processes}",
-    ]
-    with subprocess.Popen(
-        [*launcher, str(SCRIPT), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=240)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun then ends its processes
-            out, err = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def torchrun(processes: int, arguments: Sequence[str]) -> forks.Ended:
+    """Runs the script in that many processes; returns the first rank, or one that failed."""
+    ended = forks.common().run(SCRIPT, *arguments, ranks=processes)
+    return next((rank for rank in ended if rank.returncode > 0), ended[0])
 
 
 def report_of(folder: Path, processes: int, *arguments: str) -> dict[str, Any]:
@@ -103,7 +85,6 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- losses ------------------------------------------------------------
 
 
-@pytest.mark.dist
 def test_train_fsdp2_one_process_under_torchrun_has_the_losses_of_a_plain_run(
     alone: list[float], tmp_path: Path
 ) -> None:
@@ -112,7 +93,6 @@ def test_train_fsdp2_one_process_under_torchrun_has_the_losses_of_a_plain_run(
     assert gap(report["losses"], alone) < TOLERANCE
 
 
-@pytest.mark.dist
 def test_train_fsdp2_four_processes_have_the_losses_of_one(alone: list[float], whole: dict[str, Any]) -> None:
     assert whole["mesh"] == {"dp": 1, "fs": 2, "tp": 2}
     assert gap(whole["losses"], alone) < TOLERANCE
@@ -126,7 +106,6 @@ def test_train_fsdp2_four_processes_have_the_losses_of_one(alone: list[float], w
     )
 
 
-@pytest.mark.dist
 def test_train_fsdp2_compare_fails_where_losses_are_further_apart(tmp_path: Path) -> None:
     options = ["--mesh", "fs=2", "--stop-at", "2", "--compare", "--tolerance", "-1"]
     done = torchrun(2, [*TINY, *options, "--json", str(tmp_path / "report.json")])
@@ -135,7 +114,6 @@ def test_train_fsdp2_compare_fails_where_losses_are_further_apart(tmp_path: Path
     assert json.loads((tmp_path / "report.json").read_text())["largest_difference"] >= 0.0
 
 
-@pytest.mark.dist
 def test_train_fsdp2_compressed_sync_has_the_losses_of_averaged_gradients(
     alone: list[float], tmp_path: Path
 ) -> None:
@@ -145,7 +123,6 @@ def test_train_fsdp2_compressed_sync_has_the_losses_of_averaged_gradients(
     assert gap(reports[0]["losses"], alone) < TOLERANCE
 
 
-@pytest.mark.dist
 def test_train_fsdp2_gathering_goes_on_from_a_run_that_kept_and_has_its_losses(
     whole: dict[str, Any], half: Path, tmp_path: Path
 ) -> None:
@@ -159,7 +136,6 @@ def test_train_fsdp2_gathering_goes_on_from_a_run_that_kept_and_has_its_losses(
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.parametrize("mesh", ["fs=8", "fs=4,tp=2"])
 def test_train_fsdp2_routes_have_the_same_losses_on_eight_processes(tmp_path: Path, mesh: str) -> None:
     keys = ["--mesh", mesh, "--dtype", "float32", "--route"]
@@ -190,7 +166,6 @@ EVERY_RUN = [
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.parametrize(("optimizer", "processes", "mesh", "compressed"), EVERY_RUN)
 def test_train_fsdp2_every_mesh_has_the_losses_of_one_process(
     tmp_path: Path, optimizer: str, processes: int, mesh: str, compressed: str
@@ -204,7 +179,6 @@ def test_train_fsdp2_every_mesh_has_the_losses_of_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.parametrize("optimizer", ["dion", "muon", "normuon", "adamw", "lion"])
 def test_train_fsdp2_float32_losses_differ_by_rounding_only(tmp_path: Path, optimizer: str) -> None:
     report = report_of(
@@ -219,7 +193,6 @@ def test_train_fsdp2_float32_losses_differ_by_rounding_only(tmp_path: Path, opti
 # ---- checkpoints ------------------------------------------------------------
 
 
-@pytest.mark.dist
 def test_train_fsdp2_checkpoint_of_four_processes_continues_in_two(
     whole: dict[str, Any], half: Path, tmp_path: Path
 ) -> None:
@@ -229,7 +202,6 @@ def test_train_fsdp2_checkpoint_of_four_processes_continues_in_two(
     assert gap(report["losses"], whole["losses"]) < TOLERANCE
 
 
-@pytest.mark.dist
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_train_fsdp2_checkpoint_of_four_processes_continues_in_this_one(
     script: ModuleType, whole: dict[str, Any], half: Path, tmp_path: Path
@@ -241,7 +213,6 @@ def test_train_fsdp2_checkpoint_of_four_processes_continues_in_this_one(
     assert gap(report["losses"], whole["losses"]) < TOLERANCE
 
 
-@pytest.mark.dist
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_train_fsdp2_resume_with_other_settings_is_refused(
     script: ModuleType, half: Path, capsys: pytest.CaptureFixture[str]
@@ -274,7 +245,6 @@ def test_train_fsdp2_keeps_the_newest_checkpoints_and_resumes_from_any(
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.parametrize("mesh", ["dp=2,fs=2", "fs=4", "dp=2,tp=2"])
 @pytest.mark.parametrize("compressed", ["on", "off"])
 def test_train_fsdp2_checkpoint_of_replicas_continues_on_every_mesh(

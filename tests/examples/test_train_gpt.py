@@ -6,8 +6,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import oxidion
+from support import forks
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
 FAMILY = {"NorMuon": "normuon", "Dion2": "dion2", "NorDion2": "nordion2"}
@@ -27,9 +26,8 @@ TINY = shlex.split(
 )
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def run_script(*arguments: str) -> forks.Ended:
+    return forks.common().run(SCRIPT, *arguments, limit=120)[0]
 
 
 @pytest.fixture(scope="module")

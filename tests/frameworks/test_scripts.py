@@ -59,10 +59,7 @@ def test_script_of_a_framework_hides_no_package() -> None:
 
 @pytest.mark.parametrize(
     ("package", "command", "processes"),
-    [
-        pytest.param(*run, marks=[pytest.mark.dist] if run[2] > 1 else [], id=f"{run[1]}, {run[2]}")
-        for run in RUNS
-    ],
+    [pytest.param(*run, id=f"{run[1]}, {run[2]}") for run in RUNS],
 )
 def test_script_resumed_from_its_checkpoint_is_bit_equal(
     package: str, command: str, processes: int, tmp_path: Path

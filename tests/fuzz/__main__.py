@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all cases (default: 0)")
     parser.add_argument("--cases", type=int, default=2000, help="over all targets (default: 2000)")
     parser.add_argument(
-        "--target", nargs="+", choices=[*TARGETS, "planted"], default=list(TARGETS), help="(default: all)"
+        "--target", nargs="+", choices=[*TARGETS], default=list(TARGETS), help="(default: all)"
     )
     parser.add_argument("--only", type=int, metavar="N", help="one case of the target, in this process")
     parser.add_argument("--jobs", type=int, default=2, help="children side by side (default: 2)")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 import oxidion
 from oxidion.groups.summary import _shown
+from support import forks
 
 
 class Net(nn.Module):
@@ -315,8 +314,7 @@ distributed.destroy_process_group()
 
 @pytest.mark.parametrize("use", ["True", "False"])
 def test_flat_parameters_are_refused_by_name_and_stepped_by_adamw(use: str) -> None:
-    command = [sys.executable, "-c", FSDP1.replace("USE", use)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (done,) = forks.common().run(FSDP1.replace("USE", use))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

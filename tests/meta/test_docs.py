@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from torch.optim import Optimizer
 
 import oxidion
+from support import forks
 
 from .sources import ROOT
 
@@ -87,46 +83,19 @@ def test_public_symbol_and_its_public_methods_have_docstrings(name: str) -> None
         assert not bare
 
 
-@pytest.fixture(scope="module")
-def snippets() -> Iterator[subprocess.Popen[str]]:
-    """The process that runs blocks, with everything imported."""
-    command = [sys.executable, str(ROOT / "tests" / "support" / "snippets.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-
-
 @pytest.mark.parametrize("block", RUN)
-def test_code_block_runs(block: re.Match[str], snippets: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_code_block_runs(block: re.Match[str], tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text((block["said"] or "") + block["code"])
     ranks = re.match(r"# torchrun --nproc-per-node (\d+)\n", block["code"])
-    request = {"script": str(script), "ranks": int(ranks[1]) if ranks else 0, "folder": str(tmp_path)}
-    assert snippets.stdin is not None
-    assert snippets.stdout is not None
-    print(json.dumps(request), file=snippets.stdin, flush=True)
-    answer = json.loads(snippets.stdout.readline())
-    assert set(answer["codes"]) == {0}, answer["errors"]
-    assert len(answer["codes"]) == max(request["ranks"], 1)
+    ended = forks.common().run(script, ranks=int(ranks[1]) if ranks else 0, folder=tmp_path)
+    assert {rank.returncode for rank in ended} == {0}, "".join(rank.stderr for rank in ended)
 
 
 @pytest.mark.parametrize("block", NOT_RUN)
 def test_code_block_that_does_not_run_says_why(block: re.Match[str]) -> None:
     assert len(block["said"].split()) >= 3
     compile(block["code"], "block", "exec")
-
-
-def test_a_block_that_fails_on_one_rank_fails(snippets: subprocess.Popen[str], tmp_path: Path) -> None:
-    (tmp_path / "block.py").write_text("import os\nassert os.environ['RANK'] == '0', 'told'\n")
-    request = {"script": str(tmp_path / "block.py"), "ranks": 2, "folder": str(tmp_path)}
-    print(json.dumps(request), file=snippets.stdin, flush=True)
-    assert snippets.stdout is not None
-    answer = json.loads(snippets.stdout.readline())
-    assert answer["codes"] == [0, 1]
-    assert "AssertionError: told" in answer["errors"]
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in LINKS}), ids=lambda page: page.stem)

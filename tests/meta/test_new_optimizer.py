@@ -110,11 +110,11 @@ def test_new_optimizer_works_as_it_stands(tmp_path: Path) -> None:
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "new-optimizer"
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "PYTHONPATH": str(tree / "python")}
     # Warnings would be those of what was written: the rest has none.
-    build = ["cargo", "build", "--profile", "fast", "--features", "extension-module"]
+    build = ["cargo", "build", "--release", "--features", "extension-module"]
     done = subprocess.run(build, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning: `oxidion`" not in done.stderr, done.stderr[-3000:]
-    shutil.copy(target / "fast" / "lib_oxidion.so", tree / "python" / "oxidion" / "_oxidion.abi3.so")
+    shutil.copy(target / "release" / "lib_oxidion.so", tree / "python" / "oxidion" / "_oxidion.abi3.so")
     # What the build made of the library over libtorch: git ignores it.
     shutil.copytree(library.FOLDER, tree / "python" / "oxidion" / "_torch", dirs_exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]

@@ -20,8 +20,6 @@ FACTOR = 3.0
 sample meets them, and not the short products and messages that the estimate is made of."""
 
 
-@pytest.mark.alone
-@pytest.mark.dist
 def test_estimates_have_the_order_and_size_of_measured_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

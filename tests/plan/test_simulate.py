@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from oxidion.__main__ import main
 from oxidion._planning import models
 from oxidion._planning.models import Config
 from oxidion._planning.simulate import Settings, Simulation, human, simulate
+from support import forks
 
 TINY = {"layers": 4, "dim": 8, "heads": 2, "kv_heads": 1, "hidden": 16, "vocab": 32, "gated": True}
 UNEVEN = {"layers": 3, "dim": 24, "heads": 3, "kv_heads": 1, "hidden": 41, "vocab": 50, "gated": False}
@@ -216,14 +215,7 @@ def test_405b_is_planned_in_seconds_within_a_gigabyte(mesh: str, ranks: int, alg
         "print(usage.ru_utime + usage.ru_stime, peak, file=sys.stderr)\n"
         "sys.exit(code)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    (done,) = forks.common().run(source, limit=120)
     assert done.returncode == 0, done.stderr
     assert f"rank {ranks - 1} of {ranks}" in done.stdout
     seconds, peak = done.stderr.split()

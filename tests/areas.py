@@ -1,0 +1,367 @@
+"""Which tests `make test` runs, and which wait until a source that they depend on has changed.
+
+``areas.toml`` lists the areas: the tests of each and the sources that these depend on. A test of no area is
+part of ``make test``. ``areas.lock`` has a digest of sources and tests for each part of an area at its last
+green run. A part is the tests of an area that name one optimizer (``cuda/lion``), or those that name none
+or several (``cuda/-``). The files of other optimizers are no part of its digest, so a change of Lion leaves
+SOAP's alone.
+
+    python tests/areas.py                 the parts whose digest differs from the lock
+    python tests/areas.py run AREA ...    runs the tests of these areas and records the parts that passed
+    python tests/areas.py run             runs the parts that differ
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+LOCK = TESTS / "areas.lock"
+HEAD = (
+    "# Written by `make test-area`: part of an area, digest of all that it depends on, number of its tests."
+)
+PRODUCT = "product"
+"""The tests of no area, which are those of `make test`."""
+NO_CLASS = "-"
+"""The part of an area whose tests name no optimizer, or several."""
+PLACES = ("src/algorithm/{}", "src/kernels/ops/{}", "python/oxidion/optim/{}", "python/oxidion/_reference/{}")
+"""Where the files of an optimizer are, by its name: with a suffix, or a folder."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """One area.
+
+    Attributes:
+        name: Its name.
+        tests: Patterns of test files, or of test names of a file behind ``::``.
+        kept: Patterns of the same kind: tests that ``make test`` runs all the same.
+        sources: Patterns of the files that its tests depend on.
+        setup: A target of the Makefile that has to be made before.
+        alone: Whether its tests measure time, so nothing else may run beside them.
+        sample: Whether ``make test`` runs the first row of each test too.
+        only_classes: Whether tests that name a representative optimizer, or none, are left to ``make test``.
+    """
+
+    name: str
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    setup: str = ""
+    alone: bool = False
+    sample: bool = False
+    only_classes: bool = False
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        return _matcher(self.tests), _matcher(self.kept)
+
+    def has(self, test: str) -> bool:
+        """Whether a test, by its name for pytest, belongs to this area."""
+        tests, kept = self._patterns
+        if not tests.match(test) or kept.match(test):
+            return False
+        return not self.only_classes or class_of(test) not in (NO_CLASS, *settings().representatives)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The content of ``areas.toml``."""
+
+    areas: Mapping[str, Area]
+    representatives: tuple[str, ...]
+    shared: frozenset[str]
+    classes: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+def _matcher(patterns: Iterable[str]) -> re.Pattern[str]:
+    """One expression for patterns: in a path ``*`` is any text without a slash and ``**`` any text."""
+    texts = []
+    for pattern in patterns:
+        file, _, name = pattern.partition("::")
+        text = re.escape(file).replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+        within = re.escape(name).replace(r"\*", ".*")
+        texts.append(f"{text}::{within}" if name else f"{text}(::.*)?")
+    return re.compile("|".join(f"(?:{text})$" for text in texts) or r"(?!)")
+
+
+@cache
+def settings() -> Settings:
+    """Areas, classes and representatives as they are written in ``areas.toml``."""
+    found = tomllib.loads((TESTS / "areas.toml").read_text())
+    areas = {
+        name: Area(name, **{k: tuple(v) if isinstance(v, list) else v for k, v in own.items()})
+        for name, own in found["areas"].items()
+    }
+    classes = {
+        name: {key: tuple(value) for key, value in own.items()} for name, own in found["classes"].items()
+    }
+    return Settings(areas, tuple(found["representatives"]), frozenset(found["shared"]), classes)
+
+
+@cache
+def _names() -> tuple[re.Pattern[str], dict[str, str]]:
+    """An expression that finds names of optimizers in the name of a test, and whose each of them is."""
+    owner = {
+        word.lower(): name
+        for name, own in settings().classes.items()
+        for word in (name, *own.get("names", ()))
+    }
+    longest_first = sorted(owner, key=len, reverse=True)
+    return re.compile(rf"(?<![a-z0-9])({'|'.join(longest_first)})(?![a-z0-9])"), owner
+
+
+@cache
+def class_of(test: str) -> str:
+    """The one optimizer that a test names in its file, its function or its parameters; else ``-``."""
+    pattern, owner = _names()
+    file, _, name = test.partition("::")
+    words = f"{Path(file).stem} {name}".lower()
+    found = {owner[word] for word in pattern.findall(words)}
+    return found.pop() if len(found) == 1 else NO_CLASS
+
+
+@cache
+def area_of(test: str) -> str:
+    """The area of a test by its name, such as ``tests/cuda/test_rows.py::test_a[lion]``; else nothing."""
+    return next((area.name for area in settings().areas.values() if area.has(test)), "")
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """Files of the checkout that git tracks, or would if they were added."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return tuple(sorted({name for name in listed.splitlines() if (ROOT / name).is_file()}))
+
+
+@cache
+def owned() -> Mapping[str, frozenset[str]]:
+    """Files of each optimizer alone: of a change there nothing of another one is tested."""
+    files: dict[str, frozenset[str]] = {}
+    for name, own in settings().classes.items():
+        if name in settings().shared:
+            continue
+        places = [f"{place.format(name)}{end}" for place in PLACES for end in ("/**", ".rs", ".cuh", ".py")]
+        pattern = _matcher((*places, *own.get("sources", ())))
+        files[name] = frozenset(file for file in tracked() if pattern.match(file))
+    return files
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    """Modules of the tests that a module of them imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if node.level else TESTS
+            place = base.joinpath(*(node.module or "").split("."))
+            names = [place, *(place / name.name for name in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [TESTS.joinpath(*name.name.split(".")) for name in node.names]
+        else:
+            continue
+        for name in names:
+            yield from (file for file in (name.with_suffix(".py"), name / "__init__.py") if file.is_file())
+
+
+@cache
+def tests_of(area: Area) -> frozenset[str]:
+    """Files of the area's tests, of what they import, and of the folders that they are in."""
+    match = _matcher(pattern.partition("::")[0] for pattern in area.tests).match
+    pending = [ROOT / name for name in tracked() if name.endswith(".py") and match(name)]
+    found: set[Path] = set()
+    while pending:
+        path = pending.pop()
+        if path not in found:
+            found.add(path)
+            pending += _imported(path)
+            pending += [f for f in (path.with_name("conftest.py"), TESTS / "conftest.py") if f.is_file()]
+    folders = {path.parent for path in found} - {TESTS, TESTS / "support"}
+    beside = {
+        name
+        for name in tracked()
+        if not name.endswith((".py", ".md")) and any((ROOT / name).is_relative_to(f) for f in folders)
+    }
+    return frozenset(str(path.relative_to(ROOT)) for path in found) | beside
+
+
+@cache
+def files_of(area: Area, part: str) -> tuple[str, ...]:
+    """All files that a part of an area depends on."""
+    match = _matcher(area.sources).match
+    files = {name for name in tracked() if match(name)} | tests_of(area)
+    if part != NO_CLASS:
+        others = set().union(*(own for name, own in owned().items() if name not in _with_used(part)))
+        files -= others
+    return tuple(sorted(files))
+
+
+def _with_used(part: str) -> set[str]:
+    """An optimizer and those that it is made of."""
+    used = {part}
+    for name in settings().classes[part].get("uses", ()):
+        used |= _with_used(name)
+    return used
+
+
+@cache
+def _content(name: str) -> bytes:
+    return hashlib.sha256((ROOT / name).read_bytes()).digest()
+
+
+@cache
+def digest(area: Area, part: str) -> str:
+    """Of all files that a part of an area depends on, and of the torch that is installed for it."""
+    total = hashlib.sha256()
+    pin = re.search(r"^TORCH \?= .*", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    total.update(pin[0].encode() if pin else b"")
+    for name in files_of(area, part):
+        total.update(name.encode() + b"\0" + _content(name))
+    return total.hexdigest()[:32]
+
+
+@cache
+def recorded() -> dict[str, tuple[str, int]]:
+    """Digest and number of tests of each part that is in the lock, by ``area/part``."""
+    lines = LOCK.read_text().splitlines() if LOCK.exists() else []
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    return {name: (value, int(tests)) for name, value, tests in rows}
+
+
+def is_green(area: Area, part: str) -> bool:
+    """Whether a part of an area was green with the files that are there now."""
+    return recorded().get(f"{area.name}/{part}", ("",))[0] == digest(area, part)
+
+
+def differing() -> dict[str, list[str]]:
+    """Parts of each area that differ from the lock; for an area that is not in it, its general part."""
+    found: dict[str, list[str]] = {}
+    for area in settings().areas.values():
+        parts = sorted(name.partition("/")[2] for name in recorded() if name.startswith(f"{area.name}/"))
+        changed = [part for part in parts or [NO_CLASS] if not is_green(area, part)]
+        if changed:
+            found[area.name] = changed
+    return found
+
+
+def chosen(tests: Iterable[str], areas: Iterable[str], only_changed: bool) -> list[bool]:
+    """Which of these tests a run of some areas has; the tests of no area are those of ``product``."""
+    seen: set[str] = set()
+    found = []
+    for test in tests:
+        own, function = area_of(test), test.partition("[")[0]
+        area = settings().areas.get(own)
+        first = area is not None and area.sample and function not in seen
+        seen.add(function)
+        in_product = PRODUCT in areas and (area is None or first)
+        in_area = own in areas and area is not None and not (only_changed and is_green(area, class_of(test)))
+        found.append(in_product or in_area)
+    return found
+
+
+def may_have(path: Path, areas: Iterable[str]) -> bool:
+    """Whether a file may have tests of these areas."""
+    file = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    found = set()
+    for area in settings().areas.values():
+        if _matcher(p.partition("::")[0] for p in area.tests).match(file):
+            found.add(area.name)
+            kept = _matcher(p.partition("::")[0] for p in area.kept).match(file)
+            if _matcher(p for p in area.tests if "::" not in p).match(file) and not (
+                kept or area.sample or area.only_classes
+            ):
+                return not found.isdisjoint(areas)
+    return not {PRODUCT, *found}.isdisjoint(areas)
+
+
+class Recorder:
+    """Counts the tests of each part that pass, and writes the lock if none failed."""
+
+    def __init__(self, area: Area) -> None:
+        self.area = area
+        self.passed: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Counts one test."""
+        test = report.nodeid.partition("@")[0]
+        if report.when == "call" and report.passed and area_of(test) == self.area.name:
+            self.passed[class_of(test)] += 1
+
+    def write(self, all_parts: bool) -> None:
+        """Records the parts that ran; where all were to run, those without a test are taken out."""
+        lock = recorded()
+        if all_parts:
+            lock = {name: row for name, row in lock.items() if not name.startswith(f"{self.area.name}/")}
+        for part, tests in self.passed.items():
+            lock[f"{self.area.name}/{part}"] = (digest(self.area, part), tests)
+        lines = [f"{name} {value} {tests}" for name, (value, tests) in sorted(lock.items())]
+        LOCK.write_text("\n".join([HEAD, *lines, ""]))
+        recorded.cache_clear()
+
+
+def run(area: Area, only_changed: bool, jobs: int, more: Sequence[str]) -> int:
+    """Runs the tests of an area; records those that passed if none failed."""
+    if area.setup and subprocess.run(["make", "-s", area.setup], cwd=ROOT, check=False).returncode:
+        return 1
+    before = {part: digest(area, part) for part in (NO_CLASS, *settings().classes)}
+    jobs = 1 if area.alone else jobs
+    start, recorder = time.monotonic(), Recorder(area)
+    command = ["-q", "-m", "not slow", "--area", area.name, *(["--changed"] if only_changed else [])]
+    spread = ["-n", str(jobs), "--dist", "loadgroup", "--no-loadscope-reorder"] if jobs > 1 else []
+    code = int(pytest.main([*command, *spread, *more], plugins=[recorder]))
+    passed = sum(recorder.passed.values())
+    print(f"area {area.name}: {passed} passed in {time.monotonic() - start:.0f} s", flush=True)
+    for kept in (tracked, owned, tests_of, files_of, _content, digest):
+        kept.cache_clear()
+    if code == 0 and not more:
+        if before != {part: digest(area, part) for part in before}:
+            print(f"area {area.name}: files have changed meanwhile; nothing is recorded")
+            return 1
+        recorder.write(all_parts=not only_changed)
+    return code
+
+
+def main() -> int:
+    """Prints or runs what differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", nargs="?", choices=["list", "run"], default="list")
+    parser.add_argument("areas", nargs="*", help="those to run whole; without any, the parts that differ")
+    parser.add_argument("--jobs", type=int, default=2)
+    options, more = parser.parse_known_args()
+    if options.command == "list":
+        for name, parts in differing().items():
+            print(name, *parts)
+        return 0
+    names = list(settings().areas) if options.areas == ["all"] else options.areas
+    if unknown := [name for name in names if name not in settings().areas]:
+        raise SystemExit(
+            f"no area {', '.join(unknown)}: expected all or some of {', '.join(settings().areas)}"
+        )
+    only_changed = not names
+    codes = [run(settings().areas[n], only_changed, options.jobs, more) for n in names or differing()]
+    return max(codes, default=0)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(TESTS))
+    import areas  # the module that the tests import, not this one under another name
+
+    raise SystemExit(areas.main())

@@ -1,0 +1,96 @@
+"""Areas: patterns lead to files, and a change is followed by the tests that depend on it and no others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import areas
+import mutants.__main__ as faults
+
+CLASSES = areas.settings().classes
+AREAS = areas.settings().areas.values()
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Files that count as changed."""
+    files: list[str] = []
+    content = areas._content
+    monkeypatch.setattr(areas, "_content", lambda name: content(name) + bytes(name in files))
+    areas.digest.cache_clear()
+    yield files
+    areas.digest.cache_clear()
+
+
+def digests() -> dict[str, str]:
+    """Of all parts of all areas."""
+    areas.digest.cache_clear()
+    parts = (areas.NO_CLASS, *CLASSES)
+    return {f"{area.name}/{part}": areas.digest(area, part) for area in AREAS for part in parts}
+
+
+@pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
+def test_every_pattern_of_an_area_leads_to_files(area: areas.Area) -> None:
+    files = areas.tracked()
+    for pattern in (*area.tests, *area.kept, *area.sources):
+        match = areas._matcher([pattern.partition("::")[0]]).match
+        assert any(match(name) for name in files), pattern
+
+
+@pytest.mark.parametrize(
+    ("file", "found", "left"),
+    [
+        ("src/kernels/ops/lion.rs", {"lion"}, {"soap", "adamw", "muon"}),
+        ("src/algorithm/soap/kl.rs", {"soap", "soap_muon"}, {"lion", "dion"}),
+        ("python/oxidion/optim/muon.py", {"muon", "normuon", "muon_h"}, {"soap", "dion"}),
+    ],
+)
+def test_change_of_one_optimizer_calls_for_its_own_tests(
+    changed: list[str], file: str, found: set[str], left: set[str]
+) -> None:
+    before = digests()
+    changed.append(file)
+    after = digests()
+    parts = {name.partition("/")[2] for name, value in after.items() if before[name] != value}
+    assert parts >= {*found, areas.NO_CLASS}
+    assert parts.isdisjoint(left)
+
+
+@pytest.mark.parametrize("file", ["src/algorithm/adamw.rs", "src/session/step.rs", "tests/contract/table.py"])
+def test_change_of_what_is_shared_calls_for_every_class(changed: list[str], file: str) -> None:
+    before = digests()
+    changed.append(file)
+    after = digests()
+    assert all(after[f"classes/{name}"] != before[f"classes/{name}"] for name in CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("test", "area", "part"),
+    [
+        ("tests/contract/test_step.py::test_a[Lion]", "classes", "lion"),
+        ("tests/contract/test_step.py::test_a[Muon]", "", "muon"),
+        ("tests/contract/test_step.py::test_a", "", "-"),
+        ("tests/cuda/test_updates.py::test_a[lion-float32]", "emulator", "lion"),
+        ("tests/cuda/test_graph.py::test_a", "cuda", "-"),
+        ("tests/algorithm/test_soap_kl.py::test_a", "", "soap"),
+        ("tests/distributed/test_gloo.py::test_a[soap_muon-default]", "gloo", "soap_muon"),
+        ("tests/distributed/test_gloo.py::test_a[muon-lion]", "gloo", "-"),
+        ("tests/meta/test_docs.py::test_code_block_runs[docs/optimizers/soap.md-0]", "pages", "soap"),
+        ("tests/meta/test_docs.py::test_code_block_runs[README.md-0]", "", "-"),
+    ],
+)
+def test_test_belongs_to_its_area_and_part(test: str, area: str, part: str) -> None:
+    assert (areas.area_of(test), areas.class_of(test)) == (area, part)
+
+
+def test_planted_faults_fit_the_sources_and_are_in_all_layers() -> None:
+    planted = faults.mutants()
+    assert list(faults.problems(planted)) == []
+    assert len(planted) >= 120
+    layers = Counter(mutant.layer for mutant in planted)
+    for layer in ("src/plan", "src/layout", "src/session", "python/oxidion/_core", "python/oxidion/_dist"):
+        assert layers[layer] >= 5, layers
+    assert all((areas.TESTS.parent / test).exists() for m in planted for test in m.tests if test != "cargo")
