@@ -43,7 +43,7 @@ CORE_FEATURES := --no-default-features --features cuda,internals,tch/python-exte
 BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-release)
 # What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
 TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed
-CORE_TESTS = env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test $(CORE) $(CORE_FEATURES)
+CORE_TESTS = env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test --lib $(CORE) $(CORE_FEATURES)
 CLIPPY = cargo clippy --release --all-targets --all-features -- -D warnings
 PYTEST_TOGETHER = OMP_WAIT_POLICY=passive python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # On x86-64 the core asks the CPU for its maker, by an instruction that Miri does not know.
@@ -110,6 +110,7 @@ fuzz: $(BUILT) ## Run random cases of steps, layouts, state dicts, plans and the
 	PYTHONPATH=tests python -m fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS) $(ARGS)
 
 test-all: build $(SHIM_OF_TESTS) test ## Run every test: `make test`, all areas, and what is slow (at night)
+	$(subst --lib,--doc,$(CORE_TESTS))
 	cargo clippy --release --all-targets --no-default-features -- -D warnings
 	$(MAKE) test-area AREA=all
 	python -m pytest -m slow $(ARGS)

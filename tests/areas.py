@@ -54,7 +54,7 @@ class Area:
     Attributes:
         name: Its name.
         tests: Patterns of test files, or of test names of a file behind ``::``.
-        kept: Patterns of the same kind: tests that ``make test`` runs all the same.
+        kept: Patterns of the same kind: tests that ``make test`` runs too.
         sources: Patterns of the files that its tests depend on.
         setup: A target of the Makefile that has to be made before.
         alone: Whether its tests measure time, so nothing else may run beside them.
@@ -72,13 +72,17 @@ class Area:
     only_classes: bool = False
 
     @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        return _matcher(self.tests), _matcher(self.kept)
+    def _tests(self) -> re.Pattern[str]:
+        return _matcher(self.tests)
+
+    @cached_property
+    def kept_tests(self) -> re.Pattern[str]:
+        """An expression for the names of tests that ``make test`` runs too."""
+        return _matcher(self.kept)
 
     def has(self, test: str) -> bool:
         """Whether a test, by its name for pytest, belongs to this area."""
-        tests, kept = self._patterns
-        if not tests.match(test) or kept.match(test):
+        if not self._tests.match(test):
             return False
         return not self.only_classes or class_of(test) not in (NO_CLASS, *settings().representatives)
 
@@ -271,7 +275,8 @@ def chosen(tests: Iterable[str], areas: Iterable[str], only_changed: bool) -> li
         area = settings().areas.get(own)
         first = area is not None and area.sample and function not in seen
         seen.add(function)
-        in_product = PRODUCT in areas and (area is None or first)
+        too = first or (area is not None and bool(area.kept_tests.match(test)))
+        in_product = PRODUCT in areas and (area is None or too)
         in_area = own in areas and area is not None and not (only_changed and is_green(area, class_of(test)))
         found.append(in_product or in_area)
     return found

@@ -70,7 +70,9 @@ def test_clip_multiplies_the_logits_of_every_head_by_its_own_factor(
     expected = torch.clamp(TAU / seen, max=1.0)
     assert (expected < 0.9).any()
     assert heads == 1 or (expected == 1).any()
+    held = seen.clone()
     gamma = qk_clip_(wq, wk, seen, num_heads=heads, num_kv_heads=key_heads, threshold=TAU)
+    assert torch.equal(seen, held)
     torch.testing.assert_close(gamma.double(), expected, rtol=1e-6, atol=0)
     after = logits(X, wq, wk, heads, key_heads)
     wanted = before * expected[:, None, None]

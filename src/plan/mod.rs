@@ -10,6 +10,8 @@ mod local;
 mod owned;
 mod owners;
 mod param;
+#[cfg(test)]
+mod plan_tests;
 mod quantized;
 mod redistribute;
 mod reductions;

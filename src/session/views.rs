@@ -6,7 +6,7 @@
 //!    when they are bound, and at each step where one has moved. Gradients are read only, and may share memory.
 //! 3. The buffers of a bucket are apart: [`Memory::new`] looks; scratch may lie where messages do, and only an exchange sees
 //!    these, which has no scratch. Units of a parameter are apart, and so are their parts of a
-//!    state: the plan shards them so (`tests/rust/plan_props.rs`).
+//!    state: the plan shards them so (`src/plan/plan_tests.rs`).
 //! 4. Nobody else uses them: whoever makes a view that is written has the session, or the part of it, for itself.
 
 use std::collections::BTreeMap;

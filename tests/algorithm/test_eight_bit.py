@@ -26,6 +26,7 @@ DUE: dict[str, Any] = {"lr": 0.01, "precondition_frequency": 2, "eps": 0.25}
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (oxidion.AdamW, {"lr": 0.01}),
     (oxidion.AdamW, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1, "cautious_wd": True}),
+    (oxidion.AdEMAMix, {"lr": 0.01}),
     (oxidion.Lion, {"lr": 0.01, "weight_decay": 0.1}),
     (oxidion.Muon, {"nesterov": True}),
     (oxidion.NorMuon, {}),

@@ -224,3 +224,19 @@ def test_muon_vectors_with_strict_false_take_adamw_of_the_same_group() -> None:
     torch.testing.assert_close(params[0].detach(), twin.detach(), rtol=0, atol=1e-14)
     with pytest.raises(ValueError, match="0"):
         oxidion.Muon([nn.Parameter(vector.clone())])
+
+
+@pytest.mark.parametrize("shape", [(64, 40), (40, 64), (48, 48)], ids=str)
+def test_matrices_of_one_shape_and_any_size_step_as_each_alone_does(shape: tuple[int, int]) -> None:
+    grads = [10.0**size * gaussian(shape, 4, at).float() for at, size in enumerate((0, 4, -4, 2))]
+    together = [nn.Parameter(torch.zeros(shape)) for _ in grads]
+    alone = [nn.Parameter(torch.zeros(shape)) for _ in grads]
+    for params in (together, *([param] for param in alone)):
+        optimizer = oxidion.Muon(params, lr=1.0, orth_dtype="float32")
+        for param in params:
+            at = next(at for at, own in enumerate((*together, *alone)) if own is param) % len(grads)
+            param.grad = grads[at].clone()
+        optimizer.step()
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert one.norm() > 1

@@ -194,3 +194,28 @@ def test_parameters_together_equal_parameters_alone(
             expected,
             1e-9 if dtype == torch.float64 else 2e-3 if cls is oxidion.Muon else 1e-5,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("Lamb", {"max_grad_norm": 0.1}),
+        ("APOLLOAdamW", {"rank": 2}),
+        ("APOLLOMini", {}),
+        ("CAME", {"lr": 0.01}),
+        ("Adafactor", {"lr": 0.01, "relative_step": False}),
+    ],
+)
+def test_norms_within_a_step_are_those_of_unscaled_gradients(
+    name: str, keys: dict[str, Any]
+) -> None:
+    moved = []
+    for scale in (1.0, 1024.0):
+        param = nn.Parameter(torch.linspace(-1, 1, 48).reshape(8, 6))
+        optimizer = getattr(oxidion, name)([param], **keys)
+        for step in range(2):
+            param.grad = scale * torch.cos(torch.arange(48.0) + step).reshape(8, 6)
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(scale), torch.tensor(0.0)
+            optimizer.step()
+        moved.append(param.detach())
+    torch.testing.assert_close(*moved, rtol=1e-6, atol=1e-7)

@@ -225,6 +225,45 @@ def test_init_state_covers_parameters_that_came_later() -> None:
     assert optimizer.state[first]["momentum"] is kept
 
 
+def test_step_within_a_step_is_refused_in_every_thread() -> None:
+    refused: list[str] = []
+
+    def attempt() -> None:
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    def polar(x: Tensor, epsilon: float) -> Tensor:
+        attempt()
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join(timeout=60)
+        return x
+
+    param = parameter(8, 8)
+    optimizer = oxidion.Muon([param], newton_schulz_func=polar)
+    optimizer.step()
+    assert len(refused) == 2
+    assert all("another step of this optimizer is running" in text for text in refused)
+    assert optimizer.param_groups[0]["step"] == 1
+
+
+def test_step_between_the_parts_of_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    param = parameter(8, 8)
+    optimizer = oxidion.Muon([param])
+    execute = optimizer._runner.execute
+
+    def between(*args: object) -> None:
+        with pytest.raises(RuntimeError, match="another step of this optimizer is running"):
+            optimizer.step()
+        execute(*args)
+
+    monkeypatch.setattr(optimizer._runner, "execute", between)
+    optimizer.step()
+    assert optimizer.param_groups[0]["step"] == 1
+
+
 def test_second_thread_is_refused_instead_of_waiting_for_ever() -> None:
     params = [parameter(64, 64) for _ in range(20)]
     optimizer = oxidion.Muon(params)

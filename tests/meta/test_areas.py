@@ -79,7 +79,7 @@ def test_change_of_what_is_shared_calls_for_every_class(changed: list[str], file
         ("tests/distributed/test_gloo.py::test_a[soap_muon-default]", "gloo", "soap_muon"),
         ("tests/distributed/test_gloo.py::test_a[muon-lion]", "gloo", "-"),
         ("tests/meta/test_docs.py::test_code_block_runs[docs/optimizers/soap.md-0]", "pages", "soap"),
-        ("tests/meta/test_docs.py::test_code_block_runs[README.md-0]", "", "-"),
+        ("tests/meta/test_docs.py::test_code_block_runs[README.md-0]", "pages", "-"),
     ],
 )
 def test_test_belongs_to_its_area_and_part(test: str, area: str, part: str) -> None:

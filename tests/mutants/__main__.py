@@ -119,6 +119,21 @@ def _config(keys: Iterable[str]) -> list[str]:
     return [word for key in keys for word in ("--config", f"profile.release.{key}")]
 
 
+def compiled_at_once(every: Iterable[Mutant]) -> list[Mutant]:
+    """Faults of Rust that are expressions, without those that lie within another one's text."""
+    chosen: list[Mutant] = []
+    ends: dict[str, list[tuple[int, int]]] = {}
+    for mutant in every:
+        if mutant.rust and mutant.expr:
+            first = (ROOT / mutant.file).read_text().index(mutant.old)
+            span = (first, first + len(mutant.old))
+            others = ends.setdefault(mutant.file, [])
+            if all(span[1] <= start or end <= span[0] for start, end in others):
+                others.append(span)
+                chosen.append(mutant)
+    return chosen
+
+
 def run(command: Sequence[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
     """A process with what it says."""
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
@@ -150,8 +165,8 @@ class Core:
         lines: dict[str, dict[int, str]] = {}
         for file, own in by_file.items():
             text = (TREE / file).read_text()
-            spots = sorted((text.index(m.old), m) for m in own)
-            for at, mutant in reversed(spots):
+            for mutant in sorted(own, key=lambda m: text.index(m.old), reverse=True):
+                at = text.index(mutant.old)
                 number = self.numbers.get(mutant.name)
                 choice = f"(if crate::planted::is({number}) {{ {mutant.new} }} else {{ {mutant.old} }})"
                 new = mutant.new if number is None else choice
@@ -176,10 +191,7 @@ class Core:
         made, places, errors = [], [], []
         for line in done.stdout.splitlines():
             told = json.loads(line) if line.startswith("{") else {}
-            if told.get("reason") == "compiler-artifact" and told["target"]["name"] in (
-                "_oxidion",
-                "plan_props",
-            ):
+            if told.get("reason") == "compiler-artifact" and told["target"]["name"] == "_oxidion":
                 made += [Path(f) for f in told["filenames"] if f.endswith(".so")]
                 made += [Path(told["executable"])] if told.get("executable") else []
             message = told.get("message") or {}
@@ -326,14 +338,15 @@ def narrow(mutant: Mutant, tier: Sequence[str]) -> list[str]:
     return [*files, *(["-k", mutant.k] if mutant.k else []), *tier]
 
 
-def first_round(bench: Bench, planted: Sequence[Mutant], tier: Sequence[str]) -> dict[str, str]:
-    """Which faults the tests find that their rows name, and how."""
+def first_round(bench: Bench, planted: Sequence[Mutant], in_areas: bool = False) -> dict[str, str]:
+    """Which faults the tests find that their rows name, and how; in ``make test``, or in their areas."""
     found: dict[str, str] = {}
 
     def one(mutant: Mutant) -> None:
         start = time.monotonic()
         by = ""
         if narrow(mutant, ()):
+            tier = ["--area", mutant.area if in_areas else "product"]
             failed = bench.pytest([mutant], ["-x", *narrow(mutant, tier)], PATIENCE)
             by = "crash or hang" if failed is None else failed[0] if failed else ""
         if by:
@@ -427,21 +440,21 @@ def main() -> int:
     if wrong := list(problems(every)):
         raise SystemExit("\n".join(wrong))
     planted = [m for m in every if not options.names or any(re.search(n, m.name) for n in options.names)]
-    core = Core([mutant for mutant in every if mutant.expr])
+    core = Core(compiled_at_once(every))
     if options.built:
         state = json.loads((WORK / "built.json").read_text())
         core.numbers, core.tests = state["numbers"], [Path(file) for file in state["tests"]]
         core.broken = state["broken"]
     else:
-        core.build([mutant for mutant in every if mutant.expr])
+        core.build(compiled_at_once(every))
         state = {"numbers": core.numbers, "tests": list(map(str, core.tests)), "broken": core.broken}
         (WORK / "built.json").write_text(json.dumps(state))
     planted = [mutant for mutant in planted if mutant.name not in core.broken]
     bench = Bench(core, options.jobs)
     tier = ["--area", "product"]
-    at_once = [mutant for mutant in planted if mutant.expr or not mutant.rust]
-    found = first_round(bench, at_once, tier)
-    found |= own_builds(core, bench, [m for m in planted if m.rust and not m.expr], tier)
+    at_once = [mutant for mutant in planted if mutant.name in core.numbers or not mutant.rust]
+    found = first_round(bench, at_once)
+    found |= own_builds(core, bench, [m for m in planted if m not in at_once], tier)
     rest = [mutant for mutant in at_once if mutant.name not in found]
     if not options.first:
         for mutant in [m for m in rest if m.rust]:
@@ -454,11 +467,10 @@ def main() -> int:
     by_areas: dict[str, str] = {}
     if options.areas:
         rest = [mutant for mutant in at_once if mutant.name not in found]
-        names = sorted({mutant.area for mutant in rest if mutant.area}) or ["classes", "gloo"]
-        for name in names:
-            by_areas |= together(
-                bench, [m for m in rest if m.name not in by_areas], ["tests", "--area", name]
-            )
+        by_areas |= first_round(bench, [mutant for mutant in rest if mutant.area], in_areas=True)
+        for area in sorted({mutant.area for mutant in rest} - {""}) or ["classes", "gloo"]:
+            left = [mutant for mutant in rest if mutant.name not in by_areas]
+            by_areas |= together(bench, left, ["tests", "--area", area])
     options.report.write_text(
         json.dumps({"found": found, "areas": by_areas, "broken": core.broken}, indent=1)
     )

@@ -247,7 +247,7 @@ BY_HAND: tuple[Case, ...] = (
     _dion2("half", fraction=0.5, ef_decay=0.5, selection_scope="global"),
     _dion2("all", fraction=1.0, selection_scope="global"),
     _dion2("few", fraction=0.05, selection_scope="global"),
-    _nordion2("half", fraction=0.5, mu=0.5, muon_beta2=0.5, selection_scope="global"),
+    _nordion2("half", fraction=0.5, mu=0.5, muon_beta2=0.75, selection_scope="global"),
     _nordion2("all", fraction=1.0, selection_scope="global"),
     _adamw("default"),
     _adamw("amsgrad", amsgrad=True, betas=(0.9, 0.5)),

@@ -66,6 +66,7 @@ GALORE_CASES: tuple[Case, ...] = (
     _galore("no-decay", weight_decay=0.0),
     _galore("fallback", Group(OTHERS), Group(OTHERS, {"rank": None}), Group(OTHERS, {"rank": 8})),
     _galore("fallback-late", Group(OTHERS, {"rank": None}), decay_order="galore"),
+    _galore("fallback-cautious-late", Group(OTHERS, {"rank": None}), cautious_wd=True, decay_order="galore"),
     _galore("owned", **OWNED),
     _galore("owned-right", proj_type="right", update_proj_gap=3, **OWNED),
     _galore("owned-left", proj_type="left", decay_order="galore", **OWNED),

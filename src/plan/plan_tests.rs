@@ -1,13 +1,15 @@
 //! Properties of every plan, over random sets of parameters.
-#![allow(missing_docs, clippy::unwrap_used, clippy::cast_possible_truncation, clippy::needless_range_loop)]
+#![allow(clippy::cast_possible_truncation, clippy::needless_range_loop)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use _oxidion::layout::{Axis, Collective, Layout, Placement, Reduction, lower};
-use _oxidion::plan::{BlockShard, GroupSpec, Instr, ParamInput, Place, Plan, Transfer};
-use _oxidion::spec::{OptionValue, Options, ParamSpec};
-use _oxidion::tensor::{DType, Device};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+use crate::layout::{Axis, Collective, Layout, Placement, Reduction, lower};
+use crate::plan::{BlockShard, GroupSpec, Instr, ParamInput, Place, Plan, Transfer};
+use crate::spec::{OptionValue, Options, ParamSpec};
+use crate::tensor::{DType, Device};
 
 const ALGORITHMS: [&str; 12] = [
     "adafactor",
@@ -23,6 +25,12 @@ const ALGORITHMS: [&str; 12] = [
     "nordion2",
     "normuon",
 ];
+
+/// Failures that were found are tried again first, from the file beside this one.
+fn saved_beside() -> ProptestConfig {
+    let beside = FileFailurePersistence::WithSource("proptest-regressions");
+    ProptestConfig { failure_persistence: Some(Box::new(beside)), ..ProptestConfig::default() }
+}
 
 fn shape() -> impl Strategy<Value = Vec<usize>> {
     prop_oneof![
@@ -75,6 +83,7 @@ prop_compose! {
 }
 
 proptest! {
+    #![proptest_config(saved_beside())]
     #[test]
     fn plan_any_parameters_covers_every_element_once(list in params(), limit in prop::option::of(1_i64..100_000)) {
         let plan = plan(&list, limit);
@@ -194,6 +203,7 @@ prop_compose! {
 }
 
 proptest! {
+    #![proptest_config(saved_beside())]
     #[test]
     fn plan_any_mesh_sends_to_each_rank_what_that_rank_expects(list in params(), grid in grid()) {
         let plans = grid.plans(&list);
@@ -306,6 +316,7 @@ fn placement() -> impl Strategy<Value = Placement> {
 }
 
 proptest! {
+    #![proptest_config(saved_beside())]
     #[test]
     fn lower_any_placements_moves_what_is_missing_and_adds_what_is_partial(
         from in placement(), to in placement(), ranks in 1_usize..6, shape in [1_usize..7, 1_usize..7]
