@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import oxidion
-from oxidion._dist import collectives
+from oxidion._dist import collectives, comm
 
 
 @pytest.fixture
@@ -224,3 +224,10 @@ def test_mesh_of_one_rank_is_accepted(mesh: DeviceMesh) -> None:
     optimizer.step()
     assert not torch.equal(before, param)
     optimizer.synchronize_for_checkpoint()
+
+
+def test_named_meshes_keep_their_names() -> None:
+    with fake_group(4):
+        plane = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fs", "tp"))
+        made = comm.read_meshes(("replicate_mesh", None, True), plane["fs"], plane["tp"])
+    assert (made.outer, made.inner) == ([0, 2], [0, 1])
