@@ -8,11 +8,11 @@
 #   ZIG=1               with `wheel`: links for glibc 2.28 by zig, and names the wheel by that
 #   AREA="cuda gloo"    with `test-area`: which areas, or `all` (default: what differs from tests/areas.lock)
 #   ALG=adamw           with `quick`: contract, algorithm and simulated layouts of one optimizer alone
-#   JOBS=2              with `test` and `test-area`: processes side by side, each with up to two threads and 2 GB
+#   JOBS=2              with `test`, `test-area` and `mutants`: processes side by side, each with up to two threads and 2 GB
 #   CASES=2000 SEED=0   with `fuzz`: how many random cases, and which
 #   PEERS=.cache/peers  with `bench` and `converge`: folder of the environment with the packages of others
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
-#   ARGS=...            with `demo`, `demo-dist`, `test`, `fuzz`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
+#   ARGS=...            with `demo`, `demo-dist`, `quick`, `test`, `mutants`, `fuzz`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
 
 PYTHON ?= python3
 TORCH ?= 2.11
@@ -40,7 +40,7 @@ DEV := --config profile.release.incremental=true --config profile.release.packag
 CORE := --release $(DEV) $(foreach key,debug-assertions=true overflow-checks=true,--config profile.release.package.oxidion.$(key))
 CORE_FEATURES := --no-default-features --features cuda,internals,tch/python-extension
 # The extension that is installed, if any, else the one that is timed.
-BUILT := $(or $(firstword $(wildcard $(VENV)/.built-*)),$(VENV)/.built-release)
+BUILT := $(or $(firstword $(wildcard $(VENV)/.built-release $(VENV)/.built-dev)),$(VENV)/.built-release)
 # What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
 TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed
 CORE_TESTS = env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test --lib $(CORE) $(CORE_FEATURES)
@@ -110,15 +110,15 @@ fuzz: $(BUILT) ## Run random cases of steps, layouts, state dicts, plans and the
 	PYTHONPATH=tests python -m fuzz --cases $(CASES) --seed $(SEED) --jobs $(JOBS) $(ARGS)
 
 test-all: build $(SHIM_OF_TESTS) test ## Run every test: `make test`, all areas, and what is slow (at night)
-	$(subst --lib,--doc,$(CORE_TESTS))
-	cargo clippy --release --all-targets --no-default-features -- -D warnings
 	$(MAKE) test-area AREA=all
 	python -m pytest -m slow $(ARGS)
 
-lint: $(BUILT) site ## Check formatting, lints, types, the stub of the extension and the documentation site
+lint: $(BUILT) $(SHIM_OF_TESTS) site ## Check formatting, lints, types, uses that must not compile, the stub of the extension and the site
 	cargo fmt --check
 	rustfmt --check --edition 2024 $(shell git ls-files 'src/algorithm/*.rs' 'src/kernels/ops/*.rs')  # modules of a macro
 	$(CLIPPY)
+	cargo clippy --release --all-targets --no-default-features -- -D warnings
+	$(subst --lib,--doc,$(CORE_TESTS))
 	ruff check
 	ruff format --check
 	mypy

@@ -7,8 +7,8 @@ or several (``cuda/-``). The files of other optimizers are no part of its digest
 SOAP's alone.
 
     python tests/areas.py                 the parts whose digest differs from the lock
-    python tests/areas.py run AREA ...    runs the tests of these areas and records the parts that passed
-    python tests/areas.py run             runs the parts that differ
+    python tests/areas.py run AREA ...    runs these areas, and records their parts if no test failed
+    python tests/areas.py run             likewise the parts that differ; `make test-area` builds first
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -24,9 +25,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from support.spread import without_group
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,7 +63,8 @@ class Area:
         setup: A target of the Makefile that has to be made before.
         alone: Whether its tests measure time, so nothing else may run beside them.
         sample: Whether ``make test`` runs the first row of each test too.
-        only_classes: Whether tests that name a representative optimizer, or none, are left to ``make test``.
+        without_representatives: Whether tests that name a representative optimizer, or none, are left
+            to ``make test``.
     """
 
     name: str
@@ -69,7 +74,7 @@ class Area:
     setup: str = ""
     alone: bool = False
     sample: bool = False
-    only_classes: bool = False
+    without_representatives: bool = False
 
     @cached_property
     def _tests(self) -> re.Pattern[str]:
@@ -84,7 +89,10 @@ class Area:
         """Whether a test, by its name for pytest, belongs to this area."""
         if not self._tests.match(test):
             return False
-        return not self.only_classes or class_of(test) not in (NO_CLASS, *settings().representatives)
+        return not self.without_representatives or class_of(test) not in (
+            NO_CLASS,
+            *settings().representatives,
+        )
 
 
 @dataclass(frozen=True)
@@ -116,15 +124,17 @@ def settings() -> Settings:
         name: Area(name, **{k: tuple(v) if isinstance(v, list) else v for k, v in own.items()})
         for name, own in found["areas"].items()
     }
-    classes = {
-        name: {key: tuple(value) for key, value in own.items()} for name, own in found["classes"].items()
-    }
+    classes = {name: {k: tuple(v) for k, v in own.items()} for name, own in found["classes"].items()}
+    package = ROOT / "python" / "oxidion"
+    for file in sorted((package / "_reference").glob("*.py")):
+        if (package / "optim" / file.name).exists() and not file.name.startswith("_"):
+            classes.setdefault(file.stem, {})
     return Settings(areas, tuple(found["representatives"]), frozenset(found["shared"]), classes)
 
 
 @cache
 def _names() -> tuple[re.Pattern[str], dict[str, str]]:
-    """An expression that finds names of optimizers in the name of a test, and whose each of them is."""
+    """An expression that finds names of optimizers in the name of a test, and the optimizer of each name."""
     owner = {
         word.lower(): name
         for name, own in settings().classes.items()
@@ -153,14 +163,14 @@ def area_of(test: str) -> str:
 @cache
 def tracked() -> tuple[str, ...]:
     """Files of the checkout that git tracks, or would if they were added."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return tuple(sorted({name for name in listed.splitlines() if (ROOT / name).is_file()}))
+    return tuple(sorted({name for name in listed.split("\0") if (ROOT / name).is_file()}))
 
 
 @cache
 def owned() -> Mapping[str, frozenset[str]]:
-    """Files of each optimizer alone: of a change there nothing of another one is tested."""
+    """Files of each optimizer alone: after a change of these, tests of other optimizers need not run."""
     files: dict[str, frozenset[str]] = {}
     for name, own in settings().classes.items():
         if name in settings().shared:
@@ -175,9 +185,9 @@ def _imported(path: Path) -> Iterator[Path]:
     """Modules of the tests that a module of them imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if node.level else TESTS
-            place = base.joinpath(*(node.module or "").split("."))
-            names = [place, *(place / name.name for name in node.names)]
+            bases = [path.parents[node.level - 1]] if node.level else [TESTS, ROOT]
+            places = [base.joinpath(*(node.module or "").split(".")) for base in bases]
+            names = [file for place in places for file in (place, *(place / n.name for n in node.names))]
         elif isinstance(node, ast.Import):
             names = [TESTS.joinpath(*name.name.split(".")) for name in node.names]
         else:
@@ -194,7 +204,7 @@ def tests_of(area: Area) -> frozenset[str]:
     found: set[Path] = set()
     while pending:
         path = pending.pop()
-        if path not in found:
+        if path not in found and path != Path(__file__):  # the choice of tests is no part of them
             found.add(path)
             pending += _imported(path)
             pending += [f for f in (path.with_name("conftest.py"), TESTS / "conftest.py") if f.is_file()]
@@ -233,10 +243,9 @@ def _content(name: str) -> bytes:
 
 @cache
 def digest(area: Area, part: str) -> str:
-    """Of all files that a part of an area depends on, and of the torch that is installed for it."""
-    total = hashlib.sha256()
-    pin = re.search(r"^TORCH \?= .*", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    total.update(pin[0].encode() if pin else b"")
+    """Of all files that a part of an area depends on, of its settings, and of the torch that is installed."""
+    installed = version("torch").partition("+")[0].rpartition(".")[0]
+    total = hashlib.sha256(repr((area, settings().representatives, installed)).encode())
     for name in files_of(area, part):
         total.update(name.encode() + b"\0" + _content(name))
     return total.hexdigest()[:32]
@@ -259,15 +268,16 @@ def differing() -> dict[str, list[str]]:
     """Parts of each area that differ from the lock; for an area that is not in it, its general part."""
     found: dict[str, list[str]] = {}
     for area in settings().areas.values():
-        parts = sorted(name.partition("/")[2] for name in recorded() if name.startswith(f"{area.name}/"))
-        changed = [part for part in parts or [NO_CLASS] if not is_green(area, part)]
+        known = {f"{area.name}/{part}": part for part in (NO_CLASS, *settings().classes)}
+        parts = [known[name] for name in recorded() if name in known] or [NO_CLASS]
+        changed = [part for part in parts if not is_green(area, part)]
         if changed:
             found[area.name] = changed
     return found
 
 
 def chosen(tests: Iterable[str], areas: Iterable[str], only_changed: bool) -> list[bool]:
-    """Which of these tests a run of some areas has; the tests of no area are those of ``product``."""
+    """For each test, whether a run of these areas includes it; ``product`` has the tests of no area."""
     seen: set[str] = set()
     found = []
     for test in tests:
@@ -291,7 +301,7 @@ def may_have(path: Path, areas: Iterable[str]) -> bool:
             found.add(area.name)
             kept = _matcher(p.partition("::")[0] for p in area.kept).match(file)
             if _matcher(p for p in area.tests if "::" not in p).match(file) and not (
-                kept or area.sample or area.only_classes
+                kept or area.sample or area.without_representatives
             ):
                 return not found.isdisjoint(areas)
     return not {PRODUCT, *found}.isdisjoint(areas)
@@ -303,18 +313,21 @@ class Recorder:
     def __init__(self, area: Area) -> None:
         self.area = area
         self.passed: Counter[str] = Counter()
+        self.green = {part for part in (NO_CLASS, *settings().classes) if is_green(area, part)}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Counts one test."""
-        test = report.nodeid.partition("@")[0]
+        test = without_group(report.nodeid)
         if report.when == "call" and report.passed and area_of(test) == self.area.name:
             self.passed[class_of(test)] += 1
 
-    def write(self, all_parts: bool) -> None:
-        """Records the parts that ran; where all were to run, those without a test are taken out."""
-        lock = recorded()
-        if all_parts:
-            lock = {name: row for name, row in lock.items() if not name.startswith(f"{self.area.name}/")}
+    def write(self, only_changed: bool) -> None:
+        """Records the parts that ran, and takes out those that were to run and have no test any more."""
+        lock = {}
+        for name, row in recorded().items():
+            area, _, part = name.partition("/")
+            if area != self.area.name or (only_changed and part in self.green):
+                lock[name] = row
         for part, tests in self.passed.items():
             lock[f"{self.area.name}/{part}"] = (digest(self.area, part), tests)
         lines = [f"{name} {value} {tests}" for name, (value, tests) in sorted(lock.items())]
@@ -328,10 +341,15 @@ def run(area: Area, only_changed: bool, jobs: int, more: Sequence[str]) -> int:
         return 1
     before = {part: digest(area, part) for part in (NO_CLASS, *settings().classes)}
     jobs = 1 if area.alone else jobs
+    if area.alone:
+        os.environ.pop("OMP_WAIT_POLICY", None)  # torch's own, as users have it
+    # Nothing is recorded of tests that were skipped for want of a compiler or of a framework.
+    os.environ.update(OXIDION_REQUIRE_EMULATOR="1", OXIDION_REQUIRE_FRAMEWORKS="1")
     start, recorder = time.monotonic(), Recorder(area)
     command = ["-q", "-m", "not slow", "--area", area.name, *(["--changed"] if only_changed else [])]
     spread = ["-n", str(jobs), "--dist", "loadgroup", "--no-loadscope-reorder"] if jobs > 1 else []
     code = int(pytest.main([*command, *spread, *more], plugins=[recorder]))
+    code = 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and only_changed else code
     passed = sum(recorder.passed.values())
     print(f"area {area.name}: {passed} passed in {time.monotonic() - start:.0f} s", flush=True)
     for kept in (tracked, owned, tests_of, files_of, _content, digest):
@@ -340,7 +358,7 @@ def run(area: Area, only_changed: bool, jobs: int, more: Sequence[str]) -> int:
         if before != {part: digest(area, part) for part in before}:
             print(f"area {area.name}: files have changed meanwhile; nothing is recorded")
             return 1
-        recorder.write(all_parts=not only_changed)
+        recorder.write(only_changed)
     return code
 
 

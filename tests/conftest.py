@@ -45,6 +45,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Turns to the emulated device where tests are to run on it; lets torch's warnings about itself pass."""
+    if unknown := set(config.option.area) - {areas.PRODUCT, *areas.settings().areas}:
+        raise pytest.UsageError(f"--area: no area {', '.join(sorted(unknown))}")
     if IS_OLD_TORCH:
         for warning in OF_OLD_TORCH:
             config.addinivalue_line("filterwarnings", f"ignore:{warning}:UserWarning")

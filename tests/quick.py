@@ -81,6 +81,8 @@ class Selection:
             return ours and (default or (self.named and not item.get_closest_marker("slow")))
         if item.get_closest_marker("slow"):
             return False
+        if item.path in self.places:
+            return True
         if areas.area_of(item.nodeid) not in ("", "classes"):
             return False
         return ours or (not self.named and any(item.path.is_relative_to(place) for place in self.places))

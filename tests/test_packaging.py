@@ -73,7 +73,7 @@ def test_source_of_the_library_is_cut_out_of_the_locked_crate() -> None:
     script = (ROOT / "python" / "build_shim.py").read_text("utf-8")
     assert f'TORCH_SYS = "{locked["torch-sys"]}"' in script
     tch = toml("Cargo.toml")["dependencies"]["tch"]
-    assert tch == {"version": f"={locked['tch']}", "features": ["doc-only"]}
+    assert tch == {"version": f"={locked['tch']}", "default-features": False, "features": ["doc-only"]}
 
 
 def test_build_group_equals_the_build_requirements() -> None:

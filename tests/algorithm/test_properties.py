@@ -206,9 +206,7 @@ def test_parameters_together_equal_parameters_alone(
         ("Adafactor", {"lr": 0.01, "relative_step": False}),
     ],
 )
-def test_norms_within_a_step_are_those_of_unscaled_gradients(
-    name: str, keys: dict[str, Any]
-) -> None:
+def test_norms_within_a_step_are_those_of_unscaled_gradients(name: str, keys: dict[str, Any]) -> None:
     moved = []
     for scale in (1.0, 1024.0):
         param = nn.Parameter(torch.linspace(-1, 1, 48).reshape(8, 6))

@@ -32,7 +32,9 @@ TOLERANCE = 1e-10
 def torchrun(processes: int, arguments: Sequence[str]) -> forks.Ended:
     """Runs the script in that many processes; returns the first rank, or one that failed."""
     ended = forks.common().run(SCRIPT, *arguments, ranks=processes)
-    return next((rank for rank in ended if rank.returncode > 0), ended[0])
+    return max(
+        ended, key=lambda rank: (rank.returncode > 0, rank.returncode != 0)
+    )  # a cause before what it ended
 
 
 def report_of(folder: Path, processes: int, *arguments: str) -> dict[str, Any]:

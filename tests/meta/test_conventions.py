@@ -77,6 +77,14 @@ def test_link_leads_to_a_page_and_to_a_heading_of_it() -> None:
     assert wrong == []
 
 
+def test_tests_that_pages_name_exist() -> None:
+    named = {
+        (relative(page), name) for page in PAGES for name in re.findall(r"tests/[\w/]+\.py", page.read_text())
+    }
+    assert len(named) > 20
+    assert [f"{page}: {name}" for page, name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_readme_fits_two_screens_and_says_the_first_things_on_the_first() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 80

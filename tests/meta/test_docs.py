@@ -92,6 +92,15 @@ def test_code_block_runs(block: re.Match[str], tmp_path: Path) -> None:
     assert {rank.returncode for rank in ended} == {0}, "".join(rank.stderr for rank in ended)
 
 
+def test_block_that_fails_on_one_rank_fails() -> None:
+    ended = forks.common().run("import os\nprint('begun')\nassert os.environ['RANK'] == '0', 'told'", ranks=2)
+    assert [rank.returncode for rank in ended] == [0, 1]
+    assert [rank.stdout for rank in ended] == ["begun\n"] * 2
+    assert "AssertionError: told" in ended[1].stderr
+    (killed,) = forks.common().run("import os\nos.kill(os.getpid(), 9)")
+    assert killed.returncode == -9
+
+
 @pytest.mark.parametrize("block", NOT_RUN)
 def test_code_block_that_does_not_run_says_why(block: re.Match[str]) -> None:
     assert len(block["said"].split()) >= 3

@@ -284,8 +284,6 @@ class Bench:
     ) -> list[str] | None:
         """Names of the tests that fail with these faults; None where they hang or crash."""
         place = self.places.get()
-        report = WORK / f"{place.name}.xml"
-        report.unlink(missing_ok=True)
         try:
             environment = self._environment(place, planted, library or self.core.library)
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
@@ -300,7 +298,7 @@ class Bench:
                 os.killpg(process.pid, 9)
                 process.communicate()
                 return None
-            failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+            failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", said, re.MULTILINE)
             if process.returncode in (0, 5):
                 return []
             if process.returncode == 4:
@@ -358,12 +356,16 @@ def first_round(bench: Bench, planted: Sequence[Mutant], in_areas: bool = False)
     return found
 
 
+def spread(bench: Bench) -> list[str]:
+    """Arguments of pytest for a run in several processes."""
+    return ["-n", str(bench.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
+
+
 def together(bench: Bench, planted: Sequence[Mutant], arguments: Sequence[str]) -> dict[str, str]:
     """Which of some faults a run with all of them finds; each is tried alone by the tests that failed."""
     rest, found = list(planted), {}
-    spread = ["-n", str(bench.jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
     while rest:
-        failed = bench.pytest(rest, [*spread, *arguments], 3600)
+        failed = bench.pytest(rest, [*spread(bench), *arguments], 3600)
         if failed == []:
             break
         print(f"{len(rest)} faults at once: {len(failed or ())} tests fail", flush=True)
@@ -385,7 +387,7 @@ def together(bench: Bench, planted: Sequence[Mutant], arguments: Sequence[str]) 
 
 
 def _options(arguments: Sequence[str]) -> list[str]:
-    return [argument for argument in arguments if not argument.startswith("tests/")]
+    return [argument for argument in arguments if argument != "tests"]
 
 
 def own_builds(core: Core, bench: Bench, planted: Sequence[Mutant], tier: Sequence[str]) -> dict[str, str]:
@@ -453,6 +455,9 @@ def main() -> int:
     bench = Bench(core, options.jobs)
     tier = ["--area", "product"]
     at_once = [mutant for mutant in planted if mutant.name in core.numbers or not mutant.rust]
+    files = sorted({test for mutant in at_once for test in mutant.tests} - {CARGO})
+    if failed := bench.pytest([], [*spread(bench), *files, *tier], 3600):
+        raise SystemExit(f"these fail without any fault: {failed}")
     found = first_round(bench, at_once)
     found |= own_builds(core, bench, [m for m in planted if m not in at_once], tier)
     rest = [mutant for mutant in at_once if mutant.name not in found]

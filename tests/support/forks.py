@@ -107,10 +107,11 @@ class Forks:
         except BaseException:
             self.stop()  # a fork hangs
             raise
-        if not answer:
+        try:
+            codes: list[int] = json.loads(answer)
+        except ValueError:
             self.stop()
-            raise RuntimeError("the process that is forked has ended")
-        codes: list[int] = json.loads(answer)
+            raise RuntimeError(f"the process that is forked has ended, or answers {answer!r}") from None
         return codes
 
     def stop(self) -> None:
@@ -122,12 +123,16 @@ class Forks:
             self._server = None
 
 
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""Variables as they were before any test."""
+
+
 @cache
 def common() -> Forks:
     """The process that most tests of a run share: it has imported what scripts on several ranks need."""
     parts = ("checkpoint.state_dict", "device_mesh", "fsdp", "tensor.parallel")
     modules = [*(f"torch.distributed.{part}" for part in parts), "oxidion"]
-    made = Forks(*modules, environment={**os.environ, "OMP_NUM_THREADS": "1"})
+    made = Forks(*modules, environment=ENVIRONMENT)
     atexit.register(made.stop)
     return made
 
@@ -172,7 +177,7 @@ def _wait(children: Sequence[int], limit: float) -> list[int]:
     return [codes[pid] for pid in children]
 
 
-def _serve() -> str:
+def _serve(answers: int) -> str:
     """The script that this fork is to run; none in the process that is forked, once there is no more."""
     for line in sys.stdin:
         job = json.loads(line)
@@ -183,14 +188,16 @@ def _serve() -> str:
                 _begin(job, rank, port)
                 return str(job["script"])
             children.append(child)
-        print(json.dumps(_wait(children, job["limit"])), flush=True)
+        os.write(answers, json.dumps(_wait(children, job["limit"])).encode() + b"\n")
     return ""
 
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder, which no script of its own would have
+    own_output = os.dup(1)
+    os.dup2(2, 1)  # what imports print is no answer
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    if chosen := _serve():
+    if chosen := _serve(own_output):
         sys.path.insert(0, str(Path(chosen).parent))
         runpy.run_path(chosen, run_name="__main__")
