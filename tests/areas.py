@@ -30,8 +30,6 @@ from pathlib import Path
 
 import pytest
 
-from support.spread import without_group
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -308,25 +306,44 @@ def may_have(path: Path, areas: Iterable[str]) -> bool:
 
 
 class Recorder:
-    """Counts the tests of each part that pass, and writes the lock if none failed."""
+    """A plugin that counts the tests of each part that pass, and writes the lock if none failed."""
 
-    def __init__(self, area: Area) -> None:
-        self.area = area
+    def __init__(self, area: Area, only_changed: bool) -> None:
+        self.area, self.only_changed = area, only_changed
         self.passed: Counter[str] = Counter()
-        self.green = {part for part in (NO_CLASS, *settings().classes) if is_green(area, part)}
+        self.parts = (NO_CLASS, *settings().classes)
+        self.green = {part for part in self.parts if is_green(area, part)}
+        self.before = [digest(area, part) for part in self.parts]
+        self.start = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Counts one test."""
+        from support.spread import without_group
+
         test = without_group(report.nodeid)
         if report.when == "call" and report.passed and area_of(test) == self.area.name:
             self.passed[class_of(test)] += 1
 
-    def write(self, only_changed: bool) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Records what has passed; nothing if a test failed or a file has changed meanwhile."""
+        seconds = time.monotonic() - self.start
+        print(f"\narea {self.area.name}: {sum(self.passed.values())} passed in {seconds:.0f} s")
+        for kept in (tracked, owned, tests_of, files_of, _content, digest):
+            kept.cache_clear()
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        if self.before != [digest(self.area, part) for part in self.parts]:
+            print("files have changed meanwhile: nothing is recorded")
+        else:
+            self._write()
+
+    def _write(self) -> None:
         """Records the parts that ran, and takes out those that were to run and have no test any more."""
         lock = {}
         for name, row in recorded().items():
             area, _, part = name.partition("/")
-            if area != self.area.name or (only_changed and part in self.green):
+            if area != self.area.name or (self.only_changed and part in self.green):
                 lock[name] = row
         for part, tests in self.passed.items():
             lock[f"{self.area.name}/{part}"] = (digest(self.area, part), tests)
@@ -336,30 +353,19 @@ class Recorder:
 
 
 def run(area: Area, only_changed: bool, jobs: int, more: Sequence[str]) -> int:
-    """Runs the tests of an area; records those that passed if none failed."""
+    """Runs the tests of an area in a process of its own; records those that passed if none failed."""
     if area.setup and subprocess.run(["make", "-s", area.setup], cwd=ROOT, check=False).returncode:
         return 1
-    before = {part: digest(area, part) for part in (NO_CLASS, *settings().classes)}
-    jobs = 1 if area.alone else jobs
-    if area.alone:
-        os.environ.pop("OMP_WAIT_POLICY", None)  # torch's own, as users have it
     # Nothing is recorded of tests that were skipped for want of a compiler or of a framework.
-    os.environ.update(OXIDION_REQUIRE_EMULATOR="1", OXIDION_REQUIRE_FRAMEWORKS="1")
-    start, recorder = time.monotonic(), Recorder(area)
-    command = ["-q", "-m", "not slow", "--area", area.name, *(["--changed"] if only_changed else [])]
-    spread = ["-n", str(jobs), "--dist", "loadgroup", "--no-loadscope-reorder"] if jobs > 1 else []
-    code = int(pytest.main([*command, *spread, *more], plugins=[recorder]))
-    code = 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and only_changed else code
-    passed = sum(recorder.passed.values())
-    print(f"area {area.name}: {passed} passed in {time.monotonic() - start:.0f} s", flush=True)
-    for kept in (tracked, owned, tests_of, files_of, _content, digest):
-        kept.cache_clear()
-    if code == 0 and not more:
-        if before != {part: digest(area, part) for part in before}:
-            print(f"area {area.name}: files have changed meanwhile; nothing is recorded")
-            return 1
-        recorder.write(only_changed)
-    return code
+    environment = {**os.environ, "OXIDION_REQUIRE_EMULATOR": "1", "OXIDION_REQUIRE_FRAMEWORKS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", f"--area={area.name}"]
+    if area.alone:
+        environment.pop("OMP_WAIT_POLICY", None)  # torch's own, as users have it
+    elif jobs > 1:
+        command += ["-n", str(jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
+    command += [*(["--changed"] if only_changed else []), *(["--record"] if not more else []), *more]
+    code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and only_changed else code
 
 
 def main() -> int:
@@ -384,7 +390,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(TESTS))
-    import areas  # the module that the tests import, not this one under another name
-
-    raise SystemExit(areas.main())
+    raise SystemExit(main())

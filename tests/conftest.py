@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     choice = parser.getgroup("areas")
     choice.addoption("--area", action="append", default=[], help="an area; `product`: the tests of none")
     choice.addoption("--changed", action="store_true", help="parts of areas that differ from the lock alone")
+    choice.addoption("--record", action="store_true", help="write the parts that passed into the lock")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -47,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Turns to the emulated device where tests are to run on it; lets torch's warnings about itself pass."""
     if unknown := set(config.option.area) - {areas.PRODUCT, *areas.settings().areas}:
         raise pytest.UsageError(f"--area: no area {', '.join(sorted(unknown))}")
+    if config.option.record and not hasattr(config, "workerinput"):
+        (name,) = config.option.area
+        config.pluginmanager.register(areas.Recorder(areas.settings().areas[name], config.option.changed))
     if IS_OLD_TORCH:
         for warning in OF_OLD_TORCH:
             config.addinivalue_line("filterwarnings", f"ignore:{warning}:UserWarning")
