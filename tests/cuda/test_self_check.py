@@ -109,7 +109,8 @@ class Emulation:
         # The child has the parent's path, which is where it finds what is planted in it.
         before = f"sys.path.insert(0, {self.path!r})\n{textwrap.dedent(before)}"
         code = STEP.replace("VARIABLES", repr(chosen)).replace("BEFORE", before)
-        outcome, said, complaints = self._forks.run(code)
+        (ended,) = self._forks.run(code)
+        outcome, said, complaints = ended.returncode, ended.stdout, ended.stderr
         assert outcome == 0, complaints[-3000:]
         found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
         return found
@@ -564,12 +565,10 @@ for keys in KEYS:
                 p.grad = torch.randn(p.shape).to(dtype)
             optimizer.step()
 """
-    outcome, said, complaints = environment.forks.run(
-        code.replace("KEYS", repr(CLASSES[name])).replace("NAME", repr(name))
-    )
-    assert outcome == 0, complaints[-2000:]
-    assert "used on oxidion emulator without a check" in said
-    assert "has not been checked" not in said
+    (ended,) = environment.forks.run(code.replace("KEYS", repr(CLASSES[name])).replace("NAME", repr(name)))
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "used on oxidion emulator without a check" in ended.stdout
+    assert "has not been checked" not in ended.stdout
 
 
 @needs_nvrtc

@@ -79,7 +79,8 @@ class Process:
         """What two steps of Muon launch and say."""
         code = STEP.replace("VARIABLES", repr({**self.variables, **variables}))
         code = code.replace("FOLDER", repr(self.folder)).replace("BEFORE", before)
-        outcome, said, complaints = self._forks.run(code)
+        (ended,) = self._forks.run(code)
+        outcome, said, complaints = ended.returncode, ended.stdout, ended.stderr
         assert outcome == 0, complaints[-3000:]
         found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
         assert found["finite"]

@@ -155,7 +155,7 @@ def _begin(job: Mapping[str, Any], rank: int, port: int) -> None:
     if ranks := job["ranks"]:
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({key: str(value) for key, value in numbers.items()})
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="forks")
     os.chdir(job["folder"])
     sys.argv = [job["script"], *job["arguments"]]
 
