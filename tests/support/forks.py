@@ -156,6 +156,8 @@ def _begin(job: Mapping[str, Any], rank: int, port: int) -> None:
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({key: str(value) for key, value in numbers.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="forks")
+    # Where tests run in the background of a shell, SIGINT is ignored; programs in the foreground have this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job["folder"])
     sys.argv = [job["script"], *job["arguments"]]
 
