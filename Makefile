@@ -33,14 +33,14 @@ SHIM_OF_TESTS := target/shim/test/liboxidion_torch.so
 LIBRARIES = $(CURDIR)/$(dir $(SHIM_OF_TESTS)):$$(python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])')/lib
 # What importing the package sets where bfloat16 products of libtorch crash: tests of the core need it too.
 ONEDNN = $$(python -c 'import os, oxidion; print(*(f"{k}={v}" for k, v in os.environ.items() if k == "ONEDNN_MAX_CPU_ISA"))')
-# The extension of `make dev`: of the dependencies of `make build`, with the crate itself compiled in small pieces. Its
-# kernels are up to four times slower, and an edit is importable in seconds.
-DEV := --config profile.release.incremental=true --config profile.release.package.oxidion.codegen-units=16
+# The extension of `make dev`: of the dependencies of `make build`, with the crate itself compiled in small pieces that
+# are not optimized together. Kernels are up to ten times slower, and an edit is importable in seconds.
+DEV := --config profile.release.incremental=true --config profile.release.package.oxidion.codegen-units=64
 # The tests of the core: of the same dependencies, with the checks of a debug build in the crate itself.
-CORE := --release $(DEV) $(foreach key,debug-assertions=true overflow-checks=true,--config profile.release.package.oxidion.$(key))
+CORE := --release $(foreach key,debug-assertions=true overflow-checks=true,--config profile.release.package.oxidion.$(key))
 CORE_FEATURES := --no-default-features --features cuda,internals,tch/python-extension
-# The extension that is installed, if any, else the one that is timed.
-BUILT := $(or $(firstword $(wildcard $(VENV)/.built-release $(VENV)/.built-dev)),$(VENV)/.built-release)
+# The extension that is installed. Where there is none, what needs no fast kernels makes that of `make dev`.
+BUILT := $(or $(firstword $(wildcard $(VENV)/.built-release $(VENV)/.built-dev)),$(VENV)/.built-dev)
 # What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
 TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed
 CORE_TESTS = env $(ONEDNN) LD_LIBRARY_PATH="$(LIBRARIES)" cargo test --lib $(CORE) $(CORE_FEATURES)
@@ -66,10 +66,10 @@ help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 	@sed -n '/^# Variables/,/^$$/s/^# *//p' $(MAKEFILE_LIST)
 
-demo: build ## Train a small GPT with Dion, Muon and AdamW and plot their losses
-	python examples/train_gpt.py $(ARGS)
+demo: $(BUILT) ## Train a small GPT with Dion, Muon and AdamW and plot their losses
+	python examples/train_gpt.py --steps 120 $(ARGS)
 
-demo-dist: build ## Train it in 4 processes, sharded (FSDP2 and tensor parallel), and compare with one process
+demo-dist: $(BUILT) ## Train it in 4 processes, sharded (FSDP2 and tensor parallel), and compare with one process
 	OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 4 examples/train_fsdp2.py --mesh fs=2,tp=2 --rank-fraction 0.25 --dtype float64 --steps 60 --compare --tolerance 1e-6 $(ARGS)
 
 build: $(VENV)/.built-release ## Compile the extension and install the package and its tools into .venv
@@ -216,6 +216,6 @@ $(OTHER)/.ready: pyproject.toml tests/support/stand_ins.py
 	touch $@
 
 $(VENV)/.built-release $(VENV)/.built-dev: $(VENV)/.built-%: $(VENV)/.deps python/oxidion/_torch/table.json $(RUST)
-	maturin develop --release $(if $(filter dev,$*),$(DEV)) $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install)
+	maturin develop --release $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install) $(if $(filter dev,$*),$(DEV) -- -C lto=off)
 	rm -f $(VENV)/.built $(VENV)/.built-*  # one extension is installed
 	touch $@

@@ -105,6 +105,11 @@ class Settings:
 
 def _matcher(patterns: Iterable[str]) -> re.Pattern[str]:
     """One expression for patterns: in a path ``*`` is any text without a slash and ``**`` any text."""
+    return _expression(tuple(patterns))
+
+
+@cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
     texts = []
     for pattern in patterns:
         file, _, name = pattern.partition("::")
@@ -288,6 +293,15 @@ def chosen(tests: Iterable[str], areas: Iterable[str], only_changed: bool) -> li
         in_area = own in areas and area is not None and not (only_changed and is_green(area, class_of(test)))
         found.append(in_product or in_area)
     return found
+
+
+def leave(config: pytest.Config, items: list[pytest.Item], wanted: Iterable[bool]) -> None:
+    """Leaves the tests that are wanted among those that were collected; pytest counts the others."""
+    sides: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item, own in zip(items, wanted, strict=True):
+        sides[own].append(item)
+    config.hook.pytest_deselected(items=sides[False])
+    items[:] = sides[True]
 
 
 def may_have(path: Path, areas: Iterable[str]) -> bool:

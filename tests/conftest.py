@@ -75,11 +75,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests of the chosen areas, puts them into groups, skips what needs a device without one."""
     if config.option.area:
-        wanted = areas.chosen([item.nodeid for item in items], config.option.area, config.option.changed)
-        config.hook.pytest_deselected(
-            items=[item for item, own in zip(items, wanted, strict=True) if not own]
-        )
-        items[:] = [item for item, own in zip(items, wanted, strict=True) if own]
+        names = [item.nodeid for item in items]
+        areas.leave(config, items, areas.chosen(names, config.option.area, config.option.changed))
     if getattr(config.option, "loadgroup", False):
         items[:] = spread.in_groups(items)
     if torch.cuda.is_available():

@@ -19,6 +19,12 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 LAYOUTS = TESTS / "distributed" / "test_sim_equivalence.py"
+SOURCES = tuple(
+    path
+    for path in sorted((TESTS / "meta").glob("test_*.py"))
+    if path.name not in ("test_docs.py", "test_site.py")
+)
+"""The tests about the sources. Those of pages and site take as long as the others, and run if one changed."""
 ALWAYS = "lion"
 """The optimizer that steps on all layouts where none is named: the cheapest one."""
 
@@ -34,6 +40,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"src/(?:plan|program|layout)\b.*\.rs()", ("tests/plan", "tests/distributed/test_layout_pairs.py")),
     (r"src/.*\.rs()", ("tests/test_golden.py",)),
     (r"(?:examples|benchmarks)/(\w+)\.py", ("tests/examples/test_{}.py",)),
+    (r"(?:mkdocs\.yml|.*\.md)()", ("tests/meta",)),
 )
 
 
@@ -89,11 +96,9 @@ class Selection:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Drops the others."""
-        wanted = [self.wants(item) for item in items]
-        config.hook.pytest_deselected(
-            items=[item for item, own in zip(items, wanted, strict=True) if not own]
-        )
-        items[:] = [item for item, own in zip(items, wanted, strict=True) if own]
+        import areas
+
+        areas.leave(config, items, [bool(self.wants(item)) for item in items])
 
 
 def main() -> int:
@@ -106,7 +111,7 @@ def main() -> int:
     options, more = parser.parse_known_args()
     files = changed()
     own = {name for name, mine in areas.owned().items() if not mine.isdisjoint(files)}
-    places = [] if options.alg else [*called_for(files), TESTS / "meta"]
+    places = [] if options.alg else [*called_for(files), *SOURCES]
     if options.alg:
         own = {areas.class_of(options.alg)}
         if own == {areas.NO_CLASS}:

@@ -51,7 +51,6 @@ COPIED = (
 CARGO = "cargo"
 """What a row names among its tests if those of the core find it."""
 VARIABLE = "OXIDION_PLANTED"
-DEV = ("incremental=true", "package.oxidion.codegen-units=16")
 CHECKED = ("package.oxidion.debug-assertions=true", "package.oxidion.overflow-checks=true")
 PATIENCE = 420
 """Seconds for the tests that a row names: a fault that makes them hang is found."""
@@ -185,7 +184,7 @@ class Core:
 
     def _cargo(self, *arguments: str) -> tuple[bool, list[Path], list[tuple[str, int]], str]:
         """Compiles; the files that were made, and the places of errors."""
-        command = ["cargo", *arguments, "--release", "--message-format=json", *_config(DEV)]
+        command = ["cargo", *arguments, "--release", "--message-format=json"]
         environment = {**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")}  # of the same dependencies
         done = run(command, cwd=TREE, env=environment)
         made, places, errors = [], [], []

@@ -35,56 +35,72 @@ pub trait Real:
 }
 
 impl Real for f32 {
+    #[inline]
     #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
     fn of(x: f64) -> Self {
         x as Self
     }
+    #[inline]
     fn wide(self) -> f64 {
         f64::from(self)
     }
+    #[inline]
     fn sqrt(self) -> Self {
         self.sqrt()
     }
+    #[inline]
     fn from_f32(x: f32) -> Self {
         x
     }
+    #[inline]
     fn to_f32(self) -> f32 {
         self
     }
+    #[inline]
     fn pick<'a>(narrow: &'a [f32], _wide: &'a [f64]) -> &'a [Self] {
         narrow
     }
+    #[inline]
     fn as_f32(values: &[Self]) -> Option<&[f32]> {
         Some(values)
     }
+    #[inline]
     fn as_f32_mut(values: &mut [Self]) -> Option<&mut [f32]> {
         Some(values)
     }
 }
 
 impl Real for f64 {
+    #[inline]
     fn of(x: f64) -> Self {
         x
     }
+    #[inline]
     fn wide(self) -> f64 {
         self
     }
+    #[inline]
     fn sqrt(self) -> Self {
         self.sqrt()
     }
+    #[inline]
     fn from_f32(x: f32) -> Self {
         Self::from(x)
     }
+    #[inline]
     #[allow(clippy::cast_possible_truncation)] // rounding is the purpose
     fn to_f32(self) -> f32 {
         self as f32
     }
+    #[inline]
     fn pick<'a>(_narrow: &'a [f32], wide: &'a [f64]) -> &'a [Self] {
         wide
     }
+    #[inline]
     fn as_f32(_values: &[Self]) -> Option<&[f32]> {
         None
     }
+    #[inline]
     fn as_f32_mut(_values: &mut [Self]) -> Option<&mut [f32]> {
         None
     }

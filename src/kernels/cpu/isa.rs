@@ -83,12 +83,41 @@ fn is_there(isa: Isa) -> bool {
 }
 
 /// Work that is compiled for each instruction set: `run` has to be `#[inline(always)]`, and what it calls too.
+///
+/// The compiler keeps what it makes of methods with their type, or with the first type of a tuple. Work that is generic
+/// is a tuple for that reason: an edit of one operation leaves the code of others as it is.
 pub(in crate::kernels) trait Work: Sized {
     /// Result of the work.
     type Out;
 
     /// Does it, with arithmetic of this type.
     fn run<C: Real>(self) -> Self::Out;
+
+    /// Does it with the instructions of every processor.
+    #[inline(never)]
+    fn run_baseline<C: Real>(self) -> Self::Out {
+        self.run::<C>()
+    }
+
+    /// Does it with AVX2.
+    ///
+    /// # Safety
+    /// The processor has it.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[target_feature(enable = "avx2")]
+    unsafe fn run_avx2<C: Real>(self) -> Self::Out {
+        self.run::<C>()
+    }
+
+    /// Does it with AVX-512.
+    ///
+    /// # Safety
+    /// The processor has its parts F, VL, DQ and BW.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
+    unsafe fn run_avx512<C: Real>(self) -> Self::Out {
+        self.run::<C>()
+    }
 }
 
 /// Does work with the best instruction set that may be used.
@@ -99,24 +128,12 @@ pub(in crate::kernels) fn vectorised<C: Real, K: Work>(work: K) -> K::Out {
         let best = best();
         if best >= Isa::Avx512 {
             // SAFETY: `best` found the features in this processor.
-            return unsafe { with_avx512::<C, K>(work) };
+            return unsafe { work.run_avx512::<C>() };
         }
         if best == Isa::Avx2 {
             // SAFETY: `best` found the feature in this processor.
-            return unsafe { with_avx2::<C, K>(work) };
+            return unsafe { work.run_avx2::<C>() };
         }
     }
-    work.run::<C>()
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw")]
-fn with_avx512<C: Real, K: Work>(work: K) -> K::Out {
-    work.run::<C>()
-}
-
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[target_feature(enable = "avx2")]
-fn with_avx2<C: Real, K: Work>(work: K) -> K::Out {
-    work.run::<C>()
+    work.run_baseline::<C>()
 }

@@ -179,24 +179,27 @@ fn dispatch<'a, const N: usize, const R: usize, const W: usize, O: Op<N, R, W>>(
     next: Option<&Job<'a, R, W>>,
 ) {
     let is_wide = job.dtypes().any(|dtype| dtype == DType::F64);
-    let call = Call { op, number, job, next };
+    let call = (op, Call::<N, R, W> { number, job, next });
     if is_wide { isa::vectorised::<f64, _>(call) } else { isa::vectorised::<f32, _>(call) }
 }
 
-struct Call<'c, 'a, const N: usize, const R: usize, const W: usize, O> {
-    op: &'c O,
+/// A job with its number and the one after it.
+struct Call<'c, 'a, const N: usize, const R: usize, const W: usize> {
     number: usize,
     job: &'c mut Job<'a, R, W>,
     next: Option<&'c Job<'a, R, W>>,
 }
 
-impl<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>> isa::Work for Call<'_, '_, N, R, W, O> {
+impl<const N: usize, const R: usize, const W: usize, O: Op<N, R, W>> isa::Work
+    for (&O, Call<'_, '_, N, R, W>)
+{
     type Out = ();
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn run<C: Real>(self) {
-        body::<C, N, R, W, O>(self.op, self.number, self.job, self.next);
+        let (op, Call { number, job, next }) = self;
+        body::<C, N, R, W, O>(op, number, job, next);
     }
 }
 

@@ -256,7 +256,7 @@ fn pass_over<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>
     }
     let work = |task: &mut Task<'_, R, W>| {
         let is_wide = task.is_wide || task.operands.dtypes().any(|dtype| dtype == DType::F64);
-        let rows = Rows { pass, task };
+        let rows = (pass, Rows::<N, R, W>(task));
         if is_wide { isa::vectorised::<f64, _>(rows) } else { isa::vectorised::<f32, _>(rows) }
     };
     if elements < 2 * TASK {
@@ -281,25 +281,23 @@ fn pass_over<const N: usize, const R: usize, const W: usize, P: RowPass<N, R, W>
     totals
 }
 
-/// A pass over the rows of a task.
-struct Rows<'t, 'a, P, const N: usize, const R: usize, const W: usize> {
-    pass: &'t P,
-    task: &'t mut Task<'a, R, W>,
-}
+/// A task of a pass over rows.
+struct Rows<'t, 'a, const N: usize, const R: usize, const W: usize>(&'t mut Task<'a, R, W>);
 
 impl<P: RowPass<N, R, W>, const N: usize, const R: usize, const W: usize> isa::Work
-    for Rows<'_, '_, P, N, R, W>
+    for (&P, Rows<'_, '_, N, R, W>)
 {
     type Out = ();
 
     #[inline(always)]
     #[allow(clippy::inline_always)] // must be compiled inside its caller's instruction set
     fn run<C: Real>(self) {
-        let [rows, cols] = self.task.shape;
+        let (pass, Rows(task)) = self;
+        let [rows, cols] = task.shape;
         if rows > 1 && cols <= THIN {
-            thin::body::<C, N, R, W, P>(self.pass, self.task);
+            thin::body::<C, N, R, W, P>(pass, task);
         } else {
-            body::<C, N, R, W, P>(self.pass, self.task);
+            body::<C, N, R, W, P>(pass, task);
         }
     }
 }
