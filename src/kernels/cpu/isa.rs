@@ -126,13 +126,11 @@ pub(in crate::kernels) fn vectorised<C: Real, K: Work>(work: K) -> K::Out {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         let best = best();
-        if best >= Isa::Avx512 {
-            // SAFETY: `best` found the features in this processor.
-            return unsafe { work.run_avx512::<C>() };
-        }
-        if best == Isa::Avx2 {
-            // SAFETY: `best` found the feature in this processor.
-            return unsafe { work.run_avx2::<C>() };
+        if best >= Isa::Avx2 {
+            // SAFETY: `best` found what each has to have in this processor.
+            return unsafe {
+                if best >= Isa::Avx512 { work.run_avx512::<C>() } else { work.run_avx2::<C>() }
+            };
         }
     }
     work.run_baseline::<C>()
