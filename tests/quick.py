@@ -19,6 +19,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 LAYOUTS = TESTS / "distributed" / "test_sim_equivalence.py"
+GOLDEN = TESTS / "test_golden.py"
 SOURCES = tuple(
     path
     for path in sorted((TESTS / "meta").glob("test_*.py"))
@@ -41,7 +42,6 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (r"src/(?:linalg|kernels/cpu)/.*\.rs()", ("tests/test_orthonormalizers.py",)),
     (r"src/(?:plan|program|layout)\b.*\.rs()", ("tests/plan", "tests/distributed/test_layout_pairs.py")),
-    (r"src/.*\.rs()", ("tests/test_golden.py",)),
     (r"(?:examples|benchmarks)/(\w+)\.py", ("tests/examples/test_{}.py",)),
     (r"(?:mkdocs\.yml|.*\.md)()", ("tests/meta",)),
 )
@@ -115,13 +115,16 @@ def main() -> int:
     parser.add_argument("--alg", default="", metavar="NAME", help="class or algorithm, as adamw")
     options, more = parser.parse_known_args()
     files = changed()
-    own = {name for name, mine in areas.owned().items() if not mine.isdisjoint(files)}
+    owned = areas.owned()
+    own = {name for name, mine in owned.items() if not mine.isdisjoint(files)}
     places = [] if options.alg else [*called_for(files), *SOURCES]
+    if any(name.startswith("src/") for name in set(files).difference(*owned.values())):
+        places.append(GOLDEN)
     if options.alg:
         own = {areas.class_of(options.alg)}
         if own == {areas.NO_CLASS}:
             raise SystemExit(f"ALG={options.alg}: expected one of {', '.join(areas.settings().classes)}")
-    of_class = [TESTS / "contract", TESTS / "algorithm"] if own else []
+    of_class = [TESTS / "contract", TESTS / "algorithm", GOLDEN] if own else []
     selection = Selection(own or {ALWAYS}, places, bool(options.alg))
     everywhere = sorted({*places, *of_class, LAYOUTS})
     return int(pytest.main(["-q", "--ff", *map(str, everywhere), *more], plugins=[selection]))
