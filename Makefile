@@ -40,6 +40,8 @@ DEV := --config profile.release.incremental=true --config profile.release.packag
 CORE := --release $(foreach key,debug-assertions=true overflow-checks=true,--config profile.release.package.oxidion.$(key))
 CORE_FEATURES := --no-default-features --features cuda,internals,tch/python-extension
 # The extension that is installed. Where there is none, what needs no fast kernels makes that of `make dev`.
+# The stamp of an extension that was installed since the list of dependencies changed.
+INSTALLED = $(shell find $(VENV) -maxdepth 1 -name '.built-*' -newer $(VENV)/.deps)
 BUILT := $(or $(firstword $(wildcard $(VENV)/.built-release $(VENV)/.built-dev)),$(VENV)/.built-dev)
 # What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
 TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed
@@ -140,7 +142,7 @@ test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package th
 bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) benchmarks/cuda.py $(ARGS)
 
-converge: $(BUILT) ## Train small problems whose outcome is known and check it (two minutes), and the committed curves
+converge: build ## Train small problems whose outcome is known and check it (two minutes), and the committed curves
 	python benchmarks/peers.py $(PEERS) --only mnist1d==0.0.2.post1
 	python benchmarks/tasks.py --peer-path $(PEERS)/packages $(ARGS)
 	python benchmarks/convergence_bars.py
@@ -167,7 +169,7 @@ wheel: build ## Build an abi3 wheel into dist/ and check it, with machine code f
 	maturin build --profile dist --strip --out dist $(if $(ZIG),--zig --compatibility manylinux_2_28)
 	python -m pytest -q -m slow tests/test_wheel.py
 
-all: lint test docs wheel ## Everything that must pass before a release
+all: build lint test docs wheel ## Everything that must pass before a release
 
 $(VENV)/.python:
 	@command -v cargo >/dev/null || { echo "error: no cargo on PATH; install Rust from https://rustup.rs" >&2; exit 1; }
@@ -216,6 +218,6 @@ $(OTHER)/.ready: pyproject.toml tests/support/stand_ins.py
 	touch $@
 
 $(VENV)/.built-release $(VENV)/.built-dev: $(VENV)/.built-%: $(VENV)/.deps python/oxidion/_torch/table.json $(RUST)
-	maturin develop --release $(if $(filter $(VENV)/.deps,$?),--extras test$(comma)lint$(comma)examples$(comma)bench,--skip-install) $(if $(filter dev,$*),$(DEV) -- -C lto=off)
+	maturin develop --release $(if $(INSTALLED),--skip-install,--extras test$(comma)lint$(comma)examples$(comma)bench) $(if $(filter dev,$*),$(DEV) -- -C lto=off)
 	rm -f $(VENV)/.built $(VENV)/.built-*  # one extension is installed
 	touch $@

@@ -246,9 +246,12 @@ def _content(name: str) -> bytes:
 
 @cache
 def digest(area: Area, part: str) -> str:
-    """Of all files that a part of an area depends on, of its settings, and of the torch that is installed."""
+    """Of all files that a part depends on, of what chooses its tests, and of the torch that is installed."""
     installed = version("torch").partition("+")[0].rpartition(".")[0]
-    total = hashlib.sha256(repr((area, settings().representatives, installed)).encode())
+    choice = [(other.name, other.tests) for other in settings().areas.values()]
+    uses = settings().classes.get(part)
+    known = (area, choice, uses, sorted(settings().shared), settings().representatives, installed)
+    total = hashlib.sha256(repr(known).encode())
     for name in files_of(area, part):
         total.update(name.encode() + b"\0" + _content(name))
     return total.hexdigest()[:32]
@@ -319,12 +322,24 @@ def may_have(path: Path, areas: Iterable[str]) -> bool:
     return not {PRODUCT, *found}.isdisjoint(areas)
 
 
+def is_built() -> bool:
+    """Whether the extension that is installed is no older than the sources that it is compiled of."""
+    stamps = list((ROOT / ".venv").glob(".built-*"))
+    sources = [ROOT / n for n in tracked() if n.startswith(("src/", "Cargo."))]
+    last = max(path.stat().st_mtime for path in sources)
+    return bool(stamps) and max(path.stat().st_mtime for path in stamps) >= last
+
+
 class Recorder:
-    """A plugin that counts the tests of each part that pass, and writes the lock if none failed."""
+    """A plugin that counts the tests of each part that pass, and writes the lock if none failed.
+
+    A part of which more tests were skipped than passed is not recorded: something is missing on the machine.
+    """
 
     def __init__(self, area: Area, only_changed: bool) -> None:
         self.area, self.only_changed = area, only_changed
         self.passed: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
         self.parts = (NO_CLASS, *settings().classes)
         self.green = {part for part in self.parts if is_green(area, part)}
         self.before = [digest(area, part) for part in self.parts]
@@ -335,20 +350,24 @@ class Recorder:
         from support.spread import without_group
 
         test = without_group(report.nodeid)
-        if report.when == "call" and report.passed and area_of(test) == self.area.name:
-            self.passed[class_of(test)] += 1
+        if area_of(test) == self.area.name:
+            self.passed[class_of(test)] += report.when == "call" and report.passed
+            self.skipped[class_of(test)] += report.skipped
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Records what has passed; nothing if a test failed or a file has changed meanwhile."""
         seconds = time.monotonic() - self.start
-        print(f"\narea {self.area.name}: {sum(self.passed.values())} passed in {seconds:.0f} s")
+        passed, skipped = sum(self.passed.values()), sum(self.skipped.values())
+        print(f"\narea {self.area.name}: {passed} passed, {skipped} skipped in {seconds:.0f} s")
         for kept in (tracked, owned, tests_of, files_of, _content, digest):
             kept.cache_clear()
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
         if self.before != [digest(self.area, part) for part in self.parts]:
             print("files have changed meanwhile: nothing is recorded")
+        elif not is_built():
+            print("the extension is older than its sources: nothing is recorded")
         else:
             self._write()
 
@@ -360,6 +379,9 @@ class Recorder:
             if area != self.area.name or (self.only_changed and part in self.green):
                 lock[name] = row
         for part, tests in self.passed.items():
+            if tests < max(self.skipped[part], 1):
+                print(f"{self.area.name}/{part}: {self.skipped[part]} tests were skipped; it is not recorded")
+                continue
             lock[f"{self.area.name}/{part}"] = (digest(self.area, part), tests)
         lines = [f"{name} {value} {tests}" for name, (value, tests) in sorted(lock.items())]
         LOCK.write_text("\n".join([HEAD, *lines, ""]))
@@ -372,6 +394,7 @@ def run(area: Area, only_changed: bool, jobs: int, more: Sequence[str]) -> int:
         return 1
     # Nothing is recorded of tests that were skipped for want of a compiler or of a framework.
     environment = {**os.environ, "OXIDION_REQUIRE_EMULATOR": "1", "OXIDION_REQUIRE_FRAMEWORKS": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)  # all tests run, or nothing is recorded
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", f"--area={area.name}"]
     if area.alone:
         environment.pop("OMP_WAIT_POLICY", None)  # torch's own, as users have it
@@ -400,7 +423,7 @@ def main() -> int:
         )
     only_changed = not names
     codes = [run(settings().areas[n], only_changed, options.jobs, more) for n in names or differing()]
-    return max(codes, default=0)
+    return int(any(codes))  # a process that a signal ended has a negative one
 
 
 if __name__ == "__main__":

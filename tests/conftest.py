@@ -50,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--area: no area {', '.join(sorted(unknown))}")
     if config.option.record and not hasattr(config, "workerinput"):
         (name,) = config.option.area
+        if config.option.keyword or config.option.file_or_dir or config.option.deselect:
+            raise pytest.UsageError("--record: only where all tests of the area run")
         config.pluginmanager.register(areas.Recorder(areas.settings().areas[name], config.option.changed))
     if IS_OLD_TORCH:
         for warning in OF_OLD_TORCH:

@@ -40,6 +40,11 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("tests/algorithm/test_{}.py", "tests/contract/test_construction.py"),
     ),
     (r"src/(?:linalg|kernels/cpu)/.*\.rs()", ("tests/test_orthonormalizers.py",)),
+    (
+        r"python/oxidion/(?:_core|groups|qk_clip)/.*\.py()",
+        ("tests/contract/test_step.py", "tests/test_golden.py"),
+    ),
+    (r"(?:Makefile|\.ci/.*|\.github/.*)()", ("tests/meta/test_repository.py",)),
     (r"src/(?:plan|program|layout)\b.*\.rs()", ("tests/plan", "tests/distributed/test_layout_pairs.py")),
     (r"(?:examples|benchmarks)/(\w+)\.py", ("tests/examples/test_{}.py",)),
     (r"(?:mkdocs\.yml|.*\.md)()", ("tests/meta",)),
@@ -57,7 +62,7 @@ def changed() -> list[str]:
 
 
 def called_for(files: Iterable[str]) -> list[Path]:
-    """Tests for changed files: by the rules, and those beside or above which name a changed Python module."""
+    """Tests for changed files: by the rules, and those in its folder which name a changed Python module."""
     found: set[Path] = set()
     texts = {path: path.read_text() for path in sorted(TESTS.rglob("test_*.py"))}
     for name in files:
@@ -68,6 +73,7 @@ def called_for(files: Iterable[str]) -> list[Path]:
         if name.endswith(".py") and name.startswith(("python/", "tests/")) and not module.startswith("test_"):
             used = re.compile(rf"^(?:from|import) .*\b{module}\b", re.MULTILINE)
             folder = ROOT / Path(name).parent if name.startswith("tests/") else TESTS
+            folder = TESTS if folder == TESTS / "support" else folder
             found.update(path for path in texts if path.is_relative_to(folder) and used.search(texts[path]))
     return sorted(found)
 

@@ -30,8 +30,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-import tomllib
-
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
 ROOT = TESTS.parent

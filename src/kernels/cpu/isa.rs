@@ -84,8 +84,8 @@ fn is_there(isa: Isa) -> bool {
 
 /// Work that is compiled for each instruction set: `run` has to be `#[inline(always)]`, and what it calls too.
 ///
-/// The compiler keeps what it makes of methods with their type, or with the first type of a tuple. Work that is generic
-/// is a tuple for that reason: an edit of one operation leaves the code of others as it is.
+/// The compiler puts a generic method into the unit of its type's module, for a tuple that of the first type. Passes are
+/// tuples for that reason, the operation first: after an edit of one operation no other is compiled again.
 pub(in crate::kernels) trait Work: Sized {
     /// Result of the work.
     type Out;
@@ -127,7 +127,7 @@ pub(in crate::kernels) fn vectorised<C: Real, K: Work>(work: K) -> K::Out {
     {
         let best = best();
         if best >= Isa::Avx2 {
-            // SAFETY: `best` found what each has to have in this processor.
+            // SAFETY: `best` found AVX2 in this processor, and for the other the parts F, VL, DQ and BW of AVX-512.
             return unsafe {
                 if best >= Isa::Avx512 { work.run_avx512::<C>() } else { work.run_avx2::<C>() }
             };
