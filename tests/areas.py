@@ -45,6 +45,8 @@ PRODUCT = "product"
 """The tests of no area, which are those of `make test`."""
 NO_DEVICE = "no CUDA device"
 """Why tests on a CUDA device are skipped where there is none."""
+NOT_GREEN = "skipped"
+"""What the lock has instead of a digest for a part whose tests were skipped."""
 NO_CLASS = "-"
 """The part of an area whose tests name no optimizer, or several."""
 PLACES = ("src/algorithm/{}", "src/kernels/ops/{}", "python/oxidion/optim/{}", "python/oxidion/_reference/{}")
@@ -335,8 +337,8 @@ def is_built() -> bool:
 class Recorder:
     """A plugin that counts the tests of each part that pass, and writes the lock if none failed.
 
-    A part of which more tests were skipped than passed is not recorded: something is missing on the machine.
-    Tests on a CUDA device do not count.
+    A part of which more tests were skipped than passed differs from then on: something is missing on the
+    machine. Tests on a CUDA device do not count.
     """
 
     def __init__(self, area: Area, only_changed: bool) -> None:
@@ -382,10 +384,12 @@ class Recorder:
             if area != self.area.name or (self.only_changed and part in self.green):
                 lock[name] = row
         for part, tests in self.passed.items():
-            if tests < max(self.skipped[part], 1):
-                print(f"{self.area.name}/{part}: {self.skipped[part]} tests were skipped; it is not recorded")
-                continue
-            lock[f"{self.area.name}/{part}"] = (digest(self.area, part), tests)
+            value = digest(self.area, part)
+            if tests < self.skipped[part]:
+                print(f"{self.area.name}/{part} is not green: {self.skipped[part]} tests were skipped")
+                value = NOT_GREEN
+            if tests or self.skipped[part]:
+                lock[f"{self.area.name}/{part}"] = (value, tests)
         lines = [f"{name} {value} {tests}" for name, (value, tests) in sorted(lock.items())]
         LOCK.write_text("\n".join([HEAD, *lines, ""]))
         recorded.cache_clear()

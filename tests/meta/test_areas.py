@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,34 @@ def test_planted_faults_fit_the_sources_and_are_in_all_layers() -> None:
     for layer in ("src/plan", "src/layout", "src/session", "python/oxidion/_core", "python/oxidion/_dist"):
         assert layers[layer] >= 5, layers
     assert all((areas.TESTS.parent / test).exists() for m in planted for test in m.tests if test != "cargo")
+
+
+@pytest.mark.parametrize(
+    ("passed", "reason", "green"),
+    [(3, "no libtorch", True), (1, "no libtorch", False), (1, areas.NO_DEVICE, True)],
+)
+def test_part_of_which_most_was_skipped_differs_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, passed: int, reason: str, green: bool
+) -> None:
+    monkeypatch.setattr(areas, "LOCK", tmp_path / "areas.lock")
+    monkeypatch.setattr(areas, "is_built", lambda: True)
+    areas.recorded.cache_clear()
+    area = areas.settings().areas["stress"]
+    recorder = areas.Recorder(area, only_changed=False)
+    place = ("tests/test_instruction_sets.py", 1, "test_a")
+    for number in range(passed + 2):
+        is_skipped = number >= passed
+        recorder.pytest_runtest_logreport(
+            pytest.TestReport(
+                f"tests/test_instruction_sets.py::test_a[{number}]",
+                place,
+                {},
+                "skipped" if is_skipped else "passed",
+                (place[0], 1, f"Skipped: {reason}") if is_skipped else None,
+                "setup" if is_skipped else "call",
+            )
+        )
+    recorder.pytest_sessionfinish(pytest.ExitCode.OK)
+    assert areas.is_green(area, areas.NO_CLASS) == green
+    assert ("stress" in areas.differing()) != green
+    areas.recorded.cache_clear()
