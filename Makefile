@@ -39,9 +39,9 @@ DEV := --config profile.release.incremental=true --config profile.release.packag
 # The tests of the core: of the same dependencies, with the checks of a debug build in the crate itself.
 CORE := --release $(foreach key,debug-assertions=true overflow-checks=true,--config profile.release.package.oxidion.$(key))
 CORE_FEATURES := --no-default-features --features cuda,internals,tch/python-extension
-# The extension that is installed. Where there is none, what needs no fast kernels makes that of `make dev`.
 # The stamp of an extension that was installed since the list of dependencies changed.
 INSTALLED = $(shell find $(VENV) -maxdepth 1 -name '.built-*' -newer $(VENV)/.deps)
+# The extension that is installed. Where there is none, what needs no fast kernels makes that of `make dev`.
 BUILT := $(or $(firstword $(wildcard $(VENV)/.built-release $(VENV)/.built-dev)),$(VENV)/.built-dev)
 # What depends on torch's version: its objects, hooks, checkpoints, DTensors and process groups.
 TESTS_OF_TORCH := tests/contract tests/test_golden.py tests/test_golden_low_rank.py tests/test_param_groups.py tests/test_torch_versions.py tests/distributed

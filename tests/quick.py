@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+import areas
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -72,8 +73,8 @@ def called_for(files: Iterable[str]) -> list[Path]:
         module = Path(name).stem
         if name.endswith(".py") and name.startswith(("python/", "tests/")) and not module.startswith("test_"):
             used = re.compile(rf"^(?:from|import) .*\b{module}\b", re.MULTILINE)
-            folder = ROOT / Path(name).parent if name.startswith("tests/") else TESTS
-            folder = TESTS if folder == TESTS / "support" else folder
+            beside = (ROOT / name).parent
+            folder = beside if name.startswith("tests/") and beside != TESTS / "support" else TESTS
             found.update(path for path in texts if path.is_relative_to(folder) and used.search(texts[path]))
     return sorted(found)
 
@@ -87,8 +88,6 @@ class Selection:
 
     def wants(self, item: pytest.Item) -> bool:
         """Whether a test is to run."""
-        import areas
-
         ours = areas.class_of(item.nodeid) in self.optimizers
         if (
             item.path == LAYOUTS
@@ -106,16 +105,11 @@ class Selection:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Drops the others."""
-        import areas
-
-        areas.leave(config, items, [bool(self.wants(item)) for item in items])
+        areas.leave(config, items, [self.wants(item) for item in items])
 
 
 def main() -> int:
     """Runs the tests; returns what pytest says."""
-    sys.path.insert(0, str(TESTS))
-    import areas
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--alg", default="", metavar="NAME", help="class or algorithm, as adamw")
     options, more = parser.parse_known_args()
