@@ -16,7 +16,7 @@ import torch
 
 from oxidion import _oxidion
 from oxidion._cuda import child as processes
-from oxidion._cuda import device, self_check
+from oxidion._cuda import device, proof, self_check
 from oxidion._cuda.self_check import SOURCES, Verdict
 from oxidion._dist import agree
 from oxidion._gpu_check import parts
@@ -261,29 +261,62 @@ def test_products_by_warpgroups_are_for_trials_until_a_report_proves_them(
         self_check.asked_for(names, "9.0")
 
 
-def proven(report: dict[str, Any]) -> bool:
-    """Whether a report of a device shows that rows 1 to 4 passed, the products by warpgroups among them."""
-    rows = [part for part in report["rows"] if part["row"] in (1, 2, 3, 4)]
-    groups = [part["status"] for part in rows if part["part"].startswith("symmetric_wgmma.cu")]
-    all_rows = {part["row"] for part in rows} == {1, 2, 3, 4}
-    return all_rows and groups == ["PASS"] and {part["status"] for part in rows} == {"PASS"}
-
-
 def test_default_follows_from_the_reports_of_devices() -> None:
     files = sorted((ROOT / "docs" / "gpu-reports").glob("*.json"))
     reports = [json.loads(file.read_text("utf-8")) for file in files]
-    assert {report["capability"] for report in reports if proven(report)} == self_check.PROVEN
+    assert {proof.capability(report) for report in reports if proof.proven(report)} == self_check.PROVEN
 
 
-def test_report_proves_only_what_it_has() -> None:
-    part = {"status": "PASS", "part": "", "row": 1}
-    rows = [{**part, "row": row} for row in (1, 2, 3, 4)]
-    groups = {**part, "row": 3, "part": "symmetric_wgmma.cu Muon"}
-    assert not proven({"rows": rows})
-    assert proven({"rows": [*rows, groups]})
-    assert not proven({"rows": [*rows, {**groups, "status": "SKIP"}]})
-    assert not proven({"rows": [*rows[1:], groups]})
-    assert not proven({"rows": [*rows, groups, {**part, "row": 4, "status": "FAIL"}]})
+def part(row: int, name: str, status: str = "PASS") -> dict[str, Any]:
+    return {"row": row, "name": name, "status": status}
+
+
+BY_GROUPS = [name for name in parts.KERNELS if self_check.GROUPS[0] in name.split()]
+ALL_PASS = [
+    *(part(1, "env"), part(2, "load"), part(6, "Muon", "SLOW")),
+    *(part(3, name) for name in parts.KERNELS),
+    *(part(4, name) for name in parts.CLASSES),
+]
+
+
+def test_report_in_which_all_parts_pass_is_a_proof() -> None:
+    assert self_check.GROUPS[0] == proof.BY_GROUPS
+    assert len(BY_GROUPS) == 2
+    assert proof.proven({"capability": "9.0", "parts": ALL_PASS})
+    assert proof.proven({"device": {"capability": "9.0"}, "parts": ALL_PASS})
+    # It is enough that a part of another source was left out on purpose.
+    assert proof.proven({"parts": [*ALL_PASS, part(3, "other.cu Muon", "SKIP")]})
+
+
+@pytest.mark.parametrize("row", proof.ROWS)
+def test_report_without_a_row_is_no_proof(row: int) -> None:
+    assert not proof.proven({"parts": [found for found in ALL_PASS if found["row"] != row]})
+    skipped = [{**found, "status": "SKIP"} if found["row"] == row else found for found in ALL_PASS]
+    assert not proof.proven({"parts": skipped})
+
+
+@pytest.mark.parametrize("name", BY_GROUPS)
+@pytest.mark.parametrize("status", ["FAIL", "SLOW", "SKIP", "TIMEOUT", "CRASH", "LEFT_OUT"])
+def test_report_with_a_bad_part_of_warpgroups_is_no_proof(name: str, status: str) -> None:
+    found = [{**each, "status": status} if each["name"] == name else each for each in ALL_PASS]
+    assert not proof.proven({"parts": found})
+
+
+@pytest.mark.parametrize("status", ["FAIL", "SLOW", "TIMEOUT", "CRASH", "LEFT_OUT"])
+def test_report_with_a_bad_part_of_a_class_is_no_proof(status: str) -> None:
+    assert not proof.proven({"parts": [*ALL_PASS, part(4, "Lion", status)]})
+
+
+def test_report_without_parts_of_warpgroups_is_no_proof() -> None:
+    assert not proof.proven({"parts": [found for found in ALL_PASS if found["name"] not in BY_GROUPS]})
+    assert not proof.proven({"parts": []})
+    assert not proof.proven({})
+
+
+def test_capability_is_read_from_reports_of_both_kinds() -> None:
+    assert proof.capability({"capability": "9.0"}) == "9.0"
+    assert proof.capability({"device": {"capability": "8.0"}}) == "8.0"
+    assert proof.capability({"capability": ""}) == proof.capability({}) == ""
 
 
 def test_verdicts_hold_for_what_they_depend_on() -> None:
