@@ -35,10 +35,10 @@ from oxidion._oxidion import (
 
 SECONDS = "OXIDION_SELF_CHECK_SECONDS"
 """Environment variable: seconds that the check of a source may take, without compiling."""
-CHECKS = 4
+CHECKS = 5
 """Version of what is checked: verdicts of another one do not count."""
 LIMIT, STARTING = 20.0, 120.0
-"""Seconds for a source, and until the process that compares has begun."""
+"""Seconds for a source, and until the process that compares has loaded all libraries."""
 SOURCES_IN_ALL = 3
 """All sources together have so many times the seconds of one."""
 MARK = "oxidion-self-check "
@@ -57,6 +57,9 @@ SOURCES = (
 ENDED_BY_OTHERS = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Exit codes of a child that says nothing about its kernels."""
 
+KEPT = ("pass", "fail", "timeout")
+"""Results that are written to a file."""
+
 _log = logging.getLogger("oxidion.cuda")
 
 
@@ -65,8 +68,9 @@ class Verdict:
     """The outcome of the check of a source.
 
     Attributes:
-        result: "pass", "fail"; "late" where there was no time left, "unknown" where nothing could be checked.
-        reason: what was wrong.
+        result: "pass", "fail"; "timeout" where the check took too long for the first time; "late" where no
+            time was left to begin it, "unknown" where nothing could be checked.
+        reason: the cause of a result other than "pass".
         error: the largest relative difference of an update.
         seconds: the time that the check took.
     """
@@ -215,8 +219,13 @@ def judged(number: int, facts: Facts, images: Mapping[str, str]) -> dict[str, Ve
     found = _kept(keys)
     if len(found) == len(keys):
         return found
+    before = _timed_out(keys)
     with turn(STARTING + in_all() + 10) as has_turn:
-        found = _kept(keys)  # another process may have checked them meanwhile
+        # Another process may have checked them meanwhile: a time-out there counts here as well.
+        for name, verdict in _timed_out(keys).items():
+            if name not in before:
+                _known[keys[name]] = verdict
+        found = _kept(keys)
         missing = [name for name in SOURCES if name in keys and name not in found]
         if missing and not has_turn:
             late = Verdict("unknown", "another process has not checked it in time")
@@ -228,9 +237,21 @@ def judged(number: int, facts: Facts, images: Mapping[str, str]) -> dict[str, Ve
             word = device.EMULATED if device.is_emulated() else str(number)
             new = compared(word, missing, [name for name in found if found[name].result == "pass"])
             for name, verdict in new.items():
-                _keep(keys[name], name, facts, verdict)
-            found.update(new)
+                found[name] = _counted(verdict, is_second=name in before)
+                _keep(keys[name], name, facts, found[name])
     return {name: found[name] for name in keys}
+
+
+def _counted(verdict: Verdict, *, is_second: bool) -> Verdict:
+    """Returns the verdict after one more time-out: the first is tried again, the second is a failure.
+
+    The first may be due to other work on the machine or on the device.
+    """
+    if verdict.result != "timeout":
+        return verdict
+    if is_second:
+        return replace(verdict, result="fail", reason=f"{verdict.reason}, nor in an earlier process")
+    return replace(verdict, reason=f"{verdict.reason}; the next process checks it once more")
 
 
 def _file(where: Path, name: str, key: str) -> Path:
@@ -238,27 +259,44 @@ def _file(where: Path, name: str, key: str) -> Path:
 
 
 def _kept(keys: Mapping[str, str]) -> dict[str, Verdict]:
-    """Verdicts that are kept for these keys."""
+    """Returns the verdicts that are kept for these keys and still hold.
+
+    A first time-out holds in the process in which it happened; others check the source once more.
+    """
+    found = {name: _known[key] for name, key in keys.items() if key in _known}
+    for name, verdict in _recorded(keys).items():
+        if name not in found and verdict.result in ("pass", "fail"):
+            found[name] = _known[keys[name]] = verdict
+    return found
+
+
+def _timed_out(keys: Mapping[str, str]) -> dict[str, Verdict]:
+    """Returns the first time-outs that are kept for these keys."""
+    return {name: verdict for name, verdict in _recorded(keys).items() if verdict.result == "timeout"}
+
+
+def _recorded(keys: Mapping[str, str]) -> dict[str, Verdict]:
+    """Returns the verdicts that the files of these keys have."""
     where, found = folder(), dict[str, Verdict]()
+    if where is None:
+        return found
     for name, key in keys.items():
-        if key in _known:
-            found[name] = _known[key]
-        elif where is not None and (told := _read(_file(where, name, key))) and told.get("key") == key:
+        if (told := _read(_file(where, name, key))) and told.get("key") == key:
             verdict = Verdict(*(told[field] for field in Verdict.__dataclass_fields__))
             reason = verdict.reason and f"{verdict.reason} (found before, and kept in {where})"
-            found[name] = _known[key] = replace(verdict, reason=reason)
+            found[name] = replace(verdict, reason=reason)
     return found
 
 
 def _read(file: Path) -> dict[str, Any]:
     """The record of a verdict; empty where there is none."""
     told = read(file, {"source", *Verdict.__dataclass_fields__})
-    return told if told.get("result") in ("pass", "fail") else {}
+    return told if told.get("result") in KEPT else {}
 
 
 def _keep(key: str, name: str, facts: Facts, verdict: Verdict) -> None:
     """Keeps a verdict: the file is there whole or not at all."""
-    if verdict.result not in ("pass", "fail"):
+    if verdict.result not in KEPT:
         return
     _known[key] = verdict
     where = folder()
@@ -356,7 +394,7 @@ class Child:
         """All that it found before it ended, at least one verdict; others have spent so many seconds."""
         found: dict[str, Verdict] = {}
         limit = seconds_of_a_source()
-        at, since = "", 0.0
+        at, since, in_time = "", 0.0, True
         until = time.monotonic() + STARTING
         try:
             while (told := self._next(until)) is not None:
@@ -368,7 +406,8 @@ class Child:
                     found[told["source"]] = Verdict(*(told[f] for f in Verdict.__dataclass_fields__))
             why = self._why()
         except queue.Empty:
-            why = f"it gave no answer within {limit:g} s"
+            in_time = False
+            why = f"it gave no answer within {limit if since else STARTING:g} s"
             if since and time.monotonic() - since >= in_all() - spent:
                 late = Verdict("late", f"there was no time left to check it: {in_all():g} s in all")
                 found.update(dict.fromkeys((name for name in names if name not in found), late))
@@ -376,7 +415,8 @@ class Child:
             self._end()
             self.spent = time.monotonic() - since if since else 0.0
         if at and at not in found:
-            result = "unknown" if self._process.returncode in ENDED_BY_OTHERS and "ended" in why else "fail"
+            ended_by_others = in_time and self._process.returncode in ENDED_BY_OTHERS
+            result = "unknown" if ended_by_others else "fail" if in_time else "timeout"
             found[at] = Verdict(result, why, float("inf"), limit)
         if not found:
             return dict.fromkeys(names, Verdict("unknown", f"the process that checks did not begin: {why}"))

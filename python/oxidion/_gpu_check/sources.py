@@ -7,11 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oxidion._cuda import self_check
 from oxidion._cuda.self_check import GROUPS, MARK, SOURCES, Verdict
@@ -33,6 +36,9 @@ WITH = {
 }
 """Sources without which another one is never launched."""
 
+WARM = 16
+"""Rows of the matrices by which libraries are loaded."""
+
 
 def settings_of(source: str) -> list[str]:
     """Names of the settings whose steps launch kernels of a source."""
@@ -47,6 +53,36 @@ def checked(source: str, device: torch.device) -> Verdict:
         worst, reason = max(worst, off), reason or (wrong and f"{name.split()[-1]}: {wrong}")
     seconds = round(time.monotonic() - started, 3)
     return Verdict("fail" if reason else "pass", reason, worst, seconds)
+
+
+def warm_up(device: torch.device) -> None:
+    """Calls once what comparisons ask of libtorch: loading cuBLAS and cuSOLVER takes seconds on a device.
+
+    One that fails is left to the comparisons, which know the source that they are about.
+    """
+    ways: list[Callable[[Tensor], object]] = [
+        lambda a: torch.linalg.qr(a, "r"),
+        *(torch.linalg.qr, torch.linalg.cholesky_ex, torch.linalg.eigh),
+        lambda a: torch.linalg.solve_triangular(a, a, upper=True),
+        lambda a: torch.linalg.svd(a, full_matrices=False),
+    ]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        one = torch.eye(WARM, dtype=dtype, device=device)
+        many = one.expand(2, WARM, WARM).clone()
+        works: list[Callable[[], object]] = [
+            partial(torch.mm, one, one),
+            partial(torch.bmm, many, many),
+            partial(torch.addmm, one, one, one),
+            partial(torch.baddbmm, many, many, many),
+        ]
+        if dtype in (torch.float32, torch.float64):  # decompositions have no form in 16 bits
+            works += [partial(way, a) for way in ways for a in (one, many)]
+        for work in works:
+            with suppress(RuntimeError):
+                work()
+    if device.type == "cuda":
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
 
 
 def say(**told: Any) -> None:
@@ -71,7 +107,8 @@ def run(number: str, names: Sequence[str], proven: Sequence[str]) -> None:
             turn_source_off(name, "it is not to be checked", ordinal)
     load_sources(ordinal, 0, [name for name in usable if name != GROUPS[0]])
     passed = set(proven)
-    say(ready=True)
+    warm_up(device)
+    say(ready=True)  # time is taken from here on
     for name in names:
         shown = {name, *passed, *WITH.get(name, ())}
         hide_sources(ordinal, [other for other in usable if other not in shown])
