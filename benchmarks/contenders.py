@@ -98,9 +98,9 @@ def contenders(family: str, *, compiled: bool) -> list[Contender]:
         MUON: _muon,
         DION_4: lambda: _dion(DION_4, 1 / 4),
         DION_16: lambda: _dion(DION_16, 1 / 16),
-        NORMUON: lambda: _relative(NORMUON, "NorMuon"),
-        DION2: lambda: _relative(DION2, "Dion2", fraction=1 / 4),
-        NORDION2: lambda: _relative(NORDION2, "NorDion2", fraction=1 / 4),
+        NORMUON: lambda: relative(NORMUON, "NorMuon"),
+        DION2: lambda: relative(DION2, "Dion2", fraction=1 / 4),
+        NORDION2: lambda: relative(NORDION2, "NorDion2", fraction=1 / 4),
         ADAMW: _adamw,
         LION: _lion,
         **TABLE,
@@ -207,21 +207,24 @@ def _dion(family: str, fraction: float) -> list[Contender]:
     ]
 
 
-def _relative(family: str, name: str, **settings: Any) -> list[Contender]:
-    def of(package: str) -> Build:
-        def build(tensors: Tensors) -> list[Optimizer]:
-            cls = getattr(importlib.import_module(package), name)
-            return [cls(_groups(tensors), lr=LR, weight_decay=WD, **settings)]
-
-        return build
-
+def relative(family: str, name: str, **settings: Any) -> list[Contender]:
+    """A class of ours and the one of the same name in microsoft/dion."""
+    ours, theirs = (of_class(package, name, **settings) for package in ("oxidion", "dion"))
     return [
-        Contender(f"oxidion.{name}", OURS, family, of("oxidion")),
-        Contender(f"dion.{name} eager", "microsoft/dion", family, of("dion")),
-        Contender(
-            f"dion.{name} compiled", "microsoft/dion", family, of("dion"), compiled=True, max_tensors=200
-        ),
+        Contender(f"oxidion.{name}", OURS, family, ours),
+        Contender(f"dion.{name} eager", "microsoft/dion", family, theirs),
+        Contender(f"dion.{name} compiled", "microsoft/dion", family, theirs, compiled=True, max_tensors=200),
     ]
+
+
+def of_class(package: str, name: str, **settings: Any) -> Build:
+    """A class for matrices, with the other parameters in a group for AdamW."""
+
+    def build(tensors: Tensors) -> list[Optimizer]:
+        cls = getattr(importlib.import_module(package), name)
+        return [cls(_groups(tensors), lr=LR, weight_decay=WD, **settings)]
+
+    return build
 
 
 def _adamw() -> list[Contender]:

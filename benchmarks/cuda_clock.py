@@ -40,22 +40,42 @@ class Clock:
         return first.elapsed_time(last) / 1e3, host
 
 
+def tflops(clock: Clock, side: int, dtype: torch.dtype, precision: str = "highest") -> float:
+    """Rate of square products by torch, in ``10^12`` operations a second; "high" takes float32 as TF32."""
+    a, before = torch.randn(side, side, device=clock.device).to(dtype), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        return 2 * side**3 / best(clock, lambda: torch.mm(a, a), 0) / 1e12
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def copy_rate(clock: Clock, elements: int) -> float:
+    """Bytes a second that a copy of float32 reads and writes, in ``10^9``."""
+    source = torch.empty(elements, device=clock.device)
+    target = torch.empty_like(source)
+    return 8 * elements / best(clock, lambda: target.copy_(source), 0) / GIGA
+
+
+def launch_us(clock: Clock) -> float:
+    """Microseconds of the host for one launch by torch."""
+    one = torch.zeros(1, device=clock.device)
+    return best(clock, lambda: one.add_(1), 1) * 1e6
+
+
+def best(clock: Clock, work: Callable[[], object], which: int) -> float:
+    """Least seconds of ten, on the device (0) or on the host (1)."""
+    return min(clock.sample(lambda: (work(), None)[1])[which] for _ in range(10))
+
+
 def ceilings(clock: Clock, *, small: bool) -> dict[str, float]:
     """Rates that bound a step: products of matrices, a copy, the host's time for a launch."""
-    side, elements, device = (256, 1 << 16, clock.device) if small else (8192, 1 << 28, clock.device)
-    wide = torch.randn(side, side, device=device)
-    half = wide.bfloat16()
-    source = torch.empty(elements, device=device)
-    target, one = torch.empty_like(source), torch.zeros(1, device=device)
-
-    def best(work: Callable[[], object], which: int) -> float:
-        return min(clock.sample(lambda: (work(), None)[1])[which] for _ in range(10))
-
+    side, elements = (256, 1 << 16) if small else (8192, 1 << 28)
     return {
-        "bfloat16_tflops": 2 * side**3 / best(lambda: torch.mm(half, half), 0) / 1e12,
-        "float32_tflops": 2 * side**3 / best(lambda: torch.mm(wide, wide), 0) / 1e12,
-        "copy_gb_per_s": 8 * elements / best(lambda: target.copy_(source), 0) / GIGA,
-        "launch_us": best(lambda: one.add_(1), 1) * 1e6,
+        "bfloat16_tflops": tflops(clock, side, torch.bfloat16),
+        "float32_tflops": tflops(clock, side, torch.float32),
+        "copy_gb_per_s": copy_rate(clock, elements),
+        "launch_us": launch_us(clock),
     }
 
 

@@ -1,11 +1,16 @@
-"""The kernels of symmetric products, launched alone: compiled by NVRTC from the sources of this checkout."""
+"""The kernels of symmetric products, launched alone.
+
+Their machine code is read from a folder (`packed`), or from what the package keeps, else NVRTC compiles it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +21,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76
 SHARED_LIMIT = 8
+#: Bytes of the digest behind kept machine code.
+DIGEST = 32
 
 #: Rows of a tile; threads and dynamic shared memory of either kernel, as `symmetric/device.rs` launches them.
 TILE = 128
@@ -76,6 +83,7 @@ class GroupProduct(ctypes.Structure):
     )
 
 
+@functools.cache
 def _compiler() -> ModuleType:
     """``tests/cuda/compile.py``, which has NVRTC compile a source."""
     path = ROOT / "tests" / "cuda" / "compile.py"
@@ -97,10 +105,28 @@ def _aligned(kind: type[ctypes.Structure]) -> Any:
     return made
 
 
-class SymmetricKernels:
-    """Launches ``X X^T`` of bfloat16 matrices on the current stream of a device."""
+def packed(folder: Path) -> dict[str, Path]:
+    """Files of ready machine code in a folder by the name of their kernel.
 
-    def __init__(self, stream: int = 0) -> None:
+    ``symmetric_wgmma-sm_90a-nvrtc13.0-relaxed.cubin`` is called ``symmetric_wgmma nvrtc13.0-relaxed``.
+    """
+    found = {}
+    for file in sorted(folder.glob("symmetric_*-sm_*.cubin")):
+        kernel, _, *variant = file.stem.split("-", 2)
+        found[" ".join([kernel, *variant])] = file
+    return found
+
+
+class SymmetricKernels:
+    """Launches ``X X^T`` of bfloat16 matrices on the current stream of a device.
+
+    Args:
+        stream: Handle of the stream.
+        files: Machine code by name, as from `packed`.
+    """
+
+    def __init__(self, stream: int = 0, files: Mapping[str, Path] | None = None) -> None:
+        self._files = dict(files or {})
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._stream = ctypes.c_void_p(stream)
         self._functions: dict[str, ctypes.c_void_p] = {}
@@ -128,27 +154,47 @@ class SymmetricKernels:
         """The kernels that this device runs."""
         return [MMA[0], *([GROUPS[0]] if self._capability[0] == 9 else [])]
 
-    def _function(self, name: str, shared: int) -> ctypes.c_void_p:
+    @property
+    def architecture(self) -> str:
+        """The one whose machine code is taken."""
+        major, minor = self._capability
+        return "sm_90a" if major == 9 else "sm_80" if major == 8 else f"sm_{major}{minor}"
+
+    def _code(self, name: str) -> bytes:
+        if file := self._files.get(name):
+            if f"-{self.architecture}" not in file.name:
+                raise RuntimeError(f"{file.name} is not for {self.architecture}")
+            return file.read_bytes()
+        source = f"{name.split()[0]}.cu"
+        kept = Path(
+            os.environ.get("OXIDION_CACHE", ""), f"{_compiler().key(source, self.architecture)}.cubin"
+        )
+        if kept.is_file():
+            return kept.read_bytes()[:-DIGEST]
+        code: bytes = _compiler().machine_code(source, self.architecture)[0]
+        return code
+
+    def _function(self, name: str) -> ctypes.c_void_p:
         if name not in self._functions:
-            major, minor = self._capability
-            architecture = "sm_90a" if major == 9 else "sm_80" if major == 8 else f"sm_{major}{minor}"
-            code, _ = _compiler().machine_code(f"{name}.cu", architecture)
+            kernel, _, shared = MMA if name.startswith(MMA[0]) else GROUPS
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
-            self._call("cuModuleLoadData", ctypes.byref(module), code)
-            self._call("cuModuleGetFunction", ctypes.byref(function), module, f"{name}_bfloat16".encode())
+            self._call("cuModuleLoadData", ctypes.byref(module), self._code(name))
+            self._call("cuModuleGetFunction", ctypes.byref(function), module, f"{kernel}_bfloat16".encode())
             self._call("cuFuncSetAttribute", function, SHARED_LIMIT, shared)
             self._functions[name] = function
         return self._functions[name]
 
     def multiply(self, name: str, x: Tensor, out: Tensor) -> None:
-        """``out = x x^T`` for ``[batch, rows, cols]``.
+        """``out = x x^T`` for ``[batch, rows, cols]``; a name is that of a kernel or of a file.
 
         Raises:
-            RuntimeError: with the driver's number of an error.
+            RuntimeError: with the driver's number of an error, or for a kernel of other devices.
         """
+        if name.split()[0] not in self.names:
+            raise RuntimeError(f"{name} is not for {self.architecture}")
         batch, size, depth = x.shape
-        kernel, threads, shared = MMA if name == MMA[0] else GROUPS
-        function = self._function(kernel, shared)
+        kernel, threads, shared = MMA if name.startswith(MMA[0]) else GROUPS
+        function = self._function(name)
         down = -(-size // TILE)
         tiles = down * (down + 1) // 2
         terms = Terms(alpha=Factor(None, 1.0))
@@ -168,7 +214,7 @@ class SymmetricKernels:
         self._call("cuLaunchKernel", function, *grid, self._stream, arguments, None)
 
     def _map(self, to: Any, x: Tensor, box: Sequence[int]) -> None:
-        """A tensor map with boxes of so many rows and columns, swizzled by 128 bytes."""
+        """A tensor map with boxes of these rows and columns, swizzled by 128 bytes."""
         three, two = ctypes.c_uint32 * 3, ctypes.c_uint64 * 2
         extent = (ctypes.c_uint64 * 3)(x.shape[2], x.shape[1], x.shape[0])
         strides = two(2 * x.stride(1), 2 * x.stride(0))

@@ -1,33 +1,39 @@
 """Symmetric products ``X X^T`` of bfloat16 matrices: our kernels against cuBLAS and microsoft/dion's.
 
-Rates count the operations of the whole product, 2 m² n for each matrix, whoever computes one triangle only.
+Rates count the operations of the whole product, 2 m² n for each matrix, also where one triangle is computed.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from contenders import OURS, availability
+from contenders import OURS
+from cuda_child import LEFT_OUT, Item, Refused, Row
 from cuda_clock import Clock
-from cuda_kernels import SymmetricKernels, is_product
+from cuda_kernels import GROUPS, MMA, SymmetricKernels, is_product, packed
+from cuda_race import EMULATED, Place, merge
 from eligible import missing
-from harness import in_turns
 
-#: Matrices, rows and columns of each.
-SHAPES = (
-    *((48, 768, 768), (24, 768, 3072), (1, 2048, 2048), (32, 2048, 2048), (8, 1024, 4096)),
-    *((1, 4096, 4096), (4, 4096, 4096), (1, 4096, 11008), (1, 8192, 8192)),
+Size = tuple[int, int, int]
+#: Matrices, rows and columns of each. The first two decide whether the kernel by warpgroups is kept.
+SHAPES: tuple[Size, ...] = (
+    *((4, 4096, 4096), (32, 2048, 2048), (48, 768, 768), (24, 768, 3072), (1, 2048, 2048)),
+    *((8, 1024, 4096), (1, 4096, 4096), (1, 4096, 11008), (1, 8192, 8192)),
 )
-SMALL = ((2, 96, 160),)
+SMALL: tuple[Size, ...] = ((2, 96, 160),)
 #: A sample repeats the product for so long, so that the ends of a launch do not count.
 SAMPLE_SECONDS = 2e-3
 MOST_REPEATS = 200
+PEER = "microsoft/dion"
+CUBLAS = "torch (cuBLAS)"
 
 Multiply = Callable[[Tensor, Tensor], object]
 
@@ -40,52 +46,52 @@ def cublas(x: Tensor, out: Tensor) -> Tensor:
     return torch.bmm(x, x.mT, out=out)
 
 
-def multipliers(device: torch.device) -> dict[str, tuple[str, Multiply | str]]:
-    """Source and function of every contender, or why it is not there."""
-    found: dict[str, tuple[str, Multiply | str]] = {"torch (cuBLAS)": ("torch", cublas)}
-    versions = availability()
-    if device.type != "cuda":
-        return found | {"oxidion": (OURS, "needs a CUDA device")}
-    try:
-        kernels = SymmetricKernels(int(torch.cuda.current_stream(device).cuda_stream))
-        for name in kernels.names:
-            found[f"oxidion {name}"] = OURS, functools.partial(kernels.multiply, name)
-    except (OSError, RuntimeError) as error:
-        found["oxidion"] = OURS, f"failed: {error}"
-    theirs, version = "microsoft/dion", versions["microsoft/dion"]
-    if missing(version):
-        return found | {"dion ns_line_1": (theirs, version)}
+@functools.cache
+def _kernels(word: str, folder: Path | None) -> SymmetricKernels:
+    stream = 0 if word == EMULATED else int(torch.cuda.current_stream().cuda_stream)
+    return SymmetricKernels(stream, packed(folder) if folder else None)
+
+
+def _multiplier(name: str, place: Place, folder: Path | None) -> Multiply:
+    """The function of a contender.
+
+    Raises:
+        Refused: where there is none.
+    """
+    if name == CUBLAS:
+        return cublas
+    if place.word == "cpu":
+        raise Refused("needs a CUDA device")
+    if name.startswith(OURS):
+        return partial(_kernels(place.word, folder).multiply, name.removeprefix(f"{OURS} "))
+    if place.word == EMULATED or missing(place.versions.get(PEER, "")):
+        raise Refused(place.versions.get(PEER, "needs a CUDA device"))
     line = importlib.import_module("dion.newton_schulz_triton").ns_line_1
-    return found | {"dion ns_line_1": (theirs, lambda x, out: line(x, out=out))}
+    return lambda x, out: line(x, out=out)
 
 
-def race(shape: tuple[int, int, int], rounds: int, clock: Clock) -> dict[str, Any]:
-    """One size: rows of contenders with seconds for a product, after a look at what they compute."""
+def names(folder: Path | None, *, peers: bool) -> dict[str, str]:
+    """Contenders with their sources; of ours all that have machine code in the folder, where one is given."""
+    ours = list(packed(folder)) if folder else [MMA[0], GROUPS[0]]
+    theirs = {"dion ns_line_1": PEER} if peers else {}
+    return {CUBLAS: "torch", **{f"{OURS} {name}": OURS for name in ours}, **theirs}
+
+
+def measured(shape: Size, name: str, samples: int, place: Place, folder: Path | None) -> Row:
+    """Seconds of a product of a size, after a look at what is computed."""
     batch, size, depth = shape
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, size, depth, generator=generator).to(clock.device).bfloat16().repeat(batch, 1, 1)
+    clock, multiply = place.clock, _multiplier(name, place, folder)
+    generator = torch.Generator(clock.device).manual_seed(0)
+    one = torch.randn(1, size, depth, generator=generator, device=clock.device).bfloat16()
+    x = one.repeat(batch, 1, 1)
     out = torch.zeros(batch, size, size, dtype=torch.bfloat16, device=clock.device)
-    rows: dict[str, dict[str, Any]] = {}
-    steps: dict[str, Callable[[], None]] = {}
-    for name, (source, multiply) in multipliers(clock.device).items():
-        rows[name] = row = {"source": source}
-        if isinstance(multiply, str):
-            row["status"] = multiply
-            continue
-        try:
-            out.zero_()
-            multiply(x, out)
-            clock.synchronize()
-            row["status"] = "ok" if is_product(x[:2], out[:2]) else "wrong result"
-        except Exception as error:
-            row["status"] = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
-        if row["status"] == "ok":
-            row["repeats"] = repeats = _repeats(clock, functools.partial(multiply, x, out))
-            steps[name] = functools.partial(_repeat, multiply, x, out, repeats)
-            row["seconds"] = []
-    for name in in_turns(steps, rounds):
-        rows[name]["seconds"].append(clock.sample(steps[name])[0] / rows[name]["repeats"])
-    return {"shape": list(shape), "flops": 2.0 * batch * size * size * depth, "contenders": rows}
+    multiply(x, out)
+    clock.synchronize()
+    if not is_product(x[:1], out[:1]) or not torch.equal(out, out[:1].expand_as(out)):
+        return {"status": "wrong result"}
+    repeats = _repeats(clock, lambda: (multiply(x, out), None)[1])
+    work = partial(_repeat, multiply, x, out, repeats)
+    return {"repeats": repeats, "seconds": [clock.sample(work)[0] / repeats for _ in range(samples)]}
 
 
 def _repeat(multiply: Multiply, x: Tensor, out: Tensor, repeats: int) -> None:
@@ -93,12 +99,33 @@ def _repeat(multiply: Multiply, x: Tensor, out: Tensor, repeats: int) -> None:
         multiply(x, out)
 
 
-def _repeats(clock: Clock, work: Callable[[], object]) -> int:
-    seconds = min(clock.sample(lambda: (work(), None)[1])[0] for _ in range(3))
+def _repeats(clock: Clock, work: Callable[[], None]) -> int:
+    seconds = min(clock.sample(work)[0] for _ in range(3))
     return max(1, min(MOST_REPEATS, round(SAMPLE_SECONDS / max(seconds, 1e-9))))
 
 
-def races(rounds: int, clock: Clock) -> Iterator[dict[str, Any]]:
-    """All sizes."""
-    for shape in SHAPES if clock.device.type == "cuda" else SMALL:
-        yield race(shape, rounds, clock)
+def items(
+    races: list[dict[str, Any]],
+    shapes: Sequence[Size],
+    samples: int,
+    place: Place,
+    *,
+    peers: bool,
+    folder: Path | None = None,
+) -> list[Item]:
+    """Measurements of all contenders size by size; cuBLAS is timed before and after the others."""
+    made = []
+    for shape in shapes:
+        batch, size, depth = shape
+        race: dict[str, Any] = {"shape": list(shape), "flops": 2.0 * batch * size * size * depth}
+        rows: dict[str, Row] = {}
+        race["contenders"] = rows
+        races.append(race)
+        sources = names(folder, peers=peers)
+        for name in (*sources, CUBLAS):
+            row = rows.setdefault(name, {"source": sources[name], "status": f"{LEFT_OUT}: not reached"})
+            count = samples // 2 if name == CUBLAS else samples
+            work = partial(measured, shape, name, count, place, folder)
+            keep = partial(merge, row)
+            made.append(Item("products", name, work, keep, cost=race["flops"]))
+    return made

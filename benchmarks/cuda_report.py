@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_clock import rates_of
-from cuda_lists import lists
+from cuda_lists import device_lists, lists
 from floors import floor_seconds
 from harness import Series, ratio
 
@@ -53,7 +53,7 @@ def _races(result: dict[str, Any]) -> Iterator[str]:
         "| sigma max | ortho error | cosine |"
     )
     yield "|---" * 11 + "|"
-    by_name = {workload.name: workload for workload in lists()}
+    by_name = {workload.name: workload for workload in (*lists(), *device_lists())}
     rates = rates_of(result["ceilings"])
     for race in result["races"]:
         rows, ours = race["contenders"], ours_of(race["contenders"])
@@ -103,8 +103,9 @@ def ours_of(rows: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def figures(row: dict[str, Any], base: dict[str, Any], which: str) -> dict[str, float]:
-    """The time of a row over that of another: median of the rounds and its interval."""
-    return ratio(Series(1, wall=row[which]), Series(1, wall=base[which]), "wall")
+    """The time of a row over that of another: median of pairs of samples and its interval."""
+    count = min(len(row[which]), len(base[which])) // 2 * 2
+    return ratio(Series(1, wall=row[which][:count]), Series(1, wall=base[which][:count]), "wall")
 
 
 def compared(row: dict[str, Any], ours: dict[str, Any], which: str) -> str:

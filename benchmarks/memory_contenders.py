@@ -17,7 +17,7 @@ from workloads import ADAFACTOR, ADAMW8, CAME, GALORE, GALORE_REFRESH, LAMB, Ten
 RANK = 128
 
 
-def _flat(module: str, name: str, **settings: Any) -> Build:
+def flat(module: str, name: str, **settings: Any) -> Build:
     """All parameters in one group of a class."""
 
     def build(tensors: Tensors) -> list[Optimizer]:
@@ -30,26 +30,26 @@ def _flat(module: str, name: str, **settings: Any) -> Build:
 def _lamb() -> list[Contender]:
     theirs = "norm of the weight at most 10, decay outside the ratio"
     return [
-        Contender("oxidion.Lamb", OURS, LAMB, _flat("oxidion", "Lamb")),
+        Contender("oxidion.Lamb", OURS, LAMB, flat("oxidion", "Lamb")),
         Contender(
-            "pytorch_optimizer.Lamb", "pytorch_optimizer", LAMB, _flat("pytorch_optimizer", "Lamb"), theirs
+            "pytorch_optimizer.Lamb", "pytorch_optimizer", LAMB, flat("pytorch_optimizer", "Lamb"), theirs
         ),
     ]
 
 
 def _adafactor() -> list[Contender]:
-    fixed = _flat("oxidion", "Adafactor", relative_step=False)
+    fixed = flat("oxidion", "Adafactor", relative_step=False)
     other = "eps bounds the mean of the row factor"
     return [
         Contender("oxidion.Adafactor", OURS, ADAFACTOR, fixed),
         Contender(
-            "torch.optim.Adafactor default", "torch", ADAFACTOR, _flat("torch.optim", "Adafactor"), other
+            "torch.optim.Adafactor default", "torch", ADAFACTOR, flat("torch.optim", "Adafactor"), other
         ),
         Contender(
             "torch.optim.Adafactor foreach",
             "torch",
             ADAFACTOR,
-            _flat("torch.optim", "Adafactor", foreach=True),
+            flat("torch.optim", "Adafactor", foreach=True),
             other,
         ),
     ]
@@ -57,17 +57,17 @@ def _adafactor() -> list[Contender]:
 
 def _came() -> list[Contender]:
     return [
-        Contender("oxidion.CAME", OURS, CAME, _flat("oxidion", "CAME")),
-        Contender("came_pytorch.CAME", "came-pytorch", CAME, _flat("came_pytorch", "CAME")),
-        Contender("pytorch_optimizer.CAME", "pytorch_optimizer", CAME, _flat("pytorch_optimizer", "CAME")),
+        Contender("oxidion.CAME", OURS, CAME, flat("oxidion", "CAME")),
+        Contender("came_pytorch.CAME", "came-pytorch", CAME, flat("came_pytorch", "CAME")),
+        Contender("pytorch_optimizer.CAME", "pytorch_optimizer", CAME, flat("pytorch_optimizer", "CAME")),
     ]
 
 
 def _adamw8() -> list[Contender]:
-    theirs = _flat("torchao.optim", "AdamW8bit")
+    theirs = flat("torchao.optim", "AdamW8bit")
     return [
-        Contender("oxidion.AdamW 8-bit", OURS, ADAMW8, _flat("oxidion", "AdamW", state_bits=8)),
-        Contender("oxidion.AdamW 32-bit", OURS, ADAMW8, _flat("oxidion", "AdamW"), "states in float32"),
+        Contender("oxidion.AdamW 8-bit", OURS, ADAMW8, flat("oxidion", "AdamW", state_bits=8)),
+        Contender("oxidion.AdamW 32-bit", OURS, ADAMW8, flat("oxidion", "AdamW"), "states in float32"),
         Contender("torchao AdamW8bit eager", "torchao", ADAMW8, theirs, max_tensors=200),
         Contender("torchao AdamW8bit compiled", "torchao", ADAMW8, theirs, compiled=True, max_tensors=200),
     ]

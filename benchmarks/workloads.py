@@ -159,32 +159,43 @@ def named(name: str) -> Workload:
     return next(workload for workload in catalogue() if workload.name == name)
 
 
-def gradient(shape: Shape, seed: int) -> Tensor:
-    """Gradient of one parameter: ``sum_k a_k b_k^T / k`` plus Gaussian noise; vectors get the noise alone."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(shape, generator=generator).mul_(NOISE)
+def gradient(shape: Shape, seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """Gradient of one parameter: ``sum_k a_k b_k^T / k`` plus Gaussian noise; vectors get the noise alone.
+
+    It is made on its device: on the host that takes 1.1 s for a 4096 x 4096 matrix.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device)
+
+    noise = random(*shape).mul_(NOISE)
     if len(shape) != 2:
         return noise
     rank = min(SIGNAL_RANK, *shape)
-    left = torch.randn(shape[0], rank, generator=generator) / torch.arange(1, rank + 1)
-    return noise.addmm_(left, torch.randn(rank, shape[1], generator=generator))
+    left = random(shape[0], rank) / torch.arange(1, rank + 1, device=device)
+    return noise.addmm_(left, random(rank, shape[1]))
 
 
-def gradients(workload: Workload) -> tuple[list[Tensor], list[Tensor]]:
+def gradients(
+    workload: Workload, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients of the matrices and of the other parameters; every contender steps with these tensors."""
-    grads = [gradient(shape, seed) for seed, shape in enumerate((*workload.matrices, *workload.others))]
+    shapes = (*workload.matrices, *workload.others)
+    grads = [gradient(shape, seed, device).to(dtype) for seed, shape in enumerate(shapes)]
     return grads[: len(workload.matrices)], grads[len(workload.matrices) :]
 
 
 def make_tensors(grads: tuple[list[Tensor], list[Tensor]]) -> Tensors:
-    """Fresh parameters, all 0.02 in size, that share the given gradients and are where these are."""
-    generator = torch.Generator().manual_seed(12345)
+    """Fresh parameters, all 0.02 in size, that share the given gradients, their device and their dtype."""
+    device = next((grad.device for group in grads for grad in group), torch.device("cpu"))
+    generator = torch.Generator(device).manual_seed(12345)
     made: list[list[Tensor]] = []
     for group in grads:
         made.append([])
         for grad in group:
-            values = torch.randn(grad.shape, generator=generator).mul_(0.02)
-            param = torch.nn.Parameter(values.to(grad.device))
+            values = torch.randn(grad.shape, generator=generator, device=device).mul_(0.02)
+            param = torch.nn.Parameter(values.to(grad.dtype))
             param.grad = grad
             made[-1].append(param)
     return Tensors(*made)
