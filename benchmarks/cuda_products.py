@@ -87,11 +87,17 @@ def measured(shape: Size, name: str, samples: int, place: Place, folder: Path | 
     out = torch.zeros(batch, size, size, dtype=torch.bfloat16, device=clock.device)
     multiply(x, out)
     clock.synchronize()
-    if not is_product(x[:1], out[:1]) or not torch.equal(out, out[:1].expand_as(out)):
+    # A library may cut the sums of each tile in another way.
+    if not is_product(x[:1], out[:1], is_symmetric=name.startswith(OURS)) or not _are_alike(out):
         return {"status": "wrong result"}
     repeats = _repeats(clock, lambda: (multiply(x, out), None)[1])
     work = partial(_repeat, multiply, x, out, repeats)
     return {"repeats": repeats, "seconds": [clock.sample(work)[0] / repeats for _ in range(samples)]}
+
+
+def _are_alike(out: Tensor) -> bool:
+    """Whether all matrices are the first one within the rounding of bfloat16."""
+    return bool((out - out[:1]).abs().max() <= out[:1].abs().max() * 2.0**-7)
 
 
 def _repeat(multiply: Multiply, x: Tensor, out: Tensor, repeats: int) -> None:

@@ -323,24 +323,23 @@ def products(given: Given) -> list[Item]:
     """Symmetric products of all sizes by cuBLAS and by every kernel that there is machine code for."""
     shapes = cuda_products.SHAPES if given.is_device else cuda_products.SMALL
     found, place = given.results.products, given.place
-    return cuda_products.items(found, shapes, given.samples, place, peers=given.peers, folder=given.packed)
+    # The peer's kernel would be tuned for half a minute at each size.
+    return cuda_products.items(found, shapes, given.samples, place, peers=False, folder=given.packed)
 
 
 def bars_of_products(results: Results) -> list[Bar]:
-    """The best kernel by warpgroups against cuBLAS at the sizes that decide, then all others."""
-    found: dict[bool, list[Bar]] = {True: [], False: []}
+    """The best kernel by warpgroups against cuBLAS at the deciding sizes, then every kernel, then rates."""
+    deciding, ratios, rates = [], [], []
     for race in results.products:
-        medians = {
-            n: statistics.median(r["seconds"]) for n, r in race["contenders"].items() if r["status"] == "ok"
-        }
-        base, shape = medians.pop(cuda_products.CUBLAS, math.nan), shape_of(race)
+        rows, shape = race["contenders"].items(), shape_of(race)
+        medians = {name: statistics.median(row["seconds"]) for name, row in rows if row["status"] == "ok"}
+        rates += [Bar(f"{shape} {name} TFLOP/s", race["flops"] / s / 1e12) for name, s in medians.items()]
+        base = medians.pop(cuda_products.CUBLAS, math.nan)
         groups = [seconds for name, seconds in medians.items() if "wgmma" in name]
         if tuple(race["shape"]) in DECIDING and groups:
-            found[True].append(Bar(f"{shape} cuBLAS over wgmma", base / min(groups), 1.25))
-        found[False] += [
-            Bar(f"{shape} cuBLAS over {name}", base / seconds) for name, seconds in medians.items()
-        ]
-    return found[True] + found[False]
+            deciding.append(Bar(f"{shape} cuBLAS over wgmma", base / min(groups), 1.25))
+        ratios += [Bar(f"{shape} cuBLAS over {name}", base / seconds) for name, seconds in medians.items()]
+    return deciding + ratios + rates
 
 
 # --- muon ----------------------------------------------------------------------------------------

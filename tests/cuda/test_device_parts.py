@@ -253,6 +253,27 @@ def test_a_figure_below_its_bar_is_slow() -> None:
     assert one["traceback"].endswith("Traceback: x")
 
 
+@pytest.mark.parametrize(("seconds", "status"), [(0.8, "PASS"), (0.81, "SLOW")])
+def test_the_best_product_by_warpgroups_has_a_bar(seconds: float, status: str) -> None:
+    from device_parts import PARTS, Results, outcome
+
+    times = {"torch (cuBLAS)": 1.0, "oxidion symmetric_wgmma a": 3.0, "oxidion symmetric_wgmma b": seconds}
+    rows = {
+        name: {"source": "oxidion", "status": "ok", "seconds": [time] * 4} for name, time in times.items()
+    }
+    race = {"shape": [4, 4096, 4096], "flops": 1e12, "contenders": rows}
+    found = outcome(PARTS["products"], Results(products=[race]), is_device=True, left_out=0)
+    assert found["status"] == status
+    name, ratio = next(iter(found["figures"].items()))
+    assert (name, ratio) == ("4x4096x4096 cuBLAS over wgmma", float(f"{1 / seconds:.4g}"))
+
+
+def test_without_a_gpu_a_part_fails(forks: Forks, tmp_path: Path) -> None:
+    found = part(forks, "env", tmp_path / "found.json", "--device", "cuda", CUDA_VISIBLE_DEVICES="")
+    assert found["status"] == "FAIL"
+    assert found["reason"].startswith("device: failed: RuntimeError: torch finds no GPU")
+
+
 @pytest.mark.parametrize(
     ("device", "rate", "status"),
     [
