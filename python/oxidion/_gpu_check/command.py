@@ -1,15 +1,17 @@
-"""The command: each part in a process of its own with a time limit, a line for each, and a report."""
+"""The command: parts in forks of one process that has touched no device, a line for each, and a report."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,58 @@ import torch
 
 from oxidion._cuda import child, self_check
 from oxidion._cuda.device import tier
-from oxidion._gpu_check import parts, products, ranks, sources
-from oxidion._gpu_check.parts import CLASSES, KERNELS, SPEED, Found
+from oxidion._gpu_check import products, ranks, rows, sources
+from oxidion._gpu_check.found import Found
+from oxidion._gpu_check.graphs import GRAPHS
+from oxidion._gpu_check.parts import CLASSES, KERNELS, Setting
 from oxidion._gpu_check.place import EMULATED, place
+from oxidion._gpu_check.runner import (
+    NOT_BEGUN,
+    RUNNING,
+    Part,
+    Report,
+    Runner,
+    Start,
+    failure,
+    forked,
+    read_json,
+    started,
+    write_json,
+)
+from oxidion._gpu_check.speed import SPEED
 
-SCHEMA = 2
-ROWS = {1: "env", 2: "load", 3: "kernels", 4: "steps", 5: "sanitizer", 6: "speed", 7: "devices"}
-LIMITS = {1: 60, 2: 180, 3: 120, 4: 120, 5: 240, 6: 60, 7: ranks.SECONDS}
+SCHEMA = 3
+ROWS = {
+    1: "env",
+    2: "load",
+    3: "kernels",
+    4: "steps",
+    5: "sanitizer",
+    6: "speed",
+    7: "devices",
+    8: "first",
+    9: "graphs",
+}
+LIMITS = {1: 30, 2: 60, 3: 20, 4: 40, 5: 60, 6: 60, 7: ranks.SECONDS + 10, 8: 120, 9: 30}
 """Seconds of a part."""
+EMULATED_LIMIT = 300
+"""The same of every part where the device is emulated."""
+SPARE = 2.0
+"""Seconds that must be left beside a part's limit for it to begin."""
+ORDER = (1, 2, 3, 8, 4, 9, 6, 7)
+"""Rows that run unless others are asked for, in their order."""
 QUICK = (1, 2, 3)
-DECIDES = (1, 2, 3, 4)
+DECIDES = (1, 2, 3, 4, 8, 9)
 """Rows in which a failure is one of the whole check."""
+ALONE = (1, 6, 7, 8, 9)
+"""Rows whose parts have the device for themselves."""
 BY_KERNELS = (2, 3)
-"""Rows in which kernels alone compute."""
+"""Rows that are about kernels alone."""
+FAILED = ("FAIL", "TIMEOUT", "CRASH")
 NO_DEVICE = 2
+JOBS = 8
+FACTS_SECONDS = 60
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -38,20 +78,28 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "gpu-check",
         help="check every kernel and class on a GPU",
-        description="Checks every kernel and every class on a GPU, in about five minutes. Each part runs in "
+        description="Checks every kernel and every class on a GPU, in about three minutes. Each part runs in "
         "a process of its own: one that fails or hangs does not stop the others. Attach what --json writes "
         "to an issue.",
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there")
-    parser.add_argument("--rows", default="", help="numbers of rows, as 1,3; all if not given")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there, after each part")
+    parser.add_argument("--log", metavar="FILE", type=Path, help="append there what the parts print")
+    parser.add_argument("--rows", default="", help="numbers of rows, as 1,3; all but 5 if not given")
     parser.add_argument("--device", default="0", help="number of the GPU")
     parser.add_argument("--quick", action="store_true", help="rows 1 to 3")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"parts at once, but for timings ({JOBS})")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no part that would end later")
     parser.add_argument(
         "--recheck",
         action="store_true",
         help="only check anew what was checked before kernels were first used",
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the parts that the report of --json has already"
+    )
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--repeats", type=int, default=rows.REPEATS, help=argparse.SUPPRESS)
     parser.add_argument("--self", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--rank", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--products", help=argparse.SUPPRESS)
@@ -61,10 +109,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     """Runs the check, or in a child one part of it; returns the exit status."""
     if given.part:
-        row, name = given.part
-        found = parts.run(int(row), name, given.device)
-        sys.stdout.write("\n" + json.dumps(vars(found)) + "\n")
-        return 0
+        return _one(given)
     if asked := given.self:
         sources.run(given.device, *(names.split(",") if names else [] for names in asked))
         return 0
@@ -76,22 +121,46 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if given.products:
         sys.stdout.write(json.dumps(products.run(given.device, given.products.split(","))) + "\n")
         return 0
-    rows = _rows(parser, given)
-    if given.device != EMULATED and not torch.cuda.is_available():
-        line("SKIP", 1, "env", {"torch": torch.__version__, "cuda": torch.version.cuda}, "torch finds no GPU")
+    chosen = _rows(parser, given)
+    if given.jobs < 1:
+        parser.error(f"--jobs must be 1 or more, got {given.jobs}")
+    facts = facts_of(given.device)
+    if not facts["gpus"]:
+        why = f"torch finds no GPU ({facts.get('reason') or torch.__version__})"
+        line({"status": "SKIP", "row": 1, "name": "env", "figures": {}, "reason": why})
         return NO_DEVICE
-    if given.device != EMULATED and not (
-        given.device.isdigit() and int(given.device) < torch.cuda.device_count()
-    ):
-        parser.error(f"--device must be one of 0 to {torch.cuda.device_count() - 1}, got {given.device}")
+    if not facts["gpu"]:
+        parser.error(f"--device must be one of 0 to {facts['gpus'] - 1}, got {given.device}")
     if given.recheck:
         return recheck(given.device)
-    report = check(given.device, rows)
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    report = check(
+        given.device,
+        chosen,
+        facts,
+        jobs=given.jobs,
+        seconds=given.seconds,
+        file=given.json,
+        log=given.log,
+        resume=given.resume,
+    )
     _table(report)
     status: int = report["exit"]
     return status
+
+
+def _one(given: argparse.Namespace) -> int:
+    """Runs one part in this process and writes what it has found to a file, or prints it."""
+    row, name = given.part
+    os.environ[child.VARIABLE] = "0"
+    try:
+        found = asdict(rows.run(int(row), name, given.device, given.repeats))
+    except Exception as error:  # whatever it is belongs in the report
+        found = failure(error)
+    if given.into:
+        write_json(given.into, found)
+    else:
+        sys.stdout.write("\n" + json.dumps(found) + "\n")
+    return 0
 
 
 def recheck(number: str) -> int:
@@ -112,13 +181,16 @@ def _rows(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[in
     words = [word.strip() for word in given.rows.split(",") if word.strip()]
     if any(not word.isdigit() or int(word) not in ROWS for word in words):
         parser.error(f"--rows must be numbers of 1 to {len(ROWS)}, got {given.rows}")
-    return [int(word) for word in words] or list(ROWS)
+    return [int(word) for word in words] or list(ORDER)
 
 
-def line(status: str, row: int, name: str, figures: Mapping[str, Any], reason: str) -> None:
+def line(part: Mapping[str, Any]) -> None:
     """Prints what a part found."""
-    told = " ".join(f"{key}={_short(value)}" for key, value in figures.items() if key != "report")
-    sys.stdout.write(f"{status:4}  {row} {ROWS[row]:9} {name:36} {told}{f'  ({reason})' if reason else ''}\n")
+    figures = part["figures"].items()
+    told = " ".join(f"{key}={_short(value)}" for key, value in figures if not isinstance(value, (list, dict)))
+    reason = f"  ({part['reason']})" if part["reason"] else ""
+    row = f"{part['row']} {ROWS[part['row']]:9}"
+    sys.stdout.write(f"{part['status']:8}  {row} {part['name']:36} {told}{reason}\n")
     sys.stdout.flush()
 
 
@@ -126,105 +198,195 @@ def _short(value: Any) -> str:
     return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
-def check(number: str, rows: Iterable[int]) -> dict[str, Any]:
-    """The report of these rows on a device."""
-    found: list[dict[str, Any]] = []
-    for row in rows:
-        for name in _names(row):
-            started = time.monotonic()
-            result = _part(row, name, number)
-            seconds = round(time.monotonic() - started, 2)
-            line(result.status, row, name, result.figures, result.reason)
-            found.append({"row": row, "part": name, "seconds": seconds, "limit": LIMITS[row], **vars(result)})
-    failed = any(part["status"] == "FAIL" and part["row"] in DECIDES for part in found)
-    told = {"tier": tier(), "tiers": tiers(found)}
-    return {"schema": SCHEMA, **parts.facts(number), **told, "rows": found, "exit": int(failed)}
+def facts_of(number: str) -> dict[str, Any]:
+    """Facts of a device, read in a fork: a process that has touched a device cannot be forked any more."""
+    asked = Part("facts", FACTS_SECONDS, forked(lambda _: {"status": "PASS", "figures": rows.facts(number)}))
+    report = Report(None, {})
+    Runner(report).run([asked])
+    (found,) = report.records
+    return {
+        "gpus": 0,
+        **found["figures"],
+        **({} if found["status"] == "PASS" else {"reason": found["reason"]}),
+    }
+
+
+def check(
+    number: str,
+    chosen: Iterable[int],
+    facts: Mapping[str, Any],
+    *,
+    jobs: int = JOBS,
+    seconds: float = math.inf,
+    file: Path | None = None,
+    log: Path | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Runs rows on a device and returns the report, which is written after each part.
+
+    Args:
+        number: of the device, or "emulated".
+        chosen: numbers of rows, in the order in which they run.
+        facts: as `facts_of` returns them.
+        jobs: parts at once.
+        seconds: after which nothing may run any more.
+        file: where the report is written.
+        log: where is appended what the parts print.
+        resume: whether parts that the file already has an outcome of do not run again.
+    """
+    report = Report(file, {"schema": SCHEMA, **facts, "exit": None})
+
+    def ended(part: dict[str, Any], _outcome: Mapping[str, Any]) -> None:
+        line(part)
+        report.facts["tiers"] = tiers(report.records)
+
+    kept = _kept(file) if resume and file is not None else {}
+    planned = [part for row in chosen for part in _parts(row, number, int(facts["gpus"]), jobs)]
+    report.plan(planned)
+    for part in planned:
+        if (old := kept.get((part.row, part.name))) is not None:
+            report.put(old)
+    left = [part for part in planned if (part.row, part.name) not in kept]
+    probe = Part("answers", 10, _fork(partial(rows.answers, number), jobs))
+    until = time.monotonic() + seconds
+    runner = Runner(report, until=until, spare=SPARE, probe=probe, log=log, ended=ended)
+    runner.run(left, jobs)
+    counts: dict[str, int] = {}
+    for found in report.records:
+        counts[found["status"]] = counts.get(found["status"], 0) + 1
+    failed = [f["name"] for f in report.records if f["status"] in FAILED and f["row"] in DECIDES]
+    report.facts |= {
+        "tiers": tiers(report.records),
+        "exit": int(bool(failed)),
+        # What `benchmarks/device.py` reads of any of its parts.
+        "status": "FAIL" if failed else "SLOW" if "SLOW" in counts else "PASS",
+        "figures": counts,
+        "reason": "; ".join(failed[:20]),
+    }
+    report.write()
+    return report.content()
+
+
+def _kept(file: Path) -> dict[tuple[int, str], dict[str, Any]]:
+    """Returns the outcomes that a report has: what ran when it was cut counts as crashed."""
+    found = {}
+    for old in read_json(file).get("parts", []):
+        if old["status"] == "LEFT_OUT" and old["reason"] == RUNNING:
+            old |= {"status": "CRASH", "reason": "what runs all parts ended while this one ran"}
+        if old["status"] != "LEFT_OUT":
+            found[old["row"], old["name"]] = old
+    return found
 
 
 def tiers(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """By source what is to compute, from what row 3 has found: "kernels", or "libtorch: reason"."""
     told: dict[str, str] = {}
     for part in found:
-        for source in part["part"].split() if part["row"] == 3 else ():
+        is_known = part["row"] == 3 and part["reason"] not in (RUNNING, NOT_BEGUN)
+        for source in part["name"].split() if is_known else ():
             if source in self_check.SOURCES:
-                is_right = part["status"] == "PASS"
-                word = "kernels" if is_right else f"libtorch: {part['reason']}"
+                word = "kernels" if part["status"] == "PASS" else f"libtorch: {part['reason']}"
                 if told.get(source, "kernels") == "kernels":
                     told[source] = word
     return told
 
 
 def _names(row: int) -> list[str]:
-    names: dict[int, Iterable[str]] = {3: KERNELS, 4: CLASSES, 6: SPEED, 7: ranks.PARTS}
+    names: dict[int, Iterable[str]] = {
+        2: self_check.SOURCES,
+        3: KERNELS,
+        4: CLASSES,
+        6: SPEED,
+        7: ranks.PARTS,
+        9: GRAPHS,
+    }
     return list(names.get(row, [ROWS[row]]))
 
 
-def _part(row: int, name: str, number: str) -> Found:
-    emulated = number == EMULATED
+def _limit(row: int, number: str) -> float:
+    return EMULATED_LIMIT if number == EMULATED else LIMITS[row]
+
+
+def _parts(row: int, number: str, gpus: int, jobs: int) -> list[Part]:
     if row == 5:
         return _sanitized(number)
-    if row == 6 and emulated:
-        return Found("SKIP", {}, "there is no device whose speed could be measured")
+    return [
+        Part(
+            name, _limit(row, number), _fork(partial(_work, row, name, number, gpus), jobs), row, row in ALONE
+        )
+        for name in _names(row)
+    ]
+
+
+def _work(row: int, name: str, number: str, gpus: int) -> Found:
+    """What the process of a part does."""
     if row == 7:
-        count = 0 if emulated else torch.cuda.device_count()
-        if count == 1:
-            return Found("SKIP", {"gpus": count}, "there is one GPU")
-        if emulated and name != ranks.PARTS[0]:
-            return Found("SKIP", {}, "one device is emulated, for gloo")
-        return ranks.run(name, [EMULATED] * 2 if emulated else [str(n) for n in range(min(count, 8))])
+        return _ranks(name, number, gpus)
     if row in BY_KERNELS and tier() == "libtorch":
         return Found("SKIP", {}, "OXIDION_CUDA=libtorch: kernels are not asked for")
-    return _child(row, name, number)
+    return rows.run(row, name, number)
 
 
-def _sanitized(number: str) -> Found:
-    """Kernels under compute-sanitizer."""
+def _fork(work: Callable[[], Found], jobs: int) -> Start:
+    """Starts work in a fork that uses its share of the processors; kernels are tried as they are."""
+
+    def found(_: Any) -> dict[str, Any]:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
+        return asdict(work())
+
+    return forked(found, {child.VARIABLE: "0"})
+
+
+def _ranks(name: str, number: str, gpus: int) -> Found:
+    if number == EMULATED:
+        if name != ranks.PARTS[0]:
+            return Found("SKIP", {}, "one device is emulated, for gloo")
+        return ranks.run(name, [EMULATED] * 2)
+    if gpus == 1:
+        return Found("SKIP", {"gpus": gpus}, "there is one GPU")
+    return ranks.run(name, [str(n) for n in range(min(gpus, 8))])
+
+
+def _sanitized(number: str) -> list[Part]:
+    """Parts of compute-sanitizer: of each source the smallest setting, once and without other streams."""
     tool = shutil.which("compute-sanitizer")
     if tool is None or number == EMULATED:
-        return Found("SKIP", {}, "compute-sanitizer is not installed" if tool is None else "no device")
-    for kind in ("memcheck", "racecheck", "synccheck"):
-        command = [tool, "--tool", kind, "--error-exitcode", "9"]
-        found = _child(3, "coded.cu AdamW", number, command)
-        if found.status != "PASS":
-            return Found("FAIL", {"tool": kind}, found.reason)
-    return Found("PASS", {"tools": 3})
+        why = "no device" if number == EMULATED else "compute-sanitizer is not installed"
+        return [Part(ROWS[5], LIMITS[5], forked(lambda _: asdict(Found("SKIP", {}, why))), 5)]
+    return [
+        Part(f"{kind} {name}", LIMITS[5], sanitized(tool, kind, name, number), 5)
+        for name in smallest(KERNELS)
+        for kind in SANITIZERS
+    ]
 
 
-def _child(row: int, name: str, number: str, before: Iterable[str] = ()) -> Found:
-    """One part in a process of its own; past the limit it is ended."""
-    kernels = {"OXIDION_CUDA": "kernels"} if row in BY_KERNELS else {}
-    command = [*before, sys.executable, "-m", "oxidion", "gpu-check", "--device", number]
-    try:
-        done = subprocess.run(
-            [*command, "--part", str(row), name],
-            # Kernels are tried as they are.
-            env={**os.environ, child.VARIABLE: "0", **kernels},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMITS[row],
-        )
-    except subprocess.TimeoutExpired:
-        return Found("FAIL", {}, f"no answer within {LIMITS[row]} s")
-    said = done.stdout.strip().splitlines()
-    try:
-        told = Found(**json.loads(said[-1])) if said else None
-    except (ValueError, TypeError):
-        told = None
-    if done.returncode or told is None:
-        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        return Found("FAIL", {}, f"the process ended with {done.returncode}: {last[:300]}")
-    return told
+def sanitized(tool: str, kind: str, name: str, number: str) -> Start:
+    """Starts a setting under a tool of compute-sanitizer."""
+    words = [tool, "--tool", kind, "--error-exitcode", "9", sys.executable, "-m", "oxidion", "gpu-check"]
+    words += ["--device", number, "--part", "3", name, "--repeats", "0", "--into", "{outcome}"]
+    return started(words, os.environ)
+
+
+def smallest(settings: Mapping[str, Setting]) -> list[str]:
+    """Returns names of settings that use every source, each with as few elements as any that uses it."""
+
+    def elements(name: str) -> int:
+        return sum(math.prod(shape) for shape in settings[name].shapes)
+
+    found: dict[str, str] = {}
+    for name in sorted(settings, key=elements):
+        for source in name.split():
+            if source in self_check.SOURCES:
+                found.setdefault(source, name)
+    return list(dict.fromkeys(found.values()))
 
 
 def _table(report: Mapping[str, Any]) -> None:
-    counts = {row: dict[str, int]() for row in ROWS}
-    for part in report["rows"]:
-        found = counts[part["row"]]
+    counts: dict[int, dict[str, int]] = {}
+    for part in report["parts"]:
+        found = counts.setdefault(part["row"], {})
         found[part["status"]] = found.get(part["status"], 0) + 1
     sys.stdout.write(f"\n{report['gpu']}, driver {report['driver'] or 'none'}, torch {report['torch']}\n")
-    for row, name in ROWS.items():
-        if counts[row]:
-            told = ", ".join(f"{count} {status}" for status, count in counts[row].items())
-            sys.stdout.write(f"{row} {name:9} {told}\n")
+    for row, statuses in counts.items():
+        told = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        sys.stdout.write(f"{row} {ROWS[row]:9} {told}\n")

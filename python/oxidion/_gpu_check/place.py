@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from oxidion._cuda import device as core
+from oxidion._oxidion import turn_source_off
 
 EMULATED = core.EMULATED
+OFF = "OXIDION_GPU_CHECK_OFF"
+"""Environment variable: sources that libtorch is to compute in the place of, separated by commas."""
 
 
 def place(number: str) -> torch.device:
     """The device of that number, which becomes the current one; the host where it is emulated."""
     if number == EMULATED:
         core.prepare(emulated=True)
-        return torch.device("cpu")
-    device = torch.device("cuda", int(number))
-    torch.cuda.set_device(device)
+        device = torch.device("cpu")
+    else:
+        device = torch.device("cuda", int(number))
+        torch.cuda.set_device(device)
+    for name in filter(None, os.environ.get(OFF, "").split(",")):
+        turn_source_off(name, "it failed before", device.index or 0)
     return device

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import oxidion
 from oxidion._cuda import child, self_check
-from oxidion._gpu_check.parts import Found, difference, numbers
+from oxidion._gpu_check.found import Found
+from oxidion._gpu_check.parts import difference, numbers
 from oxidion._gpu_check.place import EMULATED, place
 
 SHAPES = ((96, 64), (64, 96), (30, 50))

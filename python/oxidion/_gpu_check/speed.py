@@ -1,0 +1,135 @@
+"""Speed of steps beside a copy of as many bytes, torch's optimizers and the library's products."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import oxidion
+from oxidion._cuda import device as core
+from oxidion._cuda import tuning
+from oxidion._cuda.self_check import GROUPS
+from oxidion._gpu_check import products
+from oxidion._gpu_check.found import Found
+from oxidion._gpu_check.place import EMULATED, place
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _seconds(work: Callable[[], Any], device: torch.device, rounds: int = 5) -> tuple[float, float]:
+    """Least seconds on the device and of the host of some work."""
+    best = [float("inf")] * 2
+    for _ in range(rounds if device.type == "cuda" else 1):
+        _wait(device)
+        started = time.perf_counter()
+        work()
+        host = time.perf_counter() - started
+        _wait(device)
+        best = [min(best[0], time.perf_counter() - started), min(best[1], host)]
+    return best[0], best[1]
+
+
+def _judged(device: torch.device, figures: dict[str, Any], is_fast: bool, reason: str) -> Found:
+    """SLOW with a reason where a bar is missed; an emulated device has no bar."""
+    slow = not is_fast and device.type == "cuda"
+    return Found("SLOW" if slow else "PASS", figures, reason if slow else "")
+
+
+def elementwise(number: str) -> Found:
+    """AdamW and Lion beside a copy of as many bytes."""
+    device = place(number)
+    is_real = device.type == "cuda"
+    count = min(1 << 28, torch.cuda.mem_get_info(device)[0] // 40) if is_real else 1000
+    source = torch.zeros(count, device=device)
+    target = torch.empty_like(source)
+    copied, _ = _seconds(partial(target.copy_, source), device)
+    rate = 8 * count / copied
+    del source, target
+    figures: dict[str, Any] = {"copy_GB_per_s": round(rate / 1e9, 1)}
+    for name, moved in (("AdamW", 28), ("Lion", 20)):
+        param = nn.Parameter(torch.zeros(count, device=device))
+        param.grad = torch.ones_like(param)
+        optimizer = getattr(oxidion, name)([param], lr=1e-3)
+        optimizer.step()
+        spent, _ = _seconds(optimizer.step, device)
+        figures[f"{name}_of_copy"] = round(moved * count / spent / rate, 3)
+    low = min(figures["AdamW_of_copy"], figures["Lion_of_copy"])
+    return _judged(device, figures, low >= 0.85, f"{low} of a copy, 0.85 at least")
+
+
+def host(number: str) -> Found:
+    """Host time of a step of many small tensors beside torch's fused AdamW."""
+    device = place(number)
+    count, times = 4000 if device.type == "cuda" else 8, dict[str, float]()
+    made_by: dict[str, Callable[..., Any]] = {
+        "ours": oxidion.AdamW,
+        "torch": partial(torch.optim.AdamW, fused=True),
+    }
+    for name, make in made_by.items():
+        params = [nn.Parameter(torch.ones(3, device=device)) for _ in range(count)]
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer = make(params, lr=1e-3)
+        optimizer.step()
+        times[name] = _seconds(optimizer.step, device)[1]
+    ratio = round(times["torch"] / times["ours"], 2)
+    figures = {"host_us_per_param": round(times["ours"] / count * 1e6, 2), "torch_over_ours": ratio}
+    return _judged(device, figures, ratio >= 1, f"{ratio} of torch's rate")
+
+
+def muon(number: str) -> Found:
+    """Muon on matrices of a model of a billion parameters beside torch.optim.Muon."""
+    device = place(number)
+    if not hasattr(torch.optim, "Muon"):
+        return Found("SKIP", {}, "this torch has no torch.optim.Muon")
+    shapes = [(2048, 2048)] * 4 + [(8192, 2048)] * 2 + [(2048, 8192)]
+    if device.type != "cuda":
+        shapes = [(32, 48)]
+    times = {}
+    for name, cls in (("ours", oxidion.Muon), ("torch", torch.optim.Muon)):
+        params = [nn.Parameter(torch.randn(s, device=device, dtype=torch.bfloat16)) for s in shapes]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        optimizer = cls(params, lr=1e-3)
+        optimizer.step()
+        times[name] = _seconds(optimizer.step, device)[0]
+    ratio = round(times["torch"] / times["ours"], 2)
+    figures = {"step_ms": round(times["ours"] * 1e3, 2), "torch_over_ours": ratio}
+    return _judged(device, figures, ratio >= 1, f"{ratio} of torch's rate")
+
+
+def symmetric_products(number: str, source: str) -> Found:
+    """Symmetric products by the kernels of one source beside the library's, in all classes of sizes."""
+    if source == GROUPS[0] and number != EMULATED and torch.cuda.get_device_capability(int(number)) != (9, 0):
+        return Found("SKIP", {}, "it is for devices of compute capability 9.0")
+    names = list(dict.fromkeys([GROUPS[1], source]))  # the other one takes what is too small for this one
+    ratios = products.run(number, names)
+    found = [ratio for ratio in ratios if ratio is not None]
+    won = sum(ratio >= tuning.MARGIN for ratio in found)
+    figures = {
+        "classes": len(found),
+        "faster": won,
+        "best": max(found),
+        "worst": min(found),
+        "ratios": ratios,
+    }
+    is_real = not core.is_emulated()
+    return Found(
+        "PASS" if won or not is_real else "SLOW", figures, "" if won else "cuBLAS is faster everywhere"
+    )
+
+
+SPEED: dict[str, Callable[[str], Found]] = {
+    "elementwise": elementwise,
+    "host": host,
+    "Muon": muon,
+    **{f"products by {name}": partial(symmetric_products, source=name) for name in reversed(GROUPS)},
+}
