@@ -11,6 +11,8 @@
 #   JOBS=2              with `test`, `test-area` and `mutants`: processes side by side, each with up to two threads and 2 GB
 #   CASES=2000 SEED=0   with `fuzz`: how many random cases, and which
 #   PEERS=.cache/peers  with `bench` and `converge`: folder of the environment with the packages of others
+#   DION=~/src/dion     with `device-pack`: a checkout of microsoft/dion to race against
+#   REPORT=report.json  with `device-report`: what `.device/go` has left
 #   GUARD=...           with `bench`: more arguments for benchmarks/guard.py, which runs last
 #   ARGS=...            with `demo`, `demo-dist`, `quick`, `test`, `mutants`, `fuzz`, `miri`, `bench` and `converge`: more arguments for the script, for pytest or for cargo
 
@@ -24,6 +26,8 @@ PEERS ?= .cache/peers
 ARGS ?=
 GUARD ?=
 ALG ?=
+DION ?=
+REPORT ?= .device/out/report.json
 
 VENV := $(CURDIR)/.venv
 RUST := $(shell find src -name '*.rs' -o -name '*.cu' -o -name '*.cuh') Cargo.toml Cargo.lock src/torch_names.txt src/torch_shim.cpp
@@ -62,7 +66,7 @@ export MATURIN_NO_MISSING_BUILD_BACKEND_WARNING := 1
 unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda miri bench bench-cuda bench-quick converge docs site wheel all
+.PHONY: help demo demo-dist build dev quick lint deny fuzz test test-area test-all frameworks mutants test-torch test-cuda miri bench bench-cuda bench-quick device-pack device-report converge docs site wheel all
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -141,6 +145,12 @@ test-cuda: ## Run the CUDA tests on the GPU of this machine, with the package th
 
 bench-cuda: ## Time steps on the GPU of this machine, with the package that PYTHON has installed
 	$(PYTHON) benchmarks/cuda.py $(ARGS)
+
+device-pack: build ## Pack all that a quarter of an hour on a GPU needs into .device and rehearse it (ten minutes); DION=... races microsoft/dion
+	python benchmarks/device_pack.py $(if $(DION),--dion $(DION)) --nvrtc "$$(python .ci/nvrtc.py .cache/nvrtc)" $(ARGS)
+
+device-report: ## Take a report of that run into docs and benchmarks: REPORT=report.json
+	$(PYTHON) benchmarks/device_report.py $(REPORT)
 
 converge: build ## Train small problems whose outcome is known and check it (two minutes), and the committed curves
 	python benchmarks/peers.py $(PEERS) --only mnist1d==0.0.2.post1

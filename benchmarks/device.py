@@ -110,6 +110,8 @@ ITEMS = (
     Item("suite", "suite", 0),
 )
 """Parts in the order of their value: what is cut off at the end matters least."""
+PEER = "dion"
+"""Folder of the pack with the source of microsoft/dion."""
 OF_MATRICES = ("muon", "dion")
 """Parts that go by libtorch alone after many failures."""
 SMALLEST_SUITE = 25.0
@@ -248,7 +250,7 @@ class Run:
         device = EMULATED if self.device == EMULATED else "cuda"
         words = [str(HERE / "device_parts.py"), item.name, "--device", device, "--into", "{outcome}"]
         words += ["--seconds", f"{limit * 0.9:g}", "--packed", str(self.pack / "products")]
-        peer = self.pack / "dion"
+        peer = self.pack / PEER
         return [*words, "--peer-path", str(peer)] if peer.is_dir() else words
 
     def _suite_words(self, _item: Item, limit: float) -> list[str]:
@@ -277,7 +279,10 @@ class Run:
         self.report.plan([runner.Part(item.name, item.limit, None) for item in items])
         done = {p["name"] for p in self.report.records if not p["row"] and p["status"] != "LEFT_OUT"}
         for item in items:
-            if item.name not in done:
+            if item.name == "peers" and not (self.pack / PEER).is_dir():
+                why = "microsoft/dion was not packed"
+                self.report.put(runner.record(runner.Part(item.name, 0, None), {}, "LEFT_OUT", why))
+            elif item.name not in done:
                 self.runner.run([self.part(item)])
                 if item.how == "check":
                     self._resume(item)

@@ -45,7 +45,7 @@ class Trial:
     def __init__(self, folder: Path) -> None:
         self.folder, self.out, self.ledger = folder, folder / "out", folder / "ledger"
         self.pack = folder / "tree" / ".device"
-        self.pack.mkdir(parents=True)
+        (self.pack / "dion").mkdir(parents=True)
         (folder / "tree" / "benchmarks").symlink_to(ROOT / "benchmarks")
         (self.pack / "manifest.json").write_text('{"commit": "abc", "dirty": false, "files": {}}')
         shutil.copyfile(ROOT / "benchmarks" / "device_go.sh", self.pack / "go")

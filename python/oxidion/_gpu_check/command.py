@@ -319,7 +319,7 @@ def _parts(row: int, number: str, gpus: int, jobs: int) -> list[Part]:
 
 
 def _work(row: int, name: str, number: str, gpus: int) -> Found:
-    """What the process of a part does."""
+    """Runs a part in its own process."""
     if row == 7:
         return _ranks(name, number, gpus)
     if row in BY_KERNELS and tier() == "libtorch":

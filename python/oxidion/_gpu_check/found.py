@@ -1,4 +1,4 @@
-"""What a part of the check has found."""
+"""Outcome of a part of the check."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def started(command: Sequence[str], env: Mapping[str, str]) -> Start:
 
 
 class Output:
-    """What a part prints, of which the beginning and the end are kept."""
+    """Output of a part, of which the beginning and the end are kept."""
 
     def __init__(self) -> None:
         """Opens the pipe."""
