@@ -4,7 +4,8 @@ NVRTC and ``ptxas`` come with torch's CUDA packages, ``cuobjdump`` and ``nvdisas
 ``python tests/cuda/compile.py`` prints registers and instructions of every kernel; with ``--cubins FOLDER``
 it writes the machine code that a wheel ships, each file named by the key under which the package looks for
 it. That is made by the compilers of ``--nvrtc``, folders that ``.ci/nvrtc.py`` prints: of CUDA 12, since a
-driver of CUDA 12 refuses what newer ones make.
+driver of CUDA 12 refuses what newer ones make. With ``--source NAME --out FILE`` it compiles one source for
+``--architecture``, with the macros of ``--define`` and by the one compiler of ``--nvrtc``, or by torch's.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ ARCHITECTURES = {
 OPTIONS = ("--std=c++17", "-default-device")
 MAJOR = 12
 """Of the compilers of wheels: drivers of this major version of CUDA and newer ones take what they make."""
+UNQUALIFIED_ARRIVE = "OXIDION_UNQUALIFIED_ARRIVE"
+"""Macro of ``hopper.cuh``: blocks of a cluster release stages to each other without a fence of the device."""
 FORMED = ("coded.cu", "coded_sums.cu")
 """What is loaded for 8-bit states and stochastic rounding only."""
 
@@ -160,8 +163,16 @@ def headers() -> dict[str, str]:
     return {name: text for name, text in sorted(texts().items()) if name.endswith(".cuh")}
 
 
-def machine_code(source: str, architecture: str, library: ctypes.CDLL | None = None) -> tuple[bytes, str]:
-    """The cubin of a source and the compilers' messages; by a library of NVRTC, else by torch's.
+def machine_code(
+    source: str, architecture: str, library: ctypes.CDLL | None = None, macros: Sequence[str] = ()
+) -> tuple[bytes, str]:
+    """Returns the cubin of a source and the compilers' messages.
+
+    Args:
+        source: name of the source.
+        architecture: what it is compiled for, as ``sm_90a``.
+        library: NVRTC; torch's if it is None.
+        macros: names that are defined, as by ``-D``.
 
     Raises:
         RuntimeError: if the source does not compile; the message is the compiler's.
@@ -179,6 +190,7 @@ def machine_code(source: str, architecture: str, library: ctypes.CDLL | None = N
         strings(*(name.encode() for name in included)),
     )
     options = [*OPTIONS, "--ptxas-options=-v", f"--gpu-architecture={architecture}"]
+    options += [f"--define-macro={macro}" for macro in macros]
     array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     failed = library.nvrtcCompileProgram(program, len(options), array)
     log = _text(library, program, "ProgramLog").rstrip(b"\0").decode()
@@ -239,10 +251,12 @@ def _spilled_bytes(log: str) -> dict[str, int]:
 
 
 @cache
-def compiled(source: str, architecture: str, library: ctypes.CDLL | None = None) -> Cubin:
+def compiled(
+    source: str, architecture: str, library: ctypes.CDLL | None = None, macros: tuple[str, ...] = ()
+) -> Cubin:
     """Compiles one file of ``src/kernels/cuda/src`` and takes its cubin apart."""
     start = time.perf_counter()
-    code, log = machine_code(source, architecture, library)
+    code, log = machine_code(source, architecture, library, macros)
     seconds = time.perf_counter() - start
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
@@ -335,13 +349,40 @@ def write_cubins(folder: Path, compilers: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
+def write_one(
+    file: Path, source: str, architecture: str, compilers: Sequence[Path], macros: Sequence[str]
+) -> str:
+    """Writes the machine code of one source, with macros; returns a line that says what made it.
+
+    Raises:
+        ValueError: if there is more than one compiler.
+    """
+    if len(compilers) > 1:
+        raise ValueError(f"--nvrtc: expected one folder for --source, got {len(compilers)}")
+    library = nvrtc(*compilers)
+    code, _ = machine_code(source, architecture, library, macros)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(code)
+    made = ".".join(map(str, version(library)))
+    return f"{file}: {source} for {architecture} by NVRTC {made}, {len(code)} bytes, macros {[*macros]}"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cubins", type=Path, metavar="FOLDER")
     parser.add_argument("--nvrtc", default="", metavar="FOLDERS", help="compilers, separated by colons")
+    parser.add_argument("--source", choices=ARCHITECTURES, metavar="NAME", help="the one that is compiled")
+    parser.add_argument("--architecture", default="sm_90a", help="what --source is compiled for")
+    parser.add_argument("--define", action="append", default=[], metavar="MACRO", help="for --source")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the machine code of --source")
     arguments = parser.parse_args()
-    if arguments.cubins:
-        folders = [*map(Path, filter(None, arguments.nvrtc.split(os.pathsep)))]
+    if (arguments.source is None) != (arguments.out is None):
+        parser.error("--source and --out: expected both or none")
+    folders = [*map(Path, filter(None, arguments.nvrtc.split(os.pathsep)))]
+    if arguments.source:
+        how = (arguments.architecture, folders, arguments.define)
+        print(write_one(arguments.out, arguments.source, *how))
+    elif arguments.cubins:
         print(write_cubins(arguments.cubins, folders))
     else:
         print(table())

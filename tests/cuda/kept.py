@@ -25,7 +25,9 @@ def tools(library: ctypes.CDLL | None = None) -> str:
     return f"NVRTC {major}.{minor}, {size} bytes, {disassembler}"
 
 
-def parts(source: str, architecture: str, library: ctypes.CDLL | None = None) -> list[str]:
+def parts(
+    source: str, architecture: str, library: ctypes.CDLL | None = None, macros: tuple[str, ...] = ()
+) -> list[str]:
     """All that the machine code of a source depends on, and what is read from it."""
     made = {source: compiler.texts()[source], **compiler.headers()}
     texts = [text for pair in made.items() for text in pair]
@@ -33,6 +35,7 @@ def parts(source: str, architecture: str, library: ctypes.CDLL | None = None) ->
         tools(library),
         architecture,
         *compiler.OPTIONS,
+        *macros,
         *texts,
         *map(read, (compiler.__file__, __file__)),
     ]
@@ -60,11 +63,14 @@ def read_back(text: str) -> Cubin:
 
 
 @cache
-def compiled(source: str, architecture: str, library: ctypes.CDLL | None = None) -> Cubin:
+def compiled(
+    source: str, architecture: str, library: ctypes.CDLL | None = None, macros: tuple[str, ...] = ()
+) -> Cubin:
     """A file of ``src/kernels/cuda/src`` compiled and taken apart, now or in an earlier run."""
 
     def make(file: Path) -> None:
-        file.write_text(written(compiler.compiled(source, architecture, library)))
+        file.write_text(written(compiler.compiled(source, architecture, library, macros)))
 
     name = f"{source.removesuffix('.cu')}-{architecture}.json"
-    return read_back(files.kept(name, parts(source, architecture, library), make).read_text())
+    made_of = parts(source, architecture, library, macros)
+    return read_back(files.kept(name, made_of, make).read_text())

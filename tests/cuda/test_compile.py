@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from .compile import ARCHITECTURES, SOURCES, Cubin, Kernel, listing, loads_before_use
+from . import compile as compiler
+from .compile import (
+    ARCHITECTURES,
+    SOURCES,
+    UNQUALIFIED_ARRIVE,
+    Cubin,
+    Kernel,
+    listing,
+    loads_before_use,
+)
 from .driver import needs_nvrtc
 from .kept import compiled
 
@@ -177,11 +191,58 @@ def test_loads_in_a_row_end_where_one_of_them_is_needed() -> None:
     assert loads_before_use(["LDG.E.U16 R4, [R2]", "LDG.E.U16 R5, [R2]", "PRMT R6, R4"], "LDG.E.U16") == [2]
 
 
-def test_symmetric_wgmma_is_compiled_without_complaints() -> None:
-    log = compiled("symmetric_wgmma.cu", "sm_90a").log
-    assert "Compiling entry function" in log
-    assert "warning" not in log.lower()
-    assert "serializ" not in log
+@pytest.mark.parametrize("macros", [(), (UNQUALIFIED_ARRIVE,)], ids=["as-is", "unqualified"])
+def test_symmetric_wgmma_is_compiled_without_complaints(macros: tuple[str, ...]) -> None:
+    cubin = compiled("symmetric_wgmma.cu", "sm_90a", None, macros)
+    assert_is_within_resources(cubin)
+    assert "Compiling entry function" in cubin.log
+    assert "warning" not in cubin.log.lower()
+    assert "serializ" not in cubin.log
+
+
+def fences_among_products(cubin: Cubin, element: str) -> list[str]:
+    """Returns the fences of the whole device in the main loop, which is what lies between two products."""
+    listed = listing(cubin.code)[f"symmetric_wgmma_{element}"]
+    products = [at for at, text in enumerate(listed) if "HGMMA" in text]
+    last = next(at for at, text in enumerate(listed) if at > products[-1] and "BRA" in text)
+    return [text for text in listed[products[0] : last + 1] if re.search(r"\bMEMBAR\b.*\.GPU\b", text)]
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_unqualified_arrive_leaves_no_fence_of_the_device(element: str) -> None:
+    default, unqualified = (
+        compiled("symmetric_wgmma.cu", "sm_90a", None, macros) for macros in ((), (UNQUALIFIED_ARRIVE,))
+    )
+    name = f"symmetric_wgmma_{element}"
+    assert len(fences_among_products(default, element)) == 1
+    assert fences_among_products(unqualified, element) == []
+    kernels = [cubin.kernels[name] for cubin in (default, unqualified)]
+    assert [kernel.count("HGMMA") for kernel in kernels] == [8, 8]
+    # Arrivals at the other block: of a skipped stage, in the main loop and behind it.
+    assert [kernel.count("SYNCS.ARRIVE.TRANS64.RED") for kernel in kernels] == [3, 3]
+    # What is left are the fences with which the blocks of a cluster begin and end together.
+    assert [kernel.count("MEMBAR.ALL.GPU") for kernel in kernels] == [5, 2]
+
+
+def test_command_compiles_one_source_with_a_macro(tmp_path: Path) -> None:
+    command = [sys.executable, compiler.__file__, "--source", "symmetric_wgmma.cu"]
+    folder = str(Path(compiler.nvrtc()._name).parent)
+    made = []
+    for macros in ([], ["--define", UNQUALIFIED_ARRIVE]):
+        file = tmp_path / f"{len(macros)}.cubin"
+        done = subprocess.run(
+            [*command, "--out", str(file), "--nvrtc", folder, *macros],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "for sm_90a by NVRTC 13" in done.stdout
+        made.append(file.read_bytes())
+    assert [compiler.release(code) for code in made] == [compiler.version(compiler.nvrtc())] * 2
+    fences = [sum("MEMBAR" in text for text in listing(code)["symmetric_wgmma_bfloat16"]) for code in made]
+    assert fences[1] < fences[0]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "--source and --out: expected both or none" in refused.stderr
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES["gram.cu"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from .compile import UNQUALIFIED_ARRIVE
 from .driver import needs_compiler
 from .emulator.library import Emulated, KernelFault
 from .symmetric import Problem, pairs_of_tiles, run_mma, run_wgmma
@@ -66,6 +67,16 @@ def test_symmetric_wgmma_matches_float64_within_rounding(
     symmetric_wgmma: Emulated, problem: Problem, seed: int
 ) -> None:
     run_wgmma(symmetric_wgmma, problem, seed)
+
+
+def test_both_forms_of_the_arrival_have_the_same_errors(symmetric_wgmma: Emulated, tmp_path: Path) -> None:
+    """The emulator has one arrival for both: it orders everything, so no result may depend on the form."""
+    first = '#include "swizzle.cuh"\n'
+    edit = ("symmetric_wgmma.cu", first, f"#define {UNQUALIFIED_ARRIVE}\n{first}")
+    unqualified = Emulated("symmetric_wgmma.cu", tmp_path, [edit])
+    for problem in WGMMA[:2]:
+        errors = [run_wgmma(library, problem) for library in (symmetric_wgmma, unqualified)]
+        assert errors[0] == errors[1], problem
 
 
 # The second block of the cluster has no tile here, and goes over each stage several times.

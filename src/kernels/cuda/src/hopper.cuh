@@ -55,12 +55,20 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// How a thread arrives at a barrier of another block. A release at cluster scope compiles to MEMBAR.ALL.GPU, a
+// fence of the whole device. The unqualified form, which CUTLASS has in ClusterBarrier, compiles to none. It
+// orders the thread's writes for its own block alone, so it is enough where a thread has only read.
+#ifdef OXIDION_UNQUALIFIED_ARRIVE
+#define OXIDION_ARRIVE "mbarrier.arrive.shared::cluster.b64"
+#else
+#define OXIDION_ARRIVE "mbarrier.arrive.release.cluster.shared::cluster.b64"
+#endif
+
 // Arrives at the barrier that stands at this address in another block of the cluster.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+        "mapa.shared::cluster.u32 there, %0, %1;\n" OXIDION_ARRIVE " _, [there];\n}" ::"r"(barrier),
         "r"(rank)
         : "memory");
 }
