@@ -81,7 +81,7 @@ def test_orthonormal_right_factors_hold_there(environment: dict[str, str]) -> No
 
 @needs_nvrtc
 def test_few_matrices_with_many_columns_are_factored_by_several_blocks(environment: dict[str, str]) -> None:
-    """Columns of eight tiles: a block for each and for those below, in the pass that every matrix needs."""
+    """Columns of eight tiles: a block for each and for those below, in the first two of five passes."""
     run(
         {**environment, "OXIDION_EMULATED_MULTIPROCESSORS": "20"},
         """
@@ -93,7 +93,7 @@ def test_few_matrices_with_many_columns_are_factored_by_several_blocks(environme
         optimizer = oxidion.Dion([param], lr=1.0, adjust_lr=None, weight_decay=0.0, rank_fraction=450 / 456)
         start, before = launched(), param.detach().clone()
         optimizer.step()
-        assert [now - then for now, then in zip(launched(), start)] == [8, 7, 4]
+        assert [now - then for now, then in zip(launched(), start)] == [16, 14, 3]
         update = (before - param.detach()).double()
         values = torch.linalg.svdvals(update)
         assert (values > 1e-3).sum() == 450, values

@@ -23,6 +23,9 @@ const PART: usize = 512;
 const MOST_PARTS: usize = 400;
 /// Tiles beside each other from which several blocks factor a matrix.
 const MANY_TILES: usize = 8;
+/// First passes that panels are likely to need. Those behind them are for panels that failed: by columns of tiles each
+/// would be some 2 r / 64 launches, nearly always for nothing.
+const LIKELY: usize = 2;
 
 /// `Which` of `panel.cuh`.
 const EVERY: i32 = 0;
@@ -145,7 +148,7 @@ pub(in crate::kernels) fn orthonormal_columns(
     for (number, pass) in passes.into_iter().enumerate() {
         let before = if number == 0 { 0 } else { at(number - 1)? };
         let selection = Selection { status: before, ..pass.selection };
-        panels.run(Pass { selection, ..pass }, at(number)?, number <= usize::from(twice))?;
+        panels.run(Pass { selection, ..pass }, at(number)?, number < LIKELY)?;
     }
     Ok(())
 }
@@ -187,8 +190,8 @@ impl Panels {
         cols.div_ceil(TILE) >= MANY_TILES && 2 * count <= multiprocessors
     }
 
-    /// One pass, whose outcome goes to `status`; `expected`: it is one that all panels need.
-    fn run(&self, Pass { selection, shift, left_out }: Pass, status: usize, expected: bool) -> Result<()> {
+    /// One pass, whose outcome goes to `status`; `likely`: panels are expected to need it.
+    fn run(&self, Pass { selection, shift, left_out }: Pass, status: usize, likely: bool) -> Result<()> {
         let ([count, rows, cols], parts, panel) = (self.shape, self.parts, self.panel);
         let (tiles, row_tiles) = (Self::triangle(cols), rows.div_ceil(TILE));
         let gram = self.gram.device_address()?;
@@ -229,7 +232,7 @@ impl Panels {
         // gives to others only after what is on the stream.
         unsafe {
             launch("gram_product", Grid::of(count * parts * tiles, THREADS, GRAM_SHARED)?, &product)?;
-            if expected && self.by_columns() {
+            if likely && self.by_columns() {
                 let across = cols.div_ceil(TILE);
                 for column in 0..across {
                     let this = CholeskyFactor { column: to_i32(column)?, ..factorization };
