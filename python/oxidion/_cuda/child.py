@@ -9,8 +9,14 @@ from pathlib import Path
 VARIABLE = "OXIDION_SELF_CHECK"
 """Environment variable: "0" turns checks of kernels off; "child" is for the processes that they run in."""
 
-CODE = """
-import sys
+END_WITH_PARENT = """
+import ctypes, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+"""
+"""Has Linux kill a process when its parent thread ends: in its own session it would outlive its parent."""
+
+CODE = f"""{END_WITH_PARENT}
 sys.path[:] = sys.argv.pop(1).split(":")
 from oxidion.__main__ import main
 sys.exit(main())

@@ -24,8 +24,8 @@ def capability(report: Mapping[str, Any]) -> str:
 def proven(report: Mapping[str, Any]) -> bool:
     """Returns whether a report proves that the products by warpgroups may be used on its kind of device.
 
-    Each of rows 1 to 4 has a part that passed, and no part that did not. A part may be skipped unless it is
-    one of ``symmetric_wgmma.cu``, of which there has to be at least one.
+    Each of rows 1 to 4 has a part that passed and no part that failed or is missing. A part may be skipped,
+    but not one of ``symmetric_wgmma.cu``. At least one part of that source has to be there.
 
     Args:
         report: of ``gpu-check`` or of a device, with records of "parts" that have "row", "name" and "status".

@@ -28,7 +28,7 @@ BAR = 0.5
 """Seconds that a first step may take in a process that finds machine code and verdicts."""
 LIMIT = 110.0
 """Seconds that the two processes may take together if nothing else is asked for."""
-EMULATED_SECONDS = "120"
+EMULATED_SECONDS = "600"
 """Seconds that the check of a source may take on an emulated device, if the caller does not say."""
 KEPT = 4000
 """Characters that are kept of what a failed process wrote to stderr."""
@@ -55,7 +55,7 @@ class Logged(logging.Handler):
 
 logging.getLogger("oxidion.cuda").addHandler(Logged(logging.WARNING))
 import oxidion
-told = {"import_s": time.perf_counter() - started, "steps": {}, "kernels": {}}
+result = {"import_s": time.perf_counter() - started, "steps": {}, "kernels": {}}
 if job["emulated"]:
     from oxidion._cuda import device
     device.prepare(emulated=True)
@@ -70,7 +70,7 @@ def seconds(work):
     wait()
     return time.perf_counter() - begun
 
-told["context_s"] = seconds(lambda: torch.zeros(1, device=place))
+result["context_s"] = seconds(lambda: torch.zeros(1, device=place))
 torch.manual_seed(0)
 for name, shapes in job["shapes"].items():
     params = [torch.nn.Parameter(torch.randn(shape, device=place)) for shape in shapes]
@@ -84,13 +84,13 @@ for name, shapes in job["shapes"].items():
             (torch.randn(8, param.shape[0], device=place) @ param).square().mean().backward()
         spent.append(seconds(optimizer.step))
     right = all(bool(p.isfinite().all()) and not torch.equal(p, old) for p, old in zip(params, before))
-    told["steps"][name] = {"first_s": spent[0], "next_s": spent[1], "right": right}
-    told["kernels"][name] = optimizer.explain().kernels
+    result["steps"][name] = {"first_s": spent[0], "next_s": spent[1], "right": right}
+    result["kernels"][name] = optimizer.explain().kernels
 # Python shows a user no others unless asked to.
 hidden = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 shown = [w for w in warned if not issubclass(w.category, hidden)]
-told["warnings"] = [f"{w.category.__name__}: {w.message}" for w in shown] + logged
-print("\\n" + json.dumps(told))
+result["warnings"] = [f"{w.category.__name__}: {w.message}" for w in shown] + logged
+print("\\n" + json.dumps(result))
 """
 """A process of a user; it prints a line of JSON."""
 
@@ -113,24 +113,24 @@ def first(number: str, seconds: float = LIMIT) -> Found:
         cache.mkdir(mode=0o700)
         _copy_machine_code(cache)
         for which in ("first", "second"):
-            told, reason, complaints = _process(number, cache, until - time.monotonic())
+            result, reason, complaints = _process(number, cache, until - time.monotonic())
             figures["verdicts"] = _verdicts(cache)
             figures["products_timed"] = any(cache.glob("products-*.json"))
             if reason:
                 return Found("FAIL", figures, f"the {which} process {reason}", complaints)
-            processes.append(told)
+            processes.append(result)
     status, reason = judged(processes, is_timed=number != EMULATED)
     return Found(status, figures, reason)
 
 
 def judged(processes: Sequence[Mapping[str, Any]], *, is_timed: bool) -> tuple[str, str]:
-    """Returns the status and its reason for what two processes told.
+    """Returns the status and its reason for the results of two processes.
 
     Args:
         processes: what each of them printed.
         is_timed: whether the bar on seconds counts.
     """
-    wrong = [name for told in processes for name, step in told["steps"].items() if not step["right"]]
+    wrong = [name for result in processes for name, step in result["steps"].items() if not step["right"]]
     if wrong:
         return "FAIL", f"parameters of {wrong[0]} did not change, or are not finite"
     later = processes[-1]
@@ -167,7 +167,7 @@ def environment(number: str, cache: Path) -> dict[str, str]:
 
 
 def _process(number: str, cache: Path, seconds: float) -> tuple[dict[str, Any], str, str]:
-    """Returns what a user's process told; else what went wrong, with the end of its stderr."""
+    """Returns the result of a user's process; else what went wrong, with the end of its stderr."""
     is_emulated = number == EMULATED
     job = {
         "emulated": is_emulated,
@@ -212,9 +212,9 @@ def _verdicts(cache: Path) -> dict[str, dict[str, Any]]:
     """Returns by source the verdicts that processes kept, which are of this check alone."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(cache.glob("check-*.json")):
-        told = json.loads(file.read_text("utf-8"))
-        fields = {name: told[name] for name in ("result", "reason", "error", "seconds")}
+        result = json.loads(file.read_text("utf-8"))
+        fields = {name: result[name] for name in ("result", "reason", "error", "seconds")}
         if not math.isfinite(fields["error"]):  # JSON has no infinity
             fields["error"] = None
-        found[told["source"]] = fields
+        found[result["source"]] = fields
     return found
