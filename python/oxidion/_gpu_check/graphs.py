@@ -30,7 +30,7 @@ GRAPHS = {
 }
 """Steps that are captured, by class."""
 CAPTURABLE = ("AdamW",)
-"""Classes of which a step is also captured by torch itself."""
+"""Classes whose steps are also captured in a graph of torch's."""
 
 Captured = Callable[[Callable[[], object]], Callable[[], object]]
 """Captures what a function launches, and returns a function that replays it."""
@@ -62,7 +62,7 @@ def compared(setting: Setting, device: torch.device, capture: Captured) -> Found
     Args:
         setting: of the steps.
         device: of the parameters.
-        capture: captures a step by hand.
+        capture: captures a step in a graph of torch's.
     """
     params, plain = made(setting, device)
     others, inner = made(setting, device)
