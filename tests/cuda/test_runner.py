@@ -128,6 +128,9 @@ def test_parts_without_enough_time_are_left_out(tmp_path: Path) -> None:
     found = ran(tmp_path, passes, until=time.monotonic() + 1.0, limit=2.0)
     assert found["passes"]["status"] == "LEFT_OUT"
     assert "s were left, 2 s are needed" in found["passes"]["reason"]
+    found = ran(tmp_path, hangs, passes, until=time.monotonic() + 1.5, limit=50.0, least=1.0)
+    assert (found["hangs"]["status"], found["passes"]["status"]) == ("TIMEOUT", "LEFT_OUT")
+    assert 1.0 < found["hangs"]["limit"] <= 1.5
 
 
 def test_parts_that_measure_have_the_device_for_themselves(tmp_path: Path) -> None:

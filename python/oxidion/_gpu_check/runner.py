@@ -18,7 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -301,6 +301,7 @@ class Runner:
         *,
         until: float = float("inf"),
         spare: float = SPARE,
+        least: float = float("inf"),
         probe: Part | None = None,
         log: Path | None = None,
         ended: Callable[[dict[str, Any], dict[str, Any]], None] = lambda _record, _outcome: None,
@@ -312,13 +313,15 @@ class Runner:
             report: where outcomes go.
             until: reading of `time.monotonic` by which all must have ended.
             spare: seconds that must be left beside a part's limit for it to begin.
-            probe: part that finds out, after a crash or a time-out, whether the device still answers.
+            least: seconds with which a part begins whose limit is longer than what is left.
+            probe: part that says, after a crash or a time-out, whether the device still answers.
             log: file to which is appended what parts print.
             ended: is called with the record and the outcome of each part that has ended.
             begun: is called with a part that runs and its preliminary outcome whenever that is written.
         """
         self.lost = ""
-        self._report, self._until, self._spare, self._probe, self._log = report, until, spare, probe, log
+        self._report, self._until, self._probe, self._log = report, until, probe, log
+        self._spare, self._least = spare, least
         self._ended, self._begun, self._running = ended, begun, list[_Running]()
         self._folder, self._count = Path(), 0
 
@@ -346,7 +349,8 @@ class Runner:
 
     def _begin(self, part: Part) -> None:
         left = self._until - time.monotonic()
-        needed = part.limit + self._spare
+        needed = min(part.limit, self._least) + self._spare
+        part = replace(part, limit=round(min(part.limit, max(left - self._spare, 0.0)), 1))
         if self.lost or left < needed:
             why = self.lost or f"{max(left, 0):.0f} s were left, {needed:.0f} s are needed"
             self._close(record(part, {}, "LEFT_OUT", why), {})
