@@ -1,4 +1,4 @@
-"""A quarter of an hour on a GPU: every check and race in the order of its value, each with a limit.
+"""Runs every check and race on a GPU in a quarter of an hour, in the order of value, each with a limit.
 
 ``.device/go`` starts it (docs/rented-gpu.md). It needs the standard library alone, starts each part in a
 session of its own, and rewrites ``report.json`` after each: a run that is cut loses nothing that was there.
@@ -83,7 +83,7 @@ class Item:
         how: "install", "check" (rows of ``gpu-check``), "bench" (`device_parts.py`) or "suite" (the tests).
         limit: seconds after which it is killed; 0: as many as are left.
         what: rows of ``gpu-check``.
-        env: environment variables beside those of all parts.
+        env: environment variables in addition to those of all parts.
     """
 
     name: str
@@ -122,7 +122,7 @@ RUN_AGAIN = 40.0
 
 
 class Report(runner.Report):  # type: ignore[misc, name-defined]
-    """The report of a run, with what the outcomes of parts have beside figures."""
+    """The report of a run, with the races and facts in the outcomes of its parts."""
 
     def __init__(self, file: Path, facts: dict[str, Any], began: float, given: float) -> None:
         """Takes the file, facts, and when the run began."""

@@ -1,10 +1,10 @@
-"""Packs all that a quarter of an hour on a GPU needs into a folder that travels with the checkout.
+"""Packs all that a quarter of an hour on a GPU needs into a folder of the checkout.
 
     python benchmarks/device_pack.py --into .device --dion ~/src/dion
 
 The folder gets the wheel, stripped; machine code for sm_90a; variants of the products for the races; the
 plain Python source of microsoft/dion; a manifest with the digest of each file; and the script ``go``. Then
-the whole run is rehearsed on the emulator of the tests. A pack that is too large to travel is refused.
+the whole run is rehearsed on the emulator of the tests. A pack that is too large to be sent is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# ``cuda`` is the folder of tests here, not the script beside this one.
+# ``cuda`` is the folder of tests here, not the script in this folder.
 sys.path[:] = [str(ROOT / "tests"), *(p for p in sys.path if Path(p).resolve() != ROOT / "benchmarks")]
 LIBRARY = "oxidion/_torch"
 """Folder of the wheel that gets what `make build` has compiled against torch's headers."""

@@ -189,7 +189,7 @@ def values(*numbers: float) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("by_kernels", "by_libtorch", "reason"),
     [
-        # Results of calls: first, beside a stream, without it; libtorch's beside one and without.
+        # Results of calls: first, next to a busy stream, without it; then libtorch's with and without one.
         ([1.0, 1.0], [1.0], ""),
         ([1.0, 2.0, 2.0], [], "other bits, also when no other stream is busy: tensor 0 at (0,) has 2, not 1"),
         ([1.0, 2.0, 1.0], [1.0, 1.0], "other bits, only while another stream is busy"),

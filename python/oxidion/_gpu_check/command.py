@@ -1,4 +1,4 @@
-"""The command: parts in forks of one process that has touched no device, a line for each, and a report."""
+"""The command ``gpu-check``: runs parts in forks, prints a line for each and writes a report."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def check(
     report.facts |= {
         "tiers": tiers(report.records),
         "exit": int(bool(failed)),
-        # What `benchmarks/device.py` reads of any of its parts.
+        # As `benchmarks/device.py` reads them from the outcome of any part.
         "status": "FAIL" if failed else next((word for word in WORST if word in counts), "SKIP"),
         "figures": counts,
         "reason": "; ".join(failed[:20]),
@@ -330,7 +330,7 @@ def _work(row: int, name: str, number: str, gpus: int) -> Found:
 
 
 def _fork(work: Callable[[], Found], jobs: int) -> Start:
-    """Starts work in a fork that uses its share of the processors; kernels are tried as they are."""
+    """Starts work in a fork that uses its share of the processors, without the self-check."""
 
     def found(_: Any) -> dict[str, Any]:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))

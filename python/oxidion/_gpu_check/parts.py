@@ -1,4 +1,4 @@
-"""Settings of the check, and steps by kernels beside those by libtorch."""
+"""Settings of the check, and steps by kernels compared with steps by libtorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oxidion._oxidion import exchange_on_device, symmetric_product_on_device
 
 STEPS = 20
 GUARD = 64
-"""Elements before and behind each tensor, which nothing may write."""
+"""Elements before and after each tensor, which nothing may write."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Setting:
     bar: float = 1e-5
     waits: bool = False
     tiled: bool = False
-    """True for so many matrices that each multiprocessor has a tile of their products."""
+    """True for as many matrices as give each multiprocessor a tile of their products."""
     wide: tuple[tuple[int, ...], ...] = ()
-    """Shapes beside the others on a real device: an emulated one would take too long."""
+    """Shapes in addition to the others on a real device: an emulated one would take too long."""
     group: dict[str, Any] = field(default_factory=dict)
     """Keys of the group."""
 
@@ -267,7 +267,7 @@ def steps(setting: Setting, device: torch.device, count: int) -> list[Tensor]:
 
 
 def moved(setting: Setting, device: torch.device, by: str) -> list[Tensor]:
-    """As `steps`, three of them, between guards: all is no number where one was written to.
+    """Returns the updates of three steps between guards: all are NaN if a guard was written to.
 
     ``by`` says what computes: "kernels", "libtorch", or "compare", sources of kernels that are on.
     """
@@ -305,7 +305,7 @@ def work_of(name: str, device: torch.device, by: str) -> list[Tensor]:
 
 
 def compared(name: str, device: torch.device, by: str, repeats: int = 1) -> tuple[float, str]:
-    """The largest difference of updates from libtorch's, and what is wrong; empty if nothing is."""
+    """Returns the largest difference of updates from libtorch's, and what is wrong; empty if nothing is."""
     first = work_of(name, device, by)
     for _ in range(repeats):
         with busy(device):
@@ -328,12 +328,12 @@ def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
 def _why_bits_differ(
     name: str, device: torch.device, by: str, first: list[Tensor], again: list[Tensor]
 ) -> str:
-    """Says what is wrong with a repeated step; empty if libtorch's own bits differ beside another stream.
+    """Returns what is wrong with a repeated step; empty if libtorch's own bits vary next to another stream.
 
     cuBLAS promises equal bits only where no other stream is in use.
     """
     if any(own.isnan().any() for own in (*first, *again)):
-        return "an update is NaN, or memory beside a tensor was written"
+        return "an update is NaN, or memory next to a tensor was written"
     where = first_wrong(again, first, 0.0)
     if not same_bits(first, work_of(name, device, by)):
         return f"a repeated step has other bits, also when no other stream is busy: {where}"
@@ -345,7 +345,7 @@ def _why_bits_differ(
 
 
 def first_wrong(found: list[Tensor], expected: list[Tensor], bar: float) -> str:
-    """Says which element of which tensor is the first whose error is above a share of the tensor's norm."""
+    """Returns which element is the first whose error is above a share of its tensor's norm."""
     for number, (own, other) in enumerate(zip(found, expected, strict=True)):
         far = ~((own - other).abs() <= bar * other.norm() / max(other.numel(), 1) ** 0.5)
         if far.any():

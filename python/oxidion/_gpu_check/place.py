@@ -11,7 +11,7 @@ from oxidion._oxidion import turn_source_off
 
 EMULATED = core.EMULATED
 OFF = "OXIDION_GPU_CHECK_OFF"
-"""Environment variable: sources that libtorch is to compute in the place of, separated by commas."""
+"""Environment variable: sources that libtorch computes instead of, separated by commas."""
 
 
 def place(number: str) -> torch.device:

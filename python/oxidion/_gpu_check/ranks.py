@@ -1,4 +1,4 @@
-"""Steps of several processes, one on each GPU, beside those of one."""
+"""Steps of several processes, one on each GPU, compared with those of one."""
 
 from __future__ import annotations
 

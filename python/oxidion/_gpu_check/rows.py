@@ -1,4 +1,4 @@
-"""Rows of the check: what is installed, loading, kernels beside libtorch, classes beside the CPU."""
+"""Rows of the check: versions, loading, kernels against libtorch, classes against the CPU."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _lacks_groups(device: torch.device) -> bool:
 
 
 def load(number: str, source: str) -> Found:
-    """One source of kernels, loaded by itself: from where its machine code comes, and the seconds."""
+    """Loads one source of kernels by itself: from where its machine code comes, and the seconds."""
     device = place(number)
     if source == GROUPS[0] and _lacks_groups(device):
         return Found("SKIP", {}, ONLY_90)
@@ -118,7 +118,7 @@ def load(number: str, source: str) -> Found:
 
 
 def kernels(number: str, name: str, repeats: int = REPEATS) -> Found:
-    """Steps of one setting by the sources that its name has, repeated, and beside libtorch's.
+    """Compares steps of one setting, by the sources in its name, with repetitions and with libtorch.
 
     Other sources are used where they can be loaded: one that cannot fails the settings of its own name.
     """
@@ -139,7 +139,7 @@ def kernels(number: str, name: str, repeats: int = REPEATS) -> Found:
 
 
 def classes(number: str, name: str) -> Found:
-    """Steps of a class in every kind of storage."""
+    """Compares steps of a class with the CPU's in every kind of storage."""
     figures = dict[str, Any]()
     count = EMULATED_STEPS if number == EMULATED else STEPS
     settings = CLASSES[name]
@@ -161,7 +161,7 @@ def classes(number: str, name: str) -> Found:
 
 
 def _class(device: torch.device, setting: Setting, kind: str, figures: dict[str, Any]) -> str:
-    """Says what is wrong with `verify`, memory or waiting; empty if nothing is."""
+    """Returns what is wrong with `verify`, memory or waiting; empty if nothing is."""
     params, optimizer = made(setting, device)
     give_gradients(params, 0)
     optimizer.step()
@@ -187,7 +187,7 @@ def _class(device: torch.device, setting: Setting, kind: str, figures: dict[str,
 
 
 def answers(number: str) -> Found:
-    """The device computes: what is asked after a part has crashed or hung."""
+    """Checks that the device computes: it is run after a part has crashed or hung."""
     device = place(number)
     total = float(torch.ones(1000, device=device).sum())
     return Found(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 SPARE = 15.0
-"""Seconds that must be left beside a part's limit for it to begin, unless a runner has others."""
+"""Seconds that must be left in addition to a part's limit for it to begin, unless a runner has others."""
 LOOKS = 0.25
 """Seconds between two looks at the preliminary outcome of a part that runs."""
 TRACEBACK = 4096
@@ -59,8 +59,8 @@ class Part:
         limit: seconds after which it is killed.
         start: starts its process.
         row: number of the row of ``gpu-check`` that it belongs to; 0 if none.
-        alone: True if no other part may run beside it.
-        env: environment variables that it has beside the others, for the report.
+        alone: True if no other part may run at the same time.
+        env: environment variables that it has in addition to the others, for the report.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Fork:
     """A fork of this process as a `Process`."""
 
     def __init__(self, pid: int) -> None:
-        """Takes charge of the child with this number."""
+        """Wraps the child with this process number."""
         self.pid = pid
         self._ended: int | None = None
 
@@ -117,17 +117,17 @@ def failure(error: BaseException) -> dict[str, Any]:
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends, whatever ends it (Linux)."""
+    """Has Linux kill this process when its parent ends, however that ends."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def forked(work: Callable[[Callable[[Any], None]], Any], env: Mapping[str, str] | None = None) -> Start:
-    """Returns what starts a function in a fork of this process.
+    """Returns a starter that runs a function in a fork of this process.
 
     Args:
         work: returns the outcome; it is called with a function that writes a preliminary one.
-        env: environment variables of the fork beside those of this process.
+        env: environment variables of the fork in addition to those of this process.
     """
 
     def start(outcome: Path, output: int) -> Process:
@@ -167,7 +167,7 @@ def forked(work: Callable[[Callable[[Any], None]], Any], env: Mapping[str, str] 
 
 
 def started(command: Sequence[str], env: Mapping[str, str]) -> Start:
-    """Returns what starts a command; the word ``{outcome}`` in it becomes the name of the outcome's file."""
+    """Returns a starter of a command; the word ``{outcome}`` in it becomes the name of the outcome's file."""
 
     def start(outcome: Path, output: int) -> Process:
         return subprocess.Popen(
@@ -184,7 +184,7 @@ def started(command: Sequence[str], env: Mapping[str, str]) -> Start:
 
 
 class Output:
-    """Output of a part, of which the beginning and the end are kept."""
+    """Output of a part. The beginning and the end are kept."""
 
     def __init__(self) -> None:
         """Opens the pipe."""
@@ -223,12 +223,12 @@ class Report:
     """A report, which is written whenever something is known.
 
     Attributes:
-        facts: what stands in it beside the parts.
+        facts: everything in it but the parts.
         records: the parts in their order.
     """
 
     def __init__(self, file: Path | None, facts: dict[str, Any]) -> None:
-        """Takes the file, None if nothing is to be written, and the facts."""
+        """Plans nothing yet; a file of None is not written."""
         self.file, self.facts, self.records = file, facts, list[dict[str, Any]]()
 
     def plan(self, parts: Iterable[Part]) -> None:
@@ -239,7 +239,7 @@ class Report:
         ]
 
     def put(self, new: dict[str, Any]) -> None:
-        """Puts a record in the place of the one of this name."""
+        """Replaces the record of this row and name, or appends one."""
         for i, old in enumerate(self.records):
             if (old["row"], old["name"]) == (new["row"], new["name"]):
                 self.records[i] = new
@@ -251,7 +251,7 @@ class Report:
         return {**self.facts, "parts": self.records}
 
     def write(self) -> None:
-        """Writes the report; a full disk is said and no reason to stop."""
+        """Writes the report; an error of the file system is printed and stops nothing."""
         if self.file is not None:
             try:
                 write_json(self.file, self.content())
@@ -307,12 +307,12 @@ class Runner:
         ended: Callable[[dict[str, Any], dict[str, Any]], None] = lambda _record, _outcome: None,
         begun: Callable[[Part, dict[str, Any]], None] = lambda _part, _outcome: None,
     ) -> None:
-        """Takes what it works with.
+        """Prepares a runner.
 
         Args:
             report: where outcomes go.
             until: reading of `time.monotonic` by which all must have ended.
-            spare: seconds that must be left beside a part's limit for it to begin.
+            spare: seconds that must be left in addition to a part's limit for it to begin.
             least: seconds with which a part begins whose limit is longer than what is left.
             probe: part that says, after a crash or a time-out, whether the device still answers.
             log: file to which is appended what parts print.
@@ -430,7 +430,7 @@ class Runner:
             time.sleep(0.005)
 
     def _answers(self, probe: Part) -> str:
-        """Says why the device does not answer; empty if it does, at the second try at the latest."""
+        """Returns why the device does not answer; empty if it does, at the second try at the latest."""
         why = ""
         for _ in range(2):
             running = self._start(probe)
@@ -461,7 +461,7 @@ class Runner:
 
 
 def _ending(code: int) -> str:
-    """Says how a process ended."""
+    """Returns how a process ended, for a sentence."""
     if code >= 0:
         return f"with {code}"
     with suppress(ValueError):

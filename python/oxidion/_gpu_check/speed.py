@@ -1,4 +1,4 @@
-"""Speed of steps beside a copy of as many bytes, torch's optimizers and the library's products."""
+"""Speed of steps against a copy of as many bytes, torch's optimizers and cuBLAS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _seconds(work: Callable[[], Any], device: torch.device, rounds: int = 5) -> tuple[float, float]:
-    """Least seconds on the device and of the host of some work."""
+    """Returns the least seconds of some work on the device and of the host."""
     best = [float("inf")] * 2
     for _ in range(rounds if device.type == "cuda" else 1):
         _wait(device)
@@ -38,13 +38,13 @@ def _seconds(work: Callable[[], Any], device: torch.device, rounds: int = 5) -> 
 
 
 def _judged(device: torch.device, figures: dict[str, Any], is_fast: bool, reason: str) -> Found:
-    """SLOW with a reason where a bar is missed; an emulated device has no bar."""
+    """Returns SLOW with a reason if a bar is missed; an emulated device has no bar."""
     slow = not is_fast and device.type == "cuda"
     return Found("SLOW" if slow else "PASS", figures, reason if slow else "")
 
 
 def elementwise(number: str) -> Found:
-    """AdamW and Lion beside a copy of as many bytes."""
+    """Times AdamW and Lion against a copy of as many bytes."""
     device = place(number)
     is_real = device.type == "cuda"
     count = min(1 << 28, torch.cuda.mem_get_info(device)[0] // 40) if is_real else 1000
@@ -66,7 +66,7 @@ def elementwise(number: str) -> Found:
 
 
 def host(number: str) -> Found:
-    """Host time of a step of many small tensors beside torch's fused AdamW."""
+    """Times the host in a step of many small tensors, against torch's fused AdamW."""
     device = place(number)
     count, times = 4000 if device.type == "cuda" else 8, dict[str, float]()
     made_by: dict[str, Callable[..., Any]] = {
@@ -86,7 +86,7 @@ def host(number: str) -> Found:
 
 
 def muon(number: str) -> Found:
-    """Muon on matrices of a model of a billion parameters beside torch.optim.Muon."""
+    """Times Muon on matrices of a model of a billion parameters against torch.optim.Muon."""
     device = place(number)
     if not hasattr(torch.optim, "Muon"):
         return Found("SKIP", {}, "this torch has no torch.optim.Muon")
@@ -107,7 +107,7 @@ def muon(number: str) -> Found:
 
 
 def symmetric_products(number: str, source: str) -> Found:
-    """Symmetric products by the kernels of one source beside the library's, in all classes of sizes."""
+    """Times symmetric products by the kernels of one source against cuBLAS, in all classes of sizes."""
     if source == GROUPS[0] and number != EMULATED and torch.cuda.get_device_capability(int(number)) != (9, 0):
         return Found("SKIP", {}, "it is for devices of compute capability 9.0")
     names = list(dict.fromkeys([GROUPS[1], source]))  # the other one takes what is too small for this one
