@@ -99,7 +99,7 @@ ITEMS = (
     Item("baseline", "bench", 60, env=BY_LIBTORCH),
     Item("load", "check", 30, "2"),
     Item("kernels", "check", 100, "3"),
-    Item("first", "check", 60, "8"),
+    Item("first", "check", 100, "8"),
     Item("elementwise", "bench", 40),
     Item("products", "bench", 40),
     Item("muon", "bench", 60),

@@ -51,7 +51,7 @@ ROWS = {
     8: "first",
     9: "graphs",
 }
-LIMITS = {1: 30, 2: 60, 3: 20, 4: 40, 5: 60, 6: 60, 7: ranks.SECONDS + 10, 8: 120, 9: 30}
+LIMITS = {1: 30, 2: 60, 3: 20, 4: 40, 5: 60, 6: 60, 7: ranks.SECONDS + 10, 8: 95, 9: 30}
 """Seconds of a part."""
 EMULATED_LIMIT = 300
 """The same of every part where the device is emulated."""

@@ -26,7 +26,7 @@ CACHE = "OXIDION_CACHE"
 """Environment variable: the folder of machine code and verdicts."""
 BAR = 0.5
 """Seconds that a first step may take in a process that finds machine code and verdicts."""
-LIMIT = 110.0
+LIMIT = 85.0
 """Seconds that the two processes may take together if nothing else is asked for."""
 EMULATED_SECONDS = "600"
 """Seconds that the check of a source may take on an emulated device, if the caller does not say."""

@@ -37,8 +37,8 @@ REPEATS = 3
 """Repetitions of a setting whose bits must be equal."""
 EMULATED_STEPS, EMULATED_SHAPES = 5, ((72, 64), (64, 72), (33, 33), (16, 8))
 """Steps and shapes of a class where the device is emulated, which takes a thousand times as long."""
-EMULATED_FIRST = 140.0
-"""Seconds of a process that takes first steps there."""
+EMULATED_FIRST = 280.0
+"""Seconds that both processes of first steps have there."""
 ONLY_90 = "it is for devices of compute capability 9.0"
 
 
