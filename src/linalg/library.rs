@@ -160,6 +160,9 @@ impl Products for Library {
         if !is_one(factor) {
             let _ = p.f_mul_scalar_(factor)?;
         }
+        // This copies X, which `(keep I + P) X` would not. But that rounds `keep` together with the diagonal of P. In
+        // 16-bit types the result is then up to 1.28 times as far from the polynomial's. Of a 768 x 768 matrix with eight
+        // large singular values the smallest one becomes 1.082 in bfloat16, where it is 1.106 now and 1.110 exactly.
         let _ = self.current.f_mul_out(&self.next, &number(keep)?)?;
         if self.tall {
             accumulate(&mut self.next, &self.current, &p)?;
