@@ -225,17 +225,24 @@ def listing(code: bytes) -> dict[str, list[str]]:
     return {part.split(None, 1)[0]: re.findall(found, part, re.MULTILINE) for part in parts}
 
 
-def loads_before_use(instructions: Sequence[str], load: str) -> list[int]:
-    """How many loads of a kind are issued in a row before the first instruction that needs one of them."""
-    width = int(load.rpartition(".")[2]) // 32 if load[-1].isdigit() and not load.endswith("U16") else 1
+def loads_before_use(instructions: Sequence[str], *loads: str) -> list[int]:
+    """Counts loads of some kinds that are issued in a row before one of them is needed.
+
+    Two loads of these kinds may fill the same register: one of them is predicated off.
+    """
+    widths = {
+        load: int(load.rpartition(".")[2]) // 32 if load[-1].isdigit() and not load.endswith("U16") else 1
+        for load in loads
+    }
     runs, pending = [0], set[int]()
     for text in instructions:
         named = [int(number) for number in re.findall(r"\bR(\d+)\b", text)]
-        is_load = bool(re.match(rf"(?:@!?U?P\w+ )?{re.escape(load)}\b(?!\.)", text))
-        if pending.intersection(named[1:] if is_load else named):
+        form = r"(?:@!?U?P\w+ )?{}(?![\w.])"
+        width = next((widths[load] for load in loads if re.match(form.format(re.escape(load)), text)), 0)
+        if pending.intersection(named[1:] if width else named):
             runs.append(0)
             pending.clear()
-        if is_load:
+        if width:
             runs[-1] += 1
             pending.update(range(named[0], named[0] + width))
     return [run for run in runs if run]

@@ -189,6 +189,9 @@ def test_loads_in_a_row_end_where_one_of_them_is_needed() -> None:
     assert loads_before_use([code[0], "LDG.E.128 R8, [R6.64]"], "LDG.E.128") == [1, 1]
     assert loads_before_use([code[0], "LDG.E R7, [R2]", "FMUL R9, R8, R1", code[1]], "LDG.E.128") == [1, 1]
     assert loads_before_use(["LDG.E.U16 R4, [R2]", "LDG.E.U16 R5, [R2]", "PRMT R6, R4"], "LDG.E.U16") == [2]
+    either = ["@P0 LDG.E.64 R4, [R2.64]", "@!P0 LDG.E.128 R4, [R12.64]", "HADD2.F32 R6, -RZ, R5.H0_H0"]
+    assert loads_before_use([*either, either[0]], "LDG.E.64", "LDG.E.128") == [2, 1]
+    assert loads_before_use(either, "LDG.E.64") == [1]
 
 
 @pytest.mark.parametrize("macros", [(), (UNQUALIFIED_ARRIVE,)], ids=["as-is", "unqualified"])

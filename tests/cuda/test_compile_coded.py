@@ -7,7 +7,7 @@ import torch
 
 from support import codes as book
 
-from .compile import ARCHITECTURES
+from .compile import ARCHITECTURES, listing, loads_before_use
 from .driver import needs_nvrtc
 from .kept import compiled
 
@@ -45,3 +45,13 @@ def test_plain_float32_moves_in_chunks_of_16_bytes(architecture: str) -> None:
     for name, reads in (("adamw", 4), ("adamw_largest", 5), ("lion", 3), ("momentum_alone", 2)):
         # Two vectors of each operand are under way, whatever it is.
         assert kernels[f"{name}_coded_many"].count("LDG.E.128") == 2 * reads
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES[SOURCE])
+def test_all_vectors_are_loaded_before_one_is_decoded(architecture: str) -> None:
+    """Loads of 4, 8 and 16 bytes stand there for each vector, and the operand's type chooses one."""
+    listed = listing(compiled(SOURCE, architecture).code)
+    for name, reads in (("adamw", 4), ("lion", 3)):
+        runs = loads_before_use(listed[f"{name}_coded_many"], "LDG.E", "LDG.E.64", "LDG.E.128")
+        # Two vectors of each operand; that an address takes a register of an earlier load ends a run, too.
+        assert max(runs) >= 2 * reads, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .compile import ARCHITECTURES
+from .compile import ARCHITECTURES, listing, loads_before_use
 from .driver import needs_nvrtc
 from .emulator.library import KERNELS
 from .kept import compiled
@@ -28,3 +28,15 @@ def test_float32_moves_in_chunks_of_16_bytes(operation: str, architecture: str) 
         kernel = compiled("updates.cu", architecture).kernels[f"{operation}_{form}"]
         assert kernel.count("LDG.E.128") == AHEAD * sum(OPERATIONS[operation].reads)
         assert kernel.count("STG.E.128") == AHEAD * sum(OPERATIONS[operation].writes)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES["updates.cu"])
+def test_all_vectors_are_loaded_before_one_is_converted(architecture: str) -> None:
+    """An operand has a load of 16 bytes and one of 8, of which its type predicates one off."""
+    listed = listing(compiled("updates.cu", architecture).code)
+    for operation in names("elementwise"):
+        under_way = AHEAD * sum(OPERATIONS[operation].reads)
+        for form in ("few", "many"):
+            code = listed[f"{operation}_{form}"]
+            assert 2 * under_way in loads_before_use(code, "LDG.E.64", "LDG.E.128"), (operation, form)
+            assert max(loads_before_use(code, "LDG.E.64")) >= under_way / AHEAD, (operation, form)

@@ -157,8 +157,8 @@ FAULTS = {
     ),
     "halves are swapped": (
         "jobs.cuh",
-        "const u32 pair = j < 2 ? x.low : x.high;",
-        "const u32 pair = j < 2 ? x.high : x.low;",
+        "const u32 pair = word[j / 2];",
+        "const u32 pair = word[1 - j / 2];",
     ),
     "an operand too few is written": ("scalars.cuh", WRITTEN, WRITTEN.replace("0b110", "0b100")),
 }

@@ -47,6 +47,18 @@ inline unsigned __float_as_uint(float x) {
     return emulator::bits_of(x);
 }
 
+inline double __longlong_as_double(long long bits) {
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 // Arithmetic that is rounded once each, as the host's is.
 inline float __fmul_rn(float x, float y) {
     return x * y;

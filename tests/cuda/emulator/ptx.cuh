@@ -30,6 +30,11 @@ inline void load_chunk(u32 (&bits)[4], const void* from) {
     memcpy(bits, from, sizeof bits);
 }
 
+inline void load_half_chunk(u32 (&bits)[2], const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % sizeof bits) emulator::fail("a load of 8 bytes is not aligned");
+    memcpy(bits, from, sizeof bits);
+}
+
 inline void store_chunk(void* to, const u32 (&bits)[4]) {
     if (reinterpret_cast<uintptr_t>(to) % sizeof bits) emulator::fail("a store of 16 bytes is not aligned");
     memcpy(to, bits, sizeof bits);

@@ -85,18 +85,30 @@ __device__ __forceinline__ C load_stored(const Run& run, int i, const Tables& ta
     return decoded<C>(code, tables.value[run.type == Type::unsigned_codes], scale);
 }
 
+// A vector between memory and arithmetic, which may be codes.
 template <typename C>
-__device__ __forceinline__ void load_stored_vector(const Run& run, int i, const Tables& tables, float scale,
-                                                   C (&to)[VECTOR]) {
-    if (!is_coded(run.type)) {
-        load_vector(run, i, to);
-        return;
+struct FetchedStored {
+    Fetched<C> fetched;
+
+    __device__ __forceinline__ void load(const Run& run, int i) {
+        if (is_coded(run.type)) {
+            fetched.word[0] = *reinterpret_cast<const u32*>(run.start + i);
+        } else {
+            fetched.load(run, i);
+        }
     }
-    const float (&value)[ENTRIES] = tables.value[run.type == Type::unsigned_codes];
-    const u32 codes = *reinterpret_cast<const u32*>(run.start + i);
+
+    __device__ __forceinline__ void decode(Type type, const Tables& tables, float scale,
+                                           C (&to)[VECTOR]) const {
+        if (!is_coded(type)) {
+            fetched.decode(type, to);
+            return;
+        }
+        const float (&value)[ENTRIES] = tables.value[type == Type::unsigned_codes];
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) to[j] = decoded<C>(codes >> 8 * j & 0xFF, value, scale);
-}
+        for (int j = 0; j < VECTOR; ++j) to[j] = decoded<C>(fetched.word[0] >> 8 * j & 0xFF, value, scale);
+    }
+};
 
 // A vector of what is staged.
 template <typename C>
@@ -143,14 +155,14 @@ struct Work {
     __device__ __forceinline__ void compute(Op& op, const Tables& tables, float* staged, int step) const {
         const int stride = segment.lanes * VECTOR;
         for (int first = segment.lane * VECTOR; first < whole; first += AHEAD * stride) {
-            C x[AHEAD][N][VECTOR];
+            FetchedStored<C> fetched[AHEAD][N];
 #pragma unroll
             for (int a = 0; a < AHEAD; ++a) {
                 const int i = first + a * stride;
                 if (i < whole) {
 #pragma unroll
                     for (int n = 0; n < N; ++n) {
-                        if (Op::READS >> n & 1) load_stored_vector(run[n], i, tables, scale[n], x[a][n]);
+                        if (Op::READS >> n & 1) fetched[a][n].load(run[n], i);
                     }
                 }
             }
@@ -158,23 +170,28 @@ struct Work {
             for (int a = 0; a < AHEAD; ++a) {
                 const int i = first + a * stride;
                 if (i < whole) {
+                    C x[N][VECTOR];
+#pragma unroll
+                    for (int n = 0; n < N; ++n) {
+                        if (Op::READS >> n & 1) fetched[a][n].decode(run[n].type, tables, scale[n], x[n]);
+                    }
 #pragma unroll
                     for (int j = 0; j < VECTOR; ++j) {
                         C one[N];
 #pragma unroll
-                        for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? x[a][n][j] : C(0);
+                        for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? x[n][j] : C(0);
                         op(one);
 #pragma unroll
-                        for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                        for (int n = 0; n < N; ++n) x[n][j] = one[n];
                     }
                     float* to = staged + i;
 #pragma unroll
                     for (int n = 0; n < N; ++n) {
                         if (!(Op::WRITES >> n & 1)) continue;
                         if (formed[n]) {
-                            stage(to, x[a][n]);
+                            stage(to, x[n]);
                         } else {
-                            store_vector(run[n], i, x[a][n]);
+                            store_vector(run[n], i, x[n]);
                         }
                         to += step;
                     }

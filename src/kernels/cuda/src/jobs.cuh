@@ -173,25 +173,82 @@ __device__ __forceinline__ float half_of(u32 pair, bool upper) {
     return to_float(Half{static_cast<u16>(upper ? pair >> 16 : pair)});
 }
 
-// Elements i .. i + VECTOR of an aligned run.
+// A vector between memory and arithmetic: the bits as they are stored. A pass loads all vectors that a thread
+// has under way before it decodes the first one, because a conversion waits for its load. Arithmetic is
+// float64 where an operand is, so there are no float64 elements where C is float.
 template <typename C>
-__device__ __forceinline__ void load_vector(const Run& run, int i, C (&to)[VECTOR]) {
-    if (run.type == Type::float32) {
-        u32 bits[VECTOR];
-        load_chunk(bits, run.start + 4LL * i);
-        for (int j = 0; j < VECTOR; ++j) to[j] = static_cast<C>(__uint_as_float(bits[j]));
-    } else if (run.type == Type::float64) {
-        for (int j = 0; j < VECTOR; ++j)
-            to[j] = static_cast<C>(reinterpret_cast<const double*>(run.start)[i + j]);
-    } else {
-        const Half4 x = *reinterpret_cast<const Half4*>(run.start + 2LL * i);
+struct Fetched {
+    static constexpr bool IS_WIDE = sizeof(C) == sizeof(double);
+    u32 word[VECTOR * sizeof(C) / sizeof(u32)];
+
+    // Elements i .. i + VECTOR of an aligned run.
+    __device__ __forceinline__ void load(const Run& run, int i) {
+        if (run.type == Type::float32) {
+            u32 bits[4];
+            load_chunk(bits, run.start + 4LL * i);
+            for (int j = 0; j < 4; ++j) word[j] = bits[j];
+            return;
+        }
+        if constexpr (IS_WIDE) {
+            if (run.type == Type::float64) {
+                for (int half = 0; half < 2; ++half) {
+                    u32 bits[4];
+                    load_chunk(bits, run.start + 8LL * i + 16 * half);
+                    for (int j = 0; j < 4; ++j) word[4 * half + j] = bits[j];
+                }
+                return;
+            }
+        }
+        u32 bits[2];
+        load_half_chunk(bits, run.start + 2LL * i);
+        for (int j = 0; j < 2; ++j) word[j] = bits[j];
+    }
+
+    // Takes numbers in place of a load; `own_type` decodes them.
+    __device__ __forceinline__ void keep(const C (&x)[VECTOR]) {
         for (int j = 0; j < VECTOR; ++j) {
-            const u32 pair = j < 2 ? x.low : x.high;
-            const float single =
-                run.type == Type::bfloat16 ? half_of<bfloat16>(pair, j % 2) : half_of<float16>(pair, j % 2);
-            to[j] = static_cast<C>(single);
+            if constexpr (IS_WIDE) {
+                const long long bits = __double_as_longlong(static_cast<double>(x[j]));
+                word[2 * j] = static_cast<u32>(bits);
+                word[2 * j + 1] = static_cast<u32>(bits >> 32);
+            } else {
+                word[j] = __float_as_uint(static_cast<float>(x[j]));
+            }
         }
     }
+
+    static constexpr Type own_type = IS_WIDE ? Type::float64 : Type::float32;
+
+    // Converts what was loaded from a run of this type.
+    __device__ __forceinline__ void decode(Type type, C (&to)[VECTOR]) const {
+        if (type == Type::float16 || type == Type::bfloat16) {
+            for (int j = 0; j < VECTOR; ++j) {
+                const u32 pair = word[j / 2];
+                const float single =
+                    type == Type::bfloat16 ? half_of<bfloat16>(pair, j % 2) : half_of<float16>(pair, j % 2);
+                to[j] = static_cast<C>(single);
+            }
+            return;
+        }
+        for (int j = 0; j < VECTOR; ++j) {
+            if constexpr (IS_WIDE) {
+                const u64 bits = word[2 * j] | static_cast<u64>(word[2 * j + 1]) << 32;
+                to[j] = type == Type::float32
+                            ? static_cast<C>(__uint_as_float(word[j]))
+                            : static_cast<C>(__longlong_as_double(static_cast<long long>(bits)));
+            } else {
+                to[j] = static_cast<C>(__uint_as_float(word[j]));
+            }
+        }
+    }
+};
+
+// Elements i .. i + VECTOR of an aligned run, where nothing else is under way.
+template <typename C>
+__device__ __forceinline__ void load_vector(const Run& run, int i, C (&to)[VECTOR]) {
+    Fetched<C> fetched;
+    fetched.load(run, i);
+    fetched.decode(run.type, to);
 }
 
 template <typename C>
@@ -255,14 +312,14 @@ __device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, O
     const int thread = static_cast<int>(threadIdx.x);
     const int whole = piece.is_aligned ? piece.count / VECTOR * VECTOR : 0;
     for (int first = thread * VECTOR; first < whole; first += AHEAD * THREADS * VECTOR) {
-        C x[AHEAD][N][VECTOR];
+        Fetched<C> fetched[AHEAD][N];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int i = first + a * THREADS * VECTOR;
             if (i < whole) {
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
-                    if (Op::READS >> n & 1) load_vector(piece.run[n], i, x[a][n]);
+                    if (Op::READS >> n & 1) fetched[a][n].load(piece.run[n], i);
                 }
             }
         }
@@ -270,18 +327,23 @@ __device__ __forceinline__ void each_element(const Piece<Op::OPERANDS>& piece, O
         for (int a = 0; a < AHEAD; ++a) {
             const int i = first + a * THREADS * VECTOR;
             if (i < whole) {
+                C x[N][VECTOR];
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    if (Op::READS >> n & 1) fetched[a][n].decode(piece.run[n].type, x[n]);
+                }
 #pragma unroll
                 for (int j = 0; j < VECTOR; ++j) {
                     C one[N];
 #pragma unroll
-                    for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? x[a][n][j] : C(0);
+                    for (int n = 0; n < N; ++n) one[n] = Op::READS >> n & 1 ? x[n][j] : C(0);
                     op(one);
 #pragma unroll
-                    for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                    for (int n = 0; n < N; ++n) x[n][j] = one[n];
                 }
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
-                    if (Op::WRITES >> n & 1) store_vector(piece.run[n], i, x[a][n]);
+                    if (Op::WRITES >> n & 1) store_vector(piece.run[n], i, x[n]);
                 }
             }
         }

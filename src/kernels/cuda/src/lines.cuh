@@ -61,14 +61,14 @@ __device__ __forceinline__ void each_in_line(const Team& team, const Run (&run)[
     for (int n = 0; n < N; ++n) is_aligned = is_aligned && run[n].is_aligned();
     const int whole = is_aligned ? length / VECTOR * VECTOR : 0;
     for (int first = team.rank * VECTOR; first < whole; first += AHEAD * team.size * VECTOR) {
-        C x[AHEAD][N][VECTOR];
+        Fetched<C> fetched[AHEAD][N];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int i = first + a * team.size * VECTOR;
             if (i < whole) {
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
-                    if (Reads >> n & 1) load_vector(run[n], i, x[a][n]);
+                    if (Reads >> n & 1) fetched[a][n].load(run[n], i);
                 }
             }
         }
@@ -76,18 +76,23 @@ __device__ __forceinline__ void each_in_line(const Team& team, const Run (&run)[
         for (int a = 0; a < AHEAD; ++a) {
             const int i = first + a * team.size * VECTOR;
             if (i < whole) {
+                C x[N][VECTOR];
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    if (Reads >> n & 1) fetched[a][n].decode(run[n].type, x[n]);
+                }
 #pragma unroll
                 for (int j = 0; j < VECTOR; ++j) {
                     C one[N];
 #pragma unroll
-                    for (int n = 0; n < N; ++n) one[n] = Reads >> n & 1 ? x[a][n][j] : C(0);
+                    for (int n = 0; n < N; ++n) one[n] = Reads >> n & 1 ? x[n][j] : C(0);
                     op(one, i + j);
 #pragma unroll
-                    for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                    for (int n = 0; n < N; ++n) x[n][j] = one[n];
                 }
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
-                    if (Writes >> n & 1) store_vector(run[n], i, x[a][n]);
+                    if (Writes >> n & 1) store_vector(run[n], i, x[n]);
                 }
             }
         }

@@ -151,7 +151,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
     // Rows of this warp begin here.
     const int top = thread / 32 * 32 / tiling.lanes;
     for (int first = 0; first < DOWN && top + first * tiling.slots < height; first += TOGETHER) {
-        C x[TOGETHER][N][VECTOR];
+        Fetched<C> fetched[TOGETHER][N];
 #pragma unroll
         for (int a = 0; a < TOGETHER; ++a) {
             const int r = slot + (first + a) * tiling.slots;
@@ -162,10 +162,12 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                 const long long at = (row_number + r) * job.cols + col;
                 const Run here{run[n].start + at * element_bytes(run[n].type), run[n].type};
                 if (is_aligned) {
-                    load_vector(here, 0, x[a][n]);
+                    fetched[a][n].load(here, 0);
                 } else {
+                    C x[VECTOR];
 #pragma unroll
-                    for (int j = 0; j < VECTOR; ++j) x[a][n][j] = j < width ? load<C>(here, j) : C(0);
+                    for (int j = 0; j < VECTOR; ++j) x[j] = j < width ? load<C>(here, j) : C(0);
+                    fetched[a][n].keep(x);
                 }
             }
         }
@@ -178,12 +180,18 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                 C row_of[S ? S : 1];
 #pragma unroll
                 for (int s = 0; s < S; ++s) row_of[s] = row_scales[s][r];
+                C x[N][VECTOR];
+#pragma unroll
+                for (int n = 0; n < N; ++n) {
+                    if (!(Op::READS >> n & 1)) continue;
+                    fetched[a][n].decode(is_aligned ? run[n].type : Fetched<C>::own_type, x[n]);
+                }
 #pragma unroll
                 for (int j = 0; j < VECTOR; ++j) {
                     C one[N];
                     C col_of[S ? S : 1];
 #pragma unroll
-                    for (int n = 0; n < N; ++n) one[n] = x[a][n][j];
+                    for (int n = 0; n < N; ++n) one[n] = x[n][j];
 #pragma unroll
                     for (int s = 0; s < S; ++s) col_of[s] = col_scales[s][j];
                     if (j < width) {
@@ -194,7 +202,7 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                         }
                     }
 #pragma unroll
-                    for (int n = 0; n < N; ++n) x[a][n][j] = one[n];
+                    for (int n = 0; n < N; ++n) x[n][j] = one[n];
                 }
 #pragma unroll
                 for (int n = 0; n < N; ++n) {
@@ -202,11 +210,11 @@ __device__ __forceinline__ void each_row(const Stacks<Most>& stacks) {
                     const long long at = (row_number + r) * job.cols + col;
                     const Run here{run[n].start + at * element_bytes(run[n].type), run[n].type};
                     if (is_aligned) {
-                        store_vector(here, 0, x[a][n]);
+                        store_vector(here, 0, x[n]);
                     } else {
 #pragma unroll
                         for (int j = 0; j < VECTOR; ++j) {
-                            if (j < width) store<C>(here, j, x[a][n][j]);
+                            if (j < width) store<C>(here, j, x[n][j]);
                         }
                     }
                 }
