@@ -17,6 +17,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from oxidion._gpu_check.runner import end_with_parent
+
 Row = dict[str, Any]
 """Result of a measurement: `status` is "ok", or says why there is none."""
 
@@ -99,7 +101,11 @@ def run(
                     child.stop()
                 child = _Child(items, item, prepare, recover)
                 if row := child.started(min(START_SECONDS, remaining)):
-                    child, refused[item.group] = None, row["status"]
+                    child = None
+                    if row["status"].startswith("no answer") and clock() >= end:
+                        row, left_out = {"status": NO_TIME}, left_out + 1
+                    else:
+                        refused[item.group] = row["status"]
                     item.keep(row)
                     done()
                     continue
@@ -154,6 +160,7 @@ class _Child:
         self._pid = os.fork()
         if self._pid == 0:
             try:
+                end_with_parent()
                 self._connection.close()
                 os.environ.update(first.variables)
                 _serve(items, other, prepare, recover)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -80,9 +81,9 @@ def ceilings(clock: Clock, *, small: bool) -> dict[str, float]:
 
 
 def rates_of(found: dict[str, float]) -> dict[str, float]:
-    """The same as `floors.floor_seconds` takes them: operations and bytes a second."""
+    """Returns them as `floors.floor_seconds` takes them: operations and bytes a second, NaN if unknown."""
     return {
-        "bfloat16": found["bfloat16_tflops"] * 1e12,
-        "float32": found["float32_tflops"] * 1e12,
-        "bytes": found["copy_gb_per_s"] * GIGA,
+        "bfloat16": found.get("bfloat16_tflops", math.nan) * 1e12,
+        "float32": found.get("float32_tflops", math.nan) * 1e12,
+        "bytes": found.get("copy_gb_per_s", math.nan) * GIGA,
     }

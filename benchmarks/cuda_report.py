@@ -67,7 +67,7 @@ def _races(result: dict[str, Any]) -> Iterator[str]:
             device, host = (statistics.median(row[which]) for which in ("device", "host"))
             cells += [f"{device * 1e3:.3f}", f"{host * 1e3:.3f}"]
             cells += [compared(row, ours, "device"), compared(row, ours, "host")]
-            cells.append("" if floor is None else f"{100 * floor / device:.0f} %")
+            cells.append("" if floor is None or floor != floor else f"{100 * floor / device:.0f} %")
             yield _line([*cells, *_quality(row.get("quality", {}))])
 
 

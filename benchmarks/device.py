@@ -18,12 +18,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +46,7 @@ MOST_FAILURES = 5
 BY_LIBTORCH = {"OXIDION_CUDA": "libtorch"}
 PROFILED = (
     ("updates.cu AdamW", "adamw"),
-    ("coded.cu AdamW", "adamw"),
+    ("coded.cu AdamW", "adamw_coded"),
     ("symmetric_mma.cu Muon", "symmetric_mma"),
     ("symmetric_wgmma.cu products", "symmetric_wgmma"),
     ("columns.cu gram.cu cholesky.cu Dion", "gram_product"),
@@ -56,6 +58,8 @@ METRICS = (
     "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "sm__warps_active.avg.pct_of_peak_sustained_active",
 )
+OF_CHECKS = ("capability", "sms", "memory", "driver", "torch", "cuda", "oxidion")
+"""Facts of a device that ``gpu-check`` reports, for a run whose part env has found none."""
 PRODUCTS = ("symmetric_mma.cu Muon", "symmetric_wgmma.cu products")
 
 
@@ -97,7 +101,7 @@ ITEMS = (
     Item("install", "install", 60),
     Item("env", "bench", 45),
     Item("baseline", "bench", 60, env=BY_LIBTORCH),
-    Item("load", "check", 30, "2"),
+    Item("load", "check", 40, "1,2"),
     Item("kernels", "check", 100, "3"),
     Item("first", "check", 100, "8"),
     Item("elementwise", "bench", 40),
@@ -113,29 +117,37 @@ ITEMS = (
 """Parts in the order of their value: what is cut off at the end matters least."""
 PEER = "dion"
 """Folder of the pack with the source of microsoft/dion."""
+LEFT = "report-1.json"
+"""Name of the report of the first run, as the second one finds it."""
 OF_MATRICES = ("muon", "dion")
 """Parts that go by libtorch alone after many failures."""
 SMALLEST_SUITE = 25.0
 """Seconds without which the tests do not begin."""
-RUN_AGAIN = 40.0
-"""Seconds of a failed part that is run again, and of a profile."""
+RUN_AGAIN, TOOL = 40.0, 60.0
+"""Seconds at least of a failed part that is run again, and those of a sanitizer or a profile."""
+TOOLS = "/usr/local/cuda/bin"
+"""Where sanitizer and profiler lie if they are not on the path."""
 
 
 class Report(runner.Report):  # type: ignore[misc, name-defined]
     """The report of a run, with the races and facts in the outcomes of its parts."""
 
-    def __init__(self, file: Path, facts: dict[str, Any], began: float, given: float) -> None:
-        """Takes the file, facts, and when the run began."""
+    def __init__(
+        self, file: Path, facts: dict[str, Any], began: float, given: float, copy: Path | None
+    ) -> None:
+        """Takes the file, facts, when the run began, its seconds, and a second file for the next run."""
         super().__init__(file, facts)
-        self.began, self.given = began, given
+        self.began, self.given, self.copy = began, given, copy
         self.beside: dict[str, dict[str, Any]] = {}
 
     def take(self, name: str, outcome: Mapping[str, Any]) -> None:
         """Takes what an outcome of a part has: facts, races, and parts of its own."""
         self.beside[name] = {key: outcome.get(key, []) for key in ("races", "products")}
-        for key in ("device", "ceilings"):
+        for key in ("device", "ceilings", "failures"):
             if outcome.get(key):
                 self.facts[key] = outcome[key]
+        if outcome.get("gpu") and not self.facts["device"]:
+            self.facts["device"] = {"name": outcome["gpu"], **{key: outcome[key] for key in OF_CHECKS}}
         for own in outcome.get("parts", []):
             self.put(own)
 
@@ -147,6 +159,13 @@ class Report(runner.Report):  # type: ignore[misc, name-defined]
         }
         seconds = {"used": round(time.monotonic() - self.began, 1), "given": self.given}
         return {**self.facts, "parts": self.records, **lists, "seconds": seconds}
+
+    def write(self) -> None:
+        """Writes both files."""
+        super().write()
+        if self.copy is not None:
+            with suppress(OSError):
+                runner.write_json(self.copy, self.content())
 
 
 class Run:
@@ -180,7 +199,9 @@ class Run:
             "off": {},
             "ended": False,
         }
-        self.report = Report(self.out / "report.json", facts, self.began, self.seconds)
+        # The plan of a run that has not begun is nobody's to go on with.
+        copy = self.state / LEFT if self.number == 1 and not given.plan else None
+        self.report = Report(self.out / "report.json", facts, self.began, self.seconds, copy)
         self.runner = runner.Runner(
             self.report,
             until=self.began + self.seconds,
@@ -203,6 +224,7 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "OXIDION_CACHE": str(self.state / "cache"),
             "OXIDION_SELF_CHECK": "0",
+            **self._visible(),
         }
         if off := self.report.facts["off"]:
             own["OXIDION_GPU_CHECK_OFF"] = ",".join(off)
@@ -213,13 +235,17 @@ class Run:
         return runner.started([sys.executable, *words], self.environment(env))
 
     def _probe(self) -> Any:
-        place = "cpu" if self.device == EMULATED else f"cuda:{self.device}"
+        place = "cpu" if self.device == EMULATED else "cuda"
         code = (
             "import json, sys, torch\n"
             f"assert float(torch.ones(1000, device='{place}').sum()) == 1000\n"
             "open(sys.argv[1], 'w').write('{\"status\": \"PASS\"}')"
         )
-        return runner.started([sys.executable, "-c", code, "{outcome}"], os.environ)
+        return runner.started([sys.executable, "-c", code, "{outcome}"], {**os.environ, **self._visible()})
+
+    def _visible(self) -> dict[str, str]:
+        """The device is the only one that parts see, so that each takes it for the first one."""
+        return {} if self.device == EMULATED else {"CUDA_VISIBLE_DEVICES": self.device}
 
     # Parts.
 
@@ -238,13 +264,18 @@ class Run:
         }[item.how](item, limit)
         if item.how == "suite" and self.device == EMULATED:
             env["OXIDION_TEST_DEVICE"] = EMULATED
-        return runner.Part(item.name, limit, self.start(words, env), env=env)
+        codes = (0, 1) if item.how == "check" else (0,)  # 1: a part has failed
+        return runner.Part(item.name, limit, self.start(words, env), env=env, codes=codes)
+
+    def _number(self) -> str:
+        return EMULATED if self.device == EMULATED else "0"
 
     def _install_words(self, _item: Item, _limit: float) -> list[str]:
         return [str(HERE / "device.py"), "--pack", str(self.pack), "--install", str(self.state), "{outcome}"]
 
     def _check_words(self, item: Item, limit: float) -> list[str]:
-        words = ["-m", "oxidion", "gpu-check", "--device", self.device, "--rows", item.what]
+        words = ["-m", "oxidion", "gpu-check", "--device", self._number(), "--rows", item.what]
+        words += ["--log", str(self.out / "log.txt")]
         return [*words, "--seconds", f"{limit * 0.95:g}", "--json", "{outcome}"]
 
     def _bench_words(self, item: Item, limit: float) -> list[str]:
@@ -258,7 +289,9 @@ class Run:
         words = [str(HERE / "device_suite.py"), "{outcome}", f"{limit * 0.9:g}"]
         if self.device == EMULATED:
             return [*words, "tests/cuda/test_device_verify.py", "-k", "lion"]
-        return [*words, "tests/cuda", "-m", "cuda", "-n", "12", "--timeout", "60"]
+        # A test of sanitizers takes half an hour.
+        words += ["tests/cuda", "--deselect", "tests/cuda/test_sanitizer.py"]
+        return [*words, "-m", "cuda", "-n", "12", "--timeout", "60"]
 
     def _ended(self, record: dict[str, Any], outcome: dict[str, Any]) -> None:
         self.report.take(record["name"], outcome)
@@ -285,23 +318,23 @@ class Run:
                 self.report.put(runner.record(runner.Part(item.name, 0, None), {}, "LEFT_OUT", why))
             elif item.name not in done:
                 self.runner.run([self.part(item)])
-                if item.how == "check":
-                    self._resume(item)
+            # The second time its parts run one by one: it is known then which of them ends their parent.
+            for more in ("resumed", "resumed again") if item.how == "check" else ():
+                last = next(p for p in reversed(self.report.records) if p["name"].startswith(item.name))
+                if not last["row"] and last["status"] == "CRASH":
+                    self._rest(item, f"{item.name}, {more}", self.report.records, "--jobs", "1")
 
-    def _resume(self, item: Item) -> None:
-        """Runs the rest of a check whose parent has ended before all of its parts had."""
-        (found,) = (p for p in self.report.records if not p["row"] and p["name"] == item.name)
-        if found["status"] != "CRASH":
-            return
-        known = [p for p in self.report.records if str(p["row"]) in item.what.split(",")]
-        part = self.part(Item(f"{item.name}, resumed", "check", item.limit, item.what, item.env))
-        inner = self.start([*self._check_words(item, part.limit), "--resume"], part.env)
+    def _rest(self, item: Item, name: str, records: Sequence[Mapping[str, Any]], *more: str) -> None:
+        """Runs the parts of a check that have no outcome in these records."""
+        known = [p for p in records if str(p["row"]) in item.what.split(",")]
+        part = self.part(replace(item, name=name))
+        inner = self.start([*self._check_words(item, part.limit), "--resume", *more], part.env)
 
         def start(outcome: Path, output: int) -> Any:
             runner.write_json(outcome, {"parts": known})
             return inner(outcome, output)
 
-        self.runner.run([runner.Part(part.name, part.limit, start, env=part.env)])
+        self.runner.run([replace(part, start=start)])
 
     def second(self) -> None:
         """Run 2: what run 1 has found wrong, alone; else profiles. Then what it left out."""
@@ -312,12 +345,18 @@ class Run:
         if not (self.state / "site").is_dir():
             self.runner.run([self.part(ITEMS[0])])
         self.report.facts["off"] |= left.get("off", {})
+        for key in ("device", "ceilings"):
+            self.report.facts[key] = left.get(key, {})
         again = [p for p in left["parts"] if p["status"] in FAILED and (p["row"] or self._item(p["name"]))]
         for old in again:
             self.runner.run([self._again(old)])
         if kernels := [p for p in again if p["row"] == 3]:
             self._sanitize("memcheck", min(kernels, key=lambda p: p["seconds"])["name"])
-        done = {p["name"] for p in left["parts"] if p["status"] != "LEFT_OUT"}
+        for item in (item for item in ITEMS if item.how == "check"):
+            own = [p for p in left["parts"] if str(p["row"]) in item.what.split(",")]
+            if any(p["status"] == "LEFT_OUT" for p in own):
+                self._rest(item, item.name, own)
+        done = {p["name"] for p in [*left["parts"], *self.report.records] if p["status"] != "LEFT_OUT"}
         if not again:
             for setting, kernel in PROFILED:
                 self._profile(setting, kernel)
@@ -328,8 +367,9 @@ class Run:
 
     def _first_report(self) -> dict[str, Any]:
         """The report of run 1: where it left it, or in the pack if that was on another machine."""
-        for file in (self.state / "report-1.json", self.pack / "report-1.json"):
+        for file in (self.state / LEFT, self.pack / LEFT):
             if found := runner.read_json(file):
+                crashed(found["parts"])
                 return dict(found)
         return {}
 
@@ -340,32 +380,36 @@ class Run:
     def _again(self, old: Mapping[str, Any]) -> Any:
         """A failed part by itself, with launches that wait, so that its traceback shows the kernel."""
         env = {**old["env"], "CUDA_LAUNCH_BLOCKING": "1", "OXIDION_GPU_CHECK_OFF": ""}
-        name = f"again: {old['name']}"
+        name = f"again: {old['row'] or ''} {old['name']}".replace("  ", " ")
         if not old["row"]:
             item = self._item(old["name"])
             assert item is not None
             limit = item.limit * self.stretch
             return runner.Part(name, limit, self.start(self._bench_words(item, limit), env), env=env)
-        limit = RUN_AGAIN * self.stretch
+        limit = max(RUN_AGAIN * self.stretch, old["limit"])
         return runner.Part(name, limit, self.start(self._one(old["row"], old["name"]), env), env=env)
 
     def _one(self, row: int, name: str, *more: str) -> list[str]:
-        words = ["-m", "oxidion", "gpu-check", "--device", self.device, "--part", str(row), name]
+        words = ["-m", "oxidion", "gpu-check", "--device", self._number(), "--part", str(row), name]
         return [*words, "--into", "{outcome}", *more]
 
     def _tool(self, name: str, tool: str, options: list[str], setting: str) -> None:
         """Runs a setting of the kernels' row under a tool."""
-        found = shutil.which(tool)
+        found = shutil.which(tool) or shutil.which(tool, path=TOOLS)
         if found is None or self.device == EMULATED:
             why = "no device" if self.device == EMULATED else f"{tool} is not installed"
             self.report.put(runner.record(runner.Part(name, 0, None), {}, "LEFT_OUT", why))
             return
         words = [found, *options, sys.executable, *self._one(3, setting, "--repeats", "0")]
-        start = runner.started(words, self.environment({"OXIDION_GPU_CHECK_OFF": ""}))
-        self.runner.run([runner.Part(name, RUN_AGAIN * self.stretch, start)])
+        # Torch's pool would hide what is written outside of a tensor.
+        env = {"OXIDION_GPU_CHECK_OFF": "", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        start = runner.started(words, self.environment(env))
+        self.runner.run([runner.Part(name, TOOL * self.stretch, start, env=env)])
 
     def _sanitize(self, kind: str, setting: str) -> None:
         options = ["--tool", kind, "--error-exitcode", "9"]
+        if kind != "memcheck":  # not the library's products, which are slow under a tool
+            options += ["--kernel-name", "regex=symmetric_"]
         self._tool(f"{kind}: {setting}", "compute-sanitizer", options, setting)
 
     def _profile(self, setting: str, kernel: str) -> None:
@@ -373,6 +417,7 @@ class Run:
         name, file = f"profile: {setting}", self.folder / "profile.csv"
         file.unlink(missing_ok=True)
         options = ["--csv", "--log-file", str(file), "--metrics", ",".join(METRICS), "-c", "1"]
+        options += ["--clock-control", "none"]
         self._tool(name, "ncu", [*options, "-k", f"regex:{kernel}"], setting)
         for record in self.report.records:
             if record["name"] == name and file.is_file():
@@ -389,26 +434,27 @@ class Run:
         self.report.facts["ended"] = why
         self.report.write()
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self.number == 1:
-            shutil.copyfile(self.report.file, self.state / "report-1.json")
 
     def resume(self) -> None:
         """Takes over what an earlier process of the same run has written before it was killed."""
         old = runner.read_json(self.out / "report.json")
         for key in ("device", "ceilings", "off"):
             self.report.facts[key] = old.get(key, {})
+        crashed(old.get("parts", []))
         for part in old.get("parts", []):
-            if part["status"] == "LEFT_OUT" and part["reason"] == runner.RUNNING:
-                part |= {
-                    "status": "CRASH",
-                    "reason": "what runs all parts ended while this one ran",
-                }
-            if part["status"] != "LEFT_OUT":
+            if part["status"] != "LEFT_OUT" or part["row"]:
                 self.report.put(part)
         for key in ("races", "products"):
             for race in old.get(key, []):
                 beside = self.report.beside.setdefault(race.pop("part"), {"races": [], "products": []})
                 beside[key].append(race)
+
+
+def crashed(parts: Sequence[dict[str, Any]]) -> None:
+    """Notes that the item which ran when a report was cut has crashed; parts of a check run again."""
+    for part in parts:
+        if not part["row"] and part["status"] == "LEFT_OUT" and part["reason"] == runner.RUNNING:
+            part |= {"status": "CRASH", "reason": "what runs all parts ended while this one ran"}
 
 
 def metrics(text: str) -> dict[str, str]:
@@ -417,6 +463,9 @@ def metrics(text: str) -> dict[str, str]:
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     rows: Iterator[dict[str, str]] = csv.DictReader(io.StringIO("\n".join(lines[start:])))
     return {row["Metric Name"]: f"{row['Metric Value']} {row['Metric Unit']}" for row in rows}
+
+
+WARM = "import torch, torch._dynamo\nif torch.cuda.is_available():\n torch.ones(64, device='cuda').sum()"
 
 
 def install(pack: Path, state: Path, outcome: Path) -> None:
@@ -437,12 +486,18 @@ def install(pack: Path, state: Path, outcome: Path) -> None:
     (wheel,) = pack.glob("*.whl")
     words = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
     words += ["--disable-pip-version-check", "--no-cache-dir", "--upgrade", "--target", str(state / "site")]
+    # Meanwhile torch comes from the disk, once for all parts.
+    warm = subprocess.Popen([sys.executable, "-c", WARM], stderr=subprocess.DEVNULL)
     began, site = time.monotonic(), state / "site"
     code = os.spawnv(os.P_WAIT, sys.executable, [*words, str(wheel)])
     if code:  # there may be no pip; what the wheel needs is there anyway
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
     figures = {"seconds": round(time.monotonic() - began, 1), "wheel": wheel.name, "pip": code}
+    runner.write_json(outcome, {"figures": figures})
+    with suppress(subprocess.TimeoutExpired):
+        warm.wait(30)
+    figures["torch_s"] = round(time.monotonic() - began, 1)
     runner.write_json(outcome, {"status": "PASS", "figures": figures})
 
 
@@ -477,7 +532,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.list:
         for item in ITEMS:
-            sys.stdout.write(f"{item.name:12} {item.how:8} {item.limit or 'the rest':>8}\n")
+            limit = f"{item.limit:g} s" if item.limit else "the rest"
+            sys.stdout.write(f"{item.name:12} {item.how:8} {limit:10} {item.what}\n")
         return
     if given.install:
         install(given.pack, *given.install)

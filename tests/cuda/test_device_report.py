@@ -42,7 +42,8 @@ for name, part in parts.PARTS.items():
     found[name] = parts.outcome(part, given.results, is_device=True, left_out=0)
 print(json.dumps(found))
 """
-ROWS = {1: ["env"], 2: ["updates.cu"], 3: ["updates.cu AdamW", "symmetric_wgmma.cu products"], 4: ["AdamW"]}
+NAMES = {1: "env", 2: "updates.cu", 3: "symmetric_wgmma.cu products", 4: "AdamW", 8: "first", 9: "Muon"}
+"""A part of each row of `gpu-check`."""
 
 
 def record(name: str, row: int = 0, **more: Any) -> dict[str, Any]:
@@ -60,8 +61,14 @@ def report() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout.splitlines()[-1])
     parts = [record(name, figures=found["figures"]) for name, found in outcomes.items()]
-    parts += [record(name, row) for row, names in ROWS.items() for name in names]
-    parts.append(record("Muon", 9, figures={"ratio": 1.25}))
+    # Of the rows that the run has.
+    listed = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "device.py"), "--list"], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    rows = [int(row) for line in listed if " check " in line for row in line.split()[-1].split(",")]
+    parts += [record(NAMES[row], row) for row in rows]
+    parts[-1]["figures"] = {"ratio": 1.25}
+    assert (parts[-1]["row"], parts[-1]["name"]) == (9, "Muon")
     lists = {
         key: [{"part": name, **race} for name, found in outcomes.items() for race in found[key]]
         for key in ("races", "products")
@@ -101,7 +108,7 @@ def test_everything_that_is_aimed_at_has_its_figure(report: dict[str, Any], chec
     assert "No report of a device yet" not in page
     assert "not yet measured" not in page[page.index("<!-- reports -->") :]
     assert "- NVIDIA H100 80GB HBM3, driver 580.159.04, 2026-12-01, run 1: 14 PASS" in page
-    assert "| a step of `Muon` as a graph | the same without one | - | 1.1 | 1.25 |" in page
+    assert "| `Muon`, four small matrices, as a graph | the same without one | - | 1.1 | 1.25 |" in page
     assert "this is the first report of such a GPU" in said
     kept = checkout / "docs" / "gpu-reports" / "h100-80gb-hbm3-580.159.04-2026-12-01.json"
     assert json.loads(kept.read_text()) == report
@@ -143,7 +150,7 @@ def test_a_report_tells_what_changed_against_the_last_one(report: dict[str, Any]
     ]
     page = (checkout / "docs" / "cuda.md").read_text()
     assert "| `Muon`, 4 of 4096 × 4096 | torch.optim.Muon | 1.5 | 1.2 | 2 |" in page
-    assert "| a step of `Muon` as a graph | the same without one | - | 1.1 | 1.25 |" in page, (
+    assert "| `Muon`, four small matrices, as a graph | the same without one | - | 1.1 | 1.25 |" in page, (
         "of the older one"
     )
 

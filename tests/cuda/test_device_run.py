@@ -174,7 +174,7 @@ def test_a_source_that_fails_is_off_afterwards_and_its_parts_run_again_alone(tri
     assert found["baseline"]["figures"]["off"] == ""
     assert found["muon"]["figures"]["off"] == "b.cu"
     second = by_name(trial.run(2))
-    again = second["again: b.cu two"]
+    again = second["again: 3 b.cu two"]
     assert (again["status"], again["figures"]) == ("PASS", {"blocking": "1", "off": ""})
     assert again["env"]["CUDA_LAUNCH_BLOCKING"] == "1"
     assert "memcheck: b.cu two" in second

@@ -45,6 +45,11 @@ def floods(_: Any) -> dict[str, Any]:
     return {"status": "PASS", "figures": {}}
 
 
+def ends_with_one(write: Callable[[Any], None]) -> dict[str, Any]:
+    write({"status": "FAIL", "figures": {}, "reason": "a part failed"})
+    os._exit(1)
+
+
 def leaves_a_child(_: Any) -> dict[str, Any]:
     subprocess.Popen(["sleep", "100"])
     return {"status": "PASS", "figures": {}}
@@ -84,10 +89,19 @@ def test_accidents_of_parts_are_told_apart_and_stop_no_other(tmp_path: Path, job
     assert "about to crash" in found["crashes"]["traceback"]
     assert "crashes" in found["crashes"]["traceback"], "faulthandler names the function"
     assert found["raises"]["reason"] == "ValueError: planted"
+    assert "<here>/" in found["raises"]["traceback"], "no folder names a user"
+    assert str(Path.cwd()) not in json.dumps(found)
     assert "in raises" in found["raises"]["traceback"]
     log = (tmp_path / "log.txt").read_text()
     assert len(log) < 2 * runner.LOG_OF_A_PART
     assert "bytes are left out" in log
+
+
+def test_an_exit_code_that_a_part_may_have_is_no_crash(tmp_path: Path) -> None:
+    report = Report(None, {})
+    parts = [Part(f"codes {codes}", 2.0, forked(ends_with_one), codes=codes) for codes in ((0,), (0, 1))]
+    Runner(report, spare=0.0).run(parts)
+    assert [record["status"] for record in report.records] == ["CRASH", "FAIL"]
 
 
 def test_processes_of_a_part_end_with_it(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ from oxidion._gpu_check.graphs import GRAPHS
 from oxidion._gpu_check.parts import CLASSES, KERNELS, Setting
 from oxidion._gpu_check.place import EMULATED, place
 from oxidion._gpu_check.runner import (
-    NOT_BEGUN,
     RUNNING,
     Part,
     Report,
     Runner,
     Start,
+    age,
     failure,
     forked,
     read_json,
@@ -141,6 +141,7 @@ def run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
         facts,
         jobs=given.jobs,
         seconds=given.seconds,
+        spent=age(),
         file=given.json,
         log=given.log,
         resume=given.resume,
@@ -220,6 +221,7 @@ def check(
     *,
     jobs: int = JOBS,
     seconds: float = math.inf,
+    spent: float = 0.0,
     file: Path | None = None,
     log: Path | None = None,
     resume: bool = False,
@@ -232,6 +234,7 @@ def check(
         facts: as `facts_of` returns them.
         jobs: parts at once.
         seconds: after which nothing may run any more.
+        spent: seconds of these that have passed.
         file: where the report is written.
         log: where is appended what the parts print.
         resume: whether parts that the file already has an outcome of do not run again.
@@ -250,7 +253,7 @@ def check(
             report.put(old)
     left = [part for part in planned if (part.row, part.name) not in kept]
     probe = Part("answers", 10, _fork(partial(rows.answers, number), jobs))
-    until = time.monotonic() + seconds
+    until = time.monotonic() + seconds - spent
     runner = Runner(report, until=until, spare=SPARE, least=LEAST, probe=probe, log=log, ended=ended)
     runner.run(left, jobs)
     counts: dict[str, int] = {}
@@ -270,21 +273,22 @@ def check(
 
 
 def _kept(file: Path) -> dict[tuple[int, str], dict[str, Any]]:
-    """Returns the outcomes that a report has: what ran when it was cut counts as crashed."""
-    found = {}
-    for old in read_json(file).get("parts", []):
-        if old["status"] == "LEFT_OUT" and old["reason"] == RUNNING:
-            old |= {"status": "CRASH", "reason": "what runs all parts ended while this one ran"}
-        if old["status"] != "LEFT_OUT":
-            found[old["row"], old["name"]] = old
-    return found
+    """Returns the outcomes that a report has.
+
+    A part that ran alone when the report was cut counts as crashed; of several, nobody knows which it was.
+    """
+    old = read_json(file).get("parts", [])
+    cut = [part for part in old if part["status"] == "LEFT_OUT" and part["reason"] == RUNNING]
+    if len(cut) == 1:
+        cut[0] |= {"status": "CRASH", "reason": "what runs all parts ended while this one ran"}
+    return {(part["row"], part["name"]): part for part in old if part["status"] != "LEFT_OUT"}
 
 
 def tiers(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """By source what is to compute, from what row 3 has found: "kernels", or "libtorch: reason"."""
     told: dict[str, str] = {}
     for part in found:
-        is_known = part["row"] == 3 and part["reason"] not in (RUNNING, NOT_BEGUN)
+        is_known = part["row"] == 3 and part["status"] != "LEFT_OUT"
         for source in part["name"].split() if is_known else ():
             if source in self_check.SOURCES:
                 word = "kernels" if part["status"] == "PASS" else f"libtorch: {part['reason']}"
@@ -366,7 +370,8 @@ def sanitized(tool: str, kind: str, name: str, number: str) -> Start:
     """Starts a setting under a tool of compute-sanitizer."""
     words = [tool, "--tool", kind, "--error-exitcode", "9", sys.executable, "-m", "oxidion", "gpu-check"]
     words += ["--device", number, "--part", "3", name, "--repeats", "0", "--into", "{outcome}"]
-    return started(words, os.environ)
+    # Torch's pool would hide what is written outside of a tensor.
+    return started(words, {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
 
 def smallest(settings: Mapping[str, Setting]) -> list[str]:

@@ -61,6 +61,7 @@ class Part:
         row: number of the row of ``gpu-check`` that it belongs to; 0 if none.
         alone: True if no other part may run at the same time.
         env: environment variables that it has in addition to the others, for the report.
+        codes: exit codes with which it has not crashed.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Part:
     row: int = 0
     alone: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    codes: tuple[int, ...] = (0,)
 
 
 class Fork:
@@ -106,6 +108,16 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def age() -> float:
+    """Returns the seconds since this process began, which include its imports (Linux)."""
+    try:
+        begun = int(Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text("utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return up - begun / os.sysconf("SC_CLK_TCK")
 
 
 def failure(error: BaseException) -> dict[str, Any]:
@@ -271,10 +283,30 @@ def record(
         "limit": part.limit,
         "bar": outcome.get("bar", ""),
         "figures": outcome.get("figures", {}),
-        "reason": reason or outcome.get("reason", ""),
-        "traceback": str(outcome.get("traceback", ""))[-TRACEBACK:],
+        "reason": without_folders(reason or str(outcome.get("reason", ""))),
+        "traceback": without_folders(str(outcome.get("traceback", "")))[-TRACEBACK:],
         "env": dict(part.env),
     }
+
+
+def last_words(text: str) -> str:
+    """Returns the end of an output, or what Python writes at a fatal error, which begins with the place."""
+    fatal = text.rfind("Fatal Python error")
+    return text[-TRACEBACK:] if fatal < 0 else text[max(0, fatal - TRACEBACK // 4) :][:TRACEBACK]
+
+
+def without_folders(text: str) -> str:
+    """Returns a text with words for the folders that would name a user or a machine."""
+    folders = {
+        "~": Path.home(),
+        "<python>": Path(sys.prefix),
+        "<here>": Path.cwd(),
+        "<tmp>": tempfile.gettempdir(),
+    }
+    for word, folder in sorted(folders.items(), key=lambda item: -len(str(item[1]))):
+        if len(str(folder)) > 1:
+            text = text.replace(str(folder), word)
+    return text
 
 
 @dataclass
@@ -411,13 +443,13 @@ class Runner:
         running.output.collect()
         seconds = time.monotonic() - running.began
         outcome = read_json(running.outcome)
-        if code == 0 and outcome.get("status"):
+        if code in part.codes and outcome.get("status"):
             return record(part, outcome, outcome["status"], seconds=seconds), outcome
         if code is None:
             status, reason = "TIMEOUT", f"no answer within {part.limit:g} s"
         else:
             status, reason = "CRASH", f"the process ended {_ending(code)}"
-        said = outcome.get("traceback") or running.output.text()[-TRACEBACK:]
+        said = outcome.get("traceback") or last_words(running.output.text())
         return record(part, {**outcome, "traceback": said}, status, reason, seconds), outcome
 
     def _kill(self, running: _Running) -> None:
@@ -433,7 +465,8 @@ class Runner:
         """Returns why the device does not answer; empty if it does, at the second try at the latest."""
         why = ""
         for _ in range(2):
-            running = self._start(probe)
+            left = max(self._until - time.monotonic(), 1.0)
+            running = self._start(replace(probe, limit=min(probe.limit, left)))
             while not self._has_ended(running):
                 running.output.collect()
                 time.sleep(0.01)
