@@ -74,11 +74,14 @@ def check(file: str, row: int) -> None:
         time.sleep(0.05)
         if PLAN.get(name) == "kills its parent":
             os._exit(9)
+        if PLAN.get(name) == "has no time":
+            part["reason"] = "2 s were left, 22 s are needed"
+            continue
         is_wrong = PLAN.get(name) == "wrong"
         part.update(status="FAIL" if is_wrong else "PASS", reason="planted" if is_wrong else "")
         note(name)
         write(file, {"parts": list(parts.values())})
-    failed = any(part["status"] != "PASS" for part in parts.values())
+    failed = any(part["status"] not in ("PASS", "LEFT_OUT") for part in parts.values())
     tiers = {
         name.split()[0]: "kernels" if part["status"] == "PASS" else f"libtorch: {part['reason']}"
         for name, part in parts.items()

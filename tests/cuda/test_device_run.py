@@ -201,6 +201,34 @@ def test_what_a_short_run_leaves_out_the_second_one_takes(trial: Trial) -> None:
     assert set(second) - {"install"} == set(left)
 
 
+def test_a_part_of_a_check_that_had_no_time_runs_in_the_second_run(trial: Trial) -> None:
+    first = by_name(trial.run(**{"c.cu three": "has no time"}))
+    assert (first["c.cu three"]["status"], first["kernels"]["status"]) == ("LEFT_OUT", "PASS")
+    before = trial.done().count("b.cu two")
+    second = by_name(trial.run(2))
+    assert second["c.cu three"]["status"] == "PASS"
+    assert trial.done().count("b.cu two") == before, "what has an outcome does not run again"
+    assert "muon" not in second
+
+
+def test_the_second_run_goes_on_where_the_first_was_killed(trial: Trial) -> None:
+    process = trial.start(muon="hang")
+    until = time.monotonic() + 60
+    while "dion" not in trial.done():
+        parts = by_name(trial.report())["muon"] if (trial.out / "report.json").is_file() else {}
+        if "running" in parts.get("reason", ""):
+            break
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    second = by_name(trial.run(2))
+    assert "env" not in second
+    assert second["again: muon"]["status"] == "PASS"
+    assert {second[name]["status"] for name in ("dion", "published", "peers", "suite")} == {"PASS"}
+    assert json.loads((trial.out / "report.json").read_text())["device"] == {"name": "a GPU"}
+
+
 @pytest.mark.parametrize("moment", range(20))
 def test_a_run_that_is_cut_leaves_a_true_report(trial: Trial, moment: int) -> None:
     at = random.Random(moment).uniform(0.03, 4.0)
