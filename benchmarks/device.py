@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -103,7 +104,7 @@ ITEMS = (
     Item("baseline", "bench", 60, env=BY_LIBTORCH),
     Item("load", "check", 40, "1,2"),
     Item("kernels", "check", 100, "3"),
-    Item("first", "check", 100, "8"),
+    Item("first", "check", 115, "8"),
     Item("elementwise", "bench", 40),
     Item("products", "bench", 40),
     Item("muon", "bench", 60),
@@ -123,6 +124,8 @@ OF_MATRICES = ("muon", "dion")
 """Parts that go by libtorch alone after many failures."""
 SMALLEST_SUITE = 25.0
 """Seconds without which the tests do not begin."""
+AGAIN, MOST_AGAIN = "again: ", 8
+"""Begins the names of parts that run once more; so many of a check do, before anything else."""
 RUN_AGAIN, TOOL = 40.0, 60.0
 """Seconds at least of a failed part that is run again, and those of a sanitizer or a profile."""
 TOOLS = "/usr/local/cuda/bin"
@@ -142,6 +145,7 @@ class Report(runner.Report):  # type: ignore[misc, name-defined]
 
     def take(self, name: str, outcome: Mapping[str, Any]) -> None:
         """Takes what an outcome of a part has: facts, races, and parts of its own."""
+        outcome = json.loads(runner.without_folders(json.dumps(outcome)))
         self.beside[name] = {key: outcome.get(key, []) for key in ("races", "products")}
         for key in ("device", "ceilings", "failures"):
             if outcome.get(key):
@@ -153,8 +157,10 @@ class Report(runner.Report):  # type: ignore[misc, name-defined]
 
     def content(self) -> dict[str, Any]:
         """Returns what is written."""
+        # Where launches wait, times are not those of the device.
+        beside = {name: found for name, found in self.beside.items() if not name.startswith(AGAIN)}
         lists = {
-            key: [{"part": name, **race} for name, found in self.beside.items() for race in found[key]]
+            key: [{"part": name, **race} for name, found in beside.items() for race in found[key]]
             for key in ("races", "products")
         }
         seconds = {"used": round(time.monotonic() - self.began, 1), "given": self.given}
@@ -181,12 +187,13 @@ class Run:
         self.stretch = float(os.environ.get(STRETCH) or 1)
         self.device, self.seconds = given.device, given.seconds or SECONDS[given.run] * self.stretch
         self.began = time.monotonic() - max(0.0, time.time() - (given.began or time.time()))
-        self.state = Path(
-            os.environ.get(STATE) or Path(tempfile.gettempdir(), f"oxidion-device-{os.getuid()}")
-        )
+        manifest = runner.read_json(self.pack / "manifest.json")
+        # What another pack has left is not taken.
+        own = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:12]
+        usual = Path(tempfile.gettempdir(), f"oxidion-device-{os.getuid()}-{own}")
+        self.state = Path(os.environ.get(STATE) or usual)
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        manifest = runner.read_json(self.pack / "manifest.json")
         facts = {
             "schema": SCHEMA,
             "run": self.number,
@@ -252,7 +259,9 @@ class Run:
     def part(self, item: Item) -> Any:
         """The part of an item, with the time that it may take."""
         left = self.began + self.seconds - time.monotonic() - runner.SPARE * self.stretch - 1
-        limit = item.limit * self.stretch or max(SMALLEST_SUITE * self.stretch, left)
+        limit = item.limit * self.stretch or math.inf
+        if self.number == 2 or not item.limit:  # the second run is short: a part gets what is left
+            limit = min(limit, max(SMALLEST_SUITE * self.stretch, left))
         env = dict(item.env)
         if item.name in OF_MATRICES and len(self._failures((3,))) > MOST_FAILURES:
             env |= BY_LIBTORCH
@@ -320,8 +329,9 @@ class Run:
                 self.runner.run([self.part(item)])
             # The second time its parts run one by one: it is known then which of them ends their parent.
             for more in ("resumed", "resumed again") if item.how == "check" else ():
-                last = next(p for p in reversed(self.report.records) if p["name"].startswith(item.name))
-                if not last["row"] and last["status"] == "CRASH":
+                own = (p for p in reversed(self.report.records) if not p["row"])
+                last = next(p for p in own if p["name"].partition(", ")[0] == item.name)
+                if last["status"] == "CRASH":
                     self._rest(item, f"{item.name}, {more}", self.report.records, "--jobs", "1")
 
     def _rest(self, item: Item, name: str, records: Sequence[Mapping[str, Any]], *more: str) -> None:
@@ -334,7 +344,7 @@ class Run:
             runner.write_json(outcome, {"parts": known})
             return inner(outcome, output)
 
-        self.runner.run([replace(part, start=start)])
+        self._once(replace(part, start=start))
 
     def second(self) -> None:
         """Run 2: what run 1 has found wrong, alone; else profiles. Then what it left out."""
@@ -342,33 +352,57 @@ class Run:
         if not left:
             self.first()
             return
-        if not (self.state / "site").is_dir():
-            self.runner.run([self.part(ITEMS[0])])
+        whole = {p["name"]: p["status"] for p in left["parts"] if not p["row"]}
+        if whole.get("install") != "PASS" or not (self.state / "site").is_dir():
+            self._once(self.part(ITEMS[0]))
         self.report.facts["off"] |= left.get("off", {})
         for key in ("device", "ceilings"):
             self.report.facts[key] = left.get(key, {})
-        again = [p for p in left["parts"] if p["status"] in FAILED and (p["row"] or self._item(p["name"]))]
-        for old in again:
-            self.runner.run([self._again(old)])
-        if kernels := [p for p in again if p["row"] == 3]:
+        failed = [p for p in left["parts"] if p["status"] in FAILED]
+        inner = sorted((p for p in failed if p["row"]), key=lambda p: p["row"] != 3)
+        benches = [p for p in failed if not p["row"] and self._item(p["name"])]
+        for old in inner[:MOST_AGAIN]:
+            self._once(self._again(old))
+        if kernels := [p for p in inner if p["row"] == 3]:
             self._sanitize("memcheck", min(kernels, key=lambda p: p["seconds"])["name"])
-        for item in (item for item in ITEMS if item.how == "check"):
-            own = [p for p in left["parts"] if str(p["row"]) in item.what.split(",")]
-            if any(p["status"] == "LEFT_OUT" for p in own):
-                self._rest(item, item.name, own)
-        done = {p["name"] for p in [*left["parts"], *self.report.records] if p["status"] != "LEFT_OUT"}
-        if not again:
-            for setting, kernel in PROFILED:
-                self._profile(setting, kernel)
-            for kind in ("racecheck", "synccheck"):
-                for setting in PRODUCTS:
-                    self._sanitize(kind, setting)
+        self._cut_checks(left["parts"], whole)
+        if not inner and not benches:
+            self._look_closely()
+        both = [*left["parts"], *self.report.records]
+        done = {p["name"] for p in both if not p["row"] and p["status"] != "LEFT_OUT"}
+        if whole.get("suite") == "CRASH":  # it was cut
+            done.discard("suite")
         self._all(tuple(item for item in ITEMS[1:] if item.name not in done))
+        for old in benches:
+            self._once(self._again(old))
+
+    def _cut_checks(self, parts: Sequence[Mapping[str, Any]], whole: Mapping[str, str]) -> None:
+        """Runs parts of checks that the first run has no outcome of."""
+        for item in (item for item in ITEMS if item.how == "check"):
+            own = [p for p in parts if str(p["row"]) in item.what.split(",")]
+            is_cut = not own and whole.get(item.name) in FAILED
+            if is_cut or any(p["status"] == "LEFT_OUT" for p in own):
+                self._rest(item, item.name, [p for p in own if p["status"] != "LEFT_OUT"])
+
+    def _look_closely(self) -> None:
+        """Profiles kernels, and looks for races in the products."""
+        for setting, kernel in PROFILED:
+            self._profile(setting, kernel)
+        for kind in ("racecheck", "synccheck"):
+            for setting in PRODUCTS:
+                self._sanitize(kind, setting)
+
+    def _once(self, part: Any) -> None:
+        """Runs a part unless an earlier process of this run has."""
+        own = (p for p in self.report.records if not p["row"] and p["name"] == part.name)
+        if all(p["status"] == "LEFT_OUT" for p in own):
+            self.runner.run([part])
 
     def _first_report(self) -> dict[str, Any]:
         """The report of run 1: where it left it, or in the pack if that was on another machine."""
         for file in (self.state / LEFT, self.pack / LEFT):
-            if found := runner.read_json(file):
+            found = runner.read_json(file)
+            if found and found.get("pack") == self.report.facts["pack"]:
                 crashed(found["parts"])
                 return dict(found)
         return {}
@@ -380,7 +414,7 @@ class Run:
     def _again(self, old: Mapping[str, Any]) -> Any:
         """A failed part by itself, with launches that wait, so that its traceback shows the kernel."""
         env = {**old["env"], "CUDA_LAUNCH_BLOCKING": "1", "OXIDION_GPU_CHECK_OFF": ""}
-        name = f"again: {old['row'] or ''} {old['name']}".replace("  ", " ")
+        name = f"{AGAIN}{old['row'] or ''} {old['name']}".replace("  ", " ")
         if not old["row"]:
             item = self._item(old["name"])
             assert item is not None
@@ -404,7 +438,7 @@ class Run:
         # Torch's pool would hide what is written outside of a tensor.
         env = {"OXIDION_GPU_CHECK_OFF": "", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         start = runner.started(words, self.environment(env))
-        self.runner.run([runner.Part(name, TOOL * self.stretch, start, env=env)])
+        self._once(runner.Part(name, TOOL * self.stretch, start, env=env))
 
     def _sanitize(self, kind: str, setting: str) -> None:
         options = ["--tool", kind, "--error-exitcode", "9"]
@@ -438,8 +472,9 @@ class Run:
     def resume(self) -> None:
         """Takes over what an earlier process of the same run has written before it was killed."""
         old = runner.read_json(self.out / "report.json")
-        for key in ("device", "ceilings", "off"):
-            self.report.facts[key] = old.get(key, {})
+        for key in ("device", "ceilings", "off", "failures"):
+            if old.get(key):
+                self.report.facts[key] = old[key]
         crashed(old.get("parts", []))
         for part in old.get("parts", []):
             if part["status"] != "LEFT_OUT" or part["row"]:
@@ -465,6 +500,19 @@ def metrics(text: str) -> dict[str, str]:
     return {row["Metric Name"]: f"{row['Metric Value']} {row['Metric Unit']}" for row in rows}
 
 
+def other_code(pack: Path) -> list[str]:
+    """Returns files of the check that the wheel of a pack has otherwise than this checkout."""
+    folder = "oxidion/_gpu_check"
+    wrong = []
+    for wheel in pack.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for file in sorted((ROOT / "python" / folder).glob("*.py")):
+                name = f"{folder}/{file.name}"
+                if name not in archive.namelist() or archive.read(name) != file.read_bytes():
+                    wrong.append(f"{name}, which the checkout has otherwise")
+    return wrong
+
+
 WARM = "import torch, torch._dynamo\nif torch.cuda.is_available():\n torch.ones(64, device='cuda').sum()"
 
 
@@ -476,6 +524,7 @@ def install(pack: Path, state: Path, outcome: Path) -> None:
         for name, digest in manifest.get("files", {}).items()
         if not (pack / name).is_file() or hashlib.sha256((pack / name).read_bytes()).hexdigest() != digest
     ]
+    wrong += other_code(pack)
     if wrong or not manifest:
         why = f"not as they were packed: {', '.join(wrong)}" if wrong else "there is no manifest"
         runner.write_json(outcome, {"status": "FAIL", "figures": {}, "reason": why})

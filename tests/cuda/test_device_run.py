@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -227,6 +228,50 @@ def test_the_second_run_goes_on_where_the_first_was_killed(trial: Trial) -> None
     assert second["again: muon"]["status"] == "PASS"
     assert {second[name]["status"] for name in ("dion", "published", "peers", "suite")} == {"PASS"}
     assert json.loads((trial.out / "report.json").read_text())["device"] == {"name": "a GPU"}
+
+
+def test_a_wheel_of_other_code_than_the_checkout_is_refused(trial: Trial) -> None:
+    own = sorted((ROOT / "python" / "oxidion" / "_gpu_check").glob("*.py"))
+    with zipfile.ZipFile(trial.pack / "oxidion-0-cp310-abi3-linux_x86_64.whl", "w") as wheel:
+        for file in own:
+            changed = "# older\n" if file.name == "runner.py" else ""
+            wheel.writestr(f"oxidion/_gpu_check/{file.name}", changed + file.read_text())
+    assert device.other_code(trial.pack) == ["oxidion/_gpu_check/runner.py, which the checkout has otherwise"]
+    outcome = trial.folder / "outcome.json"
+    device.install(trial.pack, trial.folder, outcome)
+    found = json.loads(outcome.read_text())
+    assert found["status"] == "FAIL"
+    assert "runner.py, which the checkout has otherwise" in found["reason"]
+
+
+LONG = """
+import time
+
+def test_short():
+    pass
+
+def test_wrong():
+    assert 1 == 2
+
+def test_long():
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+def test_the_suite_ends_in_its_time_and_keeps_what_it_has(tmp_path: Path, workers: list[str]) -> None:
+    (tmp_path / "test_long.py").write_text(LONG)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    file = tmp_path / "outcome.json"
+    words = [str(file), "10", "test_long.py", *workers]
+    began = time.monotonic()
+    suite = str(ROOT / "benchmarks" / "device_suite.py")
+    subprocess.run([sys.executable, suite, *words], cwd=tmp_path, check=True, capture_output=True)
+    assert time.monotonic() - began < 40
+    found = json.loads(file.read_text())
+    assert (found["status"], found["figures"]) == ("FAIL", {"passed": 1, "failed": 1, "left_out": 1})
+    assert found["failures"][0]["test"].endswith("test_long.py::test_wrong")
+    assert "assert 1 == 2" in found["failures"][0]["traceback"]
 
 
 @pytest.mark.parametrize("moment", range(20))

@@ -24,6 +24,8 @@ from typing import Any, Protocol
 
 SPARE = 15.0
 """Seconds that must be left in addition to a part's limit for it to begin, unless a runner has others."""
+MOST_AGE = 120.0
+"""Seconds above which the age of a process is not believed."""
 LOOKS = 0.25
 """Seconds between two looks at the preliminary outcome of a part that runs."""
 TRACEBACK = 4096
@@ -117,7 +119,9 @@ def age() -> float:
         up = float(Path("/proc/uptime").read_text("utf-8").split()[0])
     except (OSError, ValueError, IndexError):
         return 0.0
-    return up - begun / os.sysconf("SC_CLK_TCK")
+    seconds = up - begun / os.sysconf("SC_CLK_TCK")
+    # In some containers the two have not the same beginning.
+    return seconds if 0 <= seconds < MOST_AGE else 0.0
 
 
 def failure(error: BaseException) -> dict[str, Any]:
@@ -298,14 +302,14 @@ def last_words(text: str) -> str:
 def without_folders(text: str) -> str:
     """Returns a text with words for the folders that would name a user or a machine."""
     folders = {
-        "~": Path.home(),
-        "<python>": Path(sys.prefix),
-        "<here>": Path.cwd(),
+        "~": os.path.expanduser("~"),  # `Path.home` raises where a user has none
+        "<python>": sys.prefix,
+        "<here>": os.getcwd(),
         "<tmp>": tempfile.gettempdir(),
     }
-    for word, folder in sorted(folders.items(), key=lambda item: -len(str(item[1]))):
-        if len(str(folder)) > 1:
-            text = text.replace(str(folder), word)
+    for word, folder in sorted(folders.items(), key=lambda item: -len(item[1])):
+        if len(folder) > 1:
+            text = text.replace(folder, word)
     return text
 
 
