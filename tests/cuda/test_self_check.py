@@ -24,7 +24,7 @@ from oxidion._cuda import child as processes
 from oxidion._cuda import device, proof, self_check
 from oxidion._cuda.self_check import SOURCES, Verdict
 from oxidion._dist import agree
-from oxidion._gpu_check import parts
+from oxidion._gpu_check import parts, place
 from oxidion._gpu_check import sources as child
 
 from .compile import ARCHITECTURES
@@ -85,7 +85,7 @@ PLANTED = {
 SAID = {
     "wrong": "Lamb: updates differ by ",
     "crash": "the process that ran it ended with -",
-    "hang": "it gave no answer within 4 s, nor in an earlier process",
+    "hang": "it gave no answer within 8 s, nor in an earlier process",
 }
 
 
@@ -190,14 +190,14 @@ def test_faulty_source_is_off_and_is_not_tried_again(
     emulation.without("factors.cu")
     edit = ("factors.cu", FAULTY[1], PLANTED[planted])
     emulation.libraries.append(str(Emulated("factors.cu", tmp_path / "factors.cu", [edit]).path))
-    variables = {"OXIDION_SELF_CHECK_SECONDS": "4"} if planted == "hang" else {}
+    variables = {"OXIDION_SELF_CHECK_SECONDS": "8"} if planted == "hang" else {}
     if planted == "hang":  # a first time-out may be due to other work: the next process checks again
         once = emulation.step(**variables)
         (warning,) = once["warned"]
-        assert "it gave no answer within 4 s; the next process checks it once more. libtorch" in warning
+        assert "it gave no answer within 8 s; the next process checks it once more. libtorch" in warning
         assert once["states"]["factors.cu"].startswith("libtorch (")
         assert emulation.records()["factors.cu"]["result"] == "timeout"
-        assert "factors.cu libtorch (it gave no answer within 4 s" in once["env"]
+        assert "factors.cu libtorch (it gave no answer within 8 s" in once["env"]
     found = [emulation.step(**variables) for _ in range(2)]
     for told in found:
         assert told["states"].pop("factors.cu").startswith("libtorch (")
@@ -693,8 +693,9 @@ def test_every_declared_kernel_is_compared(environment: Environment) -> None:
         """
         from dataclasses import replace
         from oxidion._gpu_check import parts
+        from oxidion._gpu_check.place import place
         from oxidion._oxidion import device_kernels
-        parts.place("emulated")
+        place("emulated")
         for name, setting in parts.KERNELS.items():
             if setting is not parts.EXCHANGE and "symmetric" not in name and "jacobi" not in name:
                 vectors = [(5000,)] * (len(setting.shapes[-1]) == 1)
@@ -777,4 +778,4 @@ def test_checks_launch_kernels_of_every_source_and_pass(environment: Environment
 def test_names_of_sources_are_those_of_the_core() -> None:
     assert _oxidion.source_of_kernel("lamb_factors") in SOURCES
     assert self_check.GROUPS[0] == device.FOR_ONE_ARCHITECTURE
-    assert parts.EMULATED == device.EMULATED
+    assert place.EMULATED == device.EMULATED
