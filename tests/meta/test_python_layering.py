@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "megatron": frozenset({"_core", "_dist", "optim"}),
     "titan": frozenset({"_core", "optim"}),
     "qk_clip": frozenset({"_dist"}),
-    "_gpu_check": frozenset({"", "_core", "_cuda"}),
+    "_gpu_check": frozenset({"", "_core", "_cuda", "graph"}),
     "__main__": frozenset({"", "_energy", "_gpu_check", "_planning"}),
     "": frozenset(
         {"_core", "_torch", "backward", "checkpoint", "functional", "groups", "hf", "optim", "qk_clip"}
