@@ -489,7 +489,7 @@ def crashed(parts: Sequence[dict[str, Any]]) -> None:
     """Notes that the item which ran when a report was cut has crashed; parts of a check run again."""
     for part in parts:
         if not part["row"] and part["status"] == "LEFT_OUT" and part["reason"] == runner.RUNNING:
-            part |= {"status": "CRASH", "reason": "what runs all parts ended while this one ran"}
+            part |= {"status": "CRASH", "reason": runner.CUT}
 
 
 def metrics(text: str) -> dict[str, str]:

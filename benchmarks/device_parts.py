@@ -9,7 +9,6 @@ end. On "cpu" and "emulated" sizes are tiny and nothing is too slow: that tries 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -33,7 +32,7 @@ from cuda_clock import copy_rate, launch_us, tflops
 from cuda_lists import device_lists
 from cuda_race import EMULATED, Place, Timing, items
 from memory_contenders import flat
-from oxidion._gpu_check.runner import age
+from oxidion._gpu_check.runner import age, write_json
 from workloads import ADAMW, LION, MUON, Workload
 
 TRACEBACK = 4096
@@ -584,13 +583,6 @@ def _number(value: float) -> float | str:
     return float(f"{value:.4g}") if math.isfinite(value) else str(value)
 
 
-def write(file: Path, found: dict[str, Any]) -> None:
-    """Replaces a file as a whole."""
-    part = Path(f"{file}.part")
-    part.write_text(json.dumps(found, indent=1) + "\n")
-    os.replace(part, file)
-
-
 def measure(part: Part, given: Given, seconds: float, file: Path) -> None:
     """Takes the measurements of a part and writes the file after each."""
     results, is_device = given.results, given.is_device
@@ -598,16 +590,18 @@ def measure(part: Part, given: Given, seconds: float, file: Path) -> None:
         made = part.items(given)
 
         def done() -> None:
-            write(file, outcome(part, results, is_device=is_device))
+            write_json(file, outcome(part, results, is_device=is_device))
 
         left_out = cuda_child.run(made, seconds, done, given.place.prepare, given.place.recover)
-        write(file, outcome(part, results, is_device=is_device, left_out=left_out))
+        write_json(file, outcome(part, results, is_device=is_device, left_out=left_out))
     except Refused as error:
-        write(file, {"status": "SKIP", "figures": {}, "bar": part.bar, "reason": str(error), "traceback": ""})
+        write_json(
+            file, {"status": "SKIP", "figures": {}, "bar": part.bar, "reason": str(error), "traceback": ""}
+        )
     except Exception as error:
         found = outcome(part, results, is_device=is_device)
         reason = f"{type(error).__name__}: {error}"
-        write(
+        write_json(
             file,
             {**found, "status": "FAIL", "reason": reason, "traceback": traceback.format_exc()[-TRACEBACK:]},
         )

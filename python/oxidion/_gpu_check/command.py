@@ -25,6 +25,7 @@ from oxidion._gpu_check.graphs import GRAPHS
 from oxidion._gpu_check.parts import CLASSES, KERNELS, Setting
 from oxidion._gpu_check.place import EMULATED, place
 from oxidion._gpu_check.runner import (
+    CUT,
     RUNNING,
     Part,
     Report,
@@ -280,7 +281,7 @@ def _kept(file: Path) -> dict[tuple[int, str], dict[str, Any]]:
     old = read_json(file).get("parts", [])
     cut = [part for part in old if part["status"] == "LEFT_OUT" and part["reason"] == RUNNING]
     if len(cut) == 1:
-        cut[0] |= {"status": "CRASH", "reason": "what runs all parts ended while this one ran"}
+        cut[0] |= {"status": "CRASH", "reason": CUT}
     return {(part["row"], part["name"]): part for part in old if part["status"] != "LEFT_OUT"}
 
 

@@ -12,6 +12,12 @@ from oxidion._oxidion import turn_source_off
 EMULATED = core.EMULATED
 OFF = "OXIDION_GPU_CHECK_OFF"
 """Environment variable: sources that libtorch computes instead of, separated by commas."""
+ONLY_90 = "it is for devices of compute capability 9.0"
+
+
+def lacks_groups(device: torch.device) -> bool:
+    """Returns whether the products by warpgroups are not made for a device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0)
 
 
 def place(number: str) -> torch.device:

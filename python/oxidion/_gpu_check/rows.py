@@ -31,7 +31,7 @@ from oxidion._gpu_check.parts import (
     numbers,
     steps,
 )
-from oxidion._gpu_check.place import EMULATED, OFF, place
+from oxidion._gpu_check.place import EMULATED, OFF, ONLY_90, lacks_groups, place
 from oxidion._oxidion import load_sources, source_states
 
 REPEATS = 3
@@ -40,7 +40,6 @@ EMULATED_STEPS, EMULATED_SHAPES = 5, ((72, 64), (64, 72), (33, 33), (16, 8))
 """Steps and shapes of a class where the device is emulated, which takes a thousand times as long."""
 EMULATED_FIRST = 280.0
 """Seconds that both processes of first steps have there."""
-ONLY_90 = "it is for devices of compute capability 9.0"
 
 
 def driver_version() -> str:
@@ -101,15 +100,10 @@ def env(number: str) -> Found:
     )
 
 
-def _lacks_groups(device: torch.device) -> bool:
-    """True on a device that the products by warpgroups are not made for."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0)
-
-
 def load(number: str, source: str) -> Found:
     """Loads one source of kernels by itself: from where its machine code comes, and the seconds."""
     device = place(number)
-    if source == GROUPS[0] and _lacks_groups(device):
+    if source == GROUPS[0] and lacks_groups(device):
         return Found("SKIP", {}, ONLY_90)
     core.compute_by("compare")
     states = load_sources(device.index or 0, 0, [source])
@@ -124,7 +118,7 @@ def kernels(number: str, name: str, repeats: int = REPEATS) -> Found:
     Other sources are used where they can be loaded: one that cannot fails the settings of its own name.
     """
     device, setting = place(number), KERNELS[name]
-    if (setting.tiled or setting is GROUPED) and _lacks_groups(device):
+    if (setting.tiled or setting is GROUPED) and lacks_groups(device):
         return Found("SKIP", {}, ONLY_90)
     ordinal, own = device.index or 0, [word for word in name.split() if word in SOURCES]
     core.compute_by("compare")

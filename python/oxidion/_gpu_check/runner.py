@@ -34,6 +34,8 @@ LOG_OF_A_PART, LOG_IN_ALL = 1 << 20, 12 << 20
 """Bytes that the log keeps of what a part prints, half of them its end, and of all parts."""
 NOT_BEGUN = "it had not begun when the report was written"
 RUNNING = "it was running when the report was written"
+CUT = "what runs all parts ended while this one ran"
+"""Reason of a part that counts as crashed since it ran when the report was cut."""
 FIELDS = ("row", "name", "status", "seconds", "limit", "bar", "figures", "reason", "traceback", "env")
 """Fields of a part in a report."""
 _SET_DEATH_SIGNAL = 1

@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 import oxidion
-from oxidion._cuda import device as core
 from oxidion._cuda import tuning
 from oxidion._cuda.self_check import GROUPS
 from oxidion._gpu_check import products
 from oxidion._gpu_check.found import Found
-from oxidion._gpu_check.place import EMULATED, place
+from oxidion._gpu_check.place import ONLY_90, lacks_groups, place
 
 
 def _wait(device: torch.device) -> None:
@@ -41,6 +40,12 @@ def _judged(device: torch.device, figures: dict[str, Any], is_fast: bool, reason
     """Returns SLOW with a reason if a bar is missed; an emulated device has no bar."""
     slow = not is_fast and device.type == "cuda"
     return Found("SLOW" if slow else "PASS", figures, reason if slow else "")
+
+
+def _against_torch(device: torch.device, times: dict[str, float], **figures: float) -> Found:
+    """Returns the outcome of a race of "ours" against "torch"."""
+    ratio = round(times["torch"] / times["ours"], 2)
+    return _judged(device, {**figures, "torch_over_ours": ratio}, ratio >= 1, f"{ratio} of torch's rate")
 
 
 def elementwise(number: str) -> Found:
@@ -80,9 +85,7 @@ def host(number: str) -> Found:
         optimizer = make(params, lr=1e-3)
         optimizer.step()
         times[name] = _seconds(optimizer.step, device)[1]
-    ratio = round(times["torch"] / times["ours"], 2)
-    figures = {"host_us_per_param": round(times["ours"] / count * 1e6, 2), "torch_over_ours": ratio}
-    return _judged(device, figures, ratio >= 1, f"{ratio} of torch's rate")
+    return _against_torch(device, times, host_us_per_param=round(times["ours"] / count * 1e6, 2))
 
 
 def muon(number: str) -> Found:
@@ -101,15 +104,14 @@ def muon(number: str) -> Found:
         optimizer = cls(params, lr=1e-3)
         optimizer.step()
         times[name] = _seconds(optimizer.step, device)[0]
-    ratio = round(times["torch"] / times["ours"], 2)
-    figures = {"step_ms": round(times["ours"] * 1e3, 2), "torch_over_ours": ratio}
-    return _judged(device, figures, ratio >= 1, f"{ratio} of torch's rate")
+    return _against_torch(device, times, step_ms=round(times["ours"] * 1e3, 2))
 
 
 def symmetric_products(number: str, source: str) -> Found:
     """Times symmetric products by the kernels of one source against cuBLAS, in all classes of sizes."""
-    if source == GROUPS[0] and number != EMULATED and torch.cuda.get_device_capability(int(number)) != (9, 0):
-        return Found("SKIP", {}, "it is for devices of compute capability 9.0")
+    device = place(number)
+    if source == GROUPS[0] and lacks_groups(device):
+        return Found("SKIP", {}, ONLY_90)
     names = list(dict.fromkeys([GROUPS[1], source]))  # the other one takes what is too small for this one
     ratios = products.run(number, names)
     found = [ratio for ratio in ratios if ratio is not None]
@@ -121,10 +123,7 @@ def symmetric_products(number: str, source: str) -> Found:
         "worst": min(found),
         "ratios": ratios,
     }
-    is_real = not core.is_emulated()
-    return Found(
-        "PASS" if won or not is_real else "SLOW", figures, "" if won else "cuBLAS is faster everywhere"
-    )
+    return _judged(device, figures, won > 0, "cuBLAS is faster everywhere")
 
 
 SPEED: dict[str, Callable[[str], Found]] = {
