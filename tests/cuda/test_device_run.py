@@ -289,7 +289,10 @@ def test_a_run_that_is_cut_leaves_a_true_report(trial: Trial, moment: int) -> No
     passed = {part["name"] for part in report["parts"] if part["status"] == "PASS"}
     of_checks = {"load", "kernels", "steps", "first", "graph"}
     assert passed - of_checks <= done
-    # What ended in the moment of the cut is not in it.
-    assert len(done - passed) <= 1
+    # Only what was running at the cut can be done and not in it: one item, with the parts of a check.
+    running = {part["name"] for part in report["parts"] if "was running" in part["reason"]} & set(NAMES)
+    assert len(running) <= 1
+    inner = {"a.cu one", "b.cu two", "c.cu three"} if running & of_checks else set()
+    assert done - passed <= running | inner
     if number == signal.SIGTERM and report["ended"]:
         assert report["ended"] in ("ended by SIGTERM", "all parts have run or were left out")
