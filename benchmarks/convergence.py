@@ -94,17 +94,6 @@ def ema(settings: Settings) -> dict[str, Any]:
     return {"average": "ema", "average_decay": 1 - 1 / max(1.0, settings.steps / 20)}
 
 
-def gpa(beta1: float, beta2: float) -> Recipe:
-    """AdamW with primal averaging over about the last twentieth of a run."""
-    return Recipe(
-        "AdamW",
-        0.002,
-        arguments=lambda s: {"betas": (beta1, beta2)},
-        algorithm="adamw",
-        average=lambda s: {**ema(s), "average": "gpa"},
-    )
-
-
 FURTHER = {
     "soap": soap(0.008),
     "soap_short_side": soap(0.008, sides="short"),
@@ -161,9 +150,6 @@ FURTHER = {
         algorithm="adamw",
         average=lambda s: {"average": "schedule_free"},
     ),
-    "adamw_gpa": gpa(0.9, 0.999),
-    "adamw_gpa_short_beta2": gpa(0.9, 0.95),
-    "adamw_gpa_without_momentum": gpa(0.0, 0.999),
     "galore_adamw": Recipe("GaLoreAdamW", 0.01, scalar_lr=0.004, arguments=lambda s: {"rank": s.dim // 4}),
 }
 """Classes beside those that the example trains; they are named by ``--optimizers``."""

@@ -33,6 +33,9 @@ pub enum Error {
     /// Ranks that disagree about the plan (Python: `oxidion.PlanMismatch`).
     #[error("{0}")]
     PlanMismatch(String),
+    /// A call that has to wait for another one (Python: `RuntimeError`).
+    #[error("{0}")]
+    Mode(String),
     /// A second step while one is running (Python: `RuntimeError`).
     #[error("another step of this optimizer is running: step it from one thread at a time")]
     Busy,

@@ -143,7 +143,11 @@ def test_parameters_without_state_and_other_groups_are_kept_apart() -> None:
     saved["param_groups"] = [{**group, "params": [0, 1]}, {**group, "params": [2, 3], "lr": 0.5}]
     params = [nn.Parameter(param.clone()) for param in theirs.params]
     optimizer = oxidion.CAME([{"params": params[:2], "maximize": True}, {"params": params[2:]}], lr=1.0)
-    optimizer.load_state_dict(import_state_dict(saved, "came-pytorch", optimizer=optimizer))
+    made = import_state_dict(saved, "came-pytorch", optimizer=optimizer)
+    with pytest.raises(ValueError, match="parameter 1 of group 0: the state dict has no states of it"):
+        optimizer.load_state_dict(made)
+    params[1].requires_grad_(False)
+    optimizer.load_state_dict(made)
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
     assert [group["maximize"] for group in optimizer.param_groups] == [True, False]
     assert not optimizer.state.get(params[1])

@@ -45,7 +45,7 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("per", ["module", "parameter"])
 @pytest.mark.parametrize("late", ["0.", "0.weight", "2.bias"])
-@pytest.mark.parametrize("rule", [None, "ema", "gpa"])
+@pytest.mark.parametrize("rule", [None, "ema", "schedule_free"])
 def test_weights_that_thaw_are_stepped_as_by_an_ordinary_optimizer(
     per: str, late: str, rule: str | None
 ) -> None:
@@ -207,7 +207,9 @@ def test_two_optimizers_of_other_weights_step_both() -> None:
 def test_zero_grad_ends_a_pass_in_which_nothing_was_stepped(set_to_none: bool) -> None:
     models = [net(), net()]
     optimizers = [
-        oxidion.in_backward(model, lambda named: oxidion.AdamW([{"params": named, "average": "gpa"}], lr=0.1))
+        oxidion.in_backward(
+            model, lambda named: oxidion.AdamW([{"params": named, "average": "schedule_free"}], lr=0.1)
+        )
         for model in models
     ]
     for model, optimizer in zip(models, optimizers, strict=True):
@@ -258,8 +260,8 @@ def test_zero_grad_before_step_counts_what_was_stepped() -> None:
 # --------------------------------------------------------------------------------------- averages
 
 
-@pytest.mark.parametrize("after", [None, "ema", "gpa", "schedule_free"])
-@pytest.mark.parametrize("before", [None, "ema", "gpa", "schedule_free"])
+@pytest.mark.parametrize("after", [None, "ema", "schedule_free"])
+@pytest.mark.parametrize("before", [None, "ema", "schedule_free"])
 @pytest.mark.parametrize("pop", [False, True])
 def test_other_averages_are_those_of_ordinary_steps(before: str | None, after: str | None, pop: bool) -> None:
     models = [net(), net()]
@@ -285,7 +287,7 @@ def test_other_averages_are_those_of_ordinary_steps(before: str | None, after: s
                 group["average"] = after
                 if after is None and pop:
                     del group["average"]
-            if step == 8 and after in ("gpa", "schedule_free"):
+            if step == 8 and after == "schedule_free":
                 group["average_beta"] = 0.25
             passed(model, step)
             optimizer.step()

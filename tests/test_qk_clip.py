@@ -284,3 +284,43 @@ def test_copy_of_model_and_clip_clips_the_copied_weights_only(way: Any) -> None:
     assert layer.max_logits.tolist() == [8.0]
     clip.optimizer.step()
     assert torch.equal(model.weight, old * 0.5)
+
+
+COPIES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"average": "schedule_free"}) for name in ("Muon", "AdamW", "Lion", "SOAP")),
+    *(
+        (name, {"weight_norm": "hyperball"})
+        for name in ("MuonH", "NorMuon", "Dion", "Dion2", "AdamW", "SOAP")
+    ),
+    ("Muon", {"weight_norm": "hyperball", "average": "schedule_free"}),
+]
+
+
+@pytest.mark.parametrize("is_sharded_by_heads", [False, True])
+@pytest.mark.parametrize(("name", "keys"), COPIES)
+def test_copies_of_the_weights_follow_the_clip(
+    name: str, keys: dict[str, Any], is_sharded_by_heads: bool
+) -> None:
+    """Steps that move next to nothing: logits stay at the threshold, also those of the averages."""
+    q, k = (nn.Parameter(w) for w in weights(4, 2))
+    k.data[:HEAD] *= 10.0 * TAU / float(hottest(logits(X, q, k, 4, 2)).max())
+    before = hottest(logits(X, q, k, 4, 2))
+    assert (before > TAU).any()
+    assert (before < TAU).any()
+    group: dict[str, Any] = {"params": [q, k], "weight_decay": 0.0, **keys}
+    if is_sharded_by_heads and name in ("Muon", "NorMuon", "SOAP"):
+        group |= {"num_heads": 2}
+    optimizer = getattr(oxidion, name)([group], lr=1e-9, **({"weight_decay": 0.0} if name == "MuonH" else {}))
+    clip = QKClip(optimizer, TAU)
+    layer = clip.add(q, k, num_heads=4, num_kv_heads=2)
+    wanted = before.clamp(max=TAU)
+    for step in range(4):
+        if step == 1:
+            layer.max_logits.copy_(before)  # type: ignore[union-attr]
+        for at, param in enumerate((q, k)):
+            param.grad = gaussian(*param.shape, seed=10 * step + at)
+        optimizer.step()
+        expected = wanted if step else before
+        assert torch.allclose(hottest(logits(X, q, k, 4, 2)), expected, rtol=1e-4)
+    with optimizer.averaged():
+        assert torch.allclose(hottest(logits(X, q, k, 4, 2)), wanted, rtol=1e-4)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import oxidion
-from oxidion._core import schema
+from oxidion._core import averages, schema
 from oxidion._core.constructor import completed
 
 CLASSES: dict[str, Any] = {
@@ -25,6 +25,7 @@ CLASSES: dict[str, Any] = {
 }
 GROUP_KEYS = {"algorithm", "step", "beta1", "beta2", "oversample", "num_heads"}
 GROUP_KEYS |= {"split_sizes", "split_dim", "fan_in_fan_out"}
+GROUP_KEYS |= {"seed_by", *averages.SCHEMA}
 GROUP_KEYS |= {"momentum_dtype", "Q_dtype", "variance_dtype", "block_size", "min_quant_numel"}
 """Keys of groups that not every constructor takes."""
 OWN_DEFAULTS = {"lr", "weight_decay"}

@@ -208,6 +208,7 @@ class BackwardOptimizer(Optimizer):
         split: dict[Any, dict[int, list[Place]]] = {}
         for number, group in enumerate(self.param_groups):
             if "param_names" not in group:
+                group["seed_by"] = "name"
                 group["param_names"] = [owners[id(p)][1] if id(p) in owners else "" for p in group["params"]]
             for at, (name, param) in enumerate(zip(group["param_names"], group["params"], strict=True)):
                 if id(param) not in owners:
@@ -345,12 +346,10 @@ class BackwardOptimizer(Optimizer):
         """
         whole, self._is_checked = self.optimizer, False
         whole._settle_keys()
-        averages.refuse_eval(self.param_groups, inside=whole._inside_averaged > 0)
         whole._check_written()
-        if averages.begin_anew(self.param_groups, self.state):
-            for unit in self.units:
-                self._tell(unit)
-                unit.init_state()
+        if whole._inside_averaged:
+            raise RuntimeError(averages.IN_EVAL)
+        averages.refuse_eval(self.param_groups, self.state)
         self._is_checked = True
 
     # -------------------------------------------------------------------- step
@@ -380,13 +379,11 @@ class BackwardOptimizer(Optimizer):
                 self._step(unit)
             elif not unit.has_stepped:
                 self._tell(unit)
-                averages.follow(unit.param_groups, self.state)
                 if averages.is_missing(unit.param_groups, self.state):
                     unit.init_state()
         unfrozen = [param for param in self._left_out if param.requires_grad] if self._hooks else []
         self._step_unfrozen([param for param in unfrozen if param.grad is not None])
         with self._turn:  # what comes next on this stream sees the steps
-            averages.advance(self.param_groups)  # as each unit has counted
             for group in self.param_groups:
                 group["step"] += 1
         for unit in self.units:

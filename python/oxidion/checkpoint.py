@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxidion._dist.collectives import everyone, tell
+from oxidion._dist.collectives import everyone, own_group, start_saving, tell
 
 if TYPE_CHECKING:
     from oxidion._core.base import OxOptimizer
@@ -418,7 +419,8 @@ def whole_folder(
         with oxidion.checkpoint.whole_folder("run", step) as folder:
             dcp.save(state, checkpoint_id=folder)
 
-    Of ``dcp.async_save`` wait for the result within the block. One checkpoint of a root is written at a time.
+    Of ``dcp.async_save`` wait for the result within the block, or take ``async_save``. One checkpoint of a
+    root is written at a time.
 
     Args:
         root: folder of all checkpoints of a run, seen by all ranks.
@@ -447,6 +449,61 @@ def whole_folder(
         error = raised
     _agree(group, error)
     _by_leader(group, lambda: _finish(final, keep))
+
+
+def async_save(
+    state: dict[str, Any],
+    root: str | os.PathLike[str],
+    step: int,
+    *,
+    keep: int = 2,
+    process_group: Any = None,
+) -> Future[Path]:
+    """Saves a checkpoint by ``dcp.async_save`` into a folder as of ``whole_folder``, beside the next steps.
+
+    It returns once ``state`` is copied. A thread writes the files, then renames the folder. Wait for the
+    result before the next save of the same root.
+
+        saving = oxidion.checkpoint.async_save({"model": model_state}, "run", step)
+        ...  # steps
+        saving.result()
+
+    Args:
+        state: what ``dcp.save`` takes.
+        root: folder of all checkpoints of a run, seen by all ranks.
+        step: number of steps that are done, the same on all ranks.
+        keep: how many of the newest checkpoints stay, with this one.
+        process_group: ranks that write, with a backend for the CPU. Nothing else may use it meanwhile, as
+            messages of two threads over one group come in another order on each rank. By default a group of
+            all ranks that is made for it.
+
+    Returns:
+        A future of the folder, whose name it has then; ``result()`` raises where a rank could not write.
+
+    Raises:
+        FileExistsError: if there is a whole checkpoint of this step.
+        ValueError: as ``whole_folder``.
+    """
+    group = process_group or own_group("asynchronous saves")
+    whole = whole_folder(root, step, keep=keep, process_group=group)
+    folder, saved = whole.__enter__(), Future[Path]()
+
+    def finish(writing: Future[Any]) -> None:
+        error = writing.exception()
+        try:
+            # The others learn of an error of this rank as it leaves the block.
+            whole.__exit__(type(error) if error else None, error, None)
+            saved.set_result(Path(root, f"step-{step:08d}"))
+        except BaseException as raised:
+            saved.set_exception(raised)
+
+    try:
+        writing = start_saving(state, folder, group)
+    except BaseException as raised:
+        whole.__exit__(type(raised), raised, None)
+        raise
+    writing.add_done_callback(finish)
+    return saved
 
 
 def latest_folder(root: str | os.PathLike[str], *, process_group: Any = None) -> Path | None:

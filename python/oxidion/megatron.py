@@ -203,9 +203,9 @@ class Muon(optim.Muon):
             super()._execute(grad_factor)
 
     @override
-    def _bind(self, *, in_step: bool = False) -> Session:
+    def _bind(self, *, in_step: bool = False, together: bool = False) -> Session:
         with self._as_dtensors():
-            return super()._bind(in_step=in_step)
+            return super()._bind(in_step=in_step, together=together)
 
     @override
     def _make_plan(self) -> Plan:

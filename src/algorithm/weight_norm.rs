@@ -192,6 +192,11 @@ impl WeightNorm {
         let [updates, sums] = buffers.several([update, at])?;
         let LastStep { lr, scale, decay, cautious, late, radius } = *step;
         let spherical = self.rule == Rule::Hyperball;
+        if spherical && lr == 0.0 {
+            // Nothing moves. Optimizers are stepped so to make states for a checkpoint before the weights are there: their
+            // norm is not that of later.
+            return Ok(());
+        }
         let rule = if spherical { SizeRule::Sphere } else { SizeRule::Floor { least: self.least, scale } };
         let places: Vec<_> = Self::places(sums.matrices(units)?);
         let places: Vec<_> = places.into_iter().map(FlatViewMut::into_view).collect();

@@ -21,7 +21,9 @@ pub(super) fn to_python(error: Error) -> PyErr {
         Error::Type(_) => PyTypeError::new_err(text),
         Error::Layout { .. } => LayoutError::new_err(text),
         Error::PlanMismatch(_) => PlanMismatch::new_err(text),
-        Error::Busy | Error::Internal(_) | Error::Cuda(_) | Error::Torch(_) => PyRuntimeError::new_err(text),
+        Error::Busy | Error::Mode(_) | Error::Internal(_) | Error::Cuda(_) | Error::Torch(_) => {
+            PyRuntimeError::new_err(text)
+        }
     }
 }
 

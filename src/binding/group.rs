@@ -13,6 +13,7 @@ use crate::algorithm::{AnyAlgorithm, option_keys};
 use crate::error::Error;
 use crate::linalg::orthonormalizer::Function;
 use crate::plan::{GroupSpec, Place};
+use crate::session::{AverageRule, AverageStep};
 use crate::spec::{Callback, Hyper, OptionValue, Options};
 use crate::tensor::{DType, Device, is_emulated};
 
@@ -112,6 +113,36 @@ pub(super) fn hyper(group: &Bound<'_, PyDict>, algorithm: &AnyAlgorithm, rate_re
         key => scalar(group, key),
     };
     algorithm.scalars().iter().map(value).collect::<PyResult<Vec<f64>>>().map(Hyper)
+}
+
+/// The average of the weights of a group in a step, if it has one.
+pub(super) fn average(group: &Bound<'_, PyDict>) -> PyResult<Option<AverageStep>> {
+    let Some(word) = group.get_item(intern!(group.py(), "average"))?.filter(|word| !word.is_none()) else {
+        return Ok(None);
+    };
+    let lr = group.get_item(intern!(group.py(), "lr"))?.filter(|lr| !lr.is_none());
+    if word.eq("ema")? {
+        // The host does not wait for a rate on a device.
+        let is_there = match &lr {
+            Some(lr) if tensor::is_plain(lr)? => {
+                Device::of(&tensor::unpack(lr, "lr")?).ok() == Some(Device::Cpu)
+            }
+            other => other.is_some(),
+        };
+        let rule = AverageRule::Ema {
+            decay: scalar(group, "average_decay")?,
+            start: scalar(group, "average_start")?,
+        };
+        return Ok(Some(AverageStep { rule, lr: is_there.then(|| scalar(group, "lr")).transpose()? }));
+    }
+    let lr = scalar(group, "lr")?;
+    let rule = AverageRule::ScheduleFree {
+        beta: scalar(group, "average_beta")?,
+        lr_power: scalar(group, "average_lr_power")?,
+        step_power: scalar(group, "average_step_power")?,
+        decay: lr * scalar(group, "weight_decay")?,
+    };
+    Ok(Some(AverageStep { rule, lr: Some(lr) }))
 }
 
 /// The learning rate of a group that is `capturable`, where it is a number on the device of the parameters: the step

@@ -319,13 +319,13 @@ impl PyPlan {
     }
 
     /// States by parameter: dicts of role, dtype, global shape, (start, length) of the stored part by dimension, seed
-    /// of a normal start or None, whether it starts as the parameter, for each axis of its mesh the dimension that is sharded or None, of codes the elements
+    /// of a normal start or None, for each axis of its mesh the dimension that is sharded or None, of codes the elements
     /// of a block and whether they are signed, else None, whether it may be codes, and of one that lies with the owners of matrices the blocks
     /// that are here, as offset, rows, columns and distance of rows in the whole state, with the ranks of each axis, else None.
     fn state_specs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyDict>>>> {
         let make = |s: &LocalState| {
             let seed = match s.spec.init {
-                Init::Zeros | Init::Param => None,
+                Init::Zeros => None,
                 Init::Normal { seed } => Some(seed),
             };
             let entry = PyDict::new(py);
@@ -334,7 +334,6 @@ impl PyPlan {
             entry.set_item("shape", &s.spec.shape)?;
             entry.set_item("spans", &s.spans)?;
             entry.set_item("seed", seed)?;
-            entry.set_item("of_param", s.spec.init == Init::Param)?;
             entry.set_item("on_host", s.spec.on_host)?;
             entry.set_item("shards", &s.shards)?;
             let coded = s.spec.coded.filter(|_| s.spec.dtype.is_quantized());

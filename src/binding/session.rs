@@ -19,7 +19,7 @@ use super::{group, handles, tensor};
 use crate::error::{Error, Result};
 use crate::kernels::cuda::{self, Tape};
 use crate::plan::{GroupSpec, Plan};
-use crate::session::{AverageStep, Details, FastPath, Session};
+use crate::session::{Details, FastPath, Session};
 use crate::tensor::DType;
 use crate::threads;
 
@@ -251,20 +251,9 @@ impl PySession {
         py.enter(|| self.lock()?.compute(k))
     }
 
-    /// Works on the averages of the weights, before or after the instructions of the step that has begun. Of each group
-    /// none, or whether gradients are taken between the weights and their average, the share of what is new, that of the
-    /// average in where gradients are taken, and the decay along these weights.
-    fn average(
-        &self,
-        py: Python<'_>,
-        groups: Vec<Option<(bool, f64, f64, f64)>>,
-        is_late: bool,
-    ) -> PyResult<()> {
-        let steps = groups.into_iter().map(|group| {
-            group.map(|(interpolates, share, beta, decay)| AverageStep { interpolates, share, beta, decay })
-        });
-        let steps: Vec<_> = steps.collect();
-        py.enter(|| self.lock()?.average(&steps, is_late))
+    /// Works on the averages of the weights, before or after the instructions of the step that has begun.
+    fn average(&self, py: Python<'_>, is_late: bool) -> PyResult<()> {
+        py.enter(|| self.lock()?.average(is_late))
     }
 
     /// Ends the step; returns the parameters and states that were written and whose changes are still to be counted.
@@ -390,8 +379,9 @@ impl PySession {
             factors.push(if group::maximize(&groups[number])? { -grad_factor } else { grad_factor });
             steps.push(group::step(&groups[number])?);
         }
+        let averages = groups.iter().map(group::average).collect::<PyResult<Vec<_>>>()?;
         *self.misplaced() = misplaced;
-        py.enter(|| self.lock()?.begin(grads, hypers, rates, factors, &steps)).map(|()| true)
+        py.enter(|| self.lock()?.begin(grads, hypers, rates, factors, &steps, &averages)).map(|()| true)
     }
 
     fn misplaced(&self) -> MutexGuard<'_, Vec<usize>> {

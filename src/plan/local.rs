@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::average::is_of_average;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, spans};
 use crate::spec::{Block, DimSharding, ParamSpec, Rect, Share, Side, StateSpec};
@@ -81,6 +82,14 @@ pub struct LocalState {
     /// The blocks whose elements lie here, one after the other, where each is whole with its owner or a contribution to a sum;
     /// `spans` and `shards` say then how it lies in a checkpoint.
     pub owned: Option<Owned>,
+}
+
+impl LocalState {
+    /// Tests whether an algorithm works on the state: not on scales, and not on states of an average.
+    #[must_use]
+    pub fn is_of_algorithm(&self) -> bool {
+        self.scales_of.is_none() && !is_of_average(self.spec.role)
+    }
 }
 
 /// The part of a state that lies with the owner of matrices, or of a sum what this process adds.

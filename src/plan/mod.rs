@@ -1,6 +1,7 @@
 //! Joins algorithms and layouts: parameters in, a frozen schedule over buffers out.
 
 mod arena;
+pub mod average;
 mod bucket;
 mod choice;
 mod coalesce;
@@ -40,11 +41,8 @@ use crate::algorithm::{self, AnyAlgorithm};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Placement, ShardingAxes, local_shape};
 use crate::spec::options::BFLOAT16_PRODUCTS;
-use crate::spec::{Block, Init, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
+use crate::spec::{Block, MOST_ELEMENTS, OptionValue, Options, ParamSpec, StateSpec};
 use crate::tensor::{DType, Device};
-
-/// Role of the average of a parameter, or of what it is stepped from (`session/average.rs`): the last one of its states.
-pub const AVERAGE: &str = "average";
 
 /// Facts about a group that the plan needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,16 +61,6 @@ impl GroupSpec {
             options.insert(BFLOAT16_PRODUCTS, OptionValue::Bool(place.bfloat16));
         }
         options
-    }
-}
-
-/// The type of averages, if it is given.
-fn average_dtype(options: &Options) -> Result<Option<DType>> {
-    match options.dtype("average_dtype")? {
-        Some(given) if !matches!(given, DType::BF16 | DType::F32) => {
-            Err(Error::Value(format!("average_dtype must be bfloat16 or float32, got '{}'", given.name())))
-        }
-        given => Ok(given),
     }
 }
 
@@ -247,10 +235,7 @@ fn drafts(inputs: Vec<ParamInput>, groups: &[GroupSpec]) -> Result<Drafts> {
             spec.transposed = spec.transposed.or(algorithm.orientation(num_shards));
             turn(&mut spec, algorithm, &blocks, &existing)?;
             let mut states = algorithm.state(&spec, &blocks)?;
-            if settings.options.word("average")?.is_some() {
-                let dtype = average_dtype(&settings.options)?.unwrap_or(spec.dtype.arithmetic());
-                states.push(StateSpec { init: Init::Param, ..StateSpec::like(AVERAGE, &spec, dtype) });
-            }
+            states.extend(average::states(&spec, &settings.options)?);
             let (shards, whole) = if algorithm.flat() {
                 (vec![local::flat_shard(&spec, &layout)], None)
             } else if algorithm.whole_parameter() {

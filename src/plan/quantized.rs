@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::AVERAGE;
+use super::average::AVERAGE;
 use super::local::{LocalState, SCALES};
 use crate::error::{Error, Result};
 use crate::layout::{Layout, ShardingAxes};
@@ -37,7 +37,8 @@ pub(super) fn taken(
                 return wrong("has an absmax without codes", "Load both, or neither");
             }
             (Some(dtype), Some(coded)) if dtype.is_quantized() => state.dtype = coded.dtype,
-            (Some(dtype), _) => state.dtype = dtype,
+            (Some(dtype), _) if !state.on_host => state.dtype = dtype,
+            (Some(_), _) => {}
             (None, _) => {}
         }
         Ok(state)

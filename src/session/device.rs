@@ -8,7 +8,7 @@ use crate::algorithm::WEIGHT_NORMS;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::kernels::Entered;
-use crate::plan::{AVERAGE, Param, Plan};
+use crate::plan::{Param, Plan, average};
 use crate::spec::StateSpec;
 use crate::tensor::{Device, MOST_SPANS};
 
@@ -121,7 +121,8 @@ pub fn sources(plan: &Plan) -> Vec<&'static str> {
         };
         all.extend(own.iter().copied());
     }
-    if plan.params.iter().flat_map(|planned| &planned.states).any(|state| state.spec.role == AVERAGE) {
+    if plan.params.iter().flat_map(|planned| &planned.states).any(|state| state.spec.role == average::AVERAGE)
+    {
         all.insert("updates.cu");
     }
     if plan

@@ -42,7 +42,7 @@ pub(super) struct Fixed {
 pub(super) fn fixed(plan: &Plan, bucket: &Bucket) -> Vec<Fixed> {
     let units = bucket.units.iter().map(|unit| {
         let planned = &plan.params[unit.param];
-        let own = planned.states.iter().enumerate().filter(|(_, state)| state.scales_of.is_none());
+        let own = planned.states.iter().enumerate().filter(|(_, state)| state.is_of_algorithm());
         Fixed {
             param: unit.param,
             stream: planned.spec.stream,

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use apart::Apart;
-pub use average::AverageStep;
+use average::{AverageCounters, AveragePlaces, AverageUpdate};
+pub use average::{AverageRule, AverageStep};
 use buffers::stage_shards;
 pub use device::{check_devices, enter as enter_device, sources};
 use execute::{Fixed, fixed};
@@ -64,6 +65,8 @@ pub struct Session {
     grad_factors: Vec<f64>,
     /// For each algorithm the number of the step, of its group.
     steps: Vec<u64>,
+    /// The averages that the step which has begun works on, by the number of the parameter.
+    averages: Vec<(usize, AverageUpdate, AverageCounters)>,
     /// For each bucket whether a unit of it is due.
     due: Vec<bool>,
     probe: Option<Probe>,
@@ -97,7 +100,7 @@ fn bind(planned: &Param, param: Tensor, states: Vec<Tensor>, counts: bool) -> Re
         }
     }
     let counter = planned.states.iter().position(|s| counts && s.spec.role == "step");
-    let own = planned.states.iter().filter(|s| s.scales_of.is_none()).count();
+    let own = planned.states.iter().filter(|s| s.is_of_algorithm()).count();
     if states.len() != planned.states.len() || own > MAX_STATES {
         return Err(Error::Internal(format!("{}: {} states were bound", planned.spec.name, states.len())));
     }
@@ -106,8 +109,16 @@ fn bind(planned: &Param, param: Tensor, states: Vec<Tensor>, counts: bool) -> Re
         [&param].into_iter().chain(states).try_for_each(|t| check_written(t, &planned.spec.name))?;
     }
     let param = BoundTensor::watched(param, planned.spec.dtype, device);
-    let mut bound_param =
-        BoundParam { param, states, grad: None, counter, steps: 0.0, fast: false, took_fast_path: false };
+    let mut bound_param = BoundParam {
+        param,
+        states,
+        grad: None,
+        counter,
+        average: AveragePlaces::of(planned),
+        steps: 0.0,
+        fast: false,
+        took_fast_path: false,
+    };
     let numbers = !planned.is_rounded() && planned.states.iter().all(|s| s.scales_of.is_none());
     bound_param.fast = numbers && bound_param.fits(planned);
     Ok(bound_param)
@@ -164,6 +175,7 @@ impl Session {
             rates: Vec::new(),
             grad_factors: Vec::new(),
             steps: Vec::new(),
+            averages: Vec::new(),
             probe: None,
             spent,
             inside: Duration::ZERO,

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::Session;
+use super::average::AverageStep;
 use super::tensors::{BoundParam, BoundTensor, FastPath, check_gradient, check_written};
 use crate::error::{Error, Result};
 use crate::spec::Hyper;
@@ -61,13 +62,15 @@ impl Session {
     }
 
     /// Starts a step with the parameters that `try_fast` took and those of `grads`, gradients by parameter; `hypers[k]`,
-    /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k. Nothing is written.
+    /// `grad_factors[k]` and the number of the step `steps[k]` belong to the plan's algorithm k, `averages[g]` to group g.
+    /// Nothing is written.
     /// `rates[k]` is the learning rate as an element of the device that the step reads when it runs; it is 1 in
     /// `hypers[k]` then.
     ///
     /// # Errors
     /// `Error::Type` and `Error::Value` for gradients that cannot be used, `Error::Layout` for parameters that came to share
-    /// memory since they were bound, `Error::Cuda` for a device that cannot be used.
+    /// memory since they were bound, `Error::Cuda` for a device that cannot be used, `Error::Mode` for parameters that
+    /// hold their averages.
     /// No parameter is taken for a step then.
     pub fn begin(
         &mut self,
@@ -76,6 +79,7 @@ impl Session {
         rates: Vec<Option<Tensor>>,
         grad_factors: Vec<f64>,
         steps: &[u64],
+        averages: &[Option<AverageStep>],
     ) -> Result<()> {
         let opened = self.open_devices();
         let element = |(rate, device): (Option<Tensor>, &Device)| {
@@ -93,7 +97,8 @@ impl Session {
         self.hypers = hypers;
         self.grad_factors = grad_factors;
         self.steps = steps.to_vec();
-        self.mark_due().inspect_err(|_| self.abandon())
+        let marked = self.mark_due().and_then(|()| self.mark_averages(averages));
+        marked.inspect_err(|_| self.abandon())
     }
 
     fn take(&mut self, grads: Vec<(usize, Tensor)>, steps: &[u64]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::average::AveragePlaces;
 use crate::error::{Error, Result};
 use crate::kernels;
 use crate::layout::spans;
@@ -171,6 +172,8 @@ pub(super) struct BoundParam {
     pub(super) grad: Option<BoundTensor>,
     /// Which state counts its steps, where the session does that (`Algorithm::counted`).
     pub(super) counter: Option<usize>,
+    /// Positions of its average among the states, if it has one.
+    pub(super) average: Option<AveragePlaces>,
     /// The steps that it has taken before this one.
     pub(super) steps: f64,
     /// True if a fast path may suffice: no element is more than a number of its type.

@@ -8,8 +8,6 @@ use crate::tensor::DType;
 pub enum Init {
     /// All zero.
     Zeros,
-    /// The parameter's elements.
-    Param,
     /// Independent N(0, 1), a function of (seed, stream of the parameter, element) only.
     Normal {
         /// The group's seed.

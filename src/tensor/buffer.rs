@@ -443,13 +443,14 @@ impl<'a> FlatView<'a> {
         if self.ptr.dtype == DType::F64 { self.slice() } else { &[] }
     }
 
-    /// The value of a float32 counter.
+    /// The value of a float32 or float64 counter.
     #[must_use]
     pub fn count(&self) -> f64 {
-        if self.ptr.dtype != DType::F32 || self.ptr.len != 1 {
-            return f64::NAN;
+        match (self.ptr.dtype, self.ptr.len) {
+            (DType::F32, 1) => f64::from(self.slice::<f32>()[0]),
+            (DType::F64, 1) => self.slice::<f64>()[0],
+            _ => f64::NAN,
         }
-        f64::from(self.slice::<f32>()[0])
     }
 
     /// The bytes of elements of one byte in memory of the host.

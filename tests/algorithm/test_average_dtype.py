@@ -17,9 +17,7 @@ from support.sim_mesh import Layout, R, S, SimMesh, T, cut, spans
 NARROW: dict[str, Any] = {"average_dtype": torch.bfloat16}
 RULES: dict[str, dict[str, Any]] = {
     "ema": {"average": "ema", "average_decay": 0.9},
-    "tail": {"average": "tail"},
     "schedule_free": {"average": "schedule_free"},
-    "gpa": {"average": "gpa", "average_decay": 0.9},
 }
 
 
@@ -40,7 +38,7 @@ def test_average_goes_on_where_rounding_to_the_nearest_stands_still() -> None:
     share, steps = 2.0**-11, 400
     param = nn.Parameter(torch.ones(64, 256))
     group = {"params": [param], "average": "ema", "average_decay": 1 - share, **NARROW}
-    optimizer = oxidion.Lion([group], lr=0.0)
+    optimizer = oxidion.Lion([group], lr=1e-3, weight_decay=0.0)  # along the signs of zeros
     stepped(optimizer, [torch.zeros(64, 256)])
     nearest = optimizer.state[param]["average"].clone()
     assert nearest.dtype == torch.bfloat16
@@ -58,21 +56,19 @@ def test_average_goes_on_where_rounding_to_the_nearest_stands_still() -> None:
     assert expected - 1 >= 50 * deviation
 
 
-@pytest.mark.parametrize("rule", ["ema", "tail"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_average_is_a_neighbour_of_the_exact_one(rule: str, dtype: torch.dtype) -> None:
+def test_average_is_a_neighbour_of_the_exact_one(dtype: torch.dtype) -> None:
     before = gaussian((40, 64), 3).bfloat16()
     params = [nn.Parameter(before.clone().to(dtype)) for _ in range(2)]
     grads = [gaussian((40, 64), 4, step) for step in range(2)]
-    narrow, wide = made([params[0]], rule), made([params[1]], rule, average_dtype=None)
+    narrow, wide = made([params[0]], "ema"), made([params[1]], "ema", average_dtype=None)
     stepped(narrow, grads[:1])
     stepped(wide, grads[:1])
     exact = wide.state[params[1]]["average"].float()
     low, high = neighbours(exact)
     found = narrow.state[params[0]]["average"].float()
     assert bool(((found == low) | (found == high)).all())
-    if not (rule == "tail" and dtype == torch.bfloat16):  # the mean of one bfloat16 number is exact
-        assert not torch.equal(found, exact.bfloat16().float()), "it was rounded to the nearest"
+    assert not torch.equal(found, exact.bfloat16().float()), "it was rounded to the nearest"
     assert torch.equal(*params), "an average that follows changes no step"
 
 
@@ -80,24 +76,23 @@ def test_average_is_a_neighbour_of_the_exact_one(rule: str, dtype: torch.dtype) 
 def test_average_of_constant_weights_is_exact(rule: str) -> None:
     param = nn.Parameter(gaussian((7, 9), 1).bfloat16().float())
     before = param.detach().clone()
-    optimizer = oxidion.AdamW([{"params": [param], **RULES[rule], **NARROW}], lr=0.0)
-    stepped(optimizer, [gaussian((7, 9), 2)] * 20)
+    group = {"params": [param], **RULES[rule], **NARROW}
+    optimizer = oxidion.Lion([group], lr=0.1, weight_decay=0.0)
+    stepped(optimizer, [torch.zeros(7, 9)] * 20)
     assert torch.equal(optimizer.state[param]["average"].float(), before)
     assert torch.equal(param.detach(), before)
 
 
-@pytest.mark.parametrize("rule", ["schedule_free", "gpa"])
-def test_what_is_stepped_follows_steps_below_the_distance_of_two_numbers(rule: str) -> None:
+def test_what_is_stepped_follows_steps_below_the_distance_of_two_numbers() -> None:
     """Lion moves z by lr, 1/64 of that distance; x is its mean by the formulas."""
     rate, steps = 2.0**-13, 64
     param = nn.Parameter(torch.ones(64, 512))
-    optimizer = oxidion.Lion([{"params": [param], **RULES[rule], **NARROW}], lr=rate)
+    optimizer = oxidion.Lion([{"params": [param], **RULES["schedule_free"], **NARROW}], lr=rate)
     stepped(optimizer, [torch.full((64, 512), -1.0)] * steps)
     z = x = 1.0
     for step in range(1, steps + 1):
         z += rate
-        share = 0.1 if rule == "gpa" else 1 / step
-        x += share * (z - x)
+        x += (z - x) / step
     # As of parameters that are rounded at random: variance 2⁻¹⁴ / 64 in each step.
     deviation = (steps * 2.0**-14 / 64 / param.numel()) ** 0.5
     kept = optimizer.state[param]["average"]

@@ -283,3 +283,31 @@ def test_norm_is_constant_with_states_of_eight_bits(name: str) -> None:
         optimizer.step()
     assert any("absmax" in key for key in optimizer.state[param]), "no state is of codes"
     assert abs(float(param.detach().double().norm()) / norm - 1) <= 1e-6
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_steps_at_a_rate_of_0_take_no_norm(name: str) -> None:
+    """Steps at a rate of 0, with gradients or without, take no norm, move no bit and refuse no zeros."""
+    param = nn.Parameter(torch.zeros(12, 20, dtype=torch.float64))
+    optimizer = MAKERS[name]([param])
+    optimizer.param_groups[0]["lr"] = 0.0
+    for grad in (torch.zeros(12, 20), torch.ones(12, 20)):
+        param.grad = grad.double()
+        optimizer.step()
+        assert not param.any()
+        assert not optimizer.state[param]["radius"].any()
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(ValueError, match="all zero"):
+        optimizer.step()
+    torch.manual_seed(1)
+    param.data.copy_(torch.randn(12, 20))
+    before, norm = param.detach().clone(), float(param.detach().norm())
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert torch.equal(param, before)
+    optimizer.param_groups[0]["lr"] = 0.1
+    for _ in range(3):
+        param.grad = torch.randn(12, 20, dtype=torch.float64)
+        optimizer.step()
+    assert not torch.equal(param, before)
+    assert float(param.detach().norm()) == pytest.approx(norm, rel=1e-12)

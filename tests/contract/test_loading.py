@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from typing import Any
 
@@ -495,3 +496,40 @@ def test_group_whose_states_cannot_be_made_is_not_added() -> None:
     assert set(optimizer.state) == {weight}
     weight.grad = torch.ones(4, 3)
     optimizer.step()
+
+
+@every_case
+def test_parameter_without_states_is_refused_by_name(case: Case) -> None:
+    """One of a group whose others have states would begin anew; one that is frozen may."""
+    model = make_model()
+    optimizer = case.cls(case.groups(model), **case.required)
+    run_steps(optimizer, model, range(2))
+    saved = optimizer.state_dict()
+    lost = next(iter(saved["state"]))
+    del saved["state"][lost]
+    refused(optimizer, saved, "the state dict has no states of it, and has some of other parameters")
+    frozen = optimizer.param_groups[0]["params"][lost].requires_grad_(False)
+    frozen.grad = None
+    optimizer.load_state_dict(saved)
+
+
+@every_case
+def test_steps_without_states_are_told_once(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """The state dict of an optimizer that had not stepped takes groups of a checkpoint and no states."""
+    model = make_model()
+    optimizer = case.cls(case.groups(model), **case.required)
+    run_steps(optimizer, model, range(2))
+    saved = {**optimizer.state_dict(), "state": {}}
+    other = make_model()
+    cold = case.cls(case.groups(other), **case.required)
+    cold.load_state_dict(saved)
+    with caplog.at_level(logging.WARNING, "oxidion"):
+        run_steps(cold, other, range(2))
+    told = [record for record in caplog.records if "has taken 2 steps by its checkpoint" in record.message]
+    assert len(told) == len(cold.param_groups)
+    assert "call init_state() before its state_dict()" in told[0].message
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "oxidion"):
+        optimizer.load_state_dict(optimizer.state_dict())
+        run_steps(optimizer, model, range(1))
+    assert "by its checkpoint" not in caplog.text

@@ -49,12 +49,16 @@ PAIRS: list[tuple[Callable[[nn.Parameter], Any], Written, str]] = [
     (adamw, {"weight_decay": 3e38, "lr": 3e38}, "weight_decay must be finite"),
     (adamw, {"average": "polyak"}, "average must be one of"),
     (adamw, {"average": "ema", "average_decay": 1.0}, "average_decay must be"),
-    (adamw, {"average": "gpa", "average_beta": 0.0}, "average_beta must be above 0"),
-    (adamw, {"average": "gpa", "stochastic_rounding": True}, "does not go with stochastic_rounding"),
+    (adamw, {"average": "schedule_free", "average_beta": 0.0}, "average_beta must be above 0"),
+    (
+        adamw,
+        {"average": "schedule_free", "stochastic_rounding": True},
+        "does not go with stochastic_rounding",
+    ),
     (adamw, {"average": "schedule_free", "cautious_wd": True}, "not with cautious_wd"),
-    (averaged("gpa"), {"average_beta": 0.0}, "average_beta must be above 0"),
-    (averaged("gpa"), {"average_beta": 1.5}, "average_beta must be"),
-    (averaged("gpa"), {"stochastic_rounding": True}, "does not go with stochastic_rounding"),
+    (averaged("schedule_free"), {"average_beta": 0.0}, "average_beta must be above 0"),
+    (averaged("schedule_free"), {"average_beta": 1.5}, "average_beta must be"),
+    (averaged("schedule_free"), {"stochastic_rounding": True}, "does not go with stochastic_rounding"),
     (averaged("schedule_free", cautious_wd=True), {"weight_decay": 0.1}, "not with cautious_wd"),
     (averaged("schedule_free"), {"average_step_power": 1e38}, "average_step_power must be"),
     (averaged("ema"), {"average_start": -1}, "average_start must be"),
@@ -123,7 +127,7 @@ def test_rate_that_is_filled_in_place_is_refused_with_too_large_a_decay() -> Non
 @pytest.mark.parametrize("way", ["eval", "train", "averaged"])
 def test_switches_refuse_what_a_step_would(way: str) -> None:
     param = weight()
-    optimizer = averaged("gpa")(param)
+    optimizer = averaged("schedule_free")(param)
     go(optimizer, param)
     before = param.detach().clone()
     optimizer.param_groups[0]["average_beta"] = 0

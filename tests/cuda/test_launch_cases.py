@@ -23,7 +23,7 @@ PLACE = "cuda/test_device_cases.py"
         ("waits_for_nothing and True", 12),
         ("graph_of_torch and (dion or adafactor or muon)", 6),
         ("polar_factor", 2),
-        ("averages_follow and (gpa or ema)", 4),
+        ("averages_follow and (schedule_free or ema)", 4),
     ],
 )
 def test_device_cases_hold_there(environment: dict[str, str], chosen: str, least: int) -> None:

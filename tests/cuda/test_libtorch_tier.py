@@ -79,7 +79,10 @@ CASES: list[tuple[str, dict[str, Any], torch.dtype]] = [
     *((name, {"stochastic_rounding": True}, torch.bfloat16) for name in ELEMENTWISE),
     ("Muon", {"state_bits": 8}, torch.float32),
     ("NorDion2", {"stochastic_rounding": True}, torch.bfloat16),
-    *(("Lion", {"average": rule, "average_dtype": "bfloat16"}, torch.bfloat16) for rule in ("ema", "gpa")),
+    *(
+        ("Lion", {"average": rule, "average_dtype": "bfloat16"}, torch.bfloat16)
+        for rule in ("ema", "schedule_free")
+    ),
 ]
 
 

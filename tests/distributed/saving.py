@@ -16,8 +16,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import oxidion
@@ -111,6 +112,11 @@ def load(
         for key, value in state.items()
     }
     jobs.train(network, optimizer, AFTER, share, seed=2)
+    dtypes |= {
+        f"stepped {type(value).__name__} {key}": str(value.dtype)
+        for state in optimizer.state.values()
+        for key, value in state.items()
+    }
     with optimizer.averaged():
         return weights(network), dtypes
 
@@ -292,3 +298,36 @@ def whole_folder_of_ranks(root: str, failing: int | None) -> tuple[str | None, s
         said = f"{type(error).__name__}: {error}"
     newest = oxidion.checkpoint.latest_folder(root)
     return said, newest and newest.name, sorted(path.name for path in newest.iterdir()) if newest else []
+
+
+def save_beside_steps(folder: str, is_ours: bool) -> list[Tensor]:
+    """Takes steps over the default group while checkpoints are written; how far off the last one is."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    params = [nn.Parameter(distribute_tensor(torch.randn(24, 16), mesh, [Shard(0)])) for _ in range(3)]
+    optimizer = oxidion.Muon([(f"weight {at}", param) for at, param in enumerate(params)], lr=0.1)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for param in params:
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+
+    kept: list[Tensor] = []
+    for number in range(4):
+        steps(1)
+        kept = [param.detach().clone() for param in params]
+        state = {f"weight {at}": value for at, value in enumerate(kept)}
+        if is_ours:
+            saving = oxidion.checkpoint.async_save(state, folder, number)
+        else:
+            saving = dcp.async_save(state, checkpoint_id=f"{folder}/step-{number:08d}")
+        steps(20)
+        saving.result()
+    read = {f"weight {at}": torch.zeros_like(value) for at, value in enumerate(kept)}
+    newest = oxidion.checkpoint.latest_folder(folder)
+    assert newest is not None
+    assert newest.name == "step-00000003"
+    dcp.load(read, checkpoint_id=newest)
+    pairs: Any = zip(read.values(), kept, strict=True)
+    return [one.to_local() - other.to_local() for one, other in pairs]

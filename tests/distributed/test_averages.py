@@ -17,9 +17,7 @@ STEPS = 5
 SHAPES = ((12, 8), (8, 12), (17, 5), (3, 6, 4))
 RULES: dict[str, dict[str, Any]] = {
     "ema": {"average": "ema", "average_decay": 0.75, "average_start": 1},
-    "tail": {"average": "tail", "average_start": 2},
     "schedule_free": {"average": "schedule_free", "average_step_power": 1.0},
-    "gpa": {"average": "gpa", "average_decay": 0.75},
 }
 CLASSES: dict[str, dict[str, Any]] = {
     "Muon": {},

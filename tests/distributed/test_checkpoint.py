@@ -39,13 +39,13 @@ WAYS = [
     ("name", "keys"),
     [
         ("AdamW", {"average": "schedule_free"}),
-        ("Muon", {"average": "gpa", "average_decay": 0.5}),
+        ("Muon", {"average": "schedule_free", "weight_decay": 0.0}),
         ("Lion", {"average": "ema", "average_decay": 0.5}),
-        ("Lamb", {"average": "tail", "average_start": 1}),
+        ("Lamb", {"average": "ema", "average_start": 1}),
         ("AdamW", {"average": "ema", "average_decay": 0.5, "average_dtype": "bfloat16"}),
-        ("AdamW", {"average": "gpa", "average_decay": 0.5, "average_dtype": "bfloat16"}),
+        ("AdamW", {"average": "schedule_free", "average_dtype": "bfloat16"}),
     ],
-    ids=["schedule_free", "gpa", "ema", "tail", "narrow-ema", "narrow-gpa"],
+    ids=["free", "free-muon", "ema", "late-ema", "narrow-ema", "narrow-free"],
 )
 @pytest.mark.parametrize(("source", "target"), [WAYS[1], WAYS[4], WAYS[6]], ids=lambda w: f"{w[0]}-{w[1]}")
 def test_averages_of_one_layout_go_on_on_another(
@@ -59,6 +59,38 @@ def test_averages_of_one_layout_go_on_on_another(
     error, dtypes = goes_on(groups, tmp_path, source, target, name, keys)
     assert error <= CLOSE
     assert any("average" in key for key in dtypes)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "Lamb": {"weight_decay": 0.0},
+    "Adafactor": {"relative_step": False},
+    "Muon": {"orth_dtype": "float64"},
+    "Dion": {"rank_fraction": 0.5},
+    "GaLoreAdamW": {"rank": 3, "update_proj_gap": 2, "state_bits": 32},
+    "SOAP": {"precondition_frequency": 2},
+}
+NORMED = ("AdamW", "Muon", "Dion", "SOAP")
+SPHERE = {"weight_norm": "hyperball", "weight_decay": 0.0}
+FEATURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "late-ema": ({"average": "ema", "average_decay": 0.5, "average_start": 2}, tuple(KINDS)),
+    "schedule-free": ({"average": "schedule_free"}, tuple(KINDS)),
+    "hyperball": (SPHERE, NORMED),
+    "both": ({**SPHERE, "average": "schedule_free"}, NORMED),
+    "row-floor": ({"weight_norm": "row_floor"}, NORMED),
+    "cautious": ({"cautious_wd": True, "weight_decay": 0.1}, NORMED),
+    "amsgrad": ({"amsgrad": True}, ("AdamW",)),
+}
+CELLS = [(name, feature) for feature, (_, names) in FEATURES.items() for name in names]
+
+
+@pytest.mark.parametrize(("name", "feature"), CELLS)
+def test_every_feature_goes_on_on_another_layout(
+    groups: Groups, tmp_path: Path, name: str, feature: str
+) -> None:
+    keys = {**KINDS[name], **FEATURES[feature][0]}
+    error, _ = goes_on(groups, tmp_path, (4, "plane"), (2, "fsdp"), name, keys)
+    assert error <= CLOSE
 
 
 @pytest.mark.parametrize("name", ["MuonH", "Muon", "Dion", "Dion2", "AdamW", "SOAP"])
@@ -215,3 +247,11 @@ def test_energies_of_momenta_are_those_of_one_process(groups: Groups, tmp_path: 
     assert len(made[0].rows) == 3
     for row, wanted in zip(made[0].rows, made[1].rows, strict=True):
         assert row.curve == pytest.approx(wanted.curve, rel=1e-9)
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_checkpoints_are_written_beside_steps(groups: Groups, tmp_path: Path, is_ours: bool) -> None:
+    """Over the default group both by the thread that saves and by steps, whose messages would meet."""
+    for differences in groups[2].run(saving.save_beside_steps, str(tmp_path / "run"), is_ours):
+        assert not any(bool(difference.any()) for difference in differences)
+    assert len(list((tmp_path / "run").iterdir())) == (2 if is_ours else 4)

@@ -86,6 +86,18 @@ def test_steps_go_on_after_a_checkpoint_bit_for_bit(groups: Groups, name: str, l
     assert groups[2].run(owning.goes_on, name, layout) == [(True, True)] * 2
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+@pytest.mark.parametrize("name", [*NAMES, "SOAP sums"])
+def test_states_that_somebody_replaced_are_used(groups: Groups, name: str, layout: Any) -> None:
+    """As offloaders do between rollouts, by the shape and not by the object."""
+    assert groups[2].run(owning.replaced, name, layout) == [[True] * 4] * 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
+def test_a_state_dict_before_the_first_step_may_be_taken_by_one_rank(groups: Groups, layout: Any) -> None:
+    assert groups[2].run(owning.one_rank_asks_first, layout) == [True, True]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_hold_each_moment_once(groups: Groups, name: str) -> None:
     alone, owned = (groups[2].run(owning.elements, name, None, is_owned) for is_owned in (False, True))

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "axolotl": frozenset({"_core", "groups", "hf", "optim"}),
     "megatron": frozenset({"_core", "_dist", "optim"}),
     "titan": frozenset({"_core", "optim"}),
-    "qk_clip": frozenset({"_dist"}),
+    "qk_clip": frozenset({"_core", "_dist"}),
     "_gpu_check": frozenset({"", "_core", "_cuda", "graph"}),
     "__main__": frozenset({"", "_energy", "_gpu_check", "_planning"}),
     "": frozenset(

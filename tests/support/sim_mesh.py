@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oxidion._core import averages
 from oxidion._core.state import existing, materialise
 from oxidion._dist.comm import Meshes
 from oxidion._oxidion import Plan, Session
@@ -134,9 +133,7 @@ class Rank:
         for group in self.optimizer.param_groups:
             group["step"] += 1
         assert self.session.begin(self.optimizer.param_groups, self.optimizer.state, 1.0, 1)
-        self.means = averages.advance(self.optimizer.param_groups)
-        if self.means is not None:
-            self.session.average(self.means, False)
+        self.session.average(False)
         idle = self.session.idle()
         self.todo = [(op, k) for op, k in self.plan.schedule if op == 0 or k not in idle]
         self.flying: dict[int, Exchange] = {}
@@ -248,8 +245,7 @@ class SimMesh:
         assert all(e.done for line in self.lines.values() for e in line)
         self.lines.clear()
         for rank in self.ranks:
-            if rank.means is not None:
-                rank.session.average(rank.means, True)
+            rank.session.average(True)
             rank.session.end()
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from oxidion._core import averages, constructor, loading, schema, summary, validate
-from oxidion._core.owned import Owned
+from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import average_momenta, own_copies, parameters, reserve
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -124,7 +124,7 @@ class OxOptimizer(Stepper, Optimizer):
             raise ValueError("lr as a Tensor is not supported for capturable=False and foreach=True")
         validate.check_group(defaults, schema.COMMON | self.SCHEMA, schema.FOREIGN_KEYS, "defaults")
         self._last_betas: dict[int, schema.Seen] = {}
-        self._owned, self._written = Owned(), Written()
+        self._owned, self._written = OwnerSharded(), Written()
         super().__init__(params, defaults)
         if init_state:
             self._init_states = True
@@ -155,6 +155,8 @@ class OxOptimizer(Stepper, Optimizer):
             self._check(param_group, number)
         super().add_param_group(param_group)
         try:
+            if "param_names" not in param_group:
+                param_group["seed_by"] = "position"
             schema.complete(param_group, self.defaults, self._schemas())
             schema.settle_memory(param_group)
             self._check(param_group, number)
@@ -165,7 +167,8 @@ class OxOptimizer(Stepper, Optimizer):
             schema.mirror_betas(self.param_groups, self._last_betas, self._momenta)
             self._forget()
             self._reserve = None
-            if self._init_states and not self._owned.has_owners:  # others: they are told at the next step
+            # Where matrices have other owners now, the next step says so.
+            if self._init_states and self._owned.first_unsynced(self.state) is None:
                 self.init_state()
         except BaseException:
             self.param_groups.pop()
@@ -175,7 +178,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check(self, group: dict[str, Any], number: int) -> None:
         schemas = self._schemas()
         own = schemas.get(group.get("algorithm", self.ALGORITHM), self.SCHEMA)
-        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own
+        fields = self.SCHEMA | schema.COMMON | own
         where = f"group {number}"
         validate.check_group(group, fields, schema.known_keys(schemas), where, self._words(group))
         validate.check_decay(group, where)
@@ -192,7 +195,8 @@ class OxOptimizer(Stepper, Optimizer):
                 made, where = plain(group), f"group {number}"
                 away = elsewhere(made)
                 self._check_values({key: made[key] for key in made if key not in away}, where)
-                own = {key: field.default for key, field in self._registry[made["algorithm"]].SCHEMA.items()}
+                fields = schema.COMMON | self._registry[made["algorithm"]].SCHEMA
+                own = {key: field.default for key, field in fields.items()}
                 if away <= {"lr"}:
                     self._check_together({**own, **made}, where)
                 self._written.note(number, group)
@@ -204,7 +208,7 @@ class OxOptimizer(Stepper, Optimizer):
     def _check_values(self, group: dict[str, Any], where: str) -> None:
         """Checks the values of a group that may have keys of its user."""
         own = self._schemas().get(group.get("algorithm", ""), self.SCHEMA)
-        fields = self.SCHEMA | schema.COMMON | schema.OPTIONAL | own
+        fields = self.SCHEMA | schema.COMMON | own
         validate.check_group(group, fields, set(group), where)
         validate.check_decay(group, where)
 
@@ -383,7 +387,7 @@ class OxOptimizer(Stepper, Optimizer):
             super().load_state_dict(state_dict)
             self._forget()
             self._poison = self._pending = self._reserve = None
-            self._replanned = False
+            self._replanned, self._is_loaded = False, True
             self._settle()
             if self._init_states:
                 self.init_state()
@@ -434,7 +438,7 @@ class OxOptimizer(Stepper, Optimizer):
         """Completes groups that come from a checkpoint or a pickle of another version."""
         super().__setstate__(state)
         self._last_betas = {}
-        self._owned, self._written = Owned(), Written()
+        self._owned, self._written, self._is_loaded = OwnerSharded(), Written(), True
         self._given = frozenset(tuple(param.shape) for param in parameters(self.param_groups))
         self._forget()
         for group in self.param_groups:
@@ -485,12 +489,12 @@ class OxOptimizer(Stepper, Optimizer):
             RuntimeError: that names the way out.
         """
         if self._owned.is_fresh:
-            self._owned.show(self.state, {})
-        key = self._owned.away(self.state)
+            self._owned.gather(self.state, {})
+        key = self._owned.first_unsynced(self.state)
         if key is not None:
             raise RuntimeError(
-                f"state {key!r} is in parts, with the owners of matrices (owned_states) or as a sum to which "
-                "ranks add: call synchronize_for_checkpoint() on all ranks before state_dict()"
+                f"state {key!r} is sharded by the owners of matrices, or is a sum to which ranks add: call "
+                "synchronize_for_checkpoint() on all ranks before state_dict()"
             )
 
     @override
@@ -515,8 +519,8 @@ class OxOptimizer(Stepper, Optimizer):
         """
         self._refuse_poison()
         check_steps(max(int(group["step"]) for group in self.param_groups), self._read_groups())
-        if self._owned.away(self.state) is not None:
-            self._owned.show(self.state, self._read_groups())
+        if self._owned.first_unsynced(self.state) is not None:
+            self._owned.gather(self.state, self._read_groups())
         groups = self._meshes.pending.values()
         if not groups:
             return
@@ -555,18 +559,20 @@ class OxOptimizer(Stepper, Optimizer):
         return self._make_plan()
 
     def eval(self) -> None:
-        """Has the parameters of groups with ``average`` "schedule_free" or "gpa" hold their averages.
+        """Has the parameters of groups with ``average="schedule_free"`` hold their averages.
 
         Call it before an evaluation or before the model is saved, and `train` before the next step.
-        Parameters are written in place; the mode is in the state dict. Other groups do not change: see
-        `averaged`.
+        Parameters are written in place; their states say so, in every checkpoint. Other groups do not
+        change: see `averaged`.
         """
-        self._settle_averages()
+        self._settle_keys()
+        self._check_written()
         averages.switch(self.param_groups, self.state, "eval")
 
     def train(self) -> None:
         """Has the parameters hold the weights at which gradients are taken, after `eval`."""
-        self._settle_averages()
+        self._settle_keys()
+        self._check_written()
         averages.switch(self.param_groups, self.state, "train")
 
     @contextmanager
@@ -576,18 +582,14 @@ class OxOptimizer(Stepper, Optimizer):
         Parameters are written in place and brought back at the end, from copies that are kept meanwhile.
         ``step`` raises inside.
         """
-        self._settle_averages()
+        self._settle_keys()
+        self._check_written()
         with averages.averaged(self.param_groups, self.state):
             self._inside_averaged += 1
             try:
                 yield
             finally:
                 self._inside_averaged -= 1
-
-    def _settle_averages(self) -> None:
-        self._settle_keys()
-        self._check_written()
-        averages.settle(self.param_groups, self.state)
 
     def averaged_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """A copy of ``model.state_dict()`` with the averages in place of the parameters that have one."""

@@ -17,13 +17,14 @@ from oxidion._core.state import (
     check_absent,
     check_state,
     existing,
+    is_counter,
     is_own,
     key_of,
     names,
     parameters,
 )
 from oxidion._core.stepper import Stepper
-from oxidion._core.validate import check_group, flag, is_finite, optional
+from oxidion._core.validate import check_group, flag, is_finite, names_of, optional
 from oxidion._dist.comm import is_distributed
 from oxidion._oxidion import Plan
 
@@ -178,6 +179,7 @@ def _check_states(
             _check_codes(own, key_of(spec["role"], public.get(algorithm, {})), spec, name)
     if any(len(own) < len(held[param]) for param, own in numbers.items()):
         plan = _plan(optimizer, groups, held)
+    _check_all_there(groups, held, plan)
     rows = zip(names(groups), held.values(), plan.state_specs(), plan.algorithms, hints, strict=True)
     for name, own, specs, algorithm, hint in rows:
         fresh = not any(map(is_own, own))
@@ -185,14 +187,30 @@ def _check_states(
         for spec in specs:
             key = key_of(spec["role"], public.get(algorithm, {}))
             value = own.get(key)
-            if value is None and spec["role"] != "step":
+            if value is None and not is_counter(spec):
                 check_absent(spec, key, own, name, fresh=fresh)
                 lost = not fresh and spec["role"] in decisive
                 _check_moment(own, key, algorithm, name, lost=lost)
-            elif spec["role"] == "step":
+            elif is_counter(spec):
                 _check_step(value, key, name)
             else:
                 check_state(value, key, spec, name, hint)
+
+
+def _check_all_there(groups: list[dict[str, Any]], held: Mapping[Tensor, Any], plan: Plan) -> None:
+    """Refuses a parameter without states in a group that has some: it would begin anew."""
+    stepped = {param for param, specs in zip(held, plan.state_specs(), strict=True) if specs}
+    for number, group in enumerate(groups):
+        rows = zip(names_of(group, number), group["params"], strict=True)
+        found = {name: any(map(is_own, held[param])) for name, param in rows if param in stepped}
+        lost = [name for name, is_there in found.items() if not is_there]
+        if lost and any(found.values()):
+            raise ValueError(
+                f"{lost[0]}: the state dict has no states of it, and has some of other parameters of group "
+                f"{number}: it would begin anew. If it is meant to, as one that was frozen in that run, call "
+                "requires_grad_(False) on it before load_state_dict() and requires_grad_(True) after it; it "
+                "must have no gradient meanwhile"
+            )
 
 
 def _check_moment(own: Mapping[str, Any], key: str, algorithm: str, name: str, *, lost: bool) -> None:

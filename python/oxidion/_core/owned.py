@@ -1,177 +1,171 @@
-"""States that ranks have parts of in steps and that lie in checkpoints as all others do.
+"""Owner-sharded states (ZeRO-1): each process has some blocks in steps, and checkpoints have whole states.
 
-They lie with the owners of matrices, or are sums to which every rank adds.
+In steps such a state is a flat tensor of the blocks that this process owns, one after the other. Of a state
+that is a sum over a sharded side it has what this process adds. A whole state is laid out as its parameter;
+`synchronize_for_checkpoint()` gathers it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from oxidion._core.reserve import zeros
 from oxidion._dist import collectives
-from oxidion._dist.comm import Groups, as_state, full, local
-from oxidion._oxidion import LayoutError
+from oxidion._dist.comm import Groups, Ranks, as_state, is_distributed, lines_of, local
+from oxidion._oxidion import LayoutError, axes_of
 
 Places = Sequence[tuple[int, int, int, int]]
 """Of blocks: offset, rows, columns and distance of rows in the whole state."""
 State = Mapping[Any, dict[str, Any]]
 """State of an optimizer, by parameter."""
+Spec = Mapping[str, Any]
+"""Spec of a state. Its ``owned`` has the blocks of this process, the ranks of each axis over which blocks are
+added up, whether the state is a sum, and whether the elements of a gathered one belong here."""
 
 
-@dataclass
-class Entry:
-    """A state of a parameter, as ranks have it in steps.
-
-    Attributes:
-        spec: of the plan that says which. Its ``owned`` has the blocks that this process owns or adds to, the
-            ranks of each axis over which they are added up, whether the state is a sum, and whether the
-            elements of one that was loaded belong here.
-        held: their elements, one block after the other.
-        shown: what a checkpoint gets in its place, until the next step.
-        version: of ``shown`` when it was made.
-    """
-
-    spec: Mapping[str, Any]
-    held: Tensor
-    shown: Tensor | None = None
-    version: int = 0
-
-    def is_at_hand(self, value: object, spec: Mapping[str, Any]) -> bool:
-        """True where ``held`` is the state with this value, for a plan with the same owners."""
-        unchanged = value is self.shown and local(value)._version == self.version  # type: ignore[arg-type]
-        return (value is self.held or unchanged) and spec["owned"] == self.spec["owned"]
-
-
-class Owned:
-    """The states of an optimizer that ranks have parts of, by parameter and key.
+class OwnerSharded:
+    """The layouts of an optimizer's owner-sharded states.
 
     Attributes:
         is_fresh: whether no step has written them: all are zeros.
     """
 
-    def __init__(self, entries: Iterable[tuple[Tensor, str, Entry]] = (), *, is_fresh: bool = True) -> None:
-        self._entries: dict[Tensor, dict[str, Entry]] = {}
-        self.is_fresh = is_fresh
-        for param, key, entry in entries:
-            self._entries.setdefault(param, {})[key] = entry
-
-    def __iter__(self) -> Iterator[tuple[Tensor, str, Entry]]:
-        """Parameter, key and entry of each."""
-        return ((param, key, entry) for param, own in self._entries.items() for key, entry in own.items())
+    def __init__(self) -> None:
+        self.is_fresh = True
+        self._specs: dict[Tensor, dict[str, Spec]] = {}
+        self._gathered: list[tuple[str, Tensor, str, Tensor]] = []
+        self._zeros: dict[int, tuple[Tensor, int]] = {}
+        self._whole: set[tuple[Tensor, str]] = set()
 
     def __bool__(self) -> bool:
         """True where there are such states."""
-        return bool(self._entries)
+        return any(self._specs.values())
 
-    @property
-    def has_owners(self) -> bool:
-        """True where there are states of which other parameters may change who has them: not sums."""
-        return any(not entry.spec["owned"][2] for _, _, entry in self)
+    def _is_sharded(self, param: Tensor, key: str, value: object) -> bool:
+        """True for a state in blocks, by its shape; where whole ones have the same, by what was done last."""
+        spec = self._specs.get(param, {}).get(key)
+        if spec is None or not isinstance(value, Tensor) or is_distributed(value):
+            return False
+        flat, whole = (numel(spec["owned"][0]),), tuple(spec["shape"])
+        return tuple(value.shape) == flat and (flat != whole or (param, key) not in self._whole)
 
-    def away(self, state: State) -> str | None:
-        """The key of a state that is in parts now."""
-        found = (key for param, key, entry in self if state.get(param, {}).get(key) is entry.held)
-        return next(found, None)
+    def first_unsynced(self, state: State) -> str | None:
+        """The key of a state that is in blocks now."""
+        found = ((key, param) for param, own in self._specs.items() for key in own)
+        return next((k for k, p in found if self._is_sharded(p, k, state.get(p, {}).get(k))), None)
 
-    def twin(self, twins: Mapping[Tensor, Tensor], state: State) -> Owned:
-        """The same for copies of the parameters, whose states are in ``state``."""
-        copies = []
-        for param, key, entry in self:
-            value = state.get(twins.get(param, param), {}).get(key)
-            if isinstance(value, Tensor) and entry.shown is None:
-                copies.append((twins[param], key, Entry(entry.spec, value)))
-            elif isinstance(value, Tensor):
-                twin = Entry(entry.spec, entry.held.clone(), value, local(value)._version)
-                copies.append((twins[param], key, twin))
-        return Owned(copies, is_fresh=self.is_fresh)
+    def clone_for(self, twins: Mapping[Tensor, Tensor]) -> OwnerSharded:
+        """The same for copies of the parameters."""
+        clone = OwnerSharded()
+        clone.is_fresh = self.is_fresh
+        clone._specs = {twins[p]: dict(own) for p, own in self._specs.items() if p in twins}
+        clone._whole = {(twins[p], key) for p, key in self._whole if p in twins}
+        return clone
 
-    def take(self, held: Tensor, param: Tensor, key: str, spec: Mapping[str, Any]) -> Tensor:
-        """A new state, whose blocks of this process are ``held``."""
-        self._entries.setdefault(param, {})[key] = Entry(spec, held)
-        return held
+    def bound(self, name: str, param: Tensor, own: dict[str, Any], key: str, spec: Spec) -> Tensor | None:
+        """The state as a step works on it; None for one that is not owner-sharded.
 
-    def bound(self, value: Tensor, of: tuple[str, Tensor, str], spec: Mapping[str, Any]) -> Tensor:
-        """The state as a step works on it, of any parameter.
+        A new state begins as zeros. One that is whole is scattered by `scatter`, later: its blocks are zeros
+        until then. Tensors that somebody has put in the place of others are taken as they are.
 
         Args:
-            value: what is there.
-            of: name of the parameter, the parameter, and the key of the state.
+            name: of the parameter.
+            param: the parameter.
+            own: its states.
+            key: of the state.
             spec: that the plan asks for.
 
         Raises:
-            LayoutError: for one that belongs to other owners than the plan's.
+            LayoutError: for blocks of other owners than the plan's.
         """
-        name, param, key = of
-        entry = self._entries.get(param, {}).get(key)
-        if spec["owned"] is None and (entry is None or value is not entry.held):
-            if entry is not None:  # steps write what is there from now on
-                del self._entries[param][key]
-            return value
-        if entry is None or not entry.is_at_hand(value, spec):
-            raise LayoutError(
-                f"{name}: state {key!r} lies otherwise than the step asks for, as parameters were added, "
-                "frozen or unfrozen, or owned_states or sides have changed. Call "
-                "synchronize_for_checkpoint() and load_state_dict(state_dict()) on all ranks"
-            )
-        entry.shown = None
-        return entry.held
+        value: Any = own.get(key)
+        if self._is_sharded(param, key, value):
+            if spec["owned"] != self._specs[param][key]["owned"]:
+                raise LayoutError(
+                    f"{name}: state {key!r} is in blocks of other owners than the step asks for: parameters "
+                    "were added, frozen or unfrozen, or owned_states or sides have changed. Call "
+                    "synchronize_for_checkpoint() on all ranks"
+                )
+            return cast("Tensor", value)
+        self._whole.discard((param, key))
+        if spec["owned"] is None:
+            self._specs.get(param, {}).pop(key, None)
+            return None
+        self._specs.setdefault(param, {})[key] = spec
+        made, version = self._zeros.pop(id(value), (None, 0))
+        if value is not None and (made is None or local(made)._version != version):
+            self._gathered.append((name, param, key, value))
+        where, dtype = local(param), getattr(torch, spec["dtype"])
+        own[key] = held = zeros([numel(spec["owned"][0])], dtype, where.device, pin=where.is_pinned())
+        return held
 
-    def deal(self, value: Tensor, param: Tensor, key: str, spec: Mapping[str, Any]) -> Tensor:
-        """A state that was loaded, where its elements belong; one of another shape is left as it is.
+    def gathered(self, ranks: Ranks) -> list[str]:
+        """Names of the whole states that `scatter` would scatter, of parameters on an axis."""
+        return [f"{name}: {key}" for name, param, key, _ in self._gathered if ranks in lines_of(param)]
 
-        Every rank has to call this.
+    def scatter(self, state: State, groups: Groups) -> bool:
+        """Brings whole states to their owners; every rank has to call this with the same states.
+
+        Args:
+            state: of the optimizer, changed in place.
+            groups: by the ranks of an axis.
+
+        Returns:
+            True where there were some.
         """
-        if value.shape != torch.Size(spec["shape"]):
-            return value
-        (places, _, _, takes), own, whole = spec["owned"], local(param), full(value).detach()
-        held = zeros([numel(places)], value.dtype, own.device, pin=own.is_pinned())
-        if takes:
-            _exchange(held, whole.to(own.device).contiguous(), places, out=False)
-        self.is_fresh = False
-        return self.take(held, param, key, spec)
+        gathered, self._gathered = self._gathered, []
+        for _, param, key, value in gathered:
+            spec, held = self._specs[param][key], state[param][key]
+            places, _, _, takes = spec["owned"]
+            whole = _whole(value, spec, groups).to(held.device)
+            if takes:
+                _exchange(held, whole.contiguous(), places, out=False)
+            self.is_fresh = False
+        return bool(gathered)
 
-    def show(self, state: State, groups: Groups, of: Container[int] | None = None) -> None:
-        """Has states lie as their parameters do, until the next step, so that a checkpoint may have them.
+    def put_back(self, state: State) -> bool:
+        """Puts whole states back that were not scattered; True where there are some."""
+        gathered, self._gathered = self._gathered, []
+        for _, param, key, value in gathered:
+            state[param][key] = value
+            self._whole.add((param, key))
+        return bool(gathered)
+
+    def gather(self, state: State, groups: Groups) -> None:
+        """Puts whole states, laid out as their parameters, in the place of blocks.
 
         Every rank has to call this, but for states that no step has written.
 
         Args:
             state: of the optimizer, changed in place.
             groups: by the ranks of an axis.
-            of: the ``id`` of each parameter whose states are wanted; None are all.
         """
         with torch.inference_mode(mode=False), torch.no_grad():
-            for param, key, entry in self:
-                is_wanted = of is None or id(param) in of
-                if is_wanted and state.get(param, {}).get(key) is entry.held:
-                    shown = self._laid_out(param, entry, groups)
-                    entry.version, entry.shown = local(shown)._version, shown
-                    state[param][key] = shown
-
-    def _laid_out(self, param: Tensor, entry: Entry, groups: Groups) -> Tensor:
-        """A state as its parameter is laid out."""
-        spec, held = entry.spec, entry.held
-        if self.is_fresh:
-            part = torch.zeros([length for _, length in spec["spans"]], dtype=held.dtype, device=held.device)
-        else:
-            part = collected(held, spec, groups)
-            places, _, is_sum, takes = spec["owned"]
-            if is_sum:  # steps go on as from the checkpoint
-                held.zero_()
-                if takes:
-                    _exchange(held, part, places, out=False)
-            for dim, (start, length) in enumerate(spec["spans"]):
-                part = part.narrow(dim, start, length)
-        return as_state(part.clone(memory_format=torch.contiguous_format), param, spec)
+            for param, specs in self._specs.items():
+                for key, spec in specs.items():
+                    held: Tensor = state.get(param, {}).get(key)  # type: ignore[assignment]
+                    if not self._is_sharded(param, key, held):
+                        continue
+                    if self.is_fresh:
+                        lengths = [length for _, length in spec["spans"]]
+                        part = torch.zeros(lengths, dtype=held.dtype, device=held.device)
+                    else:
+                        part = collected(held, spec, groups)
+                        for dim, (start, length) in enumerate(spec["spans"]):
+                            part = part.narrow(dim, start, length)
+                        part = part.clone(memory_format=torch.contiguous_format)
+                    state[param][key] = whole = as_state(part, param, spec)
+                    self._whole.add((param, key))
+                    if self.is_fresh:  # one rank alone may have asked for it
+                        self._zeros[id(whole)] = whole, local(whole)._version
 
 
-def collected(held: Tensor, spec: Mapping[str, Any], groups: Groups) -> Tensor:
-    """All of a state that is in parts, on every rank of the parameter; each of them has to call this."""
+def collected(held: Tensor, spec: Spec, groups: Groups) -> Tensor:
+    """All of a state that is in blocks, on every rank of the parameter; each of them has to call this."""
     places, axes, _, _ = spec["owned"]
     wide = torch.float64 if held.dtype == torch.float64 else torch.float32
     whole = torch.zeros(spec["shape"], dtype=wide, device=held.device)
@@ -179,6 +173,25 @@ def collected(held: Tensor, spec: Mapping[str, Any], groups: Groups) -> Tensor:
     # Of what lies with owners all but one have a zero: the sum is exact.
     collectives.add(whole, [groups[tuple(ranks)] for ranks in axes])
     return whole.to(held.dtype)
+
+
+def _whole(value: Tensor, spec: Spec, groups: Groups) -> Tensor:
+    """All of a state that is laid out as its parameter.
+
+    It is a sum of parts over the groups of steps: those of DTensors may be in use, as by a thread that saves.
+    """
+    part = local(value).detach()
+    if not is_distributed(value):
+        return part
+    whole = torch.zeros(spec["shape"], dtype=part.dtype, device=part.device)
+    own = whole
+    for dim, (start, length) in enumerate(spec["spans"]):
+        own = own.narrow(dim, start, length)
+    own.copy_(part)
+    lines = axes_of(cast("Any", value).device_mesh)
+    cut = [tuple(ranks) for (_, ranks, _), dim in zip(lines, spec["shards"], strict=True) if dim is not None]
+    collectives.add(whole, [groups[ranks] for ranks in cut if len(ranks) > 1])
+    return whole
 
 
 def numel(places: Places) -> int:

@@ -32,15 +32,13 @@ COMMON: dict[str, Field] = {
     "block_size": validate.one_of(256, 8, 16, 32, 64, 128, 256, 512),
     "min_quant_numel": validate.count(4096, low=0),
     "stochastic_rounding": validate.flag(False),
+    "seed_by": validate.word("name", "name", "position"),
+    **averages.SCHEMA,
 }
-"""Group keys of every algorithm."""
+"""Group keys of every algorithm, which groups have from their construction on.
 
-OPTIONAL: dict[str, Field] = {"seed_by": validate.word("name", "name", "position"), **averages.SCHEMA}
-"""Group keys of every algorithm that groups have only where they are not the default.
-
-``seed_by``: what random numbers of parameters with names go by. Checkpoints of groups without names set
-"position", so that what goes on from them has the numbers that it would have had. ``average``: see
-`averages`.
+``seed_by``: whether the random numbers of a parameter depend on its name or on its position. Groups without
+names have "position", and so has a group with names that has loaded a checkpoint of one without.
 """
 
 APART = {"weight_norm"}
@@ -66,7 +64,7 @@ SPELLINGS = {"eps": "epsilon", "epsilon": "eps"}
 
 def known_keys(schemas: Mapping[str, Mapping[str, Field]]) -> set[str]:
     """Every key that a group may have, whatever its algorithm."""
-    return FOREIGN_KEYS.union(COMMON, OPTIONAL, *schemas.values())
+    return FOREIGN_KEYS.union(COMMON, *schemas.values())
 
 
 def translate(

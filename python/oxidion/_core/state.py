@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxidion._core.owned import Owned, collected, numel
+from oxidion._core import averages
+from oxidion._core.owned import OwnerSharded, collected, numel
 from oxidion._core.reserve import LARGE, Reserve, empty_pinned, zeros
 from oxidion._core.validate import DTYPES, names_of
 from oxidion._cuda.device import stream_of
@@ -33,7 +34,7 @@ SCALES = "_absmax"
 ROLES = MOMENTS | {"mean", "res_mean", "max_variance", "slow_momentum", "variance_neuron", "update_norm"}
 ROLES |= {"Q", "proj", "proj_right", "proj_step", "step", "step_dev", "momentum_buffer"}
 ROLES |= {"L", "R", "Q_L", "Q_R", "basis_step", "eigen_left", "eigen_right"}
-ROLES |= {"radius", "average"}
+ROLES |= {"radius", *averages.STATES}
 """Roles of the core, and keys of other packages that are refused; `is_own` adds the names of classes."""
 
 Names = Mapping[str, Mapping[str, str]]
@@ -104,16 +105,16 @@ def materialise(
     optional: Mapping[str, frozenset[str]],
     steps_done: list[int],
     reserve: Reserve | None = None,
-    owned: Owned | None = None,
+    owned: OwnerSharded | None = None,
 ) -> list[list[Tensor]]:
     """Makes the states that are missing; returns those of every parameter in the order of the plan's specs.
 
     A state that is there is taken as it is, whatever its dtype. A missing step counter begins at its group's
     entry of ``steps_done``, as checkpoints of optimizers that count by group need it. ``optional`` are the
-    moments that an algorithm may lack though it has others. ``reserve`` has memory, ``owned`` the states that
-    lie with the owners of matrices.
+    moments that an algorithm may lack though it has others. ``reserve`` has memory, ``owned`` knows of the
+    owner-sharded states.
     """
-    owned = Owned() if owned is None else owned
+    owned = OwnerSharded() if owned is None else owned
     bound = []
     steps = chain.from_iterable(
         [n] * len(group["params"]) for n, group in zip(steps_done, groups, strict=True)
@@ -136,24 +137,15 @@ def materialise(
         for spec in specs:
             key = key_of(spec["role"], public)
             value = own.get(key)
-            if spec["role"] == "step":
-                where = torch.device("cpu") if spec["on_host"] else local(param).device
-                if not isinstance(value, Tensor) or value.dtype != torch.float32 or value.ndim:
-                    done = value if value is not None else (0 if fresh else steps_taken)
-                    own[key] = zeros([], torch.float32, where, reserve)
-                    if done:
-                        own[key].fill_(float(done))
-                elif value.device != where:
-                    own[key] = value.to(where)
+            if is_counter(spec):
+                begins_at_0 = fresh or spec["role"] != "step"
+                own[key] = _counter(value, spec, param, 0 if begins_at_0 else steps_taken, reserve)
             elif value is None:
                 check_absent(spec, key, own, name, fresh=fresh)
-                part = _start(spec, stream, local(param), reserve)
-                is_owned = spec["owned"] is not None
-                own[key] = owned.take(part, param, key, spec) if is_owned else as_state(part, param, spec)
+                if owned.bound(name, param, own, key, spec) is None:
+                    own[key] = as_state(_start(spec, stream, local(param), reserve), param, spec)
                 _complete(spec["role"], own[key], own)
-            elif (held := owned.bound(value, (name, param, key), spec)) is not value or spec["owned"]:
-                own[key] = held
-            else:
+            elif owned.bound(name, param, own, key, spec) is None:
                 check_state(value, key, spec, name)
                 if not lies_right(value, param, spec):
                     raise LayoutError(
@@ -163,6 +155,25 @@ def materialise(
             tensors.append(own[key])
         bound.append(tensors)
     return bound
+
+
+def is_counter(spec: Mapping[str, Any]) -> bool:
+    """True for a number of a parameter that is no DTensor whatever the parameter is: each rank counts."""
+    return spec["role"] == "step" or bool(spec["on_host"])
+
+
+def _counter(
+    value: object, spec: Mapping[str, Any], param: Tensor, missing: int, reserve: Reserve | None
+) -> Tensor:
+    """A counter in its type and place; ``missing`` is its value where there is none."""
+    where = torch.device("cpu") if spec["on_host"] else local(param).device
+    dtype = getattr(torch, spec["dtype"])
+    if isinstance(value, Tensor) and value.dtype == dtype and not value.ndim:
+        return value if value.device == where else value.to(where)
+    made = zeros([], dtype, where, reserve)
+    if done := missing if value is None else float(value):  # type: ignore[arg-type]
+        made.fill_(float(done))
+    return made
 
 
 def check_absent(
@@ -267,7 +278,6 @@ def settle(
     groups: list[dict[str, Any]],
     state: Mapping[Tensor, dict[str, Any]],
     public_names: Names,
-    owned: Owned,
 ) -> None:
     """Moves the states that exist into the layouts of their parameters. Every rank has to call this."""
     for param, specs, algorithm in zip(parameters(groups), plan.state_specs(), plan.algorithms, strict=True):
@@ -275,19 +285,13 @@ def settle(
         own = state.get(param, {})
         for spec in specs:
             key = key_of(spec["role"], public)
-            if spec["role"] != "step" and isinstance(own.get(key), Tensor):
-                dealt = spec["owned"] is not None
-                own[key] = (
-                    owned.deal(own[key], param, key, spec) if dealt else moved_state(own[key], param, spec)
-                )
+            if not is_counter(spec) and isinstance(own.get(key), Tensor):
+                own[key] = moved_state(own[key], param, spec)
 
 
 def _start(spec: Mapping[str, Any], stream: int, param: Tensor, reserve: Reserve | None) -> Tensor:
     """The part of a new state that this process holds, in the kind of memory in which its parameter is."""
     shape, dtype = _stored(spec)
-    if spec["of_param"]:
-        own = param.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
-        return _pinned(own) if param.is_pinned() else own
     if spec["seed"] is None:
         return zeros(shape, dtype, param.device, reserve, pin=param.is_pinned())
     normal = torch.empty(shape, dtype=torch.float32, device="cpu")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from oxidion._core import averages, driver, runner, schema, validate
 from oxidion._core.forks import alone
 from oxidion._core.interrupts import Deferred
-from oxidion._core.owned import Owned
+from oxidion._core.owned import OwnerSharded
 from oxidion._core.reserve import Reserve, zeros
 from oxidion._core.state import (
     Names,
@@ -33,6 +34,27 @@ from oxidion._oxidion import LayoutError, Plan, PlanMismatch, PoisonedOptimizer,
 
 QUIET_STEPS = 64
 """Ranks whose steps do not communicate compare so often what they are about to do."""
+
+
+_Walk = tuple[tuple[tuple[int, int], ...], tuple[Callable[[], Any], ...]]
+
+
+class _Begun(NamedTuple):
+    """A step as this rank has begun it.
+
+    Attributes:
+        session: with the step begun; None where it could not begin or is skipped.
+        error: why it could not begin.
+        skip: whether a gradient scaler found infinities.
+        planned: whether it was planned anew.
+        moves: False where it makes states and changes nothing.
+    """
+
+    session: Session | None
+    error: Exception | None
+    skip: bool
+    planned: bool
+    moves: bool
 
 
 class Stepper:
@@ -70,9 +92,10 @@ class Stepper:
     _session: Session | None = None
     _places: tuple[torch.device, ...] = ()
     _reserve: Reserve | None = None
-    _owned: Owned
+    _owned: OwnerSharded
     _written: Written
     _inside_averaged: int = 0
+    _is_loaded: bool = False
     _schedule: tuple[tuple[int, int], ...] = ()
     _comms: tuple[Callable[[], Any], ...] = ()
     _groups: comm.Groups | None = None
@@ -130,7 +153,8 @@ class Stepper:
             scale = getattr(self, "grad_scale", None)
             grad_factor = 1.0 if scale is None else 1.0 / float(scale)
         self._settle_keys()
-        averages.refuse_eval(self.param_groups, inside=self._inside_averaged > 0)
+        if self._inside_averaged:
+            raise RuntimeError(averages.IN_EVAL)
         with self._runner.wrap(), Deferred():
             session = self._prepare(grad_factor, skip=skip)
             if session is not None:
@@ -139,54 +163,71 @@ class Stepper:
     def _prepare(self, grad_factor: float, *, skip: bool) -> Session | None:
         """Begins a step and agrees on it with the other ranks; None where it is skipped."""
         self._look_back()
-        session: Session | None = None
-        error: Exception | None = None
         for group in self.param_groups:
             group["step"] += 1
-        before, walk = self._session, (self._schedule, self._comms)
+        walk, taken = (self._schedule, self._comms), False
+        begun = self._begin(grad_factor, skip=skip)
+        try:
+            groups = self._to_agree(planned=begun.planned)
+            agreed = self._agreed_with(groups, begun, walk) if groups else self._agreed_alone(begun)
+            if agreed and self._owned.scatter(self.state, self._groups or {}) and begun.session:
+                # What is due in this step depends on states that were not there.
+                begun.session.abandon()
+                session = self._begin_session(grad_factor)
+                self._runner.prepare(session)
+                begun = begun._replace(session=session)
+            taken = agreed and self._place_gradients(begun.session)
+        finally:
+            if not taken:
+                for group in self.param_groups:
+                    group["step"] -= 1
+                if begun.session is not None:
+                    begun.session.abandon()
+                if self._owned.put_back(self.state):
+                    self._session = None
+        return begun.session if taken else None
+
+    def _begin(self, grad_factor: float, *, skip: bool) -> _Begun:
+        """Begins a step on this rank alone."""
+        session, error, before = None, None, self._session
+        has_states = before is not None or any(map(self.state.get, parameters(self.param_groups)))
         try:
             if not skip:
                 session = self._begin_session(grad_factor)
                 self._runner.prepare(session)
         except Exception as raised:  # told to the other ranks first
             error = raised
-        taken = False
-        try:
-            planned = self._session is not before or self._replanned or self._is_unchecked
-            if groups := self._to_agree(planned=planned):
-                agreed = self._agree(groups, session, error, skip=skip, planned=planned)
-                if agreed.pending is not None and not agreed.taken:
-                    # Those who did not wait are on their way through the collectives of the last plan.
-                    with contextlib.suppress(driver.CommunicationError):
-                        driver.execute(driver.Absent(), *walk)
-                    if error is not None:
-                        raise error
-                if agreed.pending is None and agreed.taken:
-                    self._check_agreed(groups, agreed.planned, session)
-                    self._is_unchecked = self._is_unchecked and session is None
-                taken = agreed.taken and self._place_gradients(session)
-            elif error is not None:
-                raise error
-            else:
-                taken = not skip and self._place_gradients(session)
-        finally:
-            if not taken:
-                for group in self.param_groups:
-                    group["step"] -= 1
-                if session is not None:
-                    session.abandon()
-        return session if taken else None
+        planned = self._session is not before or self._replanned or self._is_unchecked
+        moves = has_states or session is None or error is not None or self._moves()
+        return _Begun(session, error, skip, planned, moves)
 
-    def _agree(
-        self,
-        groups: comm.Groups,
-        session: Session | None,
-        error: Exception | None,
-        *,
-        skip: bool,
-        planned: bool,
-    ) -> agree.Agreed:
+    def _agreed_alone(self, begun: _Begun) -> bool:
+        """True where a step is taken of which no other rank is asked."""
+        if begun.error is not None:
+            raise begun.error
+        taken = begun.moves and not begun.skip
+        if taken and not self._groups:
+            self._is_unchecked = self._is_unchecked and self._waits_for_rate()
+        return taken
+
+    def _agreed_with(self, groups: comm.Groups, begun: _Begun, walk: _Walk) -> bool:
+        """True where all ranks take a step; ``walk`` is that of the last one."""
+        agreed = self._agree(groups, begun)
+        if agreed.pending is not None and not agreed.taken:
+            # Those who did not wait are on their way through the collectives of the last plan.
+            with contextlib.suppress(driver.CommunicationError):
+                driver.execute(driver.Absent(), *walk)
+            if begun.error is not None:
+                raise begun.error
+        if agreed.pending is None and agreed.taken and agreed.moves:
+            self._check_agreed(groups, agreed.planned, begun.session)
+            waits = begun.session is None or self._waits_for_rate()
+            self._is_unchecked = self._is_unchecked and waits
+        return agreed.taken and agreed.moves
+
+    def _agree(self, groups: comm.Groups, begun: _Begun) -> agree.Agreed:
         """Compares the step with the other ranks; what none waits for is looked at before the next."""
+        session, error, planned = begun.session, begun.error, begun.planned
         late = session is not None and error is None and not planned and self._may_be_late(groups, session)
         agreed = agree.agree(
             groups,
@@ -194,12 +235,14 @@ class Stepper:
             session,
             error,
             step=self.param_groups[0]["step"],
-            skip=skip,
+            skip=begun.skip,
             planned=planned,
+            moves=begun.moves,
             gradients=self._communicates() or self._always_agrees(),
             late=late,
             before=self._evidence,
             device=device.device_of(self.param_groups).type,
+            states=self._owned.gathered,
         )
         self._pending = agreed.pending
         if agreed.pending is None:
@@ -269,8 +312,28 @@ class Stepper:
                 agree.check_copies(rows, *told, what="gradients", error=PlanMismatch)
         self._look_for_zeros(groups)
 
+    def _moves(self) -> bool:
+        """False for a first step at a rate of 0 with gradients of zeros: it makes states, and counts nowhere.
+
+        torch's ``get_optimizer_state_dict`` takes such a step for the states that a checkpoint fills, before
+        there are weights or gradients.
+        """
+        if any(group["lr"] is None or float(group["lr"]) != 0 for group in self.param_groups):
+            return True
+        return any(bool(comm.local(grad).any()) for _, grad in named_gradients(self.param_groups))
+
+    def _waits_for_rate(self) -> bool:
+        """True where a group that refuses zeros has a rate of 0: its weights may come after such a step."""
+        return any(
+            self._class_of(group["algorithm"]).refuses_zeros(group) and float(group["lr"]) == 0
+            for group in self.param_groups
+        )
+
     def _look_for_zeros(self, groups: comm.Groups | None) -> None:
         """Refuses matrices of zeros that no step could change, before anything is written.
+
+        A step at a rate of 0 changes no weight, so it refuses none: torch takes such steps to make the states
+        that a checkpoint fills, before there are weights.
 
         Args:
             groups: by axis. None looks at tensors that this process has whole, others at those that ranks
@@ -282,7 +345,7 @@ class Stepper:
         found = []
         for number, group in enumerate(self.param_groups):
             cls = self._class_of(group["algorithm"])
-            if cls.refuses_zeros(group):
+            if cls.refuses_zeros(group) and float(group["lr"]) != 0:
                 own = zip(validate.names_of(group, number), group["params"], strict=True)
                 found += [(cls, name, p) for name, p in own if p.ndim > 1 and p.requires_grad and p.numel()]
         lines = [set(comm.lines_of(param)) for _, _, param in found]
@@ -327,15 +390,11 @@ class Stepper:
     def _finish(self, session: Session) -> None:
         """Executes the schedule of a step that was prepared and ends it; a failure poisons the optimizer."""
         try:
-            means = averages.advance(self.param_groups)
-            if means is not None:
-                session.average(means, False)
+            session.average(False)
             self._runner.execute(session, self._schedule, self._comms)
-            if means is not None:
-                session.average(means, True)
+            session.average(True)
             uncounted = session.end()
-            if self._owned:
-                self._after_owned()
+            self._owned.is_fresh = False
         except BaseException as failure:
             step = self.param_groups[0]["step"]
             lost = isinstance(failure, driver.CommunicationError)
@@ -350,18 +409,6 @@ class Stepper:
             raise
         if uncounted:  # the core counts the changes of plain tensors
             torch.autograd.graph.increment_version(uncounted)
-
-    def _after_owned(self) -> None:
-        """Notes that a step has written states that lie with the owners of matrices.
-
-        A first step at a rate of 0 is how torch has an optimizer make the states that a checkpoint fills:
-        those of such groups lie as for a checkpoint then.
-        """
-        self._owned.is_fresh = False
-        early = [g for g in self.param_groups if g["step"] == 1 and g["lr"] is not None]
-        first = [g for g in early if float(g["lr"]) == 0]
-        if first:
-            self._owned.show(self.state, self._read_groups(), set(map(id, parameters(first))))
 
     def _always_agrees(self) -> bool:
         return getattr(self, "found_inf", None) is not None or self._meshes.check
@@ -387,12 +434,17 @@ class Stepper:
 
         self._refuse_poison()
         self._check_written()
-        averages.settle(self.param_groups, self.state)
         session = self._session
         if session is None or not begins(session):
             session = self._bind(in_step=True)
             if not begins(session):
                 raise RuntimeError("parameters or states changed while the step was being planned")
+        if self._is_unchecked:
+            try:
+                self._look_for_zeros(None)
+            except BaseException:
+                session.abandon()
+                raise
         return session
 
     def _advice(self) -> str:
@@ -429,11 +481,20 @@ class Stepper:
             return self.param_groups
         return [{**group, **self._functions} for group in self.param_groups]
 
-    def _bind(self, *, in_step: bool = False) -> Session:
-        """Compiles the plan, makes missing states and binds both; in a step the groups count it already."""
+    def _bind(self, *, in_step: bool = False, together: bool = False) -> Session:
+        """Compiles the plan, makes missing states and binds both.
+
+        Args:
+            in_step: whether the groups count a step that begins.
+            together: whether all ranks do this at the same time, so that states can be brought to owners.
+        """
         self._session = self._evidence = None
         self._is_unchecked = True  # also where no step has it bound
         groups = self._read_groups()
+        averages.drop_others(self.param_groups, self.state)
+        if in_step and self._is_loaded:
+            self._is_loaded = False
+            self._tell_cold()
         plan = self._make_plan()
         memory = workspaces(plan, list(parameters(self.param_groups)))
         self._places = tuple(where for where, _ in memory)
@@ -441,7 +502,6 @@ class Stepper:
             device.refuse_capture(where)
             self_check.approve(where, plan.sources())
         plan.preflight(self.param_groups, in_step)
-        self._look_for_zeros(None)
         done = [group["step"] - in_step for group in self.param_groups]
         optional = {name: self._class_of(name).OPTIONAL_ROLES for name in plan.algorithms}
         with alone():
@@ -461,7 +521,25 @@ class Stepper:
         self._session = Session(plan, self.param_groups, states, self.state, arena)
         self._schedule, self._comms = tuple(plan.schedule), comms
         self._waits = any(transfer["when_due"] for transfer in plan.transfers)
-        return self._session
+        session = self._session
+        if together:
+            self._owned.scatter(self.state, groups)
+        elif not in_step and self._owned.put_back(self.state):
+            self._session = None  # the next step scatters them
+        return session
+
+    def _tell_cold(self) -> None:
+        """Says of which groups a checkpoint has had steps and no states."""
+        for number, group in enumerate(self.param_groups):
+            stepped = [param for param in group["params"] if param.requires_grad]
+            if group["step"] > 1 and stepped and not any(map(self.state.get, stepped)):
+                logging.getLogger("oxidion").warning(
+                    "group %d has taken %d steps by its checkpoint, which had no states of it: they begin "
+                    "anew. An optimizer that has not stepped has no states for torch.distributed.checkpoint "
+                    "to fill: call init_state() before its state_dict()",
+                    number,
+                    group["step"] - 1,
+                )
 
     def _workspace(self, memory: Sequence[tuple[torch.device, int]]) -> list[torch.Tensor]:
         """Memory of float32 on each device for what a step keeps for itself alone."""
@@ -483,8 +561,9 @@ class Stepper:
         """Moves states that were loaded into the layouts of their parameters; every rank does it."""
         held = entries_of(self.state, self.param_groups)
         values = [value for _, _, own in held for value in own.values()]
-        self._owned = Owned()
+        self._owned = OwnerSharded()
+        self._owned.is_fresh = not held
         everything = [*(param for _, param, _ in held), *values]
         if self._meshes.groups or any(map(comm.is_distributed, everything)):
-            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES, self._owned)
+            settle(self._make_plan(), self.param_groups, self.state, self.STATE_NAMES)
         pin(self.param_groups, self.state)

@@ -44,6 +44,8 @@ def summary(
         expected = _untouched(algorithm, usual, own, schemas)
         unread = set().union(*schemas.values()) - schemas.get(algorithm, {}).keys() - schema.COMMON.keys()
         hidden = SHOWN_APART.union(_mirrors(group, schemas.get(algorithm, {}), expected), unread)
+        if "param_names" not in group and group.get("seed_by") == "position":
+            hidden |= {"seed_by"}  # there is nothing else
         others = [
             f"{key}: {_short(value)}"
             for key, value in sorted(group.items(), key=lambda item: str(item[0]))

@@ -84,8 +84,8 @@ def _is_beta(value: object) -> bool:
 
 
 def beta(default: float | None) -> Field:
-    """A decay rate."""
-    return Field(default, "a number >= 0 and < 1", lambda v: v is None or _is_beta(v))
+    """A decay rate; None too where that is the default."""
+    return Field(default, "a number >= 0 and < 1", lambda v: (v is None and default is None) or _is_beta(v))
 
 
 def _has_length(value: object, length: int) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oxidion._core import averages
-from oxidion._core.owned import Owned
+from oxidion._core.owned import OwnerSharded
 from oxidion._core.state import SCALES, entries_of, is_own, key_of, parameters, whole
 from oxidion._core.stepper import Stepper
 from oxidion._core.table import Table
@@ -28,7 +27,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _twin(optimizer: Stepper) -> Stepper:
     """An optimizer of the same settings over copies of parameters, gradients and states."""
-    owned, optimizer._owned = optimizer._owned, Owned()  # a copy of which somebody else would have no owners
+    owned, optimizer._owned = optimizer._owned, OwnerSharded()  # what is in blocks is copied below
     try:
         twin = copy.copy(optimizer)
     finally:
@@ -43,7 +42,8 @@ def _twin(optimizer: Stepper) -> Stepper:
         twins[param] = clone
     twin.param_groups = [
         {
-            **{key: value for key, value in group.items() if key not in averages.SCHEMA},
+            **group,
+            "average": None,
             "params": [twins[param] for param in group["params"]],
         }
         for group in optimizer.param_groups
@@ -55,7 +55,7 @@ def _twin(optimizer: Stepper) -> Stepper:
             for key, value in entries.items()
             if is_own(key)
         }
-    twin._owned = optimizer._owned.twin(twins, twin.state)
+    twin._owned = optimizer._owned.clone_for(twins)
     return twin
 
 
@@ -76,7 +76,7 @@ def _rms(tensor: Tensor) -> float:
 def metrics(optimizer: Stepper) -> Table:
     """The table of ``OxOptimizer.metrics``."""
     twin = _twin(optimizer)
-    session = twin._bind()
+    session = twin._bind(together=True)
     params = parameters(twin.param_groups)
     before = [full(param).detach().clone() for param in params]
     session.measure(True)
@@ -143,7 +143,7 @@ def verify(optimizer: Stepper) -> Table:
     for group in twin.param_groups:
         # Compared with the rounded reference: the step is what is looked at, not where chance rounds it to.
         group["stochastic_rounding"] = False
-    twin._bind()
+    twin._bind(together=True)
     plan = twin._make_plan()
     params = parameters(twin.param_groups)
     groups = [group for group in _with_norms(twin) for _ in group["params"]]

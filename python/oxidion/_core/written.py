@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oxidion._core import averages, schema, validate
+from oxidion._core import schema, validate
 
-LIVE = {"params", "lr", "step", "betas", "beta1", "beta2", *schema.MOMENTA, *averages.KEPT}
+LIVE = {"params", "lr", "step", "betas", "beta1", "beta2", *schema.MOMENTA}
 """Keys that change from step to step; none goes with the value of another, apart from ``lr``."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +29,14 @@ class Agreed(NamedTuple):
         planned: the axes on which a rank has planned it anew.
         is_grid: whether the axes of all ranks are those of a grid; False where not all waited.
         pending: what is looked at before the next step, where any rank did not wait for the others.
+        moves: False where no rank has anything to step with.
     """
 
     taken: bool
     planned: list[Ranks]
     is_grid: bool = False
     pending: Pending | None = None
+    moves: bool = True
 
 
 class Told(NamedTuple):
@@ -46,6 +49,7 @@ class Told(NamedTuple):
         planned: ranks that have planned it anew.
         late: ranks that look at this before their next step.
         uneven: ranks whose axes are not those of the others' grid.
+        moving: ranks whose step could change a weight or a state.
         plan: 0 where the ranks of every axis plan alike.
         gradients: the same of parameters that have gradients.
         scalars: the same of the live scalars.
@@ -61,6 +65,7 @@ class Told(NamedTuple):
     planned: int
     late: int
     uneven: int
+    moving: int
     plan: int
     gradients: int
     scalars: int
@@ -97,12 +102,21 @@ class Evidence:
         session: with the step begun; None where it could not begin or is skipped.
         gradients: whether the ranks have to agree on which parameters have gradients.
         device: the kind of device on which the parameters lie.
+        states: by the ranks of an axis the states that all of them gather.
     """
 
-    def __init__(self, session: Session | None, *, gradients: bool, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        session: Session | None,
+        *,
+        gradients: bool,
+        device: str = "cpu",
+        states: Callable[[Ranks], Sequence[str]] = lambda _ranks: (),
+    ) -> None:
         self._session = session
         self._gradients = gradients
         self._device = device
+        self._states = states
         self._facts: dict[Ranks, tuple[int, int, int]] = {}
         self._kept: dict[Ranks, Any] = {}
 
@@ -113,6 +127,8 @@ class Evidence:
         if ranks not in self._facts:
             plan, present, scalars = self._session.summary(list(ranks))
             plan += int.from_bytes(self._device.encode(), "little")
+            if states := self._states(ranks):
+                plan += zlib.crc32("\n".join(states).encode())
             self._facts[ranks] = plan, present if self._gradients else 0, scalars
         return self._facts[ranks]
 
@@ -132,6 +148,7 @@ class Evidence:
             return None
         gradients, scalars = self._session.details(list(ranks))
         plan = [f"parameters on {self._device}", *self._session.agreed(list(ranks))]
+        plan += [f"{name} was loaded or replaced" for name in self._states(ranks)]
         return plan, self._kept.get(ranks, gradients), scalars
 
     def names(self, ranks: Ranks) -> list[str]:
@@ -200,10 +217,12 @@ def agree(
     step: int = 0,
     skip: bool,
     planned: bool = False,
+    moves: bool = True,
     gradients: bool = True,
     late: bool = False,
     before: Evidence | None = None,
     device: str = "cpu",
+    states: Callable[[Ranks], Sequence[str]] = lambda _ranks: (),
 ) -> Agreed:
     """Compares plan, gradients and scalars over every axis; one small all-reduce for each.
 
@@ -215,11 +234,13 @@ def agree(
         step: the number of the step.
         skip: whether this rank leaves the step out (a gradient scaler found infinities).
         planned: whether this rank has planned the step anew.
+        moves: whether the step could change a weight or a state of this rank.
         gradients: whether the ranks have to agree on which parameters have gradients.
         late: whether this rank takes the step without waiting for the others: on a grid, after they have
             agreed on its plan.
         before: facts about the step before, where this rank did not wait there either.
         device: the kind of device on which the parameters lie.
+        states: by the ranks of an axis the states that all of them gather.
 
     Returns:
         An outcome that is pending where any rank is late. One that waited does not take the step then if
@@ -228,7 +249,7 @@ def agree(
     Raises:
         PlanMismatch: on every rank when any two disagree or one failed, and none is late.
     """
-    evidence = Evidence(session, gradients=gradients, device=device)
+    evidence = Evidence(session, gradients=gradients, device=device, states=states)
     facts = {ranks: evidence.facts(ranks) for ranks in groups}
     weighed = [
         sum(own.weights[ranks][at] * numbers[at] for ranks, numbers in facts.items()) % PRIME
@@ -236,7 +257,8 @@ def agree(
     ]
     weighed.append(sum(own.weights[ranks][-1] for ranks in groups) * own.grid % PRIME)
     failed = int(error is not None)
-    carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(late), int(not own.is_grid)]
+    carried = [failed, failed and my_rank() + 1, int(skip), int(planned), int(late)]
+    carried += [int(not own.is_grid), int(moves)]
     carried += weighed
     if late:
         rows = [_alone(own, ranks, own.weights[ranks], numbers) for ranks, numbers in facts.items()]
@@ -293,7 +315,7 @@ def _waited(
         taken = not (wrong or last.skipped or any(told.is_uneven for told in heard))
         return Agreed(taken, [], pending=Pending(step, groups, evidence, heard))
     groups = ordered(groups)
-    skip = bool(last.skipped)
+    skip, moves = bool(last.skipped), bool(last.moving)
     is_grid = not carried[Told._fields.index("uneven")]
     if not is_grid:
         # What one line of an axis found the others have to hear before anybody goes on. On three axes each
@@ -301,13 +323,14 @@ def _waited(
         wrong = bool(carried[0])
         for _ in range(min(len(groups) - 1, 1) if len(groups) <= 3 else len(groups) - 1):
             for ranks, group in groups.items():
-                wrong, skip = map(bool, _met([int(wrong), int(skip)], ranks, group, evidence))
+                told_all = _met([int(wrong), int(skip), int(moves)], ranks, group, evidence)
+                wrong, skip, moves = map(bool, told_all)
     if wrong:
         complaint = _complaint(groups, evidence, error)
         if error is not None:
             raise error
         raise PlanMismatch(complaint)
-    return Agreed(not skip, anew, is_grid)
+    return Agreed(not skip, anew, is_grid, moves=moves)
 
 
 def union(flags: Sequence[int], groups: Groups, anew: Sequence[Ranks]) -> list[int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -42,16 +45,20 @@ def _bound(transfer: Mapping[str, Any], memory: Tensor, groups: Groups) -> Calla
         lines = [groups[ranks]] if ranks in groups else _along(ranks, transfer["lines"], groups)
         for line in lines:
             check_backend(line, ranks, memory.device)
-        return lambda: _summed(value, lines)
+        return lambda: _summed(value, [_apart(line, value.device) for line in lines])
     group = groups[ranks]
     check_backend(group, ranks, memory.device)
     send, recv = _lent(send), _lent(recv)
     if transfer["kind"] == "all_gather":
-        return lambda: dist.all_gather_into_tensor(recv, send, group=group, async_op=True)
+        return lambda: dist.all_gather_into_tensor(
+            recv, send, group=_apart(group, recv.device), async_op=True
+        )
     out, into = transfer["recv_bytes"], transfer["send_bytes"]
     # A reduce-scatter is an all-to-all too: the owner adds what comes in the order of the ranks, so that sums
     # do not depend on timing or on the backend.
-    return lambda: dist.all_to_all_single(recv, send, out, into, group=group, async_op=True)
+    return lambda: dist.all_to_all_single(
+        recv, send, out, into, group=_apart(group, recv.device), async_op=True
+    )
 
 
 _LENT: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -115,6 +122,47 @@ def _summed(value: Tensor, groups: Sequence[ProcessGroup]) -> Work:
     return cast("Work", dist.all_reduce(value, group=groups[-1], async_op=True))
 
 
+_own_groups: dict[str, tuple[ProcessGroup, ProcessGroup]] = {}
+"""By use the default process group, and a group of the same ranks that nothing else uses."""
+
+
+def own_group(use: str) -> ProcessGroup | None:
+    """A group of gloo of all ranks that has one use; None where ``torch.distributed`` is not initialized.
+
+    The first call makes it, on all ranks together. Where the default group exchanges tensors of the host by
+    something else than gloo it is the default group.
+    """
+    dist, world = cast("Any", torch.distributed), cast("Any", everyone())
+    if world is None:
+        return None
+    if _own_groups.get(use, (None,))[0] is not world:
+        host = torch.device("cpu")
+        is_gloo = host in world._device_types and world._get_backend(host).name() == "gloo"
+        ranks = list(range(world.size()))
+        made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if is_gloo else world
+        _own_groups[use] = world, made
+    return _own_groups[use][1]
+
+
+def _apart(group: ProcessGroup, device: torch.device) -> ProcessGroup:
+    """The group over which tensors of a device are exchanged: for those of the host never the default one.
+
+    A thread that saves a checkpoint (``dcp.async_save``) exchanges messages over the default group while
+    steps go on. Messages of two threads over one group of gloo come in another order on each rank, and all
+    of them wait forever.
+    """
+    if device.type != "cpu" or group is not everyone():
+        return group
+    return cast("ProcessGroup", own_group("steps"))
+
+
+def start_saving(state: dict[str, Any], folder: Path, group: ProcessGroup | None) -> Future[Any]:
+    """Copies what `dcp.save` takes, and has a thread write it to a folder that all ranks of a group share."""
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")
+    started: Future[Any] = dcp.async_save(state, checkpoint_id=folder, process_group=group)
+    return started
+
+
 def my_rank() -> int:
     """The global rank of this process."""
     return torch.distributed.get_rank()
@@ -128,7 +176,8 @@ def everyone() -> ProcessGroup | None:
 
 def largest(numbers: Tensor, group: ProcessGroup) -> Tensor:
     """Replaces numbers by the largest of each over the ranks of a group."""
-    torch.distributed.all_reduce(_lent(numbers), op=torch.distributed.ReduceOp.MAX, group=group)
+    own = _apart(group, numbers.device)
+    torch.distributed.all_reduce(_lent(numbers), op=torch.distributed.ReduceOp.MAX, group=own)
     return numbers
 
 
@@ -153,7 +202,7 @@ def largest_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
 def sums_of(numbers: Sequence[int], group: ProcessGroup) -> list[int]:
     """The sum of each number over the ranks of a group. Where that takes a device, the host waits."""
     values = _lent(torch.tensor(numbers, device=host(group)))
-    torch.distributed.all_reduce(values, group=group)
+    torch.distributed.all_reduce(values, group=_apart(group, values.device))
     totals: list[int] = values.tolist()
     return totals
 
@@ -209,14 +258,14 @@ def _chained(rows: Tensor, carried: int, groups: Sequence[ProcessGroup]) -> Tens
     for at, group in enumerate(groups):
         if at:
             rows[at, :carried] = rows[at - 1, :carried]
-        torch.distributed.all_reduce(_lent(rows[at]), group=group)
+        torch.distributed.all_reduce(_lent(rows[at]), group=_apart(group, rows.device))
     return rows
 
 
 def tell(what: Any, group: ProcessGroup) -> list[Any]:
     """Gathers an object of every rank of a group, in the order of the ranks."""
     told: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(told, what, group=group)
+    torch.distributed.all_gather_object(told, what, group=_apart(group, host(group)))
     return told
 
 
@@ -224,7 +273,7 @@ def add(tensor: Tensor, groups: Iterable[ProcessGroup]) -> None:
     """Replaces a local tensor by its sum over the groups, one after the other."""
     lent = _lent(tensor)
     for group in groups:
-        torch.distributed.all_reduce(lent, group=group)
+        torch.distributed.all_reduce(lent, group=_apart(group, lent.device))
 
 
 def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
@@ -238,6 +287,6 @@ def average(tensors: Sequence[Tensor], groups: Iterable[ProcessGroup]) -> None:
     for piece in pieces:
         flat = _lent(torch.cat([tensor.reshape(-1) for tensor in piece]))
         for group in groups:
-            torch.distributed.all_reduce(flat.div_(group.size()), group=group)
+            torch.distributed.all_reduce(flat.div_(group.size()), group=_apart(group, flat.device))
         for tensor, mean in zip(piece, torch.split(flat, [t.numel() for t in piece]), strict=True):
             tensor.copy_(mean.view_as(tensor))

@@ -48,6 +48,8 @@ class QKClip:
 
     After a step the rows of each registered layer are scaled in place, and its ``max_logits`` is reset to
     ``-inf``. A head whose maximum is NaN or infinite is left as it is, and so is one that was not observed.
+    What this package's optimizers keep of the weights follows: the weights that ``average="schedule_free"``
+    steps are scaled too, and ``weight_norm="hyperball"`` keeps the norms of the clipped weights from then on.
 
     Args:
         optimizer: the optimizer of the weights, on which ``register_step_post_hook`` is called. A copy or a
@@ -194,7 +196,7 @@ class QKClip:
             return
         seen = [heads.observed() for heads in self.layers]
         for heads, most in zip(self.layers, self._reduced(seen), strict=True):
-            heads.apply(most, self.threshold)
+            heads.apply(most, self.threshold, self.optimizer.state)
 
     def _reduced(self, seen: list[Tensor]) -> list[Tensor]:
         """The maxima over all ranks, one all-reduce for each axis."""
@@ -260,6 +262,9 @@ def qk_clip_(
     k_bias: Tensor | None = None,
 ) -> Tensor:
     """Clips one attention layer once, in place; ``max_logits`` is left as it is and not reduced over ranks.
+
+    States of an optimizer do not follow: with ``average="schedule_free"`` or ``weight_norm="hyperball"``
+    take ``QKClip``.
 
     The arguments are those of ``QKClip`` and ``QKClip.add``.
 

@@ -6,13 +6,15 @@ Legend: H = query heads, G = key heads, R = rows of a weight, n = its columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from oxidion._core import copies
 from oxidion._dist.comm import along_rows, local
 from oxidion.qk_clip.logits import max_logits
 
@@ -34,14 +36,15 @@ class _Part:
     index: Tensor
     claimed: Tensor
 
-    def scale(self, table: Tensor) -> None:
+    def scale(self, table: Tensor, own_states: Mapping[str, Any]) -> None:
         """Multiplies the rows in place; the arithmetic is that of the table's dtype, rounded once."""
         own = local(self.tensor)
         self.index = self.index.to(own.device)
-        factors = table.to(own.device)[self.index]
-        own.mul_(factors.view(-1, *[1] * (own.ndim - 1)))
+        factors = table.to(own.device)[self.index].view(-1, *[1] * (own.ndim - 1))
+        own.mul_(factors)
         if own is not self.tensor:
             torch.autograd.graph.increment_version(self.tensor)
+        copies.follow(own_states, lambda copy: copy.mul_(factors), (table != 1).any())
 
 
 class Heads:
@@ -148,8 +151,14 @@ class Heads:
         check_logits(self.name, value, self.num_heads)
         return torch.where(value.isnan(), math.inf, value)
 
-    def apply(self, seen: Tensor, threshold: float) -> None:
-        """Scales the rows by what these maxima ask for and begins a new running maximum."""
+    def apply(self, seen: Tensor, threshold: float, state: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        """Scales the rows by what these maxima ask for and begins a new running maximum.
+
+        Args:
+            seen: the maxima.
+            threshold: the largest logit that is let be.
+            state: the optimizer's, where what is kept of the weights follows them.
+        """
         kinds = [torch.promote_types(tensor.dtype, torch.float32) for tensor in self.tensors]
         most = seen.to(max(kinds, key=lambda kind: kind.itemsize))
         gamma = torch.where(most.isfinite() & (most > threshold), threshold / most, 1.0)
@@ -158,7 +167,7 @@ class Heads:
         if gamma.device.type != "cpu" or bool((gamma < 1).any()):
             table = self.table(gamma)
             for part in self._parts:
-                part.scale(table)
+                part.scale(table, state.get(part.tensor, {}))
         if isinstance(self.max_logits, Tensor):
             self.max_logits.fill_(-math.inf)
 
